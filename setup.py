@@ -1,0 +1,298 @@
+"""Decides what to compile, prints the decision, and compiles it.
+
+Environment: ``PYPARALLEL_BUILD=native|python``, ``FORCE_CUDA=1``, ``FORCE_ONLY_CPU=1``,
+``TORCH_CUDA_ARCH_LIST``, ``NVCC_FLAGS``, ``MAX_JOBS``, ``DEBUG=1``, ``CUDA_HOME``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import setuptools
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).resolve().parent
+MODULE = "pyparallel._backend._C"
+COMPILING = {
+    "build",
+    "build_ext",
+    "bdist_wheel",
+    "editable_wheel",
+    "install",
+    "develop",
+}
+NO_TORCH = """
+pyparallel's extension must be built against the torch that will run it, but torch \
+cannot be imported by {python} ({error}). Type:
+
+    pip install torch "setuptools>=77" wheel ninja
+    pip install --no-build-isolation .
+
+Without a compiler, PYPARALLEL_BUILD=python installs the pure Python form.
+"""
+OLD_SETUPTOOLS = """
+pyparallel must be built by setuptools 77 or newer, but {version} is installed. Type:
+
+    pip install "setuptools>=77" wheel ninja
+"""
+
+
+class Nvcc(NamedTuple):
+    """A CUDA compiler: its executable, its toolkit's folder, its version."""
+
+    path: str
+    home: str
+    version: str
+
+
+class Choice(NamedTuple):
+    """What is built, and why."""
+
+    kind: str  # "cpu" or "cuda"
+    reason: str
+
+
+def on(env: Mapping[str, str], name: str) -> bool:
+    """Tell whether a switch is set; only unset, empty and 0 are off."""
+    return env.get(name, "0") not in ("", "0")
+
+
+def version() -> str:
+    """Read the version from its one source."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return re.findall(r'^version = "(.+)"$', text, re.MULTILINE)[0]
+
+
+def nvcc_candidates(env: Mapping[str, str], site: Path) -> list[str]:
+    """List where nvcc may be, in the order in which it is looked for."""
+    homes = [env[name] for name in ("CUDA_HOME", "CUDA_PATH") if env.get(name)]
+    paths = [*(f"{home}/bin/nvcc" for home in homes)]
+    paths += filter(None, [shutil.which("nvcc", path=env.get("PATH"))])
+    wheels = sorted(site.glob("nvidia/*/bin/nvcc"))
+    return [*paths, "/usr/local/cuda/bin/nvcc", *map(str, wheels)]
+
+
+def find_nvcc(candidates: list[str]) -> Nvcc | None:
+    """Return the first nvcc that runs; it knows its toolkit, even behind a wrapper."""
+    for path in filter(shutil.which, candidates):
+        command = [path, "--dryrun", "-x", "cu", "-c", os.devnull]
+        dryrun = subprocess.run(command, capture_output=True, text=True)
+        about = subprocess.run([path, "--version"], capture_output=True, text=True)
+        top = re.search(r"^#\$ TOP=(.+)$", dryrun.stderr, re.MULTILINE)
+        release = re.search(r"release (\d+\.\d+)", about.stdout)
+        if release:
+            home = top[1].strip() if top else str(Path(path).resolve().parents[1])
+            return Nvcc(path, os.path.realpath(home), release[1])
+    return None
+
+
+def choose(
+    env: Mapping[str, str],
+    torch_version: str,
+    torch_cuda: str | None,
+    nvcc: Nvcc | None,
+    looked: list[str],
+) -> Choice:
+    """Choose CPU or CUDA. ``FORCE_CUDA=1`` ends in CUDA or in an error."""
+    forced = on(env, "FORCE_CUDA")
+    if forced and on(env, "FORCE_ONLY_CPU"):
+        raise SystemExit("FORCE_CUDA and FORCE_ONLY_CPU are both set. Unset one.")
+    if on(env, "FORCE_ONLY_CPU"):
+        return Choice("cpu", "FORCE_ONLY_CPU is set")
+    missing = []
+    if torch_cuda is None:
+        missing.append(f"torch {torch_version} is built without CUDA")
+    if nvcc is None:
+        missing.append(f"no nvcc was found (looked at {', '.join(looked)})")
+    elif torch_cuda and nvcc.version.split(".")[0] != torch_cuda.split(".")[0]:
+        missing.append(
+            f"nvcc is of CUDA {nvcc.version} ({nvcc.path}) but torch {torch_version} "
+            f"is of CUDA {torch_cuda}, and their major versions must be equal"
+        )
+    if not missing:
+        return Choice("cuda", "FORCE_CUDA is set" if forced else "nvcc and torch agree")
+    if forced:
+        raise SystemExit(
+            f"FORCE_CUDA=1 must build for CUDA, but {'; and '.join(missing)}. Install "
+            "what is missing, point CUDA_HOME at the toolkit, or unset FORCE_CUDA."
+        )
+    return Choice("cpu", "; ".join(missing))
+
+
+def arch_list(
+    env: Mapping[str, str], visible: list[tuple[int, int]], compiled: str, known: str
+) -> str:
+    """Choose TORCH_CUDA_ARCH_LIST: as set, for the visible GPUs, or as torch has it.
+
+    Args:
+        env: environment.
+        visible: compute capabilities of the GPUs that this process sees.
+        compiled: torch's own architectures, such as ``"sm_80 sm_90"``.
+        known: what nvcc can compile (``nvcc --list-gpu-code``); empty if unknown.
+    """
+    if env.get("TORCH_CUDA_ARCH_LIST"):
+        return env["TORCH_CUDA_ARCH_LIST"]
+    codes = [code for code in compiled.split() if code.startswith("sm_")]
+    codes = [code for code in codes if not known or code in known.split()]
+    having = [re.fullmatch(r"sm_(\d+)(\d)([a-z]?)", code) for code in codes]
+    archs = [f"{m[1]}.{m[2]}{m[3]}" for m in having if m]
+    if visible:
+        newest = max(((int(m[1]), int(m[2])) for m in having if m), default=(99, 0))
+        archs = [f"{a}.{b}" for a, b in sorted({min(c, newest) for c in visible})]
+    if not archs:
+        raise SystemExit("No GPU architecture is known. Set TORCH_CUDA_ARCH_LIST.")
+    return ";".join(archs) + "+PTX"
+
+
+def default_jobs(meminfo: Path, cores: int) -> int:
+    """Return how many compilers run at a time: one per core and per 3 GB of memory."""
+    text = meminfo.read_text() if meminfo.exists() else ""
+    free = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return max(1, min(cores, int(free[1]) // 3_000_000 if free else cores))
+
+
+def flags(env: Mapping[str, str], cuda: bool) -> dict[str, list[str]]:
+    """Return the compilers' flags. torch passes the -std that its headers need."""
+    debug = on(env, "DEBUG")
+    strict = ["-Wall", "-Wextra", "-Werror"]
+    level = ["-O0", "-g"] if debug else ["-O3", "-g0"]
+    device = [f"-Xcompiler={','.join(strict)}", "-Werror=all-warnings"]
+    device += env.get("NVCC_FLAGS", "").split()
+    found = {"cxx": [*level, "-fopenmp", *strict], "nvcc": [level[0], *device]}
+    return found if cuda else {"cxx": found["cxx"]}
+
+
+def sources(cuda: bool) -> list[str]:
+    """List the files to compile; a device is present because its files are."""
+    patterns = ["csrc/bindings.cpp", "csrc/ops/*.cpp", "csrc/cpu/*.cpp"]
+    patterns += ["csrc/cuda/*.cpp", "csrc/cuda/*.cu"] if cuda else []
+    return sorted(str(p.relative_to(ROOT)) for q in patterns for p in ROOT.glob(q))
+
+
+def system_headers(dirs: list[str], nvcc: Nvcc | None, site: Path) -> list[str]:
+    """Return flags that make foreign headers exempt from our warnings.
+
+    A toolkit reduced to the compiler lacks the headers of cuSPARSE and its like, which
+    torch's headers include; the wheels that torch depends on carry them.
+    """
+    if nvcc and not Path(nvcc.home, "include", "cusparse.h").exists():
+        dirs = [*dirs, *map(str, sorted(site.glob("nvidia/*/include")))]
+    return [flag for folder in dirs for flag in ("-isystem", folder)]
+
+
+def print_table(record: Mapping[str, Any]) -> None:
+    """Print what was decided, one line for each thing."""
+    rows = [f"  {name:<10} {value or '-'}" for name, value in record.items()]
+    print("pyparallel is built as follows:", *rows, sep="\n", flush=True)
+
+
+def compiler() -> str:
+    """Return the first line of the C++ compiler's own description."""
+    command = [*os.environ.get("CXX", "c++").split(), "--version"]
+    try:
+        return subprocess.check_output(command, text=True).splitlines()[0]
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(
+            f"A C++ compiler must be there, but {command[0]} cannot run ({error}). "
+            "Install g++, or set PYPARALLEL_BUILD=python for the pure Python form."
+        ) from error
+
+
+def native() -> dict[str, Any]:
+    """Return the arguments of ``setup`` for the compiled form."""
+    try:
+        import torch
+    except ImportError as error:
+        raise SystemExit(NO_TORCH.format(python=sys.executable, error=error)) from None
+    site, env = Path(torch.__file__).parents[1], os.environ
+    looked = nvcc_candidates(env, site)
+    nvcc = None if on(env, "FORCE_ONLY_CPU") else find_nvcc(looked)
+    choice = choose(env, torch.__version__, torch.version.cuda, nvcc, looked)
+    cuda, archs = choice.kind == "cuda", ""
+    if cuda and nvcc:
+        known = subprocess.run([nvcc.path, "--list-gpu-code"], capture_output=True)
+        gpus = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
+        compiled = torch._C._cuda_getArchFlags() or ""
+        archs = arch_list(env, list(gpus), compiled, known.stdout.decode())
+        os.environ.update(CUDA_HOME=nvcc.home, TORCH_CUDA_ARCH_LIST=archs)
+    jobs = default_jobs(Path("/proc/meminfo"), len(os.sched_getaffinity(0)))
+    os.environ.setdefault("MAX_JOBS", str(jobs))
+    record = {
+        "version": version(),
+        "kind": choice.kind,
+        "reason": choice.reason,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "archs": archs,
+        "nvcc": f"{nvcc.version} ({nvcc.home})" if cuda and nvcc else None,
+        "compiler": compiler(),
+        "python": platform.python_version(),
+    }
+    print_table({**record, "jobs": os.environ["MAX_JOBS"]})
+    return arguments(record, nvcc if cuda else None, site)
+
+
+def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str, Any]:
+    """Return the extension and the command that builds it and writes its record."""
+    # After CUDA_HOME is known: this module reads it once.
+    from torch.utils import cpp_extension
+
+    class Build(cpp_extension.BuildExtension):
+        """Leaves, beside the module, a record of what it was built for."""
+
+        def run(self) -> None:
+            super().run()
+            built = Path(self.get_ext_fullpath(MODULE))
+            text = json.dumps(record, indent=2) + "\n"
+            built.with_suffix(".json").write_text(text, encoding="utf-8")
+
+    names = {"VERSION": "version", "TORCH_VERSION": "torch", "CUDA_VERSION": "cuda"}
+    names["ARCHS"] = "archs"
+    macros = [(f"PP_{k}", f'"{record[v] or ""}"') for k, v in names.items()]
+    own = str(ROOT / "csrc")
+    make = cpp_extension.CUDAExtension if nvcc else cpp_extension.CppExtension
+    extension: Extension = make(
+        MODULE,
+        sources(cuda=nvcc is not None),
+        include_dirs=[own],
+        define_macros=macros,
+        extra_link_args=["-fopenmp", *([] if on(os.environ, "DEBUG") else ["-s"])],
+    )
+    foreign = [folder for folder in extension.include_dirs if folder != own]
+    headers = system_headers(foreign, nvcc, site)
+    extension.include_dirs = [own]
+    extension.extra_compile_args = {
+        tool: [*ours, *headers] for tool, ours in flags(os.environ, bool(nvcc)).items()
+    }
+    # Builds for different torches share no object file.
+    base = {"build_base": f"build/{record['kind']}-torch{record['torch']}"}
+    options, commands = {"build": base}, {"build_ext": Build}
+    return {"ext_modules": [extension], "cmdclass": commands, "options": options}
+
+
+def main() -> None:
+    """Build what was asked for; commands that only read metadata need no torch."""
+    wanted = os.environ.get("PYPARALLEL_BUILD", "native")
+    if wanted not in ("native", "python"):
+        found = repr(wanted)
+        raise SystemExit(f"PYPARALLEL_BUILD must be native or python, but is {found}.")
+    if int(setuptools.__version__.split(".")[0]) < 77:
+        raise SystemExit(OLD_SETUPTOOLS.format(version=setuptools.__version__))
+    if wanted == "python":
+        print_table({"kind": "python", "reason": "PYPARALLEL_BUILD=python"})
+        setup(options={"build": {"build_base": "build/python"}})
+    else:
+        setup(**(native() if COMPILING.intersection(sys.argv) else {}))
+
+
+if __name__ == "__main__":
+    main()
