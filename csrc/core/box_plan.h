@@ -1,0 +1,178 @@
+// From shapes to the smallest equivalent box table. Runs on the host only.
+//
+// A dimension that no sample pads merges into the one before it, so equal shapes become
+// one row per sample, and a batch of images padded below and at the right becomes
+// planes of rows. Up to three padded dimensions, with whole planes above them, fit a
+// frame; the places of any further outer dimension become boxes of their own.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "core/boxes.h"
+
+namespace pyparallel {
+
+// One source of a pad-copy; its sizes are row `index` of PadShapes::sizes.
+struct PadSource {
+  const uint8_t* data;  // contiguous; may be null when it has no bytes
+  Fill fill;
+};
+
+// Shapes that the caller has checked: every size is at most its target, and the bytes
+// of sources.size() targets fit 64 bits.
+struct PadShapes {
+  int64_t itemsize;
+  std::vector<int64_t> target;
+  std::vector<int64_t> sizes;  // sources.size() rows of target.size()
+  std::vector<PadSource> sources;
+};
+
+// `item` holds the itemsize bytes of one fill value.
+inline Fill repeat_fill(const char* item, int64_t itemsize) {
+  unsigned char bytes[16];
+  for (int64_t b = 0; b < 16; ++b) {
+    bytes[b] = static_cast<unsigned char>(item[b % itemsize]);
+  }
+  Fill fill;
+  memcpy(&fill, bytes, sizeof(fill));
+  return fill;
+}
+
+// Dimensions [first, last) as one: a dimension that may be padded, followed by
+// dimensions that no sample pads. `inner` is the product of the latter's targets.
+struct MergedDim {
+  size_t first;
+  int64_t inner;
+  int64_t target;
+  bool padded;
+};
+
+inline std::vector<MergedDim> merge_dims(const PadShapes& shapes) {
+  const size_t ndim = shapes.target.size();
+  std::vector<MergedDim> merged;
+  merged.reserve(ndim);
+  for (size_t d = 0; d < ndim; ++d) {
+    const int64_t target = shapes.target[d];
+    bool padded = false;
+    for (size_t at = d; at < shapes.sizes.size(); at += ndim) {
+      padded |= shapes.sizes[at] != target;
+    }
+    if (d == 0 || padded) {
+      merged.push_back({d, 1, target, padded});
+    } else {
+      merged.back().inner *= target;
+      merged.back().target *= target;
+    }
+  }
+  return merged;
+}
+
+// The boxes of a destination, and the frame that they share. `boxes` is empty when the
+// destination has no bytes.
+class BoxPlan {
+ public:
+  BoxPlan(uint8_t* dst, const PadShapes& shapes) : shapes_(shapes), dst_(dst) {
+    for (int64_t size : shapes.target) {
+      if (size == 0) return;
+    }
+    merged_ = merge_dims(shapes);
+    choose_frame();
+    boxes_.reserve(shapes.sources.size());
+    for (size_t i = 0; i < shapes.sources.size(); ++i) add_boxes(i);
+  }
+
+  bool empty() const { return boxes_.empty(); }
+
+  // Valid while this plan lives.
+  BoxTable table() const {
+    return {dst_, boxes_.data(), static_cast<int64_t>(boxes_.size()), frame_};
+  }
+
+ private:
+  // merged_ = [outer dimensions ...][planes][depth][height][width], from the right.
+  void choose_frame() {
+    const size_t num = merged_.size();
+    const bool whole_planes = num > 3 && !merged_[num - 4].padded;
+    num_outer_ = num > 3 ? num - 3 - (whole_planes ? 1 : 0) : 0;
+    const auto target = [&](size_t from_right) {
+      return num - num_outer_ >= from_right ? merged_[num - from_right].target : 1;
+    };
+    frame_.planes = target(4);
+    frame_.depth = target(3);
+    frame_.height = target(2);
+    frame_.width = target(1) * shapes_.itemsize;
+    frame_.pieces = 1;
+    frame_.piece_width = frame_.width;
+  }
+
+  int64_t size_of(size_t sample, size_t dim) const {
+    const MergedDim& merged = merged_[dim];
+    return shapes_.sizes[sample * shapes_.target.size() + merged.first] * merged.inner;
+  }
+
+  Box inner_box(size_t sample) const {
+    const size_t num = merged_.size();
+    const auto size = [&](size_t from_right) {
+      return num - num_outer_ >= from_right ? size_of(sample, num - from_right) : 1;
+    };
+    const PadSource& source = shapes_.sources[sample];
+    return {source.data, size(3), size(2), size(1) * shapes_.itemsize, source.fill};
+  }
+
+  void add_boxes(size_t sample) {
+    const Box box = inner_box(sample);
+    const int64_t nbytes = frame_.planes * box.depth * box.height * box.width;
+    std::vector<int64_t> place(num_outer_, 0);
+    int64_t next_src = 0;
+    do {
+      bool inside = nbytes > 0;
+      for (size_t d = 0; d < num_outer_; ++d) inside &= place[d] < size_of(sample, d);
+      if (inside) {
+        boxes_.push_back(box);
+        boxes_.back().src = box.src + next_src;
+        next_src += nbytes;
+      } else {
+        boxes_.push_back({nullptr, 0, 0, 0, box.fill});
+      }
+    } while (advance(&place));
+  }
+
+  // To the next place in the outer dimensions, last fastest; false after the last.
+  bool advance(std::vector<int64_t>* place) const {
+    for (size_t d = num_outer_; d-- > 0;) {
+      if (++(*place)[d] < merged_[d].target) return true;
+      (*place)[d] = 0;
+    }
+    return false;
+  }
+
+  const PadShapes& shapes_;
+  uint8_t* dst_;
+  std::vector<MergedDim> merged_;
+  size_t num_outer_ = 0;
+  Frame frame_{1, 1, 1, 1, 1, 1};
+  std::vector<Box> boxes_;
+};
+
+// Cuts rows wider than `limit`, a positive multiple of 16, into pieces of `limit`
+// bytes.
+inline void cut_rows(Frame* frame, int64_t limit) {
+  if (frame->width <= limit) return;
+  frame->pieces = (frame->width - 1) / limit + 1;
+  frame->piece_width = limit;
+}
+
+// The largest word of at most 16 bytes that divides every address and width.
+inline int common_word(const BoxTable& table) {
+  uint64_t bits = 16 | reinterpret_cast<uintptr_t>(table.dst) |
+                  static_cast<uint64_t>(table.frame.width);
+  for (int64_t i = 0; i < table.num_boxes; ++i) {
+    const Box& box = table.boxes[i];
+    bits |= reinterpret_cast<uintptr_t>(box.src) | static_cast<uint64_t>(box.width);
+  }
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+}  // namespace pyparallel

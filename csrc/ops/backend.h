@@ -1,0 +1,33 @@
+// What a kind of device can do, and the registry of those that were compiled in. A
+// device is present because its source file was built and registered itself.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+
+#include <vector>
+
+#include "core/boxes.h"
+#include "core/slots.h"
+
+namespace pyparallel::ops {
+
+// Functions may queue work on the device's current stream. They must be done with the
+// tables they were given, though not with dst and the sources, when they return.
+struct Backend {
+  void (*pad_copy)(const BoxTable& table, c10::Device device);
+  at::Tensor (*contiguous)(const at::Tensor& strided);
+  void (*pack)(const Pack& body);  // null unless the device's memory is the host's
+};
+
+// Call at static initialisation only. Returns true, to initialise a constant with.
+bool register_backend(c10::DeviceType type, Backend backend);
+
+// Null when nothing was registered for this type.
+const Backend* find_backend(c10::DeviceType type);
+
+// CPU first, then in the order of torch's device types.
+std::vector<c10::DeviceType> registered_devices();
+
+}  // namespace pyparallel::ops

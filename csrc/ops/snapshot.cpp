@@ -1,0 +1,145 @@
+#include "ops/snapshot.h"
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include "core/checked.h"
+
+namespace pyparallel::ops {
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+struct Defect {
+  bool present;
+  const char* kind;
+  const char* advice;
+};
+
+// Kinds of tensors whose bytes are not simply their elements.
+constexpr DispatchKeySet kSparse({DispatchKey::Sparse, DispatchKey::SparseCsr});
+constexpr DispatchKeySet kWrapped({DispatchKey::Python, DispatchKey::FuncTorchBatched,
+                                   DispatchKey::FuncTorchGradWrapper,
+                                   DispatchKey::Functionalize});
+constexpr DispatchKeySet kUnusual =
+    kSparse | kWrapped |
+    DispatchKeySet({DispatchKey::NestedTensor, DispatchKey::Quantized,
+                    DispatchKey::Conjugate, DispatchKey::Negative,
+                    DispatchKey::ZeroTensor}) |
+    DispatchKeySet(c10::BackendComponent::MetaBit);
+
+// DispatchKeySet::has_any, which does not take functionality and backend bits at once.
+bool has_any(DispatchKeySet keys, DispatchKeySet wanted) {
+  return (keys.raw_repr() & wanted.raw_repr()) != 0;
+}
+
+Defect find_defect(const at::Tensor& tensor) {
+  const DispatchKeySet keys = tensor.key_set();
+  const auto has = [&](DispatchKey key) { return has_any(keys, DispatchKeySet(key)); };
+  const bool meta = keys.has_backend(c10::BackendComponent::MetaBit);
+  const Defect defects[] = {
+      {has(DispatchKey::NestedTensor), "nested", "Call unbind() on it first."},
+      {has_any(keys, kSparse), "sparse", "Call to_dense() on it first."},
+      {has(DispatchKey::Quantized), "quantized", "Call dequantize() on it first."},
+      {has_any(keys, kWrapped), "a wrapper", "Unwrap it first."},
+      {meta, "on the meta device", "Give it data first."},
+      {has(DispatchKey::Conjugate), "conjugated", "Call resolve_conj() on it first."},
+      {has(DispatchKey::Negative), "negated", "Call resolve_neg() on it first."},
+      {has(DispatchKey::ZeroTensor), "a zero tensor", "Call clone() on it first."},
+      {!tensor.has_storage(), "without storage", "Call to_dense() on it first."},
+  };
+  for (const Defect& defect : defects) {
+    if (defect.present) return defect;
+  }
+  return {false, "", ""};
+}
+
+void check_plain(const at::Tensor& tensor, const Where& where) {
+  if (!has_any(tensor.key_set(), kUnusual) && tensor.has_storage()) return;
+  const Defect defect = find_defect(tensor);
+  TORCH_CHECK_TYPE(!defect.present, where, " must be a plain strided tensor, but is ",
+                   defect.kind, ". ", defect.advice);
+}
+
+void read(const at::Tensor& tensor, Snapshot* snapshot) {
+  snapshot->storage = tensor.storage();
+  snapshot->sizes = tensor.sizes();
+  snapshot->strides = tensor.strides();
+  snapshot->dtype = tensor.scalar_type();
+  snapshot->device = tensor.device();
+  snapshot->itemsize = static_cast<int64_t>(tensor.itemsize());
+  const int64_t* sizes = snapshot->sizes.data();
+  const auto ndim = static_cast<int64_t>(snapshot->sizes.size());
+  const bool fits =
+      snapshot->strides.size() == snapshot->sizes.size() &&
+      checked_nbytes(sizes, ndim, snapshot->itemsize, &snapshot->nbytes) &&
+      checked_mul(tensor.storage_offset(), snapshot->itemsize, &snapshot->offset);
+  TORCH_CHECK_VALUE(fits,
+                    "the bytes of a tensor must fit in 64 bits, but its shape is ",
+                    Tuple{snapshot->sizes}, ".");
+  snapshot->contiguous = is_contiguous(sizes, snapshot->strides.data(), ndim);
+}
+
+}  // namespace
+
+const uint8_t* Snapshot::data() const {
+  if (nbytes == 0) return nullptr;
+  return static_cast<const uint8_t*>(storage.data()) + offset;
+}
+
+uint8_t* Snapshot::mutable_data() const {
+  if (nbytes == 0) return nullptr;
+  return static_cast<uint8_t*>(storage.mutable_data()) + offset;
+}
+
+void take_snapshot(const at::Tensor& tensor, const Where& where, Snapshot* snapshot) {
+  check_plain(tensor, where);
+  read(tensor, snapshot);
+  if (snapshot->contiguous) return;
+  const at::Tensor alias = tensor.detach();
+  read(alias, snapshot);
+  if (!snapshot->contiguous) snapshot->strided = alias;
+}
+
+void check_storage(const Snapshot& snapshot, const Where& where) {
+  int64_t end = 0;
+  const bool fits =
+      checked_extent(snapshot.sizes.data(), snapshot.strides.data(),
+                     static_cast<int64_t>(snapshot.sizes.size()),
+                     snapshot.offset / snapshot.itemsize, snapshot.itemsize, &end);
+  TORCH_CHECK_VALUE(fits, where, " must lie within its storage, but reaches beyond ",
+                    "2**63 bytes.");
+  const size_t held = snapshot.storage.nbytes();
+  TORCH_CHECK_VALUE(static_cast<uint64_t>(end) <= held, where,
+                    " must lie within its storage, but needs ", end, " bytes where ",
+                    held, " are left. Copy it before its storage is released.");
+}
+
+void check_apart(const Snapshot& source, const Snapshot& dst, const Where& where) {
+  if (source.nbytes == 0 || dst.nbytes == 0) return;
+  const auto source_begin = reinterpret_cast<uintptr_t>(source.data());
+  const auto dst_begin = reinterpret_cast<uintptr_t>(dst.mutable_data());
+  const bool apart = source_begin >= dst_begin + static_cast<uint64_t>(dst.nbytes) ||
+                     dst_begin >= source_begin + static_cast<uint64_t>(source.nbytes);
+  TORCH_CHECK_VALUE(
+      apart, where,
+      " must not share memory with dst, but overlaps it. Clone it first.");
+}
+
+void check_slab(const Snapshot& slab, const Where& where, bool on_cpu) {
+  const bool good = slab.dtype == c10::kByte && slab.sizes.size() == 1 &&
+                    slab.contiguous && (!on_cpu || slab.device.is_cpu());
+  TORCH_CHECK_VALUE(good, where, " must be a contiguous torch.uint8 tensor of one ",
+                    "dimension", on_cpu ? " on the CPU" : "", ", but has dtype ",
+                    dtype_name(slab.dtype), ", shape ", Tuple{slab.sizes}, ", strides ",
+                    Tuple{slab.strides}, " and device ", slab.device.str(), ".");
+}
+
+const uint8_t* contiguous_bytes(Snapshot* snapshot, const Backend& backend) {
+  if (!snapshot->strided.defined()) return snapshot->data();
+  snapshot->strided = backend.contiguous(snapshot->strided);
+  return static_cast<const uint8_t*>(snapshot->strided.const_data_ptr());
+}
+
+}  // namespace pyparallel::ops

@@ -1,0 +1,62 @@
+// Tensors as they were at one moment.
+//
+// Note: [read once]
+// While a copy runs without the GIL another thread may call set_() or resize_() on the
+// tensors it was given. A snapshot therefore holds the storage itself, and sizes that
+// were read once and checked against that storage; nothing asks the tensor again.
+// Shrinking the storage object in place (untyped_storage().resize_()) during a copy is
+// outside this promise, as it is for torch's own operators.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/util/DimVector.h>
+
+#include <cstdint>
+
+#include "ops/backend.h"
+#include "ops/wording.h"
+
+namespace pyparallel::ops {
+
+struct Snapshot {
+  c10::Storage storage;
+  c10::DimVector sizes;
+  c10::DimVector strides;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::Device device = c10::kCPU;
+  int64_t itemsize = 0;
+  int64_t offset = 0;  // bytes from the start of the storage
+  int64_t nbytes = 0;  // as if contiguous
+  bool contiguous = false;
+  // A private alias of a tensor that is not contiguous; shares no sizes with it.
+  at::Tensor strided;
+
+  // Where the elements are; null when there are none. Contiguous snapshots only.
+  const uint8_t* data() const;
+  uint8_t* mutable_data() const;
+};
+
+// Tensors that the caller keeps alive. Even a short-lived reference of our own would
+// cost more than all that is read of a tensor: it involves its Python object.
+using TensorRefs = c10::ArrayRef<const at::Tensor*>;
+
+// Reads `tensor` into a fresh snapshot. TypeError unless it is plain: strided, with a
+// storage of its own and no pending conjugation or negation. Does not look at the
+// storage's size.
+void take_snapshot(const at::Tensor& tensor, const Where& where, Snapshot* snapshot);
+
+// ValueError unless all elements lie within the storage.
+void check_storage(const Snapshot& snapshot, const Where& where);
+
+// ValueError when the bytes of `source` and `dst` overlap; both contiguous.
+void check_apart(const Snapshot& source, const Snapshot& dst, const Where& where);
+
+// ValueError unless this is a contiguous torch.uint8 tensor with one dimension, on the
+// CPU if asked for.
+void check_slab(const Snapshot& slab, const Where& where, bool on_cpu);
+
+// The contiguous bytes of a snapshot, copied first if need be. May run without the GIL.
+const uint8_t* contiguous_bytes(Snapshot* snapshot, const Backend& backend);
+
+}  // namespace pyparallel::ops

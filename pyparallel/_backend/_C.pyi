@@ -1,0 +1,77 @@
+"""The contract of both backends; `_reference.py` is its other implementation.
+
+Errors read the same from both. ``TypeError``: an argument is of the wrong kind, also a
+tensor that is nested, sparse, quantized, a wrapper (torch.func, ``__torch_dispatch__``),
+on the meta device, or has its conjugate or negative bit set. ``ValueError``: it is of
+the right kind and does not fit. Nothing is written unless all arguments are good.
+
+Gradients are neither used nor recorded.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+def pad_copy(dst: Tensor, samples: Sequence[Tensor], fills: bytes) -> None:
+    """Write samples into the low corners of ``dst`` and fill the rest.
+
+    Every byte of ``dst`` is written exactly once. Bits are copied, whatever the dtype.
+    Copies above 64 KiB release the GIL; other threads may meanwhile call ``set_`` on
+    the samples, but not shrink their storages in place.
+
+    Args:
+        dst: contiguous, ``(n, *target)``.
+        samples: n tensors with the dtype and device of ``dst``, each of at most shape
+            ``target`` in as many dimensions. Any strides; none may overlap ``dst``.
+        fills: the bytes of one item, or of one for each sample, in native order.
+
+    Raises:
+        NotImplementedError: native only; ``dst`` is on a device not in `devices`.
+
+    Stream:
+        On a GPU the work is queued on the current stream of the device of ``dst``, and
+        the samples may be released at once if they belong to that stream.
+    """
+
+def pack(dst: Tensor, leaves: Sequence[Tensor], offsets: Sequence[int]) -> None:
+    """Write the bytes of leaves, in row-major order, into one slab in host memory.
+
+    All other bytes of the slab become zero. The GIL: as for `pad_copy`.
+
+    Args:
+        dst: contiguous ``torch.uint8`` tensor ``(nbytes,)`` on the CPU.
+        leaves: tensors on the CPU, of any dtype and strides; none may overlap ``dst``.
+        offsets: where each leaf starts, in bytes: ascending, so that no leaf starts
+            before the one before it ends.
+    """
+
+def views(
+    slab: Tensor,
+    offsets: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    shapes: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    """Return contiguous tensors that share the storage of ``slab``.
+
+    They have no autograd history and keep the whole storage alive.
+
+    Args:
+        slab: contiguous ``torch.uint8`` tensor ``(nbytes,)`` on any device.
+        offsets: start of each view in bytes, a multiple of its item size.
+        dtypes: of the views; not a quantized one.
+        shapes: of the views.
+    """
+
+def devices() -> tuple[str, ...]:
+    """Return the device types that this build has kernels for, ``"cpu"`` first.
+
+    Native only, as is `build_info`.
+    """
+
+def build_info() -> dict[str, str]:
+    """Return what the extension was built with.
+
+    Keys: ``version``, ``torch``, ``cuda`` (empty in a CPU build), ``compiler``,
+    ``cxx_standard`` (``"17"``), ``archs``.
+    """

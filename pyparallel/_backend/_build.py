@@ -1,0 +1,75 @@
+"""The record that a build leaves beside its module, read before the module is loaded.
+
+An extension of another torch can load without an error and then misread every tensor,
+so waiting for an undefined symbol is no check: the versions are compared instead.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: What to type in the source folder when an extension does not fit.
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+
+
+class Build(NamedTuple):
+    """A compiled module on disk and what it was built for."""
+
+    path: Path
+    record: dict[str, Any]
+
+
+def find(folder: Path) -> Build | None:
+    """Return the module that this interpreter would load from ``folder``.
+
+    A record that is absent or cannot be read is empty; `mismatch` refuses it.
+    """
+    for suffix in EXTENSION_SUFFIXES:
+        path = folder / f"_C{suffix}"
+        if path.exists():
+            try:
+                record = json.loads(path.with_suffix(".json").read_text("utf-8"))
+            except (OSError, ValueError):
+                record = {}
+            return Build(path, record if isinstance(record, dict) else {})
+    return None
+
+
+def describe(torch_version: object, cuda_version: object) -> str:
+    """Return ``torch 2.13.0 (CUDA 13.0)`` or ``torch 2.13.0 (CPU)``."""
+    flavour = f"CUDA {cuda_version}" if cuda_version else "CPU"
+    return f"torch {str(torch_version).partition('+')[0]} ({flavour})"
+
+
+def mismatch(
+    record: dict[str, Any], torch_version: str, cuda_version: str | None
+) -> str | None:
+    """Return why the module must not be loaded, or None if it fits.
+
+    It fits if torch's major and minor version are those of the build, and, for a build
+    with CUDA, CUDA's major version too. A CPU build runs in every build of its torch.
+    """
+    rule = "pyparallel's extension must be built for the torch that runs it"
+    if not record.get("torch"):
+        return (
+            f"{rule}, but its build record is missing or cannot be read. "
+            f"Rebuild it in the source folder: {REBUILD}"
+        )
+    built = describe(record["torch"], record.get("cuda"))
+    present = describe(torch_version, cuda_version)
+    fits = _series(record["torch"], 2) == _series(torch_version, 2)
+    if record.get("cuda"):
+        fits = fits and _series(record["cuda"], 1) == _series(cuda_version or "", 1)
+    if fits:
+        return None
+    return (
+        f"{rule}, but it was built for {built} and {present} is installed. "
+        f"Rebuild it in the source folder: {REBUILD}"
+    )
+
+
+def _series(version: object, parts: int) -> list[str]:
+    return str(version).partition("+")[0].split(".")[:parts]
