@@ -1,0 +1,86 @@
+"""Error classes and the one way in which messages name a place in a batch.
+
+Every class is also the class that mmcv 1.x or torch raised at the same place, so that
+``except AssertionError`` in old code keeps working. The builtin bases come first in
+the order of meaning: ``TypeError`` for the wrong kind, ``ValueError`` for the wrong
+value.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+
+class BatchValueError(ValueError, AssertionError, RuntimeError):
+    """A value or a shape that the rest of the batch does not allow.
+
+    mmcv 1.x raised a bare ``AssertionError`` or left torch to raise ``RuntimeError``.
+    """
+
+
+class BatchTypeError(TypeError, AssertionError):
+    """An object of a kind that cannot stand at this place of a batch.
+
+    mmcv 1.x raised a bare ``AssertionError`` or ``Exception``.
+    """
+
+
+class MissingKeyError(ValueError, KeyError):
+    """A sample lacks a key that the first sample has (mmcv 1.x: ``KeyError``)."""
+
+    def __str__(self) -> str:
+        """Return the message as it is; ``KeyError`` would quote it."""
+        return ValueError.__str__(self)
+
+
+class EmptyBatchError(ValueError, IndexError):
+    """A batch without samples (mmcv 1.x: ``IndexError``)."""
+
+
+class SplitError(ValueError, IndexError):
+    """A tensor that cannot be split as asked (torch: ``IndexError`` for a bad dim)."""
+
+
+def at(root: str, keys: Iterable[Any]) -> str:
+    """Return ``root`` indexed by ``keys`` as the user would type it.
+
+    Attribute names (fields of dataclasses and namedtuples) are given as ``Field``.
+
+    Example:
+        >>> at("batch[1]", ["img", 0, Field("boxes")])
+        "batch[1]['img'][0].boxes"
+    """
+    return root + "".join(
+        f".{key}" if isinstance(key, Field) else f"[{key!r}]" for key in keys
+    )
+
+
+class Field(str):
+    """A step of a path that is an attribute, not an index."""
+
+    __slots__ = ()
+
+
+def kind(value: object) -> str:
+    """Return the type of ``value`` as messages show it: ``torch.Tensor``, ``None``."""
+    if value is None:
+        return "None"
+    cls = type(value)
+    module = cls.__module__
+    return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
+
+
+class BatchWarning(UserWarning):
+    """Something in a batch that mmcv 1.x let pass in silence."""
+
+
+_warned: set[str] = set()
+
+
+def warn_once(key: str, message: str) -> None:
+    """Warn with `BatchWarning` the first time this process meets ``key``."""
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(message, BatchWarning, stacklevel=2)

@@ -1,0 +1,248 @@
+"""Plans: what will be written where, made from shapes and dtypes alone.
+
+A plan is a frozen value. Equal batches make equal plans; a plan can be compared,
+pickled and printed, and it is tested without data, device or extension.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._errors import BatchTypeError, BatchValueError, kind
+
+#: Slots of a slab start at multiples of this many bytes (one cache line).
+ALIGNMENT = 64
+
+_MAX_BYTES = 2**63 - 1
+
+#: Names sample ``i`` of the batch in an error: ``batch[3]['img']``.
+Name = Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """How samples become one tensor.
+
+    Attributes:
+        shape: of the result, ``(num_samples, *target)``.
+        padded: for every sample, whether it is smaller than the target.
+    """
+
+    shape: tuple[int, ...]
+    padded: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlabPlan:
+    """Where leaves lie in one slab.
+
+    Attributes:
+        offsets: first byte of every leaf, ascending, multiples of 64.
+        shapes: of the leaves.
+        dtypes: of the leaves.
+        nbytes: size of the slab, a multiple of 64.
+    """
+
+    offsets: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    nbytes: int
+
+
+def plan_stack(
+    shapes: Sequence[tuple[int, ...]], pad_dims: int | None, name: Name
+) -> StackPlan:
+    """Plan one tensor from samples whose last ``pad_dims`` dimensions may differ.
+
+    Args:
+        shapes: one for each sample, at least one.
+        pad_dims: number of trailing dimensions to pad, or None if all must be equal.
+        name: names sample ``i`` in an error.
+
+    Raises:
+        ValueError: shapes that cannot stand in one tensor; the first sample at fault
+            is named.
+    """
+    first = shapes[0]
+    if pad_dims is not None and len(first) <= pad_dims:
+        raise BatchValueError(
+            f"{name(0)} must have more than pad_dims={int(pad_dims)} dimensions, but "
+            f"has shape {tuple(first)}. Lower pad_dims, or add a leading dimension."
+        )
+    if all(shape == first for shape in shapes):
+        target = tuple(first)
+        padded = (False,) * len(shapes)
+    else:
+        target = _padded_shape(shapes, pad_dims, name)
+        padded = tuple(tuple(shape) != target for shape in shapes)
+    shape = (len(shapes), *target)
+    if math.prod(size for size in shape if size) > _MAX_BYTES:
+        raise BatchValueError(
+            f"{name(0)} and the samples stacked with it must need less than 2**63 "
+            f"elements, but the padded shape is {shape}."
+        )
+    return StackPlan(shape, padded)
+
+
+def plan_slab(
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]
+) -> SlabPlan:
+    """Plan one slab that holds leaves of these shapes and dtypes."""
+    offsets = []
+    end = 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        offsets.append(end)
+        nbytes = math.prod(shape) * dtype.itemsize
+        end += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return SlabPlan(
+        tuple(offsets), tuple(tuple(shape) for shape in shapes), tuple(dtypes), end
+    )
+
+
+def partition(num_items: int, num_parts: int) -> list[int]:
+    """Split items into at most ``num_parts`` ascending parts of ceiling size.
+
+    The one partition of a batch: what is copied and what is waited for both come from
+    it. The sizes are those of ``torch.chunk``; there may be fewer parts than asked
+    for, and no items make one empty part.
+
+    Example:
+        >>> partition(5, 2), partition(3, 4), partition(0, 2)
+        ([3, 2], [1, 1, 1], [0])
+    """
+    if num_items == 0:
+        return [0]
+    size = -(-num_items // num_parts)
+    return [min(size, num_items - start) for start in range(0, num_items, size)]
+
+
+def fills(
+    plan: StackPlan, dtype: torch.dtype, values: Sequence[Any] | None, name: Name
+) -> bytes:
+    """Return the bit patterns that the backend writes into the padding.
+
+    One pattern that serves all samples, or one for each if their values differ. The
+    value of a sample without padding is not looked at.
+
+    Args:
+        plan: of the stack.
+        dtype: of all samples.
+        values: padding value of every sample; None if nothing can be padded.
+        name: names sample ``i`` in an error.
+
+    Raises:
+        TypeError: a padding value is not a real number.
+        ValueError: the dtype cannot hold a padding value.
+    """
+    zero = bytes(dtype.itemsize)
+    if values is None or not any(plan.padded):
+        return zero
+    patterns = [
+        check_padding(value, dtype, name, i) if padded else None
+        for i, (padded, value) in enumerate(zip(plan.padded, values, strict=True))
+    ]
+    used = {pattern for pattern in patterns if pattern is not None}
+    if len(used) == 1:
+        return used.pop()
+    return b"".join(pattern or zero for pattern in patterns)
+
+
+def check_padding(value: Any, dtype: torch.dtype, name: Name, i: int) -> bytes:
+    """Return the bit pattern of a padding value, converted as F.pad converts it.
+
+    Raises:
+        TypeError: the value is not a real number.
+        ValueError: the dtype cannot hold the value.
+    """
+    number = padding_number(value, name, i)
+    try:
+        return _convert(struct.pack("d", number), dtype)
+    except RuntimeError as error:
+        raise BatchValueError(
+            f"{name(i)} must have a padding_value that {dtype} can hold, but has "
+            f"{value!r}."
+        ) from error
+
+
+def padding_number(value: Any, name: Name, i: int) -> float:
+    """Return a padding value as the double that ``torch.nn.functional.pad`` takes.
+
+    None is 0, as there.
+    """
+    if value is None:
+        return 0.0
+    # float() would parse strings and drop imaginary parts.
+    if not isinstance(value, str | bytes) and not _is_complex(value):
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise BatchValueError(
+                f"{name(i)} must have a padding_value that a double can hold, but has "
+                "an integer beyond it."
+            ) from error
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise BatchTypeError(
+        f"{name(i)} must have a number as padding_value, but has {value!r} "
+        f"({kind(value)})."
+    )
+
+
+def _is_complex(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_complex()
+    return isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
+
+
+def _padded_shape(
+    shapes: Sequence[tuple[int, ...]], pad_dims: int | None, name: Name
+) -> tuple[int, ...]:
+    first = tuple(shapes[0])
+    num_equal = len(first) - (pad_dims or 0)
+    for i, shape in enumerate(shapes):
+        if len(shape) != len(first) or tuple(shape[:num_equal]) != first[:num_equal]:
+            raise _mismatch(first, tuple(shape), pad_dims, name, i)
+    return first[:num_equal] + tuple(
+        max(shape[dim] for shape in shapes) for dim in range(num_equal, len(first))
+    )
+
+
+def _mismatch(
+    first: tuple[int, ...],
+    shape: tuple[int, ...],
+    pad_dims: int | None,
+    name: Name,
+    i: int,
+) -> BatchValueError:
+    where, advice = "", " Wrap the field in a DataContainer that pads or keeps a list."
+    if pad_dims is not None:
+        dims = "dimension" if pad_dims == 1 else f"{int(pad_dims)} dimensions"
+        where = f" outside its last {dims}"
+        advice = " Raise pad_dims, or resize the sample before collating."
+    if len(shape) != len(first):
+        where, advice = " in its number of dimensions", ""
+    return BatchValueError(
+        f"{name(i)} must match {name(0)}{where}, but has shape {shape} where {first} "
+        f"was expected.{advice}"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _convert(number: bytes, dtype: torch.dtype) -> bytes:
+    """Convert a double as ``fill_`` does; keyed by its bits, for -0.0 and NaN."""
+    (value,) = struct.unpack("d", number)
+    # torch compares with the limit as a double, and so lets 2**63 and 2**64 through.
+    limits = {torch.int64: 2.0**63, torch.uint64: 2.0**64}
+    if dtype in limits and value >= limits[dtype]:
+        raise RuntimeError("value cannot be converted without overflow")
+    # The device is named, since the default one is the user's to choose.
+    cell = torch.empty(1, dtype=dtype, device="cpu").fill_(value)
+    return bytes(cell.view(torch.uint8).tolist())

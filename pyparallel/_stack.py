@@ -1,0 +1,176 @@
+"""stack: ragged tensors become one padded tensor, in one pass where possible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import _backend, _slab
+from ._errors import BatchTypeError, BatchValueError, kind
+from ._plan import Name, StackPlan, check_padding, fills, padding_number, plan_stack
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+_is_wrapped: Callable[[torch.Tensor], bool] = (
+    torch._C._functorch.is_functorch_wrapped_tensor
+)
+
+
+class LayoutError(BatchTypeError, RuntimeError):
+    """A tensor without plain strides (torch: ``RuntimeError``)."""
+
+
+def stack(
+    samples: Sequence[torch.Tensor],
+    pad_dims: int | None,
+    values: Sequence[Any] | None,
+    name: Name,
+) -> torch.Tensor:
+    """Return the samples as one new contiguous tensor ``(len(samples), *target)``.
+
+    Values, dtype and conversions are those of ``torch.nn.functional.pad`` on every
+    sample followed by ``torch.stack``. Plain dense tensors of one dtype that need no
+    gradient are written in one pass by the backend; all others go that very way.
+
+    Args:
+        samples: at least one tensor.
+        pad_dims: number of trailing dimensions that may differ, or None.
+        values: padding value of every sample; None if nothing can be padded.
+        name: names sample ``i`` in an error.
+    """
+    plain = _are_plain(samples)
+    if not plain:
+        _check_layouts(samples, name)
+    plan = plan_stack([sample.shape for sample in samples], pad_dims, name)
+    if plain:
+        dtype = samples[0].dtype
+        patterns = fills(plan, dtype, values, name)
+        out = _slab.empty(plan.shape, dtype, samples[0].device)
+        try:
+            _backend.pad_copy(out, samples, patterns)
+            return out
+        except (TypeError, ValueError):
+            # Rare kinds of tensors (conjugated, negated, zero, wrapped by torch.func)
+            # and freed ones are left to the backend to find: it looks at every sample
+            # anyway, and before it writes. What it refuses is sorted out below.
+            pass
+    return _by_torch(samples, plan, values, name)
+
+
+def is_array(value: Any, numeric: bool = True) -> bool:
+    """Tell whether this is a (numeric) numpy array, without importing numpy."""
+    return kind(value) in ("numpy.ndarray", "numpy.memmap") and not (
+        numeric and re.search("[SaUO]", value.dtype.str)
+    )
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """View an array as a tensor; copy it first if torch could not, or would warn."""
+    if is_array(value) and not (
+        value.flags.writeable
+        and value.dtype.isnative
+        and all(step >= 0 and step % value.itemsize == 0 for step in value.strides)
+    ):
+        value = value.astype(value.dtype.newbyteorder("="), order="C")
+    return torch.as_tensor(value)
+
+
+def _are_plain(samples: Sequence[torch.Tensor]) -> bool:
+    """Tell whether the backend may be asked to copy the bytes of these samples."""
+    first = samples[0]
+    dtype, device, grad = first.dtype, first.device, torch.is_grad_enabled()
+    if device.type not in _backend.devices or first.is_quantized:
+        return False
+    for sample in samples:
+        if (
+            type(sample) not in _PLAIN
+            or sample.dtype is not dtype
+            or (grad and sample.requires_grad)
+            or sample.layout is not torch.strided
+            or sample.is_nested
+            or sample.device != device
+        ):
+            return False
+    return True
+
+
+def _check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
+    for i, sample in enumerate(samples):
+        if sample.is_nested or sample.layout is not torch.strided:
+            layout = "nested" if sample.is_nested else str(sample.layout)
+            advice = "to_padded_tensor" if sample.is_nested else "to_dense"
+            raise LayoutError(
+                f"{name(i)} must be a dense tensor, but its layout is {layout}. "
+                f"Convert it with {advice}() before collating."
+            )
+
+
+def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
+    """Raise if the memory of a sample has been freed under it, as sharding does."""
+    num_items = sample.numel()
+    if num_items == 0 or type(sample) not in _PLAIN or _is_wrapped(sample):
+        return
+    end = sample.storage_offset() + num_items
+    if not sample.is_contiguous():
+        pairs = zip(sample.shape, sample.stride(), strict=True)
+        end += sum((size - 1) * stride for size, stride in pairs) + 1 - num_items
+    have, need = sample.untyped_storage().nbytes(), end * sample.element_size()
+    if have < need:
+        raise BatchValueError(
+            f"{name(i)} must lie within its storage, but needs {need} bytes where "
+            f"{have} are left. Collate it before its storage is resized."
+        )
+
+
+def _by_torch(
+    samples: Sequence[torch.Tensor],
+    plan: StackPlan,
+    values: Sequence[Any] | None,
+    name: Name,
+) -> torch.Tensor:
+    """Stack by torch's own operators: they promote, differentiate and dispatch."""
+    in_worker = _slab.in_worker()
+    padded = []
+    for i, sample in enumerate(samples):
+        if in_worker and sample.requires_grad and torch.is_grad_enabled():
+            raise BatchValueError(
+                f"{name(i)} must not require grad in a DataLoader worker, because a "
+                "graph cannot cross processes, but it does. Detach it in the dataset."
+            )
+        if sample.device != samples[0].device:
+            raise BatchValueError(
+                f"{name(i)} must be on {samples[0].device} like {name(0)}, but is on "
+                f"{sample.device}."
+            )
+        _check_storage(sample, name, i)
+        if values is not None and plan.padded[i]:
+            if not sample.is_quantized:
+                check_padding(values[i], sample.dtype, name, i)
+            value = padding_number(values[i], name, i)
+            sample = F.pad(sample, _margins(sample.shape, plan.shape[1:]), value=value)
+        padded.append(sample)
+    if not in_worker or not all(map(_fits_out, padded)):
+        # torch keeps a channels_last format; the promise here is a contiguous result.
+        return torch.stack(padded).contiguous()
+    dtype = reduce(torch.promote_types, (sample.dtype for sample in padded))
+    out = _slab.empty(plan.shape, dtype, padded[0].device)
+    torch.stack(padded, out=out)
+    return out
+
+
+def _fits_out(sample: torch.Tensor) -> bool:
+    """Tell whether torch can stack this sample into memory that it is given."""
+    cls, device = type(sample), sample.device.type
+    return cls in _PLAIN and device == "cpu" and not sample.is_quantized
+
+
+def _margins(shape: Sequence[int], target: Sequence[int]) -> list[int]:
+    """Return the ``pad`` argument of F.pad: last dimension first, ends only."""
+    pairs = ((0, size - have) for have, size in zip(shape, target, strict=True))
+    return list(chain.from_iterable(reversed(list(pairs))))

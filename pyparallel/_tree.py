@@ -1,0 +1,171 @@
+"""Nested containers as a flat list of leaves and a structure.
+
+The walk is optree's. Containers that optree does not know by exact type (subclasses of
+dict and list, other mappings, dataclasses) are registered the first time one is met,
+so that every later walk runs in optree's compiled code.
+
+What is a container: dict, list, tuple, namedtuple, deque, OrderedDict, defaultdict,
+other mappings, subclasses of list and tuple, dataclass instances. Everything else is
+a leaf: tensors, arrays, strings, bytes, ``None``, ``range``, DataContainers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import optree
+
+from ._errors import BatchValueError, Field
+
+_NAMESPACE = "pyparallel"
+
+#: How deep containers may nest. A deeper nest is nearly always a cycle.
+MAX_DEPTH = 64
+
+# What optree asks of a split: the children, what the join needs, steps for the paths.
+_Split = tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]
+
+_lock = threading.Lock()
+# Classes of leaves that need no second look, and those of containers, registered here.
+_looked_at: set[type] = {type(None), str, bytes, int, float, bool}
+_registered: set[type] = set()
+
+
+def flatten(tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
+    """Return the leaves of ``tree`` and its structure.
+
+    Dictionaries are walked in the order of their sorted keys; ``unflatten`` restores
+    the order of insertion.
+
+    Raises:
+        ValueError: a container holds itself, or they nest by the hundreds.
+    """
+    while True:
+        # A walk is only good if no thread registers a class while it is under way.
+        num_registered = len(_registered)
+        try:
+            leaves, structure = optree.tree_flatten(
+                tree, none_is_leaf=True, namespace=_NAMESPACE
+            )
+        except RecursionError:
+            raise too_deep("the batch") from None
+        for cls in {type(leaf) for leaf in leaves} - _looked_at:
+            _look_at(cls)
+        if len(_registered) == num_registered:
+            return leaves, structure
+
+
+def unflatten(structure: optree.PyTreeSpec, leaves: Iterable[Any]) -> Any:
+    """Rebuild the containers of ``structure`` around ``leaves``."""
+    return optree.tree_unflatten(structure, leaves)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return ``tree`` with ``function`` applied to every leaf; containers are new."""
+    leaves, structure = flatten(tree)
+    return unflatten(structure, map(function, leaves))
+
+
+def too_deep(where: str) -> BatchValueError:
+    """Return the error for a nest that is a cycle or as good as one."""
+    return BatchValueError(
+        f"{where} must nest its containers at most {MAX_DEPTH} deep, but it nests "
+        "deeper. Look for a container that holds itself."
+    )
+
+
+def is_namedtuple(value: object) -> bool:
+    """Tell whether ``value`` is an instance of a namedtuple class."""
+    return isinstance(value, tuple) and hasattr(type(value), "_fields")
+
+
+def is_dataclass(value: object) -> bool:
+    """Tell whether ``value`` is an instance (not the class) of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return ``items`` in the type of ``like``, or as they are if it refuses a dict."""
+    cls: Any = type(like)
+    if cls is dict:
+        return items
+    try:
+        if isinstance(like, defaultdict):
+            return cls(like.default_factory, items)
+        return cls(items)
+    except Exception:  # a constructor may refuse its argument in any way it likes
+        return items
+
+
+def rebuild_sequence(like: Sequence[Any], values: list[Any]) -> Any:
+    """Return ``values`` in the type of ``like``, or as they are if it refuses them."""
+    cls: Any = type(like)
+    if cls is list:
+        return values
+    try:
+        return cls(*values) if is_namedtuple(like) else cls(values)
+    except Exception:  # as above
+        return values
+
+
+def rebuild_dataclass(like: Any, values: Iterable[Any]) -> Any:
+    """Return a new instance of the class of ``like`` with its fields set to ``values``.
+
+    ``__init__`` and ``__post_init__`` are not run, because what holds for one sample
+    need not hold for a batch of fields. Frozen and slotted classes work.
+    """
+    result = object.__new__(type(like))
+    for field, value in zip(dataclasses.fields(like), values, strict=True):
+        object.__setattr__(result, field.name, value)
+    return result
+
+
+def field_values(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass instance, not copied, in field order."""
+    names = [field.name for field in dataclasses.fields(value)]
+    return {name: getattr(value, name) for name in names}
+
+
+def _look_at(cls: type) -> None:
+    """Make optree walk into ``cls`` if it is a container."""
+    split: Callable[[Any], _Split]
+    join: Callable[[Any, Any], Any]
+    if issubclass(cls, Mapping):
+        split, join = _split_mapping, _join_mapping
+    elif dataclasses.is_dataclass(cls):
+        split, join = _split_dataclass, rebuild_dataclass
+    elif issubclass(cls, list | tuple):
+        split, join = _split_sequence, _join_sequence
+    else:
+        _looked_at.add(cls)
+        return
+    with _lock:
+        if cls not in _registered:
+            register: Any = optree.register_pytree_node
+            register(cls, split, join, namespace=_NAMESPACE)
+            _registered.add(cls)
+
+
+def _split_mapping(value: Mapping[Any, Any]) -> _Split:
+    return tuple(value.values()), value, tuple(value)
+
+
+def _join_mapping(like: Mapping[Any, Any], children: tuple[Any, ...]) -> Any:
+    return rebuild_mapping(like, dict(zip(like, children, strict=True)))
+
+
+def _split_dataclass(value: Any) -> _Split:
+    fields = field_values(value)
+    return tuple(fields.values()), value, tuple(map(Field, fields))
+
+
+def _split_sequence(value: Sequence[Any]) -> _Split:
+    return tuple(value), value, None
+
+
+def _join_sequence(like: Sequence[Any], children: tuple[Any, ...]) -> Any:
+    return rebuild_sequence(like, list(children))

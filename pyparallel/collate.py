@@ -1,0 +1,280 @@
+"""collate: samples of one batch become one batch, ready to be scattered."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from . import _stack, _tree
+from ._errors import (
+    BatchTypeError,
+    BatchValueError,
+    EmptyBatchError,
+    Field,
+    MissingKeyError,
+    at,
+    kind,
+    warn_once,
+)
+from .container import DataContainer
+
+Path = tuple[Any, ...]
+
+
+def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
+    """Return the samples of ``batch`` as one batch.
+
+    Containers are taken apart together: the result has the structure of the first
+    sample. What stands in it is batched by kind:
+
+    * `DataContainer` with ``stack``: one padded tensor ``(chunk, *target)`` for every
+      ``samples_per_gpu`` samples. Only trailing ends are padded, each sample with its
+      own ``padding_value``, up to the largest size in the chunk;
+    * `DataContainer` without ``stack``, or with ``cpu_only``: a list of chunks, each
+      the list of its samples' values, not copied;
+    * tensors, numpy arrays and numbers: stacked over the whole batch as torch's
+      ``default_collate`` does;
+    * strings and bytes: a list;
+    * dicts, other mappings, namedtuples and dataclasses: the same type; lists and
+      tuples: a list.
+
+    Args:
+        batch: the samples, at least one.
+        samples_per_gpu: how many samples make a chunk (one chunk goes to one device).
+            The last chunk may be smaller.
+
+    Returns:
+        The batch. A stacked tensor is contiguous, never aliases its samples, and has
+        the dtype that ``torch.stack`` gives. Gradients flow through it in the main
+        process. In a ``DataLoader`` worker it is written once, straight into shared
+        memory.
+
+    Raises:
+        TypeError: samples of different kinds, a kind that cannot be batched, a
+            container to stack that holds no tensor.
+        ValueError: an empty batch, unequal lengths, a missing key, shapes that differ
+            outside the padded dimensions, a padding value that the dtype cannot hold,
+            containers that hold themselves. The message names key and sample.
+        RuntimeError: a tensor that requires grad in a ``DataLoader`` worker.
+
+    The behaviour is that of mmcv 1.x ``collate``; its silent truncation of ragged
+    lists, endless recursion on strings and loss of container types are fixed.
+
+    Example:
+        >>> ragged = [DataContainer(torch.ones(1, n), stack=True, pad_dims=1)
+        ...           for n in (2, 3)]
+        >>> collate(ragged, samples_per_gpu=2).data[0].tolist()
+        [[[1.0, 1.0, 0.0]], [[1.0, 1.0, 1.0]]]
+    """
+    if not isinstance(batch, Sequence) or isinstance(batch, str | bytes):
+        raise BatchTypeError(
+            f"collate: batch must be a sequence of samples, but is {kind(batch)}."
+        )
+    chunk = _check_samples_per_gpu(samples_per_gpu)
+    if not batch:
+        raise EmptyBatchError(
+            "collate: batch must have at least one sample, but is empty."
+        )
+    return _column(batch, (), chunk)
+
+
+def _check_samples_per_gpu(value: int) -> int:
+    rule = "collate: samples_per_gpu must be an integer of 1 or more, but is"
+    try:
+        result = operator.index(value)
+    except TypeError:
+        raise BatchTypeError(f"{rule} {value!r} ({kind(value)}).") from None
+    if result < 1:
+        raise BatchValueError(f"{rule} {value!r}.")
+    return result
+
+
+def _name(path: Path, i: int) -> str:
+    return at(f"batch[{i}]", path)
+
+
+def _column(column: Sequence[Any], path: Path, chunk: int) -> Any:
+    """Batch what stands at ``path`` in every sample; the first decides the kind."""
+    first = column[0]
+    if len(path) > _tree.MAX_DEPTH:
+        raise _tree.too_deep(at("batch[0]", path[:3]) + "...")
+    if isinstance(first, DataContainer):
+        return _containers(column, path, chunk)
+    if isinstance(first, torch.Tensor):
+        _check_kind(column, torch.Tensor, "a tensor", path)
+        return _stack.stack(column, None, None, lambda i: _name(path, i))
+    if isinstance(first, str | bytes):
+        cls = str if isinstance(first, str) else bytes
+        _check_kind(column, cls, cls.__name__, path)
+        return list(column)
+    if isinstance(first, Mapping):
+        return _mappings(column, path, chunk)
+    if _tree.is_dataclass(first):
+        return _dataclasses(column, path, chunk)
+    if isinstance(first, Sequence):
+        return _sequences(column, path, chunk)
+    return _values(column, path)
+
+
+def _check_kind(column: Sequence[Any], cls: Any, article: str, path: Path) -> None:
+    for i, item in enumerate(column):
+        if not isinstance(item, cls) or (
+            cls is Sequence and isinstance(item, str | bytes)
+        ):
+            raise BatchTypeError(
+                f"{_name(path, i)} must be {article} like {_name(path, 0)}, but is "
+                f"{kind(item)}."
+            )
+
+
+def _containers(
+    column: Sequence[DataContainer], path: Path, chunk: int
+) -> DataContainer:
+    _check_kind(column, DataContainer, "a DataContainer", path)
+    first = column[0]
+    starts = range(0, len(column), chunk)
+    data: list[Any]
+    if first.stack and not first.cpu_only:
+        data = [_stack_chunk(column, start, path, chunk) for start in starts]
+    else:
+        data = [[item.data for item in column[i : i + chunk]] for i in starts]
+    # The result keeps the default pad_dims, as in mmcv: its tensors are padded already.
+    return DataContainer(
+        data, first.stack, first.padding_value, cpu_only=first.cpu_only
+    )
+
+
+def _stack_chunk(
+    column: Sequence[DataContainer], start: int, path: Path, chunk: int
+) -> torch.Tensor:
+    items = column[start : start + chunk]
+    samples = [item.data for item in items]
+    for i, sample in enumerate(samples, start):
+        if not isinstance(sample, torch.Tensor):
+            raise BatchTypeError(
+                f"{_name(path, i)} must hold a tensor because stack=True, but holds "
+                f"{kind(sample)}. Convert it with torch.as_tensor, or use stack=False."
+            )
+    return _stack.stack(
+        samples,
+        items[0].pad_dims,
+        [item.padding_value for item in items],
+        lambda i: _name(path, start + i),
+    )
+
+
+def _mappings(column: Sequence[Mapping[Any, Any]], path: Path, chunk: int) -> Any:
+    _check_kind(column, Mapping, "a mapping", path)
+    first = column[0]
+    for i, item in enumerate(column):
+        if item.keys() != first.keys():
+            _check_keys(item, first, path, i)
+    return _tree.rebuild_mapping(
+        first,
+        {
+            key: _column([item[key] for item in column], (*path, key), chunk)
+            for key in first
+        },
+    )
+
+
+def _check_keys(
+    item: Mapping[Any, Any], first: Mapping[Any, Any], path: Path, i: int
+) -> None:
+    # A mapping with __missing__, as a defaultdict or a Counter, answers for any key.
+    answers = hasattr(type(item), "__missing__")
+    missing = [key for key in first if key not in item and not answers]
+    if missing:
+        raise MissingKeyError(
+            f"{_name(path, i)} must have the keys of {_name(path, 0)}, but lacks "
+            f"{', '.join(map(repr, missing))}. Give every sample the same keys."
+        )
+    extra = [key for key in item if key not in first]
+    if extra:
+        warn_once(
+            f"extra keys {path}",
+            f"{_name(path, i)} should have the keys of {_name(path, 0)}, but also has "
+            f"{', '.join(map(repr, extra))}: dropped, as mmcv does. Give every sample "
+            "the same keys.",
+        )
+
+
+def _dataclasses(column: Sequence[Any], path: Path, chunk: int) -> Any:
+    first = column[0]
+    _check_kind(column, type(first), f"a {kind(first)}", path)
+    return _tree.rebuild_dataclass(
+        first,
+        [
+            _column([getattr(item, key) for item in column], (*path, Field(key)), chunk)
+            for key in _tree.field_values(first)
+        ],
+    )
+
+
+def _sequences(column: Sequence[Any], path: Path, chunk: int) -> Any:
+    first = column[0]
+    _check_kind(column, Sequence, "a sequence", path)
+    for i, item in enumerate(column):
+        if len(item) != len(first):
+            raise BatchValueError(
+                f"{_name(path, i)} must have {len(first)} items like "
+                f"{_name(path, 0)}, but has {len(item)}. Wrap the field in a "
+                "DataContainer to keep lists of any length."
+            )
+    named = _tree.is_namedtuple(first)
+    steps = map(Field, first._fields) if named else range(len(first))
+    columns = [
+        _column(list(items), (*path, step), chunk)
+        for step, items in zip(steps, zip(*column, strict=True), strict=True)
+    ]
+    return _tree.rebuild_sequence(first, columns) if named else columns
+
+
+def _values(column: Sequence[Any], path: Path) -> Any:
+    """Batch numbers and numpy arrays by torch's ``default_collate``."""
+    try:
+        if _stack.is_array(column[0]):
+            tensors = [_stack.as_tensor(item) for item in column]
+            return _stack.stack(tensors, None, None, lambda i: _name(path, i))
+        return default_collate(list(column))
+    except (BatchTypeError, BatchValueError):
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise _unbatchable(column, path, error) from error
+
+
+def _unbatchable(column: Sequence[Any], path: Path, error: Exception) -> Exception:
+    """Return the error for values that torch refuses; it names the first at fault."""
+    i = next((i for i, item in enumerate(column) if _is_refused(item)), None)
+    if i is None:
+        # Each alone would do, so it is their mixture.
+        i = next((i for i, x in enumerate(column) if type(x) is not type(column[0])), 0)
+        return BatchTypeError(
+            f"{_name(path, i)} must be {kind(column[0])} like {_name(path, 0)}, but is "
+            f"{kind(column[i])}."
+        )
+    if isinstance(error, TypeError):
+        found = kind(column[i])
+        if _stack.is_array(column[i], numeric=False):
+            found += f" of dtype {column[i].dtype}"
+        return BatchTypeError(
+            f"{_name(path, i)} must be a tensor, a numeric array, a number, a string "
+            f"or a container of these, but is {found}. Wrap the field in a "
+            "DataContainer with cpu_only=True to keep the values in a list."
+        )
+    return BatchValueError(
+        f"{_name(path, i)} must be a number that a tensor can hold, but is "
+        f"{column[i]!r:.80}."
+    )
+
+
+def _is_refused(value: Any) -> bool:
+    try:
+        default_collate([_stack.as_tensor(value) if _stack.is_array(value) else value])
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return True
+    return False

@@ -1,0 +1,220 @@
+"""DataContainer: a value with the instructions for batching it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from . import _tree
+from ._errors import BatchTypeError, BatchValueError, kind
+
+_STATE = ("_data", "_stack", "_padding_value", "_cpu_only", "_pad_dims")
+
+
+class DataContainer:
+    """Holds one field of a sample, or of a batch, and how to batch it.
+
+    `collate` reads three kinds from the flags:
+
+    * ``cpu_only``: the values are kept in lists and never leave the host (metadata);
+    * ``stack``: tensors are padded to a common shape and stacked;
+    * neither: tensors are kept in lists, one list for each device.
+
+    Args:
+        data: any object; a tensor when ``stack`` is set.
+        stack: pad and stack this field.
+        padding_value: number written into the padding of this sample. It is converted
+            as ``torch.nn.functional.pad`` does it for the dtype of ``data``.
+        cpu_only: keep this field on the host.
+        pad_dims: how many trailing dimensions may differ between samples and are
+            padded at their end: 1, 2 or 3; None if all shapes are equal.
+
+    Raises:
+        TypeError: ``pad_dims`` is not an integer.
+        ValueError: ``pad_dims`` is not None, 1, 2 or 3 (an ``AssertionError`` too).
+
+    The five attributes, their names and the pickled state are those of mmcv 1.x, so
+    pickles of its containers load here. `to`, `pin_memory`, indexing and iteration are
+    additions: with them a container travels through ``DataLoader(pin_memory=True)``,
+    accelerate and Lightning.
+
+    Example:
+        >>> DataContainer(torch.zeros(3, 4, 5), stack=True).size()
+        torch.Size([3, 4, 5])
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        stack: bool = False,
+        padding_value: float = 0,
+        cpu_only: bool = False,
+        pad_dims: int | None = 2,
+    ) -> None:
+        _check_pad_dims(pad_dims)
+        self._data = data
+        self._cpu_only = cpu_only
+        self._stack = stack
+        self._padding_value = padding_value
+        self._pad_dims = pad_dims
+
+    @property
+    def data(self) -> Any:
+        """The value itself."""
+        return self._data
+
+    @property
+    def datatype(self) -> type | str:
+        """The type; of a tensor, its legacy type string: ``'torch.FloatTensor'``."""
+        if isinstance(self._data, torch.Tensor):
+            return self._data.type()
+        return type(self._data)
+
+    @property
+    def cpu_only(self) -> bool:
+        """Whether the value stays on the host."""
+        return self._cpu_only
+
+    @property
+    def stack(self) -> bool:
+        """Whether samples are padded and stacked."""
+        return self._stack
+
+    @property
+    def padding_value(self) -> float:
+        """The number written into the padding."""
+        return self._padding_value
+
+    @property
+    def pad_dims(self) -> int | None:
+        """How many trailing dimensions are padded, or None."""
+        return self._pad_dims
+
+    def size(self, *args: Any, **kwargs: Any) -> Any:
+        """Return ``data.size(*args, **kwargs)``.
+
+        Raises:
+            AttributeError: the data is not a tensor.
+        """
+        return self._tensor_attribute("size")(*args, **kwargs)
+
+    def dim(self) -> int:
+        """Return the number of dimensions of the tensor inside.
+
+        Raises:
+            AttributeError: the data is not a tensor.
+        """
+        result: int = self._tensor_attribute("dim")()
+        return result
+
+    def to(
+        self, device: torch.device | str | int, non_blocking: bool = False
+    ) -> DataContainer:
+        """Return a container with every tensor inside on ``device``.
+
+        A ``cpu_only`` container is returned as it is. Nested lists, tuples, dicts,
+        dataclasses and containers are walked; other values are kept by reference.
+
+        Stream: copies are queued on the current stream of ``device``. With
+        ``non_blocking`` the source must be pinned and stay alive until they are done.
+        """
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self, device: Any = None) -> DataContainer:
+        """Return a container with every CPU tensor inside in page-locked memory.
+
+        ``torch.utils.data.DataLoader(pin_memory=True)`` calls this. A ``cpu_only``
+        container is returned as it is.
+
+        Args:
+            device: accepted because some torch versions pass it; it changes nothing.
+
+        Raises:
+            RuntimeError: torch finds no accelerator to lock pages for.
+        """
+
+        def pin(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+
+        return self._map(pin)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return ``data[index]``."""
+        return self._data[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the data."""
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        """Return ``len(data)``; TypeError if the data has none."""
+        return len(self._data)
+
+    def __bool__(self) -> bool:
+        """Tell whether the data has items; True when it has no length."""
+        try:
+            return len(self._data) > 0
+        except TypeError:
+            return True
+
+    def __repr__(self) -> str:
+        """Show the data."""
+        return f"{type(self).__name__}({self._data!r})"
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled container of this class or of mmcv 1.x.
+
+        Raises:
+            TypeError: the state is not a dict, or its ``pad_dims`` not an integer.
+            ValueError: the state lacks an attribute or has an impossible ``pad_dims``.
+        """
+        if not isinstance(state, dict):
+            raise BatchTypeError(
+                "the pickled state of a DataContainer must be a dict, but is "
+                f"{kind(state)}."
+            )
+        missing = [name for name in _STATE if name not in state]
+        if missing:
+            raise BatchValueError(
+                f"the pickled state of a DataContainer must have {', '.join(_STATE)}, "
+                f"but lacks {', '.join(missing)}."
+            )
+        _check_pad_dims(state["_pad_dims"])
+        self.__dict__.update(state)
+
+    def _tensor_attribute(self, name: str) -> Any:
+        if not isinstance(self._data, torch.Tensor):
+            raise AttributeError(
+                f"DataContainer has no attribute {name} for type {self.datatype}"
+            )
+        return getattr(self._data, name)
+
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> DataContainer:
+        """Return a container of the same kind with ``function`` on every tensor."""
+        if self._cpu_only:
+            return self
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__)
+
+        def apply(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return function(leaf)
+            return leaf._map(function) if isinstance(leaf, DataContainer) else leaf
+
+        result._data = _tree.map_leaves(apply, self._data)
+        return result
+
+
+def _check_pad_dims(pad_dims: int | None) -> None:
+    if pad_dims is None:
+        return
+    rule = "DataContainer: pad_dims must be None, 1, 2 or 3, but is"
+    try:
+        value = operator.index(pad_dims)
+    except TypeError:
+        raise BatchTypeError(f"{rule} {pad_dims!r} ({kind(pad_dims)}).") from None
+    if value not in (1, 2, 3):
+        raise BatchValueError(f"{rule} {pad_dims!r}.")
