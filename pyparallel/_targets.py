@@ -1,0 +1,92 @@
+"""Targets: the many ways in which callers name devices."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ._errors import BatchTypeError, BatchValueError, kind
+
+#: One target: a device, its index, or -1 for "the host, as it is".
+Target = int | str | torch.device
+Targets = Target | Iterable[Target]
+
+
+def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
+    """Return the devices that are meant, at least one; None stands for -1.
+
+    Raises:
+        TypeError: a target that is not an index, a string or a device.
+        ValueError: no targets, a name that torch does not know, hosts and accelerators
+            in one list.
+        RuntimeError: a device that this machine does not have.
+    """
+    if isinstance(target_gpus, int | str | torch.device):
+        target_gpus = [target_gpus]
+    if not isinstance(target_gpus, Iterable):
+        raise BatchTypeError(
+            "scatter: target_gpus must be a device, an index or a list of them, but is "
+            f"{kind(target_gpus)}."
+        )
+    targets = [_target(target) for target in target_gpus]
+    if not targets:
+        raise BatchValueError(
+            "scatter: target_gpus must name at least one target, but is empty."
+        )
+    on_host = [target is None or target.type == "cpu" for target in targets]
+    if any(on_host) and not all(on_host):
+        raise BatchValueError(
+            "scatter: target_gpus must be all on the host or all on accelerators, but "
+            f"is {list(target_gpus)}."
+        )
+    return targets
+
+
+def _target(target: Any) -> torch.device | None:
+    try:
+        if isinstance(target, str | torch.device):
+            device = torch.device(target)
+        elif (index := _index(target)) == -1:
+            return None
+        else:
+            device = torch.device("cuda", index)
+    except RuntimeError as error:
+        raise BatchValueError(
+            f"scatter: a target must be -1 or name a device, but is {target!r}."
+        ) from error
+    # "cpu:0" is the host too, but torch would copy to it.
+    return torch.device("cpu") if device.type == "cpu" else _present(device)
+
+
+def _index(target: Any) -> int:
+    try:
+        if not isinstance(target, bool):
+            return operator.index(target)
+    except TypeError:
+        pass
+    raise BatchTypeError(
+        "scatter: a target must be an index, a string or a torch.device, but is "
+        f"{target!r} ({kind(target)})."
+    )
+
+
+def _present(device: torch.device) -> torch.device:
+    """Return ``device`` with its index; RuntimeError if the machine has none such."""
+    try:
+        module = torch.get_device_module(device)
+        count = module.device_count() if module.is_available() else 0
+    except RuntimeError:  # torch knows the type (meta, for one), but no such devices
+        count = 0
+    index = device.index
+    if index is None and count:
+        index = module.current_device()
+    if count == 0 or index >= count:
+        raise RuntimeError(
+            f"scatter: target {device} must be a device of this machine, but torch "
+            f"{torch.__version__} sees {count} of type {device.type}. Use -1 or 'cpu' "
+            "to stay on the host."
+        )
+    return torch.device(device.type, index)
