@@ -1,0 +1,33 @@
+"""pyparallel: ragged samples go to the device in one copy.
+
+`DataContainer` says how a field is batched, `collate` makes the batch, `scatter` sends
+it, and the wrappers run the training step on it. ``python -m pyparallel`` tells which
+backend is in use and why.
+"""
+
+from importlib import metadata as _metadata
+
+from ._errors import BatchWarning
+from .collate import collate
+from .container import DataContainer
+from .data_parallel import MMDataParallel
+from .distributed import MMDistributedDataParallel
+from .registry import MODULE_WRAPPERS, is_module_wrapper
+from .scatter import scatter, scatter_kwargs
+
+try:
+    __version__ = _metadata.version("pyparallel-torch")
+except _metadata.PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "MODULE_WRAPPERS",
+    "BatchWarning",
+    "DataContainer",
+    "MMDataParallel",
+    "MMDistributedDataParallel",
+    "collate",
+    "is_module_wrapper",
+    "scatter",
+    "scatter_kwargs",
+]

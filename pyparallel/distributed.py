@@ -1,0 +1,101 @@
+"""MMDistributedDataParallel: DDP that opens DataContainers and runs steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from .scatter import first_arguments, scatter_kwargs
+
+_HOST = -1
+
+
+class MMDistributedDataParallel(DistributedDataParallel):
+    """``DistributedDataParallel`` for batches made by `collate`, with the step API.
+
+    Takes the arguments of torch's class. `train_step` and `val_step` run between
+    torch's own preparation and completion of a forward, so everything that holds for
+    ``forward`` holds for them: ``static_graph``, ``find_unused_parameters``,
+    ``no_sync``, ``join``, buffer broadcast and the logger.
+
+    DataContainers are opened for CPU modules (``device_ids=None``, gloo) too. What is
+    ``cpu_only`` stays on the host.
+
+    Subclasses may override ``scatter``, ``to_kwargs`` and ``_run_ddp_forward``. From
+    mmcv 1.x ``MMDistributedDataParallel``.
+    """
+
+    def to_kwargs(
+        self, inputs: Any, kwargs: Any, device_id: Any
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Open the arguments for one device; see `scatter_kwargs`."""
+        return self._scattered(inputs, kwargs, [device_id])
+
+    def scatter(
+        self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Open the arguments for several devices; see `scatter_kwargs`."""
+        return self._scattered(inputs, kwargs, device_ids)
+
+    def train_step(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Return ``module.train_step`` of the opened arguments, as a forward of DDP.
+
+        Called by runners as ``train_step(data_batch, optimizer, **kwargs)``. The
+        gradients are reduced in the backward pass of what it returns.
+        """
+        return self._step("train_step", inputs, kwargs)
+
+    def val_step(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Return ``module.val_step`` of the opened arguments; see `train_step`."""
+        return self._step("val_step", inputs, kwargs)
+
+    def _step(self, name: str, inputs: Any, kwargs: Any) -> Any:
+        device_ids = self.device_ids or [_HOST]
+        inputs, kwargs = first_arguments(self.scatter(inputs, kwargs, device_ids))
+        step = getattr(self.module, name)
+        with torch.autograd.profiler.record_function(f"{type(self).__name__}.{name}"):
+            self._prepare()
+            with self._inside_ddp_forward():
+                output = step(*inputs, **kwargs)
+            return self._post_forward(output)  # type: ignore[no-untyped-call]
+
+    def _prepare(self) -> None:
+        """Do what torch does before a forward, except moving the arguments.
+
+        torch would send every tensor that it finds to the device, those of ``cpu_only``
+        containers too, fail on a ``defaultdict`` and on a call without arguments. It
+        gets a placeholder that it leaves alone.
+        """
+        super()._pre_forward(None)  # type: ignore[no-untyped-call]
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Prepare a forward; on the host, open its arguments."""
+        if not self.device_ids:
+            inputs, kwargs = self._opened(inputs, kwargs)
+        self._prepare()
+        return inputs, kwargs
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the model; on a device, with the arguments opened here.
+
+        Overriding methods open them themselves by `to_kwargs`, as in mmcv 1.x. On the
+        host they are open already, and opening them again changes nothing.
+        """
+        if self.device_ids:
+            inputs, kwargs = self._opened(inputs, kwargs)
+        result = super()._run_ddp_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        return result
+
+    def _opened(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+        device_id = self.device_ids[0] if self.device_ids else _HOST
+        return first_arguments(self.to_kwargs(inputs, kwargs, device_id))
+
+    def _scattered(
+        self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        precision = self.mixed_precision
+        dtype = None if precision is None else precision.param_dtype
+        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim, dtype=dtype)
