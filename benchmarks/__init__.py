@@ -1,0 +1,1 @@
+"""Benchmarks: every comparison goes through ``_harness``; see README.md."""
