@@ -1,0 +1,123 @@
+# Every target sets up what it needs, from python3 (with venv) and g++ alone.
+# `make help` lists them. Settings: make test TORCH=torch==2.11.0, and so on.
+
+PYTHON     ?= python3
+TORCH      ?= torch==2.13.0
+# The torch of the CUDA build; its CUDA must be of nvcc's major version.
+CUDA_TORCH ?= torch==2.11.0
+CUDA_ARCHS ?= 8.0;9.0
+# More options for installing torch, such as an index of CPU builds.
+TORCH_PIP  ?=
+DEMO_ARGS  ?=
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+
+V     := $(CURDIR)/.venv
+VCUDA := $(CURDIR)/.venv-cuda
+VPEER := $(CURDIR)/.venv-peers
+# The CUDA build has its own tree: a module of one torch never replaces another's.
+TREE  := $(CURDIR)/build/cuda-tree
+CMAKE := $(or $(shell command -v cmake),$(V)/bin/cmake)
+CTEST := $(or $(shell command -v ctest),$(V)/bin/ctest)
+
+PIP     := -m pip install -q --disable-pip-version-check
+# torch 2.11 wants setuptools < 82, and mmcv 1.7.2 wants pkg_resources (< 81).
+TOOLS   := "setuptools>=77,<81" wheel ninja "pybind11>=2.11"
+# The dependencies and the metadata; the extension follows, with its own stamp.
+DEPS    := PYPARALLEL_BUILD=python PYTHON_BIN $(PIP) --no-build-isolation -e
+SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+
+.DELETE_ON_ERROR:
+.PHONY: help test test-native test-python test-core test-peers lint bench demo \
+	peers cuda-build gpu-check clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
+
+# ---------------------------------------------------------------- environments
+$(V)/.deps: pyproject.toml
+	test -x $(V)/bin/python || $(PYTHON) -m venv $(V)
+	$(V)/bin/python $(PIP) $(TOOLS)
+	$(V)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)"
+	test -x "$(CMAKE)" || $(V)/bin/python $(PIP) "cmake>=3.22"
+	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[test,lint]"
+	touch $@
+
+$(V)/.built: $(V)/.deps $(SOURCES)
+	FORCE_ONLY_CPU=1 $(V)/bin/python setup.py -q build_ext --inplace
+	touch $@
+
+$(V)/.demo: $(V)/.built
+	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[demo]"
+	touch $@
+
+$(VPEER)/.deps: pyproject.toml
+	test -x $(VPEER)/bin/python || $(PYTHON) -m venv $(VPEER)
+	$(VPEER)/bin/python $(PIP) $(TOOLS)
+	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy \
+		opencv-python-headless mmengine==0.10.7
+	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
+	$(DEPS:PYTHON_BIN=$(VPEER)/bin/python) ".[test]"
+	touch $@
+
+$(VCUDA)/.deps: pyproject.toml
+	test -x $(VCUDA)/bin/python || $(PYTHON) -m venv $(VCUDA)
+	$(VCUDA)/bin/python $(PIP) --no-cache-dir $(TOOLS) "$(CUDA_TORCH)"
+	touch $@
+
+# ----------------------------------------------------------------------- checks
+test: test-native test-python test-core ## everything without a GPU: both backends, the C++ core
+
+test-native: $(V)/.built
+	PYPARALLEL_BACKEND=native $(V)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-python: $(V)/.built
+	PYPARALLEL_BACKEND=python $(V)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-core: $(V)/.deps
+	$(CMAKE) -S . -B build/asan -DPP_SANITIZE=address,undefined
+	$(CMAKE) --build build/asan -j2
+	$(CTEST) --test-dir build/asan --output-on-failure
+
+lint: $(V)/.deps ## style, types, formatting, file lengths
+	$(V)/bin/ruff check .
+	$(V)/bin/ruff format --check .
+	$(V)/bin/mypy
+	$(V)/bin/mypy --config-file= --ignore-missing-imports setup.py
+	find csrc tests/csrc \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \) -print0 \
+		| xargs -0 $(V)/bin/clang-format --dry-run -Werror
+	$(V)/bin/python scripts/file_lengths.py
+
+# ------------------------------------------------------------- beside the peers
+# The extension in the tree serves both environments: same torch, same python.
+peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2 and mmengine
+
+test-peers: peers ## the comparison with mmcv; a skipped test fails
+	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
+		$(VPEER)/bin/python -m pytest tests/test_mmcv_differential.py
+
+bench: peers ## the table of benchmarks/README.md
+	$(VPEER)/bin/python -m benchmarks.collate $(BENCH_ARGS)
+
+demo: $(V)/.demo ## a training run on two processes
+	OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \
+		examples/ragged_digits.py $(DEMO_ARGS)
+
+# ------------------------------------------------------------------------- CUDA
+cuda-build: $(VCUDA)/.deps ## compile for CUDA, import it, run the CPU tests; no GPU needed
+	scripts/copy_tree $(TREE)
+	cd $(TREE) && $(DEPS:PYTHON_BIN=$(VCUDA)/bin/python) ".[test]"
+	cd $(TREE) && FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$(CUDA_ARCHS)" \
+		$(VCUDA)/bin/python setup.py -q build_ext --inplace
+	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -c \
+		"from pyparallel import _backend as b; print(b.devices); assert 'cuda' in b.devices"
+	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -m pytest $(PYTEST_ARGS)
+
+# GPU_PYTHON=python3 uses an interpreter that has torch for CUDA and the test tools.
+gpu-check: $(if $(GPU_PYTHON),,$(VCUDA)/.deps) ## compile for the GPU here and run its tests
+	scripts/gpu_check $(TREE) $(or $(GPU_PYTHON),$(VCUDA)/bin/python)
+
+clean: ## remove everything that is built or installed here
+	rm -rf build dist .venv .venv-* *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+		.hypothesis pyparallel/_backend/_C*.so pyparallel/_backend/_C*.json
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
