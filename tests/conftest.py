@@ -1,0 +1,46 @@
+"""What every test may rely on: marks that decide whether a test can run here.
+
+``PYPARALLEL_REQUIRE_CUDA=1`` fails the tests marked ``cuda`` where no GPU is visible;
+``PYPARALLEL_NO_SKIP=1`` fails every test that would be skipped. Jobs that exist to run
+such tests set them, so that they cannot pass by doing nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import torch
+
+NO_GPU = f"needs a visible NVIDIA GPU; torch {torch.__version__} sees none"
+
+
+def _on(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") is None or torch.cuda.is_available():
+        return
+    if _on("PYPARALLEL_REQUIRE_CUDA"):
+        pytest.fail(f"PYPARALLEL_REQUIRE_CUDA is set, but the test {NO_GPU}")
+    pytest.skip(NO_GPU)
+
+
+def _fail_skipped(report: Any) -> Any:
+    if _on("PYPARALLEL_NO_SKIP") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"PYPARALLEL_NO_SKIP is set, but: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    return _fail_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
+    return _fail_skipped((yield))

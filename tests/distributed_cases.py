@@ -1,0 +1,340 @@
+"""What the ranks of test_distributed.py run: each case gives a result on each rank."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict, namedtuple
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from distributed_model import (
+    SAMPLES,
+    Adversaries,
+    Failing,
+    Marked,
+    NaiveDDP,
+    OldFix,
+    Recorder,
+    Reference,
+    gradients,
+    make_batch,
+    make_net,
+    make_samples,
+    values,
+)
+from distributed_ranks import case
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from pyparallel import (
+    DataContainer,
+    MMDistributedDataParallel,
+    collate,
+    scatter,
+    scatter_kwargs,
+)
+
+
+def train(
+    rank: int, world: int, cls: Any, steps: int = 20, whole: bool = True, **options: Any
+) -> dict[str, Any]:
+    """Train beside a single process that sees the whole batch."""
+    net = make_net(unused=options.get("find_unused_parameters", False))
+    single = copy.deepcopy(net)
+    model = cls(net, **options)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (net, single)]
+    deviation = 0.0
+    for step in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        output = model.train_step(make_batch(step, rank, world), optimizers[0])
+        output["loss"].backward()
+        batch = collate(make_samples(step, SAMPLES * world), SAMPLES * world)
+        single.train_step(scatter(batch, [-1])[0])["loss"].backward()
+        difference = (gradients(net) - gradients(single)).abs().max()
+        deviation = max(deviation, difference.item())
+        for optimizer in optimizers:
+            optimizer.step()
+    return {"deviation": deviation, "values": values(net), "keys": list(output)}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "static_graph": {"static_graph": True},
+    "unused_output": {"find_unused_parameters": True},
+    "small_buckets": {"bucket_cap_mb": 0.0001, "gradient_as_bucket_view": True},
+}
+
+
+@case
+def training(rank: int, world: int) -> Any:
+    return {
+        name: {
+            "ours": train(rank, world, MMDistributedDataParallel, **options),
+            "torch": train(rank, world, Reference, **options),
+        }
+        for name, options in OPTIONS.items()
+    }
+
+
+@case
+def naive_training(rank: int, world: int) -> Any:
+    names = ("static_graph", "unused_output")
+    return {n: train(rank, world, NaiveDDP, steps=1, **OPTIONS[n]) for n in names}
+
+
+@case
+def no_sync(rank: int, world: int) -> Any:
+    """Three micro steps of which the last one synchronises; then once more."""
+    result = {}
+    for name in ("plain", "unused_output", "small_buckets"):
+        net = make_net()
+        single = copy.deepcopy(net)
+        ddp = MMDistributedDataParallel(net, **OPTIONS[name])
+        alone = []
+        for round_ in range(2):
+            net.zero_grad()
+            single.zero_grad()
+            steps = range(3 * round_, 3 * round_ + 3)
+            with ddp.no_sync():
+                for step in steps[:2]:
+                    ddp.train_step(make_batch(step, rank, world))["loss"].backward()
+            alone.append(gradients(net))
+            ddp.train_step(make_batch(steps[2], rank, world))["loss"].backward()
+            for step in steps:
+                batch = collate(make_samples(step, SAMPLES * world), SAMPLES * world)
+                single.train_step(scatter(batch, [-1])[0])["loss"].backward()
+            alone.append(gradients(net) - gradients(single))
+        result[name] = alone
+    return result
+
+
+def _norms(rank: int, world: int, cls: Any) -> list[torch.Tensor]:
+    """Train, validate and train on; return the BatchNorm mean that each step met."""
+    net = make_net(norm=True)
+    model = cls(net)
+    for step in range(6):
+        if step == 2:
+            with torch.no_grad():
+                model.val_step(make_batch(step, rank, world))
+        else:
+            model.train_step(make_batch(step, rank, world))["loss"].backward()
+    return net.norm_at_entry
+
+
+@case
+def buffers(rank: int, world: int) -> Any:
+    kinds = {"ours": MMDistributedDataParallel, "torch": Reference, "naive": NaiveDDP}
+    return {name: _norms(rank, world, cls) for name, cls in kinds.items()}
+
+
+def _join(rank: int, world: int, cls: Any) -> Any:
+    net = make_net()
+    model = cls(net)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with model.join():
+        for step in range(3 + 2 * rank):
+            optimizer.zero_grad()
+            model.train_step(make_batch(step, rank, world), optimizer)[
+                "loss"
+            ].backward()
+            optimizer.step()
+    return {"values": values(net), "steps": step + 1}
+
+
+@case
+def join(rank: int, world: int) -> Any:
+    return {
+        "ours": _join(rank, world, MMDistributedDataParallel),
+        "torch": _join(rank, world, Reference),
+    }
+
+
+@case
+def naive_join(rank: int, world: int) -> Any:
+    return _join(rank, world, NaiveDDP)
+
+
+Point = namedtuple("Point", "x y")
+
+
+@case
+def calls(rank: int, world: int) -> Any:
+    """What reaches the model, in every way of calling it."""
+    model = Recorder()
+    ddp = MMDistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    both = {"g": optimizer, "d": torch.optim.Adam(model.parameters())}
+    result = {}
+    with torch.no_grad():
+        for name in ("forward", "train_step", "val_step"):
+            call = ddp if name == "forward" else getattr(ddp, name)
+            model.calls.clear()
+            call(make_batch(0, rank, world), optimizer, both, flag=True, none=None)
+            call(**make_batch(0, rank, world))
+            call()
+            (data, first, second), kwargs = model.calls[0]
+            result[name] = {
+                "img": tuple(data["img"].shape),
+                "boxes": [type(box).__name__ for box in data["boxes"]],
+                "metas": data["metas"],
+                "the optimizer": first is optimizer,
+                "the optimizers": [second[key] is both[key] for key in both],
+                "kwargs": kwargs,
+                "keys": sorted(model.calls[1][1]),
+                "nothing": model.calls[2],
+            }
+    naive = NaiveDDP(model)
+    naive.train_step(make_batch(0, rank, world))
+    result["naive"] = type(model.calls[-1][0][0]["img"]).__name__
+    result["state"] = list(ddp.state_dict())
+    result["attributes"] = [
+        ddp.device_ids,
+        ddp.dim,
+        ddp.output_device,
+        ddp.require_forward_param_sync,
+        ddp.require_backward_grad_sync,
+        ddp.find_unused_parameters,
+        type(ddp.reducer).__name__,
+    ]
+    return result
+
+
+@case
+def outputs(rank: int, world: int) -> Any:
+    """Nested outputs, also where torch takes them apart for unused parameters."""
+    result = {}
+    for unused in (False, True):
+        model = Recorder()
+        ddp = MMDistributedDataParallel(model, find_unused_parameters=unused)
+        y = model.layer(torch.ones(1, 2))
+        model.output = {
+            "loss": y.sum(),
+            "ordered": OrderedDict(b=1, a=2.5),
+            "default": defaultdict(list, k=[y]),
+            "tuple": (1, "text", None),
+            "point": Point(y, 0),
+        }
+        output = ddp.train_step()
+        output["loss"].backward()
+        result[unused] = [
+            {key: type(value).__name__ for key, value in output.items()},
+            [output["ordered"] == OrderedDict(b=1, a=2.5), output["tuple"]],
+            [
+                torch.equal(output["point"].x, y),
+                torch.equal(output["default"]["k"][0], y),
+            ],
+        ]
+    return result
+
+
+@case
+def subclasses(rank: int, world: int) -> Any:
+    model = Recorder()
+    with torch.no_grad():
+        OldFix(model)(make_batch(0, rank, world))
+        marked = Marked(model)
+        marked()
+        marked.train_step()
+        marked.val_step()
+    shape = tuple(model.calls[0][0][0]["img"].shape)
+    return {"old fix": shape, "marked": [kwargs for _, kwargs in model.calls[1:]]}
+
+
+@case
+def on_a_device(rank: int, world: int) -> Any:
+    """Only our scatter may move arguments: it knows what stays on the host.
+
+    It is replaced by one that leaves all on the host, so that whatever ends up on
+    "meta" was moved by torch.
+    """
+    model = Recorder()
+    ddp, theirs = MMDistributedDataParallel(model), DDP(model)
+    batch = {
+        "img": DataContainer([torch.ones(2, 3)], stack=True),
+        "host": DataContainer([[torch.ones(1)]], cpu_only=True),
+        "default": defaultdict(list, a=[1]),
+    }
+    for wrapper in (ddp, theirs):
+        wrapper.device_ids, wrapper.device_type = [0], "meta"
+    targets: list[Any] = []
+
+    def opened(inputs: Any, kwargs: Any, ids: Any, **options: Any) -> Any:
+        targets.append(list(ids))
+        return scatter_kwargs(inputs, kwargs, [-1], **options)
+
+    result = {}
+    with torch.no_grad(), patch("pyparallel.distributed.scatter_kwargs", opened):
+        theirs(torch.ones(1))
+        result["torch"] = model.calls[-1][0][0].device.type
+        for name in ("forward", "train_step", "val_step"):
+            call = ddp if name == "forward" else getattr(ddp, name)
+            call(batch)
+            seen = model.calls[-1][0][0]
+            devices = [seen["img"].device.type, seen["host"][0].device.type]
+            call()
+            result[name] = [devices, dict(seen["default"]), model.calls[-1]]
+        result["targets"] = targets[:]
+        ddp.mixed_precision = SimpleNamespace(param_dtype=torch.bfloat16)
+        ddp.val_step(batch)
+        seen = model.calls[-1][0][0]
+        result["precision"] = [seen["img"].dtype, seen["host"][0].dtype]
+    return result
+
+
+@case
+def failing_step(rank: int, world: int) -> Any:
+    """An exception in the step leaves the wrapper as it leaves torch's."""
+    result = {}
+    for name, cls in {"ours": MMDistributedDataParallel, "torch": DDP}.items():
+        net = make_net(norm=True)
+        ddp = cls(Failing(net))
+        step = ddp if cls is DDP else ddp.train_step
+        for i in range(6):
+            data = scatter(make_batch(i, rank, world), [-1])[0]
+            try:
+                step(data, fail=i in (1, 4))["loss"].backward()
+            except ZeroDivisionError:
+                assert DDP._get_active_ddp_module() is None
+        log = ddp._get_ddp_logging_data()
+        result[name] = [gradients(net), log["iteration"]]
+    return result
+
+
+@case
+def reducer_in_the_step(rank: int, world: int) -> Any:
+    torch.manual_seed(0)
+    model = Adversaries()
+    ddp = MMDistributedDataParallel(model, find_unused_parameters=True)
+    optimizers = {k: torch.optim.SGD(getattr(model, k).parameters(), 0.1) for k in "gd"}
+    start = values(model)
+    for step in range(6):
+        data = torch.rand(
+            3, 2, generator=torch.Generator().manual_seed(9 * step + rank)
+        )
+        ddp.train_step(data, optimizers, ddp_reducer=ddp.reducer)
+    return [values(model), start]
+
+
+@case
+def other_reducers(rank: int, world: int) -> Any:
+    """The Python reducer, and gradients that are reduced apart from torch's buckets."""
+    result = {}
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        result["python"] = train(rank, world, MMDistributedDataParallel, steps=3)
+    for name in ("forward", "train_step", "torch"):
+        model = Failing(make_net())
+        late = [(k, p) for k, p in model.named_parameters() if "head" in k]
+        ddp = (DDP if name == "torch" else MMDistributedDataParallel)(
+            model,
+            delay_all_reduce_named_params=late,
+            param_to_hook_all_reduce=model.net.conv.weight,
+        )
+        batch = make_batch(0, rank, world)
+        if name == "torch":
+            batch = scatter(batch, [-1])[0]
+        step = ddp.train_step if name == "train_step" else ddp
+        step(batch, fail=False)["loss"].backward()
+        result[name] = gradients(model)
+    return result

@@ -1,0 +1,184 @@
+"""What collate must give: slow, obvious, and without a line of pyparallel.
+
+A tensor is taken apart into the bytes of its elements, one by one, and put together
+again from them, so that nothing here depends on strides, on dtypes or on how torch
+pads and stacks. Only the conversion of a padding value is torch's: `F.pad` defines it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclasses.dataclass
+class Box:
+    """What a DataContainer must hold; the pad_dims of a collated one are always 2."""
+
+    data: Any
+    stack: bool
+    padding_value: Any
+    cpu_only: bool
+
+
+def is_box(value: Any) -> bool:
+    return isinstance(value, Box) or hasattr(value, "_padding_value")
+
+
+def elements(tensor: torch.Tensor) -> dict[tuple[int, ...], bytes]:
+    """Return the bytes of every element by its index."""
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    flat = bytes(dense.reshape(-1).view(torch.uint8).tolist())
+    size = tensor.element_size()
+    indices = itertools.product(*map(range, tensor.shape))
+    return {index: flat[i * size :][:size] for i, index in enumerate(indices)}
+
+
+def assemble(
+    shape: tuple[int, ...], dtype: torch.dtype, parts: list[bytes]
+) -> torch.Tensor:
+    if not parts:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(b"".join(parts)), dtype=dtype).view(shape)
+
+
+def padding(dtype: torch.dtype, value: Any) -> bytes:
+    """Return the bytes of a padding value; RuntimeError if the dtype cannot hold it."""
+    cell = F.pad(torch.empty(0, dtype=dtype), (0, 1), value=value)
+    return elements(cell)[(0,)]
+
+
+def target_shape(
+    shapes: Sequence[tuple[int, ...]], pad_dims: int | None
+) -> tuple[int, ...]:
+    target = list(shapes[0])
+    for dim in range(len(target) - (pad_dims or 0), len(target)):
+        target[dim] = max(shape[dim] for shape in shapes)
+    return tuple(target)
+
+
+def stacked(
+    samples: Sequence[torch.Tensor], pad_dims: int | None, values: Sequence[Any]
+) -> torch.Tensor:
+    """Return one chunk. Padding is converted to each sample's dtype, then promoted."""
+    dtype = functools.reduce(torch.promote_types, [s.dtype for s in samples])
+    target = target_shape([tuple(s.shape) for s in samples], pad_dims)
+    parts = []
+    for sample, value in zip(samples, values, strict=True):
+        have = elements(sample.to(dtype))
+        indices = list(itertools.product(*map(range, target)))
+        fill = b""
+        if len(indices) > len(have):
+            raw = assemble((1,), sample.dtype, [padding(sample.dtype, value)])
+            fill = elements(raw.to(dtype))[(0,)]
+        parts += [have.get(index, fill) for index in indices]
+    return assemble((len(samples), *target), dtype, parts)
+
+
+def by_torch(
+    samples: Sequence[torch.Tensor], pad_dims: int | None, values: Sequence[Any]
+) -> torch.Tensor:
+    """Return one chunk as mmcv 1.x makes it: F.pad on each sample, torch.stack."""
+    if pad_dims is None:
+        return torch.stack(list(samples))
+    target = target_shape([tuple(s.shape) for s in samples], pad_dims)
+    padded = []
+    for sample, value in zip(samples, values, strict=True):
+        margins = []
+        for dim in range(1, pad_dims + 1):
+            margins += [0, target[-dim] - sample.shape[-dim]]
+        padded.append(F.pad(sample, margins, value=value))
+    return torch.stack(padded)
+
+
+def collate(batch: Sequence[Any], samples_per_gpu: int) -> Any:
+    first = batch[0]
+    if is_box(first):
+        return _boxes(batch, samples_per_gpu)
+    if isinstance(first, torch.Tensor):
+        return stacked(batch, None, [0] * len(batch))
+    if isinstance(first, str | bytes):
+        return list(batch)
+    if isinstance(first, Mapping):
+        items = {k: collate([s[k] for s in batch], samples_per_gpu) for k in first}
+        if isinstance(first, defaultdict):
+            return defaultdict(first.default_factory, items)
+        return type(first)(items)
+    if dataclasses.is_dataclass(first):
+        return _dataclass(batch, samples_per_gpu)
+    if isinstance(first, Sequence):
+        columns = [
+            collate([sample[i] for sample in batch], samples_per_gpu)
+            for i in range(len(first))
+        ]
+        return type(first)(*columns) if hasattr(first, "_fields") else columns
+    if type(first).__module__ == "numpy":
+        native = [array.astype(array.dtype.newbyteorder("=")) for array in batch]
+        return stacked([torch.from_numpy(array) for array in native], None, batch)
+    kinds = {bool: torch.bool, int: torch.int64, float: torch.float64}
+    return torch.tensor(batch, dtype=kinds[type(first)])
+
+
+def _boxes(batch: Sequence[Any], samples_per_gpu: int) -> Box:
+    first = batch[0]
+    data: list[Any] = []
+    for start in range(0, len(batch), samples_per_gpu):
+        chunk = batch[start : start + samples_per_gpu]
+        values = [sample.data for sample in chunk]
+        if first.stack and not first.cpu_only:
+            paddings = [sample.padding_value for sample in chunk]
+            data.append(stacked(values, chunk[0].pad_dims, paddings))
+        else:
+            data.append(values)
+    return Box(data, first.stack, first.padding_value, first.cpu_only)
+
+
+def _dataclass(batch: Sequence[Any], samples_per_gpu: int) -> Any:
+    return {
+        field.name: collate([getattr(s, field.name) for s in batch], samples_per_gpu)
+        for field in dataclasses.fields(batch[0])
+    }
+
+
+def assert_same_tensor(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Assert equal dtype, shape and bits; NaN payloads and -0.0 count."""
+    assert type(actual) is torch.Tensor
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    assert elements(actual) == elements(expected)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Assert equal structure, types and bits; lists of values keep the very objects."""
+    if isinstance(expected, Box):
+        flags = (actual.stack, actual.padding_value, actual.cpu_only, actual.pad_dims)
+        assert flags[0::2] == (expected.stack, expected.cpu_only)
+        assert repr(flags[1]) == repr(expected.padding_value)
+        assert flags[3] == 2
+        assert_same(actual.data, expected.data)
+    elif isinstance(expected, torch.Tensor):
+        if actual is not expected:
+            assert_same_tensor(actual, expected)
+    elif dataclasses.is_dataclass(actual):
+        for name, value in expected.items():
+            assert_same(getattr(actual, name), value)
+    elif isinstance(expected, Mapping):
+        assert type(actual) is type(expected)
+        assert list(actual) == list(expected)
+        for key in expected:
+            assert_same(actual[key], expected[key])
+        if isinstance(expected, OrderedDict):
+            assert actual.__dict__ == expected.__dict__
+    elif isinstance(expected, list | tuple):
+        assert type(actual) is type(expected)
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert actual is expected or actual == expected

@@ -1,0 +1,262 @@
+"""The choice of the backend: every branch, then real processes with real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import pyparallel
+from pyparallel import _backend
+from pyparallel._backend import _build
+
+PACKAGE = Path(pyparallel.__file__).parent
+FIT = {"torch": "2.13.0+cpu", "cuda": None}
+FIT_CUDA = {"torch": "2.11.0+cu130", "cuda": "13.0"}
+MODULE = SimpleNamespace(**dict.fromkeys(_backend._CONTRACT))
+RULE = "pyparallel's extension must be built for the torch that runs it"
+REBUILD = (
+    "Rebuild it in the source folder: "
+    "pip install --no-build-isolation --force-reinstall --no-deps ."
+)
+
+
+def never():
+    raise AssertionError("the extension must not be loaded")
+
+
+def broken():
+    raise ImportError("undefined symbol: _ZN2at6narrowE")
+
+
+def choose(requested="auto", record=FIT, torch_version="2.13.0", cuda=None, load=never):
+    return _backend.choose(requested, record, torch_version, cuda, load)
+
+
+def test_a_fitting_extension_is_used():
+    found = choose(load=lambda: MODULE)
+    reason = "The extension was built for torch 2.13.0+cpu."
+    assert found[:3] == ("native", reason, MODULE)
+    assert found.load_error is None and not found.warns
+
+
+def test_python_is_used_on_request_without_looking_at_the_extension():
+    found = choose("python")
+    assert found[:2] == ("python", "PYPARALLEL_BACKEND=python asks for it.")
+
+
+@pytest.mark.parametrize("value", ["cuda", "Native", "0", " "])
+def test_another_value_is_refused(value):
+    with pytest.raises(ValueError) as caught:
+        choose(value)
+    assert str(caught.value) == (
+        f"PYPARALLEL_BACKEND must be auto, native or python, but is {value!r}. "
+        "Unset it for auto."
+    )
+
+
+def test_an_absent_extension_is_quiet():
+    found = choose(record=None)
+    assert (found.name, found.warns) == ("python", False)
+    assert found.reason == (
+        "No extension is installed. To build one in the source folder: "
+        "pip install --no-build-isolation --force-reinstall --no-deps ."
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "torch_version", "cuda", "built", "present"),
+    [
+        (FIT, "2.12.1", None, "torch 2.13.0 (CPU)", "torch 2.12.1 (CPU)"),
+        (FIT, "3.13.0", "14.1", "torch 2.13.0 (CPU)", "torch 3.13.0 (CUDA 14.1)"),
+        (FIT, "2.1.3", None, "torch 2.13.0 (CPU)", "torch 2.1.3 (CPU)"),
+        (FIT_CUDA, "2.11.0", "12.8", "torch 2.11.0 (CUDA 13.0)", None),
+        (FIT_CUDA, "2.11.0+cpu", None, "torch 2.11.0 (CUDA 13.0)", None),
+    ],
+)
+def test_an_extension_for_another_torch_is_not_loaded(
+    record, torch_version, cuda, built, present
+):
+    found = choose(record=record, torch_version=torch_version, cuda=cuda)
+    if present is None:
+        present = f"torch 2.11.0 ({f'CUDA {cuda}' if cuda else 'CPU'})"
+    assert (found.name, found.warns, found.load_error) == ("python", True, None)
+    assert found.reason == (
+        f"{RULE}, but it was built for {built} and {present} is installed. {REBUILD}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "torch_version", "cuda"),
+    [
+        (FIT, "2.13.4", None),
+        (FIT, "2.13.0+cu130", "13.0"),
+        (FIT_CUDA, "2.11.1", "13.2"),
+        (FIT, "2.13.0a0+git1234", None),
+    ],
+)
+def test_patch_versions_and_minor_cuda_versions_may_differ(record, torch_version, cuda):
+    found = choose(
+        record=record, torch_version=torch_version, cuda=cuda, load=lambda: MODULE
+    )
+    assert found.name == "native"
+
+
+@pytest.mark.parametrize("record", [{}, {"torch": ""}, {"cuda": "13.0"}])
+def test_an_extension_without_a_readable_record_is_not_loaded(record):
+    found = choose(record=record)
+    assert (found.name, found.warns) == ("python", True)
+    assert found.reason == (
+        f"{RULE}, but its build record is missing or cannot be read. {REBUILD}"
+    )
+
+
+def test_a_broken_extension_keeps_its_exception():
+    found = choose(load=broken)
+    assert (found.name, found.warns) == ("python", True)
+    assert isinstance(found.load_error, ImportError)
+    assert found.reason == (
+        "pyparallel's extension must load, but loading it raised ImportError: "
+        f"undefined symbol: _ZN2at6narrowE. {REBUILD}"
+    )
+
+
+def test_an_extension_that_lacks_a_function_is_not_used():
+    old = SimpleNamespace(pad_copy=None, pack=None, devices=None)
+    found = choose(load=lambda: old)
+    assert (found.name, found.warns) == ("python", True)
+    assert found.reason == (
+        "pyparallel's extension must define pad_copy, pack, views, devices, "
+        f"build_info, but lacks views, build_info. {REBUILD}"
+    )
+
+
+@pytest.mark.parametrize("record", [None, {}, FIT_CUDA, FIT])
+def test_native_raises_the_reason_and_chains_the_cause(record):
+    reason = choose(record=record, load=broken).reason
+    with pytest.raises(ImportError) as caught:
+        choose("native", record=record, load=broken)
+    assert str(caught.value) == (
+        f"PYPARALLEL_BACKEND=native must use the extension, but: {reason}"
+    )
+    assert isinstance(caught.value.__cause__, ImportError) == (record is FIT)
+
+
+def test_the_running_backend_says_what_it_is():
+    assert _backend.name in ("native", "python")
+    assert _backend.reason.endswith(".")
+    assert "cpu" in _backend.devices
+    assert isinstance(_backend.built_for, dict)
+    asked = os.environ.get("PYPARALLEL_BACKEND") or "auto"
+    assert asked in ("auto", _backend.name)
+
+
+def test_find_pairs_the_module_of_this_python_with_its_record(tmp_path):
+    assert _build.find(tmp_path) is None
+    suffix = _build.EXTENSION_SUFFIXES[0]
+    (tmp_path / "_C.cpython-27-other.so").touch()
+    (tmp_path / "_C.cpython-27-other.json").write_text('{"torch": "0.1"}')
+    assert _build.find(tmp_path) is None
+    module = tmp_path / f"_C{suffix}"
+    module.touch()
+    assert _build.find(tmp_path) == (module, {})
+    for text, record in [
+        ("{", {}),
+        ("[1]", {}),
+        ('{"torch": "2.6"}', {"torch": "2.6"}),
+    ]:
+        module.with_suffix(".json").write_text(text)
+        assert _build.find(tmp_path) == (module, record)
+
+
+# ------------------------------------------------------------------ real processes
+SHOW = (
+    "import json, warnings\n"
+    "with warnings.catch_warnings(record=True) as caught:\n"
+    "    warnings.simplefilter('always')\n"
+    "    from pyparallel import _backend as b\n"
+    "error = type(b.load_error).__name__\n"
+    "texts = [str(w.message) for w in caught if w.category is RuntimeWarning]\n"
+    "print(json.dumps([b.name, b.reason, error, texts]))\n"
+)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the package without an extension, in a folder of its own."""
+    ignore = shutil.ignore_patterns("_C.*.so", "_C.*.json", "__pycache__")
+    shutil.copytree(PACKAGE, tmp_path / "pyparallel", ignore=ignore)
+    return tmp_path
+
+
+def put(copy: Path, record: object, content: bytes = b"no shared library") -> Path:
+    module = copy / "pyparallel" / "_backend" / f"_C{_build.EXTENSION_SUFFIXES[0]}"
+    module.write_bytes(content)
+    module.with_suffix(".json").write_text(json.dumps(record))
+    return module
+
+
+def start(copy: Path, backend: str | None, code: str = SHOW):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL")}
+    env |= {"PYTHONPATH": str(copy)}
+    env |= {} if backend is None else {"PYPARALLEL_BACKEND": backend}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True)
+
+
+def shown(copy: Path, backend: str | None):
+    done = start(copy, backend)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("backend", [None, "", "auto", "python"])
+def test_process_without_an_extension_is_silent(copy, backend):
+    name, _, error, texts = shown(copy, backend)
+    assert (name, error, texts) == ("python", "NoneType", [])
+
+
+def test_process_with_a_tampered_record_warns_once_and_does_not_load(copy):
+    put(copy, {"torch": "1.2.3", "cuda": "9.0"})
+    name, reason, error, texts = shown(copy, None)
+    present = _build.describe(torch.__version__, torch.version.cuda)
+    assert (name, error) == ("python", "NoneType")
+    assert reason == (
+        f"{RULE}, but it was built for torch 1.2.3 (CUDA 9.0) and {present} is "
+        f"installed. {REBUILD}"
+    )
+    assert texts == [f"{reason}\nUntil then, pure Python runs."]
+
+
+def test_process_with_a_broken_module_warns_once_and_keeps_the_error(copy):
+    module = put(copy, {"torch": torch.__version__, "cuda": torch.version.cuda})
+    name, reason, error, texts = shown(copy, "auto")
+    assert (name, error) == ("python", "ImportError")
+    assert str(module) in reason and "file too short" in reason
+    assert texts == [f"{reason}\nUntil then, pure Python runs."]
+
+
+def test_process_that_must_be_native_fails_with_the_reason(copy):
+    done = start(copy, "native")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: PYPARALLEL_BACKEND=native must use the extension, but: No "
+        "extension is installed. To build one in the source folder: "
+        "pip install --no-build-isolation --force-reinstall --no-deps ."
+    )
+
+
+def test_process_with_a_wrong_value_fails(copy):
+    done = start(copy, "cuda")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ValueError: PYPARALLEL_BACKEND must be auto, native or python, but is "
+        "'cuda'. Unset it for auto."
+    )

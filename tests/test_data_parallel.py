@@ -1,0 +1,342 @@
+"""MMDataParallel on the host, and its branches for accelerators driven by fakes."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from distributed_model import Recorder, make_batch, make_net, make_samples
+from torch import nn
+
+from pyparallel import (
+    DataContainer,
+    MMDataParallel,
+    collate,
+    is_module_wrapper,
+    scatter_kwargs,
+)
+
+METHODS = ["forward", "train_step", "val_step"]
+ON_HOST: dict[str, Any] = {
+    "nothing": [],
+    "empty tuple": (),
+    "-1": -1,
+    "[-1]": [-1],
+    "cpu": "cpu",
+    "[cpu]": ["cpu"],
+    "device": torch.device("cpu"),
+    "[device]": [torch.device("cpu")],
+}
+ANYWHERE: dict[str, Any] = {
+    "None": None,
+    "0": 0,
+    "[0]": [0],
+    "range(1)": range(1),
+    "range(4)": range(4),
+    "cuda:0": "cuda:0",
+}
+
+
+def caller(wrapper: Any, method: str) -> Any:
+    return wrapper if method == "forward" else getattr(wrapper, method)
+
+
+@pytest.fixture
+def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+
+
+@pytest.fixture
+def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four CUDA devices as far as pyparallel asks; torch below it stays as it is."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    cuda = SimpleNamespace(
+        is_available=lambda: True, device_count=lambda: 4, current_device=lambda: 0
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: cuda)
+
+
+class FakeDevice(MMDataParallel):
+    """As on a device: the model lies on the host, "the device" that is checked."""
+
+    def __init__(self, module: nn.Module, device_ids: Any = (0,)) -> None:
+        nn.Module.__init__(self)
+        self.module, self.dim = module, 0
+        self.device_ids = list(device_ids)
+        self.src_device_obj = torch.device("cpu")
+        self.seen: list[Any] = []
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        self.seen.append(device_ids)
+        return super().scatter(inputs, kwargs, [-1])
+
+
+class Counting(nn.Linear):
+    """A model that counts how often its parameters are looked through."""
+
+    looked = 0
+
+    def parameters(self, recurse: bool = True) -> Any:
+        for parameter in super().parameters(recurse):
+            self.looked += 1
+            yield parameter
+
+    def train_step(self, data: torch.Tensor) -> torch.Tensor:
+        return self(data)
+
+
+@pytest.mark.usefixtures("no_accelerator")
+class TestWithoutAnAccelerator:
+    @pytest.mark.parametrize("method", METHODS)
+    def test_the_model_gets_opened_containers_and_the_optimizer_itself(
+        self, method: str
+    ) -> None:
+        model = Recorder()
+        model.output = OrderedDict(loss=1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        both = {"g": optimizer, "d": optimizer}
+        call = caller(MMDataParallel(model, device_ids=[0]), method)
+        output = call(make_batch(0, 0, 2), optimizer, both, flag=True, none=None)
+        assert output is model.output
+        (data, first, second), kwargs = model.calls[0]
+        assert data["img"].shape == (4, 3, 8, 8)
+        assert [type(box) for box in data["boxes"]] == [torch.Tensor] * 4
+        assert data["metas"] == [(5, 6), (7, 8), (4, 6), (8, 8)]
+        assert first is optimizer
+        assert second["g"] is second["d"] is optimizer
+        assert kwargs == {"flag": True, "none": None}
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_call_without_arguments_reaches_the_model(self, method: str) -> None:
+        model = Recorder()
+        caller(MMDataParallel(model), method)()
+        assert model.calls == [((), {})]
+
+    @pytest.mark.parametrize("key", [*ON_HOST, *ANYWHERE])
+    def test_device_ids_become_empty_whatever_was_asked_for(self, key: str) -> None:
+        wrapper = MMDataParallel(nn.Linear(1, 1), (ON_HOST | ANYWHERE)[key])
+        assert wrapper.device_ids == []
+
+    def test_a_step_trains_the_model(self) -> None:
+        net = make_net()
+        wrapper = MMDataParallel(net, device_ids=[0])
+        optimizer = torch.optim.SGD(wrapper.parameters(), 0.5)
+        losses = []
+        for _ in range(20):
+            output = wrapper.train_step(make_batch(0, 0, 1), optimizer)
+            optimizer.zero_grad()
+            output["loss"].backward()
+            optimizer.step()
+            losses.append(output["log_vars"]["loss"])
+        assert losses[-1] < losses[0] - 0.1
+
+    def test_more_chunks_than_devices_are_an_error_and_not_dropped(self) -> None:
+        batch = collate(make_samples(0, 4), samples_per_gpu=2)
+        with pytest.raises(ValueError, match="chunk"):
+            MMDataParallel(make_net()).train_step(batch)
+
+
+def test_dim_is_the_fourth_argument_or_a_keyword() -> None:
+    assert MMDataParallel(nn.Linear(1, 1), [-1], None, 1).dim == 1
+    assert MMDataParallel(nn.Linear(1, 1), [-1], dim=2).dim == 2
+    assert MMDataParallel(nn.Linear(1, 1), [-1]).dim == 0
+
+
+def test_state_dict_keys_begin_with_module() -> None:
+    wrapper = MMDataParallel(nn.Linear(1, 1), [-1])
+    assert list(wrapper.state_dict()) == ["module.weight", "module.bias"]
+
+
+def test_a_compiled_wrapper_is_a_module_wrapper_and_still_opens_containers() -> None:
+    compiled = torch.compile(MMDataParallel(nn.Linear(2, 1), [-1]), backend="eager")
+    assert is_module_wrapper(compiled)
+    x = torch.ones(3, 2)
+    batch = DataContainer([x], stack=True)
+    assert torch.equal(compiled(batch), compiled.module(x))
+
+
+@pytest.mark.usefixtures("accelerators")
+class TestWithAccelerators:
+    @pytest.mark.parametrize("key", ON_HOST)
+    def test_the_host_can_be_asked_for(self, key: str) -> None:
+        model = Recorder()
+        wrapper = MMDataParallel(model, ON_HOST[key])
+        wrapper.train_step(DataContainer([torch.ones(1)], stack=True))
+        assert wrapper.device_ids == []
+        assert model.calls[0][0][0].device.type == "cpu"
+
+    def test_devices_may_be_any_iterable(self) -> None:
+        assert MMDataParallel(nn.Linear(1, 1), iter(["cpu"])).device_ids == []
+
+    @pytest.mark.parametrize(
+        ("asked", "expected"),
+        [
+            (None, None),
+            (2, [2]),
+            ([1, 0], [1, 0]),
+            (range(2), [0, 1]),
+            ((i for i in (3,)), [3]),
+            ("cuda:1", [1]),
+            ([torch.device("cuda")], [0]),
+        ],
+    )
+    def test_torch_gets_the_devices_as_a_list(
+        self, monkeypatch: pytest.MonkeyPatch, asked: Any, expected: Any
+    ) -> None:
+        seen: list[Any] = []
+        monkeypatch.setattr(
+            nn.DataParallel, "__init__", lambda self, *args: seen.extend(args)
+        )
+        monkeypatch.setattr(nn.Module, "__setattr__", object.__setattr__)
+        wrapper = MMDataParallel(None, asked, 1, dim=3)  # type: ignore[arg-type]
+        cuda = expected and [torch.device("cuda", i) for i in expected]
+        assert seen == [None, cuda, 1, 3]
+        assert wrapper.dim == 3
+
+    def test_a_device_that_the_machine_lacks_is_named(self) -> None:
+        message = (
+            "scatter: target cuda:4 must be a device of this machine, but torch "
+            f"{torch.__version__} sees 4 of type cuda. Use -1 or 'cpu' to stay on the "
+            "host."
+        )
+        with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+            MMDataParallel(nn.Linear(1, 1), [4])
+
+
+class TestOnADevice:
+    @pytest.mark.parametrize("method", ["train_step", "val_step"])
+    def test_a_step_scatters_to_the_device_ids(self, method: str) -> None:
+        model = Recorder()
+        wrapper = FakeDevice(model, [3])
+        caller(wrapper, method)(DataContainer([torch.ones(1)]), key=1)
+        caller(wrapper, method)()
+        assert wrapper.seen == [[3], [3]]
+        assert model.calls[0] == ((torch.ones(1),), {"key": 1})
+        assert model.calls[1] == ((), {})
+
+    def test_forward_scatters_to_the_device_ids_too(self) -> None:
+        model = Recorder()
+        wrapper = FakeDevice(model, [3])
+        wrapper(DataContainer([torch.ones(1)]), key=1)
+        wrapper()
+        assert wrapper.seen == [[3], [3]]
+        assert model.calls == [((torch.ones(1),), {"key": 1}), ((), {})]
+
+    @pytest.mark.parametrize("method", ["train_step", "val_step"])
+    def test_a_step_refuses_several_devices(self, method: str) -> None:
+        message = (
+            f"FakeDevice.{method} must run on one device, but device_ids is [0, 1]. "
+            "Use MMDistributedDataParallel to train on several."
+        )
+        wrapper = FakeDevice(Recorder(), [0, 1])
+        for error in (ValueError, AssertionError):  # mmcv raised the second
+            with pytest.raises(error, match=f"^{re.escape(message)}$"):
+                caller(wrapper, method)(torch.ones(1))
+
+    def test_every_tensor_is_checked_once_and_then_only_the_first(self) -> None:
+        model = Counting(2, 2)
+        wrapper = FakeDevice(model)
+        looked = []
+        for _ in range(3):
+            model.looked = 0
+            wrapper.train_step(torch.ones(1, 2))
+            looked.append(model.looked)
+        assert looked == [2, 1, 1]
+
+    @pytest.mark.parametrize("kind", ["parameter", "buffer"])
+    def test_a_tensor_on_another_device_is_an_error(self, kind: str) -> None:
+        model = nn.Linear(1, 1)
+        if kind == "parameter":
+            model.bias = nn.Parameter(torch.ones(1, device="meta"))
+        else:
+            model.register_buffer("mean", torch.ones(1, device="meta"))
+        message = (
+            "FakeDevice: module must have its parameters and buffers on cpu "
+            "(device_ids[0]), but found one on meta."
+        )
+        wrapper = FakeDevice(model)
+        for _ in range(2):  # a failed check counts for nothing
+            with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+                wrapper.train_step(torch.ones(1, 1))
+
+    def test_the_check_is_armed_again_when_the_wrapper_is_moved(self) -> None:
+        model = Counting(2, 2)
+        wrapper = FakeDevice(model)
+        wrapper.train_step(torch.ones(1, 2))
+        model.looked = 0
+        assert wrapper.to(torch.float32) is wrapper
+        model.looked = 0
+        wrapper.train_step(torch.ones(1, 2))
+        assert model.looked == 2
+        model.bias = nn.Parameter(torch.ones(2, device="meta"))
+        wrapper.float()
+        with pytest.raises(RuntimeError, match="found one on meta"):
+            wrapper.train_step(torch.ones(1, 2))
+
+    def test_a_model_that_moved_under_the_wrapper_is_found_by_its_first_tensor(
+        self,
+    ) -> None:
+        wrapper = FakeDevice(Counting(2, 2))
+        wrapper.train_step(torch.ones(1, 2))
+        wrapper.module.to("meta")
+        with pytest.raises(RuntimeError, match="found one on meta"):
+            wrapper.train_step(torch.ones(1, 2))
+
+
+class TestSubclassesSeenInUse:
+    def test_scatter_with_two_arguments_and_own_calls(self) -> None:
+        class OnHost(MMDataParallel):
+            def scatter(self, inputs: Any, kwargs: Any) -> Any:  # type: ignore[override]
+                return scatter_kwargs(inputs, kwargs, [-1], dim=self.dim)
+
+            def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+                inputs, kwargs = self.scatter(inputs, kwargs)
+                return self.module(*inputs[0], **kwargs[0])
+
+            def train_step(self, *inputs: Any, **kwargs: Any) -> Any:
+                inputs, kwargs = self.scatter(inputs, kwargs)
+                return self.module.train_step(*inputs[0], **kwargs[0])
+
+        model = Recorder()
+        wrapper = OnHost(model, device_ids=[-1])
+        wrapper(DataContainer([torch.ones(1)]))
+        wrapper.train_step(DataContainer([torch.ones(1)]), key=1)
+        assert model.calls[0] == ((torch.ones(1),), {})
+        assert model.calls[1] == ((torch.ones(1),), {"key": 1})
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_scatter_that_asks_for_the_host_whatever_it_is_given(
+        self, method: str
+    ) -> None:
+        seen = []
+
+        class Elsewhere(MMDataParallel):
+            def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+                seen.append(device_ids)
+                return super().scatter(inputs, kwargs, [-1])
+
+        model = Recorder()
+        caller(Elsewhere(model, device_ids=[]), method)(DataContainer([torch.ones(1)]))
+        assert seen == [[-1]]
+        assert model.calls == [((torch.ones(1),), {})]
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_init_skipped_and_attributes_set_by_hand(self, method: str) -> None:
+        class Single(MMDataParallel):
+            def __init__(self, module: nn.Module, device: str) -> None:
+                nn.Module.__init__(self)
+                self.module = module
+                self.device_ids = [device]
+                self.dim = 0
+                self.src_device_obj = torch.device(device)
+                self.output_device = device
+
+        model = Recorder()
+        wrapper = Single(model, "cpu")
+        caller(wrapper, method)(DataContainer([torch.ones(1)]), key=1)
+        caller(wrapper, method)()
+        assert model.calls == [((torch.ones(1),), {"key": 1}), ((), {})]

@@ -1,0 +1,83 @@
+"""What the documentation shows is what happens."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import pyparallel
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(pyparallel.__path__, "pyparallel.")
+    if not module.name.endswith(("__main__", "._C"))
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_give_what_they_say(name: str) -> None:
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module)
+    assert failed == 0
+
+
+def test_at_least_the_main_functions_have_an_example() -> None:
+    # The names of the package are the functions; the modules are behind sys.modules.
+    found = [
+        function.__name__
+        for function in (pyparallel.collate, pyparallel.scatter)
+        if ">>>" in (inspect.getdoc(function) or "")
+    ]
+    assert found == ["collate", "scatter"]
+
+
+def test_python_in_the_readme_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        script = tmp_path / "block.py"
+        script.write_text(block, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(script)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_public_name_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    private_detail = {"BatchWarning"}
+    missing = [name for name in pyparallel.__all__ if name not in text]
+    assert set(missing) <= private_detail
+
+
+def test_links_in_the_documentation_lead_to_files() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("csrc/*.md")]
+    assert len(pages) >= 5
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_public_function_says_what_it_takes_gives_and_raises() -> None:
+    for function in (
+        pyparallel.collate,
+        pyparallel.scatter,
+        pyparallel.scatter_kwargs,
+    ):
+        text = inspect.getdoc(function) or ""
+        for section in ("Args:", "Returns:", "Raises:", "mmcv 1.x"):
+            assert section in text, f"{function.__name__} lacks {section}"

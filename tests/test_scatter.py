@@ -1,0 +1,328 @@
+"""scatter and scatter_kwargs on the host: values, containers, identity, options."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyparallel import DataContainer as DC
+from pyparallel import collate, scatter, scatter_kwargs
+
+CPU2 = ["cpu", "cpu"]
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    number: int
+    value: Any
+
+
+class Config(dict):
+    """A dict with attribute access, as configuration libraries have it."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Mapped(collections.abc.Mapping):
+    def __init__(self, items):
+        self.items_ = dict(items)
+
+    def __getitem__(self, key):
+        return self.items_[key]
+
+    def __iter__(self):
+        return iter(self.items_)
+
+    def __len__(self):
+        return len(self.items_)
+
+
+def chunks(*sizes: int) -> list[torch.Tensor]:
+    """Return chunks of these sizes that count samples on."""
+    return list(torch.arange(sum(sizes)).split(list(sizes)))
+
+
+def lists(parts: Any) -> Any:
+    return [part.tolist() for part in parts]
+
+
+# Targets
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [-1, "cpu", torch.device("cpu"), "cpu:0", [-1], ["cpu"], (torch.device("cpu"),)]
+    + [range(-1, 0), iter([-1]), [np.int64(-1)], torch.tensor(-1)],
+    ids=repr,
+)
+def test_one_host_target_gives_one_part_without_a_copy(targets):
+    tensor = torch.arange(6).view(2, 3)
+    if isinstance(targets, torch.Tensor):
+        targets = [targets]
+    (part,) = scatter({"x": tensor}, targets)
+    assert part["x"] is tensor
+
+
+def test_a_bare_tensor_gives_a_tuple():
+    tensor = torch.arange(5)
+    assert scatter(tensor, [-1]) == (tensor,)
+    first, second = scatter(tensor, CPU2)
+    assert lists([first, second]) == [[0, 1, 2], [3, 4]]
+
+
+# The partition
+
+
+@pytest.mark.parametrize(("size", "num"), [(5, 2), (6, 4), (2, 4), (1, 3), (0, 2), (9, 3)])
+def test_plain_tensors_are_split_as_torch_chunk_does(size, num):
+    tensor = torch.arange(size)
+    assert lists(scatter(tensor, ["cpu"] * num)) == lists(tensor.chunk(num)[:num])
+
+
+@pytest.mark.parametrize(
+    ("size", "spg", "num", "expected"),
+    [(3, 4, 2, [3]), (6, 4, 2, [4, 2]), (9, 4, 3, [4, 4, 1]), (3, 2, 2, [2, 1])],
+)
+def test_tensors_beside_a_container_follow_its_chunks(size, spg, num, expected):
+    samples = [
+        {"img": DC(torch.full((1, 2, 2), i), stack=True), "label": torch.tensor(i)}
+        for i in range(size)
+    ]
+    parts = scatter(collate(samples, spg), ["cpu"] * num)
+    assert [len(part["label"]) for part in parts] == expected
+    for part in parts:
+        assert part["img"][:, 0, 0, 0].tolist() == part["label"].tolist()
+
+
+def test_positional_tensors_follow_containers_among_the_keywords():
+    args, kwargs = scatter_kwargs(
+        (torch.arange(6),), {"img": DC(chunks(4, 2), stack=True)}, CPU2
+    )
+    assert lists(a[0] for a in args) == [[0, 1, 2, 3], [4, 5]]
+    assert lists(k["img"] for k in kwargs) == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_metadata_alone_gives_the_partition_too():
+    batch = {"meta": DC([["a", "b", "c"], ["d"]], cpu_only=True), "x": torch.arange(4)}
+    first, second = scatter(batch, CPU2)
+    assert (first["meta"], first["x"].tolist()) == (["a", "b", "c"], [0, 1, 2])
+    assert (second["meta"], second["x"].tolist()) == (["d"], [3])
+
+
+def test_fewer_chunks_than_devices_use_fewer_devices():
+    batch = {"x": DC([[torch.ones(1)], [torch.ones(2)]]), "flag": True}
+    parts = scatter(batch, ["cpu"] * 4)
+    assert len(parts) == 2
+    assert all(part["flag"] is True for part in parts)
+
+
+def test_a_split_along_another_dimension_is_contiguous():
+    tensor = torch.arange(12).view(2, 6)
+    for dim in (1, -1):
+        parts = scatter(tensor, CPU2, dim=dim)
+        assert lists(parts) == lists(tensor.chunk(2, 1))
+        assert all(part.is_contiguous() for part in parts)
+
+
+def test_arrays_are_split_over_several_targets_and_kept_for_one():
+    array = np.arange(5)
+    (part,) = scatter({"a": array}, [-1])
+    assert part["a"] is array
+    first, second = scatter({"a": array}, CPU2)
+    assert isinstance(first["a"], np.ndarray)
+    assert (first["a"].tolist(), second["a"].tolist()) == ([0, 1, 2], [3, 4])
+
+
+# Options
+
+
+def test_chunk_sizes_split_every_tensor_exactly():
+    batch = {"x": torch.arange(5), "deep": [(torch.arange(10).view(5, 2),)]}
+    first, second = scatter(batch, CPU2, chunk_sizes=[1, 4])
+    assert (first["x"].tolist(), second["x"].tolist()) == ([0], [1, 2, 3, 4])
+    assert [p["deep"][0][0].shape for p in (first, second)] == [(1, 2), (4, 2)]
+    parts = scatter(torch.arange(10).view(2, 5), CPU2, dim=1, chunk_sizes=(2, 3))
+    assert [p.shape for p in parts] == [(2, 2), (2, 3)]
+
+
+def test_chunk_sizes_cut_containers_anew():
+    batch = {
+        "img": DC([torch.arange(6)], stack=True),
+        "boxes": DC([[torch.tensor([i]) for i in range(6)]]),
+        "meta": DC([list("abc"), list("def")], cpu_only=True),
+    }
+    first, second = scatter(batch, CPU2, chunk_sizes=[4, 2])
+    assert (first["img"].tolist(), second["img"].tolist()) == ([0, 1, 2, 3], [4, 5])
+    assert lists(second["boxes"]) == [[4], [5]]
+    assert (first["meta"], second["meta"]) == (list("abcd"), list("ef"))
+    joined = scatter(DC(chunks(3, 3), stack=True), CPU2, chunk_sizes=[4, 2])
+    assert lists(joined) == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_max_size_cuts_the_excess_of_every_part():
+    batch = {
+        "x": torch.arange(7),
+        "img": DC(chunks(4, 3), stack=True),
+        "boxes": DC([[torch.ones(1)] * 4, [torch.ones(1)] * 3]),
+        "meta": DC([list("abcd"), list("efg")], cpu_only=True),
+        "array": np.arange(7),
+        "name": "kept",
+    }
+    first, second = scatter(batch, CPU2, max_size=2)
+    assert (first["x"].tolist(), second["x"].tolist()) == ([0, 1], [4, 5])
+    assert (first["img"].tolist(), second["img"].tolist()) == ([0, 1], [4, 5])
+    assert [len(p["boxes"]) for p in (first, second)] == [2, 2]
+    assert (first["meta"], second["meta"]) == (["a", "b"], ["e", "f"])
+    assert (first["array"].tolist(), first["name"]) == ([0, 1], "kept")
+    assert scatter(torch.arange(9), [-1], max_size=4)[0].tolist() == [0, 1, 2, 3]
+    assert scatter(torch.ones(3, 5), [-1], dim=1, max_size=4)[0].shape == (3, 4)
+    assert scatter(DC([list("abc")], cpu_only=True), [-1], max_size=2) == (["a", "b"],)
+
+
+def test_dtype_casts_floating_point_tensors_only():
+    batch = {
+        "f": torch.ones(2),
+        "deep": (DC([[torch.ones(2, dtype=torch.float64)]]), [torch.ones(2)]),
+        "i": torch.ones(2, dtype=torch.int32),
+        "meta": DC([[torch.ones(2)]], cpu_only=True),
+    }
+    (part,) = scatter(batch, [-1], dtype=torch.float16)
+    assert part["f"].dtype == part["deep"][0][0].dtype == torch.float16
+    assert part["deep"][1][0].dtype == torch.float16
+    assert part["i"].dtype == torch.int32
+    assert part["meta"][0].dtype == torch.float32
+
+
+# Containers and identity
+
+
+def test_containers_keep_their_types():
+    tensor = torch.arange(4)
+    batch = {
+        "named": Pair(tensor, 1),
+        "ordered": collections.OrderedDict(z=tensor, a=2),
+        "default": collections.defaultdict(list, k=tensor),
+        "config": Config(x=tensor),
+        "mapped": Mapped({"x": tensor}),
+        "frozen": Frozen(3, DC(chunks(2, 2), stack=True)),
+        "deque": collections.deque([tensor]),
+        "tuple": (tensor,),
+        "list": [tensor],
+    }
+    for i, part in enumerate(scatter(batch, CPU2)):
+        values = [2 * i, 2 * i + 1]
+        assert list(part) == list(batch)
+        assert {k: type(v) for k, v in part.items()} == {k: type(v) for k, v in batch.items()}
+        assert part["named"].a.tolist() == values
+        assert list(part["ordered"]) == ["z", "a"]
+        assert part["default"].default_factory is list
+        assert part["config"].x.tolist() == part["mapped"]["x"].tolist() == values
+        assert part["frozen"].number == 3
+        assert part["frozen"].value.tolist() == values
+
+
+def test_everything_else_is_given_by_reference():
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1)
+    others = [optimizer, None, "text", b"bytes", 5, {1, 2}, range(3), object(), len]
+    for part in scatter({"o": others}, ["cpu"] * 3):
+        assert all(a is b for a, b in zip(part["o"], others, strict=True))
+    assert scatter(optimizer, [-1]) == [optimizer]
+    proxy = MappingProxyType({"x": torch.arange(2)})
+    assert scatter(proxy, CPU2)[1]["x"].tolist() == [1]
+
+
+def test_empty_containers_go_to_every_target():
+    for empty in ({}, [], (), "", None, collections.OrderedDict()):
+        parts = scatter(empty, CPU2)
+        assert parts == [empty, empty]
+        assert [type(part) for part in parts] == [type(empty)] * 2
+    parts = scatter({"e": [], "x": torch.arange(1)}, CPU2)
+    assert parts == [{"e": [], "x": torch.tensor([0])}]
+
+
+def test_cpu_only_content_is_the_very_object():
+    meta = {"file": "a.png"}
+    assert scatter(DC([[meta]], cpu_only=True), [-1])[0][0] is meta
+    assert scatter({"m": DC([[meta]], cpu_only=True)}, [-1])[0]["m"][0] is meta
+    five = [[i] for i in range(5)]
+    assert scatter(DC(five, cpu_only=True), [-1]) is five
+
+
+def test_a_container_is_replaced_by_its_chunk():
+    image, box = torch.ones(2, 3), torch.ones(1, 4)
+    batch = {"img": DC([image], stack=True), "boxes": DC([[box, [box]]]), "raw": DC(image)}
+    (part,) = scatter(batch, [-1])
+    assert part["img"] is image
+    assert part["boxes"][0] is box
+    assert part["boxes"][1][0] is box
+    assert part["raw"] is image
+    assert scatter(DC([image], stack=True), [-1])[0] is image
+
+
+def test_non_contiguous_sparse_and_empty_tensors():
+    strided = torch.arange(6).view(2, 3).t()
+    sparse = torch.eye(3).to_sparse()
+    empty = torch.empty(0, 3)
+    batch = {"strided": strided, "sparse": sparse, "empty": empty}
+    (part,) = scatter(batch, [-1])
+    assert part["strided"].is_contiguous()
+    assert part["strided"].tolist() == strided.tolist()
+    assert part["sparse"] is sparse
+    assert part["empty"] is empty
+    assert scatter(batch, ["cpu"])[0]["sparse"].is_sparse
+
+
+def test_gradients_flow_back_through_a_split():
+    source = torch.arange(5.0, requires_grad=True)
+    first, second = scatter({"x": source}, CPU2)
+    (chunk,) = scatter(DC([[source * 1]]), [-1])
+    (first["x"].sum() + 2 * second["x"].sum() + chunk[0].sum()).backward()
+    assert source.grad.tolist() == [2, 2, 2, 3, 3]
+
+
+# scatter_kwargs
+
+
+@pytest.mark.parametrize("nothing", [None, (), [], {}])
+def test_no_arguments_at_all_give_nothing(nothing):
+    assert scatter_kwargs(nothing, nothing, [-1]) == ((), ())
+
+
+def test_the_missing_side_is_filled():
+    x = torch.arange(4)
+    args, kwargs = scatter_kwargs((x,), None, CPU2)
+    assert (lists(a[0] for a in args), kwargs) == ([[0, 1], [2, 3]], ({}, {}))
+    args, kwargs = scatter_kwargs(None, {"x": x}, CPU2)
+    assert (args, lists(k["x"] for k in kwargs)) == (((), ()), [[0, 1], [2, 3]])
+
+
+def test_a_bare_tensor_or_dict_may_stand_for_the_positional_arguments():
+    args, kwargs = scatter_kwargs(torch.arange(3), None, [-1])
+    assert (lists(args), kwargs) == ([[0, 1, 2]], ({},))
+    args, kwargs = scatter_kwargs({"x": torch.arange(3)}, kwargs=None, target_gpus=[-1])
+    assert (args[0]["x"].tolist(), kwargs) == ([0, 1, 2], ({},))
+    args, kwargs = scatter_kwargs([], {"a": 1}, [-1])
+    assert (args, kwargs) == (((),), ({"a": 1},))
+
+
+def test_options_reach_both_sides():
+    args, kwargs = scatter_kwargs(
+        (torch.ones(4),), {"x": torch.ones(4)}, CPU2, 0, [1, 3], 2, torch.float16
+    )
+    parts = [(a[0], k["x"]) for a, k in zip(args, kwargs, strict=True)]
+    assert [(len(a), len(b)) for a, b in parts] == [(1, 1), (2, 2)]
+    assert all(t.dtype == torch.float16 for pair in parts for t in pair)
+
+
+def test_a_tensor_without_samples_goes_along_with_any_partition():
+    empty = torch.empty(0, 4)
+    for other in (torch.arange(5), torch.arange(1), DC(chunks(3, 1), stack=True)):
+        parts = scatter({"x": other, "empty": empty}, CPU2)
+        assert len(parts) == len(scatter({"x": other}, CPU2))
+        assert all(part["empty"].shape == (0, 4) for part in parts)

@@ -1,0 +1,309 @@
+"""Slabs and flights, on a fake device whose delays make every missing wait visible."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+from unittest import mock
+
+import pytest
+import torch
+from fake_device import (
+    DEVICE,
+    POISON,
+    FakeDevice,
+    HastyHostPool,
+    NoKeep,
+    NoWaitAtLanding,
+    NoWaitBeforeCopy,
+    memory,
+)
+from pyparallel import _backend, _slab
+from pyparallel._plan import plan_slab
+
+NUM_BATCHES = 300
+DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
+
+
+def make_batch(rng: random.Random, step: int) -> list[torch.Tensor]:
+    return [
+        torch.full((rng.randint(0, 9), rng.randint(1, 7)), step % 100 + i).to(dtype)
+        for i, dtype in enumerate(DTYPES)
+    ]
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def train(device: FakeDevice, num_batches: int = NUM_BATCHES) -> int:
+    """Send, land, read and drop batches; return how many leaves were read wrong."""
+    rng = random.Random(5)
+    expected, found = [], []
+    for step in range(num_batches):
+        batch = make_batch(rng, step)
+        expected += [raw(leaf) for leaf in batch]
+        # The next batch reuses the memory of the one before last.
+        for tensor in _slab.send(batch, DEVICE, device).land():
+            device.read(tensor, found)
+    assert device.record(device.main).wait(60)
+    assert len(found) == len(expected)
+    return sum(a != b for a, b in zip(found, expected, strict=True))
+
+
+def test_every_value_arrives_while_memory_is_reused():
+    with FakeDevice() as device:
+        assert train(device) == 0
+        assert device.num_copies <= NUM_BATCHES
+        assert device.pools[device.main].num_reused > NUM_BATCHES / 2
+        assert device.host.num_reused > 0
+
+
+@pytest.mark.parametrize("broken", [NoWaitAtLanding, NoWaitBeforeCopy, HastyHostPool])
+def test_the_harness_finds_a_missing_protection(broken):
+    with broken() as device:
+        assert train(device, 60) > 0
+
+
+def read_on_a_side_stream(device: FakeDevice) -> int:
+    expected, found = [], []
+    for step in range(60):
+        leaves = [torch.full((100,), step, dtype=torch.uint8)]
+        flight = _slab.send(leaves, DEVICE, device)
+        with device.using(device.side):
+            (tensor,) = flight.land()
+            device.read(tensor, found)
+        expected.append(raw(leaves[0]))
+        del flight, tensor
+    assert device.record(device.side).wait(60)
+    return sum(a != b for a, b in zip(found, expected, strict=True))
+
+
+def test_a_consumer_on_another_stream_may_drop_the_batch_at_once():
+    with FakeDevice(copy_delay=0, compute_delay=2e-3) as device:
+        assert read_on_a_side_stream(device) == 0
+    with NoKeep(copy_delay=0, compute_delay=2e-3) as device:
+        assert read_on_a_side_stream(device) > 0
+
+
+def drop_before_landing(device: FakeDevice) -> int:
+    """Give the memory of a flight that nobody landed to the model."""
+    wrong = []
+    for _ in range(20):
+        flight = _slab.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
+        del flight
+        output = device.empty(128, DEVICE)
+        device.fill(output, 7)
+        device.wait(device.copies, device.record(device.main))
+        done = device.record(device.copies)
+        assert done.wait(30)
+        wrong.append(bool((output != 7).any()))
+    assert device.pools[device.main].num_reused >= 19
+    return sum(wrong)
+
+
+class NoWaitWhenLost(FakeDevice):
+    def wait(self, stream, event):
+        if stream is self.copies:
+            super().wait(stream, event)
+
+
+def test_memory_of_a_flight_that_never_lands_is_safe_to_reuse():
+    with FakeDevice(copy_delay=5e-3, compute_delay=0) as device:
+        assert drop_before_landing(device) == 0
+    with NoWaitWhenLost(copy_delay=5e-3, compute_delay=0) as device:
+        assert drop_before_landing(device) > 0
+
+
+class OtherThreadFrees(FakeDevice):
+    """Between any two calls, another thread queues a read on main and frees memory."""
+
+    def __init__(self) -> None:
+        super().__init__(copy_delay=0, compute_delay=5e-3)
+        self.found: list[bytes] = []
+        self.held: torch.Tensor | None = None
+
+    def empty(self, nbytes, device):
+        if self.held is not None:
+            self.read(self.held, self.found)
+            self.held = None
+        return super().empty(nbytes, device)
+
+
+def test_the_copy_waits_for_uses_queued_up_to_the_allocation():
+    with OtherThreadFrees() as device:
+        for _ in range(20):
+            held = device.pools[device.main].take(64)
+            device.fill(held, 1)
+            device.held = held
+            del held
+            _slab.send([torch.full((64,), 2, dtype=torch.uint8)], DEVICE, device).land()
+        assert device.record(device.main).wait(30)
+        assert device.found == [b"\1" * 64] * 20
+        assert device.pools[device.main].num_reused > 0
+
+
+def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
+    monkeypatch.setattr(_slab, "DIRECT_NBYTES", 256)
+    found: list[bytes] = []
+    with FakeDevice() as device:
+        for step in range(50):
+            large = device.pinned(512)
+            large.fill_(step)
+            small = torch.full((3,), step, dtype=torch.uint8)
+            leaves = [small, large.view(torch.float32).view(8, 16), small + 1]
+            landed = _slab.send(leaves, DEVICE, device).land()
+            assert [x.dtype for x in landed] == [x.dtype for x in leaves]
+            assert [x.shape for x in landed] == [x.shape for x in leaves]
+            for tensor in landed:
+                device.read(tensor, found)
+            del large, leaves, landed
+        device.wait(device.copies, device.record(device.main))
+        assert device.record(device.copies).wait(30)
+        assert device.num_copies == 100
+    expected = [
+        bytes([value]) * n for s in range(50) for value, n in ((s, 3), (s, 512), (s + 1, 3))
+    ]
+    assert found == expected
+
+
+def test_nothing_is_queued_when_packing_fails():
+    with FakeDevice() as device:
+        conjugated = torch.ones(2, dtype=torch.complex64).conj()
+        with pytest.raises(TypeError):
+            _slab.Flight([torch.ones(2), conjugated], DEVICE, device)
+        assert device.num_copies == 0
+
+
+def test_a_flight_lands_twice_and_in_any_order():
+    with FakeDevice() as device:
+        flights = [
+            _slab.send([torch.full((5,), i, dtype=torch.uint8)], DEVICE, device)
+            for i in range(4)
+        ]
+        for i, flight in reversed(list(enumerate(flights))):
+            first, second = flight.land()[0], flight.land()[0]
+            assert device.record(device.main).wait(30)
+            assert first.tolist() == second.tolist() == [i] * 5
+            assert first.data_ptr() == second.data_ptr()
+
+
+def test_nothing_but_empty_leaves_needs_no_copy():
+    with FakeDevice() as device:
+        empty = [torch.empty(0, 4), torch.empty(2, 0, dtype=torch.int64)]
+        landed = _slab.send(empty, DEVICE, device).land()
+        assert [(x.shape, x.dtype) for x in landed] == [(x.shape, x.dtype) for x in empty]
+        assert _slab.send([], DEVICE, device).land() == []
+        assert device.num_copies == 0
+
+
+def test_changing_one_landed_tensor_leaves_the_history_of_the_others_alone():
+    with FakeDevice() as device:
+        first, second = _slab.send([torch.ones(3), torch.ones(3)], DEVICE, device).land()
+        assert device.record(device.main).wait(30)
+        weight = torch.ones(3, requires_grad=True)
+        loss = (weight * first).sum()
+        second.add_(1)
+        loss.backward()
+        assert weight.grad.tolist() == [1, 1, 1]
+
+
+def test_flights_leave_no_reference_cycles():
+    with FakeDevice() as device:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                _slab.send([torch.ones(3)], DEVICE, device).land()
+            pool = device.pools[device.main]
+            assert len(pool.blocks) == 1
+        finally:
+            gc.enable()
+
+
+def test_equal_batches_make_equal_plans():
+    batches = [[torch.full((2, 3), i), torch.ones(i * 0 + 5, dtype=torch.int8)] for i in (1, 2)]
+    first, second = (
+        plan_slab([x.shape for x in b], [x.dtype for x in b]) for b in batches
+    )
+    assert first == second == pickle.loads(pickle.dumps(first))
+    assert hash(first) == hash(second)
+    assert first != plan_slab([(2, 3)], [torch.int64])
+
+
+def test_slots_are_aligned_ascending_and_the_gaps_are_zero():
+    leaves = [
+        torch.full((n,), 255, dtype=dtype)
+        for n, dtype in ((1, torch.uint8), (0, torch.int16), (65, torch.uint8), (9, torch.float64))
+    ]
+    plan = plan_slab([x.shape for x in leaves], [x.dtype for x in leaves])
+    assert plan.offsets == (0, 64, 64, 192)
+    assert plan.nbytes == 320
+    slab = torch.full((plan.nbytes,), POISON, dtype=torch.uint8)
+    _backend.pack(slab, leaves, plan.offsets)
+    used = torch.zeros(plan.nbytes, dtype=torch.bool)
+    for leaf, offset in zip(leaves, plan.offsets, strict=True):
+        assert memory(slab.data_ptr() + offset, leaf.nbytes).tobytes() == raw(leaf)
+        used[offset : offset + leaf.nbytes] = True
+    assert not slab[~used].any()
+
+
+def module_of_mocks() -> tuple[mock.Mock, mock.Mock]:
+    """Return a stand-in for torch.cuda and the recorder of all its calls."""
+    calls = mock.MagicMock()
+    module = calls.module
+    module.Stream.return_value = calls.copies
+    module.current_stream.return_value = calls.current
+    calls.current.record_event.return_value = "allocated"
+    calls.copies.record_event.return_value = "copied"
+    return calls, module
+
+
+def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
+    calls, module = module_of_mocks()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+
+    def empty(nbytes, *, dtype, device=None, pin_memory=False):
+        (calls.empty_pinned if pin_memory else calls.empty)(nbytes, device)
+        result = torch.zeros(nbytes, dtype=dtype)
+        result.__dict__["copy_"] = calls.copy_
+        return result
+
+    monkeypatch.setattr(_slab.torch, "empty", empty)
+    api = _slab.TorchDevice()
+    flight = _slab.Flight([torch.ones(3), torch.ones(2)], DEVICE, api)
+    flight.land()
+    monkeypatch.undo()
+    names = [name for name, _, _ in calls.mock_calls]
+    assert names == [
+        "empty",
+        "module.current_stream",
+        "current.record_event",
+        "empty_pinned",
+        "module.Stream",
+        "copies.wait_event",
+        "module.stream",
+        "module.stream().__enter__",
+        "copy_",
+        "module.stream().__exit__",
+        "copies.record_event",
+        "module.current_stream",
+        "current.wait_event",
+    ]
+    calls.copies.wait_event.assert_called_once_with("allocated")
+    calls.current.wait_event.assert_called_once_with("copied")
+    calls.module.Stream.assert_called_once_with(device=DEVICE)
+    assert calls.copy_.call_args.kwargs == {"non_blocking": True}
+    assert api.copy_stream(DEVICE) is calls.copies
+
+
+def test_there_is_one_copy_stream_for_each_device(monkeypatch):
+    module = mock.Mock()
+    module.Stream.side_effect = lambda device: object()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    api = _slab.TorchDevice()
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert api.copy_stream(first) is api.copy_stream(torch.device("cuda:0"))
+    assert api.copy_stream(first) is not api.copy_stream(second)
+    assert module.Stream.call_count == 2
