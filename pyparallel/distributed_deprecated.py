@@ -57,7 +57,7 @@ class MMDistributedDataParallel(nn.Module):
         ]
         for bucket in _buckets(tensors, self.broadcast_bucket_size):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            # As bytes: gloo refuses some dtypes, bool among them.
+            # As bytes: gloo refuses some dtypes, int16 and float8 among them.
             dist.broadcast(flat.view(torch.uint8), 0)
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):

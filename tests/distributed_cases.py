@@ -318,23 +318,37 @@ def reducer_in_the_step(rank: int, world: int) -> Any:
 
 
 @case
-def other_reducers(rank: int, world: int) -> Any:
-    """The Python reducer, and gradients that are reduced apart from torch's buckets."""
-    result = {}
+def python_reducer(rank: int, world: int) -> Any:
+    """torch leaves out most of its bracket where Python hooks reduce the gradients."""
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
-        result["python"] = train(rank, world, MMDistributedDataParallel, steps=3)
-    for name in ("forward", "train_step", "torch"):
-        model = Failing(make_net())
-        late = [(k, p) for k, p in model.named_parameters() if "head" in k]
-        ddp = (DDP if name == "torch" else MMDistributedDataParallel)(
-            model,
-            delay_all_reduce_named_params=late,
-            param_to_hook_all_reduce=model.net.conv.weight,
-        )
-        batch = make_batch(0, rank, world)
-        if name == "torch":
-            batch = scatter(batch, [-1])[0]
-        step = ddp.train_step if name == "train_step" else ddp
-        step(batch, fail=False)["loss"].backward()
-        result[name] = gradients(model)
+        return train(rank, world, MMDistributedDataParallel, steps=3)
+
+
+@case
+def on_a_gpu(rank: int, world: int) -> Any:
+    """Where tensors are when they reach the model, and what two gradient steps give."""
+    model = Recorder().cuda()
+    ddp = MMDistributedDataParallel(model, device_ids=[0])
+    result: dict[str, Any] = {}
+    with torch.no_grad():
+        for name in ("forward", "train_step", "val_step"):
+            call = ddp if name == "forward" else getattr(ddp, name)
+            host = DataContainer([[torch.ones(1)]], cpu_only=True)
+            call(make_batch(0, rank, world), defaultdict(list, a=[host]))
+            data, default = model.calls[-1][0]
+            call()
+            result[name] = [
+                data["img"].device.type,
+                default["a"][0][0].device.type,
+                model.calls[-1],
+            ]
+    layer = torch.nn.Linear(2, 1).cuda()
+    layer.train_step = layer.forward
+    step = MMDistributedDataParallel(
+        layer, device_ids=[0], static_graph=True
+    ).train_step
+    for _ in range(2):
+        layer.zero_grad()
+        step(DataContainer([torch.ones(3, 2)])).sum().backward()
+        result["gradient"] = layer.weight.grad.cpu()
     return result

@@ -340,3 +340,28 @@ class TestSubclassesSeenInUse:
         caller(wrapper, method)(DataContainer([torch.ones(1)]), key=1)
         caller(wrapper, method)()
         assert model.calls == [((torch.ones(1),), {"key": 1}), ((), {})]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", METHODS)
+def test_on_a_gpu_all_but_cpu_only_data_is_moved(method: str) -> None:
+    model = Recorder()
+    wrapper = MMDataParallel(model, device_ids=[0])
+    caller(wrapper, method)(
+        make_batch(0, 0, 1), DataContainer([[torch.ones(1)]], cpu_only=True)
+    )
+    data, host = model.calls[0][0]
+    assert [tensor.device.type for tensor in (data["img"], *data["boxes"])] == [
+        "cuda"
+    ] * 5
+    assert host[0].device.type == "cpu"
+    assert next(model.parameters()).device.type == "cuda"
+
+
+@pytest.mark.cuda
+def test_on_a_machine_with_a_gpu_the_host_can_be_used() -> None:
+    net = make_net()
+    MMDataParallel(net, device_ids=[-1]).train_step(make_batch(0, 0, 1))[
+        "loss"
+    ].backward()
+    assert net.conv.weight.grad.device.type == "cpu"

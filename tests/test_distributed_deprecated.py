@@ -32,6 +32,7 @@ class Mixed(nn.Module):
         self.register_buffer("half_precision", torch.rand(3).half())
         self.register_buffer("brain", torch.rand(3).bfloat16())
         self.register_buffer("complex", torch.rand(2, dtype=torch.complex64))
+        self.register_buffer("short", torch.full((3,), rank, dtype=torch.int16))
         self.register_buffer("empty", torch.zeros(0, 3))
         self.register_buffer("absent", None)
         self.register_buffer("hidden", torch.rand(4), persistent=False)
@@ -121,6 +122,23 @@ def test_wrapping_gives_every_rank_the_state_of_rank_0(
         assert torch.equal(other_after[name], expected), name
     assert not torch.equal(other_before["weight"], before["weight"])
     assert not torch.equal(other_before["hidden"], before["hidden"])
+
+
+def test_a_broadcast_holds_about_bucket_cap_mb_of_one_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(
+        torch.distributed,
+        "broadcast",
+        lambda tensor, source: sent.append(tensor.nbytes),
+    )
+    model = nn.Sequential(*(nn.Linear(1, 3, bias=False) for _ in range(5)))
+    model.register_buffer("steps", torch.tensor(0))
+    for cap, expected in ((25, [60, 8]), (24 / 2**20, [24, 24, 12, 8])):
+        sent.clear()
+        MMDistributedDataParallel(model, bucket_cap_mb=cap)
+        assert sorted(sent) == sorted(expected)
 
 
 def test_gradients_are_not_reduced(results: Results) -> None:
