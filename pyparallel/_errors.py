@@ -39,8 +39,12 @@ class EmptyBatchError(ValueError, IndexError):
     """A batch without samples (mmcv 1.x: ``IndexError``)."""
 
 
-class SplitError(ValueError, IndexError):
-    """A tensor that cannot be split as asked (torch: ``IndexError`` for a bad dim)."""
+class SplitError(ValueError, IndexError, RuntimeError):
+    """A tensor that cannot be split as asked.
+
+    torch raised ``IndexError`` for a dimension out of range and ``RuntimeError`` for a
+    tensor without dimensions.
+    """
 
 
 def at(root: str, keys: Iterable[Any]) -> str:

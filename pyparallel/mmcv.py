@@ -140,16 +140,19 @@ def _mmcv_package() -> ModuleType:
 
 def _refuse_if_bound() -> None:
     """Raise if a module holds anything of the old ``mmcv.parallel``."""
-    old = sys.modules.get(_ROOT)
-    if old is None:
+    root = sys.modules.get(_ROOT)
+    if root is None:
         return
-    wrappers = getattr(old, "MODULE_WRAPPERS", None)
+    # Objects without a module of their own are known by identity.
+    old = {id(module) for name, module in sys.modules.items() if _is_ours(name)}
+    if hasattr(root, "MODULE_WRAPPERS"):
+        old.add(id(root.MODULE_WRAPPERS))
     holders = sorted(
         name
         for name, module in list(sys.modules.items())
         if issubclass(type(module), ModuleType)
-        and not (name == "mmcv" or _is_ours(name))
-        and any(_is_old(value, wrappers) for value in list(vars(module).values()))
+        and not (name in ("mmcv", "__mp_main__") or _is_ours(name))
+        and any(_is_old(value, old) for value in list(vars(module).values()))
     )
     if holders:
         shown = ", ".join(holders[:3]) + (", ..." if len(holders) > 3 else "")
@@ -159,15 +162,12 @@ def _refuse_if_bound() -> None:
         )
 
 
-def _is_old(value: Any, wrappers: Any) -> bool:
+def _is_old(value: Any, old: set[int]) -> bool:
     # Not isinstance: it would ask lazy proxies, which may import things or raise.
-    if issubclass(type(value), ModuleType):
-        name = vars(value).get("__name__")
-    elif issubclass(type(value), type | FunctionType):
+    if issubclass(type(value), type | FunctionType):
         name = value.__module__
-    else:
-        return value is not None and value is wrappers
-    return isinstance(name, str) and _is_ours(name)
+        return isinstance(name, str) and _is_ours(name)
+    return id(value) in old
 
 
 def _module_wrappers() -> Any:

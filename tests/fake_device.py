@@ -1,7 +1,7 @@
 """A device on threads: slow streams, events, and allocators that reuse memory eagerly.
 
-It implements `pyparallel._slab.DeviceApi` as CUDA and torch's caching allocators behave,
-with every delay made long and random, so that a missing wait shows as a wrong value.
+It implements `pyparallel._slab.DeviceApi` as CUDA and torch's allocators behave, with
+every delay made long and random, so that a missing wait shows as a wrong value.
 Streams touch memory by address, as a GPU does: queued work keeps no tensor alive.
 """
 
@@ -167,7 +167,9 @@ class FakeDevice:
         stream.queue(event.wait, 30)
 
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
-        home = next(pool for pool in self.pools.values() if pool.owns(tensor.data_ptr()))
+        home = next(
+            pool for pool in self.pools.values() if pool.owns(tensor.data_ptr())
+        )
         home.use(tensor.data_ptr(), stream)
 
     # What a model does.

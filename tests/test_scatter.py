@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from pyparallel import DataContainer as DC
 from pyparallel import collate, scatter, scatter_kwargs
 
@@ -57,8 +58,19 @@ def lists(parts: Any) -> Any:
 
 @pytest.mark.parametrize(
     "targets",
-    [-1, "cpu", torch.device("cpu"), "cpu:0", [-1], ["cpu"], (torch.device("cpu"),)]
-    + [range(-1, 0), iter([-1]), [np.int64(-1)], torch.tensor(-1)],
+    [
+        -1,
+        "cpu",
+        torch.device("cpu"),
+        "cpu:0",
+        [-1],
+        ["cpu"],
+        (torch.device("cpu"),),
+        range(-1, 0),
+        iter([-1]),
+        [np.int64(-1)],
+        torch.tensor(-1),
+    ],
     ids=repr,
 )
 def test_one_host_target_gives_one_part_without_a_copy(targets):
@@ -79,7 +91,9 @@ def test_a_bare_tensor_gives_a_tuple():
 # The partition
 
 
-@pytest.mark.parametrize(("size", "num"), [(5, 2), (6, 4), (2, 4), (1, 3), (0, 2), (9, 3)])
+@pytest.mark.parametrize(
+    ("size", "num"), [(5, 2), (6, 4), (2, 4), (1, 3), (0, 2), (9, 3)]
+)
 def test_plain_tensors_are_split_as_torch_chunk_does(size, num):
     tensor = torch.arange(size)
     assert lists(scatter(tensor, ["cpu"] * num)) == lists(tensor.chunk(num)[:num])
@@ -218,7 +232,9 @@ def test_containers_keep_their_types():
     for i, part in enumerate(scatter(batch, CPU2)):
         values = [2 * i, 2 * i + 1]
         assert list(part) == list(batch)
-        assert {k: type(v) for k, v in part.items()} == {k: type(v) for k, v in batch.items()}
+        assert {k: type(v) for k, v in part.items()} == {
+            k: type(v) for k, v in batch.items()
+        }
         assert part["named"].a.tolist() == values
         assert list(part["ordered"]) == ["z", "a"]
         assert part["default"].default_factory is list
@@ -256,7 +272,11 @@ def test_cpu_only_content_is_the_very_object():
 
 def test_a_container_is_replaced_by_its_chunk():
     image, box = torch.ones(2, 3), torch.ones(1, 4)
-    batch = {"img": DC([image], stack=True), "boxes": DC([[box, [box]]]), "raw": DC(image)}
+    batch = {
+        "img": DC([image], stack=True),
+        "boxes": DC([[box, [box]]]),
+        "raw": DC(image),
+    }
     (part,) = scatter(batch, [-1])
     assert part["img"] is image
     assert part["boxes"][0] is box

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+
 from pyparallel import DataContainer as DC
 from pyparallel import scatter, scatter_kwargs
 from pyparallel._functions import Scatter
@@ -37,7 +38,8 @@ def no_device(name: str) -> str:
     kind = name.partition(":")[0]
     return (
         f"scatter: target {name} must be a device of this machine, but torch "
-        f"{torch.__version__} sees 0 of type {kind}. Use -1 or 'cpu' to stay on the host."
+        f"{torch.__version__} sees 0 of type {kind}. Use -1 or 'cpu' to stay on "
+        "the host."
     )
 
 
@@ -64,7 +66,9 @@ def test_a_target_of_the_wrong_kind(bad):
 
 
 def test_targets_that_are_no_list():
-    message = "scatter: target_gpus must be a device, an index or a list of them, but is "
+    message = (
+        "scatter: target_gpus must be a device, an index or a list of them, but is "
+    )
     check(TypeError, message + "None.", ONE, None)
     check(TypeError, message + "float.", ONE, 2.5)
 
@@ -79,8 +83,14 @@ def test_a_target_that_names_no_device(bad):
 @pytest.mark.skipif("torch.cuda.is_available()", reason="the machine has that device")
 @pytest.mark.parametrize(
     ("target", "name"),
-    [(0, "cuda:0"), (99, "cuda:99"), (2**7 - 1, "cuda:127"), ("cuda", "cuda")]
-    + [(torch.device("cuda", 1), "cuda:1"), (np.int64(0), "cuda:0")],
+    [
+        (0, "cuda:0"),
+        (99, "cuda:99"),
+        (2**7 - 1, "cuda:127"),
+        ("cuda", "cuda"),
+        (torch.device("cuda", 1), "cuda:1"),
+        (np.int64(0), "cuda:0"),
+    ],
 )
 def test_a_device_that_the_machine_does_not_have(target, name):
     check(RuntimeError, no_device(name), ONE, [target])
@@ -111,7 +121,9 @@ def test_one_chunk_size_for_each_target(sizes):
 def test_sizes_are_positive(bad):
     rule = "must be 1 or more, but has"
     x = torch.ones(5)
-    check(ValueError, f"scatter: chunk_sizes {rule} {bad}.", x, CPU2, chunk_sizes=[5, bad])
+    check(
+        ValueError, f"scatter: chunk_sizes {rule} {bad}.", x, CPU2, chunk_sizes=[5, bad]
+    )
     check(ValueError, f"scatter: max_size {rule} {bad}.", x, CPU2, max_size=bad)
 
 
@@ -144,8 +156,8 @@ def test_chunk_sizes_sum_to_the_samples_of_every_container():
 
 def test_chunks_of_different_padding_cannot_be_cut_anew():
     message = (
-        "inputs must have chunks of one padded shape to be cut anew, but has (3,), (4,). "
-        "Collate with samples_per_gpu equal to the batch size."
+        "inputs must have chunks of one padded shape to be cut anew, but has (3,), "
+        "(4,). Collate with samples_per_gpu equal to the batch size."
     )
     data = [torch.ones(2, 4), torch.ones(2, 3)]
     check(ValueError, message, DC(data, stack=True), CPU2, chunk_sizes=[1, 3])
@@ -175,8 +187,8 @@ def test_tensors_with_different_numbers_of_parts():
 
 def test_a_tensor_that_its_containers_do_not_fit():
     message = (
-        "inputs['x'] must have size 6 along dimension 0, that of the containers' chunks "
-        "(4, 2), but has shape (5,)."
+        "inputs['x'] must have size 6 along dimension 0, that of the containers' "
+        "chunks (4, 2), but has shape (5,)."
     )
     batch = {"img": DC([torch.ones(4), torch.ones(2)], stack=True), "x": torch.ones(5)}
     check(ValueError, message, batch, CPU2)
@@ -187,8 +199,8 @@ def test_a_tensor_that_its_containers_do_not_fit():
 
 def test_more_chunks_than_targets():
     message = (
-        "inputs['x'] must have at most one chunk for each target (1), but has 2. Collate "
-        "with a larger samples_per_gpu, or name more targets."
+        "inputs['x'] must have at most one chunk for each target (1), but has 2. "
+        "Collate with a larger samples_per_gpu, or name more targets."
     )
     check((ValueError, AssertionError), message, {"x": DC([[ONE], [ONE]])}, [-1])
     check(ValueError, message, {"x": DC([["m"], ["n"]], cpu_only=True)}, [-1])
@@ -204,8 +216,8 @@ def test_containers_with_different_numbers_of_chunks():
 
 def test_containers_that_disagree_about_the_tensor_beside_them():
     message = (
-        "inputs['b'] must have the chunk sizes of inputs['a'] so that the tensors beside "
-        "them can be split, but has (1, 2) where (2, 1) was expected."
+        "inputs['b'] must have the chunk sizes of inputs['a'] so that the tensors "
+        "beside them can be split, but has (1, 2) where (2, 1) was expected."
     )
     a, b = DC([[ONE] * 2, [ONE]]), DC([[ONE], [ONE] * 2])
     check(ValueError, message, {"a": a, "b": b, "x": torch.ones(3)}, CPU2)
@@ -233,8 +245,13 @@ def test_a_container_that_was_not_collated(value, kind):
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [({"a": ONE}, "dict"), (None, "None"), ("s", "str"), (np.ones(2), "numpy.ndarray")]
-    + [((ONE,), "tuple")],
+    [
+        ({"a": ONE}, "dict"),
+        (None, "None"),
+        ("s", "str"),
+        (np.ones(2), "numpy.ndarray"),
+        ((ONE,), "tuple"),
+    ],
 )
 def test_a_chunk_with_anything_but_tensors_names_the_place(value, kind):
     message = (
@@ -262,8 +279,8 @@ def test_places_are_written_as_the_user_would_index_them():
 
 
 DEEP = (
-    "the batch must nest its containers at most 64 deep, but it nests deeper. Look for a "
-    "container that holds itself."
+    "the batch must nest its containers at most 64 deep, but it nests deeper. Look for "
+    "a container that holds itself."
 )
 
 
@@ -287,8 +304,8 @@ def test_a_nest_of_ten_thousand():
 
 def test_the_old_function_calls_strangers_unknown():
     message = (
-        "Unknown type dict: a chunk of a DataContainer must be made of tensors and lists. "
-        "Use DataContainer(..., cpu_only=True) for other values."
+        "Unknown type dict: a chunk of a DataContainer must be made of tensors and "
+        "lists. Use DataContainer(..., cpu_only=True) for other values."
     )
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         Scatter.forward([-1], [{"a": 1}])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pyparallel import DataContainer as DC
 from pyparallel import scatter, scatter_kwargs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -19,6 +20,7 @@ from fake_device import (
     NoWaitBeforeCopy,
     memory,
 )
+
 from pyparallel import _backend, _slab
 from pyparallel._plan import plan_slab
 
@@ -163,7 +165,9 @@ def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
         assert device.record(device.copies).wait(30)
         assert device.num_copies == 100
     expected = [
-        bytes([value]) * n for s in range(50) for value, n in ((s, 3), (s, 512), (s + 1, 3))
+        bytes([value]) * n
+        for s in range(50)
+        for value, n in ((s, 3), (s, 512), (s + 1, 3))
     ]
     assert found == expected
 
@@ -193,14 +197,18 @@ def test_nothing_but_empty_leaves_needs_no_copy():
     with FakeDevice() as device:
         empty = [torch.empty(0, 4), torch.empty(2, 0, dtype=torch.int64)]
         landed = _slab.send(empty, DEVICE, device).land()
-        assert [(x.shape, x.dtype) for x in landed] == [(x.shape, x.dtype) for x in empty]
+        assert [(x.shape, x.dtype) for x in landed] == [
+            (x.shape, x.dtype) for x in empty
+        ]
         assert _slab.send([], DEVICE, device).land() == []
         assert device.num_copies == 0
 
 
 def test_changing_one_landed_tensor_leaves_the_history_of_the_others_alone():
     with FakeDevice() as device:
-        first, second = _slab.send([torch.ones(3), torch.ones(3)], DEVICE, device).land()
+        first, second = _slab.send(
+            [torch.ones(3), torch.ones(3)], DEVICE, device
+        ).land()
         assert device.record(device.main).wait(30)
         weight = torch.ones(3, requires_grad=True)
         loss = (weight * first).sum()
@@ -223,7 +231,9 @@ def test_flights_leave_no_reference_cycles():
 
 
 def test_equal_batches_make_equal_plans():
-    batches = [[torch.full((2, 3), i), torch.ones(i * 0 + 5, dtype=torch.int8)] for i in (1, 2)]
+    batches = [
+        [torch.full((2, 3), i), torch.ones(i * 0 + 5, dtype=torch.int8)] for i in (1, 2)
+    ]
     first, second = (
         plan_slab([x.shape for x in b], [x.dtype for x in b]) for b in batches
     )
@@ -235,7 +245,12 @@ def test_equal_batches_make_equal_plans():
 def test_slots_are_aligned_ascending_and_the_gaps_are_zero():
     leaves = [
         torch.full((n,), 255, dtype=dtype)
-        for n, dtype in ((1, torch.uint8), (0, torch.int16), (65, torch.uint8), (9, torch.float64))
+        for n, dtype in (
+            (1, torch.uint8),
+            (0, torch.int16),
+            (65, torch.uint8),
+            (9, torch.float64),
+        )
     ]
     plan = plan_slab([x.shape for x in leaves], [x.dtype for x in leaves])
     assert plan.offsets == (0, 64, 64, 192)
@@ -251,7 +266,8 @@ def test_slots_are_aligned_ascending_and_the_gaps_are_zero():
 
 def module_of_mocks() -> tuple[mock.Mock, mock.Mock]:
     """Return a stand-in for torch.cuda and the recorder of all its calls."""
-    calls = mock.MagicMock()
+    calls = mock.Mock()
+    calls.module.stream = mock.MagicMock()
     module = calls.module
     module.Stream.return_value = calls.copies
     module.current_stream.return_value = calls.current
@@ -262,7 +278,6 @@ def module_of_mocks() -> tuple[mock.Mock, mock.Mock]:
 
 def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
     calls, module = module_of_mocks()
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
 
     def empty(nbytes, *, dtype, device=None, pin_memory=False):
         (calls.empty_pinned if pin_memory else calls.empty)(nbytes, device)
@@ -270,11 +285,13 @@ def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
         result.__dict__["copy_"] = calls.copy_
         return result
 
-    monkeypatch.setattr(_slab.torch, "empty", empty)
+    fake = SimpleNamespace(
+        empty=empty, uint8=torch.uint8, get_device_module=lambda device: module
+    )
+    monkeypatch.setattr(_slab, "torch", fake)
     api = _slab.TorchDevice()
     flight = _slab.Flight([torch.ones(3), torch.ones(2)], DEVICE, api)
     flight.land()
-    monkeypatch.undo()
     names = [name for name, _, _ in calls.mock_calls]
     assert names == [
         "empty",

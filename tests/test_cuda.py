@@ -1,0 +1,294 @@
+"""What only a GPU can prove: values, streams, the one copy, the kernels."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from pyparallel import DataContainer as DC
+from pyparallel import MMDataParallel, _backend, _slab, collate, scatter
+
+pytestmark = pytest.mark.cuda
+
+DTYPES = [torch.uint8, torch.bool, torch.int16, torch.bfloat16, torch.float16]
+DTYPES += [torch.float32, torch.int32, torch.int64, torch.float64, torch.complex128]
+
+
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def leaves(num: int, seed: int = 0) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return [
+        torch.randint(0, 2, (i % 7, i % 5 + 1)).to(DTYPES[i % len(DTYPES)])
+        for i in range(num)
+    ]
+
+
+def keep_busy(cycles: int = 20_000_000) -> None:
+    torch.cuda._sleep(cycles)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.is_cuda
+    return torch.equal(found.cpu(), expected)
+
+
+# scatter
+
+
+def test_values_of_all_dtypes_and_layouts_arrive():
+    strange = [
+        torch.arange(24).view(2, 3, 4).permute(2, 0, 1),
+        torch.ones(1, 3).expand(5, 3),
+        torch.tensor(3.5),
+        torch.empty(0, 4),
+        torch.arange(10)[::3],
+        torch.ones(2, dtype=torch.complex64).conj(),
+        nn.Parameter(torch.ones(3)),
+        torch.ones(2).to(device()),
+    ]
+    batch = {"x": leaves(60), "strange": strange, "sparse": torch.eye(3).to_sparse()}
+    (part,) = scatter(batch, [0])
+    assert all(
+        map(
+            same,
+            part["x"] + part["strange"],
+            batch["x"] + strange[:-1] + [torch.ones(2)],
+        )
+    )
+    assert same(part["sparse"].to_dense(), torch.eye(3))
+
+
+def test_a_collated_batch_arrives_and_metadata_stays():
+    samples = [
+        {
+            "img": DC(torch.rand(3, 20 + i, 30 - i), stack=True),
+            "boxes": DC(torch.rand(i, 4)),
+            "meta": DC({"i": i}, cpu_only=True),
+        }
+        for i in range(5)
+    ]
+    batch = collate(samples, 5)
+    (part,) = scatter(batch, ["cuda"])
+    assert same(part["img"], batch["img"].data[0])
+    assert all(map(same, part["boxes"], batch["boxes"].data[0]))
+    assert part["meta"] == [{"i": i} for i in range(5)]
+
+
+def test_one_device_may_stand_for_two():
+    first, second = scatter({"x": torch.arange(5)}, [0, 0])
+    assert (first["x"].tolist(), second["x"].tolist()) == ([0, 1, 2], [3, 4])
+    parts = scatter(DC([torch.ones(3), torch.zeros(2)], stack=True), [0, 0])
+    assert [part.tolist() for part in parts] == [[1, 1, 1], [0, 0]]
+
+
+def test_dtype_and_max_size_apply_on_the_way():
+    (part,) = scatter({"x": torch.arange(6.0)}, [0], max_size=4, dtype=torch.float16)
+    assert same(part["x"], torch.arange(4, dtype=torch.float16))
+
+
+def test_small_leaves_go_in_one_copy():
+    batch = {str(i): torch.full((3, i % 4 + 1), float(i)) for i in range(500)}
+    scatter(batch, [0])
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        scatter(batch, [0])
+        torch.cuda.synchronize()
+    copies = [e for e in found.events() if "Memcpy HtoD" in e.name]
+    if not any(e.device_type == torch.autograd.DeviceType.CUDA for e in found.events()):
+        pytest.xfail("the profiler sees no device events on this machine")
+    assert len(copies) == 1
+
+
+def test_gradients_flow_back_from_the_device():
+    source = torch.arange(5.0, requires_grad=True)
+    first, second = scatter({"x": source}, [0, 0])
+    (first["x"].sum() + 2 * second["x"].sum()).backward()
+    assert source.grad.tolist() == [1, 1, 1, 2, 2]
+    with torch.no_grad():
+        (part,) = scatter({"x": source}, [0])
+    assert not part["x"].requires_grad
+
+
+def test_a_train_step_runs_on_the_device():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 1)
+
+        def train_step(self, data, optimizer):
+            loss = sum(self.fc(x).sum() for x in data["x"])
+            return {"loss": loss, "optimizer": optimizer, "metas": data["metas"]}
+
+    model = MMDataParallel(Model().cuda(), device_ids=[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = collate(
+        [{"x": DC(torch.ones(n, 4)), "metas": DC(n, cpu_only=True)} for n in (1, 2)], 2
+    )
+    out = model.train_step(data, optimizer)
+    out["loss"].backward()
+    assert out["optimizer"] is optimizer
+    assert out["metas"] == [1, 2]
+    assert model.module.fc.weight.grad.tolist() == [[3, 3, 3, 3]]
+
+
+@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
+def test_targets_need_not_be_the_current_device():
+    first, second = scatter({"x": torch.arange(5)}, [1, 0])
+    assert (first["x"].get_device(), second["x"].get_device()) == (1, 0)
+    with torch.cuda.device(1):
+        (part,) = scatter({"x": torch.arange(5)}, [0])
+    assert part["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+# Streams
+
+
+def test_values_are_right_while_memory_is_reused_and_the_device_is_busy():
+    totals, expected = [], []
+    for step in range(300):
+        batch = [torch.full((1000 + i,), float(step)) for i in range(8)]
+        expected.append(sum(x.sum().item() for x in batch))
+        landed = _slab.send(batch, device()).land()
+        keep_busy(200_000)
+        totals.append(torch.stack([x.sum() for x in landed]).sum())
+    assert torch.stack(totals).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("home", ["default", "side"])
+def test_a_consumer_on_another_stream_waits_and_may_drop_at_once(home):
+    side, other = torch.cuda.Stream(), torch.cuda.Stream()
+    sent_on = torch.cuda.default_stream() if home == "default" else other
+    totals = []
+    for step in range(100):
+        with torch.cuda.stream(sent_on):
+            flight = _slab.send([torch.full((50_000,), float(step))], device())
+        with torch.cuda.stream(side):
+            (tensor,) = flight.land()
+            keep_busy(500_000)
+            totals.append(tensor.double().sum())
+        del flight, tensor
+    side.synchronize()
+    assert [total.item() for total in totals] == [
+        50_000.0 * step for step in range(100)
+    ]
+
+
+def test_memory_of_a_flight_that_never_lands_is_safe_to_reuse():
+    for _ in range(50):
+        flight = _slab.send([torch.zeros(5_000_000, dtype=torch.uint8)], device())
+        del flight
+        output = torch.full((5_000_000,), 7, dtype=torch.uint8, device=device())
+        assert bool((output == 7).all())
+        del output
+
+
+def test_large_pinned_leaves_are_read_in_place():
+    for step in range(20):
+        large = torch.full((1 << 20,), float(step)).pin_memory()
+        batch = [torch.tensor(step), large, torch.tensor([step])]
+        flight = _slab.send(batch, device())
+        assert set(flight._direct) == {1}
+        assert all(map(same, flight.land(), batch))
+
+
+def test_the_host_does_not_wait():
+    batch = [torch.ones(1000)]
+    _slab.send(batch, device()).land()
+    torch.cuda.synchronize()
+    keep_busy(2_000_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    (landed,) = _slab.send(batch, device()).land()
+    assert not busy.query(), "sending or landing waited for the device"
+    assert same(landed, batch[0])
+
+
+# Kernels
+
+
+def fills(dtype: torch.dtype, num: int) -> bytes:
+    return b"".join(
+        torch.tensor([i % 2 + 1], dtype=dtype).view(torch.uint8).numpy().tobytes()
+        for i in range(num)
+    )
+
+
+def layouts(samples: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+    dims = range(samples[0].dim() - 1, -1, -1)
+    wide = [torch.stack([x, x], -1) for x in samples]
+    return {
+        "contiguous": samples,
+        "transposed": [x.permute(*dims).contiguous().permute(*dims) for x in samples],
+        "strided": [x[..., 0] for x in wide],
+        "offset": [
+            torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape) for x in samples
+        ],
+    }
+
+
+def check_pad_copy(samples: list[torch.Tensor], target: tuple[int, ...], pad: bytes):
+    shape = (len(samples), *target)
+    expected = torch.empty(shape, dtype=samples[0].dtype)
+    _backend.pad_copy(expected, samples, pad)
+    found = torch.full(shape, 1, dtype=samples[0].dtype, device=device())
+    strided = [
+        torch.empty_strided(
+            each.shape, each.stride(), dtype=each.dtype, device=device()
+        ).copy_(each)
+        for each in samples
+    ]
+    _backend.pad_copy(found, strided, pad)
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset"])
+@pytest.mark.parametrize("one_fill", [True, False])
+def test_pad_copy_is_that_of_the_host(dtype, layout, one_fill):
+    torch.manual_seed(1)
+    sizes = [(3, 5, 7), (3, 8, 6), (3, 1, 1), (3, 8, 7)]
+    samples = layouts([torch.randint(0, 2, size).to(dtype) for size in sizes])[layout]
+    check_pad_copy(samples, (3, 8, 7), fills(dtype, 1 if one_fill else len(samples)))
+
+
+@pytest.mark.parametrize("num", [1000, 1025, 5000])
+def test_pad_copy_takes_thousands_of_samples(num):
+    samples = [torch.full((i % 3, i % 5), float(i)) for i in range(num)]
+    check_pad_copy(samples, (2, 4), fills(torch.float32, num))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (9, 4), (300, 4), (1, 1)])
+def test_pad_copy_takes_boxes(shape):
+    samples = [torch.rand(shape), torch.rand(0, shape[1]), torch.rand(shape)]
+    check_pad_copy(samples, shape, fills(torch.float32, 1))
+
+
+@pytest.mark.parametrize(
+    "dims", list(itertools.product([1, 2], [1, 3], [33, 64, 1000]))
+)
+def test_rows_of_every_length_are_copied(dims):
+    samples = [torch.rand(dims), torch.rand(dims[0], dims[1], max(1, dims[2] - 3))]
+    for each in ([x.to(torch.uint8) for x in samples], samples):
+        check_pad_copy(each, dims, fills(each[0].dtype, 1))
+
+
+def test_pad_copy_runs_on_the_current_stream():
+    samples = [torch.ones(4, device=device()), torch.ones(2, device=device())]
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        keep_busy()
+        samples = [sample + 1 for sample in samples]
+        out = torch.zeros(2, 4, device=device())
+        _backend.pad_copy(out, samples, fills(torch.float32, 1))
+        total = out.sum()
+    side.synchronize()
+    assert total.item() == 2 * 6 + 1 * 2

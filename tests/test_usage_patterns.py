@@ -1,0 +1,400 @@
+"""Code as it stands in repositories that use ``mmcv.parallel``, run against install().
+
+Lines are kept as they are written there; ``torch.cuda`` is absent on the host, where
+such scripts run unchanged or end in an error that says what is missing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import pyparallel.mmcv
+
+pytestmark = pytest.mark.filterwarnings("ignore:On January 1, 2023, MMCV")
+needs_host = pytest.mark.skipif(
+    "torch.cuda.is_available()", reason="tells what a machine without a GPU does"
+)
+
+
+@pytest.fixture(autouse=True)
+def mmcv():
+    with pyparallel.mmcv.installed():
+        import mmcv.parallel
+
+        yield mmcv
+
+
+def to_tensor(data):
+    return (
+        torch.from_numpy(data) if isinstance(data, np.ndarray) else torch.tensor(data)
+    )
+
+
+def sample(i: int) -> dict:
+    from mmcv.parallel import DataContainer as DC
+
+    return {
+        "img": DC(torch.full((3, 4 + i, 5), float(i)), stack=True),
+        "gt_bboxes": DC(torch.full((i + 1, 4), float(i))),
+        "img_metas": DC({"filename": f"{i}.jpg"}, cpu_only=True),
+    }
+
+
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(1, 1)
+
+    def forward(self, img=None, img_metas=None, return_loss=True, **kwargs):
+        return {
+            "img": img,
+            "img_metas": img_metas,
+            "return_loss": return_loss,
+            **kwargs,
+        }
+
+    def train_step(self, data, optimizer, **kwargs):
+        loss = self.fc(data["img"].mean().view(1)).sum()
+        seen = {"optimizer": optimizer, "data": data, **kwargs}
+        num = len(data["img_metas"])
+        return {"loss": loss, "log_vars": {}, "num_samples": num, "seen": seen}
+
+    val_step = train_step
+
+    def show_result(self, img, result):
+        return img, result
+
+
+# Wrapping the model
+
+
+def test_wrap_for_testing_on_the_first_device():  # 2, 4, 9, 11
+    from mmcv.parallel import MMDataParallel, MMDistributedDataParallel, collate
+
+    model = MMDataParallel(Detector(), device_ids=[0])
+    data = collate([sample(0), sample(1)], samples_per_gpu=2)
+    result = model(return_loss=False, rescale=True, **data)
+    assert (result["return_loss"], result["rescale"]) == (False, True)
+    assert result["img"].shape == (2, 3, 5, 5)
+    assert result["img_metas"][1] == {"filename": "1.jpg"}
+    assert model.module.show_result(1, 2) == (1, 2)
+    assert issubclass(MMDistributedDataParallel, nn.parallel.DistributedDataParallel)
+
+
+@pytest.mark.parametrize(
+    "device_ids",
+    [[0], range(1), range(0, 1), [], None, 0, "cuda:0", torch.device("cpu")],
+)
+def test_device_ids_are_not_always_a_list(device_ids):  # 12, 14, 31
+    from mmcv.parallel import MMDataParallel, collate
+
+    cfg = SimpleNamespace(gpu_ids=device_ids)
+    model = MMDataParallel(Detector(), device_ids=cfg.gpu_ids)
+    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), collate([sample(0)])
+    out = model.train_step(data, optimizer, extra=3)
+    out["loss"].backward()
+    assert out["seen"]["optimizer"] is optimizer
+    assert out["seen"]["extra"] == 3
+    assert out["num_samples"] == 1
+    assert model.val_step(data, optimizer)["seen"]["data"]["img"].shape == (1, 3, 4, 5)
+
+
+@needs_host
+def test_asking_for_the_current_device_says_what_is_missing():  # 1
+    from mmcv.parallel import MMDataParallel
+
+    with pytest.raises((RuntimeError, AssertionError, AttributeError)):
+        MMDataParallel(Detector(), device_ids=[torch.cuda.current_device()])
+
+
+def test_unwrap():  # 7, 15
+    from mmcv.parallel import MMDataParallel, is_module_wrapper
+
+    detector = Detector()
+    model = MMDataParallel(detector)
+    if is_module_wrapper(model):
+        model = model.module
+    assert model is detector
+    assert not is_module_wrapper(model)
+
+
+def test_one_wrapper_for_gpu_and_cpu():  # 25
+    from mmcv.parallel import MMDataParallel
+
+    dp_factory = {"cuda": MMDataParallel, "cpu": MMDataParallel}
+    model = dp_factory["cpu"](Detector(), dim=0)
+    assert isinstance(model, nn.DataParallel)
+    assert (model.dim, model.device_ids) == (0, model.device_ids)
+
+
+def test_the_reducer_is_asked_for():  # 27
+    from mmcv.parallel import MMDataParallel
+
+    kwargs = {}
+    model = MMDataParallel(Detector())
+    if hasattr(model, "reducer"):
+        kwargs.update(dict(ddp_reducer=model.reducer))
+    assert kwargs == {}
+
+
+def test_a_registry_of_wrappers_may_have_a_parent():  # 26
+    from mmcv.parallel import MODULE_WRAPPERS as MMCV_MODULE_WRAPPERS
+    from mmcv.parallel import is_module_wrapper
+
+    Registry = type(MMCV_MODULE_WRAPPERS)
+    children = dict(MMCV_MODULE_WRAPPERS.children)
+    registry = Registry("module wrapper", parent=MMCV_MODULE_WRAPPERS, scope="pose")
+
+    @registry.register_module()
+    class Separate(nn.Module): ...
+
+    assert is_module_wrapper(Separate())
+    MMCV_MODULE_WRAPPERS.children.clear()
+    MMCV_MODULE_WRAPPERS.children.update(children)
+
+
+# Loading and inference
+
+
+def test_a_loader_collates_by_partial():  # 6
+    from mmcv.parallel import collate
+
+    samples_per_gpu = 2
+    loader = DataLoader(
+        [sample(i) for i in range(3)],
+        batch_size=2,
+        collate_fn=partial(collate, samples_per_gpu=samples_per_gpu),
+    )
+    sizes = [[len(chunk) for chunk in batch["img"].data] for batch in loader]
+    assert sizes == [[2], [1]]
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), "cpu", -1])
+def test_inference_collates_and_scatters_one_sample(device):  # 5, 8, 10
+    from mmcv.parallel import collate, scatter
+
+    data = sample(2)
+    data = collate([data], samples_per_gpu=1)
+    data = scatter(data, [device])[0]
+    assert data["img"].shape == (1, 3, 6, 5)
+    assert data["gt_bboxes"][0].shape == (3, 4)
+    assert data["img_metas"] == [{"filename": "2.jpg"}]
+
+
+@needs_host
+@pytest.mark.parametrize("device", ["cuda:0", torch.device("cuda", 0), 0])
+def test_inference_on_a_missing_device_says_so(device):  # 8, 24
+    from mmcv.parallel import collate, scatter
+
+    data = collate([sample(0)])
+    with pytest.raises(
+        RuntimeError, match=r"^scatter: target cuda:0 must be a device of"
+    ):
+        scatter(data, [device])
+    with pytest.raises(RuntimeError, match="sees 0 of type cuda"):
+        scatter(data, target_gpus=[device])
+
+
+def test_the_index_of_the_cpu_device_is_none():  # 24
+    from mmcv.parallel import scatter
+
+    device = torch.device("cpu")
+    with pytest.raises(TypeError, match="but is None"):
+        scatter({}, [device.index])
+
+
+def test_metas_of_a_test_time_augmented_batch():  # 13
+    from mmcv.parallel import DataContainer as DC
+    from mmcv.parallel import collate
+
+    views = {"img": [torch.ones(3, 2, 2)], "img_metas": [DC({"n": 1}, cpu_only=True)]}
+    data = collate([views], samples_per_gpu=1)
+    img_metas = data["img_metas"][0].data[0]
+    assert img_metas == [{"n": 1}]
+
+
+def test_containers_are_told_apart_by_isinstance(mmcv):  # 20, 21
+    from mmcv.parallel import DataContainer as DC
+
+    data = {"points": [DC([[torch.ones(1, 3)]])], "plain": [1]}
+    assert isinstance(data["points"][0], DC)
+    assert isinstance(data["points"][0], mmcv.parallel.DataContainer)
+    assert not isinstance(data["plain"][0], DC)
+    assert data["points"][0].data[0][0].shape == (1, 3)
+
+
+def test_an_ensemble_scatters_a_bare_dict_by_keywords():  # 28
+    from mmcv.parallel import MMDataParallel, collate
+    from mmcv.parallel.scatter_gather import scatter_kwargs
+
+    model = MMDataParallel(Detector())
+    data, _ = scatter_kwargs(
+        inputs=collate([sample(0)]), kwargs=None, target_gpus=model.device_ids or [-1]
+    )
+    assert data[0]["img"].shape == (1, 3, 4, 5)
+
+
+def test_a_wrapper_of_its_own_calls_scatter_kwargs():  # 19, 22
+    from mmcv.parallel import collate
+    from mmcv.parallel.scatter_gather import scatter_kwargs
+
+    class DistributedDataParallelWrapper(nn.Module):
+        def __init__(self, module, dim=0):
+            super().__init__()
+            self.module, self.dim = module, dim
+
+        def scatter(self, inputs, kwargs, device_ids):
+            return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
+
+        def forward(self, *inputs, **kwargs):
+            inputs, kwargs = self.scatter(inputs, kwargs, [-1])
+            return self.module(*inputs[0], **kwargs[0])
+
+    out = DistributedDataParallelWrapper(Detector())(**collate([sample(0)]))
+    assert out["img"].shape == (1, 3, 4, 5)
+
+
+# Formatting
+
+
+def test_formatting_wraps_results():  # 3, 16, 17, 18, 23
+    from mmcv.parallel import DataContainer as DC
+
+    results = {"img": np.ones((3, 2, 2)), "gt_labels": [1, 2], "gt_masks": object()}
+    for key in ["gt_labels"]:
+        results[key] = DC(to_tensor(results[key]))
+    results["img"] = DC(to_tensor(results["img"]), stack=True)
+    field = dict(cpu_only=True)
+    results["gt_masks"] = DC(results["gt_masks"], **field)
+    results["img_metas"] = DC({"pad_shape": (2, 2, 3)}, cpu_only=True)
+    assert [results[k].stack for k in results] == [True, False, False, False]
+    assert [results[k].cpu_only for k in results] == [False, False, True, True]
+
+
+def test_collated_data_is_wrapped_again():  # 29
+    from mmcv.parallel import DataContainer, collate, scatter
+
+    data_batch = collate(
+        [{"img": DataContainer(torch.rand(2, 3, 4, 4), stack=True)} for _ in range(2)],
+        2,
+    )
+    data = {}
+    data["img"] = DataContainer(
+        data=[data_batch["img"].data[0][:, 1]],
+        cpu_only=data_batch["img"].cpu_only,
+        stack=True,
+    )
+    assert scatter(data, [-1])[0]["img"].shape == (2, 3, 4, 4)
+
+
+def test_a_queue_of_frames_is_stacked_without_padding():  # 30
+    from mmcv.parallel import DataContainer as DC
+    from mmcv.parallel import collate
+
+    key = "img"
+    queue = [{key: DC(torch.ones(6, 3, 4, 4))} for _ in range(2)]
+    queue[-1][key] = DC(
+        torch.stack([each[key].data for each in queue]),
+        cpu_only=False,
+        stack=True,
+        pad_dims=None,
+    )
+    assert collate([queue[-1]])[key].data[0].shape == (1, 2, 6, 3, 4, 4)
+
+
+def test_collate_takes_bare_containers():  # 32
+    from mmcv.parallel import DataContainer as DC
+    from mmcv.parallel import collate
+
+    results = {"img_metas": [DC({"a": 1}, cpu_only=True), DC({"a": 2}, cpu_only=True)]}
+    results["img_metas"] = [collate([x]).data[0] for x in results["img_metas"]]
+    assert results["img_metas"] == [[{"a": 1}], [{"a": 2}]]
+
+
+# Subclasses and patches
+
+
+def test_a_subclass_repairs_the_forward_of_ddp():  # S1
+    from mmcv.parallel.distributed import MMDistributedDataParallel
+
+    class MMDistributedDataParallelFix(MMDistributedDataParallel):
+        def _run_ddp_forward(self, *inputs, **kwargs):
+            inputs, kwargs = self.to_kwargs(inputs, kwargs, -1)
+            return self.module(*inputs[0], **kwargs[0])
+
+    fixed = object.__new__(MMDistributedDataParallelFix)
+    nn.Module.__init__(fixed)
+    fixed.module, fixed.dim, fixed.mixed_precision = Detector(), 0, None
+    assert fixed._run_ddp_forward(img=torch.ones(2))["img"].tolist() == [1, 1]
+
+
+def test_a_subclass_scatters_with_two_arguments():  # S2
+    from mmcv.parallel import MMDataParallel, collate, scatter
+
+    class MMDataCPU(MMDataParallel):
+        def scatter(self, inputs, kwargs):
+            return scatter(inputs, [-1]), scatter(kwargs, [-1])
+
+        def forward(self, *inputs, **kwargs):
+            inputs, kwargs = self.scatter(inputs, kwargs)
+            return self.module(*inputs[0], **kwargs[0])
+
+        def train_step(self, *inputs, **kwargs):
+            inputs, kwargs = self.scatter(inputs, kwargs)
+            return self.module.train_step(*inputs[0], **kwargs[0])
+
+    model, data = MMDataCPU(Detector()), collate([sample(0)])
+    assert model(**data)["img"].shape == (1, 3, 4, 5)
+    assert model.train_step(data, None)["num_samples"] == 1
+
+
+def test_a_subclass_scatters_to_the_host(monkeypatch):  # S3
+    from mmcv.parallel import MMDataParallel, collate
+
+    class XPUDataParallel(MMDataParallel):
+        def scatter(self, inputs, kwargs, device_ids):
+            return super().scatter(inputs, kwargs, [-1])
+
+    data = collate([sample(0)])
+    assert XPUDataParallel(Detector())(**data)["img"].shape == (1, 3, 4, 5)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = MMDataParallel(Detector(), device_ids=[])
+    assert model.train_step(data, None)["num_samples"] == 1
+
+
+def test_a_subclass_skips_the_constructor():  # S4
+    from mmcv.parallel import MMDataParallel, collate
+
+    class _SingleGPUWrapper(MMDataParallel):
+        def __init__(self, module):
+            super(nn.DataParallel, self).__init__()
+            self.module = module
+            self.device_ids = []
+            self.dim = 0
+            self.src_device_obj = torch.device("cpu")
+            self.output_device = -1
+
+    model = _SingleGPUWrapper(Detector())
+    assert model.train_step(collate([sample(0)]), None)["num_samples"] == 1
+    assert model(**collate([sample(0)]))["img"].shape == (1, 3, 4, 5)
+
+
+def test_get_stream_is_patched(mmcv, monkeypatch):  # S7
+    import mmcv.parallel._functions
+
+    before = mmcv.parallel._functions._get_stream
+
+    def wrapper(device):
+        return before(torch.device("cuda", device) if type(device) is int else device)
+
+    monkeypatch.setattr(mmcv.parallel._functions, "_get_stream", wrapper)
+    assert (
+        mmcv.parallel._functions.Scatter.forward([-1], [torch.ones(1)])[0].item() == 1
+    )
