@@ -11,6 +11,8 @@ TORCH_PIP  ?=
 DEMO_ARGS  ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+# Warnings of the compilers are errors in what is built here.
+export WERROR ?= 1
 
 V     := $(CURDIR)/.venv
 VCUDA := $(CURDIR)/.venv-cuda
@@ -28,8 +30,8 @@ DEPS    := PYPARALLEL_BUILD=python PYTHON_BIN $(PIP) --no-build-isolation -e
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-native test-python test-core test-peers lint bench demo \
-	peers cuda-build gpu-check clean
+.PHONY: help test test-native test-python test-core test-peers lint lint-python \
+	lint-types lint-cpp lint-lengths bench demo peers cuda-build gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -40,23 +42,21 @@ $(V)/.deps: pyproject.toml
 	$(V)/bin/python $(PIP) $(TOOLS)
 	$(V)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)"
 	test -x "$(CMAKE)" || $(V)/bin/python $(PIP) "cmake>=3.22"
-	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[test,lint]"
+	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[test,lint,demo]"
 	touch $@
 
 $(V)/.built: $(V)/.deps $(SOURCES)
 	FORCE_ONLY_CPU=1 $(V)/bin/python setup.py -q build_ext --inplace
 	touch $@
 
-$(V)/.demo: $(V)/.built
-	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[demo]"
-	touch $@
-
 $(VPEER)/.deps: pyproject.toml
 	test -x $(VPEER)/bin/python || $(PYTHON) -m venv $(VPEER)
 	$(VPEER)/bin/python $(PIP) $(TOOLS)
-	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy \
-		opencv-python-headless mmengine==0.10.7
+	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
+# Both ask for the OpenCV that needs a display's libraries; the headless one is enough.
+	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
+	$(VPEER)/bin/python $(PIP) opencv-python-headless
 	$(DEPS:PYTHON_BIN=$(VPEER)/bin/python) ".[test]"
 	touch $@
 
@@ -74,19 +74,29 @@ test-native: $(V)/.built
 test-python: $(V)/.built
 	PYPARALLEL_BACKEND=python $(V)/bin/python -m pytest $(PYTEST_ARGS)
 
-test-core: $(V)/.deps
-	$(CMAKE) -S . -B build/asan -DPP_SANITIZE=address,undefined
-	$(CMAKE) --build build/asan -j2
-	$(CTEST) --test-dir build/asan --output-on-failure
+test-core: test-core-address,undefined test-core-thread
 
-lint: $(V)/.deps ## style, types, formatting, file lengths
+test-core-%: $(V)/.deps
+	$(CMAKE) -S . -B "build/core-$*" -DPP_SANITIZE=$*
+	$(CMAKE) --build "build/core-$*" -j2
+	$(CTEST) --test-dir "build/core-$*" --output-on-failure
+
+lint: lint-python lint-types lint-cpp lint-lengths ## style, types, formatting, file lengths
+
+lint-python: $(V)/.deps
 	$(V)/bin/ruff check .
 	$(V)/bin/ruff format --check .
+
+lint-types: $(V)/.deps
 	$(V)/bin/mypy
 	$(V)/bin/mypy --config-file= --ignore-missing-imports setup.py
+
+lint-cpp: $(V)/.deps
 	find csrc tests/csrc \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \) -print0 \
 		| xargs -0 $(V)/bin/clang-format --dry-run -Werror
-	$(V)/bin/python scripts/file_lengths.py
+
+lint-lengths:
+	$(PYTHON) scripts/file_lengths.py
 
 # ------------------------------------------------------------- beside the peers
 # The extension in the tree serves both environments: same torch, same python.
@@ -99,7 +109,7 @@ test-peers: peers ## the comparison with mmcv; a skipped test fails
 bench: peers ## the table of benchmarks/README.md
 	$(VPEER)/bin/python -m benchmarks.collate $(BENCH_ARGS)
 
-demo: $(V)/.demo ## a training run on two processes
+demo: $(V)/.built ## a training run on two processes
 	OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \
 		examples/ragged_digits.py $(DEMO_ARGS)
 

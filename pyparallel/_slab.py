@@ -34,7 +34,7 @@ def empty(
     if device.type != "cpu" or not in_worker():
         return torch.empty(shape, dtype=dtype, device=device)
     nbytes = math.prod(shape) * dtype.itemsize
-    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+    storage = torch.UntypedStorage._new_shared(nbytes)
     result: Any = torch.empty(0, dtype=dtype)
     result.set_(storage, 0, shape)
     return result  # type: ignore[no-any-return]

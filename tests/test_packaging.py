@@ -118,7 +118,10 @@ def test_flags_leave_the_language_version_to_torch(setup_py):
         )
         assert not [flag for each in found.values() for flag in each if "-std" in flag]
         assert found["nvcc"][-2:] == ["-lineinfo", "-Xptxas=-v"]
-        assert {"-Wall", "-Wextra", "-Werror", "-fopenmp"} <= set(found["cxx"])
+        assert {"-Wall", "-Wextra", "-fopenmp"} <= set(found["cxx"])
+        assert "Werror" not in str(found)
+    strict = setup_py.flags({"WERROR": "1"}, True)
+    assert "-Werror" in strict["cxx"] and "-Werror=all-warnings" in strict["nvcc"]
     assert {"-O3", "-g0"} <= set(setup_py.flags({}, False)["cxx"])
     assert "nvcc" not in setup_py.flags({}, False)
 
@@ -205,12 +208,12 @@ def test_without_torch_the_commands_to_type_are_printed(tmp_path):
     )
 
 
-def test_metadata_need_no_torch(tmp_path):
+def test_metadata_need_no_torch(setup_py, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('hidden by a test')")
     command = [sys.executable, "setup.py", "--version"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1:] == ["0.1.0"], done.stderr
+    assert done.stdout.splitlines()[-1:] == [setup_py.version()], done.stderr
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built with CUDA")
@@ -259,3 +262,34 @@ def test_types_are_shipped():
     package = Path(pyparallel.__file__).parent
     assert (package / "py.typed").exists()
     assert (package / "_backend" / "_C.pyi").exists()
+
+
+# ------------------------------------------------------- checks that may not be skipped
+@pytest.mark.parametrize(
+    ("variable", "outcome"),
+    [
+        (None, {"skipped": 2}),
+        ("PYPARALLEL_REQUIRE_CUDA", {"skipped": 1, "errors": 1}),
+        ("PYPARALLEL_NO_SKIP", {"failed": 1, "errors": 1}),
+    ],
+)
+def test_a_job_can_forbid_skips(tmp_path, variable, outcome):
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a GPU\n")
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.cuda\ndef test_cuda(): pass\n"
+        "def test_skipping(): pytest.skip('not here')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL_")}
+    env |= {"CUDA_VISIBLE_DEVICES": ""} | ({variable: "1"} if variable else {})
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    closing = done.stdout.splitlines()[-1]
+    found = {
+        name.rstrip("s"): int(n) for n, name in re.findall(r"(\d+) (\w+)", closing)
+    }
+    found.pop("in", None)
+    assert found == {name.rstrip("s"): n for name, n in outcome.items()}, done.stdout
