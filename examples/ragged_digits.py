@@ -171,10 +171,11 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 4e-3, total_steps=args.epochs * len(loader), pct_start=0.15
     )
-    losses, scores, found, seconds = [], [], [], 0.0
+    losses, scores, seconds = [], [], 0.0
+    found: list[dict[str, Tensor]] = []
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
-        model.train()
+        model.train()  # type: ignore[no-untyped-call]
         start = time.perf_counter()
         with tqdm(loader, f"epoch {epoch + 1}/{args.epochs}", disable=rank > 0) as bar:
             for data in bar:
@@ -216,7 +217,8 @@ def main() -> None:
     args = parser.parse_args()
     alone: Any = {}
     if "RANK" not in os.environ:  # not started by torchrun: a group of one
-        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        alone = {"store": store, "rank": 0, "world_size": 1}
     start = time.perf_counter()
     dist.init_process_group("gloo", timeout=timedelta(seconds=60), **alone)
     try:

@@ -214,3 +214,19 @@ def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
     before = _backend.pad_copy, torch.get_num_threads()
     bench_collate.measure(1, 1, only="tiny", quick=True)
     assert (_backend.pad_copy, torch.get_num_threads()) == before
+
+
+def test_both_backends_are_timed_in_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = importlib.import_module("benchmarks.cases")
+    from pyparallel import _backend
+
+    used: list[str] = []
+    monkeypatch.setattr(_backend, "pad_copy", None)
+    monkeypatch.setattr(cases, "_NATIVE", lambda: used.append("native"))
+    monkeypatch.setattr(cases._reference, "pad_copy", lambda: used.append("python"))
+    for _ in range(2):  # the first case leaves its last backend behind
+        native, python = cases.ours(lambda: _backend.pad_copy())
+        python.call()
+        native.call()
+        python.call()
+    assert used == ["python", "native", "python"] * 2
