@@ -18,7 +18,8 @@ struct Defect {
 };
 
 // Kinds of tensors whose bytes are not simply their elements.
-constexpr DispatchKeySet kSparse({DispatchKey::Sparse, DispatchKey::SparseCsr});
+constexpr DispatchKeySet kSparse({DispatchKey::Sparse, DispatchKey::SparseCsr,
+                                  DispatchKey::MkldnnCPU});
 constexpr DispatchKeySet kWrapped({DispatchKey::Python, DispatchKey::FuncTorchBatched,
                                    DispatchKey::FuncTorchGradWrapper,
                                    DispatchKey::Functionalize});
@@ -40,14 +41,14 @@ Defect find_defect(const at::Tensor& tensor) {
   const bool meta = keys.has_backend(c10::BackendComponent::MetaBit);
   const Defect defects[] = {
       {has(DispatchKey::NestedTensor), "nested", "Call unbind() on it first."},
-      {has_any(keys, kSparse), "sparse", "Call to_dense() on it first."},
+      {has_any(keys, kSparse), "sparse or opaque", "Call to_dense() on it first."},
       {has(DispatchKey::Quantized), "quantized", "Call dequantize() on it first."},
       {has_any(keys, kWrapped), "a wrapper", "Unwrap it first."},
       {meta, "on the meta device", "Give it data first."},
       {has(DispatchKey::Conjugate), "conjugated", "Call resolve_conj() on it first."},
       {has(DispatchKey::Negative), "negated", "Call resolve_neg() on it first."},
       {has(DispatchKey::ZeroTensor), "a zero tensor", "Call clone() on it first."},
-      {!tensor.has_storage(), "without storage", "Call to_dense() on it first."},
+      {!tensor.has_storage(), "a wrapper", "Unwrap it first."},
   };
   for (const Defect& defect : defects) {
     if (defect.present) return defect;

@@ -1,0 +1,98 @@
+// A random ragged batch, and what padding it must give, found element by element.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "check.h"
+#include "core/box_plan.h"
+
+namespace pyparallel::testing {
+
+using Bytes = std::vector<uint8_t>;
+
+struct Batch {
+  PadShapes shapes;
+  std::vector<Bytes>
+      samples;               // exactly as long as their elements: a sanitizer sees more
+  std::vector<Bytes> fills;  // one item each
+  int64_t row_nbytes = 0;
+
+  int64_t nbytes() const { return row_nbytes * static_cast<int64_t>(samples.size()); }
+};
+
+inline int64_t product(const int64_t* sizes, size_t count) {
+  int64_t result = 1;
+  for (size_t d = 0; d < count; ++d) result *= sizes[d];
+  return result;
+}
+
+// Sizes of `num` samples that reach target in every dimension which `whole` allows.
+inline Batch make_batch(Random* random, const std::vector<int64_t>& target, int64_t num,
+                        int64_t itemsize, bool one_byte_fill) {
+  Batch batch;
+  const size_t ndim = target.size();
+  batch.shapes.itemsize = itemsize;
+  batch.shapes.target = target;
+  batch.row_nbytes = product(target.data(), ndim) * itemsize;
+  std::vector<bool> padded(ndim);
+  for (size_t d = 0; d < ndim; ++d) padded[d] = random->between(0, 1) == 0;
+  batch.samples.resize(static_cast<size_t>(num));
+  batch.fills.resize(static_cast<size_t>(num));
+  for (size_t i = 0; i < batch.samples.size(); ++i) {
+    for (size_t d = 0; d < ndim; ++d) {
+      const bool zero = padded[d] && random->between(0, 9) == 0;
+      const int64_t low = zero ? 0 : (target[d] + 1) / 2;
+      batch.shapes.sizes.push_back(padded[d] ? random->between(low, target[d])
+                                             : target[d]);
+    }
+    const int64_t numel = product(batch.shapes.sizes.data() + i * ndim, ndim);
+    Bytes& sample = batch.samples[i];
+    sample.resize(static_cast<size_t>(numel * itemsize));
+    for (uint8_t& byte : sample) byte = static_cast<uint8_t>(random->next());
+    sample.shrink_to_fit();
+    Bytes& fill = batch.fills[i];
+    const auto first = static_cast<uint8_t>(random->next());
+    fill.assign(static_cast<size_t>(itemsize), first);
+    if (!one_byte_fill) {
+      for (uint8_t& byte : fill) byte = static_cast<uint8_t>(random->next());
+    }
+    const auto* item = reinterpret_cast<const char*>(fill.data());
+    batch.shapes.sources.push_back(
+        {numel == 0 ? nullptr : sample.data(), repeat_fill(item, itemsize)});
+  }
+  return batch;
+}
+
+// The destination, one element at a time, by its coordinates.
+inline Bytes padded_slowly(const Batch& batch) {
+  const std::vector<int64_t>& target = batch.shapes.target;
+  const auto itemsize = static_cast<size_t>(batch.shapes.itemsize);
+  const size_t ndim = target.size();
+  const int64_t row_numel = product(target.data(), ndim);
+  Bytes out;
+  for (size_t i = 0; i < batch.samples.size(); ++i) {
+    const int64_t* sizes = batch.shapes.sizes.data() + i * ndim;
+    for (int64_t element = 0; element < row_numel; ++element) {
+      int64_t rest = element;
+      int64_t source = 0;
+      int64_t scale = 1;
+      bool inside = true;
+      for (size_t d = ndim; d-- > 0;) {
+        const int64_t at = rest % target[d];
+        rest /= target[d];
+        inside = inside && at < sizes[d];
+        source += at * scale;
+        scale *= sizes[d];
+      }
+      const uint8_t* item = batch.fills[i].data();
+      if (inside)
+        item = batch.samples[i].data() + static_cast<size_t>(source) * itemsize;
+      out.insert(out.end(), item, item + itemsize);
+    }
+  }
+  return out;
+}
+
+}  // namespace pyparallel::testing

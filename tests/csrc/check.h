@@ -1,0 +1,41 @@
+// A check that survives NDEBUG, and random numbers that are the same everywhere.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+
+inline int num_failures = 0;
+
+#define CHECK(condition)                                                  \
+  do {                                                                    \
+    if (!(condition) && ++num_failures <= 20) {                           \
+      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+    }                                                                     \
+  } while (false)
+
+inline int finish(const char* name) {
+  std::printf("%s: %s\n", name, num_failures == 0 ? "passed" : "FAILED");
+  return num_failures == 0 ? 0 : 1;
+}
+
+// SplitMix64.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint64_t next() {
+    uint64_t z = (state_ += 0x9E3779B97F4A7C15ull);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+  }
+
+  // In [low, high].
+  int64_t between(int64_t low, int64_t high) {
+    const auto span = static_cast<uint64_t>(high - low) + 1;
+    return low + static_cast<int64_t>(next() % span);
+  }
+
+ private:
+  uint64_t state_;
+};

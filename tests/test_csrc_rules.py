@@ -1,0 +1,112 @@
+"""The rules of csrc/README.md that a regular expression can see."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRC = ROOT / "csrc"
+SOURCES = sorted(
+    path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".cuh")
+)
+TESTS = sorted((ROOT / "tests" / "csrc").glob("*.[ch]*"))
+# What a folder may include of ours; "ops/backend.h" stands below cpu and cuda.
+MAY_INCLUDE = {
+    "core": r"core/",
+    "cpu": r"core/|cpu/|ops/backend\.h",
+    "cuda": r"core/|cuda/|ops/backend\.h",
+    "ops": r"core/|ops/",
+    "bindings.cpp": r"ops/",
+}
+TORCH = r"(torch|ATen|c10|caffe2|pybind11)/"
+
+pytestmark = pytest.mark.skipif(not SOURCES, reason="csrc is not part of this install")
+each_source = pytest.mark.parametrize(
+    "path", SOURCES, ids=lambda path: path.relative_to(CSRC).as_posix()
+)
+
+
+def without_comments(path):
+    text = re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.S)
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def includes(path, quotes):
+    begin, end = quotes
+    pattern = rf"^\s*#\s*include\s*{begin}([^>\"]+){end}"
+    return re.findall(pattern, path.read_text(encoding="utf-8"), flags=re.M)
+
+
+def place(path):
+    return path.relative_to(CSRC).parts[0]
+
+
+@each_source
+def test_a_folder_includes_only_what_is_below_it(path):
+    allowed = MAY_INCLUDE[place(path)]
+    for name in includes(path, '""'):
+        assert re.match(allowed, name), f"{path.name} may not include {name}"
+        assert (CSRC / name).is_file()
+
+
+@each_source
+def test_only_glue_knows_torch(path):
+    knows = [name for name in includes(path, "<>") if re.match(TORCH, name)]
+    may = place(path) in ("ops", "bindings.cpp") or path.stem.startswith("backend_")
+    hook = path.name == "parallel_for.cpp" and knows == ["ATen/Parallel.h"]
+    assert may or hook or not knows, f"{path.name} includes {knows}"
+    assert "torch/extension.h" not in knows
+    assert "ATen/ATen.h" not in knows
+
+
+@each_source
+def test_words_stay_where_they_belong(path):
+    text = without_comments(path)
+    assert ("pybind11" in text) <= (path.name == "bindings.cpp")
+    assert ("<<<" in text) <= (path.suffix == ".cu")
+    assert ("__CUDACC__" in text) <= (path.name == "macros.h")
+    assert (
+        ("cuda" not in text.lower())
+        or place(path) == "cuda"
+        or path.name
+        in (
+            "macros.h",
+            "build_info.cpp",
+        )
+    )
+    assert "WITH_CUDA" not in text
+    assert "PP_STD_THREADS" not in text or path.name == "parallel_for.cpp"
+
+
+@each_source
+def test_errors_are_checks_and_numbers_are_not_cut(path):
+    text = without_comments(path)
+    assert not re.search(r"\b(assert|abort|terminate|exit)\s*\(", text)
+    c_cast = r"\((unsigned|int|long|size_t|u?int(8|16|32|64)_t)\)\s*[\w(]"
+    assert not re.search(c_cast, text), "use static_cast or checked_narrow"
+    assert "using namespace" not in text
+
+
+def test_one_place_launches():
+    launches = [path.name for path in SOURCES if "<<<" in without_comments(path)]
+    assert launches in (["pad_copy.cu"], [])
+    for path in SOURCES:
+        text = without_comments(path)
+        assert text.count("<<<") <= 1
+        assert text.count("<<<") <= text.count("cudaGetLastError()")
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: path.name)
+def test_files_are_short_and_narrow(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 300
+    assert max(map(len, lines)) <= 88
+
+
+def test_headers_are_read_once():
+    for path in SOURCES:
+        if path.suffix == ".h":
+            assert "#pragma once" in path.read_text(encoding="utf-8"), path
