@@ -14,6 +14,7 @@
 #include "ops/build_info.h"
 #include "ops/pad_copy.h"
 #include "ops/slab.h"
+#include "ops/stack_equal.h"
 #include "ops/wording.h"
 
 namespace py = pybind11;
@@ -127,6 +128,23 @@ void pack(py::handle dst, py::handle leaves, py::handle offsets) {
   run(&job);
 }
 
+py::object stack_equal(py::handle samples) {
+  const Tensors from(samples, "stack_equal", "samples");
+  for (const py::handle sample : from.items) {
+    if (!THPVariable_CheckExact(sample.ptr())) return py::none();
+  }
+  if (from.refs.empty() || !ops::are_equal(from.refs)) return py::none();
+  const at::Tensor stacked = ops::new_stack(from.refs);
+  if (static_cast<int64_t>(stacked.nbytes()) <= kHoldGilBytes) {
+    ops::copy_equal(stacked, from.refs);
+  } else {
+    const std::string no_fill(stacked.itemsize(), 0);
+    ops::PadCopyJob job(stacked, from.refs, no_fill);
+    run(&job);
+  }
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(stacked));
+}
+
 std::vector<ops::ViewSpec> to_specs(py::handle offsets, py::handle dtypes,
                                     py::handle shapes) {
   const auto starts = to_ints<std::vector<int64_t>>(offsets, {"views", "offsets"});
@@ -205,6 +223,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Native kernels of pyparallel; the contract is in _C.pyi.";
   module.def("pad_copy", &pp::pad_copy, py::arg("dst"), py::arg("samples"),
              py::arg("fills"));
+  module.def("stack_equal", &pp::stack_equal, py::arg("samples"));
   module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("offsets"));
   module.def("views", &pp::views, py::arg("slab"), py::arg("offsets"),
              py::arg("dtypes"), py::arg("shapes"));

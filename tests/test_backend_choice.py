@@ -133,8 +133,8 @@ def test_an_extension_that_lacks_a_function_is_not_used():
     found = choose(load=lambda: old)
     assert (found.name, found.warns) == ("python", True)
     assert found.reason == (
-        "pyparallel's extension must define pad_copy, pack, views, devices, "
-        f"build_info, but lacks views, build_info. {REBUILD}"
+        "pyparallel's extension must define pad_copy, stack_equal, pack, views, "
+        f"devices, build_info, but lacks stack_equal, views, build_info. {REBUILD}"
     )
 
 

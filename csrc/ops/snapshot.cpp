@@ -57,7 +57,7 @@ Defect find_defect(const at::Tensor& tensor) {
 }
 
 void check_plain(const at::Tensor& tensor, const Where& where) {
-  if (!has_any(tensor.key_set(), kUnusual) && tensor.has_storage()) return;
+  if (is_plain(tensor)) return;
   const Defect defect = find_defect(tensor);
   TORCH_CHECK_TYPE(!defect.present, where, " must be a plain strided tensor, but is ",
                    defect.kind, ". ", defect.advice);
@@ -83,6 +83,10 @@ void read(const at::Tensor& tensor, Snapshot* snapshot) {
 }
 
 }  // namespace
+
+bool is_plain(const at::Tensor& tensor) {
+  return !has_any(tensor.key_set(), kUnusual) && tensor.has_storage();
+}
 
 const uint8_t* Snapshot::data() const {
   if (nbytes == 0) return nullptr;

@@ -41,9 +41,12 @@ struct Snapshot {
 // cost more than all that is read of a tensor: it involves its Python object.
 using TensorRefs = c10::ArrayRef<const at::Tensor*>;
 
-// Reads `tensor` into a fresh snapshot. TypeError unless it is plain: strided, with a
-// storage of its own and no pending conjugation or negation. Does not look at the
-// storage's size.
+// Whether the bytes of a tensor are simply its elements: strided, with a storage of its
+// own and no pending conjugation or negation.
+bool is_plain(const at::Tensor& tensor);
+
+// Reads `tensor` into a fresh snapshot. TypeError unless it is plain. Does not look
+// at the storage's size.
 void take_snapshot(const at::Tensor& tensor, const Where& where, Snapshot* snapshot);
 
 // ValueError unless all elements lie within the storage.

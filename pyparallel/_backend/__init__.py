@@ -11,7 +11,7 @@ Attributes:
     load_error: what loading the extension raised, if it did.
     built_for: the record of the build that was found; empty if there is none.
     devices: the device types whose tensors the three functions take.
-    pad_copy, pack, views: the functions; ``_C.pyi`` is their contract.
+    pad_copy, stack_equal, pack, views: the functions; ``_C.pyi`` is their contract.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import _reference
 from ._build import REBUILD, find, mismatch
 
 if TYPE_CHECKING:
-    from ._C import pack, pad_copy, views
+    from ._C import pack, pad_copy, stack_equal, views
 
 __all__ = [
     "built_for",
@@ -39,11 +39,13 @@ __all__ = [
     "pack",
     "pad_copy",
     "reason",
+    "stack_equal",
     "views",
 ]
 
 _VALUES = ("auto", "native", "python")
-_CONTRACT = ("pad_copy", "pack", "views", "devices", "build_info")
+_OPERATORS = ("pad_copy", "stack_equal", "pack", "views")
+_CONTRACT = (*_OPERATORS, "devices", "build_info")
 
 
 class Choice(NamedTuple):
@@ -149,7 +151,7 @@ load_error = _choice.load_error
 
 if not TYPE_CHECKING:
     _chosen = _choice.module or _reference
-    pad_copy, pack, views = _chosen.pad_copy, _chosen.pack, _chosen.views
+    globals().update({each: getattr(_chosen, each) for each in _OPERATORS})
 
 #: The reference is written in torch's operators, which take every device.
 devices: tuple[str, ...] = (

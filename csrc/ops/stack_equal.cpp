@@ -1,0 +1,62 @@
+#include "ops/stack_equal.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <cstring>
+
+#include "core/checked.h"
+
+namespace pyparallel::ops {
+namespace {
+
+bool is_equal(const at::Tensor& sample, const at::Tensor& first, int64_t nbytes,
+              bool grad_mode) {
+  if (!is_plain(sample) || !sample.is_cpu() || !sample.is_contiguous()) return false;
+  if (sample.dtype() != first.dtype() || sample.sizes() != first.sizes()) return false;
+  if (grad_mode && sample.requires_grad()) return false;
+  if (nbytes == 0) return true;
+  int64_t offset = 0;
+  int64_t end = 0;
+  return checked_mul(sample.storage_offset(), first.itemsize(), &offset) &&
+         checked_add(offset, nbytes, &end) &&
+         static_cast<uint64_t>(end) <= sample.storage().nbytes();
+}
+
+}  // namespace
+
+bool are_equal(TensorRefs samples) {
+  const at::Tensor& first = *samples[0];
+  if (!is_plain(first)) return false;
+  const c10::IntArrayRef sizes = first.sizes();
+  int64_t nbytes = 0;
+  int64_t total = 0;
+  const bool fits = checked_nbytes(sizes.data(), static_cast<int64_t>(sizes.size()),
+                                   static_cast<int64_t>(first.itemsize()), &nbytes) &&
+                    checked_mul(nbytes, static_cast<int64_t>(samples.size()), &total);
+  if (!fits) return false;
+  const bool grad_mode = c10::GradMode::is_enabled();
+  for (const at::Tensor* sample : samples) {
+    if (!is_equal(*sample, first, nbytes, grad_mode)) return false;
+  }
+  return true;
+}
+
+at::Tensor new_stack(TensorRefs samples) {
+  const at::Tensor& first = *samples[0];
+  c10::DimVector shape{static_cast<int64_t>(samples.size())};
+  shape.append(first.sizes().begin(), first.sizes().end());
+  return at::empty(shape, at::TensorOptions(first.scalar_type()));
+}
+
+void copy_equal(const at::Tensor& dst, TensorRefs samples) {
+  const size_t nbytes = dst.nbytes() / samples.size();
+  if (nbytes == 0) return;
+  auto* to = static_cast<uint8_t*>(dst.mutable_data_ptr());
+  for (const at::Tensor* sample : samples) {
+    memcpy(to, sample->const_data_ptr(), nbytes);
+    to += nbytes;
+  }
+}
+
+}  // namespace pyparallel::ops

@@ -1,0 +1,237 @@
+"""What both backends demand of arguments, worded as the extension words it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from math import prod
+from typing import Any, SupportsIndex
+
+import torch
+from torch import Tensor
+
+_Where = str | tuple[str, int]  # an argument, or an item of one; named only in errors
+
+_LIMIT = 2**63
+_QUANTIZED = frozenset(
+    (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+)
+_EXACT = frozenset((Tensor, torch.nn.Parameter))
+
+_wraps: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+_keys: Callable[[Tensor], Any] = torch._C._dispatch_keys
+_PYTHON = torch._C.DispatchKey.Python
+
+
+def _is_not_strided(tensor: Tensor) -> bool:
+    return tensor.layout is not torch.strided
+
+
+# What keeps the bytes of a tensor from being simply its elements.
+_DEFECTS: tuple[tuple[Callable[[Tensor], bool], str, str], ...] = (
+    (lambda t: t.is_nested, "nested", " Call unbind() on it first."),
+    (_is_not_strided, "sparse or opaque", " Call to_dense() on it first."),
+    (lambda t: t.is_quantized, "quantized", " Call dequantize() on it first."),
+    (lambda t: _wraps(t) or _keys(t).has(_PYTHON), "a wrapper", " Unwrap it first."),
+    (lambda t: t.is_meta, "on the meta device", " Give it data first."),
+    (lambda t: t.is_conj(), "conjugated", " Call resolve_conj() on it first."),
+    (lambda t: t.is_neg(), "negated", " Call resolve_neg() on it first."),
+    (lambda t: t._is_zerotensor(), "a zero tensor", " Call clone() on it first."),
+)
+
+
+def name(where: _Where) -> str:
+    return where if isinstance(where, str) else f"{where[0]}[{where[1]}]"
+
+
+def error(where: _Where, rule: str, found: str, advice: str = "") -> ValueError:
+    return ValueError(f"{name(where)} must {rule}, but {found}.{advice}")
+
+
+def require(where: str, kind: Any, rule: str, found: object) -> None:
+    if not isinstance(found, kind):
+        name = type(found).__name__
+        raise TypeError(f"{where} must be {rule}, but is of type {name}.")
+
+
+def items(values: Iterable[Any], where: str, rule: str) -> list[Any]:
+    require(where, Iterable, rule, values)
+    return list(values)
+
+
+def tensors(values: Iterable[Tensor], where: str) -> list[Tensor]:
+    found = items(values, where, "a sequence of tensors")
+    for index, each in enumerate(found):
+        if not isinstance(each, Tensor):
+            require(f"{where}[{index}]", Tensor, "a torch.Tensor", each)
+    return found
+
+
+def ints(values: Iterable[Any], where: str) -> list[int]:
+    found = items(values, where, "a sequence of ints")
+    for at, value in enumerate(found):
+        if type(value) is not int:
+            require(f"{where}[{at}]", SupportsIndex, "an int", value)
+            found[at] = operator.index(value)
+        if not -_LIMIT <= found[at] < _LIMIT:
+            raise error(f"{where}[{at}]", "fit in 64 bits", f"is {found[at]}")
+    return found
+
+
+def is_plain(t: Tensor) -> bool:
+    odd = t.is_neg() or t.is_conj() or t._is_zerotensor() or _wraps(t)
+    odd = odd or t.is_nested or t.is_quantized or t.is_meta
+    return type(t) in _EXACT and t.layout is torch.strided and not odd
+
+
+def check_plain(tensor: Tensor, where: _Where) -> None:
+    if not is_plain(tensor):
+        for applies, found, advice in _DEFECTS:
+            if applies(tensor):
+                rule = f"must be a plain strided tensor, but is {found}"
+                raise TypeError(f"{name(where)} {rule}.{advice}")
+
+
+def check_memory(tensor: Tensor, where: _Where, dst: Tensor | None = None) -> None:
+    """Check that a tensor lies within its storage, and outside ``dst``."""
+    numel, end = tensor.numel(), tensor.storage_offset() + 1
+    if numel == 0:
+        return
+    contiguous = tensor.is_contiguous()
+    if contiguous:
+        end += numel - 1
+    else:
+        reach = zip(tensor.shape, tensor.stride(), strict=True)
+        end += sum((size - 1) * step for size, step in reach)
+    needed, held = end * tensor.itemsize, tensor.untyped_storage().nbytes()
+    if needed > held:
+        found = f"needs {needed} bytes where {held} are left"
+        advice = " Copy it before its storage is released."
+        raise error(where, "lie within its storage", found, advice)
+    if contiguous and dst is not None and dst.numel():
+        distance = tensor.data_ptr() - dst.data_ptr()
+        if -tensor.nbytes < distance < dst.nbytes:
+            rule = "not share memory with dst"
+            raise error(where, rule, "overlaps it", " Clone it first.")
+
+
+def check_dst(dst: Tensor, num_samples: int, num_fill: int) -> torch.Size:
+    where = "pad_copy: dst"
+    check_plain(dst, where)
+    shape, size = tuple(dst.shape), dst.itemsize
+    if not shape:
+        raise error(where, "have at least 1 dimension", "has 0")
+    if not dst.is_contiguous():
+        found = f"has strides {dst.stride()} for shape {shape}"
+        raise error(where, "be contiguous", found)
+    if num_samples != shape[0]:
+        rule = f"have {shape[0]} entries, one for each row of dst"
+        raise error("pad_copy: samples", rule, f"has {num_samples}")
+    if num_fill not in (size, size * shape[0]):
+        rule = f"have {size} bytes, or {size * shape[0]} for one fill per sample"
+        raise error("pad_copy: fills", rule, f"has {num_fill}")
+    check_memory(dst, where)
+    return dst.shape[1:]
+
+
+def check_samples(dst: Tensor, target: torch.Size, samples: list[Tensor]) -> None:
+    """Look at every sample in one expression, since most are good."""
+    dtype, device, size = dst.dtype, dst.device, dst.itemsize
+    begin, end = dst.data_ptr(), dst.data_ptr() + dst.nbytes
+    is_complex, ndim = dtype.is_complex, len(target)
+    for index, t in enumerate(samples):
+        if (
+            type(t) not in _EXACT
+            or t.dtype is not dtype
+            or t.layout is not torch.strided
+            or t.is_nested
+            or _wraps(t)
+            or t.is_neg()
+            or (is_complex and t.is_conj())
+            or t.device != device
+            or not (address := t.data_ptr())  # zero, empty, or its memory is gone
+            or len(shape := t.shape) != ndim
+            or (shape != target and any(map(operator.gt, shape, target)))
+            or not t.is_contiguous()
+            or (t.storage_offset() + t.numel()) * size > t.untyped_storage().nbytes()
+            or begin - t.nbytes < address < end
+        ):
+            check_sample(dst, target, t, index)
+
+
+def check_sample(dst: Tensor, target: torch.Size, sample: Tensor, index: int) -> None:
+    """Say what is wrong with a sample; nothing is with some that are not contiguous."""
+    where, dtype, device = ("pad_copy: samples", index), dst.dtype, dst.device
+    check_plain(sample, where)
+    shape = sample.shape
+    if sample.dtype != dtype:
+        found = f"{dtype}, but has {sample.dtype}. Convert it first."
+        raise TypeError(f"{name(where)} must have the dtype of dst, {found}")
+    if sample.device != device:
+        rule, advice = f"be on the device of dst, {device}", " Move it first."
+        raise error(where, rule, f"is on {sample.device}", advice)
+    if len(shape) != len(target):
+        rule = f"have {len(target)} dimensions, as the rows of dst"
+        raise error(where, rule, f"has shape {tuple(shape)}")
+    if shape != target and any(map(operator.gt, shape, target)):
+        rule = f"have at most shape {tuple(target)}"
+        raise error(where, rule, f"has shape {tuple(shape)}")
+    check_memory(sample, where, dst)
+
+
+def check_slab(slab: Tensor, where: str, on_cpu: str) -> None:
+    check_plain(slab, where)
+    good = slab.dtype == torch.uint8 and slab.dim() == 1 and slab.is_contiguous()
+    if not good or (on_cpu and slab.device.type != "cpu"):
+        rule = f"be a contiguous torch.uint8 tensor of one dimension{on_cpu}"
+        form = f"shape {tuple(slab.shape)}, strides {slab.stride()}"
+        found = f"has dtype {slab.dtype}, {form} and device {slab.device}"
+        raise error(where, rule, found)
+    check_memory(slab, where)
+
+
+def check_slots(dst: Tensor, leaves: list[Tensor], starts: list[int]) -> list[int]:
+    ends: list[int] = []
+    end, limit = 0, "start of dst"
+    for index, (leaf, start) in enumerate(zip(leaves, starts, strict=True)):
+        where, slot = ("pack: leaves", index), ("pack: offsets", index)
+        check_plain(leaf, where)
+        if leaf.device.type != "cpu":
+            found = f"is on {leaf.device}"
+            raise error(where, "be on the CPU", found, " Move it first.")
+        check_memory(leaf, where, dst)
+        if start < end:
+            raise error(slot, f"be at least {end}, the {limit}", f"is {start}")
+        end, limit = start + leaf.nbytes, f"end of leaves[{index}]"
+        if end > dst.numel():
+            rule = f"leave room for {leaf.nbytes} bytes in dst"
+            raise error(slot, f"{rule}, which has {dst.numel()}", f"is {start}")
+        ends.append(end)
+    return ends
+
+
+def check_view(
+    index: int, start: int, dtype: torch.dtype, shape: tuple[int, ...], slab: Tensor
+) -> None:
+    where, size = f"views: offsets[{index}]", dtype.itemsize
+    nbytes, first = prod(shape) * size, slab.storage_offset()
+    if dtype in _QUANTIZED:
+        rule = f"must be a dtype of plain tensors, but is {dtype}."
+        raise TypeError(f"views: dtypes[{index}] {rule}")
+    if any(length < 0 for length in shape):
+        rule = "have no negative size"
+        raise error(f"views: shapes[{index}]", rule, f"is {shape}")
+    if nbytes >= _LIMIT:
+        rule = "have fewer than 2**63 bytes"
+        raise error(f"views: shapes[{index}]", rule, f"is {shape}")
+    if start < 0:
+        raise error(where, "be at least 0", f"is {start}")
+    if start % size:
+        rule = f"be a multiple of {size}, the item size of {dtype}"
+        raise error(where, rule, f"is {start}")
+    if first % size:
+        rule = f"start at a multiple of {size} bytes, the item size of {dtype}"
+        raise error("views: slab", rule, f"starts at byte {first} of its storage")
+    if start + nbytes > slab.numel():
+        rule = f"leave room for {nbytes} bytes in slab, which has {slab.numel()}"
+        raise error(where, rule, f"is {start}")

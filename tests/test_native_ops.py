@@ -1,0 +1,373 @@
+"""`pad_copy`, `pack` and `views` of both backends, against an oracle over bytes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyparallel._backend import _reference
+
+ROOT = Path(__file__).resolve().parents[1]
+try:
+    _native: ModuleType | None = importlib.import_module("pyparallel._backend._C")
+    _absent = ""
+except ImportError as error:
+    _native, _absent = None, f"pyparallel._backend._C cannot be imported: {error}"
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
+needs_native = pytest.mark.skipif(_native is None, reason=_absent)
+BACKENDS = [
+    pytest.param(_reference, id="reference"),
+    pytest.param(_native, id="native", marks=needs_native),
+]
+both = pytest.mark.parametrize("backend", BACKENDS)
+DTYPES = [
+    getattr(torch, name)
+    for name in (
+        "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 "
+        "float32 float64 complex32 complex64 complex128 float8_e4m3fn float8_e5m2 "
+        "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
+    ).split()
+    if hasattr(torch, name)
+]
+LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "channels_last", "offset")
+
+
+# ---------------------------------------------------------------- bytes and tensors
+
+
+def random_items(rng, shape, dtype):
+    """Random bytes of shape (*shape, itemsize); a bool is 0 or 1."""
+    high = 2 if dtype == torch.bool else 256
+    size = (*shape, dtype.itemsize)
+    return rng.integers(0, high, size=size, dtype=np.uint8)
+
+
+def to_tensor(items, dtype):
+    """A contiguous tensor of these items."""
+    shape = items.shape[:-1]
+    flat = torch.from_numpy(np.ascontiguousarray(items).reshape(-1).copy())
+    if flat.numel() == 0:
+        return torch.empty(shape, dtype=dtype)
+    return flat.view(dtype).reshape(shape)
+
+
+def lay_out(rng, items, dtype, layout):
+    """A tensor with this layout, and its items (``expanded`` changes them)."""
+    ndim = items.ndim - 1
+    if layout == "transposed":
+        order = tuple(reversed(range(ndim)))
+        return to_tensor(items.transpose(*order, ndim), dtype).permute(order), items
+    if layout == "strided" and ndim:
+        wide = random_items(rng, (*items.shape[:-2], items.shape[-2] * 2), dtype)
+        wide[..., ::2, :] = items
+        return to_tensor(wide, dtype)[..., ::2], items
+    if layout == "expanded" and ndim and items.shape[0]:
+        items = np.broadcast_to(items[:1], items.shape)
+        return to_tensor(items[:1], dtype).expand(items.shape[:-1]), items
+    if layout == "channels_last" and ndim:
+        last = np.moveaxis(items, 0, ndim - 1)
+        return to_tensor(last, dtype).movedim(-1, 0), items
+    if layout == "offset":
+        numel = int(np.prod(items.shape[:-1]))
+        flat = np.concatenate(
+            [random_items(rng, (3,), dtype), items.reshape(numel, dtype.itemsize)]
+        )
+        return to_tensor(flat, dtype)[3:].reshape(items.shape[:-1]), items
+    return to_tensor(items, dtype), items
+
+
+def bytes_of(tensor):
+    if tensor.numel() == 0:
+        return b""
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def poisoned(shape, dtype):
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    if nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.full((nbytes,), 0xEE, dtype=torch.uint8)
+    return flat.view(dtype).reshape(shape)
+
+
+def padded(target, items, fills, itemsize):
+    """The oracle: the bytes of a padded batch."""
+    if len(fills) == itemsize:
+        fills = fills * len(items)
+    out = b""
+    for index, sample in enumerate(items):
+        fill = fills[index * itemsize : (index + 1) * itemsize]
+        row = np.empty((*target, itemsize), dtype=np.uint8)
+        row[...] = np.frombuffer(fill, dtype=np.uint8)
+        row[tuple(slice(size) for size in sample.shape[:-1])] = sample
+        out += row.tobytes()
+    return out
+
+
+# ------------------------------------------------------------------------- pad_copy
+
+
+@st.composite
+def batches(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    dtype = draw(st.sampled_from(DTYPES))
+    target = tuple(draw(st.lists(st.integers(0, 5), max_size=5)))
+    padded_dims = [draw(st.booleans()) for _ in target]
+    samples, items = [], []
+    for _ in range(draw(st.integers(0, 4))):
+        shape = [
+            draw(st.integers(0, size)) if free else size
+            for size, free in zip(target, padded_dims, strict=True)
+        ]
+        made = random_items(rng, shape, dtype)
+        sample, made = lay_out(rng, made, dtype, draw(st.sampled_from(LAYOUTS)))
+        samples.append(sample)
+        items.append(made)
+    count = draw(st.sampled_from((1, len(items)))) if items else 1
+    fills = random_items(rng, (count,), dtype).tobytes()
+    if draw(st.booleans()):
+        fills = bytes(len(fills))
+    return dtype, target, samples, items, fills
+
+
+@both
+@settings(max_examples=300, deadline=None)
+@given(batch=batches())
+def test_pad_copy_writes_what_the_oracle_says(backend, batch):
+    dtype, target, samples, items, fills = batch
+    dst = poisoned((len(samples), *target), dtype)
+    backend.pad_copy(dst, samples, fills)
+    assert bytes_of(dst) == padded(target, items, fills, dtype.itemsize)
+
+
+@both
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pad_copy_takes_every_dtype_in_every_layout(backend, dtype, layout):
+    rng = np.random.default_rng(0)
+    shapes = [(2, 3, 5), (2, 4, 4), (2, 2, 1)]
+    laid = [lay_out(rng, random_items(rng, s, dtype), dtype, layout) for s in shapes]
+    fills = random_items(rng, (3,), dtype).tobytes()
+    dst = poisoned((3, 2, 4, 6), dtype)
+    backend.pad_copy(dst, [sample for sample, _ in laid], fills)
+    expected = padded((2, 4, 6), [items for _, items in laid], fills, dtype.itemsize)
+    assert bytes_of(dst) == expected
+
+
+@both
+@pytest.mark.parametrize("shape", [(3, 500, 333), (1_500_000,), (700, 3, 501)])
+def test_pad_copy_of_a_large_batch(backend, shape):
+    rng = np.random.default_rng(1)
+    smaller = tuple(max(1, size - 7) for size in shape)
+    for shapes in ([shape, smaller, shape], [shape, shape]):
+        items = [random_items(rng, each, torch.uint8) for each in shapes]
+        dst = poisoned((len(items), *shape), torch.uint8)
+        backend.pad_copy(dst, [to_tensor(each, torch.uint8) for each in items], b"\x07")
+        assert bytes_of(dst) == padded(shape, items, b"\x07", 1)
+
+
+@both
+def test_pad_copy_writes_nothing_outside_dst(backend):
+    whole = torch.full((100,), 9, dtype=torch.uint8)
+    backend.pad_copy(
+        whole[10:90].view(4, 20), [torch.ones(7, dtype=torch.uint8)] * 4, b"\0"
+    )
+    assert whole[:10].eq(9).all() and whole[90:].eq(9).all()
+    assert whole[10:90].sum() == 28
+
+
+@both
+def test_pad_copy_records_no_gradient(backend):
+    sample = torch.ones(2, requires_grad=True)
+    dst = torch.empty(2, 3)
+    backend.pad_copy(dst, [sample, torch.nn.Parameter(torch.ones(3))], bytes(4))
+    assert not dst.requires_grad and dst.sum() == 5
+    assert torch.is_grad_enabled()
+
+
+# -------------------------------------------------------------------- pack and views
+
+
+@st.composite
+def slabs(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    leaves, offsets, expected = [], [], b""
+    for _ in range(draw(st.integers(0, 6))):
+        dtype = draw(st.sampled_from(DTYPES))
+        shape = draw(st.lists(st.integers(0, 4), max_size=3))
+        items = random_items(rng, shape, dtype)
+        leaf, items = lay_out(rng, items, dtype, draw(st.sampled_from(LAYOUTS)))
+        expected += bytes(-len(expected) % 16 + 16 * draw(st.integers(0, 2)))
+        leaves.append(leaf)
+        offsets.append(len(expected))
+        expected += items.tobytes()
+    return leaves, offsets, expected + bytes(draw(st.integers(0, 70)))
+
+
+@both
+@settings(max_examples=200, deadline=None)
+@given(slab=slabs())
+def test_pack_and_views_return_the_leaves(backend, slab):
+    leaves, offsets, expected = slab
+    dst = poisoned((len(expected),), torch.uint8)
+    backend.pack(dst, leaves, offsets)
+    assert bytes_of(dst) == expected
+    shapes = [leaf.shape for leaf in leaves]
+    views = backend.views(dst, offsets, [leaf.dtype for leaf in leaves], shapes)
+    assert isinstance(views, list) and len(views) == len(leaves)
+    for leaf, view in zip(leaves, views, strict=True):
+        assert view.dtype == leaf.dtype and view.shape == leaf.shape
+        assert view.stride() == torch.empty(leaf.shape).stride()
+        assert bytes_of(view) == bytes_of(leaf)
+
+
+@both
+def test_pack_of_large_leaves(backend):
+    rng = np.random.default_rng(2)
+    items = [random_items(rng, (n,), torch.uint8) for n in (1_000_001, 3, 2_000_003)]
+    offsets = [64, 1_000_128, 1_000_192]
+    dst = poisoned((3_000_300,), torch.uint8)
+    backend.pack(dst, [to_tensor(each, torch.uint8) for each in items], offsets)
+    expected = bytearray(3_000_300)
+    for offset, each in zip(offsets, items, strict=True):
+        expected[offset : offset + len(each)] = each.tobytes()
+    assert bytes_of(dst) == bytes(expected)
+
+
+@both
+def test_views_share_the_slab_and_have_no_history(backend):
+    whole = torch.zeros(96, dtype=torch.uint8)
+    view, empty = backend.views(
+        whole[32:], [16, 64], (torch.float32, torch.int64), [(2, 2), [0, 3]]
+    )
+    view.fill_(1)
+    assert whole[48:64].view(torch.float32).tolist() == [1.0] * 4
+    assert whole.count_nonzero() == 8
+    assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    assert empty.shape == (0, 3)
+    assert view.grad_fn is None and not view._is_view()
+    assert view.requires_grad_().requires_grad
+
+
+@both
+def test_views_outlive_the_slab(backend):
+    slab = torch.full((64,), 3, dtype=torch.uint8)
+    (view,) = backend.views(slab, [0], [torch.uint8], [[64]])
+    del slab
+    assert view.eq(3).all()
+
+
+# ------------------------------------------------------------- processes and threads
+
+FORK = """
+import os, signal, torch
+from pyparallel._backend import _C
+samples = [torch.arange(900_000.0).reshape(3, 500, 600)] * 4
+strided = [each.transpose(1, 2) for each in samples]
+dst = torch.empty(4, 3, 600, 700)
+def work():
+    for each in (samples, strided):
+        dst.fill_(5)
+        _C.pad_copy(dst, each, bytes(4))
+        for row, sample in zip(dst, each):
+            h, w = sample.shape[1:]
+            assert torch.equal(row[:, :h, :w], sample), "wrong samples"
+            assert row.sum() == sample.sum() or row[:, h:].count_nonzero() == 0
+torch.set_num_threads(2)
+work()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    torch.set_num_threads = None
+    _C.pad_copy(dst, samples, bytes(4))
+    _C.pad_copy(dst, strided, bytes(4))
+    same = dst[0, 2, 7, 11].item() == strided[0][2, 7, 11].item()
+    os._exit(0 if same else 1)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+work()
+"""
+
+
+def run_python(code):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYPARALLEL_BACKEND": "python"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+@needs_native
+def test_a_forked_child_pads_after_its_parent_used_threads():
+    done = run_python(FORK)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_native
+def test_large_copies_release_the_gil():
+    samples = [torch.ones(8_000_000) for _ in range(4)]
+    spans = SimpleNamespace(call=0.0, stall=0.0)
+
+    def copy():
+        dst = torch.empty(4, 8_000_003)
+        begin = time.perf_counter()
+        _native.pad_copy(dst, samples, bytes(4))
+        spans.call = time.perf_counter() - begin
+
+    for _ in range(5):  # a busy machine may stall us for reasons of its own
+        spans.stall = 0.0
+        thread = threading.Thread(target=copy)
+        thread.start()
+        last = time.perf_counter()
+        while thread.is_alive():
+            now = time.perf_counter()
+            spans.stall, last = max(spans.stall, now - last), now
+        thread.join()
+        if spans.stall < spans.call / 2:
+            return
+    raise AssertionError(f"the GIL was held: {spans}")
+
+
+@needs_native
+def test_samples_that_another_thread_sets_are_copied_whole():
+    ones, twos = (torch.full((300, 400), float(value)) for value in (1, 2))
+    samples = [torch.empty(0).set_(ones) for _ in range(8)]
+    stop = threading.Event()
+
+    def swap():
+        while not stop.is_set():
+            for sample in samples:
+                sample.set_(torch.full((300, 400), 1.0))
+                sample.set_(twos)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        for _ in range(200):
+            dst = torch.empty(8, 300, 401)
+            _native.pad_copy(dst, samples, bytes(4))
+            for row in dst:
+                assert row[0, 0] in (1, 2) and row[:, :400].eq(row[0, 0]).all()
+    finally:
+        stop.set()
+        thread.join()
+
+
+@needs_native
+def test_build_info_and_devices():
+    info = _native.build_info()
+    keys = {"torch", "cuda", "compiler", "cxx_standard", "archs", "version"}
+    assert set(info) == keys and all(isinstance(each, str) for each in info.values())
+    assert _native.devices()[0] == "cpu"
+    assert ("cuda" in _native.devices()) == bool(info["cuda"])
