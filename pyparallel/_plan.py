@@ -77,12 +77,12 @@ def plan_stack(
             f"{name(0)} must have more than pad_dims={int(pad_dims)} dimensions, but "
             f"has shape {tuple(first)}. Lower pad_dims, or add a leading dimension."
         )
-    if all(shape == first for shape in shapes):
+    if shapes.count(first) == len(shapes):
         target = tuple(first)
         padded = (False,) * len(shapes)
     else:
         target = _padded_shape(shapes, pad_dims, name)
-        padded = tuple(tuple(shape) != target for shape in shapes)
+        padded = tuple([shape != target for shape in shapes])
     shape = (len(shapes), *target)
     if math.prod(size for size in shape if size) > _MAX_BYTES:
         raise BatchValueError(
@@ -125,7 +125,7 @@ def partition(num_items: int, num_parts: int) -> list[int]:
 
 
 def fills(
-    plan: StackPlan, dtype: torch.dtype, values: Sequence[Any] | None, name: Name
+    plan: StackPlan, dtype: torch.dtype, values: Sequence[Any], name: Name
 ) -> bytes:
     """Return the bit patterns that the backend writes into the padding.
 
@@ -135,7 +135,7 @@ def fills(
     Args:
         plan: of the stack.
         dtype: of all samples.
-        values: padding value of every sample; None if nothing can be padded.
+        values: padding value of every sample.
         name: names sample ``i`` in an error.
 
     Raises:
@@ -143,8 +143,10 @@ def fills(
         ValueError: the dtype cannot hold a padding value.
     """
     zero = bytes(dtype.itemsize)
-    if values is None or not any(plan.padded):
+    if not any(plan.padded):
         return zero
+    if len(set(map(id, values))) == 1:  # nearly always, and then looked at once
+        return check_padding(values[0], dtype, name, plan.padded.index(True))
     patterns = [
         check_padding(value, dtype, name, i) if padded else None
         for i, (padded, value) in enumerate(zip(plan.padded, values, strict=True))
@@ -205,14 +207,12 @@ def _is_complex(value: Any) -> bool:
 def _padded_shape(
     shapes: Sequence[tuple[int, ...]], pad_dims: int | None, name: Name
 ) -> tuple[int, ...]:
-    first = tuple(shapes[0])
-    num_equal = len(first) - (pad_dims or 0)
-    for i, shape in enumerate(shapes):
-        if len(shape) != len(first) or tuple(shape[:num_equal]) != first[:num_equal]:
-            raise _mismatch(first, tuple(shape), pad_dims, name, i)
-    return first[:num_equal] + tuple(
-        max(shape[dim] for shape in shapes) for dim in range(num_equal, len(first))
-    )
+    num_equal = len(shapes[0]) - (pad_dims or 0)
+    fixed = [(len(shape), shape[:num_equal]) for shape in shapes]
+    if fixed.count(fixed[0]) != len(shapes):
+        i = next(i for i, part in enumerate(fixed) if part != fixed[0])
+        raise _mismatch(tuple(shapes[0]), tuple(shapes[i]), pad_dims, name, i)
+    return tuple(map(max, zip(*shapes, strict=True)))
 
 
 def _mismatch(
@@ -243,6 +243,7 @@ def _convert(number: bytes, dtype: torch.dtype) -> bytes:
     limits = {torch.int64: 2.0**63, torch.uint64: 2.0**64}
     if dtype in limits and value >= limits[dtype]:
         raise RuntimeError("value cannot be converted without overflow")
-    # The device is named, since the default one is the user's to choose.
-    cell = torch.empty(1, dtype=dtype, device="cpu").fill_(value)
-    return bytes(cell.view(torch.uint8).tolist())
+    # Two cells, since torch checks the range of a half by other rules for one. The
+    # device is named, since the default one is the user's to choose.
+    cells = torch.empty(2, dtype=dtype, device="cpu").fill_(value)
+    return bytes(cells.view(torch.uint8).tolist()[: dtype.itemsize])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,19 +18,23 @@ from ._plan import Name, StackPlan, check_padding, fills, padding_number, plan_s
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
+_shape_of = attrgetter("shape")
+_dtype_of = attrgetter("dtype")
+_is_nested = attrgetter("is_nested")
+_requires_grad = attrgetter("requires_grad")
 _is_wrapped: Callable[[torch.Tensor], bool] = (
     torch._C._functorch.is_functorch_wrapped_tensor
 )
 
 
-class LayoutError(BatchTypeError, RuntimeError):
-    """A tensor without plain strides (torch: ``RuntimeError``)."""
+class LeafTypeError(BatchTypeError, RuntimeError):
+    """A leaf of a kind that torch cannot stack (torch: often a ``RuntimeError``)."""
 
 
 def stack(
     samples: Sequence[torch.Tensor],
     pad_dims: int | None,
-    values: Sequence[Any] | None,
+    values: Sequence[Any],
     name: Name,
 ) -> torch.Tensor:
     """Return the samples as one new contiguous tensor ``(len(samples), *target)``.
@@ -41,13 +46,13 @@ def stack(
     Args:
         samples: at least one tensor.
         pad_dims: number of trailing dimensions that may differ, or None.
-        values: padding value of every sample; None if nothing can be padded.
+        values: padding value of every sample.
         name: names sample ``i`` in an error.
     """
     plain = _are_plain(samples)
     if not plain:
         _check_layouts(samples, name)
-    plan = plan_stack([sample.shape for sample in samples], pad_dims, name)
+    plan = plan_stack(list(map(_shape_of, samples)), pad_dims, name)
     if plain:
         dtype = samples[0].dtype
         patterns = fills(plan, dtype, values, name)
@@ -55,12 +60,31 @@ def stack(
         try:
             _backend.pad_copy(out, samples, patterns)
             return out
-        except (TypeError, ValueError):
-            # Rare kinds of tensors (conjugated, negated, zero, wrapped by torch.func)
-            # and freed ones are left to the backend to find: it looks at every sample
-            # anyway, and before it writes. What it refuses is sorted out below.
-            pass
+        except (TypeError, ValueError):  # and nothing is written; see _are_plain
+            _check_layouts(samples, name)
     return _by_torch(samples, plan, values, name)
+
+
+def stack_equal(
+    samples: Sequence[torch.Tensor], pad_dims: int | None = None
+) -> torch.Tensor | None:
+    """Return ``torch.stack(samples)`` if that is all there is to do, else None.
+
+    Without padding one look at every sample is enough. In a worker the result would lie
+    in the wrong memory; where the backend refuses, `stack` finds out why.
+    """
+    if _slab.in_worker():
+        return None
+    first, last = samples[0], samples[-1]
+    try:
+        # Ragged samples nearly always differ in the first and the last.
+        if pad_dims is not None and (
+            first.dim() <= pad_dims or first.shape != last.shape
+        ):
+            return None
+        return _backend.stack_equal(samples)
+    except (TypeError, RuntimeError):
+        return None
 
 
 def is_array(value: Any, numeric: bool = True) -> bool:
@@ -82,22 +106,21 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def _are_plain(samples: Sequence[torch.Tensor]) -> bool:
-    """Tell whether the backend may be asked to copy the bytes of these samples."""
+    """Tell whether the backend may be asked to copy the bytes of these samples.
+
+    It looks at every sample itself, before it writes, and refuses what is sparse,
+    conjugated, wrapped by torch.func, on another device, or freed. So only those are
+    sorted out here that it would take (gradients, subclasses), that cannot be planned
+    (quantized and nested ones), or that are common (mixed dtypes).
+    """
     first = samples[0]
-    dtype, device, grad = first.dtype, first.device, torch.is_grad_enabled()
-    if device.type not in _backend.devices or first.is_quantized:
-        return False
-    for sample in samples:
-        if (
-            type(sample) not in _PLAIN
-            or sample.dtype is not dtype
-            or (grad and sample.requires_grad)
-            or sample.layout is not torch.strided
-            or sample.is_nested
-            or sample.device != device
-        ):
-            return False
-    return True
+    return (
+        (first.is_cpu or first.device.type in _backend.devices)
+        and _PLAIN.issuperset(map(type, samples))
+        and len(set(map(_dtype_of, samples))) == 1
+        and not (first.is_quantized or any(map(_is_nested, samples)))
+        and not (torch.is_grad_enabled() and any(map(_requires_grad, samples)))
+    )
 
 
 def _check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
@@ -105,7 +128,7 @@ def _check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
         if sample.is_nested or sample.layout is not torch.strided:
             layout = "nested" if sample.is_nested else str(sample.layout)
             advice = "to_padded_tensor" if sample.is_nested else "to_dense"
-            raise LayoutError(
+            raise LeafTypeError(
                 f"{name(i)} must be a dense tensor, but its layout is {layout}. "
                 f"Convert it with {advice}() before collating."
             )
@@ -131,7 +154,7 @@ def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
 def _by_torch(
     samples: Sequence[torch.Tensor],
     plan: StackPlan,
-    values: Sequence[Any] | None,
+    values: Sequence[Any],
     name: Name,
 ) -> torch.Tensor:
     """Stack by torch's own operators: they promote, differentiate and dispatch."""
@@ -149,7 +172,7 @@ def _by_torch(
                 f"{sample.device}."
             )
         _check_storage(sample, name, i)
-        if values is not None and plan.padded[i]:
+        if plan.padded[i]:
             if not sample.is_quantized:
                 check_padding(values[i], sample.dtype, name, i)
             value = padding_number(values[i], name, i)

@@ -24,6 +24,10 @@ from .container import DataContainer
 
 Path = tuple[Any, ...]
 
+_TEXT = (str, bytes)
+# The dtypes that default_collate gives to numbers; None: by what stands in the column.
+_NUMBERS = {bool: None, int: None, float: torch.float64}
+
 
 def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
     """Return the samples of ``batch`` as one batch.
@@ -70,7 +74,7 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
         >>> collate(ragged, samples_per_gpu=2).data[0].tolist()
         [[[1.0, 1.0, 0.0]], [[1.0, 1.0, 1.0]]]
     """
-    if not isinstance(batch, Sequence) or isinstance(batch, str | bytes):
+    if not isinstance(batch, Sequence) or isinstance(batch, _TEXT):
         raise BatchTypeError(
             f"collate: batch must be a sequence of samples, but is {kind(batch)}."
         )
@@ -79,7 +83,7 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
         raise EmptyBatchError(
             "collate: batch must have at least one sample, but is empty."
         )
-    return _column(batch, (), chunk)
+    return _column(list(batch), (), chunk)
 
 
 def _check_samples_per_gpu(value: int) -> int:
@@ -97,20 +101,21 @@ def _name(path: Path, i: int) -> str:
     return at(f"batch[{i}]", path)
 
 
-def _column(column: Sequence[Any], path: Path, chunk: int) -> Any:
+def _column(column: list[Any], path: Path, chunk: int) -> Any:
     """Batch what stands at ``path`` in every sample; the first decides the kind."""
     first = column[0]
-    if len(path) > _tree.MAX_DEPTH:
-        raise _tree.too_deep(at("batch[0]", path[:3]) + "...")
     if isinstance(first, DataContainer):
         return _containers(column, path, chunk)
     if isinstance(first, torch.Tensor):
-        _check_kind(column, torch.Tensor, "a tensor", path)
-        return _stack.stack(column, None, None, lambda i: _name(path, i))
-    if isinstance(first, str | bytes):
+        return _tensors(column, path)
+    if isinstance(first, _TEXT):
         cls = str if isinstance(first, str) else bytes
         _check_kind(column, cls, cls.__name__, path)
-        return list(column)
+        return column
+    if type(first) in _NUMBERS:
+        return _values(column, path)
+    if len(path) >= _tree.MAX_DEPTH:
+        raise _tree.too_deep(at("batch[0]", path[:3]) + "...")
     if isinstance(first, Mapping):
         return _mappings(column, path, chunk)
     if _tree.is_dataclass(first):
@@ -120,20 +125,29 @@ def _column(column: Sequence[Any], path: Path, chunk: int) -> Any:
     return _values(column, path)
 
 
-def _check_kind(column: Sequence[Any], cls: Any, article: str, path: Path) -> None:
-    for i, item in enumerate(column):
-        if not isinstance(item, cls) or (
-            cls is Sequence and isinstance(item, str | bytes)
-        ):
-            raise BatchTypeError(
-                f"{_name(path, i)} must be {article} like {_name(path, 0)}, but is "
-                f"{kind(item)}."
-            )
+def _check_kind(column: list[Any], cls: Any, article: str, path: Path) -> None:
+    strange = {found for found in set(map(type, column)) if not _is_kind(found, cls)}
+    if strange:
+        i = next(i for i, item in enumerate(column) if type(item) in strange)
+        raise BatchTypeError(
+            f"{_name(path, i)} must be {article} like {_name(path, 0)}, but is "
+            f"{kind(column[i])}."
+        )
 
 
-def _containers(
-    column: Sequence[DataContainer], path: Path, chunk: int
-) -> DataContainer:
+def _is_kind(found: type, cls: type) -> bool:
+    return issubclass(found, cls) and not (cls is Sequence and issubclass(found, _TEXT))
+
+
+def _tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
+    stacked = _stack.stack_equal(column)
+    if stacked is not None:
+        return stacked
+    _check_kind(column, torch.Tensor, "a tensor", path)
+    return _stack.stack(column, None, [0] * len(column), lambda i: _name(path, i))
+
+
+def _containers(column: list[DataContainer], path: Path, chunk: int) -> DataContainer:
     _check_kind(column, DataContainer, "a DataContainer", path)
     first = column[0]
     starts = range(0, len(column), chunk)
@@ -143,67 +157,71 @@ def _containers(
     else:
         data = [[item.data for item in column[i : i + chunk]] for i in starts]
     # The result keeps the default pad_dims, as in mmcv: its tensors are padded already.
-    return DataContainer(
-        data, first.stack, first.padding_value, cpu_only=first.cpu_only
-    )
+    return DataContainer(data, first.stack, first.padding_value, first.cpu_only)
 
 
 def _stack_chunk(
-    column: Sequence[DataContainer], start: int, path: Path, chunk: int
+    column: list[DataContainer], start: int, path: Path, chunk: int
 ) -> torch.Tensor:
     items = column[start : start + chunk]
     samples = [item.data for item in items]
-    for i, sample in enumerate(samples, start):
-        if not isinstance(sample, torch.Tensor):
-            raise BatchTypeError(
-                f"{_name(path, i)} must hold a tensor because stack=True, but holds "
-                f"{kind(sample)}. Convert it with torch.as_tensor, or use stack=False."
-            )
-    return _stack.stack(
-        samples,
-        items[0].pad_dims,
-        [item.padding_value for item in items],
-        lambda i: _name(path, start + i),
-    )
+    if set(map(type, samples)) != {torch.Tensor}:
+        for i, sample in enumerate(samples, start):
+            if not isinstance(sample, torch.Tensor):
+                raise BatchTypeError(
+                    f"{_name(path, i)} must hold a tensor because stack=True, but "
+                    f"holds {kind(sample)}. Convert it with torch.as_tensor, or use "
+                    "stack=False."
+                )
+    pad_dims = items[0].pad_dims
+    stacked = _stack.stack_equal(samples, pad_dims)
+    if stacked is not None:
+        return stacked
+    values = [item.padding_value for item in items]
+    return _stack.stack(samples, pad_dims, values, lambda i: _name(path, start + i))
 
 
-def _mappings(column: Sequence[Mapping[Any, Any]], path: Path, chunk: int) -> Any:
-    _check_kind(column, Mapping, "a mapping", path)
+def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int) -> Any:
     first = column[0]
-    for i, item in enumerate(column):
-        if item.keys() != first.keys():
-            _check_keys(item, first, path, i)
+    plain = set(map(type, column)) == {dict}
+    if not plain:
+        _check_kind(column, Mapping, "a mapping", path)
+    # Dicts of one length have the same keys if each has those of the first.
+    if not plain or len(set(map(len, column))) != 1:
+        _check_keys(column, path)
+    try:
+        columns = {key: [item[key] for item in column] for key in first}
+    except KeyError:
+        _check_keys(column, path)
+        raise
     return _tree.rebuild_mapping(
         first,
-        {
-            key: _column([item[key] for item in column], (*path, key), chunk)
-            for key in first
-        },
+        {key: _column(items, (*path, key), chunk) for key, items in columns.items()},
     )
 
 
-def _check_keys(
-    item: Mapping[Any, Any], first: Mapping[Any, Any], path: Path, i: int
-) -> None:
-    # A mapping with __missing__, as a defaultdict or a Counter, answers for any key.
-    answers = hasattr(type(item), "__missing__")
-    missing = [key for key in first if key not in item and not answers]
-    if missing:
-        raise MissingKeyError(
-            f"{_name(path, i)} must have the keys of {_name(path, 0)}, but lacks "
-            f"{', '.join(map(repr, missing))}. Give every sample the same keys."
-        )
-    extra = [key for key in item if key not in first]
-    if extra:
-        warn_once(
-            f"extra keys {path}",
-            f"{_name(path, i)} should have the keys of {_name(path, 0)}, but also has "
-            f"{', '.join(map(repr, extra))}: dropped, as mmcv does. Give every sample "
-            "the same keys.",
-        )
+def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
+    first = column[0]
+    for i, item in enumerate(column):
+        # A mapping with __missing__, as a defaultdict or a Counter, has every key.
+        if not hasattr(type(item), "__missing__"):
+            missing = [repr(key) for key in first if key not in item]
+            if missing:
+                raise MissingKeyError(
+                    f"{_name(path, i)} must have the keys of {_name(path, 0)}, but "
+                    f"lacks {', '.join(missing)}. Give every sample the same keys."
+                )
+        extra = [repr(key) for key in item if key not in first]
+        if extra:
+            warn_once(
+                f"extra keys {path}",
+                f"{_name(path, i)} should have the keys of {_name(path, 0)}, but also "
+                f"has {', '.join(extra)}: dropped, as mmcv does. Give every sample the "
+                "same keys.",
+            )
 
 
-def _dataclasses(column: Sequence[Any], path: Path, chunk: int) -> Any:
+def _dataclasses(column: list[Any], path: Path, chunk: int) -> Any:
     first = column[0]
     _check_kind(column, type(first), f"a {kind(first)}", path)
     return _tree.rebuild_dataclass(
@@ -215,7 +233,7 @@ def _dataclasses(column: Sequence[Any], path: Path, chunk: int) -> Any:
     )
 
 
-def _sequences(column: Sequence[Any], path: Path, chunk: int) -> Any:
+def _sequences(column: list[Any], path: Path, chunk: int) -> Any:
     first = column[0]
     _check_kind(column, Sequence, "a sequence", path)
     for i, item in enumerate(column):
@@ -234,20 +252,21 @@ def _sequences(column: Sequence[Any], path: Path, chunk: int) -> Any:
     return _tree.rebuild_sequence(first, columns) if named else columns
 
 
-def _values(column: Sequence[Any], path: Path) -> Any:
+def _values(column: list[Any], path: Path) -> Any:
     """Batch numbers and numpy arrays by torch's ``default_collate``."""
     try:
+        if type(column[0]) in _NUMBERS:
+            return torch.tensor(column, dtype=_NUMBERS[type(column[0])])
         if _stack.is_array(column[0]):
-            tensors = [_stack.as_tensor(item) for item in column]
-            return _stack.stack(tensors, None, None, lambda i: _name(path, i))
-        return default_collate(list(column))
+            return _tensors([_stack.as_tensor(item) for item in column], path)
+        return default_collate(column)
     except (BatchTypeError, BatchValueError):
         raise
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise _unbatchable(column, path, error) from error
+        raise _unbatchable(column, path) from error
 
 
-def _unbatchable(column: Sequence[Any], path: Path, error: Exception) -> Exception:
+def _unbatchable(column: list[Any], path: Path) -> Exception:
     """Return the error for values that torch refuses; it names the first at fault."""
     i = next((i for i, item in enumerate(column) if _is_refused(item)), None)
     if i is None:
@@ -257,18 +276,18 @@ def _unbatchable(column: Sequence[Any], path: Path, error: Exception) -> Excepti
             f"{_name(path, i)} must be {kind(column[0])} like {_name(path, 0)}, but is "
             f"{kind(column[i])}."
         )
-    if isinstance(error, TypeError):
-        found = kind(column[i])
-        if _stack.is_array(column[i], numeric=False):
-            found += f" of dtype {column[i].dtype}"
-        return BatchTypeError(
-            f"{_name(path, i)} must be a tensor, a numeric array, a number, a string "
-            f"or a container of these, but is {found}. Wrap the field in a "
-            "DataContainer with cpu_only=True to keep the values in a list."
+    if isinstance(column[i], int | float):
+        return BatchValueError(
+            f"{_name(path, i)} must be a number that a tensor can hold, but is "
+            f"{column[i]!r:.80}."
         )
-    return BatchValueError(
-        f"{_name(path, i)} must be a number that a tensor can hold, but is "
-        f"{column[i]!r:.80}."
+    found = kind(column[i])
+    if _stack.is_array(column[i], numeric=False):
+        found += f" of dtype {column[i].dtype}"
+    return _stack.LeafTypeError(
+        f"{_name(path, i)} must be a tensor, a numeric array, a number, a string or a "
+        f"container of these, but is {found}. Wrap the field in a DataContainer with "
+        "cpu_only=True to keep the values in a list."
     )
 
 

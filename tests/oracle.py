@@ -35,7 +35,8 @@ def is_box(value: Any) -> bool:
 def elements(tensor: torch.Tensor) -> dict[tuple[int, ...], bytes]:
     """Return the bytes of every element by its index."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    flat = bytes(dense.reshape(-1).view(torch.uint8).tolist())
+    line = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(dense.reshape(-1))
+    flat = bytes(line.view(torch.uint8).tolist())
     size = tensor.element_size()
     indices = itertools.product(*map(range, tensor.shape))
     return {index: flat[i * size :][:size] for i, index in enumerate(indices)}
@@ -51,8 +52,9 @@ def assemble(
 
 def padding(dtype: torch.dtype, value: Any) -> bytes:
     """Return the bytes of a padding value; RuntimeError if the dtype cannot hold it."""
-    cell = F.pad(torch.empty(0, dtype=dtype), (0, 1), value=value)
-    return elements(cell)[(0,)]
+    # Two cells: the range of a half is checked by other rules if there is only one.
+    cells = F.pad(torch.empty(0, dtype=dtype), (0, 2), value=value)
+    return elements(cells)[(0,)]
 
 
 def target_shape(
@@ -75,7 +77,7 @@ def stacked(
         have = elements(sample.to(dtype))
         indices = list(itertools.product(*map(range, target)))
         fill = b""
-        if len(indices) > len(have):
+        if sample.shape != target:
             raw = assemble((1,), sample.dtype, [padding(sample.dtype, value)])
             fill = elements(raw.to(dtype))[(0,)]
         parts += [have.get(index, fill) for index in indices]

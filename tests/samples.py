@@ -39,10 +39,8 @@ PROMOTED = [
 LAYOUTS = ("dense", "transposed", "strided", "expanded", "flipped", "offset", "last")
 
 #: Values that F.pad converts, and some that not every dtype can hold.
-PADDING = (
-    [0, 1, -1, 7, 255, 256, 0.5, -0.0, 1e30, 2**31, -(2**63), True]
-    + [math.nan, math.inf, -math.inf]
-)
+PADDING = [0, 1, -1, 7, 255, 256, 0.5, -0.0, 1e30, 2**31, -(2**63), True]
+PADDING += [math.nan, math.inf, -math.inf]
 
 Pair = namedtuple("Pair", "left right")
 
@@ -143,57 +141,61 @@ def columns(draw: Any, mixed: bool = False, count: int | None = None) -> Column:
 
 
 @st.composite
-def batches(draw: Any, container: Any, max_depth: int = 3) -> list[Any]:
-    """Draw samples of one structure; ``container`` is the class of DataContainers."""
-    count = draw(st.integers(1, 5))
-    return draw(_nodes(container, count, max_depth))
+def batches(draw: Any, container: Any, legacy: bool = False) -> list[Any]:
+    """Draw samples of one structure.
+
+    Args:
+        container: the class of the DataContainers.
+        legacy: only what mmcv 1.x batches without a loss.
+    """
+    return draw(_nodes(container, draw(st.integers(1, 5)), 3, legacy))
 
 
 @st.composite
-def _nodes(draw: Any, container: Any, count: int, depth: int) -> list[Any]:
-    kinds = ["int", "float", "bool", "str", "bytes", "tensor", "array"]
-    kinds += ["stack", "list", "meta"]
-    if depth:
-        kinds += ["dict", "ordered", "default", "list_of", "tuple_of", "pair"]
-        kinds += ["frozen", "slotted"]
+def _nodes(draw: Any, container: Any, count: int, depth: int, legacy: bool) -> Any:
+    kinds = ["int", "float", "bool", "tensor", "array", "stack", "list", "meta"]
+    kinds += ["dict", "list_of", "tuple_of"] if depth else []
+    if not legacy:
+        kinds += ["str", "bytes"]
+        kinds += ["ordered", "default", "pair", "frozen", "slotted"] if depth else []
     kind = draw(st.sampled_from(kinds))
+    child = _nodes(container, count, depth - 1, legacy)
     if kind in ("list_of", "tuple_of"):
-        width = draw(st.integers(0, 3))
-        inside = [draw(_nodes(container, count, depth - 1)) for _ in range(width)]
+        inside = [draw(child) for _ in range(draw(st.integers(0, 3)))]
         make = list if kind == "list_of" else tuple
         return [make(column[i] for column in inside) for i in range(count)]
     if kind in ("dict", "ordered", "default"):
         keys = draw(st.lists(st.sampled_from(["b", "a", 1, None]), unique=True))
-        made = {key: draw(_nodes(container, count, depth - 1)) for key in keys}
+        made = {key: draw(child) for key in keys}
         rows = [{key: made[key][i] for key in keys} for i in range(count)]
         if kind == "default":
             return [defaultdict(list, row) for row in rows]
         return rows if kind == "dict" else [OrderedDict(row) for row in rows]
     if kind in ("pair", "frozen", "slotted"):
         cls: Any = {"pair": Pair, "frozen": Frozen, "slotted": Slotted}[kind]
-        left, right = (draw(_nodes(container, count, depth - 1)) for _ in range(2))
-        if cls is Slotted:  # its __post_init__ refuses lists, as a sample's may
-            left = list(range(count))
-        return [cls(*row) for row in zip(left, right, strict=True)]
-    return draw(_leaves(container, kind, count))
+        # A sample's __post_init__ may refuse what a batch has: Slotted refuses lists.
+        left = list(range(count)) if cls is Slotted else draw(child)
+        return [cls(*row) for row in zip(left, draw(child), strict=True)]
+    return draw(_leaves(container, kind, count, legacy))
 
 
 @st.composite
-def _leaves(draw: Any, container: Any, kind: str, count: int) -> list[Any]:
+def _leaves(draw: Any, container: Any, kind: str, count: int, legacy: bool) -> Any:
     numbers = {"int": st.integers(-(2**63), 2**63 - 1), "bool": st.booleans()}
     numbers |= {"float": st.floats(), "str": st.text(), "bytes": st.binary()}
     if kind in numbers:
         return [draw(numbers[kind]) for _ in range(count)]
     if kind == "array":
         shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
-        dtype = draw(st.sampled_from(["u1", "i4", "f4", "f8", ">f4", "?"]))
-        return [np.full((*shape, 2), i, dtype)[..., ::-1] for i in range(count)]
+        dtypes = ["u1", "i4", "f4", "f8", "?"] + ([] if legacy else [">f4"])
+        dtype = draw(st.sampled_from(dtypes))
+        step = 1 if legacy else draw(st.sampled_from([1, -1]))
+        return [np.full((*shape, 2), i, dtype)[..., ::step] for i in range(count)]
     column = draw(columns(count=count))
     if kind == "tensor":
         return [column.samples[0].clone() for _ in range(count)]
     if kind == "stack":
-        return [
-            container(sample, True, value, pad_dims=column.pad_dims)
-            for sample, value in zip(column.samples, column.values, strict=True)
-        ]
+        value = st.sampled_from([0, 1, 7] if legacy else PADDING)
+        dims = column.pad_dims
+        return [container(t, True, draw(value), False, dims) for t in column.samples]
     return [container(sample, cpu_only=kind == "meta") for sample in column.samples]

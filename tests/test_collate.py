@@ -1,0 +1,321 @@
+"""What collate makes of each kind of field."""
+
+from __future__ import annotations
+
+import copy
+import types
+import warnings
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import samples
+import torch
+import torch.nn.functional as F
+
+from pyparallel import DataContainer, collate
+
+
+def stack_of(*tensors: torch.Tensor, **flags: Any) -> list[DataContainer]:
+    return [DataContainer(tensor, stack=True, **flags) for tensor in tensors]
+
+
+def one_chunk(*tensors: torch.Tensor, **flags: Any) -> torch.Tensor:
+    return collate(stack_of(*tensors, **flags), len(tensors)).data[0]
+
+
+RAGGED = [torch.rand(3, 4 + i, 6 - i) for i in range(5)]
+
+
+@pytest.mark.parametrize("chunk, sizes", [(1, [1] * 5), (2, [2, 2, 1]), (9, [5])])
+def test_every_kind_is_chunked_and_the_last_chunk_may_be_short(
+    chunk: int, sizes: list[int]
+) -> None:
+    stacked = collate(stack_of(*RAGGED), chunk)
+    assert [len(part) for part in stacked.data] == sizes
+    for flags in ({}, {"cpu_only": True}, {"cpu_only": True, "stack": True}):
+        listed = collate([DataContainer(t, **flags) for t in RAGGED], chunk)
+        assert [len(part) for part in listed.data] == sizes
+        assert [t for part in listed.data for t in part] == RAGGED
+
+
+def test_chunks_are_padded_one_by_one() -> None:
+    shapes = [tuple(part.shape) for part in collate(stack_of(*RAGGED), 2).data]
+    assert shapes == [(2, 3, 5, 6), (2, 3, 7, 4), (1, 3, 8, 2)]
+
+
+def test_lists_keep_the_very_objects() -> None:
+    metas = [{"name": i} for i in range(3)]
+    batch = collate([DataContainer(meta, cpu_only=True) for meta in metas], 2)
+    assert [[id(m) for m in part] for part in batch.data] == [
+        [id(metas[0]), id(metas[1])],
+        [id(metas[2])],
+    ]
+
+
+def test_the_result_has_the_flags_of_the_first_sample_and_pads_two_dims() -> None:
+    first = DataContainer(torch.ones(2, 3), True, 5, pad_dims=1)
+    other = DataContainer(torch.ones(2, 4), False, 7, pad_dims=None)
+    result = collate([first, other], 2)
+    assert (result.stack, result.padding_value, result.cpu_only) == (True, 5, False)
+    assert result.pad_dims == 2
+    assert result.data[0][:, 0].tolist() == [[1, 1, 1, 5], [1, 1, 1, 1]]
+    meta = collate([DataContainer(1, True, 3, True, None), DataContainer(2)], 2)
+    flags = (meta.data, meta.stack, meta.padding_value, meta.cpu_only, meta.pad_dims)
+    assert flags == ([[1, 2]], True, 3, True, 2)
+
+
+def test_each_sample_is_padded_with_its_own_value() -> None:
+    values = [1, -0.0, float("nan"), float("-inf")]
+    batch = [
+        DataContainer(torch.zeros(1, i), True, value, pad_dims=1)
+        for i, value in enumerate(values)
+    ]
+    got = collate([*batch, DataContainer(torch.zeros(1, 4), True, pad_dims=1)], 5)
+    padding = [row[0, i:].tolist() for i, row in enumerate(got.data[0])]
+    expected = "[[1.0, 1.0, 1.0, 1.0], [-0.0, -0.0, -0.0], [nan, nan], [-inf], []]"
+    assert repr(padding) == expected
+
+
+@pytest.mark.parametrize("dtype", samples.DTYPES, ids=str)
+def test_values_are_converted_as_pad_converts_them(dtype: torch.dtype) -> None:
+    tensors = [samples.random_tensor((1, 2, n), dtype, n) for n in (3, 5)]
+    for value in (*samples.PADDING, None, np.float32(2), torch.tensor(3.0)):
+        try:
+            padded = F.pad(tensors[0], (0, 2), value=value)
+        except RuntimeError:
+            with pytest.raises(ValueError, match="can hold"):
+                one_chunk(*tensors, padding_value=value)
+            continue
+        got = one_chunk(*tensors, padding_value=value)
+        oracle.assert_same_tensor(got, torch.stack([padded, tensors[1]]))
+
+
+@pytest.mark.parametrize("flags", [{}, {"pad_dims": None}, {"pad_dims": 1}])
+def test_one_sample_is_copied_not_aliased(flags: dict[str, Any]) -> None:
+    tensor = torch.ones(1, 2, 3)
+    for got in (one_chunk(tensor, **flags), collate([tensor])):
+        got.zero_()
+    assert tensor.sum() == 6
+
+
+@pytest.mark.parametrize("layout", samples.LAYOUTS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_result_is_contiguous_whatever_the_layout(layout: str, grad: bool) -> None:
+    tensor = samples.lay_out(torch.rand(2, 3, 4, 5), layout).requires_grad_(grad)
+    for got in (one_chunk(tensor, tensor), collate([tensor, tensor])):
+        assert got.is_contiguous()
+        assert torch.equal(got, torch.stack([tensor, tensor]))
+
+
+def test_gradients_flow_and_no_grad_stops_them() -> None:
+    leaf = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    other = torch.ones(1, 3, dtype=torch.float64)
+    scale = torch.arange(6.0, dtype=torch.float64).view(2, 1, 3)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return one_chunk(x, other, pad_dims=1) * scale * x.sum()
+
+    assert torch.autograd.gradcheck(loss, leaf)
+    with torch.no_grad():
+        assert not one_chunk(leaf, other, pad_dims=1).requires_grad
+        assert not collate([leaf]).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_gradients_flow_through_torch_func() -> None:
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return (one_chunk(x, torch.ones(1, 4), pad_dims=1) ** 2).sum()
+
+    x = torch.tensor([[1.0, 2.0]])
+    assert torch.func.grad(total)(x).tolist() == [[2, 4]]
+    assert torch.func.jvp(total, (x,), (torch.ones_like(x),))[1] == 6
+
+
+def test_parameters_are_stacked_to_a_tensor_that_requires_grad() -> None:
+    parameter = torch.nn.Parameter(torch.ones(1, 2))
+    got = one_chunk(parameter, torch.ones(1, 3), pad_dims=1)
+    assert (type(got), got.requires_grad) == (torch.Tensor, True)
+    frozen = torch.nn.Parameter(torch.ones(1, 2), requires_grad=False)
+    assert type(one_chunk(frozen, frozen, pad_dims=1)) is torch.Tensor
+
+
+class Image(torch.Tensor):
+    """A subclass that only has another name."""
+
+
+def test_subclasses_are_stacked_by_their_own_rules() -> None:
+    image = torch.ones(1, 2).as_subclass(Image)
+    for got in (one_chunk(image, image, pad_dims=1), collate([image, image])):
+        assert (type(got), got.tolist()) == (Image, [[[1, 1]], [[1, 1]]])
+
+
+def test_conjugated_negated_and_zero_tensors_are_resolved() -> None:
+    z = torch.tensor([[1 + 2j, 3 - 4j]])
+    lazy = [z.conj(), torch._efficientzerotensor((1, 3), dtype=z.dtype)]
+    for first in lazy:
+        got = one_chunk(first, torch.ones(1, 4) + 0j, pad_dims=1)
+        assert torch.equal(got[0, :, : first.shape[1]], first.clone().resolve_conj())
+    negated = z.conj().imag
+    assert negated.is_neg()
+    assert one_chunk(negated, pad_dims=1).tolist() == [[[-2.0, 4.0]]]
+
+
+def test_quantized_tensors_are_stacked_by_torch() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them deprecated
+        tensors = [
+            torch.quantize_per_tensor(torch.ones(1, n), 0.5, 0, torch.quint8)
+            for n in (2, 3)
+        ]
+        got = one_chunk(*tensors, pad_dims=1, padding_value=0.5)
+    assert got.is_quantized
+    assert got.dequantize().tolist() == [[[1, 1, 0.5]], [[1, 1, 1]]]
+
+
+def test_meta_tensors_are_stacked_on_meta() -> None:
+    tensors = [torch.ones(1, n, device="meta") for n in (2, 3)]
+    got = one_chunk(*tensors, pad_dims=1, padding_value=4)
+    assert (got.device.type, tuple(got.shape)) == ("meta", (2, 1, 3))
+
+
+def test_a_default_device_does_not_matter() -> None:
+    tensors = [torch.ones(1, n) for n in (2, 3)]
+    with torch.device("meta"):
+        got = one_chunk(*tensors, pad_dims=1, padding_value=0.123)
+    assert (got.device.type, got[0, 0, 2].item()) == ("cpu", pytest.approx(0.123))
+
+
+def test_numbers_become_tensors_as_default_collate_makes_them() -> None:
+    columns: list[list[Any]] = [[1, 2], [1.5, 2], [True, False], [1, 2.5], [2.5, True]]
+    columns += [[np.float32(1), np.float32(2)], [np.int8(1), np.int8(2)]]
+    for column in columns:
+        expected = torch.utils.data.default_collate(column)
+        oracle.assert_same_tensor(collate(column), expected)
+
+
+def test_text_becomes_a_list() -> None:
+    assert collate(["ab", np.str_("c"), ""]) == ["ab", "c", ""]
+    assert collate([b"ab", b""]) == [b"ab", b""]
+    assert collate([{"name": "x"}, {"name": "y"}]) == {"name": ["x", "y"]}
+
+
+def test_mappings_keep_type_and_order() -> None:
+    rows = [{"b": i, "a": str(i)} for i in range(2)]
+    for cls in (dict, OrderedDict, UserDict, types.MappingProxyType):
+        got = collate([cls(row) for row in rows])
+        assert (type(got), list(got), got["a"]) == (cls, ["b", "a"], ["0", "1"])
+    factory = collate([defaultdict(int, row) for row in rows])
+    assert (type(factory), factory.default_factory) == (defaultdict, int)
+
+
+class Picky(Mapping[str, Any]):
+    """A mapping that cannot be made from a dict."""
+
+    def __init__(self, left: Any, right: Any) -> None:
+        self._items = {"left": left, "right": right}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_a_mapping_that_refuses_a_dict_becomes_one() -> None:
+    assert collate([Picky("a", "b")] * 2) == {"left": ["a"] * 2, "right": ["b"] * 2}
+
+
+def test_a_mapping_that_makes_up_missing_keys_may_lack_them() -> None:
+    assert collate([Counter(a=3), Counter()])["a"].tolist() == [3, 0]
+    rows = [defaultdict(lambda: 7, a=3), defaultdict(lambda: 7)]
+    assert collate(rows)["a"].tolist() == [3, 7]
+
+
+class Boxes(list[Any]):
+    """A list with a name."""
+
+
+def test_sequences_become_lists_and_namedtuples_stay() -> None:
+    size = torch.Size([1, 2])
+    for row in ([1, 2], (1, 2), Boxes([1, 2]), deque([1, 2]), range(1, 3), size):
+        got = collate([row, row])
+        assert type(got) is list
+        assert [column.tolist() for column in got] == [[1, 1], [2, 2]]
+    pair = collate([samples.Pair(1, "a"), samples.Pair(2, "b")])
+    assert (type(pair), pair.left.tolist()) == (samples.Pair, [1, 2])
+    assert pair.right == ["a", "b"]
+
+
+def test_empty_containers_stay_empty() -> None:
+    assert collate([[], []]) == []
+    assert collate([{}, {}]) == {}
+    nothing = namedtuple("nothing", "")
+    assert collate([nothing(), nothing()]) == nothing()
+
+
+@pytest.mark.parametrize("cls", [samples.Frozen, samples.Slotted])
+def test_dataclasses_keep_their_class_without_running_its_checks(cls: Any) -> None:
+    tensors = [torch.ones(1, 2), torch.ones(1, 3)]
+    rows = [cls(str(i), dc) for i, dc in enumerate(stack_of(*tensors, pad_dims=1))]
+    got = collate(rows, 2)
+    assert (type(got), got.left) == (cls, ["0", "1"])
+    assert got.right.data[0].shape == (2, 1, 3)
+
+
+def test_mixtures_nest() -> None:
+    def sample(i: int) -> Any:
+        image = DataContainer(torch.full((1, i + 1, 2), float(i)), stack=True)
+        return {"a": [samples.Pair(image, (i, "x"))], "n": OrderedDict(z=np.ones(i))}
+
+    got = collate([sample(2), sample(2), sample(2)], 2)
+    pair = got["a"][0]
+    assert [tuple(t.shape) for t in pair.left.data] == [(2, 1, 3, 2), (1, 1, 3, 2)]
+    assert type(pair) is samples.Pair
+    assert (pair.right[0].tolist(), pair.right[1]) == ([2, 2, 2], ["x"] * 3)
+    assert (type(got["n"]), got["n"]["z"].shape) == (OrderedDict, (3, 2))
+
+
+def test_numpy_arrays_are_stacked_and_never_written(tmp_path: Path) -> None:
+    base = np.arange(12, dtype=np.float32).reshape(3, 4)
+    frozen = base.copy()
+    frozen.flags.writeable = False
+    fields = np.zeros((3, 4), "i1,f4")
+    fields["f1"] = base
+    base.tofile(tmp_path / "map")
+    mapped = np.memmap(tmp_path / "map", np.float32, "r", shape=(3, 4))
+    arrays = [base, frozen, base[::-1, ::-1], base.astype(">f4"), fields["f1"], mapped]
+    for array in arrays:
+        before = array.tobytes()
+        got = collate([array, array])
+        assert (got.dtype, got.tolist()) == (torch.float32, [array.tolist()] * 2)
+        got.zero_()
+        assert array.tobytes() == before
+    assert collate([np.array(1.5), np.array(2)]).tolist() == [1.5, 2]
+    assert collate([np.array(1.5)]).dtype is torch.float64
+
+
+def test_the_samples_are_not_modified() -> None:
+    batch = [{"a": [1, {"b": DataContainer(torch.ones(1, 2, 3), stack=True)}]}] * 2
+    before = repr(copy.deepcopy(batch))
+    collate(batch, 2)["a"][1]["b"].data[0].zero_()
+    assert repr(batch) == before
+
+
+def test_any_sequence_of_samples_will_do() -> None:
+    for batch in ((1, 2), deque([1, 2]), range(1, 3), Boxes([1, 2])):
+        assert collate(batch).tolist() == [1, 2]
+    assert collate([1, 2], samples_per_gpu=np.int64(1)).tolist() == [1, 2]
+
+
+def test_overlapping_memory_is_read_as_it_looks() -> None:
+    windows = torch.arange(6.0).as_strided((1, 4, 3), (0, 1, 1))
+    got = one_chunk(windows, torch.zeros(1, 4, 4))
+    assert torch.equal(got[0, :, :, :3], windows)

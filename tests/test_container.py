@@ -1,0 +1,256 @@
+"""DataContainer: attributes, pickles, copies and the way through DataLoader."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import samples
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+import pyparallel.mmcv
+from pyparallel import DataContainer
+
+FLAGS = ("data", "stack", "padding_value", "cpu_only", "pad_dims")
+STATE = {"_data", "_stack", "_padding_value", "_cpu_only", "_pad_dims"}
+
+
+def flags(container: DataContainer) -> tuple[Any, ...]:
+    return tuple(getattr(container, name) for name in FLAGS)
+
+
+def test_the_defaults_are_those_of_mmcv() -> None:
+    assert flags(DataContainer(5)) == (5, False, 0, False, 2)
+    assert flags(DataContainer(5, True, 7, True, 1)) == (5, True, 7, True, 1)
+
+
+@pytest.mark.parametrize("name", [*FLAGS, "datatype"])
+def test_attributes_cannot_be_assigned(name: str) -> None:
+    with pytest.raises(AttributeError):
+        setattr(DataContainer(5), name, 1)
+
+
+@pytest.mark.parametrize("good", [None, 1, 2, 3, True, np.int64(3)])
+def test_pad_dims_may_be_none_or_one_to_three(good: Any) -> None:
+    assert DataContainer(1, pad_dims=good).pad_dims is good
+
+
+@pytest.mark.parametrize("bad", [0, -1, 4, 10**9])
+def test_other_pad_dims_are_refused(bad: int) -> None:
+    with pytest.raises(ValueError) as caught:
+        DataContainer(1, pad_dims=bad)
+    assert isinstance(caught.value, AssertionError)
+    expected = f"DataContainer: pad_dims must be None, 1, 2 or 3, but is {bad}."
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("bad, shown", [(2.0, "2.0 (float)"), ("2", "'2' (str)")])
+def test_pad_dims_of_another_kind_are_refused(bad: Any, shown: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        DataContainer(1, pad_dims=bad)
+    assert isinstance(caught.value, AssertionError)
+    expected = f"DataContainer: pad_dims must be None, 1, 2 or 3, but is {shown}."
+    assert str(caught.value) == expected
+
+
+def test_the_type_is_that_of_the_data() -> None:
+    assert DataContainer(torch.ones(1)).datatype == "torch.FloatTensor"
+    assert DataContainer(np.ones(1)).datatype is np.ndarray
+    assert repr(DataContainer([1])) == "DataContainer([1])"
+
+
+def test_size_and_dim_are_the_tensors() -> None:
+    container = DataContainer(torch.ones(2, 3))
+    assert (container.size(), container.size(-1), container.size(dim=0)) == (
+        torch.Size([2, 3]),
+        3,
+        2,
+    )
+    assert container.dim() == 2
+    for name in ("size", "dim"):
+        with pytest.raises(AttributeError) as caught:
+            getattr(DataContainer([1]), name)()
+        assert str(caught.value) == (
+            f"DataContainer has no attribute {name} for type <class 'list'>"
+        )
+
+
+def test_length_truth_iteration_and_items_are_the_datas() -> None:
+    container = DataContainer([4, 5, 6])
+    assert (len(container), list(container), container[1:]) == (3, [4, 5, 6], [5, 6])
+    assert (bool(container), bool(DataContainer([])), bool(DataContainer(0))) == (
+        True,
+        False,
+        True,
+    )
+    assert DataContainer({"a": 1})["a"] == 1
+    for call in (len, iter, lambda dc: dc[0]):
+        with pytest.raises(TypeError):
+            call(DataContainer(5))
+
+
+def test_containers_are_equal_only_to_themselves() -> None:
+    container = DataContainer(5)
+    assert container == container
+    assert container != DataContainer(5)
+    assert len({container, DataContainer(5)}) == 2
+
+
+def test_copies_keep_the_flags() -> None:
+    container = DataContainer(torch.ones(2), True, 7, False, 1)
+    shallow, deep = copy.copy(container), copy.deepcopy(container)
+    assert flags(shallow) == flags(container)
+    assert shallow.data is container.data
+    assert flags(deep)[1:] == flags(container)[1:]
+    assert torch.equal(deep.data, container.data)
+    assert deep.data.data_ptr() != container.data.data_ptr()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_keeps_everything_and_has_the_state_of_mmcv(protocol: int) -> None:
+    container = DataContainer([torch.ones(2)], True, 7, True, None)
+    again = pickle.loads(pickle.dumps(container, protocol))
+    assert torch.equal(again.data[0], container.data[0])
+    assert flags(again)[1:] == flags(container)[1:]
+    assert set(vars(container)) == set(container.__reduce_ex__(2)[2]) == STATE
+
+
+def written_by_mmcv(pad_dims: bytes = b"I2\n") -> bytes:
+    """Return a pickle, opcode by opcode, as mmcv's own class makes it."""
+    return (
+        b"ccopy_reg\n_reconstructor\n"
+        b"(cmmcv.parallel.data_container\nDataContainer\nc__builtin__\nobject\nNtR"
+        b"(dV_data\n(lI4\naI5\nasV_cpu_only\nI01\nsV_stack\nI00\nsV_padding_value\nI7\ns"
+        b"V_pad_dims\n" + pad_dims + b"sb."
+    )
+
+
+def test_a_pickle_of_mmcv_loads_while_installed() -> None:
+    with pyparallel.mmcv.installed():
+        container = pickle.loads(written_by_mmcv())
+    assert type(container) is DataContainer
+    assert flags(container) == ([4, 5], False, 7, True, 2)
+
+
+def test_a_pickle_with_impossible_pad_dims_is_refused() -> None:
+    with pyparallel.mmcv.installed(), pytest.raises(ValueError) as caught:
+        pickle.loads(written_by_mmcv(b"I1000000000\n"))
+    assert str(caught.value) == (
+        "DataContainer: pad_dims must be None, 1, 2 or 3, but is 1000000000."
+    )
+
+
+@pytest.mark.parametrize(
+    "state, cls, message",
+    [
+        (
+            {"_data": 1, "_stack": True, "_cpu_only": True},
+            ValueError,
+            "the pickled state of a DataContainer must have _data, _stack, "
+            "_padding_value, _cpu_only, _pad_dims, but lacks _padding_value, "
+            "_pad_dims.",
+        ),
+        (
+            5,
+            TypeError,
+            "the pickled state of a DataContainer must be a dict, but is int.",
+        ),
+        (
+            dict.fromkeys(STATE, "2"),
+            TypeError,
+            "DataContainer: pad_dims must be None, 1, 2 or 3, but is '2' (str).",
+        ),
+    ],
+)
+def test_a_broken_state_is_refused(state: Any, cls: type, message: str) -> None:
+    container = object.__new__(DataContainer)
+    with pytest.raises(cls) as caught:  # type: ignore[call-overload]
+        container.__setstate__(state)
+    assert str(caught.value) == message
+    assert vars(container) == {}
+
+
+def test_torch_save_and_load_with_weights_only_need_one_allowed_class() -> None:
+    file = io.BytesIO()
+    torch.save(DataContainer(torch.ones(2), True), file)
+    file.seek(0)
+    with torch.serialization.safe_globals([DataContainer]):
+        assert flags(torch.load(file))[1:] == (True, 0, False, 2)
+
+
+class Named(DataContainer):
+    """A subclass with an attribute of its own."""
+
+
+def test_to_moves_every_tensor_inside_and_keeps_the_rest() -> None:
+    inner = DataContainer(torch.ones(1))
+    data = {
+        "list": [torch.ones(2), "text"],
+        "pair": samples.Pair(torch.ones(1), None),
+        "ordered": OrderedDict(z=torch.ones(1), a=2),
+        "frozen": samples.Frozen(torch.ones(1), inner),
+    }
+    container = Named(data, True, 7, False, 1)
+    container.note = "kept"  # type: ignore[attr-defined]
+    moved = container.to("meta")
+    assert (type(moved), moved.note) == (Named, "kept")  # type: ignore[attr-defined]
+    assert flags(moved)[1:] == flags(container)[1:]
+    got = moved.data
+    assert [got["list"][0].is_meta, got["list"][1]] == [True, "text"]
+    assert (type(got["pair"]), got["pair"].left.is_meta) == (samples.Pair, True)
+    assert list(got["ordered"]) == ["z", "a"]
+    assert got["frozen"].left.is_meta
+    assert got["frozen"].right.data.is_meta
+    assert data["list"][0].device.type == "cpu"  # type: ignore[attr-defined]
+
+
+def test_to_passes_non_blocking_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, *args, **kwargs: calls.append((args, kwargs))
+    )
+    DataContainer([torch.ones(1)]).to("cpu", non_blocking=True)
+    assert calls == [(("cpu",), {"non_blocking": True})]
+
+
+def test_metadata_stays_where_it_is() -> None:
+    meta = DataContainer([torch.ones(1)], cpu_only=True)
+    assert meta.to("meta") is meta
+    assert meta.pin_memory() is meta
+
+
+def test_torchs_own_pin_memory_pins_containers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pinned = []
+
+    def fake(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        pinned.append(tensor.tolist())
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", fake)
+    batch = {
+        "img": DataContainer([torch.ones(1)], stack=True, padding_value=3),
+        "boxes": DataContainer([[torch.ones(2), torch.ones(3)]]),
+        "meta": DataContainer([[torch.zeros(1)]], cpu_only=True),
+        "away": DataContainer(torch.ones(1, device="meta")),
+    }
+    got = pin_memory(batch)
+    assert pinned == [[1], [1, 1], [1, 1, 1]]
+    assert got["meta"] is batch["meta"]
+    assert flags(got["img"])[1:] == flags(batch["img"])[1:]
+    assert got["boxes"].data[0][1] is not batch["boxes"].data[0][1]
+    assert torch.equal(got["boxes"].data[0][1], torch.ones(3))
+
+
+def test_a_container_that_holds_itself_is_refused() -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    with pytest.raises(ValueError, match="at most 64 deep"):
+        DataContainer(cycle).to("cpu")

@@ -1,0 +1,79 @@
+"""Imports run downwards only, and nothing is checked by ``assert``."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "pyparallel"
+
+#: From the bottom to the top. Modules of one layer are siblings: none knows another.
+LAYERS = [
+    ["_errors"],
+    ["_tree"],
+    ["container"],
+    ["_plan"],
+    ["_backend"],
+    ["_slab"],
+    ["_stack", "_split", "_targets"],
+    ["collate", "scatter", "_functions", "registry"],
+    ["data_parallel", "distributed", "distributed_deprecated"],
+    ["mmcv", "mmengine"],
+    ["__init__", "__main__"],
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """Return the name of the module in ``LAYERS`` that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported(path: Path, text: str | None = None) -> set[str]:
+    """Return the modules of the package that a file imports, at any depth of code."""
+    package = ["pyparallel", *path.relative_to(PACKAGE).parent.parts]
+    found: list[str] = []
+    for node in ast.walk(ast.parse(text or path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            up = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*up, *([node.module] if node.module else [])])
+            found += [f"{base}.{alias.name}" for alias in node.names]
+    parts = [name.split(".") for name in found]
+    inside = {part[1] for part in parts if part[0] == "pyparallel" and len(part) > 1}
+    # A name taken from the package itself is not a module: it comes from __init__.
+    return {name if name in LEVEL else "__init__" for name in inside}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_imports_run_downwards_only(path: Path) -> None:
+    module = module_of(path)
+    assert module in LEVEL, f"{module} has no layer yet: give it one in LAYERS"
+    wrong = {name for name in imported(path) - {module} if LEVEL[name] >= LEVEL[module]}
+    if module == "__main__":
+        wrong.discard("__init__")  # which has been imported before it
+    assert not wrong, f"{module} must not import {', '.join(sorted(wrong))}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_nothing_is_checked_by_assert(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    lines = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    assert not lines, f"asserts vanish under python -O: lines {lines}"
+
+
+def test_the_walk_sees_every_form_of_import() -> None:
+    text = "from . import _slab\nfrom ._plan import x\nimport pyparallel.collate\n"
+    text += "def f():\n    from pyparallel import _tree, DataContainer\n"
+    found = imported(PACKAGE / "imagined.py", text)
+    assert found == {"_slab", "_plan", "collate", "_tree", "__init__"}
+    below = imported(PACKAGE / "_backend" / "imagined.py", "from .. import _tree\n")
+    assert below == {"_tree"}

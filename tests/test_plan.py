@@ -1,0 +1,109 @@
+"""Plans: values made from shapes and dtypes alone."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyparallel._plan import (
+    ALIGNMENT,
+    SlabPlan,
+    StackPlan,
+    fills,
+    partition,
+    plan_slab,
+    plan_stack,
+)
+
+
+def name(i: int) -> str:
+    return f"batch[{i}]"
+
+
+sizes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+dtypes = st.sampled_from([torch.uint8, torch.float16, torch.float32, torch.complex128])
+
+
+def test_equal_batches_make_equal_plans() -> None:
+    shapes = [(3, 4, 5), (3, 5, 4)]
+    plan = plan_stack(shapes, 2, name)
+    assert plan == StackPlan((2, 3, 5, 5), (True, True))
+    assert plan == plan_stack([torch.Size(shape) for shape in shapes], 2, name)
+    assert plan == copy.copy(plan) == pickle.loads(pickle.dumps(plan))
+    assert hash(plan) == hash(pickle.loads(pickle.dumps(plan)))
+    with pytest.raises(AttributeError):
+        plan.shape = (1,)  # type: ignore[misc]
+
+
+def test_a_plan_holds_plain_integers() -> None:
+    plan = plan_stack([torch.Size([1, 2]), torch.Size([1, 3])], 1, name)
+    assert type(plan.shape) is tuple
+    assert repr(plan) == "StackPlan(shape=(2, 1, 3), padded=(True, False))"
+
+
+def test_only_smaller_samples_are_padded() -> None:
+    plan = plan_stack([(2, 3), (2, 3), (2, 0)], 1, name)
+    assert plan == StackPlan((3, 2, 3), (False, False, True))
+    assert plan_stack([(), ()], None, name) == StackPlan((2,), (False, False))
+
+
+def test_zero_sizes_do_not_hide_an_overflow() -> None:
+    assert plan_stack([(0, 2**62)], None, name).shape == (1, 0, 2**62)
+    with pytest.raises(ValueError, match=r"less than 2\*\*63 elements"):
+        plan_stack([(0, 2**62, 2)], None, name)
+
+
+@given(st.lists(st.tuples(sizes, dtypes), max_size=6))
+def test_slots_are_ascending_aligned_and_disjoint(
+    leaves: list[tuple[tuple[int, ...], torch.dtype]],
+) -> None:
+    plan = plan_slab([shape for shape, _ in leaves], [dtype for _, dtype in leaves])
+    end = 0
+    for offset, (shape, dtype) in zip(plan.offsets, leaves, strict=True):
+        assert offset % ALIGNMENT == 0
+        assert offset >= end
+        end = offset + torch.Size(shape).numel() * dtype.itemsize
+    assert end <= plan.nbytes < end + ALIGNMENT
+    assert plan.nbytes % ALIGNMENT == 0
+    assert plan.shapes == tuple(shape for shape, _ in leaves)
+
+
+def test_no_leaves_need_no_bytes() -> None:
+    assert plan_slab([], []) == SlabPlan((), (), (), 0)
+
+
+@given(st.integers(0, 200), st.integers(1, 40))
+def test_a_partition_is_that_of_torch_chunk(num_items: int, num_parts: int) -> None:
+    chunks = torch.arange(num_items).chunk(num_parts)
+    # Of nothing torch makes as many empty chunks as asked for; a partition has one.
+    expected = [len(chunk) for chunk in chunks] if num_items else [0]
+    assert partition(num_items, num_parts) == expected
+
+
+def test_one_pattern_serves_equal_values() -> None:
+    plan = plan_stack([(1, 1), (1, 2), (1, 3)], 1, name)
+    one = b"\x00\x00\xe0\x40"
+    assert fills(plan, torch.float32, [7, 7, 7], name) == one
+    assert fills(plan, torch.float32, [7, 7.0, -1], name) == one
+    assert fills(plan, torch.float32, [7, 0, 9], name) == one + bytes(8)
+
+
+def test_the_sign_of_zero_is_kept() -> None:
+    plan = plan_stack([(1, 1), (1, 2), (1, 3)], 1, name)
+    zero, minus = bytes(4), b"\x00\x00\x00\x80"
+    both = zero + minus + zero
+    assert fills(plan, torch.float32, [0.0, -0.0, 5], name) == both
+    assert fills(plan, torch.float32, [-0.0, -0.0, 5], name) == minus
+    assert fills(plan, torch.int32, [-0.0, -0.0, 5], name) == zero
+
+
+def test_the_value_of_the_largest_sample_is_not_looked_at() -> None:
+    plan = plan_stack([(1, 2), (1, 1)], 1, name)
+    assert fills(plan, torch.uint8, ["bad", 3], name) == b"\x03"
+    same = plan_stack([(1, 2), (1, 2)], 1, name)
+    assert fills(same, torch.uint8, ["bad", -1], name) == b"\x00"

@@ -1,0 +1,143 @@
+"""The walk of nested containers."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections import OrderedDict, UserDict, defaultdict, deque
+from dataclasses import make_dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import samples
+import torch
+
+from pyparallel import DataContainer, _tree
+from pyparallel._errors import Field, at
+
+
+class Boxes(list[Any]):
+    """A list with a name."""
+
+
+class Row(dict[str, Any]):
+    """A dict with a name."""
+
+
+class Stubborn(list[Any]):
+    """A list that cannot be made from one."""
+
+    def __init__(self, *, items: list[Any]) -> None:
+        super().__init__(items)
+
+
+TREES: list[Any] = [
+    5,
+    [],
+    {},
+    (),
+    [1, (2, [3])],
+    {"b": 1, "a": {"d": 2, "c": 3}},
+    OrderedDict(z=1, a=2),
+    defaultdict(list, z=1, a=2),
+    Row(z=1, a=2),
+    Boxes([1, Boxes([2])]),
+    samples.Pair(1, samples.Pair(2, 3)),
+    samples.Frozen(1, [2]),
+    samples.Slotted(1, {"x": 2}),
+    deque([1, 2], maxlen=3),
+    {1: "a", "b": 2, None: 3},
+]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=repr)
+def test_what_is_taken_apart_is_put_together_again(tree: Any) -> None:
+    leaves, structure = _tree.flatten(tree)
+    again = _tree.unflatten(structure, leaves)
+    assert again == tree
+    assert type(again) is type(tree)
+    if isinstance(tree, dict):
+        assert list(again) == list(tree)
+        assert again is not tree
+    if isinstance(tree, defaultdict | deque):
+        assert vars_of(again) == vars_of(tree)
+
+
+def vars_of(value: Any) -> Any:
+    return value.default_factory if isinstance(value, defaultdict) else value.maxlen
+
+
+@pytest.mark.parametrize("cls", [UserDict, types.MappingProxyType])
+def test_other_mappings_are_containers(cls: Any) -> None:
+    got = _tree.map_leaves(str, cls({"z": 1, "a": 2}))
+    assert (type(got), dict(got), list(got)) == (cls, {"z": "1", "a": "2"}, ["z", "a"])
+
+
+def test_everything_else_is_a_leaf() -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    things: list[Any] = [None, "ab", b"ab", range(3), {1, 2}, 1.5, object, optimizer]
+    things += [torch.ones(2), np.ones(2), DataContainer([1]), samples.Frozen]
+    leaves, _ = _tree.flatten(things)
+    assert [id(leaf) for leaf in leaves] == [id(thing) for thing in things]
+
+
+def test_a_list_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
+    got = _tree.map_leaves(str, Stubborn(items=[1, 2]))
+    assert (type(got), got) == (list, ["1", "2"])
+
+
+def test_paths_name_places_as_the_user_would() -> None:
+    tree = {"a": [1, samples.Frozen(2, 3)], "p": Row(x=4)}
+    _, structure = _tree.flatten(tree)
+    places = [at("inputs", path) for path in structure.paths()]
+    assert places == [
+        "inputs['a'][0]",
+        "inputs['a'][1].left",
+        "inputs['a'][1].right",
+        "inputs['p']['x']",
+    ]
+    assert at("batch[1]", ["img", 0, Field("boxes")]) == "batch[1]['img'][0].boxes"
+
+
+def test_cycles_and_bottomless_nests_are_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    ring = Row()
+    ring["self"] = ring
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    for tree in (loop, ring, deep):
+        with pytest.raises(ValueError) as caught:
+            _tree.flatten(tree)
+        assert str(caught.value) == (
+            "the batch must nest its containers at most 64 deep, but it nests deeper. "
+            "Look for a container that holds itself."
+        )
+    while isinstance(deep, list):  # freed one by one, or the C stack may overflow
+        deep = deep.pop()
+
+
+def test_threads_that_meet_a_class_first_all_walk_into_it() -> None:
+    results: list[bool] = []
+    for round_ in range(30):
+        cls = make_dataclass(f"Point{round_}", ["x", "y"])
+        start = threading.Barrier(4)
+
+        def walk(cls: Any = cls, start: threading.Barrier = start) -> None:
+            start.wait()
+            results.append(_tree.flatten([cls(1, 2), cls(3, 4)])[0] == [1, 2, 3, 4])
+
+        threads = [threading.Thread(target=walk) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [True] * 120
+
+
+def test_dataclasses_are_told_from_their_classes() -> None:
+    assert _tree.is_dataclass(samples.Frozen(1, 2))
+    assert not _tree.is_dataclass(samples.Frozen)
+    assert _tree.field_values(samples.Slotted(1, 2)) == {"left": 1, "right": 2}
