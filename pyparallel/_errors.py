@@ -20,10 +20,11 @@ class BatchValueError(ValueError, AssertionError, RuntimeError):
     """
 
 
-class BatchTypeError(TypeError, AssertionError):
+class BatchTypeError(TypeError, AssertionError, RuntimeError):
     """An object of a kind that cannot stand at this place of a batch.
 
-    mmcv 1.x raised a bare ``AssertionError`` or ``Exception``.
+    mmcv 1.x raised a bare ``AssertionError`` or ``Exception``, or left torch to raise
+    ``RuntimeError``.
     """
 
 

@@ -35,7 +35,7 @@ def empty(
         return torch.empty(shape, dtype=dtype, device=device)
     nbytes = math.prod(shape) * dtype.itemsize
     storage = torch.UntypedStorage._new_shared(nbytes)
-    result: Any = torch.empty(0, dtype=dtype)
+    result: Any = torch.empty(0, dtype=dtype, device=device)
     result.set_(storage, 0, shape)
     return result  # type: ignore[no-any-return]
 

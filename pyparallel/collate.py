@@ -284,7 +284,7 @@ def _unbatchable(column: list[Any], path: Path) -> Exception:
     found = kind(column[i])
     if _stack.is_array(column[i], numeric=False):
         found += f" of dtype {column[i].dtype}"
-    return _stack.LeafTypeError(
+    return BatchTypeError(
         f"{_name(path, i)} must be a tensor, a numeric array, a number, a string or a "
         f"container of these, but is {found}. Wrap the field in a DataContainer with "
         "cpu_only=True to keep the values in a list."

@@ -195,7 +195,9 @@ def _leaves(draw: Any, container: Any, kind: str, count: int, legacy: bool) -> A
     if kind == "tensor":
         return [column.samples[0].clone() for _ in range(count)]
     if kind == "stack":
-        value = st.sampled_from([0, 1, 7] if legacy else PADDING)
+        # What every dtype can hold; this one has no zero.
+        whole = [1] if "e8m0" in str(column.samples[0].dtype) else [0, 1, 7]
+        value = st.sampled_from(whole if legacy else PADDING)
         dims = column.pad_dims
         return [container(t, True, draw(value), False, dims) for t in column.samples]
     return [container(sample, cpu_only=kind == "meta") for sample in column.samples]

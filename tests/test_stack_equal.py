@@ -9,16 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-
-from pyparallel._backend import _reference
-
-try:
-    from pyparallel._backend import _C as _native
-except ImportError:
-    _native = None  # type: ignore[assignment]
+from backends import each_backend, native, needs_native, reference
 
 Stack = Callable[[list[Any]], "torch.Tensor | None"]
-needs_native = pytest.mark.skipif(_native is None, reason="the extension is not built")
 DTYPES = [
     torch.bool,
     torch.uint8,
@@ -31,9 +24,9 @@ DTYPES = [
 ]
 
 
-@pytest.fixture(params=["reference", pytest.param("native", marks=needs_native)])
+@pytest.fixture(params=each_backend)
 def stack_equal(request: pytest.FixtureRequest) -> Stack:
-    return {"native": _native, "reference": _reference}[request.param].stack_equal
+    return request.param.stack_equal
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
@@ -49,7 +42,7 @@ def test_it_gives_what_torch_stack_gives(
     samples = [(torch.rand(shape) * 100).to(dtype) for _ in range(count)]
     stacked, expected = stack_equal(samples), torch.stack(samples)
     if stacked is None:
-        assert stack_equal is _reference.stack_equal and expected.numel() == 0
+        assert stack_equal is reference.stack_equal and expected.numel() == 0
         return
     assert (stacked.dtype, stacked.shape) == (expected.dtype, expected.shape)
     assert stacked.is_contiguous()
@@ -125,20 +118,20 @@ def test_a_large_batch_is_the_same_and_lets_other_threads_run(
     ],
 )
 def test_the_native_one_leaves_what_is_not_plain(samples: list[torch.Tensor]) -> None:
-    assert _native.stack_equal(samples) is None
+    assert native.stack_equal(samples) is None
 
 
 @needs_native
 def test_without_grad_mode_a_parameter_is_plain() -> None:
     with torch.no_grad():
-        stacked = _native.stack_equal([torch.nn.Parameter(torch.ones(2))])
+        stacked = native.stack_equal([torch.nn.Parameter(torch.ones(2))])
     assert stacked is not None and not stacked.requires_grad
 
 
 @needs_native
 def test_the_native_one_refuses_what_is_no_tensor() -> None:
     with pytest.raises(TypeError) as caught:
-        _native.stack_equal([torch.ones(2), 3])
+        native.stack_equal([torch.ones(2), 3])
     assert str(caught.value) == (
         "stack_equal: samples[1] must be a torch.Tensor, but is of type int."
     )
@@ -146,7 +139,7 @@ def test_the_native_one_refuses_what_is_no_tensor() -> None:
 
 @pytest.mark.parametrize("left", [0, 8])
 def test_memory_that_was_freed_is_not_read(stack_equal: Stack, left: int) -> None:
-    if stack_equal is _reference.stack_equal and left:
+    if stack_equal is reference.stack_equal and left:
         pytest.skip("torch's operators look at the address only")
     freed = torch.ones(1000)
     freed.untyped_storage().resize_(left)

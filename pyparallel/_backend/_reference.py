@@ -23,7 +23,7 @@ _COPIED = frozenset(
 ) | {torch.float32, torch.float64, torch.complex64, torch.complex128}
 # Below this many bytes per row, filling all of it costs less than finding the margins.
 _WHOLE_FILL_NBYTES = 512 * 1024
-_FEW = 64
+_FEW = 8
 
 
 def _plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 import numpy as np
 import pytest
 import torch
+from backends import both, check, last
 
-from pyparallel._backend import _reference
-
-try:
-    _native: ModuleType | None = importlib.import_module("pyparallel._backend._C")
-    _absent = ""
-except ImportError as error:
-    _native, _absent = None, f"pyparallel._backend._C cannot be imported: {error}"
 pytestmark = [  # of torch, about the tensors that are refused here
     pytest.mark.filterwarnings("ignore:Sparse"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
     pytest.mark.filterwarnings("ignore:.*deprecated"),
 ]
-needs_native = pytest.mark.skipif(_native is None, reason=_absent)
-both = pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param(_reference, id="reference"),
-        pytest.param(_native, id="native", marks=needs_native),
-    ],
-)
 
 
 class Wrapper(torch.Tensor):
@@ -235,17 +218,6 @@ PAD_COPY = [
         "samples[1] must not share memory with dst, but overlaps it. Clone it first.",
     ),
 ]
-
-
-def check(call, args, error, message):
-    with pytest.raises(error) as caught:
-        call(*args)
-    assert type(caught.value) is error
-    assert str(caught.value) == message
-
-
-def last(case):
-    return case[-1]
 
 
 @both

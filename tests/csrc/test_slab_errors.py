@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 import pytest
 import torch
-
-from pyparallel._backend import _reference
-
-try:
-    _native: ModuleType | None = importlib.import_module("pyparallel._backend._C")
-    _absent = ""
-except ImportError as error:
-    _native, _absent = None, f"pyparallel._backend._C cannot be imported: {error}"
-needs_native = pytest.mark.skipif(_native is None, reason=_absent)
-both = pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param(_reference, id="reference"),
-        pytest.param(_native, id="native", marks=needs_native),
-    ],
-)
+from backends import both, check, last
 
 
 def released():
@@ -284,17 +266,6 @@ VIEWS = [
         "offsets[0] must leave room for 0 bytes in slab, which has 64, but is 68.",
     ),
 ]
-
-
-def check(call, args, error, message):
-    with pytest.raises(error) as caught:
-        call(*args)
-    assert type(caught.value) is error
-    assert str(caught.value) == message
-
-
-def last(case):
-    return case[-1]
 
 
 @both

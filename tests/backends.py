@@ -1,0 +1,41 @@
+"""The two implementations of the contract, and how a test runs on both."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pyparallel._backend import _reference as reference
+
+native: ModuleType | None
+try:
+    native = importlib.import_module("pyparallel._backend._C")
+    _absent = ""
+except ImportError as error:
+    native, _absent = None, f"pyparallel._backend._C cannot be imported: {error}"
+
+needs_native = pytest.mark.skipif(native is None, reason=_absent)
+each_backend = [
+    pytest.param(reference, id="reference"),
+    pytest.param(native, id="native", marks=needs_native),
+]
+both = pytest.mark.parametrize("backend", each_backend)
+
+
+def check(
+    call: Callable[..., Any], args: Any, error: type[Exception], message: str
+) -> None:
+    """Expect exactly this class and this message."""
+    with pytest.raises(error) as caught:
+        call(*args)
+    assert type(caught.value) is error
+    assert str(caught.value) == message
+
+
+def last(case: tuple[Any, ...]) -> Any:
+    """Name a case after the message that it ends with."""
+    return case[-1]
