@@ -16,6 +16,7 @@ import pytest
 import samples
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from pyparallel import DataContainer, collate
 
@@ -127,6 +128,21 @@ def test_gradients_flow_and_no_grad_stops_them() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("other", [(1, 2), (1, 3)], ids=["equal", "ragged"])
+def test_tangents_of_forward_mode_flow_through(other: tuple[int, ...]) -> None:
+    with forward_ad.dual_level():
+        tangent = torch.tensor([[3.0, 4.0]])
+        dual = forward_ad.make_dual(torch.ones(1, 2), tangent)
+        column = [dual, torch.ones(other)]
+        containers = [DataContainer(x, stack=True, pad_dims=1) for x in column]
+        batches = [collate(containers, 2).data[0]]
+        batches += [collate(column)] if other == (1, 2) else []
+        for batch in batches:
+            found = forward_ad.unpack_dual(batch).tangent
+            assert found is not None
+            assert found[0, :, :2].tolist() == tangent.tolist()
+
+
 def test_gradients_flow_through_torch_func() -> None:
     def total(x: torch.Tensor) -> torch.Tensor:
         return (one_chunk(x, torch.ones(1, 4), pad_dims=1) ** 2).sum()
