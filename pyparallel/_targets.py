@@ -46,13 +46,12 @@ def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
 
 
 def _target(target: Any) -> torch.device | None:
+    named = isinstance(target, str | torch.device)
+    index = None if named else _index(target)
+    if index == -1:
+        return None
     try:
-        if isinstance(target, str | torch.device):
-            device = torch.device(target)
-        elif (index := _index(target)) == -1:
-            return None
-        else:
-            device = torch.device("cuda", index)
+        device = torch.device(target) if named else torch.device("cuda", index)
     except RuntimeError as error:
         raise BatchValueError(
             f"scatter: a target must be -1 or name a device, but is {target!r}."
