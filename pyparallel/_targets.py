@@ -46,9 +46,9 @@ def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
 
 
 def _target(target: Any) -> torch.device | None:
+    index = 0
     named = isinstance(target, str | torch.device)
-    index = None if named else _index(target)
-    if index == -1:
+    if not named and (index := _index(target)) == -1:
         return None
     try:
         device = torch.device(target) if named else torch.device("cuda", index)
