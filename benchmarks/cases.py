@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -123,24 +123,33 @@ def _random(shape: Sequence[int], dtype: torch.dtype, generator: Any) -> Tensor:
     return torch.randint(1, 100, shape, dtype=dtype, generator=generator)
 
 
-#: Taken once: `ours` replaces what stands in `_backend`.
-_NATIVE = _backend.pad_copy if _backend.name == "native" else None
+#: What `collate` looks at in `_backend`, for each backend; `ours` replaces it there.
+_SWAPPED = ("name", "pad_copy", "stack_equal")
+AS_LOADED = {each: getattr(_backend, each) for each in _SWAPPED}
+IN_PYTHON = {each: getattr(_reference, each) for each in _SWAPPED[1:]}
+
+
+def use_backend(functions: Mapping[str, Any]) -> None:
+    """Make `collate` use these functions; `AS_LOADED` is what was there at first."""
+    for name, function in functions.items():
+        setattr(_backend, name, function)
 
 
 def ours(call: Callable[[], Any]) -> list[Contender]:
     """Return ``call`` with the compiled and with the pure Python backend."""
 
-    def with_backend(pad_copy: Any) -> Callable[[], Any]:
+    def with_backend(functions: Mapping[str, Any]) -> Callable[[], Any]:
         def run() -> Any:
-            _backend.pad_copy = pad_copy
+            use_backend(functions)
             return call()
 
         return run
 
-    native = with_backend(_NATIVE) if _NATIVE else None
+    native = with_backend(AS_LOADED) if AS_LOADED["name"] == "native" else None
+    python = with_backend({"name": "python", **IN_PYTHON})
     return [
         Contender("ours, native", native, "ours"),
-        Contender("ours, Python", with_backend(_reference.pad_copy), "ours"),
+        Contender("ours, Python", python, "ours"),
     ]
 
 

@@ -13,7 +13,7 @@ import torch
 from pyparallel import _backend
 
 from . import _harness
-from .cases import cases
+from .cases import AS_LOADED, cases, use_backend
 
 #: Keeps freed memory in the process, so that no page is faulted in twice.
 WARM = {
@@ -27,7 +27,7 @@ def measure(
     threads: int, rounds: int, only: str = "", quick: bool = False
 ) -> _harness.Record:
     """Run the cases whose title contains ``only``; return the record."""
-    before = torch.get_num_threads(), _backend.pad_copy
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         machine = _harness.machine("pyparallel-torch", "mmcv", "mmengine", "numpy")
@@ -44,8 +44,8 @@ def measure(
         record["machine"]["load average after"] = _harness.load()
         return record
     finally:
-        torch.set_num_threads(before[0])
-        _backend.pad_copy = before[1]
+        torch.set_num_threads(before)
+        use_backend(AS_LOADED)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -208,25 +208,31 @@ def test_a_quick_run_has_a_table_that_agrees_with_its_json(
     assert record["machine"]["threads"] == "1"
 
 
+SWAPPED = ("name", "pad_copy", "stack_equal")
+
+
 def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
     from pyparallel import _backend
 
-    before = _backend.pad_copy, torch.get_num_threads()
+    before = [getattr(_backend, each) for each in SWAPPED], torch.get_num_threads()
     bench_collate.measure(1, 1, only="tiny", quick=True)
-    assert (_backend.pad_copy, torch.get_num_threads()) == before
+    after = [getattr(_backend, each) for each in SWAPPED], torch.get_num_threads()
+    assert after == before
 
 
 def test_both_backends_are_timed_in_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = importlib.import_module("benchmarks.cases")
     from pyparallel import _backend
 
-    used: list[str] = []
-    monkeypatch.setattr(_backend, "pad_copy", None)
-    monkeypatch.setattr(cases, "_NATIVE", lambda: used.append("native"))
-    monkeypatch.setattr(cases._reference, "pad_copy", lambda: used.append("python"))
+    for each in SWAPPED:
+        monkeypatch.setattr(_backend, each, None)
+        monkeypatch.setitem(cases.AS_LOADED, each, "native")
+    for each in SWAPPED[1:]:
+        monkeypatch.setitem(cases.IN_PYTHON, each, "python")
     for _ in range(2):  # the first case leaves its last backend behind
-        native, python = cases.ours(lambda: _backend.pad_copy())
-        python.call()
-        native.call()
-        python.call()
-    assert used == ["python", "native", "python"] * 2
+        native, python = cases.ours(lambda: {getattr(_backend, x) for x in SWAPPED})
+        assert [python.call(), native.call(), python.call()] == [
+            {"python"},
+            {"native"},
+            {"python"},
+        ]
