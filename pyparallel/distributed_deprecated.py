@@ -89,8 +89,9 @@ class MMDistributedDataParallel(nn.Module):
     def _opened(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
         """Open the arguments where the model is."""
         first = next(chain(self.module.parameters(), self.module.buffers()), None)
-        on_host = first is None or first.device.type == "cpu"
-        target = -1 if on_host else first.device  # type: ignore[union-attr]
+        target: Any = -1
+        if first is not None and first.device.type != "cpu":
+            target = first.device
         return first_arguments(self.scatter(inputs, kwargs, [target]))
 
 
