@@ -110,13 +110,29 @@ void run(Job* job) {
   job->run();
 }
 
-void pad_copy(py::handle dst, py::handle samples, py::handle fills) {
+std::vector<c10::DimVector> to_starts(py::handle starts) {
+  const py::tuple rows =
+      to_items(starts, {"pad_copy", "starts"}, "a sequence of sequences of ints");
+  std::vector<c10::DimVector> made;
+  made.reserve(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Where where{"pad_copy", "starts", static_cast<int64_t>(i)};
+    made.push_back(to_ints<c10::DimVector>(item(rows, i), where));
+  }
+  return made;
+}
+
+void pad_copy(py::handle dst, py::handle samples, py::handle fills, py::handle starts,
+              py::handle mask) {
   const at::Tensor& to = to_tensor(dst, {"pad_copy", "dst"});
   const Tensors from(samples, "pad_copy", "samples");
   if (!PyBytes_Check(fills.ptr())) wrong_type("pad_copy: fills", "bytes", fills);
   const std::string_view bytes(PyBytes_AS_STRING(fills.ptr()),
                                static_cast<size_t>(PyBytes_GET_SIZE(fills.ptr())));
-  ops::PadCopyJob job(to, from.refs, bytes);
+  ops::PadPlaces places;
+  if (!starts.is_none()) places.starts = to_starts(starts);
+  if (!mask.is_none()) places.mask = &to_tensor(mask, {"pad_copy", "mask"});
+  ops::PadCopyJob job(to, from.refs, bytes, places);
   run(&job);
 }
 
@@ -222,7 +238,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::register_local_exception_translator(&pp::translate);
   module.doc() = "Native kernels of pyparallel; the contract is in _C.pyi.";
   module.def("pad_copy", &pp::pad_copy, py::arg("dst"), py::arg("samples"),
-             py::arg("fills"));
+             py::arg("fills"), py::arg("starts") = py::none(),
+             py::arg("mask") = py::none());
   module.def("stack_equal", &pp::stack_equal, py::arg("samples"));
   module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("offsets"));
   module.def("views", &pp::views, py::arg("slab"), py::arg("offsets"),

@@ -2,119 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from backends import both, native, needs_native
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pyparallel._backend import _reference
+from raw_bytes import (
+    DTYPES,
+    LAYOUTS,
+    bytes_of,
+    lay_out,
+    padded,
+    poisoned,
+    random_items,
+    to_tensor,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
-try:
-    _native: ModuleType | None = importlib.import_module("pyparallel._backend._C")
-    _absent = ""
-except ImportError as error:
-    _native, _absent = None, f"pyparallel._backend._C cannot be imported: {error}"
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
-needs_native = pytest.mark.skipif(_native is None, reason=_absent)
-BACKENDS = [
-    pytest.param(_reference, id="reference"),
-    pytest.param(_native, id="native", marks=needs_native),
-]
-both = pytest.mark.parametrize("backend", BACKENDS)
-DTYPES = [
-    getattr(torch, name)
-    for name in (
-        "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 "
-        "float32 float64 complex32 complex64 complex128 float8_e4m3fn float8_e5m2 "
-        "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
-    ).split()
-    if hasattr(torch, name)
-]
-LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "channels_last", "offset")
-
-
-# ---------------------------------------------------------------- bytes and tensors
-
-
-def random_items(rng, shape, dtype):
-    """Random bytes of shape (*shape, itemsize); a bool is 0 or 1."""
-    high = 2 if dtype == torch.bool else 256
-    size = (*shape, dtype.itemsize)
-    return rng.integers(0, high, size=size, dtype=np.uint8)
-
-
-def to_tensor(items, dtype):
-    """A contiguous tensor of these items."""
-    shape = items.shape[:-1]
-    flat = torch.from_numpy(np.ascontiguousarray(items).reshape(-1).copy())
-    if flat.numel() == 0:
-        return torch.empty(shape, dtype=dtype)
-    return flat.view(dtype).reshape(shape)
-
-
-def lay_out(rng, items, dtype, layout):
-    """A tensor with this layout, and its items (``expanded`` changes them)."""
-    ndim = items.ndim - 1
-    if layout == "transposed":
-        order = tuple(reversed(range(ndim)))
-        return to_tensor(items.transpose(*order, ndim), dtype).permute(order), items
-    if layout == "strided" and ndim:
-        wide = random_items(rng, (*items.shape[:-2], items.shape[-2] * 2), dtype)
-        wide[..., ::2, :] = items
-        return to_tensor(wide, dtype)[..., ::2], items
-    if layout == "expanded" and ndim and items.shape[0]:
-        items = np.broadcast_to(items[:1], items.shape)
-        return to_tensor(items[:1], dtype).expand(items.shape[:-1]), items
-    if layout == "channels_last" and ndim:
-        last = np.moveaxis(items, 0, ndim - 1)
-        return to_tensor(last, dtype).movedim(-1, 0), items
-    if layout == "offset":
-        numel = int(np.prod(items.shape[:-1]))
-        flat = np.concatenate(
-            [random_items(rng, (3,), dtype), items.reshape(numel, dtype.itemsize)]
-        )
-        return to_tensor(flat, dtype)[3:].reshape(items.shape[:-1]), items
-    return to_tensor(items, dtype), items
-
-
-def bytes_of(tensor):
-    if tensor.numel() == 0:
-        return b""
-    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
-def poisoned(shape, dtype):
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    if nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
-    flat = torch.full((nbytes,), 0xEE, dtype=torch.uint8)
-    return flat.view(dtype).reshape(shape)
-
-
-def padded(target, items, fills, itemsize):
-    """The oracle: the bytes of a padded batch."""
-    if len(fills) == itemsize:
-        fills = fills * len(items)
-    out = b""
-    for index, sample in enumerate(items):
-        fill = fills[index * itemsize : (index + 1) * itemsize]
-        row = np.empty((*target, itemsize), dtype=np.uint8)
-        row[...] = np.frombuffer(fill, dtype=np.uint8)
-        row[tuple(slice(size) for size in sample.shape[:-1])] = sample
-        out += row.tobytes()
-    return out
 
 
 # ------------------------------------------------------------------------- pad_copy
@@ -322,7 +236,7 @@ def test_large_copies_release_the_gil():
     def copy():
         dst = torch.empty(4, 8_000_003)
         begin = time.perf_counter()
-        _native.pad_copy(dst, samples, bytes(4))
+        native.pad_copy(dst, samples, bytes(4))
         spans.call = time.perf_counter() - begin
 
     for _ in range(5):  # a busy machine may stall us for reasons of its own
@@ -356,7 +270,7 @@ def test_samples_that_another_thread_sets_are_copied_whole():
     try:
         for _ in range(200):
             dst = torch.empty(8, 300, 401)
-            _native.pad_copy(dst, samples, bytes(4))
+            native.pad_copy(dst, samples, bytes(4))
             for row in dst:
                 assert row[0, 0] in (1, 2) and row[:, :400].eq(row[0, 0]).all()
     finally:
@@ -366,8 +280,8 @@ def test_samples_that_another_thread_sets_are_copied_whole():
 
 @needs_native
 def test_build_info_and_devices():
-    info = _native.build_info()
+    info = native.build_info()
     keys = {"torch", "cuda", "compiler", "cxx_standard", "archs", "version"}
     assert set(info) == keys and all(isinstance(each, str) for each in info.values())
-    assert _native.devices()[0] == "cpu"
-    assert ("cuda" in _native.devices()) == bool(info["cuda"])
+    assert native.devices()[0] == "cpu"
+    assert ("cuda" in native.devices()) == bool(info["cuda"])

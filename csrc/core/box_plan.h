@@ -6,6 +6,7 @@
 // frame; the places of any further outer dimension become boxes of their own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -20,13 +21,15 @@ struct PadSource {
   Fill fill;
 };
 
-// Shapes that the caller has checked: every size is at most its target, and the bytes
-// of sources.size() targets fit 64 bits.
+// Shapes that the caller has checked: no start is negative, every start and size
+// together are at most their target, and the bytes of sources.size() targets fit 64
+// bits.
 struct PadShapes {
-  int64_t itemsize;
+  int64_t itemsize = 1;
   std::vector<int64_t> target;
   std::vector<int64_t> sizes;  // sources.size() rows of target.size()
   std::vector<PadSource> sources;
+  std::vector<int64_t> starts;  // as sizes, or empty: all 0
 };
 
 // `item` holds the itemsize bytes of one fill value.
@@ -80,6 +83,7 @@ class BoxPlan {
     merged_ = merge_dims(shapes);
     choose_frame();
     boxes_.reserve(shapes.sources.size());
+    if (!shapes.starts.empty()) starts_.reserve(shapes.sources.size());
     for (size_t i = 0; i < shapes.sources.size(); ++i) add_boxes(i);
   }
 
@@ -87,7 +91,8 @@ class BoxPlan {
 
   // Valid while this plan lives.
   BoxTable table() const {
-    return {dst_, boxes_.data(), static_cast<int64_t>(boxes_.size()), frame_};
+    return {dst_, boxes_.data(), starts_.empty() ? nullptr : starts_.data(),
+            static_cast<int64_t>(boxes_.size()), frame_};
   }
 
  private:
@@ -112,6 +117,21 @@ class BoxPlan {
     return shapes_.sizes[sample * shapes_.target.size() + merged.first] * merged.inner;
   }
 
+  // What starts behind 0 is padded, so the dimensions merged into `dim` start at 0.
+  int64_t start_of(size_t sample, size_t dim) const {
+    if (shapes_.starts.empty()) return 0;
+    const MergedDim& merged = merged_[dim];
+    return shapes_.starts[sample * shapes_.target.size() + merged.first] * merged.inner;
+  }
+
+  Start inner_start(size_t sample) const {
+    const size_t num = merged_.size();
+    const auto start = [&](size_t from_right) {
+      return num - num_outer_ >= from_right ? start_of(sample, num - from_right) : 0;
+    };
+    return {start(3), start(2), start(1) * shapes_.itemsize};
+  }
+
   Box inner_box(size_t sample) const {
     const size_t num = merged_.size();
     const auto size = [&](size_t from_right) {
@@ -123,12 +143,17 @@ class BoxPlan {
 
   void add_boxes(size_t sample) {
     const Box box = inner_box(sample);
+    const Start start = inner_start(sample);
     const int64_t nbytes = frame_.planes * box.depth * box.height * box.width;
     std::vector<int64_t> place(num_outer_, 0);
     int64_t next_src = 0;
     do {
       bool inside = nbytes > 0;
-      for (size_t d = 0; d < num_outer_; ++d) inside &= place[d] < size_of(sample, d);
+      for (size_t d = 0; d < num_outer_; ++d) {
+        const int64_t at = place[d] - start_of(sample, d);
+        inside &= at >= 0 && at < size_of(sample, d);
+      }
+      if (!shapes_.starts.empty()) starts_.push_back(start);
       if (inside) {
         boxes_.push_back(box);
         boxes_.back().src = box.src + next_src;
@@ -154,7 +179,31 @@ class BoxPlan {
   size_t num_outer_ = 0;
   Frame frame_{1, 1, 1, 1, 1, 1};
   std::vector<Box> boxes_;
+  std::vector<Start> starts_;
 };
+
+// Shapes of a mask over the last `num_dims` dimensions of `shapes`: one byte for each
+// element, 0 where a sample has none. Its boxes point into the mask, and are not read.
+inline PadShapes mask_shapes(const PadShapes& shapes, uint8_t* mask, size_t num_dims) {
+  const size_t ndim = shapes.target.size();
+  const size_t skipped = ndim - num_dims;
+  const auto last = [&](const std::vector<int64_t>& rows) {
+    std::vector<int64_t> kept;
+    for (size_t at = 0; at < rows.size(); at += ndim) {
+      const auto row = rows.begin() + static_cast<std::ptrdiff_t>(at);
+      kept.insert(kept.end(), row + static_cast<std::ptrdiff_t>(skipped),
+                  row + static_cast<std::ptrdiff_t>(ndim));
+    }
+    return kept;
+  };
+  PadShapes made{1, last(shapes.target), last(shapes.sizes), {}, last(shapes.starts)};
+  int64_t row = 1;
+  for (int64_t size : made.target) row *= size;
+  for (size_t i = 0; i < shapes.sources.size(); ++i) {
+    made.sources.push_back({mask + static_cast<int64_t>(i) * row, Fill{0, 0}});
+  }
+  return made;
+}
 
 // Cuts rows wider than `limit`, a positive multiple of 16, into pieces of `limit`
 // bytes.
@@ -164,13 +213,14 @@ inline void cut_rows(Frame* frame, int64_t limit) {
   frame->piece_width = limit;
 }
 
-// The largest word of at most 16 bytes that divides every address and width.
+// The largest word of at most 16 bytes that divides every address, width and start.
 inline int common_word(const BoxTable& table) {
   uint64_t bits = 16 | reinterpret_cast<uintptr_t>(table.dst) |
                   static_cast<uint64_t>(table.frame.width);
   for (int64_t i = 0; i < table.num_boxes; ++i) {
     const Box& box = table.boxes[i];
     bits |= reinterpret_cast<uintptr_t>(box.src) | static_cast<uint64_t>(box.width);
+    if (table.starts != nullptr) bits |= static_cast<uint64_t>(table.starts[i].x);
   }
   return static_cast<int>(bits & (~bits + 1));
 }

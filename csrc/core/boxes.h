@@ -2,7 +2,7 @@
 //
 // A destination is a pile of equal frames of planes x depth x height rows; a row has
 // `width` bytes. Each frame takes one box, a source that is smaller in depth, height
-// and width and sits in the low corner of every plane; what it leaves is filled.
+// and width and lies at the same place of every plane; what it leaves is filled.
 //
 // Wide rows are cut into pieces so that few of them still feed many workers. Workers
 // count pieces: number n is piece n % pieces of row n / pieces.
@@ -30,6 +30,13 @@ struct Box {
   Fill fill;
 };
 
+// The first slice, row and byte of a plane that a box covers. The byte is a whole item.
+struct Start {
+  int64_t z;
+  int64_t y;
+  int64_t x;
+};
+
 struct Frame {
   int64_t planes;
   int64_t depth;
@@ -39,10 +46,13 @@ struct Frame {
   int64_t piece_width;  // bytes; a multiple of 16 unless pieces == 1
 };
 
-// Owns nothing. All positive: num_boxes and every field of frame.
+// Owns nothing. Every field of frame is positive; without boxes there is nothing to do.
+// `starts` is null when every box lies in the low corner of its planes; else there is
+// one for each box.
 struct BoxTable {
   uint8_t* dst;
   const Box* boxes;
+  const Start* starts;
   int64_t num_boxes;
   Frame frame;
 };
@@ -64,25 +74,33 @@ PP_HOST_DEVICE Division divide_row(int64_t n, int64_t d) {
 }
 
 PP_HOST_DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+PP_HOST_DEVICE int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
 
 PP_HOST_DEVICE int64_t num_rows(const BoxTable& table) {
   const Frame& frame = table.frame;
   return table.num_boxes * frame.planes * frame.depth * frame.height;
 }
 
+PP_HOST_DEVICE int64_t num_bytes(const BoxTable& table) {
+  return num_rows(table) * table.frame.width;
+}
+
 PP_HOST_DEVICE int64_t num_pieces(const BoxTable& table) {
   return num_rows(table) * table.frame.pieces;
 }
 
-// Where one piece of a row goes and comes from: `copied` bytes from src, then fill up
-// to nbytes. `y` is the row's place in its plane. Pieces start on multiples of 16.
+// Where one piece of a row goes and comes from: `lead` bytes of fill, `copied` bytes
+// from src, then fill up to nbytes. Pieces start on multiples of 16. The box covers the
+// rows [0, box->height) of its plane, counted as `y` is: below 0 lies fill.
 struct RowSpan {
   const Box* box;
   const uint8_t* src;
   int64_t offset;
   int64_t nbytes;
+  int64_t lead;
   int64_t copied;
   int64_t y;
+  int64_t rows_left;  // of the plane, with this one
 };
 
 PP_HOST_DEVICE RowSpan row_span(const BoxTable& table, int64_t piece) {
@@ -92,17 +110,27 @@ PP_HOST_DEVICE RowSpan row_span(const BoxTable& table, int64_t piece) {
   const Division z = divide_row(y.quotient, frame.depth);
   const Division plane = divide_row(z.quotient, frame.planes);
   const Box& box = table.boxes[plane.quotient];
+  Start start{0, 0, 0};
+  if (table.starts != nullptr) start = table.starts[plane.quotient];
   const int64_t first = row.remainder * frame.piece_width;
   RowSpan span{&box,
                nullptr,
                row.quotient * frame.width + first,
                lesser(frame.width - first, frame.piece_width),
                0,
-               y.remainder};
-  if (z.remainder < box.depth && y.remainder < box.height && first < box.width) {
-    const int64_t slice = plane.remainder * box.depth + z.remainder;
-    span.src = box.src + (slice * box.height + y.remainder) * box.width + first;
-    span.copied = lesser(box.width - first, span.nbytes);
+               0,
+               y.remainder - start.y,
+               frame.height - y.remainder};
+  const int64_t begin = greater(start.x - first, 0);
+  const int64_t end = lesser(start.x + box.width - first, span.nbytes);
+  const int64_t slice = z.remainder - start.z;
+  if (slice >= 0 && slice < box.depth && span.y >= 0 && span.y < box.height &&
+      begin < end) {
+    const int64_t source_row =
+        (plane.remainder * box.depth + slice) * box.height + span.y;
+    span.src = box.src + source_row * box.width + (first + begin - start.x);
+    span.lead = begin;
+    span.copied = end - begin;
   }
   return span;
 }

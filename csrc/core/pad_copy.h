@@ -1,5 +1,5 @@
 // The body of pad-copy: every byte of the destination is written once, either with a
-// source byte or with the fill.
+// source byte or with the fill. What writes the bytes is a mover.
 #pragma once
 
 #include <cstdint>
@@ -40,21 +40,54 @@ PP_HOST_DEVICE void fill_bytes(uint8_t* dst, int64_t nbytes, const Fill& fill) {
   memcpy(dst + done, &fill, static_cast<size_t>(nbytes - done));
 }
 
+// A mover writes bytes for a lone lane, and says what word lanes write for a word of
+// the source. finish() is called once by every worker, after its last byte: what it
+// wrote is then there for whoever learns that the worker is done.
+
+// By the C library, through the caches.
+struct CachedMover {
+  PP_HOST_DEVICE static void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) {
+    memcpy(to, from, static_cast<size_t>(nbytes));
+  }
+  PP_HOST_DEVICE static void fill(uint8_t* to, int64_t nbytes, const Fill& fill) {
+    fill_bytes(to, nbytes, fill);
+  }
+  template <typename Word>
+  PP_HOST_DEVICE static Word read(const Word* from) {
+    return *from;
+  }
+  PP_HOST_DEVICE static void finish() {}
+};
+
+// Marks with ones where there is data, and reads none of it: makes a mask.
+struct MarkMover : CachedMover {
+  PP_HOST_DEVICE static void copy(uint8_t* to, const uint8_t*, int64_t nbytes) {
+    memset(to, 1, static_cast<size_t>(nbytes));
+  }
+  template <typename Word>
+  PP_HOST_DEVICE static Word read(const Word*) {
+    constexpr uint64_t kOnes = ~0ull / 255;
+    return fill_word<Word>(Fill{kOnes, kOnes}, 0);
+  }
+};
+
 // Word: an unsigned integer of 1, 2, 4 or 8 bytes, or Word16. Where lanes share a row,
-// its size must divide the addresses of dst and of every source, and the widths of the
-// frame and of every box (`common_word`); a lone lane needs no alignment.
-template <typename Word>
+// its size must divide the addresses of dst and of every source, the widths of the
+// frame and of every box, and where boxes start in a row (`common_word`); a lone lane
+// needs no alignment.
+template <typename Word, typename Mover = CachedMover>
 struct PadCopy {
   BoxTable table;
 
   PP_HOST_DEVICE void operator()(Rows rows, Lane lane) const {
     if (lane.count == 1 && rows.step == 1) {
       copy_runs(rows);
-      return;
+    } else {
+      for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
+        copy_words(row_span(table, n), lane);
+      }
     }
-    for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
-      copy_words(row_span(table, n), lane);
-    }
+    Mover::finish();
   }
 
  private:
@@ -64,42 +97,56 @@ struct PadCopy {
     Word* dst = reinterpret_cast<Word*>(table.dst + span.offset);
     const Word* src = reinterpret_cast<const Word*>(span.src);
     const Fill fill = span.box->fill;
+    const int64_t lead = span.lead / kSize;
+    const int64_t end = lead + span.copied / kSize;
     int64_t word = lane.index;
-    for (; word < span.copied / kSize; word += lane.count) dst[word] = src[word];
+    for (; word < lead; word += lane.count) dst[word] = fill_word<Word>(fill, word);
+    for (; word < end; word += lane.count) dst[word] = Mover::read(src + word - lead);
     for (; word < span.nbytes / kSize; word += lane.count) {
       dst[word] = fill_word<Word>(fill, word);
     }
   }
 
-  // Rows of one plane lie side by side, so one division serves them all, and rows that
-  // need no fill, or nothing but fill, are written together.
+  // Rows of one plane lie side by side, so one division serves those above a box, and
+  // one those from its first row on.
   PP_HOST_DEVICE void copy_runs(Rows rows) const {
     const int64_t pieces = table.frame.pieces;
     for (int64_t n = rows.begin; n < rows.end;) {
       const RowSpan span = row_span(table, n);
       int64_t num_rows = 1;
-      if (pieces == 1) num_rows = lesser(rows.end - n, table.frame.height - span.y);
+      if (pieces == 1) {
+        num_rows = lesser(rows.end - n, span.y < 0 ? -span.y : span.rows_left);
+      }
       copy_run(span, num_rows);
       n += num_rows;
     }
   }
 
+  // What fill stands between the bytes of one row and those of the next is written
+  // together, and so are rows that need none.
   PP_HOST_DEVICE void copy_run(const RowSpan& span, int64_t num_rows) const {
-    uint8_t* dst = table.dst + span.offset;
+    uint8_t* to = table.dst + span.offset;
+    const uint8_t* end = to + num_rows * span.nbytes;
     const Fill& fill = span.box->fill;
     int64_t num_copied = 0;
     if (span.copied > 0) num_copied = lesser(num_rows, span.box->height - span.y);
     if (num_copied > 0 && span.copied == span.nbytes) {
-      memcpy(dst, span.src, static_cast<size_t>(num_copied * span.nbytes));
-    } else {
+      Mover::copy(to, span.src, num_copied * span.nbytes);
+      to += num_copied * span.nbytes;
+    } else if (num_copied > 0) {
+      const int64_t between = span.nbytes - span.copied;
+      if (span.lead > 0) Mover::fill(to, span.lead, fill);
+      to += span.lead;
       for (int64_t row = 0; row < num_copied; ++row) {
-        uint8_t* to = dst + row * span.nbytes;
-        memcpy(to, span.src + row * span.copied, static_cast<size_t>(span.copied));
-        fill_bytes(to + span.copied, span.nbytes - span.copied, fill);
+        if (row > 0) {
+          Mover::fill(to, between, fill);
+          to += between;
+        }
+        Mover::copy(to, span.src + row * span.copied, span.copied);
+        to += span.copied;
       }
     }
-    const int64_t first_filled = num_copied * span.nbytes;
-    fill_bytes(dst + first_filled, num_rows * span.nbytes - first_filled, fill);
+    if (to < end) Mover::fill(to, end - to, fill);
   }
 };
 

@@ -27,7 +27,9 @@ class SerialWhenForked {
   int num_threads_ = 0;
 };
 
-void pad_copy_glue(const BoxTable& table, c10::Device) { pad_copy(table); }
+void pad_copy_glue(const BoxTable& table, const BoxTable& mask, c10::Device) {
+  pad_copy(table, mask);
+}
 
 at::Tensor contiguous_glue(const at::Tensor& strided) {
   const SerialWhenForked serial;

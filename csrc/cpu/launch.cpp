@@ -16,13 +16,19 @@ constexpr Lane kAlone{0, 1};
 
 }  // namespace
 
-void pad_copy(BoxTable table) {
-  const int64_t workers = num_workers(num_rows(table) * table.frame.width);
-  if (workers > 1) cut_rows(&table.frame, kPieceBytes);
+void pad_copy(BoxTable table, BoxTable mask) {
+  const int64_t workers = num_workers(num_bytes(table) + num_bytes(mask));
+  if (workers > 1) {
+    cut_rows(&table.frame, kPieceBytes);
+    cut_rows(&mask.frame, kPieceBytes);
+  }
   const PadCopy<uint8_t> body{table};
+  const PadCopy<uint8_t, MarkMover> mark{mask};
   const int64_t pieces = num_pieces(table);
+  const int64_t mask_pieces = num_pieces(mask);
   parallel_for(workers, [&](int64_t worker) {
     body(partition(pieces, workers, worker), kAlone);
+    mark(partition(mask_pieces, workers, worker), kAlone);
   });
 }
 

@@ -6,7 +6,8 @@
 
 namespace pyparallel::cpu {
 
-void pad_copy(BoxTable table);
+// `mask` marks where there is data; without boxes, none is made.
+void pad_copy(BoxTable table, BoxTable mask);
 
 // Chooses body.piece itself.
 void pack(Pack body);

@@ -16,7 +16,8 @@ namespace pyparallel::ops {
 // Functions may queue work on the device's current stream. They must be done with the
 // tables they were given, though not with dst and the sources, when they return.
 struct Backend {
-  void (*pad_copy)(const BoxTable& table, c10::Device device);
+  // `mask` marks where `table` has data; without boxes, none is made.
+  void (*pad_copy)(const BoxTable& table, const BoxTable& mask, c10::Device device);
   at::Tensor (*contiguous)(const at::Tensor& strided);
   void (*pack)(const Pack& body);  // null unless the device's memory is the host's
 };

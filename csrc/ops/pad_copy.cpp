@@ -2,12 +2,11 @@
 
 #include <c10/util/Exception.h>
 
-#include "core/box_plan.h"
-
 namespace pyparallel::ops {
 namespace {
 
 constexpr Where kDst{"pad_copy", "dst"};
+constexpr Where kMask{"pad_copy", "mask"};
 
 c10::IntArrayRef target_of(const Snapshot& dst) {
   return c10::IntArrayRef(dst.sizes).slice(1);
@@ -37,10 +36,41 @@ void check_dst(const Snapshot& dst, size_t num_samples, size_t fill_nbytes) {
   check_storage(dst, kDst);
 }
 
+// A start is compared without adding to it: it may be any number.
+void check_start(const c10::DimVector& start, const Snapshot& sample,
+                 c10::IntArrayRef target, int64_t index) {
+  const Where where{"pad_copy", "starts", index};
+  TORCH_CHECK_VALUE(start.size() == target.size(), where, " must have ", target.size(),
+                    " entries, one for each dimension of a row of dst, but has ",
+                    start.size(), ".");
+  for (size_t d = 0; d < target.size(); ++d) {
+    TORCH_CHECK_VALUE(start[d] >= 0, where, " must have no negative entry, but is ",
+                      Tuple{start}, ".");
+  }
+  for (size_t d = 0; d < target.size(); ++d) {
+    TORCH_CHECK_VALUE(start[d] <= target[d] - sample.sizes[d], where,
+                      " must leave room for shape ", Tuple{sample.sizes}, " in shape ",
+                      Tuple{target}, ", but is ", Tuple{start}, ".");
+  }
+}
+
+// Whether `mask` has the first dimension of dst and one or more of its last ones.
+bool mask_fits(c10::IntArrayRef mask, c10::IntArrayRef dst) {
+  if (mask.size() < 2 || mask.size() > dst.size() || mask[0] != dst[0]) return false;
+  return mask.slice(1) == dst.slice(dst.size() - mask.size() + 1);
+}
+
+void check_mask_apart(const Snapshot& mask, const Snapshot& other, const Where& where) {
+  TORCH_CHECK_VALUE(!overlap(other, mask), kMask, " must not share memory with ",
+                    where.argument,
+                    where.index < 0 ? "" : c10::str("[", where.index, "]"),
+                    ", but overlaps it. Give it memory of its own.");
+}
+
 }  // namespace
 
 PadCopyJob::PadCopyJob(const at::Tensor& dst, TensorRefs samples,
-                       std::string_view fills)
+                       std::string_view fills, const PadPlaces& places)
     : fills_(fills) {
   take_snapshot(dst, kDst, &dst_);
   backend_ = backend_of(dst_);
@@ -49,6 +79,8 @@ PadCopyJob::PadCopyJob(const at::Tensor& dst, TensorRefs samples,
   for (size_t i = 0; i < samples.size(); ++i) {
     add_sample(*samples[i], static_cast<int64_t>(i));
   }
+  if (places.starts) add_starts(*places.starts);
+  if (places.mask != nullptr) add_mask(*places.mask);
 }
 
 void PadCopyJob::add_sample(const at::Tensor& tensor, int64_t index) {
@@ -73,11 +105,42 @@ void PadCopyJob::add_sample(const at::Tensor& tensor, int64_t index) {
   if (sample.contiguous) check_apart(sample, dst_, where);
 }
 
-void PadCopyJob::run() {
-  if (dst_.nbytes == 0) return;
+void PadCopyJob::add_starts(const std::vector<c10::DimVector>& starts) {
+  TORCH_CHECK_VALUE(starts.size() == samples_.size(), "pad_copy: starts must have ",
+                    samples_.size(), " entries, one for each sample, but has ",
+                    starts.size(), ".");
+  for (size_t i = 0; i < starts.size(); ++i) {
+    check_start(starts[i], samples_[i], target_of(dst_), static_cast<int64_t>(i));
+    starts_.insert(starts_.end(), starts[i].begin(), starts[i].end());
+  }
+}
+
+void PadCopyJob::add_mask(const at::Tensor& mask) {
+  take_snapshot(mask, kMask, &mask_);
+  TORCH_CHECK_TYPE(mask_.dtype == c10::kBool, kMask,
+                   " must have dtype torch.bool, but has ", dtype_name(mask_.dtype),
+                   ".");
+  TORCH_CHECK_VALUE(mask_.device == dst_.device, kMask,
+                    " must be on the device of dst, ", dst_.device.str(),
+                    ", but is on ", mask_.device.str(), ".");
+  TORCH_CHECK_VALUE(mask_fits(mask_.sizes, dst_.sizes), kMask,
+                    " must have the first and one or more of the last dimensions of "
+                    "dst, ",
+                    Tuple{dst_.sizes}, ", but has shape ", Tuple{mask_.sizes}, ".");
+  TORCH_CHECK_VALUE(mask_.contiguous, kMask, " must be contiguous, but has strides ",
+                    Tuple{mask_.strides}, " for shape ", Tuple{mask_.sizes}, ".");
+  check_storage(mask_, kMask);
+  check_mask_apart(mask_, dst_, kDst);
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    const Where where{"pad_copy", "samples", static_cast<int64_t>(i)};
+    if (samples_[i].contiguous) check_mask_apart(mask_, samples_[i], where);
+  }
+}
+
+PadShapes PadCopyJob::collect_shapes() {
   const c10::IntArrayRef target = target_of(dst_);
   const int64_t itemsize = dst_.itemsize;
-  PadShapes shapes{itemsize, target.vec(), {}, {}};
+  PadShapes shapes{itemsize, target.vec(), {}, {}, std::move(starts_)};
   shapes.sizes.reserve(samples_.size() * target.size());
   shapes.sources.reserve(samples_.size());
   const char* fill = fills_.data();
@@ -88,8 +151,19 @@ void PadCopyJob::run() {
         {contiguous_bytes(&sample, *backend_), repeat_fill(fill, itemsize)});
     if (!one_fill) fill += itemsize;
   }
+  return shapes;
+}
+
+void PadCopyJob::run() {
+  if (nbytes() == 0) return;
+  const PadShapes shapes = collect_shapes();
   const BoxPlan plan(dst_.mutable_data(), shapes);
-  backend_->pad_copy(plan.table(), dst_.device);
+  PadShapes masked;
+  if (mask_.nbytes > 0) {
+    masked = mask_shapes(shapes, mask_.mutable_data(), mask_.sizes.size() - 1);
+  }
+  const BoxPlan mask_plan(mask_.mutable_data(), masked);
+  backend_->pad_copy(plan.table(), mask_plan.table(), dst_.device);
 }
 
 }  // namespace pyparallel::ops

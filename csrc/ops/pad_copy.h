@@ -1,27 +1,38 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/DimVector.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/box_plan.h"
 #include "ops/backend.h"
 #include "ops/snapshot.h"
 
 namespace pyparallel::ops {
 
-// Copies sample i into the low corner of dst[i] and fills the rest of dst[i] with a bit
+// Where samples lie in the rows of dst, and where to mark it.
+struct PadPlaces {
+  // For each sample one start per dimension of a row; none: all 0.
+  std::optional<std::vector<c10::DimVector>> starts;
+  const at::Tensor* mask = nullptr;  // may be null
+};
+
+// Copies sample i into its place in dst[i] and fills the rest of dst[i] with a bit
 // pattern. Constructing checks everything and needs the GIL; run() needs no lock, may
 // be called once, and touches only what the constructor saw (Note: [read once]).
 class PadCopyJob {
  public:
   // `fills` holds one item of dst's item size, or one for each sample.
-  PadCopyJob(const at::Tensor& dst, TensorRefs samples, std::string_view fills);
+  PadCopyJob(const at::Tensor& dst, TensorRefs samples, std::string_view fills,
+             const PadPlaces& places = {});
 
   // Bytes that run() writes.
-  int64_t nbytes() const { return dst_.nbytes; }
+  int64_t nbytes() const { return dst_.nbytes + mask_.nbytes; }
 
   // On a GPU this queues the copy on the current stream: the samples must not be
   // written by another stream before it is done.
@@ -29,10 +40,15 @@ class PadCopyJob {
 
  private:
   void add_sample(const at::Tensor& sample, int64_t index);
+  void add_starts(const std::vector<c10::DimVector>& starts);
+  void add_mask(const at::Tensor& mask);
+  PadShapes collect_shapes();
 
   Snapshot dst_;
+  Snapshot mask_;  // without a storage when no mask is wanted
   const Backend* backend_ = nullptr;
   std::vector<Snapshot> samples_;
+  std::vector<int64_t> starts_;  // one row for each sample, or empty
   std::string fills_;
 };
 

@@ -121,14 +121,17 @@ void check_storage(const Snapshot& snapshot, const Where& where) {
                     held, " are left. Copy it before its storage is released.");
 }
 
-void check_apart(const Snapshot& source, const Snapshot& dst, const Where& where) {
-  if (source.nbytes == 0 || dst.nbytes == 0) return;
+bool overlap(const Snapshot& source, const Snapshot& dst) {
+  if (source.nbytes == 0 || dst.nbytes == 0) return false;
   const auto source_begin = reinterpret_cast<uintptr_t>(source.data());
   const auto dst_begin = reinterpret_cast<uintptr_t>(dst.mutable_data());
-  const bool apart = source_begin >= dst_begin + static_cast<uint64_t>(dst.nbytes) ||
-                     dst_begin >= source_begin + static_cast<uint64_t>(source.nbytes);
+  return source_begin < dst_begin + static_cast<uint64_t>(dst.nbytes) &&
+         dst_begin < source_begin + static_cast<uint64_t>(source.nbytes);
+}
+
+void check_apart(const Snapshot& source, const Snapshot& dst, const Where& where) {
   TORCH_CHECK_VALUE(
-      apart, where,
+      !overlap(source, dst), where,
       " must not share memory with dst, but overlaps it. Clone it first.");
 }
 

@@ -52,6 +52,10 @@ void take_snapshot(const at::Tensor& tensor, const Where& where, Snapshot* snaps
 // ValueError unless all elements lie within the storage.
 void check_storage(const Snapshot& snapshot, const Where& where);
 
+// Whether the bytes of two contiguous snapshots overlap. `dst` will be written: if its
+// storage is a lazy clone, it gets its own memory first.
+bool overlap(const Snapshot& source, const Snapshot& dst);
+
 // ValueError when the bytes of `source` and `dst` overlap; both contiguous.
 void check_apart(const Snapshot& source, const Snapshot& dst, const Where& where);
 

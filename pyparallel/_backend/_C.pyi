@@ -14,18 +14,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-def pad_copy(dst: Tensor, samples: Sequence[Tensor], fills: bytes) -> None:
-    """Write samples into the low corners of ``dst`` and fill the rest.
+def pad_copy(
+    dst: Tensor,
+    samples: Sequence[Tensor],
+    fills: bytes,
+    starts: Sequence[Sequence[int]] | None = None,
+    mask: Tensor | None = None,
+) -> None:
+    """Write samples into their places in ``dst`` and fill the rest.
 
-    Every byte of ``dst`` is written exactly once. Bits are copied, whatever the dtype.
-    Copies above 64 KiB release the GIL; other threads may meanwhile call ``set_`` on
-    the samples, but not shrink their storages in place.
+    The native one writes every byte of ``dst`` and of ``mask`` exactly once. Bits are
+    copied, whatever the dtype. Copies above 64 KiB release the GIL; other threads may
+    meanwhile call ``set_`` on the samples, but not shrink their storages in place.
 
     Args:
         dst: contiguous, ``(n, *target)``.
         samples: n tensors with the dtype and device of ``dst``, each of at most shape
             ``target`` in as many dimensions. Any strides; none may overlap ``dst``.
         fills: the bytes of one item, or of one for each sample, in native order.
+        starts: for each sample, one start per dimension of ``target``: sample i fills
+            ``dst[i][start : start + size]`` in every dimension. None: all start at 0.
+        mask: contiguous ``torch.bool`` tensor ``(n, *target[-k:])`` for some k of at
+            least 1, on the device of ``dst``; must not overlap ``dst`` or a sample. It
+            becomes True where the start and size of sample i in its last k dimensions
+            place it, whatever its size in the others, and False elsewhere.
 
     Raises:
         NotImplementedError: native only; ``dst`` is on a device not in `devices`.

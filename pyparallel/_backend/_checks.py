@@ -108,11 +108,15 @@ def check_memory(tensor: Tensor, where: _Where, dst: Tensor | None = None) -> No
         found = f"needs {needed} bytes where {held} are left"
         advice = " Copy it before its storage is released."
         raise error(where, "lie within its storage", found, advice)
-    if contiguous and dst is not None and dst.numel():
-        distance = tensor.data_ptr() - dst.data_ptr()
-        if -tensor.nbytes < distance < dst.nbytes:
-            rule = "not share memory with dst"
-            raise error(where, rule, "overlaps it", " Clone it first.")
+    if contiguous and dst is not None and overlap(tensor, dst):
+        rule = "not share memory with dst"
+        raise error(where, rule, "overlaps it", " Clone it first.")
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two contiguous tensors share bytes."""
+    distance = one.data_ptr() - other.data_ptr()
+    return bool(one.nbytes and other.nbytes) and -one.nbytes < distance < other.nbytes
 
 
 def check_dst(dst: Tensor, num_samples: int, num_fill: int) -> torch.Size:
@@ -177,6 +181,58 @@ def check_sample(dst: Tensor, target: torch.Size, sample: Tensor, index: int) ->
         rule = f"have at most shape {tuple(target)}"
         raise error(where, rule, f"has shape {tuple(shape)}")
     check_memory(sample, where, dst)
+
+
+def starts_of(values: Iterable[Any], where: str) -> list[tuple[int, ...]]:
+    rows = items(values, where, "a sequence of sequences of ints")
+    return [tuple(ints(row, f"{where}[{at}]")) for at, row in enumerate(rows)]
+
+
+def check_starts(
+    starts: list[tuple[int, ...]], samples: list[Tensor], target: torch.Size
+) -> None:
+    if len(starts) != len(samples):
+        rule = f"have {len(samples)} entries, one for each sample"
+        raise error("pad_copy: starts", rule, f"has {len(starts)}")
+    for index, (start, sample) in enumerate(zip(starts, samples, strict=True)):
+        where, shape = ("pad_copy: starts", index), sample.shape
+        if len(start) != len(target):
+            rule = f"have {len(target)} entries, one for each dimension of a row of dst"
+            raise error(where, rule, f"has {len(start)}")
+        if any(each < 0 for each in start):
+            raise error(where, "have no negative entry", f"is {start}")
+        if any(map(operator.gt, map(operator.add, start, shape), target)):
+            rule = f"leave room for shape {tuple(shape)} in shape {tuple(target)}"
+            raise error(where, rule, f"is {start}")
+
+
+def check_mask(mask: Tensor, dst: Tensor, samples: list[Tensor]) -> None:
+    where = "pad_copy: mask"
+    check_plain(mask, where)
+    shape, whole = tuple(mask.shape), tuple(dst.shape)
+    if mask.dtype is not torch.bool:
+        rule = f"must have dtype torch.bool, but has {mask.dtype}."
+        raise TypeError(f"{where} {rule}")
+    if mask.device != dst.device:
+        rule = f"be on the device of dst, {dst.device}"
+        raise error(where, rule, f"is on {mask.device}")
+    last = whole[len(whole) - len(shape) + 1 :]
+    if not 2 <= len(shape) <= len(whole) or shape != (whole[0], *last):
+        rule = f"have the first and one or more of the last dimensions of dst, {whole}"
+        raise error(where, rule, f"has shape {shape}")
+    if not mask.is_contiguous():
+        found = f"has strides {mask.stride()} for shape {shape}"
+        raise error(where, "be contiguous", found)
+    check_memory(mask, where)
+    others = [("dst", dst)]
+    others += [(f"samples[{i}]", t) for i, t in enumerate(samples) if t.is_contiguous()]
+    for other, tensor in others:
+        if overlap(tensor, mask):
+            rule, advice = (
+                f"not share memory with {other}",
+                " Give it memory of its own.",
+            )
+            raise error(where, rule, "overlaps it", advice)
 
 
 def check_slab(slab: Tensor, where: str, on_cpu: str) -> None:

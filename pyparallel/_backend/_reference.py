@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from math import prod
+from operator import mul
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from . import _checks
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Starts = Sequence[Sequence[int]]
 
 _ITEM_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Dtypes that torch copies bit by bit whatever the strides; others go as integers.
@@ -43,13 +45,27 @@ def _plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 @_plainly
-def pad_copy(dst: Tensor, samples: Sequence[Tensor], fills: bytes) -> None:
+def pad_copy(
+    dst: Tensor,
+    samples: Sequence[Tensor],
+    fills: bytes,
+    starts: Sequence[Sequence[int]] | None = None,
+    mask: Tensor | None = None,
+) -> None:
     """See ``_C.pyi``."""
     _checks.require("pad_copy: dst", Tensor, "a torch.Tensor", dst)
     tensors = _checks.tensors(samples, "pad_copy: samples")
     _checks.require("pad_copy: fills", bytes, "bytes", fills)
+    places = None if starts is None else _checks.starts_of(starts, "pad_copy: starts")
+    if mask is not None:
+        _checks.require("pad_copy: mask", Tensor, "a torch.Tensor", mask)
     target = _checks.check_dst(dst, len(tensors), len(fills))
     _checks.check_samples(dst, target, tensors)
+    if places is not None:
+        _checks.check_starts(places, tensors, target)
+    if mask is not None:
+        _checks.check_mask(mask, dst, tensors)
+        _mark(mask, tensors, places)
     if dst.numel() == 0:
         return
     source = dst
@@ -59,7 +75,7 @@ def pad_copy(dst: Tensor, samples: Sequence[Tensor], fills: bytes) -> None:
     if all(each.shape == target for each in tensors):
         torch.stack(tensors, out=source)
     else:
-        _copy_and_fill(source, tensors, fills)
+        _copy_and_fill(source, tensors, fills, places)
 
 
 def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
@@ -131,9 +147,12 @@ def views(
     return made
 
 
-def _copy_and_fill(dst: Tensor, samples: list[Tensor], fills: bytes) -> None:
+def _copy_and_fill(
+    dst: Tensor, samples: list[Tensor], fills: bytes, starts: _Starts | None
+) -> None:
     itemsize, row_numel = dst.itemsize, prod(dst.shape[1:])
     strides, first = dst.stride()[1:], dst.storage_offset()
+    origin = (0,) * len(strides)
     one_fill = len(fills) == itemsize
     whole = row_numel * itemsize <= _WHOLE_FILL_NBYTES
     # Items of 16 bytes are two integers in a last dimension.
@@ -143,23 +162,47 @@ def _copy_and_fill(dst: Tensor, samples: list[Tensor], fills: bytes) -> None:
         _fill(bits, fills)
     corners = []
     for index, sample in enumerate(samples):
+        start = origin if starts is None else starts[index]
         if not (whole and one_fill):
             at = 0 if one_fill else index * itemsize
             fill = fills[at : at + itemsize]
             if whole:
                 _fill(bits[index], fill)
             else:
-                _fill_margins(bits[index], sample.shape, fill)
-        start = first + index * row_numel
-        corners.append(dst.as_strided(sample.shape, strides, start))
+                _fill_margins(bits[index], start, sample.shape, fill)
+        at = first + index * row_numel + sum(map(mul, start, strides))
+        corners.append(dst.as_strided(sample.shape, strides, at))
     torch._foreach_copy_(corners, samples)
 
 
-def _fill_margins(row: Tensor, shape: Sequence[int], fill: bytes) -> None:
-    for dim, size in enumerate(shape):
-        if size < row.shape[dim]:
-            _fill(row.narrow(dim, size, row.shape[dim] - size), fill)
-            row = row.narrow(dim, 0, size)
+def _fill_margins(
+    row: Tensor, start: Sequence[int], shape: Sequence[int], fill: bytes
+) -> None:
+    for dim, (first, size) in enumerate(zip(start, shape, strict=True)):
+        end = first + size
+        if first > 0:
+            _fill(row.narrow(dim, 0, first), fill)
+        if end < row.shape[dim]:
+            _fill(row.narrow(dim, end, row.shape[dim] - end), fill)
+        row = row.narrow(dim, first, size)
+
+
+def _mark(mask: Tensor, samples: list[Tensor], starts: _Starts | None) -> None:
+    """Mark the samples' places: the product, over dimensions, of where each one is."""
+    if mask.numel() == 0:
+        return
+    ndim, device = mask.dim() - 1, mask.device
+    sizes = torch.tensor([each.shape[-ndim:] for each in samples], device=device)
+    first = torch.zeros_like(sizes)
+    if starts is not None:
+        first = torch.tensor([each[-ndim:] for each in starts], device=device)
+    mask.fill_(True)
+    for dim in range(ndim):
+        at = torch.arange(mask.shape[dim + 1], device=device)
+        begin, size = first[:, dim : dim + 1], sizes[:, dim : dim + 1]
+        inside = (at >= begin) & (at < begin + size)
+        others = (1,) * dim, (1,) * (ndim - dim - 1)
+        mask &= inside.view(len(samples), *others[0], -1, *others[1])
 
 
 def _fill(bits: Tensor, fill: bytes) -> None:

@@ -28,9 +28,10 @@ inline int64_t product(const int64_t* sizes, size_t count) {
   return result;
 }
 
-// Sizes of `num` samples that reach target in every dimension which `whole` allows.
+// `num` samples that are smaller than target in random dimensions, there all at the
+// start, or `placed` anywhere.
 inline Batch make_batch(Random* random, const std::vector<int64_t>& target, int64_t num,
-                        int64_t itemsize, bool one_byte_fill) {
+                        int64_t itemsize, bool one_byte_fill, bool placed = false) {
   Batch batch;
   const size_t ndim = target.size();
   batch.shapes.itemsize = itemsize;
@@ -46,6 +47,9 @@ inline Batch make_batch(Random* random, const std::vector<int64_t>& target, int6
       const int64_t low = zero ? 0 : (target[d] + 1) / 2;
       batch.shapes.sizes.push_back(padded[d] ? random->between(low, target[d])
                                              : target[d]);
+      if (!placed) continue;
+      const int64_t room = target[d] - batch.shapes.sizes.back();
+      batch.shapes.starts.push_back(random->between(0, room));
     }
     const int64_t numel = product(batch.shapes.sizes.data() + i * ndim, ndim);
     Bytes& sample = batch.samples[i];
@@ -65,31 +69,61 @@ inline Batch make_batch(Random* random, const std::vector<int64_t>& target, int6
   return batch;
 }
 
+// Where an element of a row of `target` is in a sample that is smaller by these sizes
+// and starts, in elements; -1 if it is not there.
+inline int64_t find_element(int64_t element, size_t ndim, const int64_t* target,
+                            const int64_t* sizes, const int64_t* starts) {
+  int64_t source = 0;
+  int64_t scale = 1;
+  bool inside = true;
+  for (size_t d = ndim; d-- > 0;) {
+    const int64_t at = element % target[d] - (starts == nullptr ? 0 : starts[d]);
+    element /= target[d];
+    inside = inside && at >= 0 && at < sizes[d];
+    source += at * scale;
+    scale *= sizes[d];
+  }
+  return inside ? source : -1;
+}
+
 // The destination, one element at a time, by its coordinates.
 inline Bytes padded_slowly(const Batch& batch) {
-  const std::vector<int64_t>& target = batch.shapes.target;
-  const auto itemsize = static_cast<size_t>(batch.shapes.itemsize);
-  const size_t ndim = target.size();
-  const int64_t row_numel = product(target.data(), ndim);
+  const PadShapes& shapes = batch.shapes;
+  const auto itemsize = static_cast<size_t>(shapes.itemsize);
+  const size_t ndim = shapes.target.size();
   Bytes out;
   for (size_t i = 0; i < batch.samples.size(); ++i) {
-    const int64_t* sizes = batch.shapes.sizes.data() + i * ndim;
-    for (int64_t element = 0; element < row_numel; ++element) {
-      int64_t rest = element;
-      int64_t source = 0;
-      int64_t scale = 1;
-      bool inside = true;
-      for (size_t d = ndim; d-- > 0;) {
-        const int64_t at = rest % target[d];
-        rest /= target[d];
-        inside = inside && at < sizes[d];
-        source += at * scale;
-        scale *= sizes[d];
-      }
+    const int64_t* starts =
+        shapes.starts.empty() ? nullptr : shapes.starts.data() + i * ndim;
+    for (int64_t element = 0; element * shapes.itemsize < batch.row_nbytes; ++element) {
+      const int64_t source = find_element(element, ndim, shapes.target.data(),
+                                          shapes.sizes.data() + i * ndim, starts);
       const uint8_t* item = batch.fills[i].data();
-      if (inside)
+      if (source >= 0) {
         item = batch.samples[i].data() + static_cast<size_t>(source) * itemsize;
+      }
       out.insert(out.end(), item, item + itemsize);
+    }
+  }
+  return out;
+}
+
+// The mask of the last num_dims dimensions, one element at a time.
+inline Bytes marked_slowly(const Batch& batch, size_t num_dims) {
+  const PadShapes& shapes = batch.shapes;
+  const size_t ndim = shapes.target.size();
+  const size_t skipped = ndim - num_dims;
+  const int64_t* target = shapes.target.data() + skipped;
+  const int64_t numel = product(target, num_dims);
+  Bytes out;
+  for (size_t i = 0; i < batch.samples.size(); ++i) {
+    const size_t row = i * ndim + skipped;
+    const int64_t* starts =
+        shapes.starts.empty() ? nullptr : shapes.starts.data() + row;
+    for (int64_t element = 0; element < numel; ++element) {
+      const int64_t found =
+          find_element(element, num_dims, target, shapes.sizes.data() + row, starts);
+      out.push_back(found >= 0 ? 1 : 0);
     }
   }
   return out;

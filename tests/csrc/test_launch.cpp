@@ -19,11 +19,22 @@ using testing::Bytes;
 
 void check_pad_copy(const std::vector<int64_t>& target, int64_t num) {
   Random random(3);
-  const Batch batch = testing::make_batch(&random, target, num, 4, false);
-  Bytes dst(static_cast<size_t>(batch.nbytes()), 0xEE);
-  const BoxPlan plan(dst.data(), batch.shapes);
-  cpu::pad_copy(plan.table());
-  CHECK(dst == padded_slowly(batch));
+  for (bool placed : {false, true}) {
+    const Batch batch = testing::make_batch(&random, target, num, 4, false, placed);
+    Bytes dst(static_cast<size_t>(batch.nbytes()), 0xEE);
+    const BoxPlan plan(dst.data(), batch.shapes);
+    const PadShapes none;
+    cpu::pad_copy(plan.table(), BoxPlan(nullptr, none).table());
+    CHECK(dst == padded_slowly(batch));
+    const Bytes expected = testing::marked_slowly(batch, 1);
+    Bytes mask(expected.size(), 0xEE);
+    const PadShapes masked = mask_shapes(batch.shapes, mask.data(), 1);
+    const BoxPlan mask_plan(mask.data(), masked);
+    dst.assign(dst.size(), 0xEE);
+    cpu::pad_copy(plan.table(), mask_plan.table());
+    CHECK(dst == padded_slowly(batch));
+    CHECK(mask == expected);
+  }
 }
 
 void test_large_copies_use_threads() {

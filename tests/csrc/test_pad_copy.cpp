@@ -52,9 +52,9 @@ class Destination {
 };
 
 // CPU threads: consecutive rows, one lane.
-template <typename Word>
+template <typename Word, typename Mover>
 void run_threads(const BoxTable& table, int64_t num_threads) {
-  const PadCopy<Word> body{table};
+  const PadCopy<Word, Mover> body{table};
   const int64_t rows = num_pieces(table);
   for (int64_t thread = 0; thread < num_threads; ++thread) {
     body(partition(rows, num_threads, thread), Lane{0, 1});
@@ -62,9 +62,9 @@ void run_threads(const BoxTable& table, int64_t num_threads) {
 }
 
 // CUDA warps: strided rows, shared by lanes.
-template <typename Word>
+template <typename Word, typename Mover>
 void run_warps(const BoxTable& table, int64_t num_warps, int num_lanes) {
-  const PadCopy<Word> body{table};
+  const PadCopy<Word, Mover> body{table};
   const int64_t rows = num_pieces(table);
   for (int64_t warp = 0; warp < num_warps; ++warp) {
     for (int lane = 0; lane < num_lanes; ++lane) {
@@ -73,41 +73,53 @@ void run_warps(const BoxTable& table, int64_t num_warps, int num_lanes) {
   }
 }
 
-template <typename Word>
+template <typename Word, typename Mover>
 void check_every_worker(const BoxTable& table, Destination* dst,
                         const Bytes& expected) {
   for (int64_t threads : {1, 2, 3, 7}) {
     dst->clear();
-    run_threads<Word>(table, threads);
+    run_threads<Word, Mover>(table, threads);
     CHECK(dst->holds(expected));
   }
   if (static_cast<int>(sizeof(Word)) > common_word(table)) return;
   for (int64_t warps : {1, 2, 5}) {
     for (int lanes : {1, 2, 3, 32}) {
       dst->clear();
-      run_warps<Word>(table, warps, lanes);
+      run_warps<Word, Mover>(table, warps, lanes);
       CHECK(dst->holds(expected));
     }
   }
 }
 
-void check_batch(const Batch& batch, int64_t shift) {
-  Destination dst(batch.nbytes(), shift);
-  const Bytes expected = padded_slowly(batch);
-  const BoxPlan plan(dst.data(), batch.shapes);
+template <typename Mover>
+void check_plan(const BoxPlan& plan, Destination* dst, const Bytes& expected) {
   if (plan.empty()) {
-    CHECK(batch.nbytes() == 0 && dst.holds(expected));
+    CHECK(expected.empty() && dst->holds(expected));
     return;
   }
   for (int64_t limit : {int64_t{1} << 40, int64_t{64}, int64_t{16}}) {
     BoxTable table = plan.table();
     cut_rows(&table.frame, limit);
-    CHECK(num_rows(table) * table.frame.width == batch.nbytes());
-    check_every_worker<uint8_t>(table, &dst, expected);
-    check_every_worker<uint16_t>(table, &dst, expected);
-    check_every_worker<uint32_t>(table, &dst, expected);
-    check_every_worker<uint64_t>(table, &dst, expected);
-    check_every_worker<Word16>(table, &dst, expected);
+    CHECK(num_bytes(table) == static_cast<int64_t>(expected.size()));
+    check_every_worker<uint8_t, Mover>(table, dst, expected);
+    check_every_worker<uint16_t, Mover>(table, dst, expected);
+    check_every_worker<uint32_t, Mover>(table, dst, expected);
+    check_every_worker<uint64_t, Mover>(table, dst, expected);
+    check_every_worker<Word16, Mover>(table, dst, expected);
+  }
+}
+
+void check_batch(const Batch& batch, int64_t shift) {
+  Destination dst(batch.nbytes(), shift);
+  const BoxPlan plan(dst.data(), batch.shapes);
+  check_plan<CachedMover>(plan, &dst, padded_slowly(batch));
+  if (batch.shapes.target.empty()) return;
+  for (size_t num_dims : {size_t{1}, batch.shapes.target.size()}) {
+    const Bytes marked = marked_slowly(batch, num_dims);
+    Destination mask(static_cast<int64_t>(marked.size()), shift);
+    const PadShapes shapes = mask_shapes(batch.shapes, mask.data(), num_dims);
+    const BoxPlan mask_plan(mask.data(), shapes);
+    check_plan<MarkMover>(mask_plan, &mask, marked);
   }
 }
 
@@ -122,7 +134,9 @@ void test_random_batches() {
     const int64_t itemsize = int64_t{1} << random.between(0, 4);
     const int64_t num = random.between(0, 4);
     const bool plain = random.between(0, 1) == 0;
-    const Batch batch = testing::make_batch(&random, target, num, itemsize, plain);
+    const bool placed = random.between(0, 1) == 0;
+    const Batch batch =
+        testing::make_batch(&random, target, num, itemsize, plain, placed);
     check_batch(batch, random.between(0, 3) * itemsize);
   }
 }
@@ -134,7 +148,7 @@ BoxTable table_of(const BoxPlan& plan, size_t num_boxes) {
 
 void test_equal_shapes_become_one_row_each() {
   uint8_t byte = 0;
-  PadShapes shapes{4, {3, 5, 7}, {3, 5, 7, 3, 5, 7}, {{&byte, {}}, {&byte, {}}}};
+  PadShapes shapes{4, {3, 5, 7}, {3, 5, 7, 3, 5, 7}, {{&byte, {}}, {&byte, {}}}, {}};
   const BoxPlan plan(&byte, shapes);
   const BoxTable table = table_of(plan, 2);
   CHECK(num_rows(table) == 2 && table.frame.width == 3 * 5 * 7 * 4);
@@ -142,7 +156,7 @@ void test_equal_shapes_become_one_row_each() {
 
 void test_dimensions_that_no_sample_pads_merge() {
   uint8_t byte = 0;
-  PadShapes shapes{1, {2, 3, 8, 9, 4}, {2, 3, 8, 5, 4}, {{&byte, {}}}};
+  PadShapes shapes{1, {2, 3, 8, 9, 4}, {2, 3, 8, 5, 4}, {{&byte, {}}}, {}};
   const BoxPlan plan(&byte, shapes);
   const BoxTable table = table_of(plan, 1);
   CHECK(table.frame.height == 2 * 3 * 8 && table.frame.width == 9 * 4);
@@ -150,10 +164,30 @@ void test_dimensions_that_no_sample_pads_merge() {
   CHECK(table.boxes[0].width == 5 * 4 && table.boxes[0].height == 48);
 }
 
+void test_dimensions_without_padding_merge_beside_those_with_starts() {
+  uint8_t byte = 0;
+  PadShapes shapes{1, {2, 3, 8, 9, 4}, {2, 3, 8, 5, 4}, {{&byte, {}}}, {0, 0, 0, 2, 0}};
+  const BoxPlan plan(&byte, shapes);
+  const BoxTable table = table_of(plan, 1);
+  CHECK(table.frame.height == 2 * 3 * 8 && table.frame.width == 9 * 4);
+  CHECK(table.starts[0].x == 2 * 4);
+  CHECK(table.starts[0].y == 0 && table.starts[0].z == 0);
+}
+
+void test_a_start_limits_the_word() {
+  alignas(16) uint8_t bytes[64] = {};
+  PadShapes shapes{4, {16}, {8}, {{bytes, {}}}, {}};
+  const BoxPlan low(bytes, shapes);
+  CHECK(common_word(low.table()) == 16);
+  shapes.starts = {6};
+  const BoxPlan placed(bytes, shapes);
+  CHECK(common_word(placed.table()) == 8);
+}
+
 void test_sizes_beyond_32_bits_are_planned_exactly() {
   constexpr int64_t kWide = int64_t{3} << 31;
   uint8_t byte = 0;
-  PadShapes shapes{2, {5, kWide}, {4, kWide - 1}, {{&byte, {}}}};
+  PadShapes shapes{2, {5, kWide}, {4, kWide - 1}, {{&byte, {}}}, {}};
   const BoxPlan plan(&byte, shapes);
   BoxTable table = table_of(plan, 1);
   CHECK(table.frame.width == 2 * kWide);
@@ -172,6 +206,8 @@ int main() {
   test_random_batches();
   test_equal_shapes_become_one_row_each();
   test_dimensions_that_no_sample_pads_merge();
+  test_dimensions_without_padding_merge_beside_those_with_starts();
+  test_a_start_limits_the_word();
   test_sizes_beyond_32_bits_are_planned_exactly();
   return finish("pad_copy");
 }

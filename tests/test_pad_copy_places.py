@@ -1,0 +1,235 @@
+"""`pad_copy` with starts and with a mask: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from backends import both, check, last
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from raw_bytes import (
+    DTYPES,
+    LAYOUTS,
+    bytes_of,
+    lay_out,
+    marked,
+    padded,
+    poisoned,
+    random_items,
+    to_tensor,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
+
+
+@st.composite
+def placed_batches(draw):
+    """Samples anywhere in their rows, and the number of dimensions of a mask."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    dtype = draw(st.sampled_from(DTYPES))
+    target = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=5)))
+    free = [draw(st.booleans()) for _ in target]
+    samples, items, starts = [], [], []
+    for _ in range(draw(st.integers(0, 4))):
+        shape = [
+            draw(st.integers(0, size)) if padded_dim else size
+            for size, padded_dim in zip(target, free, strict=True)
+        ]
+        rooms = [size - have for size, have in zip(target, shape, strict=True)]
+        starts.append([draw(st.integers(0, room)) for room in rooms])
+        sample, made = lay_out(
+            rng, random_items(rng, shape, dtype), dtype, draw(st.sampled_from(LAYOUTS))
+        )
+        samples.append(sample)
+        items.append(made)
+    count = draw(st.sampled_from((1, len(items)))) if items else 1
+    fills = random_items(rng, (count,), dtype).tobytes()
+    return dtype, target, samples, items, fills, starts, draw(st.integers(0, 5))
+
+
+@both
+@settings(max_examples=300, deadline=None)
+@given(batch=placed_batches())
+def test_samples_lie_at_their_starts_and_the_mask_says_where(backend, batch):
+    dtype, target, samples, items, fills, starts, num_dims = batch
+    dst = poisoned((len(samples), *target), dtype)
+    mask = None
+    if num_dims:
+        shape = (len(samples), *target[-num_dims:])
+        mask = torch.full(shape, True)
+        mask[:, ::2] = False
+    backend.pad_copy(dst, samples, fills, starts, mask)
+    assert bytes_of(dst) == padded(target, items, fills, dtype.itemsize, starts)
+    if mask is not None:
+        assert bytes_of(mask) == marked(shape, items, starts)
+
+
+@both
+@pytest.mark.parametrize("num_dims", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(3, 500, 333), (700, 3, 501)])
+def test_large_batches_are_placed_by_several_threads(backend, shape, num_dims):
+    rng = np.random.default_rng(4)
+    shapes = [shape, tuple(size - 2 for size in shape), (1, 1, 100)]
+    starts = [(0, 0, 0), (1, 2, 0), (shape[0] - 1, shape[1] - 1, 11)]
+    items = [random_items(rng, each, torch.uint8) for each in shapes]
+    samples = [to_tensor(each, torch.uint8) for each in items]
+    dst = poisoned((3, *shape), torch.uint8)
+    mask = torch.ones(3, *shape[-num_dims:], dtype=torch.bool)
+    backend.pad_copy(dst, samples, b"\x07", starts, mask)
+    assert bytes_of(dst) == padded(shape, items, b"\x07", 1, starts)
+    assert bytes_of(mask) == marked(mask.shape, items, starts)
+
+
+@both
+def test_a_mask_needs_no_starts(backend):
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    backend.pad_copy(
+        torch.ones(2, 3), [torch.ones(2), torch.ones(3)], bytes(4), mask=mask
+    )
+    assert mask.tolist() == [[True, True, False], [True, True, True]]
+
+
+@both
+def test_a_mask_is_made_where_dst_has_no_bytes(backend):
+    dst, mask = torch.ones(2, 0, 3), torch.zeros(2, 3, dtype=torch.bool)
+    samples = [torch.ones(0, 2), torch.ones(0, 1)]
+    backend.pad_copy(dst, samples, bytes(4), [(0, 1), [0, 0]], mask)
+    assert mask.tolist() == [[False, True, True], [True, False, False]]
+
+
+@both
+def test_starts_may_be_whatever_counts(backend):
+    dst = torch.full((1, 4), 7.0)
+    backend.pad_copy(dst, [torch.ones(2)], bytes(4), iter([np.array([1])]))
+    assert dst.tolist() == [[0, 1, 1, 0]]
+
+
+BYTES = torch.zeros(64, dtype=torch.bool)
+GOOD = (torch.ones(2, 3, 4), [torch.ones(2, 3), torch.ones(3, 4)], bytes(4))
+STARTS = [
+    (3, TypeError, "must be a sequence of sequences of ints, but is of type int."),
+    ([3, 4], TypeError, "[0] must be a sequence of ints, but is of type int."),
+    ([[0, 0], [0.5, 0]], TypeError, "[1][0] must be an int, but is of type float."),
+    (
+        [[0, 2**63], [0, 0]],
+        ValueError,
+        "[0][1] must fit in 64 bits, but is 9223372036854775808.",
+    ),
+    (
+        [[0, 0]],
+        ValueError,
+        " must have 2 entries, one for each sample, but has 1.",
+    ),
+    (
+        [[0, 0], [0, 0, 0]],
+        ValueError,
+        "[1] must have 2 entries, one for each dimension of a row of dst, but has 3.",
+    ),
+    (
+        [[0, -1], [0, 0]],
+        ValueError,
+        "[0] must have no negative entry, but is (0, -1).",
+    ),
+    (
+        [[1, 1], [0, 1]],
+        ValueError,
+        "[1] must leave room for shape (3, 4) in shape (3, 4), but is (0, 1).",
+    ),
+    (
+        [[1, 2**63 - 1], [0, 0]],
+        ValueError,
+        "[0] must leave room for shape (2, 3) in shape (3, 4), but is "
+        "(1, 9223372036854775807).",
+    ),
+]
+FIRST_AND_LAST = "must have the first and one or more of the last dimensions of dst,"
+MASKS = [
+    (
+        [True],
+        TypeError,
+        "must be a torch.Tensor, but is of type list.",
+    ),
+    (
+        torch.ones(2, 4).to_sparse(),
+        TypeError,
+        "must be a plain strided tensor, but is sparse or opaque. Call to_dense() on "
+        "it first.",
+    ),
+    (
+        torch.ones(2, 4, dtype=torch.uint8),
+        TypeError,
+        "must have dtype torch.bool, but has torch.uint8.",
+    ),
+    (
+        torch.ones(2, 3, dtype=torch.bool),
+        ValueError,
+        f"{FIRST_AND_LAST} (2, 3, 4), but has shape (2, 3).",
+    ),
+    (
+        torch.ones(2, dtype=torch.bool),
+        ValueError,
+        f"{FIRST_AND_LAST} (2, 3, 4), but has shape (2,).",
+    ),
+    (
+        torch.ones(3, 3, 4, dtype=torch.bool),
+        ValueError,
+        f"{FIRST_AND_LAST} (2, 3, 4), but has shape (3, 3, 4).",
+    ),
+    (
+        torch.ones(1, 2, 3, 4, dtype=torch.bool),
+        ValueError,
+        f"{FIRST_AND_LAST} (2, 3, 4), but has shape (1, 2, 3, 4).",
+    ),
+    (
+        torch.ones(4, 2, dtype=torch.bool).T,
+        ValueError,
+        "must be contiguous, but has strides (1, 2) for shape (2, 4).",
+    ),
+]
+
+
+def unwritten(call, args, error, message):
+    dst = args[0].fill_(7)
+    check(call, args, error, message)
+    assert dst.eq(7).all()
+
+
+@both
+@pytest.mark.parametrize("case", STARTS, ids=last)
+def test_wrong_starts_are_refused(backend, case):
+    starts, error, message = case
+    text = message if message.startswith(("[", " ")) else f" {message}"
+    unwritten(backend.pad_copy, (*GOOD, starts), error, f"pad_copy: starts{text}")
+
+
+@both
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("case", MASKS, ids=last)
+def test_wrong_masks_are_refused(backend, case):
+    mask, error, message = case
+    unwritten(backend.pad_copy, (*GOOD, None, mask), error, f"pad_copy: mask {message}")
+
+
+@both
+def test_a_mask_has_memory_of_its_own(backend):
+    rule = "pad_copy: mask must not share memory with"
+    advice = "but overlaps it. Give it memory of its own."
+    dst, samples = torch.ones(2, 4, dtype=torch.bool), [BYTES[:4], BYTES[8:12]]
+    args = (dst, samples, b"\0", None, dst)
+    check(backend.pad_copy, args, ValueError, f"{rule} dst, {advice}")
+    args = (dst, samples, b"\0", None, BYTES[11:19].view(2, 4))
+    check(backend.pad_copy, args, ValueError, f"{rule} samples[1], {advice}")
+    backend.pad_copy(dst, samples, b"\0", None, BYTES[12:20].view(2, 4))
+    assert not dst.any() and BYTES.sum() == 8
+
+
+@both
+def test_the_memory_of_a_mask_must_be_there(backend):
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    mask.untyped_storage().resize_(3)
+    message = (
+        "pad_copy: mask must lie within its storage, but needs 8 bytes where 3 are "
+        "left. Copy it before its storage is released."
+    )
+    unwritten(backend.pad_copy, (*GOOD, None, mask), ValueError, message)
