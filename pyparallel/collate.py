@@ -10,6 +10,9 @@ import torch
 from torch.utils.data import default_collate
 
 from . import _stack, _tree
+from ._columns import Path, batch_containers
+from ._columns import check_kind as _check_kind
+from ._columns import name_of as _name
 from ._errors import (
     BatchTypeError,
     BatchValueError,
@@ -21,8 +24,6 @@ from ._errors import (
     warn_once,
 )
 from .container import DataContainer
-
-Path = tuple[Any, ...]
 
 _TEXT = (str, bytes)
 # The dtypes that default_collate gives to numbers; None: by what stands in the column.
@@ -97,15 +98,11 @@ def _check_samples_per_gpu(value: int) -> int:
     return result
 
 
-def _name(path: Path, i: int) -> str:
-    return at(f"batch[{i}]", path)
-
-
 def _column(column: list[Any], path: Path, chunk: int) -> Any:
     """Batch what stands at ``path`` in every sample; the first decides the kind."""
     first = column[0]
     if isinstance(first, DataContainer):
-        return _containers(column, path, chunk)
+        return batch_containers(column, path, chunk)
     if isinstance(first, torch.Tensor):
         return _tensors(column, path)
     if isinstance(first, _TEXT):
@@ -125,60 +122,12 @@ def _column(column: list[Any], path: Path, chunk: int) -> Any:
     return _values(column, path)
 
 
-def _check_kind(column: list[Any], cls: Any, article: str, path: Path) -> None:
-    strange = {found for found in set(map(type, column)) if not _is_kind(found, cls)}
-    if strange:
-        i = next(i for i, item in enumerate(column) if type(item) in strange)
-        raise BatchTypeError(
-            f"{_name(path, i)} must be {article} like {_name(path, 0)}, but is "
-            f"{kind(column[i])}."
-        )
-
-
-def _is_kind(found: type, cls: type) -> bool:
-    return issubclass(found, cls) and not (cls is Sequence and issubclass(found, _TEXT))
-
-
 def _tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
     stacked = _stack.stack_equal(column)
     if stacked is not None:
         return stacked
     _check_kind(column, torch.Tensor, "a tensor", path)
     return _stack.stack(column, None, [0] * len(column), lambda i: _name(path, i))
-
-
-def _containers(column: list[DataContainer], path: Path, chunk: int) -> DataContainer:
-    _check_kind(column, DataContainer, "a DataContainer", path)
-    first = column[0]
-    starts = range(0, len(column), chunk)
-    data: list[Any]
-    if first.stack and not first.cpu_only:
-        data = [_stack_chunk(column, start, path, chunk) for start in starts]
-    else:
-        data = [[item.data for item in column[i : i + chunk]] for i in starts]
-    # The result keeps the default pad_dims, as in mmcv: its tensors are padded already.
-    return DataContainer(data, first.stack, first.padding_value, first.cpu_only)
-
-
-def _stack_chunk(
-    column: list[DataContainer], start: int, path: Path, chunk: int
-) -> torch.Tensor:
-    items = column[start : start + chunk]
-    samples = [item.data for item in items]
-    if set(map(type, samples)) != {torch.Tensor}:
-        for i, sample in enumerate(samples, start):
-            if not isinstance(sample, torch.Tensor):
-                raise BatchTypeError(
-                    f"{_name(path, i)} must hold a tensor because stack=True, but "
-                    f"holds {kind(sample)}. Convert it with torch.as_tensor, or use "
-                    "stack=False."
-                )
-    pad_dims = items[0].pad_dims
-    stacked = _stack.stack_equal(samples, pad_dims)
-    if stacked is not None:
-        return stacked
-    values = [item.padding_value for item in items]
-    return _stack.stack(samples, pad_dims, values, lambda i: _name(path, start + i))
 
 
 def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int) -> Any:

@@ -18,6 +18,7 @@ LAYERS = [
     ["_backend"],
     ["_slab"],
     ["_stack", "_split", "_targets"],
+    ["_columns"],
     ["collate", "scatter", "_functions", "registry"],
     ["data_parallel", "distributed", "distributed_deprecated"],
     ["mmcv", "mmengine"],
