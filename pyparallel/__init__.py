@@ -8,10 +8,13 @@ backend is in use and why.
 from importlib import metadata as _metadata
 
 from ._errors import BatchWarning
+from ._pad_stack import pad_stack
 from .collate import collate
 from .container import DataContainer
 from .data_parallel import MMDataParallel
 from .distributed import MMDistributedDataParallel
+from .padding import Padded, Padding
+from .ragged import Ragged
 from .registry import MODULE_WRAPPERS, is_module_wrapper
 from .scatter import scatter, scatter_kwargs
 
@@ -26,8 +29,12 @@ __all__ = [
     "DataContainer",
     "MMDataParallel",
     "MMDistributedDataParallel",
+    "Padded",
+    "Padding",
+    "Ragged",
     "collate",
     "is_module_wrapper",
+    "pad_stack",
     "scatter",
     "scatter_kwargs",
 ]

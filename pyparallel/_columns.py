@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from . import _stack
-from ._errors import BatchTypeError, at, kind
+from ._errors import BatchTypeError, BatchValueError, at, kind
 from .container import DataContainer
+from .padding import Padded
+from .ragged import Ragged, join
 
 #: The keys and indices that lead to a place in a sample.
 Path = tuple[Any, ...]
 
 _TEXT = (str, bytes)
+
+_padding_of = attrgetter("_padding")
 
 
 def batch_containers(
@@ -23,35 +28,71 @@ def batch_containers(
     """Return the containers at ``path`` as one, in chunks of ``chunk`` samples."""
     check_kind(column, DataContainer, "a DataContainer", path)
     first = column[0]
+    if first.padding is not None or any(map(_padding_of, column)):
+        _check_paddings(column, path)
     starts = range(0, len(column), chunk)
     data: list[Any]
     if first.stack and not first.cpu_only:
         data = [_stack_chunk(column, start, path, chunk) for start in starts]
+    elif first.ragged:
+        data = [_join_chunk(column, start, path, chunk) for start in starts]
     else:
         data = [[item.data for item in column[i : i + chunk]] for i in starts]
     # The result keeps the default pad_dims, as in mmcv: its tensors are padded already.
-    return DataContainer(data, first.stack, first.padding_value, first.cpu_only)
+    return DataContainer(
+        data, first.stack, first.padding_value, first.cpu_only, ragged=first.ragged
+    )
+
+
+def _check_paddings(column: list[DataContainer], path: Path) -> None:
+    expected = column[0].padding
+    for i, item in enumerate(column):
+        if item.padding != expected:
+            raise BatchValueError(
+                f"{name_of(path, i)} must have the padding of {name_of(path, 0)}, but "
+                f"has {item.padding} where {expected} was expected. Give every sample "
+                "the same padding."
+            )
 
 
 def _stack_chunk(
     column: list[DataContainer], start: int, path: Path, chunk: int
-) -> torch.Tensor:
+) -> torch.Tensor | Padded:
     items = column[start : start + chunk]
     samples = [item.data for item in items]
+    _check_tensors(samples, start, path, "stack")
+    pad_dims, padding = items[0].pad_dims, items[0].padding
+    if padding is None:
+        stacked = _stack.stack_equal(samples, pad_dims)
+        if stacked is not None:
+            return stacked
+    values = [item.padding_value for item in items]
+
+    def name(i: int) -> str:
+        return name_of(path, start + i)
+
+    if padding is None or pad_dims is None:
+        return _stack.stack(samples, pad_dims, values, name)
+    return _stack.stack_padded(samples, pad_dims, values, name, padding)
+
+
+def _join_chunk(
+    column: list[DataContainer], start: int, path: Path, chunk: int
+) -> Ragged:
+    samples = [item.data for item in column[start : start + chunk]]
+    _check_tensors(samples, start, path, "ragged")
+    return join(samples, lambda i: name_of(path, start + i))
+
+
+def _check_tensors(samples: list[Any], start: int, path: Path, flag: str) -> None:
     if set(map(type, samples)) != {torch.Tensor}:
         for i, sample in enumerate(samples, start):
             if not isinstance(sample, torch.Tensor):
                 raise BatchTypeError(
-                    f"{name_of(path, i)} must hold a tensor because stack=True, but "
+                    f"{name_of(path, i)} must hold a tensor because {flag}=True, but "
                     f"holds {kind(sample)}. Convert it with torch.as_tensor, or use "
-                    "stack=False."
+                    f"{flag}=False."
                 )
-    pad_dims = items[0].pad_dims
-    stacked = _stack.stack_equal(samples, pad_dims)
-    if stacked is not None:
-        return stacked
-    values = [item.padding_value for item in items]
-    return _stack.stack(samples, pad_dims, values, lambda i: name_of(path, start + i))
 
 
 def name_of(path: Path, i: int) -> str:

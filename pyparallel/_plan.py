@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ._errors import BatchTypeError, BatchValueError, kind
+from .padding import Padding, start_of, target_sizes
 
 #: Slots of a slab start at multiples of this many bytes (one cache line).
 ALIGNMENT = 64
@@ -34,10 +35,13 @@ class StackPlan:
     Attributes:
         shape: of the result, ``(num_samples, *target)``.
         padded: for every sample, whether it is smaller than the target.
+        starts: for every sample, where in the target it starts, one index for each
+            dimension; None if all start in the low corner.
     """
 
     shape: tuple[int, ...]
     padded: tuple[bool, ...]
+    starts: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,10 @@ class SlabPlan:
 
 
 def plan_stack(
-    shapes: Sequence[tuple[int, ...]], pad_dims: int | None, name: Name
+    shapes: Sequence[tuple[int, ...]],
+    pad_dims: int | None,
+    name: Name,
+    padding: Padding | None = None,
 ) -> StackPlan:
     """Plan one tensor from samples whose last ``pad_dims`` dimensions may differ.
 
@@ -66,22 +73,30 @@ def plan_stack(
         shapes: one for each sample, at least one.
         pad_dims: number of trailing dimensions to pad, or None if all must be equal.
         name: names sample ``i`` in an error.
+        padding: how to pad them; None: at the end, to the largest size.
 
     Raises:
         ValueError: shapes that cannot stand in one tensor; the first sample at fault
             is named.
     """
     first = shapes[0]
-    if pad_dims is not None and len(first) <= pad_dims:
+    if pad_dims is not None and len(first) < pad_dims + (padding is None):
+        least = f"more than pad_dims={int(pad_dims)}"
+        if padding is not None:
+            least = f"at least pad_dims={int(pad_dims)}"
         raise BatchValueError(
-            f"{name(0)} must have more than pad_dims={int(pad_dims)} dimensions, but "
-            f"has shape {tuple(first)}. Lower pad_dims, or add a leading dimension."
+            f"{name(0)} must have {least} dimensions, but has shape {tuple(first)}. "
+            "Lower pad_dims, or add a leading dimension."
         )
+    starts = None
     if shapes.count(first) == len(shapes):
         target = tuple(first)
         padded = (False,) * len(shapes)
     else:
         target = _padded_shape(shapes, pad_dims, name)
+        padded = tuple([shape != target for shape in shapes])
+    if padding is not None:
+        target, starts = _place(padding, shapes, pad_dims or 0, name)
         padded = tuple([shape != target for shape in shapes])
     shape = (len(shapes), *target)
     if math.prod(size for size in shape if size) > _MAX_BYTES:
@@ -89,7 +104,7 @@ def plan_stack(
             f"{name(0)} and the samples stacked with it must need less than 2**63 "
             f"elements, but the padded shape is {shape}."
         )
-    return StackPlan(shape, padded)
+    return StackPlan(shape, padded, starts)
 
 
 def plan_slab(
@@ -213,6 +228,20 @@ def _padded_shape(
         i = next(i for i, part in enumerate(fixed) if part != fixed[0])
         raise _mismatch(tuple(shapes[0]), tuple(shapes[i]), pad_dims, name, i)
     return tuple(map(max, zip(*shapes, strict=True)))
+
+
+def _place(
+    padding: Padding, shapes: Sequence[tuple[int, ...]], pad_dims: int, name: Name
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
+    """Return the target and the starts for shapes that agree where they must."""
+    fixed = len(shapes[0]) - pad_dims
+    lead = tuple(shapes[0][:fixed])
+    sizes = [tuple(shape[fixed:]) for shape in shapes]
+    end = target_sizes(padding, sizes, name)
+    if padding.side == "right":
+        return (*lead, *end), None
+    starts = [(*(0,) * fixed, *start_of(padding, each, end)) for each in sizes]
+    return (*lead, *end), tuple(starts) if any(map(any, starts)) else None
 
 
 def _mismatch(

@@ -18,6 +18,8 @@ from . import _tree
 from ._errors import BatchTypeError, BatchValueError, SplitError, at, kind
 from ._plan import partition
 from .container import DataContainer
+from .padding import Padded
+from .ragged import Ragged
 
 #: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
 LeafName = Callable[[int], str]
@@ -132,6 +134,8 @@ def _cap(chunk: Any, dim: int, max_size: int) -> Any:
     """Return the first ``max_size`` samples of a chunk; of what has none, all."""
     if _length(chunk) is None and kind(chunk) != "numpy.ndarray":
         return chunk
+    if isinstance(chunk, Padded | Ragged):
+        return chunk.part(0, max_size)
     if isinstance(chunk, list | tuple):
         return chunk[:max_size]
     return chunk[_index(dim, len(chunk.shape), slice(max_size))]
@@ -154,7 +158,7 @@ def _agreed(parts: dict[int, list[Any]], num_targets: int, name: LeafName) -> in
 def _chunks(container: DataContainer, options: Options, where: Where) -> list[Any]:
     """Return the chunks of a container, checked and re-cut as asked for."""
     data = container.data
-    if isinstance(data, torch.Tensor) and not container.cpu_only:
+    if isinstance(data, torch.Tensor | Padded | Ragged) and not container.cpu_only:
         data = [data]
     if not isinstance(data, list | tuple):
         raise BatchTypeError(
@@ -180,7 +184,7 @@ def _chunks(container: DataContainer, options: Options, where: Where) -> list[An
 def _check_tensors(items: list[Any], where: Where, path: tuple[int, ...] = ()) -> None:
     """Raise if there is anything but tensors in nested lists."""
     for i, item in enumerate(items):
-        if isinstance(item, torch.Tensor):
+        if isinstance(item, torch.Tensor | Padded | Ragged):
             continue
         if not isinstance(item, list):
             raise BatchTypeError(
@@ -197,6 +201,8 @@ def _length(chunk: Any) -> int | None:
     """Return how many samples a chunk holds, or None if it does not say."""
     if isinstance(chunk, torch.Tensor):
         return chunk.shape[0] if chunk.dim() else None
+    if isinstance(chunk, Padded | Ragged):
+        return chunk.num_samples
     return len(chunk) if isinstance(chunk, list | tuple) else None
 
 
@@ -211,12 +217,18 @@ def _recut(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]:
         )
     if tuple(lengths) == tuple(sizes):
         return chunks
+    if all(isinstance(chunk, Padded) for chunk in chunks):
+        fields = [
+            [None] * len(sizes) if None in field else _recut(list(field), sizes, where)
+            for field in zip(*chunks, strict=True)
+        ]
+        return list(map(Padded, *fields))
+    if all(isinstance(chunk, Ragged) for chunk in chunks):
+        samples = [sample for chunk in chunks for sample in chunk.unbind()]
+        return [Ragged.from_tensors(each) for each in _dealt(samples, sizes)]
     if not all(isinstance(chunk, torch.Tensor) for chunk in chunks):
         samples = [sample for chunk in chunks for sample in chunk]
-        return [
-            samples[end - size : end]
-            for size, end in zip(sizes, accumulate(sizes), strict=True)
-        ]
+        return _dealt(samples, sizes)
     shapes = {tuple(chunk.shape[1:]) for chunk in chunks}
     if len(shapes) > 1:
         raise BatchValueError(
@@ -226,6 +238,11 @@ def _recut(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]:
         )
     whole = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
     return list(whole.split(list(sizes)))
+
+
+def _dealt(samples: list[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    ends = accumulate(sizes)
+    return [samples[end - n : end] for n, end in zip(sizes, ends, strict=True)]
 
 
 def _container_sizes(

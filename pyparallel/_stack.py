@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from . import _backend, _slab
-from ._errors import BatchTypeError, BatchValueError, kind
-from ._plan import Name, StackPlan, check_padding, fills, padding_number, plan_stack
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+from . import _backend, _by_torch, _slab
+from ._errors import kind
+from ._plan import Name, StackPlan, fills, plan_stack
+from .padding import Padded, Padding
 
 # Up to here F.pad and torch.stack are faster than one pass in pure Python.
 _SMALL_SAMPLES = 16
@@ -31,9 +28,6 @@ _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
 _is_nested = attrgetter("is_nested")
 _requires_grad = attrgetter("requires_grad")
-_is_wrapped: Callable[[torch.Tensor], bool] = (
-    torch._C._functorch.is_functorch_wrapped_tensor
-)
 
 
 def stack(
@@ -54,22 +48,95 @@ def stack(
         values: padding value of every sample.
         name: names sample ``i`` in an error.
     """
-    plain = _are_plain(samples)
+    plain = are_plain(samples)
     if not plain:
-        _check_layouts(samples, name)
+        _by_torch.check_layouts(samples, name)
     plan = plan_stack(list(map(_shape_of, samples)), pad_dims, name)
+    return write(samples, plan, values, name, plain)
+
+
+def stack_padded(
+    samples: Sequence[torch.Tensor],
+    pad_dims: int,
+    values: Sequence[Any],
+    name: Name,
+    padding: Padding,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | Padded:
+    """Return the samples as one tensor, padded as asked for; see `stack`.
+
+    Args:
+        samples: at least one tensor.
+        pad_dims: number of trailing dimensions that may differ.
+        values: padding value of every sample.
+        name: names sample ``i`` in an error.
+        padding: to which shape and where, and what else to return.
+        out: plain contiguous memory of the resulting shape and dtype.
+    """
+    plain = are_plain(samples)
+    if not plain:
+        _by_torch.check_layouts(samples, name)
+    shapes = list(map(_shape_of, samples))
+    plan = plan_stack(shapes, pad_dims, name, padding)
+    fixed = len(plan.shape) - pad_dims
+    sizes = mask = None
+    if padding.mask:
+        box = (len(samples), *plan.shape[fixed:])
+        mask = _slab.empty(box, torch.bool, samples[0].device)
+    data = None
+    if out is None and not any(plan.padded):
+        data = stack_equal(samples)
+        if data is not None and mask is not None:
+            mask.fill_(True)
+    if data is None:
+        data = write(samples, plan, values, name, plain, out, mask)
+    if padding.sizes:
+        sizes = _slab.empty((len(samples), pad_dims), torch.int64, samples[0].device)
+        rows = [tuple(shape[fixed - 1 :]) for shape in shapes]
+        sizes.copy_(torch.tensor(rows, dtype=torch.int64, device="cpu").view_as(sizes))
+    return Padded(data, sizes, mask) if padding.sizes or padding.mask else data
+
+
+def write(
+    samples: Sequence[torch.Tensor],
+    plan: StackPlan,
+    values: Sequence[Any],
+    name: Name,
+    plain: bool,
+    out: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the planned tensor: one pass where the samples are plain, else torch's.
+
+    Args:
+        samples: dense tensors of the shapes that were planned.
+        plan: of the stack.
+        values: padding value of every sample.
+        name: names sample ``i`` in an error.
+        plain: what `are_plain` says of the samples.
+        out: memory for the result, fit for it; None: new.
+        mask: ``(n, *target[-k:])`` or None; it becomes True where the data are.
+    """
     if plain:
-        dtype = samples[0].dtype
-        if _is_small_for_python(plan, samples, values):
+        if out is None and _is_small_for_python(plan, samples, values):
+            if mask is not None:
+                _by_torch.fill_mask(mask, plan, list(map(_shape_of, samples)))
             return _pad_few(samples, plan, values)
+        dtype = samples[0].dtype
         patterns = fills(plan, dtype, values, name)
-        out = _slab.empty(plan.shape, dtype, samples[0].device)
+        result = out
+        if result is None:
+            result = _slab.empty(plan.shape, dtype, samples[0].device)
         try:
-            _backend.pad_copy(out, samples, patterns)
-            return out
-        except (TypeError, ValueError):  # and nothing is written; see _are_plain
-            _check_layouts(samples, name)
-    return _by_torch(samples, plan, values, name)
+            options: Any = () if plan.starts is mask is None else (plan.starts, mask)
+            _backend.pad_copy(result, samples, patterns, *options)
+            return result
+        except (TypeError, ValueError):  # and nothing is written; see are_plain
+            _by_torch.check_layouts(samples, name)
+    result = _by_torch.pad_and_stack(samples, plan, values, name, out)
+    if mask is not None:
+        _by_torch.fill_mask(mask, plan, list(map(_shape_of, samples)))
+    return result
 
 
 def stack_equal(
@@ -112,7 +179,7 @@ def as_tensor(value: Any) -> torch.Tensor:
     return torch.as_tensor(value)
 
 
-def _are_plain(samples: Sequence[torch.Tensor]) -> bool:
+def are_plain(samples: Sequence[torch.Tensor]) -> bool:
     """Tell whether the backend may be asked to copy the bytes of these samples.
 
     It looks at every sample itself, before it writes, and refuses what is sparse,
@@ -123,7 +190,7 @@ def _are_plain(samples: Sequence[torch.Tensor]) -> bool:
     first = samples[0]
     return (
         (first.is_cpu or first.device.type in _backend.devices)
-        and _PLAIN.issuperset(map(type, samples))
+        and _by_torch.PLAIN.issuperset(map(type, samples))
         and len(set(map(_dtype_of, samples))) == 1
         and not (first.is_quantized or any(map(_is_nested, samples)))
         and not (torch.is_grad_enabled() and any(map(_requires_grad, samples)))
@@ -153,7 +220,7 @@ def _is_small_for_python(
             and each.is_contiguous()
             and each.untyped_storage().nbytes()
             >= each.nbytes + each.storage_offset() * each.itemsize
-            and not (each.is_neg() or each.is_conj() or _is_wrapped(each))
+            and not (each.is_neg() or each.is_conj() or _by_torch.is_wrapped(each))
             for each in samples
         )
     )
@@ -162,89 +229,10 @@ def _is_small_for_python(
 def _pad_few(
     samples: Sequence[torch.Tensor], plan: StackPlan, values: Sequence[Any]
 ) -> torch.Tensor:
-    target = plan.shape[1:]
     padded = []
-    for sample, is_padded, value in zip(samples, plan.padded, values, strict=True):
-        if is_padded:
-            margins = _margins(sample.shape, target)
-            sample = torch.constant_pad_nd(sample, margins, float(value))
+    for i, sample in enumerate(samples):
+        if plan.padded[i]:
+            margins = _by_torch.margins(plan, sample.shape, i)
+            sample = torch.constant_pad_nd(sample, margins, float(values[i]))
         padded.append(sample)
     return torch.stack(padded)
-
-
-def _check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
-    for i, sample in enumerate(samples):
-        if sample.is_nested or sample.layout is not torch.strided:
-            layout = "nested" if sample.is_nested else str(sample.layout)
-            advice = "to_padded_tensor" if sample.is_nested else "to_dense"
-            raise BatchTypeError(
-                f"{name(i)} must be a dense tensor, but its layout is {layout}. "
-                f"Convert it with {advice}() before collating."
-            )
-
-
-def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
-    """Raise if the memory of a sample has been freed under it, as sharding does."""
-    num_items = sample.numel()
-    if num_items == 0 or type(sample) not in _PLAIN or _is_wrapped(sample):
-        return
-    end = sample.storage_offset() + num_items
-    if not sample.is_contiguous():
-        pairs = zip(sample.shape, sample.stride(), strict=True)
-        end += sum((size - 1) * stride for size, stride in pairs) + 1 - num_items
-    have, need = sample.untyped_storage().nbytes(), end * sample.element_size()
-    if have < need:
-        raise BatchValueError(
-            f"{name(i)} must lie within its storage, but needs {need} bytes where "
-            f"{have} are left. Collate it before its storage is resized."
-        )
-
-
-def _by_torch(
-    samples: Sequence[torch.Tensor],
-    plan: StackPlan,
-    values: Sequence[Any],
-    name: Name,
-) -> torch.Tensor:
-    """Stack by torch's own operators: they promote, differentiate and dispatch."""
-    in_worker = _slab.in_worker()
-    padded = []
-    for i, sample in enumerate(samples):
-        if in_worker and sample.requires_grad and torch.is_grad_enabled():
-            raise BatchValueError(
-                f"{name(i)} must not require grad in a DataLoader worker, because a "
-                "graph cannot cross processes, but it does. Detach it in the dataset."
-            )
-        if sample.device != samples[0].device:
-            raise BatchValueError(
-                f"{name(i)} must be on {samples[0].device} like {name(0)}, but is on "
-                f"{sample.device}."
-            )
-        _check_storage(sample, name, i)
-        if plan.padded[i]:
-            if not sample.is_quantized:
-                check_padding(values[i], sample.dtype, name, i)
-            value = padding_number(values[i], name, i)
-            sample = F.pad(sample, _margins(sample.shape, plan.shape[1:]), value=value)
-        padded.append(sample)
-    if not in_worker or not all(map(_fits_out, padded)):
-        # torch keeps a channels_last format; the promise here is a contiguous result.
-        return torch.stack(padded).contiguous()
-    dtype = reduce(torch.promote_types, (sample.dtype for sample in padded))
-    out = _slab.empty(plan.shape, dtype, padded[0].device)
-    torch.stack(padded, out=out)
-    return out
-
-
-def _fits_out(sample: torch.Tensor) -> bool:
-    """Tell whether torch can stack this sample into memory that it is given."""
-    cls, device = type(sample), sample.device.type
-    return cls in _PLAIN and device == "cpu" and not sample.is_quantized
-
-
-def _margins(shape: Sequence[int], target: Sequence[int]) -> list[int]:
-    """Return the ``pad`` argument of F.pad: last dimension first, ends only."""
-    margins: list[int] = []
-    for have, size in zip(reversed(shape), reversed(target), strict=True):
-        margins += (0, size - have)
-    return margins

@@ -10,6 +10,7 @@ import torch
 
 from . import _tree
 from ._errors import BatchTypeError, BatchValueError, kind
+from .padding import Padding, check_num_dims
 
 _STATE = ("_data", "_stack", "_padding_value", "_cpu_only", "_pad_dims")
 
@@ -21,7 +22,8 @@ class DataContainer:
 
     * ``cpu_only``: the values are kept in lists and never leave the host (metadata);
     * ``stack``: tensors are padded to a common shape and stacked;
-    * neither: tensors are kept in lists, one list for each device.
+    * ``ragged``: tensors are joined along dimension 0 without padding, see `Ragged`;
+    * none of them: tensors are kept in lists, one list for each device.
 
     Args:
         data: any object; a tensor when ``stack`` is set.
@@ -31,20 +33,31 @@ class DataContainer:
         cpu_only: keep this field on the host.
         pad_dims: how many trailing dimensions may differ between samples and are
             padded at their end: 1, 2 or 3; None if all shapes are equal.
+        padding: to which shape and at which side these dimensions are padded, and
+            whether sizes and a mask are wanted; the same for all samples. With it a
+            sample may also have exactly ``pad_dims`` dimensions, as tokens have.
+        ragged: keep this field ragged in one tensor; samples differ in dimension 0.
 
     Raises:
-        TypeError: ``pad_dims`` is not an integer.
-        ValueError: ``pad_dims`` is not None, 1, 2 or 3 (an ``AssertionError`` too).
+        TypeError: ``pad_dims`` is not an integer, ``padding`` no `Padding`.
+        ValueError: ``pad_dims`` is not None, 1, 2 or 3 (an ``AssertionError`` too);
+            ``padding`` without ``stack`` or for another number of dimensions;
+            ``ragged`` together with ``stack`` or ``cpu_only``.
 
-    The five attributes, their names and the pickled state are those of mmcv 1.x, so
-    pickles of its containers load here. `to`, `pin_memory`, indexing and iteration are
-    additions: with them a container travels through ``DataLoader(pin_memory=True)``,
-    accelerate and Lightning.
+    The five positional arguments are those of mmcv 1.x, and the attributes, their names
+    and the pickled state too unless one of the others is given, so pickles of its
+    containers load here. `to`, `pin_memory`, indexing and iteration are additions: with
+    them a container travels through ``DataLoader(pin_memory=True)``, accelerate and
+    Lightning.
 
     Example:
         >>> DataContainer(torch.zeros(3, 4, 5), stack=True).size()
         torch.Size([3, 4, 5])
     """
+
+    # Attributes of the instance only where given: else the state is that of mmcv.
+    _padding: Padding | None = None
+    _ragged: bool = False
 
     def __init__(
         self,
@@ -53,8 +66,17 @@ class DataContainer:
         padding_value: float = 0,
         cpu_only: bool = False,
         pad_dims: int | None = 2,
+        *,
+        padding: Padding | None = None,
+        ragged: bool = False,
     ) -> None:
         _check_pad_dims(pad_dims)
+        if padding is not None:
+            _check_padding(padding, stack, cpu_only, pad_dims)
+            self._padding = padding
+        if ragged:
+            _check_ragged(stack, cpu_only)
+            self._ragged = True
         self._data = data
         self._cpu_only = cpu_only
         self._stack = stack
@@ -92,6 +114,16 @@ class DataContainer:
     def pad_dims(self) -> int | None:
         """How many trailing dimensions are padded, or None."""
         return self._pad_dims
+
+    @property
+    def padding(self) -> Padding | None:
+        """How the padded dimensions become equal; None: as by ``Padding()``."""
+        return self._padding
+
+    @property
+    def ragged(self) -> bool:
+        """Whether samples are joined along dimension 0 without padding."""
+        return self._ragged
 
     def size(self, *args: Any, **kwargs: Any) -> Any:
         """Return ``data.size(*args, **kwargs)``.
@@ -183,6 +215,11 @@ class DataContainer:
                 f"but lacks {', '.join(missing)}."
             )
         _check_pad_dims(state["_pad_dims"])
+        stack, cpu_only = state["_stack"], state["_cpu_only"]
+        if state.get("_padding") is not None:
+            _check_padding(state["_padding"], stack, cpu_only, state["_pad_dims"])
+        if state.get("_ragged"):
+            _check_ragged(stack, cpu_only)
         self.__dict__.update(state)
 
     def _tensor_attribute(self, name: str) -> Any:
@@ -218,3 +255,31 @@ def _check_pad_dims(pad_dims: int | None) -> None:
         raise BatchTypeError(f"{rule} {pad_dims!r} ({kind(pad_dims)}).") from None
     if value not in (1, 2, 3):
         raise BatchValueError(f"{rule} {pad_dims!r}.")
+
+
+def _check_padding(
+    padding: Any, stack: bool, cpu_only: bool, pad_dims: int | None
+) -> None:
+    if not isinstance(padding, Padding):
+        raise BatchTypeError(
+            f"DataContainer: padding must be a Padding, but is {padding!r} "
+            f"({kind(padding)})."
+        )
+    if not stack or cpu_only:
+        raise BatchValueError(
+            "DataContainer: padding must come with stack=True and cpu_only=False, but "
+            f"stack is {stack} and cpu_only {cpu_only}."
+        )
+    if pad_dims is None:
+        raise BatchValueError(
+            "DataContainer: pad_dims must be 1, 2 or 3 with a padding, but is None."
+        )
+    check_num_dims(padding, operator.index(pad_dims), "DataContainer")
+
+
+def _check_ragged(stack: bool, cpu_only: bool) -> None:
+    if stack or cpu_only:
+        raise BatchValueError(
+            "DataContainer: ragged must not come with stack or cpu_only, but stack is "
+            f"{stack} and cpu_only {cpu_only}. Choose one of the three."
+        )

@@ -185,21 +185,24 @@ def _move(
     ]
 
 
-def _collect(items: list[Any], into: list[torch.Tensor]) -> None:
-    """Append the tensors of nested lists."""
+def _collect(items: Sequence[Any], into: list[torch.Tensor]) -> None:
+    """Append the tensors of nested lists and namedtuples."""
     for item in items:
         if isinstance(item, torch.Tensor):
             into.append(item)
-        else:
+        elif item is not None:  # what a Padded has nothing for
             _collect(item, into)
 
 
-def _refill(items: list[Any], tensors: Iterator[torch.Tensor]) -> list[Any]:
-    """Return the same nested lists with the next tensors in them."""
-    return [
+def _refill(items: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """Return the same nested lists and namedtuples with the next tensors in them."""
+    if items is None:
+        return None
+    filled = [
         next(tensors) if isinstance(item, torch.Tensor) else _refill(item, tensors)
         for item in items
     ]
+    return _tree.rebuild_sequence(items, filled) if type(items) is not list else filled
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from pyparallel import _backend
 from pyparallel._backend import _reference as reference
 
 native: ModuleType | None
@@ -24,6 +26,20 @@ each_backend = [
     pytest.param(native, id="native", marks=needs_native),
 ]
 both = pytest.mark.parametrize("backend", each_backend)
+
+
+@contextmanager
+def using(backend: ModuleType) -> Iterator[None]:
+    """Run the package on this implementation, whichever was chosen at import."""
+    names = ("pad_copy", "stack_equal", "pack", "views", "name")
+    before = {name: getattr(_backend, name) for name in names}
+    chosen: dict[str, Any] = {name: getattr(backend, name) for name in names[:-1]}
+    chosen["name"] = "python" if backend is reference else "native"
+    _backend.__dict__.update(chosen)
+    try:
+        yield
+    finally:
+        _backend.__dict__.update(before)
 
 
 def check(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -82,6 +83,75 @@ def stacked(
             fill = elements(raw.to(dtype))[(0,)]
         parts += [have.get(index, fill) for index in indices]
     return assemble((len(samples), *target), dtype, parts)
+
+
+def target_sizes(
+    sizes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Return the sizes of the padded dimensions after padding with these options."""
+    largest = [max(column) for column in zip(*sizes, strict=True)]
+    if options.get("shape"):
+        return tuple(options["shape"])
+    best = None
+    for bucket in options.get("buckets", ()):
+        holds = all(room >= size for room, size in zip(bucket, largest, strict=True))
+        if holds and (best is None or math.prod(bucket) < math.prod(best)):
+            best = tuple(bucket)
+    if best is not None:
+        return best
+    divisor = options.get("size_divisor", 1)
+    for dim in range(len(largest)):
+        while largest[dim] % (divisor if isinstance(divisor, int) else divisor[dim]):
+            largest[dim] += 1
+    return tuple(largest)
+
+
+def first_index(size: int, target: int, side: str) -> int:
+    """Return where data start: cells are added one by one, the odd one at the end."""
+    before = after = 0
+    while before + size + after < target:
+        if side == "right" or (side == "center" and after <= before):
+            after += 1
+        else:
+            before += 1
+    return before
+
+
+def placed(
+    samples: Sequence[torch.Tensor],
+    pad_dims: int,
+    values: Sequence[Any],
+    options: Mapping[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return one chunk with its sizes and its mask."""
+    dtype = functools.reduce(torch.promote_types, [s.dtype for s in samples])
+    fixed = samples[0].dim() - pad_dims
+    sizes = [tuple(sample.shape[fixed:]) for sample in samples]
+    end = target_sizes(sizes, options)
+    target = (*samples[0].shape[:fixed], *end)
+    side = options.get("side", "right")
+    sides = (side,) * pad_dims if isinstance(side, str) else side
+    parts, bits = [], []
+    for sample, size, value in zip(samples, sizes, values, strict=True):
+        starts = (0,) * fixed + tuple(map(first_index, size, end, sides))
+        have = {
+            tuple(i + start for i, start in zip(index, starts, strict=True)): item
+            for index, item in elements(sample.to(dtype)).items()
+        }
+        fill = b""
+        if tuple(sample.shape) != target:
+            raw = assemble((1,), sample.dtype, [padding(sample.dtype, value)])
+            fill = elements(raw.to(dtype))[(0,)]
+        indices = itertools.product(*map(range, target))
+        parts += [have.get(index, fill) for index in indices]
+        for index in itertools.product(*map(range, end)):
+            steps = zip(index, starts[fixed:], size, strict=True)
+            bits.append(all(at <= i < at + length for i, at, length in steps))
+    return (
+        assemble((len(samples), *target), dtype, parts),
+        torch.tensor(sizes, dtype=torch.int64).view(len(samples), pad_dims),
+        torch.tensor(bits, dtype=torch.bool).view(len(samples), *end),
+    )
 
 
 def by_torch(

@@ -12,13 +12,15 @@ PACKAGE = Path(__file__).parent.parent / "pyparallel"
 #: From the bottom to the top. Modules of one layer are siblings: none knows another.
 LAYERS = [
     ["_errors"],
-    ["_tree"],
+    ["_tree", "padding"],
     ["container"],
     ["_plan"],
     ["_backend"],
     ["_slab"],
-    ["_stack", "_split", "_targets"],
-    ["_columns"],
+    ["_by_torch"],
+    ["_stack", "_targets"],
+    ["_pad_stack", "ragged"],
+    ["_columns", "_split"],
     ["collate", "scatter", "_functions", "registry"],
     ["data_parallel", "distributed", "distributed_deprecated"],
     ["mmcv", "mmengine"],

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyparallel import Padding
 from pyparallel._plan import (
     ALIGNMENT,
     SlabPlan,
@@ -43,13 +44,43 @@ def test_equal_batches_make_equal_plans() -> None:
 def test_a_plan_holds_plain_integers() -> None:
     plan = plan_stack([torch.Size([1, 2]), torch.Size([1, 3])], 1, name)
     assert type(plan.shape) is tuple
-    assert repr(plan) == "StackPlan(shape=(2, 1, 3), padded=(True, False))"
+    shown = "StackPlan(shape=(2, 1, 3), padded=(True, False), starts=None)"
+    assert repr(plan) == shown
 
 
 def test_only_smaller_samples_are_padded() -> None:
     plan = plan_stack([(2, 3), (2, 3), (2, 0)], 1, name)
     assert plan == StackPlan((3, 2, 3), (False, False, True))
     assert plan_stack([(), ()], None, name) == StackPlan((2,), (False, False))
+
+
+def test_a_padding_gives_the_target_and_where_samples_start() -> None:
+    shapes = [torch.Size([1, 2, 4]), torch.Size([1, 3, 3])]
+    padding = Padding(size_divisor=(1, 4), side=("left", "center"))
+    plan = plan_stack(shapes, 2, name, padding)
+    assert plan == StackPlan((2, 1, 3, 4), (True, True), ((0, 1, 0), (0, 0, 0)))
+    assert plan == copy.copy(plan) == pickle.loads(pickle.dumps(plan))
+    assert {type(start) for row in plan.starts for start in row} == {int}
+    assert len({plan, plan_stack(shapes, 2, name)}) == 2
+    fixed = plan_stack(shapes, 2, name, Padding(shape=(3, 5)))
+    assert fixed == StackPlan((2, 1, 3, 5), (True, True))
+
+
+def test_samples_that_fill_the_target_start_in_the_low_corner() -> None:
+    plan = plan_stack([(1, 2), (1, 2)], 1, name, Padding(side="left", size_divisor=2))
+    assert plan == StackPlan((2, 1, 2), (False, False))
+    assert plan == plan_stack([(1, 2), (1, 2)], 1, name)
+
+
+def test_with_a_padding_all_dimensions_may_be_padded() -> None:
+    assert plan_stack([(2,), (3,)], 1, name, Padding()).shape == (2, 3)
+    assert plan_stack([()], 0, name, Padding()).shape == (1,)
+    with pytest.raises(ValueError) as caught:
+        plan_stack([(2,), (3,)], 2, name, Padding())
+    assert str(caught.value) == (
+        "batch[0] must have at least pad_dims=2 dimensions, but has shape (2,). Lower "
+        "pad_dims, or add a leading dimension."
+    )
 
 
 def test_zero_sizes_do_not_hide_an_overflow() -> None:

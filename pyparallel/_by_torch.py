@@ -1,0 +1,156 @@
+"""The way of torch's own operators: they promote, differentiate and dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import _slab
+from ._errors import BatchTypeError, BatchValueError
+from ._plan import Name, StackPlan, check_padding, padding_number
+
+#: The classes whose instances are no more than their elements.
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+#: Tells whether a transform of torch.func has wrapped a tensor.
+is_wrapped: Callable[[torch.Tensor], bool] = (
+    torch._C._functorch.is_functorch_wrapped_tensor
+)
+
+
+def pad_and_stack(
+    samples: Sequence[torch.Tensor],
+    plan: StackPlan,
+    values: Sequence[Any],
+    name: Name,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``F.pad`` on every sample followed by ``torch.stack``, contiguous.
+
+    Args:
+        samples: dense tensors of the shapes that were planned.
+        plan: of the stack.
+        values: padding value of every sample.
+        name: names sample ``i`` in an error.
+        out: where to write, if the caller has memory.
+    """
+    padded = []
+    for i, sample in enumerate(samples):
+        check_sample(samples, name, i)
+        if plan.padded[i]:
+            if not sample.is_quantized:
+                check_padding(values[i], sample.dtype, name, i)
+            value = padding_number(values[i], name, i)
+            sample = F.pad(sample, margins(plan, sample.shape, i), value=value)
+        padded.append(sample)
+    if out is None:
+        out = _out(padded, plan.shape)
+    if out is None:
+        # torch keeps a channels_last format; the promise here is a contiguous result.
+        return torch.stack(padded).contiguous()
+    torch.stack(padded, out=out)
+    return out
+
+
+def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
+    """Return samples of equal ``shape[1:]`` joined along dimension 0, contiguous."""
+    for i in range(len(samples)):
+        check_sample(samples, name, i)
+    shape = (sum(sample.shape[0] for sample in samples), *samples[0].shape[1:])
+    out = _out(samples, shape)
+    if out is None:
+        return torch.cat(list(samples)).contiguous()
+    torch.cat(list(samples), out=out)
+    return out
+
+
+def fill_mask(
+    mask: torch.Tensor, plan: StackPlan, shapes: Sequence[tuple[int, ...]]
+) -> None:
+    """Set ``mask``, ``(n, *target[-k:])``, to where the samples have data."""
+    if not any(plan.padded):
+        mask.fill_(True)
+        return
+    mask.zero_()
+    num_dims = mask.dim() - 1
+    for i, shape in enumerate(shapes):
+        box = mask[i]
+        starts = plan.starts[i] if plan.starts else (0,) * len(shape)
+        for dim in range(num_dims):
+            at = dim - num_dims + len(shape)
+            box = box.narrow(dim, starts[at], shape[at])
+        box.fill_(True)
+
+
+def margins(plan: StackPlan, shape: Sequence[int], i: int) -> list[int]:
+    """Return the ``pad`` argument of F.pad for sample ``i``: last dimension first."""
+    result: list[int] = []
+    starts = plan.starts[i] if plan.starts else (0,) * len(shape)
+    for have, size, start in zip(
+        reversed(shape), reversed(plan.shape), reversed(starts), strict=False
+    ):
+        result += (start, size - have - start)
+    return result
+
+
+def check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
+    """Raise if a sample is sparse or nested."""
+    for i, sample in enumerate(samples):
+        if sample.is_nested or sample.layout is not torch.strided:
+            layout = "nested" if sample.is_nested else str(sample.layout)
+            advice = "to_padded_tensor" if sample.is_nested else "to_dense"
+            raise BatchTypeError(
+                f"{name(i)} must be a dense tensor, but its layout is {layout}. "
+                f"Convert it with {advice}() before collating."
+            )
+
+
+def check_sample(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
+    """Raise if sample ``i`` is on another device, freed, or has a graph in a worker."""
+    sample = samples[i]
+    if sample.requires_grad and torch.is_grad_enabled() and _slab.in_worker():
+        raise BatchValueError(
+            f"{name(i)} must not require grad in a DataLoader worker, because a "
+            "graph cannot cross processes, but it does. Detach it in the dataset."
+        )
+    if sample.device != samples[0].device:
+        raise BatchValueError(
+            f"{name(i)} must be on {samples[0].device} like {name(0)}, but is on "
+            f"{sample.device}."
+        )
+    _check_storage(sample, name, i)
+
+
+def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
+    """Raise if the memory of a sample has been freed under it, as sharding does."""
+    num_items = sample.numel()
+    if num_items == 0 or type(sample) not in PLAIN or is_wrapped(sample):
+        return
+    end = sample.storage_offset() + num_items
+    if not sample.is_contiguous():
+        pairs = zip(sample.shape, sample.stride(), strict=True)
+        end += sum((size - 1) * stride for size, stride in pairs) + 1 - num_items
+    have, need = sample.untyped_storage().nbytes(), end * sample.element_size()
+    if have < need:
+        raise BatchValueError(
+            f"{name(i)} must lie within its storage, but needs {need} bytes where "
+            f"{have} are left. Collate it before its storage is resized."
+        )
+
+
+def _out(samples: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:
+    """Return shared memory for the result in a worker, if torch can write into it."""
+    if not _slab.in_worker() or not all(map(_fits_out, samples)):
+        return None
+    dtype = reduce(torch.promote_types, (sample.dtype for sample in samples))
+    return _slab.empty(shape, dtype, samples[0].device)
+
+
+def _fits_out(sample: torch.Tensor) -> bool:
+    """Tell whether torch can stack this sample into memory that it is given."""
+    cls, device = type(sample), sample.device.type
+    return cls in PLAIN and device == "cpu" and not sample.is_quantized

@@ -1,0 +1,205 @@
+"""Ragged: samples of different lengths in one tensor, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from . import _by_torch, _slab, _stack
+from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
+from ._plan import StackPlan, plan_stack
+from .padding import Padded, Padding, check_num_dims
+
+
+class Ragged(NamedTuple):
+    """Samples that differ in dimension 0, one behind the other in one tensor.
+
+    Attributes:
+        values: ``(sum of the lengths, *rest)``.
+        offsets: ``torch.int64`` ``(n + 1,)``: sample ``i`` is
+            ``values[offsets[i]:offsets[i + 1]]``. On the device of ``values``.
+
+    That is the jagged layout of torch's NestedTensor, and that of cu_seqlens in
+    attention without padding. As a namedtuple it is walked by ``DataLoader``,
+    ``pin_memory`` and `scatter`; to be split over several devices it must be the chunk
+    of a `DataContainer`, as ``DataContainer(..., ragged=True)`` makes it.
+
+    Example:
+        >>> ragged = Ragged.from_tensors([torch.ones(2), torch.zeros(1)])
+        >>> ragged.values, ragged.offsets
+        (tensor([1., 1., 0.]), tensor([0, 2, 3]))
+        >>> ragged.to_padded(padding_value=-1)
+        tensor([[ 1.,  1.],
+                [ 0., -1.]])
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    @classmethod
+    def from_tensors(cls, samples: Sequence[torch.Tensor]) -> Ragged:
+        """Return tensors that differ in dimension 0 as one, copied in one pass.
+
+        In a ``DataLoader`` worker they are written straight into shared memory.
+        Gradients flow through; mixed dtypes are promoted as ``torch.cat`` does it.
+
+        Raises:
+            TypeError: anything but dense tensors.
+            ValueError: no samples, or shapes that differ outside dimension 0; the
+                first sample at fault is named.
+        """
+        if not isinstance(samples, Sequence) or isinstance(samples, str | bytes):
+            raise BatchTypeError(
+                "Ragged.from_tensors: samples must be a sequence of tensors, but is "
+                f"{kind(samples)}."
+            )
+        if not samples:
+            raise EmptyBatchError(
+                "Ragged.from_tensors: samples must have at least one tensor, but is "
+                "empty."
+            )
+        for i, sample in enumerate(samples):
+            if not isinstance(sample, torch.Tensor):
+                raise BatchTypeError(
+                    f"Ragged.from_tensors: samples[{i}] must be a tensor, but is "
+                    f"{kind(sample)}. Convert it with torch.as_tensor."
+                )
+        return join(samples, _name)
+
+    @classmethod
+    def from_nested(cls, nested: torch.Tensor) -> Ragged:
+        """Return a NestedTensor of either layout as `Ragged`.
+
+        One that is jagged in dimension 1 and has no holes shares its memory. Ragged
+        dimensions other than dimension 1 are refused as in `from_tensors`.
+
+        Raises:
+            TypeError: it is no NestedTensor.
+        """
+        if not isinstance(nested, torch.Tensor) or not nested.is_nested:
+            raise BatchTypeError(
+                "Ragged.from_nested: nested must be a nested tensor, but is "
+                f"{kind(nested)}. Use Ragged.from_tensors for a list."
+            )
+        source: Any = nested
+        dense = nested.layout is torch.jagged and source.lengths() is None
+        if dense and source._ragged_idx == 1:
+            return cls(nested.values(), source.offsets().to(torch.int64))
+        return cls.from_tensors(nested.unbind())
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return self.offsets.shape[0] - 1
+
+    def lengths(self) -> torch.Tensor:
+        """Return the length of every sample, ``torch.int64`` ``(n,)``."""
+        return self.offsets.diff()
+
+    def unbind(self) -> list[torch.Tensor]:
+        """Return the samples as views of ``values``.
+
+        Stream: on a GPU the host waits for the offsets.
+        """
+        return list(self.values.split(self.lengths().tolist()))
+
+    def part(self, start: int, stop: int) -> Ragged:
+        """Return the samples from ``start`` up to ``stop``; values are a view.
+
+        Stream: on a GPU the host waits for two offsets.
+        """
+        offsets = self.offsets[start : stop + 1]
+        first, last = offsets[[0, -1]].tolist()
+        return Ragged(self.values[first:last], offsets - first)
+
+    def to_padded(
+        self, padding_value: float = 0, padding: Padding | None = None
+    ) -> torch.Tensor | Padded:
+        """Return the samples padded and stacked.
+
+        Args:
+            padding_value: number written into the padding.
+            padding: for the one padded dimension, dimension 0 of the samples.
+
+        Returns:
+            ``(n, max, *rest)``, or a `Padded` with it and, as far as asked for,
+            ``sizes`` ``(n, 1)`` and ``mask`` ``(n, max)``.
+
+        Raises:
+            ValueError: no samples; as `pad_stack`.
+
+        Stream: on a GPU the host waits for the offsets.
+        """
+        lengths = self.lengths().tolist()
+        if not lengths:
+            raise EmptyBatchError(
+                "Ragged.to_padded: offsets must tell of at least one sample, but tell "
+                "of none."
+            )
+        padding = padding or Padding()
+        check_num_dims(padding, 1, "Ragged.to_padded")
+        plan = plan_stack([(length,) for length in lengths], 1, _name, padding)
+        values = [padding_value] * len(lengths)
+        samples, wide = self.unbind(), _widened(plan, self.values)
+        plain = _stack.are_plain(samples)
+        data = _stack.write(samples, wide, values, _name, plain)
+        if not (padding.sizes or padding.mask):
+            return data
+        sizes = mask = None
+        if padding.sizes:
+            sizes = self.lengths().unsqueeze(1)
+        if padding.mask:
+            mask = torch.empty(plan.shape, dtype=torch.bool, device=self.values.device)
+            _by_torch.fill_mask(mask, plan, [(length,) for length in lengths])
+        return Padded(data, sizes, mask)
+
+    def to_nested(self) -> torch.Tensor:
+        """Return a NestedTensor of the jagged layout that shares the memory."""
+        nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+            self.values, self.offsets
+        )
+        return nested
+
+
+def join(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
+    """Return tensors as one `Ragged`.
+
+    Args:
+        samples: at least one tensor.
+        name: names sample ``i`` in an error.
+    """
+    _by_torch.check_layouts(samples, name)
+    first = samples[0]
+    for i, sample in enumerate(samples):
+        if not sample.dim():
+            raise BatchValueError(
+                f"{name(i)} must have at least 1 dimension to be ragged, but has shape "
+                "(). Call reshape(1) on it."
+            )
+        if sample.shape[1:] != first.shape[1:]:
+            raise BatchValueError(
+                f"{name(i)} must match {name(0)} outside dimension 0, but has shape "
+                f"{tuple(sample.shape)} where {tuple(first.shape)} was expected. "
+                "Transpose the samples so that they differ in dimension 0, or pad them."
+            )
+    values = _by_torch.cat(samples, name)
+    offsets = _slab.empty((len(samples) + 1,), torch.int64, first.device)
+    ends = [0, *accumulate(sample.shape[0] for sample in samples)]
+    offsets.copy_(torch.tensor(ends, dtype=torch.int64, device="cpu"))
+    return Ragged(values, offsets)
+
+
+def _name(i: int) -> str:
+    return f"samples[{i}]"
+
+
+def _widened(plan: StackPlan, values: torch.Tensor) -> StackPlan:
+    """Return the plan of lengths for samples with further dimensions."""
+    rest = tuple(values.shape[1:])
+    starts = plan.starts
+    if starts is not None:
+        starts = tuple((*start, *(0,) * len(rest)) for start in starts)
+    return StackPlan((*plan.shape, *rest), plan.padded, starts)

@@ -1,0 +1,292 @@
+"""Padding: what it takes and refuses, and the containers that have one."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyparallel import DataContainer, Padded, Padding, collate
+
+
+def test_a_padding_is_a_value() -> None:
+    padding = Padding(buckets=[[4, 4], (8, 8)], side=["left", "right"], mask=True)
+    twin = Padding(mask=True, side=("left", "right"), buckets=((4, 4), (8, 8)))
+    assert padding == twin == pickle.loads(pickle.dumps(padding)) == copy.copy(twin)
+    assert hash(padding) == hash(twin)
+    assert padding != Padding(buckets=((4, 4), (8, 8)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        padding.mask = False  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Padding(32)  # type: ignore[misc]
+
+
+def test_only_what_was_chosen_is_shown() -> None:
+    assert repr(Padding()) == "Padding()"
+    shown = "Padding(shape=(4, 4), side='left', sizes=True)"
+    assert repr(Padding(shape=[4, 4], side="left", sizes=True)) == shown
+    assert eval(shown) == Padding(shape=(4, 4), side="left", sizes=True)
+
+
+def test_numbers_become_plain_integers() -> None:
+    padding = Padding(size_divisor=np.int64(32), side="left")
+    assert type(padding.size_divisor) is int
+    assert [type(n) for n in Padding(shape=torch.Size([4, 4])).shape] == [int, int]
+    assert type(Padding(shape=torch.Size([4, 4])).shape) is tuple
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({}, None),
+        ({"size_divisor": 32, "side": "left"}, None),
+        ({"size_divisor": (32, 1)}, 2),
+        ({"shape": (1, 2, 3)}, 3),
+        ({"buckets": [(4,), (8,)], "side": ("left",)}, 1),
+    ],
+)
+def test_options_for_each_dimension_tell_how_many_there_are(
+    options: dict[str, Any], expected: int | None
+) -> None:
+    assert Padding(**options).num_dims == expected
+
+
+INTEGER = "must be an integer of 1 or more, but is"
+SIDE = "side must be 'right', 'left' or 'center', or a tuple of these, but is"
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"size_divisor": 0}, ValueError, f"size_divisor {INTEGER} 0."),
+    ({"size_divisor": 2.0}, TypeError, f"size_divisor {INTEGER} 2.0 (float)."),
+    ({"size_divisor": (2, -1)}, ValueError, f"size_divisor[1] {INTEGER} -1."),
+    ({"size_divisor": ()}, ValueError, "size_divisor must have a size, but is empty."),
+    ({"shape": (4, 0)}, ValueError, f"shape[1] {INTEGER} 0."),
+    ({"shape": ()}, ValueError, "shape must have a size, but is empty."),
+    (
+        {"shape": 4},
+        TypeError,
+        "shape must be a sequence of integers, but is 4 (int).",
+    ),
+    (
+        {"buckets": 4},
+        TypeError,
+        "buckets must be a sequence of shapes, but is 4 (int).",
+    ),
+    (
+        {"buckets": (4, 8)},
+        TypeError,
+        "buckets[0] must be a sequence of integers, but is 4 (int).",
+    ),
+    ({"buckets": [(4,), ("8",)]}, TypeError, f"buckets[1][0] {INTEGER} '8' (str)."),
+    ({"side": "top"}, ValueError, f"{SIDE} 'top'."),
+    ({"side": ("left", 1)}, ValueError, f"{SIDE} ('left', 1)."),
+    ({"side": 1}, TypeError, "side must be names of sides, but is 1 (int)."),
+    ({"side": ()}, ValueError, f"{SIDE} ()."),
+    ({"mask": 1}, TypeError, "mask must be True or False, but is 1 (int)."),
+    ({"sizes": None}, TypeError, "sizes must be True or False, but is None (None)."),
+    (
+        {"shape": (4,), "buckets": [(4,)]},
+        ValueError,
+        "shape must not be given together with buckets, but both are. Make the shape "
+        "one of the buckets.",
+    ),
+    (
+        {"shape": (4,), "size_divisor": 2},
+        ValueError,
+        "size_divisor must be 1 with shape, but is 2. Give sizes that are multiples of "
+        "it.",
+    ),
+    (
+        {"buckets": [(4,)], "size_divisor": (2,)},
+        ValueError,
+        "size_divisor must be 1 with buckets, but is (2,). Give sizes that are "
+        "multiples of it.",
+    ),
+    (
+        {"shape": (4, 4), "side": ("left",)},
+        ValueError,
+        "side must have as many entries as shape, but has 1 where 2 was expected.",
+    ),
+    (
+        {"buckets": [(4, 4), (8,)]},
+        ValueError,
+        "buckets[1] must have as many entries as buckets[0], but has 1 where 2 was "
+        "expected.",
+    ),
+]
+
+
+@pytest.mark.parametrize("options, cls, message", REFUSED)
+def test_impossible_options_are_refused(
+    options: dict[str, Any], cls: type[Exception], message: str
+) -> None:
+    with pytest.raises(cls) as caught:
+        Padding(**options)
+    assert str(caught.value) == f"Padding: {message}"
+
+
+def test_a_size_divisor_of_ones_may_stand_beside_a_shape() -> None:
+    assert Padding(shape=(4, 4), size_divisor=(1, 1)).shape == (4, 4)
+
+
+CONTAINERS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"padding": 32, "stack": True},
+        TypeError,
+        "padding must be a Padding, but is 32 (int).",
+    ),
+    (
+        {"padding": Padding()},
+        ValueError,
+        "padding must come with stack=True and cpu_only=False, but stack is False and "
+        "cpu_only False.",
+    ),
+    (
+        {"padding": Padding(), "stack": True, "cpu_only": True},
+        ValueError,
+        "padding must come with stack=True and cpu_only=False, but stack is True and "
+        "cpu_only True.",
+    ),
+    (
+        {"padding": Padding(), "stack": True, "pad_dims": None},
+        ValueError,
+        "pad_dims must be 1, 2 or 3 with a padding, but is None.",
+    ),
+    (
+        {"padding": Padding(shape=(8,)), "stack": True},
+        ValueError,
+        "padding must give shape for 2 padded dimensions, but gives (8,). Change "
+        "pad_dims, or the padding.",
+    ),
+    (
+        {"padding": Padding(buckets=[(8, 8)]), "stack": True, "pad_dims": 1},
+        ValueError,
+        "padding must give buckets[0] for 1 padded dimension, but gives (8, 8). Change "
+        "pad_dims, or the padding.",
+    ),
+    (
+        {"ragged": True, "stack": True},
+        ValueError,
+        "ragged must not come with stack or cpu_only, but stack is True and cpu_only "
+        "False. Choose one of the three.",
+    ),
+    (
+        {"ragged": True, "cpu_only": True},
+        ValueError,
+        "ragged must not come with stack or cpu_only, but stack is False and cpu_only "
+        "True. Choose one of the three.",
+    ),
+]
+
+
+@pytest.mark.parametrize("flags, cls, message", CONTAINERS)
+def test_flags_that_contradict_each_other_are_refused(
+    flags: dict[str, Any], cls: type[Exception], message: str
+) -> None:
+    with pytest.raises(cls) as caught:
+        DataContainer(torch.ones(1, 2, 2), **flags)
+    assert str(caught.value) == f"DataContainer: {message}"
+    state = {"_data": 1, "_stack": False, "_padding_value": 0, "_cpu_only": False}
+    state |= {"_pad_dims": 2} | {f"_{name}": flag for name, flag in flags.items()}
+    with pytest.raises(cls) as again:
+        object.__new__(DataContainer).__setstate__(state)
+    assert str(again.value) == f"DataContainer: {message}"
+
+
+def test_the_options_are_keywords_only_and_kept() -> None:
+    with pytest.raises(TypeError):
+        DataContainer(1, True, 0, False, 2, Padding())  # type: ignore[misc]
+    plain = DataContainer(torch.ones(1))
+    assert (plain.padding, plain.ragged) == (None, False)
+    padded = DataContainer(torch.ones(1), stack=True, padding=Padding(mask=True))
+    ragged = DataContainer(torch.ones(1), ragged=True)
+    for container in (padded, ragged):
+        again = pickle.loads(pickle.dumps(container))
+        for twin in (again, copy.copy(container), container.to("cpu")):
+            assert (twin.padding, twin.ragged) == (container.padding, container.ragged)
+    assert padded.padding == Padding(mask=True)
+    assert set(vars(padded)) - set(vars(plain)) == {"_padding"}
+    assert set(vars(ragged)) - set(vars(plain)) == {"_ragged"}
+    with pytest.raises(AttributeError):
+        plain.padding = Padding()  # type: ignore[misc]
+
+
+def images(*sizes: tuple[int, int], padding: Padding) -> list[dict[str, Any]]:
+    return [
+        {"img": DataContainer(torch.ones(3, *size), stack=True, padding=padding)}
+        for size in sizes
+    ]
+
+
+MISFITS: list[tuple[Padding, list[tuple[int, int]], str]] = [
+    (
+        Padding(shape=(4, 6)),
+        [(4, 6), (4, 7)],
+        "batch[1]['img'] must be at most (4, 6), the shape of the padding, in the "
+        "padded dimensions, but is (4, 7) there. Resize it before collating, or allow "
+        "a larger shape.",
+    ),
+    (
+        Padding(buckets=[(2, 8), (8, 2)]),
+        [(1, 8), (1, 1), (8, 1)],
+        "batch[2]['img'] must be held by one of the buckets ((2, 8), (8, 2)), in the "
+        "padded dimensions, but is (8, 1) there, and with the samples before it (8, "
+        "8). Resize it before collating, or allow a larger shape.",
+    ),
+]
+
+
+@pytest.mark.parametrize("padding, sizes, message", MISFITS)
+def test_a_sample_that_does_not_fit_is_named(
+    padding: Padding, sizes: list[tuple[int, int]], message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        collate(images(*sizes, padding=padding), 4)
+    assert str(caught.value) == message
+    assert isinstance(caught.value, AssertionError)
+
+
+@pytest.mark.parametrize("other", [None, Padding(size_divisor=2, mask=True)])
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_column_has_one_padding(other: Padding | None, swap: bool) -> None:
+    padding = Padding(size_divisor=2)
+    batch = [{"a": DataContainer(torch.ones(1, 2, 2), True)} for _ in range(4)]
+    for i, item in enumerate((padding, padding, padding, other)[:: -1 if swap else 1]):
+        batch[i]["a"] = DataContainer(torch.ones(1, 2, 2), True, padding=item)
+    found, first = (padding, other) if swap else (other, padding)
+    with pytest.raises(ValueError) as caught:
+        collate(batch, 2)
+    assert str(caught.value) == (
+        f"batch[{1 if swap else 3}]['a'] must have the padding of batch[0]['a'], but "
+        f"has {found} where {first} was expected. Give every sample the same padding."
+    )
+
+
+def test_the_smallest_bucket_is_chosen_for_every_chunk() -> None:
+    buckets = [(8, 8), (2, 4), (4, 2), (4, 4)]
+    batch = images((1, 1), (4, 1), (3, 3), (1, 3), padding=Padding(buckets=buckets))
+    shapes = [tuple(part.shape[2:]) for part in collate(batch, 1)["img"].data]
+    assert shapes == [(2, 4), (4, 2), (4, 4), (2, 4)]
+    assert [tuple(p.shape[2:]) for p in collate(batch, 4)["img"].data] == [(4, 4)]
+
+
+def test_tokens_may_have_one_dimension() -> None:
+    padding = Padding(side="left", mask=True)
+    batch = [
+        DataContainer(torch.arange(1, n), True, 9, pad_dims=1, padding=padding)
+        for n in (3, 4)
+    ]
+    (chunk,) = collate(batch, 2).data
+    assert type(chunk) is Padded
+    assert chunk.data.tolist() == [[9, 1, 2], [1, 2, 3]]
+    assert chunk.sizes is None
+    assert chunk.mask.tolist() == [[False, True, True], [True, True, True]]
+
+
+def test_the_result_has_no_padding_any_more() -> None:
+    result = collate(images((1, 2), (2, 1), padding=Padding(size_divisor=4)), 2)
+    assert (result["img"].padding, result["img"].stack) == (None, True)
+    assert result["img"].data[0].shape == (2, 3, 4, 4)
