@@ -81,15 +81,16 @@ def stack_padded(
     fixed = len(plan.shape) - pad_dims
     sizes = mask = None
     if padding.mask:
-        box = (len(samples), *plan.shape[fixed:])
-        mask = _slab.empty(box, torch.bool, samples[0].device)
+        shape = (len(samples), *plan.shape[fixed:])
+        mask = _slab.empty(shape, torch.bool, samples[0].device)
     data = None
     if out is None and not any(plan.padded):
         data = stack_equal(samples)
-        if data is not None and mask is not None:
-            mask.fill_(True)
+    if mask is not None and (data is not None or not pad_dims):
+        mask.fill_(True)
     if data is None:
-        data = write(samples, plan, values, name, plain, out, mask)
+        box = mask if pad_dims else None  # of no dimensions a backend makes no mask
+        data = write(samples, plan, values, name, plain, out, box)
     if padding.sizes:
         sizes = _slab.empty((len(samples), pad_dims), torch.int64, samples[0].device)
         rows = [tuple(shape[fixed - 1 :]) for shape in shapes]
@@ -128,8 +129,7 @@ def write(
         if result is None:
             result = _slab.empty(plan.shape, dtype, samples[0].device)
         try:
-            options: Any = () if plan.starts is mask is None else (plan.starts, mask)
-            _backend.pad_copy(result, samples, patterns, *options)
+            _backend.pad_copy(result, samples, patterns, plan.starts, mask)
             return result
         except (TypeError, ValueError):  # and nothing is written; see are_plain
             _by_torch.check_layouts(samples, name)

@@ -1,0 +1,272 @@
+"""pad_stack: its arguments, recycled results, and what goes by torch's operators."""
+
+from __future__ import annotations
+
+import warnings
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from backends import both, using
+
+from pyparallel import Padded, Padding, pad_stack
+
+RAGGED = [torch.arange(1.0, 3), torch.arange(1.0, 4)]
+
+
+def test_it_pads_like_pad_sequence() -> None:
+    for side in ("left", "right"):
+        expected = torch.nn.utils.rnn.pad_sequence(
+            RAGGED, batch_first=True, padding_value=-1, padding_side=side
+        )
+        got = pad_stack(RAGGED, padding_value=-1, side=side)
+        assert torch.equal(got, expected)
+
+
+def test_scalars_are_stacked() -> None:
+    scalars = [torch.tensor(1), torch.tensor(2)]
+    assert pad_stack(scalars).tolist() == [1, 2]
+    got = pad_stack(scalars, sizes=True, mask=True)
+    assert got.sizes.shape == (2, 0)
+    assert got.mask.tolist() == [True, True]
+
+
+def test_only_the_last_dimensions_may_differ_if_said_so() -> None:
+    with pytest.raises(ValueError) as caught:
+        pad_stack([torch.ones(1, 2), torch.ones(2, 2)], pad_dims=1)
+    assert str(caught.value) == (
+        "samples[1] must match samples[0] outside its last dimension, but has shape "
+        "(2, 2) where (1, 2) was expected. Raise pad_dims, or resize the sample before "
+        "collating."
+    )
+
+
+@both
+def test_a_recycled_block_is_written_whole_and_returned(backend: ModuleType) -> None:
+    block = torch.full((2, 4), 99.0)
+    with using(backend):
+        got = pad_stack(RAGGED, shape=(4,), out=block)
+        assert got is block
+        assert block.tolist() == [[1, 2, 0, 0], [1, 2, 3, 0]]
+        again = pad_stack(RAGGED, shape=(4,), side="left", mask=True, out=block)
+        assert again.data is block
+        assert block.tolist() == [[0, 0, 1, 2], [0, 1, 2, 3]]
+        equal = pad_stack([torch.ones(4)] * 2, out=block)
+        assert equal is block and block.tolist() == [[1] * 4] * 2
+
+
+@both
+def test_a_part_of_a_larger_block_may_be_written(backend: ModuleType) -> None:
+    block = torch.full((4, 3), 99.0)
+    with using(backend):
+        pad_stack(RAGGED, out=block[1:3])
+    assert block.tolist() == [[99] * 3, [1, 2, 0], [1, 2, 3], [99] * 3]
+
+
+@both
+def test_a_promoted_result_is_written_too(backend: ModuleType) -> None:
+    block = torch.empty(2, 3, dtype=torch.float64)
+    mixed = [RAGGED[0], RAGGED[1].double()]
+    with using(backend):
+        assert pad_stack(mixed, padding_value=0.5, out=block) is block
+    assert block.tolist() == [[1, 2, 0.5], [1, 2, 3]]
+
+
+class Named(torch.Tensor):
+    """A subclass that only has another name."""
+
+
+def outs() -> dict[str, tuple[Any, list[torch.Tensor], type[Exception], str]]:
+    block = torch.empty(2, 3)
+    large = torch.empty(3, 3)
+    leaf = torch.ones(3, requires_grad=True)
+    return {
+        "shape": (
+            torch.empty(2, 4), RAGGED, ValueError,
+            "out must have the shape of the result, (2, 3), but has (2, 4).",
+        ),
+        "dtype": (
+            block.int(), RAGGED, ValueError,
+            "out must have the dtype of the result, torch.float32, but has "
+            "torch.int32.",
+        ),
+        "device": (
+            block.to("meta"), RAGGED, ValueError,
+            "out must have the device of the result, cpu, but has meta.",
+        ),
+        "strides": (
+            torch.empty(3, 2).t(), RAGGED, ValueError,
+            "out must be contiguous, but has strides (1, 2). Call contiguous().",
+        ),
+        "sparse": (
+            block.to_sparse(), RAGGED, ValueError,
+            "out must be contiguous, but has torch.sparse_coo. Call contiguous().",
+        ),
+        "kind": (
+            [1], RAGGED, TypeError,
+            "out must be a plain tensor with out=, but is of type list and dtype None.",
+        ),
+        "subclass": (
+            block, [RAGGED[0].as_subclass(Named), RAGGED[1]], TypeError,
+            "samples[0] must be a plain tensor with out=, but is of type "
+            "test_pad_stack.Named and dtype torch.float32.",
+        ),
+        "a sample that requires grad": (
+            block, [RAGGED[0], leaf], ValueError,
+            "samples[1] must not require grad with out=, since autograd cannot follow, "
+            "but it does. Detach it, or leave out= away.",
+        ),
+        "an out that requires grad": (
+            torch.empty(2, 3, requires_grad=True), RAGGED, ValueError,
+            "out must not require grad with out=, since autograd cannot follow, but it "
+            "does. Detach it, or leave out= away.",
+        ),
+        "memory": (
+            large[:2], [torch.ones(3), large[1]], ValueError,
+            "out must not share memory with samples[1], but overlaps it. Clone the "
+            "sample, or give other memory.",
+        ),
+    }  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("case", outs(), ids=lambda name: name.replace(" ", "_"))
+def test_an_out_that_cannot_be_written_is_refused(
+    backend: ModuleType, case: str
+) -> None:
+    out, tensors, cls, message = outs()[case]
+    with using(backend), pytest.raises(cls) as caught:
+        pad_stack(tensors, out=out)
+    assert str(caught.value) == f"pad_stack: {message}"
+
+
+def test_a_neighbour_in_the_same_storage_is_no_overlap() -> None:
+    large = torch.arange(9.0).view(3, 3)
+    pad_stack([torch.ones(3), large[2]], out=large[:2])
+    assert large.tolist() == [[1, 1, 1], [6, 7, 8], [6, 7, 8]]
+
+
+def test_without_grad_mode_parameters_may_be_written_to_out() -> None:
+    block = torch.empty(1, 3)
+    with torch.no_grad():
+        pad_stack([torch.nn.Parameter(RAGGED[1])], out=block)
+    assert block.tolist() == [[1, 2, 3]]
+
+
+WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    (5, {}, TypeError, "samples must be a sequence of tensors, but is int."),
+    ("ab", {}, TypeError, "samples must be a sequence of tensors, but is str."),
+    ([], {}, ValueError, "samples must have at least one tensor, but is empty."),
+    (
+        [RAGGED[0], 5],
+        {},
+        TypeError,
+        "samples[1] must be a tensor, but is int. Convert it with torch.as_tensor.",
+    ),
+    (
+        RAGGED,
+        {"padding": 32},
+        TypeError,
+        "padding must be a Padding, but is 32 (int).",
+    ),
+    (
+        RAGGED,
+        {"padding": Padding(), "mask": True},
+        TypeError,
+        "padding must not be given together with its options, but mask is too. Put it "
+        "into the Padding.",
+    ),
+    (
+        RAGGED,
+        {"pad_dims": -1},
+        ValueError,
+        "pad_dims must be None or an integer of 0 or more, but is -1.",
+    ),
+    (
+        RAGGED,
+        {"pad_dims": 1.0},
+        TypeError,
+        "pad_dims must be None or an integer of 0 or more, but is 1.0 (float).",
+    ),
+    (
+        RAGGED,
+        {"shape": (4, 4)},
+        ValueError,
+        "padding must give shape for 1 padded dimension, but gives (4, 4). Change "
+        "pad_dims, or the padding.",
+    ),
+]
+
+
+@pytest.mark.parametrize("tensors, flags, cls, message", WRONG)
+def test_wrong_arguments_are_refused(
+    tensors: Any, flags: dict[str, Any], cls: type[Exception], message: str
+) -> None:
+    with pytest.raises(cls) as caught:
+        pad_stack(tensors, **flags)
+    assert str(caught.value) == f"pad_stack: {message}"
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'size_divison'"):
+        pad_stack(RAGGED, size_divison=32)
+
+
+@both
+def test_what_is_more_than_bits_obeys_the_options_too(backend: ModuleType) -> None:
+    options: dict[str, Any] = {"side": "left", "size_divisor": 4, "mask": True}
+    options |= {"sizes": True, "padding_value": 5}
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    with warnings.catch_warnings(), using(backend):
+        warnings.simplefilter("ignore")  # torch calls quantized tensors deprecated
+        quantized = torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8)
+        for sample, values in (
+            (torch.ones(2).as_subclass(Named), [1, 1]),
+            (z.conj(), [1 - 2j, 3 + 4j]),
+            (z.conj().imag, [-2, 4]),
+            (torch._efficientzerotensor((2,)), [0, 0]),
+            (quantized, [1, 1]),
+        ):
+            got = pad_stack([sample], **options)
+            assert type(got) is Padded and type(got.data) is type(sample)
+            data = got.data.dequantize() if got.data.is_quantized else got.data
+            assert data.tolist() == [[5, 5, *values]]
+            assert got.mask.tolist() == [[False, False, True, True]]
+            assert type(got.mask) is torch.Tensor
+            assert got.sizes.tolist() == [[2]]
+
+
+def test_meta_tensors_stay_on_meta() -> None:
+    tensors = [torch.empty(n, device="meta") for n in (2, 3)]
+    got = pad_stack(tensors, size_divisor=4, side="center", mask=True, sizes=True)
+    assert [each.device.type for each in got] == ["meta"] * 3
+    assert [tuple(each.shape) for each in got] == [(2, 4), (2, 1), (2, 4)]
+
+
+def test_a_default_device_does_not_matter() -> None:
+    with torch.device("meta"):
+        got = pad_stack(RAGGED, mask=True, sizes=True)
+    assert [each.device.type for each in got] == ["cpu"] * 3
+    assert got.sizes.tolist() == [[2], [3]]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_gradients_flow_through_torch_func() -> None:
+    def total(x: torch.Tensor) -> torch.Tensor:
+        got = pad_stack([x, torch.ones(4)], side="left", mask=True)
+        assert got.mask.sum() == 6
+        return (got.data**2).sum()
+
+    x = torch.tensor([1.0, 2.0])
+    assert torch.func.grad(total)(x).tolist() == [2, 4]
+    assert torch.func.jvp(total, (x,), (torch.ones_like(x),))[1] == 6
+
+
+def test_a_padded_is_cut_into_views() -> None:
+    padded = pad_stack(RAGGED, mask=True)
+    assert padded.num_samples == 2
+    part = padded.part(1, 2)
+    assert type(part) is Padded
+    assert part.data.data_ptr() == padded.data[1].data_ptr()
+    assert (part.sizes, part.mask.tolist()) == (None, [[True] * 3])

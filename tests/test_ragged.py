@@ -1,0 +1,279 @@
+"""Ragged: joined without padding, and back again."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from types import ModuleType
+from typing import Any
+
+import oracle
+import pytest
+import samples
+import torch
+from backends import both, using
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyparallel import DataContainer, Padded, Padding, Ragged, collate
+
+POINTS = [torch.ones(2, 3), torch.zeros(0, 3), torch.full((1, 3), 2.0)]
+
+
+@st.composite
+def columns(draw: Any, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    rest = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
+    dtype = dtype or draw(st.sampled_from(samples.DTYPES))
+    lengths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+    return [draw(samples.tensors((length, *rest), dtype)) for length in lengths]
+
+
+@settings(deadline=None)
+@given(column=columns())
+def test_samples_are_joined_and_found_again_bit_by_bit(
+    column: list[torch.Tensor],
+) -> None:
+    ragged = Ragged.from_tensors(column)
+    assert ragged.values.is_contiguous()
+    assert ragged.num_samples == len(column)
+    assert ragged.lengths().tolist() == [len(sample) for sample in column]
+    assert (ragged.offsets.dtype, ragged.offsets[0].item()) == (torch.int64, 0)
+    for view, sample in zip(ragged.unbind(), column, strict=True):
+        oracle.assert_same_tensor(view, sample)
+        owner = ragged.values.untyped_storage().data_ptr()
+        assert view.untyped_storage().data_ptr() == owner
+    for start in range(len(column)):
+        part = ragged.part(start, start + 2)
+        assert part.offsets[0] == 0
+        for view, sample in zip(part.unbind(), column[start : start + 2], strict=True):
+            oracle.assert_same_tensor(view, sample)
+
+
+@both
+@settings(deadline=None)
+@given(
+    column=columns(),
+    side=st.sampled_from(["right", "left", "center"]),
+    divisor=st.integers(1, 3),
+    value=st.sampled_from([0, 1, 7]),
+)
+def test_padding_a_ragged_equals_the_oracle(
+    backend: ModuleType,
+    column: list[torch.Tensor],
+    side: str,
+    divisor: int,
+    value: int,
+) -> None:
+    ragged = Ragged.from_tensors(column)
+    ndim = column[0].dim()
+    sides = (side, *("right",) * (ndim - 1))
+    options = {"side": sides, "size_divisor": (divisor, *(1,) * (ndim - 1))}
+    try:
+        right = oracle.placed(column, ndim, [value] * len(column), options)
+    except RuntimeError:  # a dtype without zero
+        return
+    padding = Padding(side=side, size_divisor=divisor, mask=True, sizes=True)
+    with using(backend):
+        try:
+            got = ragged.to_padded(value, padding)
+        except ValueError as error:
+            assert "must have a padding_value" in str(error)
+            return
+    assert type(got) is Padded
+    oracle.assert_same_tensor(got.data, right[0])
+    assert got.sizes.tolist() == [[len(sample)] for sample in column]
+    alone = [torch.empty(len(sample)) for sample in column]
+    simple = {"side": side, "size_divisor": divisor}
+    oracle.assert_same_tensor(
+        got.mask, oracle.placed(alone, 1, [0] * len(column), simple)[2]
+    )
+
+
+def test_by_default_a_tensor_is_padded_with_zeros() -> None:
+    got = Ragged.from_tensors([torch.ones(1), torch.ones(2)]).to_padded()
+    assert got.tolist() == [[1, 0], [1, 1]]
+
+
+def test_gradients_flow_to_the_samples_and_back() -> None:
+    leaves = [torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)]
+    ragged = Ragged.from_tensors(leaves)
+    padded = ragged.to_padded(7, Padding(side="left"))
+    (padded * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum().backward()
+    assert [leaf.grad.tolist() for leaf in leaves] == [[1, 2], [4]]
+
+
+def test_mixed_dtypes_are_promoted_as_cat_promotes_them() -> None:
+    mixed = [torch.ones(1, dtype=torch.int32), torch.ones(2, dtype=torch.float64)]
+    assert Ragged.from_tensors(mixed).values.dtype is torch.float64
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_nested_tensor_shares_the_memory_in_both_directions(
+    requires_grad: bool,
+) -> None:
+    ragged = Ragged.from_tensors([x.requires_grad_(requires_grad) for x in fresh()])
+    nested = ragged.to_nested()
+    assert (nested.layout, nested.shape[0]) == (torch.jagged, 3)
+    for view, sample in zip(nested.unbind(), POINTS, strict=True):
+        assert torch.equal(view, sample)
+    again = Ragged.from_nested(nested)
+    assert again.values.data_ptr() == ragged.values.data_ptr()
+    assert torch.equal(again.offsets, ragged.offsets)
+    assert again.values.requires_grad is requires_grad
+
+
+def fresh() -> list[torch.Tensor]:
+    return [sample.clone() for sample in POINTS]
+
+
+def test_other_nested_tensors_are_copied() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        strided = torch.nested.nested_tensor(POINTS)
+        holes = torch.nested.narrow(
+            torch.arange(12.0).view(3, 4),
+            1,
+            torch.tensor([0, 1, 2]),
+            torch.tensor([2, 3, 1]),
+            layout=torch.jagged,
+        )
+    for view, sample in zip(Ragged.from_nested(strided).unbind(), POINTS, strict=True):
+        assert torch.equal(view, sample)
+    got = Ragged.from_nested(holes)
+    assert [view.tolist() for view in got.unbind()] == [[0, 1], [5, 6, 7], [10]]
+
+
+def test_a_ragged_can_be_copied_pickled_and_unpacked() -> None:
+    ragged = Ragged.from_tensors(POINTS)
+    for twin in (copy.deepcopy(ragged), pickle.loads(pickle.dumps(ragged))):
+        values, offsets = twin
+        assert type(twin) is Ragged
+        assert torch.equal(values, ragged.values)
+        assert torch.equal(offsets, ragged.offsets)
+
+
+def csr() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the layout a beta
+        return torch.ones(2, 2).to_sparse_csr()
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.ones(2, 3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+SHAPES = (
+    "must match {0} outside dimension 0, but has shape (2, 4) where (2, 3) was "
+    "expected. Transpose the samples so that they differ in dimension 0, or pad them."
+)
+REFUSED: list[tuple[list[Any], type[Exception], str]] = [
+    ([torch.ones(2, 3), torch.ones(2, 4)], ValueError, f"{{1}} {SHAPES}"),
+    (
+        [torch.ones(2), torch.tensor(1.0)],
+        ValueError,
+        "{1} must have at least 1 dimension to be ragged, but has shape (). Call "
+        "reshape(1) on it.",
+    ),
+    (
+        [torch.ones(2, 2), csr()],
+        TypeError,
+        "{1} must be a dense tensor, but its layout is torch.sparse_csr. Convert it "
+        "with to_dense() before collating.",
+    ),
+    (
+        [torch.ones(2), torch.ones(2, device="meta")],
+        ValueError,
+        "{1} must be on cpu like {0}, but is on meta.",
+    ),
+    (
+        [torch.ones(2, 3), freed()],
+        ValueError,
+        "{1} must lie within its storage, but needs 24 bytes where 0 are left. Collate "
+        "it before its storage is resized.",
+    ),
+]
+
+
+@pytest.mark.parametrize("column, cls, message", REFUSED)
+def test_samples_that_cannot_be_joined_are_named(
+    column: list[Any], cls: type[Exception], message: str
+) -> None:
+    with pytest.raises(cls) as caught:
+        Ragged.from_tensors(column)
+    assert str(caught.value) == message.format("samples[0]", "samples[1]")
+    batch = [{"points": DataContainer(x, ragged=True)} for x in [column[0], *column]]
+    with pytest.raises(cls) as collated:
+        collate(batch, 3)
+    names = ("batch[0]['points']", "batch[2]['points']")
+    assert str(collated.value) == message.format(*names)
+    assert isinstance(collated.value, AssertionError)
+
+
+CALLS: list[tuple[Any, type[Exception], str]] = [
+    (
+        lambda: Ragged.from_tensors(torch.ones(2)),  # type: ignore[arg-type]
+        TypeError,
+        "Ragged.from_tensors: samples must be a sequence of tensors, but is "
+        "torch.Tensor.",
+    ),
+    (
+        lambda: Ragged.from_tensors([]),
+        ValueError,
+        "Ragged.from_tensors: samples must have at least one tensor, but is empty.",
+    ),
+    (
+        lambda: Ragged.from_tensors([torch.ones(1), 5]),  # type: ignore[list-item]
+        TypeError,
+        "Ragged.from_tensors: samples[1] must be a tensor, but is int. Convert it with "
+        "torch.as_tensor.",
+    ),
+    (
+        lambda: Ragged.from_nested(torch.ones(1)),
+        TypeError,
+        "Ragged.from_nested: nested must be a nested tensor, but is torch.Tensor. Use "
+        "Ragged.from_tensors for a list.",
+    ),
+    (
+        lambda: Ragged(torch.ones(0), torch.zeros(1, dtype=torch.int64)).to_padded(),
+        ValueError,
+        "Ragged.to_padded: offsets must tell of at least one sample, but tell of none.",
+    ),
+    (
+        lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(4, 4))),
+        ValueError,
+        "Ragged.to_padded: padding must give shape for 1 padded dimension, but gives "
+        "(4, 4). Change pad_dims, or the padding.",
+    ),
+    (
+        lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(1,))),
+        ValueError,
+        "samples[0] must be at most (1,), the shape of the padding, in the padded "
+        "dimensions, but is (2,) there. Resize it before collating, or allow a larger "
+        "shape.",
+    ),
+    (
+        lambda: collate([DataContainer([1], ragged=True)]),
+        TypeError,
+        "batch[0] must hold a tensor because ragged=True, but holds list. Convert it "
+        "with torch.as_tensor, or use ragged=False.",
+    ),
+]
+
+
+@pytest.mark.parametrize("call, cls, message", CALLS)
+def test_wrong_calls_are_refused(call: Any, cls: type[Exception], message: str) -> None:
+    with pytest.raises(cls) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_collate_makes_one_ragged_for_every_chunk() -> None:
+    batch = [{"points": DataContainer(x, ragged=True)} for x in POINTS]
+    result = collate(batch, 2)["points"]
+    assert (result.ragged, result.stack, result.cpu_only) == (True, False, False)
+    assert [type(chunk) for chunk in result.data] == [Ragged, Ragged]
+    assert [chunk.offsets.tolist() for chunk in result.data] == [[0, 2, 2], [0, 1]]
+    assert torch.equal(result.data[0].values, torch.cat(POINTS[:2]))
