@@ -22,14 +22,9 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 MODULE = "pyparallel._backend._C"
-COMPILING = {
-    "build",
-    "build_ext",
-    "bdist_wheel",
-    "editable_wheel",
-    "install",
-    "develop",
-}
+FOLDERS = ("ops", "host", "cpu")  # of csrc, for every kind of build
+COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"}
+COMPILING.add("develop")
 NO_TORCH = """
 pyparallel's extension must be built against the torch that will run it, but torch \
 cannot be imported by {python} ({error}). Type:
@@ -175,7 +170,7 @@ def flags(env: Mapping[str, str], cuda: bool) -> dict[str, list[str]]:
 
 def sources(cuda: bool) -> list[str]:
     """List the files to compile; a device is present because its files are."""
-    patterns = ["csrc/bindings.cpp", "csrc/ops/*.cpp", "csrc/cpu/*.cpp"]
+    patterns = ["csrc/bindings.cpp", *(f"csrc/{d}/*.cpp" for d in FOLDERS)]
     patterns += ["csrc/cuda/*.cpp", "csrc/cuda/*.cu"] if cuda else []
     return sorted(str(p.relative_to(ROOT)) for q in patterns for p in ROOT.glob(q))
 

@@ -7,11 +7,14 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
 #include <string_view>
 #include <vector>
 
+#include "host/block_cache.h"
 #include "ops/backend.h"
 #include "ops/build_info.h"
+#include "ops/host_memory.h"
 #include "ops/pad_copy.h"
 #include "ops/slab.h"
 #include "ops/stack_equal.h"
@@ -198,6 +201,25 @@ py::list views(py::handle slab, py::handle offsets, py::handle dtypes,
   return list;
 }
 
+py::object empty(py::handle shape, py::handle dtype) {
+  const auto sizes = to_ints<c10::DimVector>(shape, {"empty", "shape"});
+  if (!THPDtype_Check(dtype.ptr())) wrong_type("empty: dtype", "a torch.dtype", dtype);
+  const auto type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+  return py::reinterpret_steal<py::object>(
+      THPVariable_Wrap(ops::new_host_tensor(sizes, type)));
+}
+
+py::tuple cache_info() {
+  const host::CacheInfo info = host::cache_info();
+  return py::make_tuple(info.in_use, info.cached, info.limit, info.hits, info.misses);
+}
+
+void bound_cache(int64_t limit, double idle_seconds) {
+  const auto patience = std::chrono::duration<double>(idle_seconds);
+  host::bound_cache(limit,
+                    std::chrono::duration_cast<std::chrono::milliseconds>(patience));
+}
+
 py::tuple devices() {
   py::list names;
   for (const c10::DeviceType type : ops::registered_devices()) {
@@ -244,6 +266,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("offsets"));
   module.def("views", &pp::views, py::arg("slab"), py::arg("offsets"),
              py::arg("dtypes"), py::arg("shapes"));
+  module.def("empty", &pp::empty, py::arg("shape"), py::arg("dtype"));
+  module.def("cache_info", &pp::cache_info);
+  module.def("bound_cache", &pp::bound_cache, py::arg("limit"),
+             py::arg("idle_seconds"));
+  module.def("clear_cache", &pp::host::clear_cache,
+             py::call_guard<py::gil_scoped_release>());
   module.def("devices", &pp::devices);
   module.def("build_info", &pp::build_info);
 }

@@ -7,6 +7,7 @@ backend is in use and why.
 
 from importlib import metadata as _metadata
 
+from . import memory
 from ._errors import BatchWarning
 from ._pad_stack import pad_stack
 from .collate import collate
@@ -34,6 +35,7 @@ __all__ = [
     "Ragged",
     "collate",
     "is_module_wrapper",
+    "memory",
     "pad_stack",
     "scatter",
     "scatter_kwargs",

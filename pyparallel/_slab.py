@@ -29,10 +29,13 @@ def empty(
     """Return an uninitialised contiguous tensor that its consumer gets without a copy.
 
     In a ``DataLoader`` worker it lies in shared memory, so that the parent maps the
-    very bytes written here; torch's ``default_collate`` does the same.
+    very bytes written here; torch's ``default_collate`` does the same. Elsewhere a
+    large one on the host lies in recycled memory (`pyparallel.memory`).
     """
-    if device.type != "cpu" or not in_worker():
+    if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
+    if not in_worker():
+        return _backend.empty(shape, dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     storage = torch.UntypedStorage._new_shared(nbytes)
     result: Any = torch.empty(0, dtype=dtype, device=device)

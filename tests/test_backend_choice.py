@@ -20,7 +20,8 @@ from pyparallel._backend import _build
 PACKAGE = Path(pyparallel.__file__).parent
 FIT = {"torch": "2.13.0+cpu", "cuda": None}
 FIT_CUDA = {"torch": "2.11.0+cu130", "cuda": "13.0"}
-MODULE = SimpleNamespace(**dict.fromkeys(_backend._CONTRACT))
+CONTRACT = _backend._CONTRACT
+MODULE = SimpleNamespace(**dict.fromkeys(CONTRACT))
 RULE = "pyparallel's extension must be built for the torch that runs it"
 REBUILD = (
     "Rebuild it in the source folder: "
@@ -129,12 +130,13 @@ def test_a_broken_extension_keeps_its_exception():
 
 
 def test_an_extension_that_lacks_a_function_is_not_used():
-    old = SimpleNamespace(pad_copy=None, pack=None, devices=None)
+    lacking = ("stack_equal", "views", "build_info")
+    old = SimpleNamespace(**{each: 0 for each in CONTRACT if each not in lacking})
     found = choose(load=lambda: old)
     assert (found.name, found.warns) == ("python", True)
     assert found.reason == (
-        "pyparallel's extension must define pad_copy, stack_equal, pack, views, "
-        f"devices, build_info, but lacks stack_equal, views, build_info. {REBUILD}"
+        f"pyparallel's extension must define {', '.join(CONTRACT)}, but lacks "
+        f"stack_equal, views, build_info. {REBUILD}"
     )
 
 

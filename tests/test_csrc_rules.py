@@ -16,10 +16,11 @@ TESTS = sorted((ROOT / "tests" / "csrc").glob("*.[ch]*"))
 # What a folder may include of ours; "ops/backend.h" stands below cpu and cuda.
 MAY_INCLUDE = {
     "core": r"core/",
+    "host": r"host/",
     "cpu": r"core/|cpu/|ops/backend\.h",
     "cuda": r"core/|cuda/|ops/backend\.h",
-    "ops": r"core/|ops/",
-    "bindings.cpp": r"ops/",
+    "ops": r"core/|host/|ops/",
+    "bindings.cpp": r"host/|ops/",
 }
 TORCH = r"(torch|ATen|c10|caffe2|pybind11)/"
 

@@ -16,7 +16,7 @@ LAYERS = [
     ["container"],
     ["_plan"],
     ["_backend"],
-    ["_slab"],
+    ["_slab", "memory"],
     ["_by_torch"],
     ["_stack", "_targets"],
     ["_pad_stack", "ragged"],

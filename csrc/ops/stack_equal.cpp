@@ -1,11 +1,11 @@
 #include "ops/stack_equal.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <cstring>
 
 #include "core/checked.h"
+#include "ops/host_memory.h"
 
 namespace pyparallel::ops {
 namespace {
@@ -46,7 +46,7 @@ at::Tensor new_stack(TensorRefs samples) {
   const at::Tensor& first = *samples[0];
   c10::DimVector shape{static_cast<int64_t>(samples.size())};
   shape.append(first.sizes().begin(), first.sizes().end());
-  return at::empty(shape, at::TensorOptions(first.scalar_type()));
+  return new_host_tensor(shape, first.scalar_type());
 }
 
 void copy_equal(const at::Tensor& dst, TensorRefs samples) {

@@ -92,6 +92,32 @@ def views(
         shapes: of the views.
     """
 
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised contiguous tensor on the CPU.
+
+    The native one takes 1 MiB and more from a cache of blocks that earlier tensors
+    gave back (`cache_info`), at a multiple of 2 MiB from that size on.
+
+    Args:
+        shape: of the tensor.
+        dtype: of the tensor.
+
+    Raises:
+        RuntimeError: a negative size, or no memory.
+    """
+
+def cache_info() -> tuple[int, int, int, int, int]:
+    """Return bytes in use, bytes cached, their limit, and blocks found and not found.
+
+    Zeros in pure Python, which has no cache.
+    """
+
+def bound_cache(limit: int, idle_seconds: float) -> None:
+    """Keep at most ``limit`` bytes, each block for at most ``idle_seconds``."""
+
+def clear_cache() -> int:
+    """Give all cached bytes back to the system; return how many they were."""
+
 def devices() -> tuple[str, ...]:
     """Return the device types that this build has kernels for, ``"cpu"`` first.
 

@@ -10,8 +10,9 @@ Attributes:
     reason: why, in a sentence.
     load_error: what loading the extension raised, if it did.
     built_for: the record of the build that was found; empty if there is none.
-    devices: the device types whose tensors the three functions take.
-    pad_copy, stack_equal, pack, views: the functions; ``_C.pyi`` is their contract.
+    devices: the device types whose tensors the operators take.
+    pad_copy, stack_equal, pack, views: the operators; ``_C.pyi`` is their contract.
+    empty, cache_info, bound_cache, clear_cache: memory for what they write.
 """
 
 from __future__ import annotations
@@ -29,11 +30,24 @@ from . import _reference
 from ._build import REBUILD, find, mismatch
 
 if TYPE_CHECKING:
-    from ._C import pack, pad_copy, stack_equal, views
+    from ._C import (
+        bound_cache,
+        cache_info,
+        clear_cache,
+        empty,
+        pack,
+        pad_copy,
+        stack_equal,
+        views,
+    )
 
 __all__ = [
+    "bound_cache",
     "built_for",
+    "cache_info",
+    "clear_cache",
     "devices",
+    "empty",
     "load_error",
     "name",
     "pack",
@@ -44,7 +58,8 @@ __all__ = [
 ]
 
 _VALUES = ("auto", "native", "python")
-_OPERATORS = ("pad_copy", "stack_equal", "pack", "views")
+_MEMORY = ("empty", "cache_info", "bound_cache", "clear_cache")
+_OPERATORS = ("pad_copy", "stack_equal", "pack", "views", *_MEMORY)
 _CONTRACT = (*_OPERATORS, "devices", "build_info")
 
 

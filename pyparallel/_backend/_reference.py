@@ -147,6 +147,26 @@ def views(
     return made
 
 
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """See ``_C.pyi``."""
+    _checks.require("empty: dtype", torch.dtype, "a torch.dtype", dtype)
+    return torch.empty(_checks.ints(shape, "empty: shape"), dtype=dtype, device="cpu")
+
+
+def cache_info() -> tuple[int, int, int, int, int]:
+    """See ``_C.pyi``."""
+    return (0, 0, 0, 0, 0)
+
+
+def bound_cache(limit: int, idle_seconds: float) -> None:
+    """See ``_C.pyi``."""
+
+
+def clear_cache() -> int:
+    """See ``_C.pyi``."""
+    return 0
+
+
 def _copy_and_fill(
     dst: Tensor, samples: list[Tensor], fills: bytes, starts: _Starts | None
 ) -> None:

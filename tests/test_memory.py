@@ -1,0 +1,254 @@
+"""Recycled memory as users see it; csrc/test_block_cache.cpp tests the cache."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import pickle
+import time
+
+import pytest
+import torch
+from backends import both, check
+from torch.utils.data import DataLoader
+
+import pyparallel
+from pyparallel import DataContainer, _backend, collate, memory
+
+MIB = 1 << 20
+recycles = pytest.mark.skipif(
+    _backend.name != "native", reason="pure Python leaves its memory to torch"
+)
+
+
+@pytest.fixture(autouse=True)
+def empty_before_and_default_after():
+    gc.collect()
+    limit = memory.cache_info().limit
+    memory.empty_cache()
+    yield
+    memory.set_cache_limit(limit)
+    memory.empty_cache()
+
+
+def batch_of(num_rows):
+    """Two ragged samples, (2, 1, num_rows, 1024) bytes when collated."""
+    rows = (num_rows, num_rows - 1)
+    samples = [torch.full((1, n, 1024), n % 251, dtype=torch.uint8) for n in rows]
+    return [DataContainer(sample, stack=True) for sample in samples]
+
+
+def collated(num_rows):
+    return collate(batch_of(num_rows), samples_per_gpu=2).data[0]
+
+
+@recycles
+def test_the_memory_of_a_large_batch_serves_the_next_one():
+    before = memory.cache_info()
+    first = collated(2048)
+    address = first.data_ptr()
+    assert memory.cache_info().in_use == before.in_use + 4 * MIB
+    view = first[0, 0]
+    del first
+    assert memory.cache_info().cached == 0, "a view keeps the memory alive"
+    assert view[0, 0] == 2048 % 251
+    del view
+    assert memory.cache_info().cached == 4 * MIB
+    again = collated(2047)
+    assert again.data_ptr() == address
+    after = memory.cache_info()
+    assert (after.hits - before.hits, after.misses - before.misses) == (1, 1)
+
+
+@recycles
+def test_recycled_memory_never_shows_an_earlier_batch():
+    dirty = torch.empty(0)
+    for fill in (1, 2, 3):
+        dirty = _backend.empty((2, 1, 2048, 1024), torch.uint8).fill_(fill)
+        del dirty
+        batch = collated(2048)
+        expected = torch.zeros(2, 1, 2048, 1024, dtype=torch.uint8)
+        expected[0], expected[1, :, :2047] = 2048 % 251, 2047 % 251
+        assert torch.equal(batch, expected)
+        del batch
+
+
+@recycles
+def test_equal_samples_are_recycled_too():
+    samples = [{"x": torch.ones(MIB, dtype=torch.uint8)} for _ in range(2)]
+    batch = collate(samples)
+    assert memory.cache_info().in_use >= 2 * MIB
+    del batch
+    assert memory.cache_info().cached == 2 * MIB
+
+
+def test_small_batches_stay_with_torch():
+    before = memory.cache_info()
+    batch = collated(32)
+    assert batch.shape == (2, 1, 32, 1024)
+    del batch
+    assert memory.cache_info() == before
+
+
+@recycles
+def test_the_limit_is_kept():
+    memory.set_cache_limit(3 * MIB)
+    kept = collated(1024)
+    del kept
+    assert memory.cache_info().cached == 2 * MIB
+    dropped = collated(2048)
+    del dropped
+    assert memory.cache_info().cached == 2 * MIB
+    memory.set_cache_limit(0)
+    assert memory.cache_info().cached == 0
+    assert memory.cache_info().limit == 0
+
+
+@recycles
+def test_what_nothing_asks_for_goes_back_in_time():
+    memory.set_cache_limit(64 * MIB, idle_seconds=0.05)
+    batch = collated(2048)
+    del batch
+    end = time.monotonic() + 30
+    while memory.cache_info().cached and time.monotonic() < end:
+        time.sleep(0.01)
+    assert memory.cache_info().cached == 0
+
+
+@recycles
+def test_emptying_returns_the_bytes():
+    batch = collated(2048)
+    assert memory.empty_cache() == 0
+    del batch
+    assert memory.empty_cache() == 4 * MIB
+    assert memory.empty_cache() == 0
+
+
+def test_a_recycled_tensor_can_do_what_every_tensor_can():
+    batch = collated(2048)
+    copy = batch.clone()
+    assert torch.equal(pickle.loads(pickle.dumps(batch)), copy)
+    assert (batch.numpy() == copy.numpy()).all()
+    batch.resize_(3, 1, 2048, 1024)
+    assert torch.equal(batch[:2], copy)
+    shared = collated(2048).share_memory_()
+    assert shared.is_shared() and torch.equal(shared, copy)
+    weights = torch.nn.Parameter(collated(2048).float())
+    weights.sum().backward()
+    assert weights.grad.sum() == weights.numel()
+    kept = collated(2048).untyped_storage()
+    assert len(kept) == 4 * MIB
+
+
+@recycles
+def test_junk_is_torchs_when_it_is_asked_for():
+    torch.use_deterministic_algorithms(True)
+    try:
+        junk = _backend.empty((MIB,), torch.float32)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert junk.isnan().all()
+    assert memory.cache_info().in_use == 0
+
+
+def sum_of(batch):
+    return batch.data[0].sum().item()
+
+
+def test_batches_of_workers_lie_in_shared_memory_and_are_not_recycled():
+    items = [each for _ in range(3) for each in batch_of(2048)]
+    loader = DataLoader(
+        items, batch_size=2, num_workers=1, collate_fn=lambda x: collate(x, 2)
+    )
+    expected = sum_of(collate(batch_of(2048), 2))
+    before = memory.cache_info()
+    for batch in loader:
+        assert batch.data[0].is_shared()
+        assert sum_of(batch) == expected
+    assert memory.cache_info() == before
+
+
+def child_collates(queue):
+    torch.set_num_threads(1)  # OpenMP's threads are the parent's
+    before = memory.cache_info()
+    sums = [int(collated(2048).sum()) for _ in range(2)]
+    after = memory.cache_info()
+    queue.put((before.cached, after.cached, after.hits - before.hits, sums))
+
+
+@recycles
+def test_a_forked_child_has_a_cache_of_its_own():
+    batch = collated(2048)
+    expected = int(batch.sum())
+    del batch
+    assert memory.cache_info().cached == 4 * MIB
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=child_collates, args=(queue,))
+    child.start()
+    assert queue.get(timeout=60) == (0, 4 * MIB, 1, [expected] * 2)
+    child.join(30)
+    assert child.exitcode == 0
+    assert memory.cache_info().cached == 4 * MIB
+
+
+@both
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3), (MIB,), (5, MIB)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.complex128])
+def test_empty_makes_a_contiguous_tensor(backend, shape, dtype):
+    made = backend.empty(shape, dtype)
+    assert (made.shape, made.dtype, made.device.type) == (shape, dtype, "cpu")
+    assert made.is_contiguous() and not made.requires_grad
+    assert made.untyped_storage().nbytes() == math.prod(shape) * dtype.itemsize
+    made.fill_(1)
+
+
+@both
+def test_empty_refuses_what_is_no_shape(backend):
+    rule = "must be a sequence of ints, but is of type int."
+    check(backend.empty, (3, torch.uint8), TypeError, f"empty: shape {rule}")
+    rule = "must be a torch.dtype, but is of type str."
+    check(backend.empty, ((3,), "uint8"), TypeError, f"empty: dtype {rule}")
+    text = "Trying to create tensor with negative dimension -1: [-1]"
+    check(backend.empty, ((-1,), torch.uint8), RuntimeError, text)
+
+
+@recycles
+def test_too_large_a_batch_is_an_error_that_tells_its_size():
+    text = (
+        f"there must be {2**60} bytes of memory for a batch, but the system has none "
+        "left."
+    )
+    check(_backend.empty, ((2**60,), torch.uint8), RuntimeError, text)
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "text"),
+    [
+        (
+            ("1", 1.0),
+            TypeError,
+            "an integer and idle_seconds a number, but are str and",
+        ),
+        ((1.5, 1.0), TypeError, "an integer and idle_seconds a number, but are float"),
+        ((1, "x"), TypeError, "a number, but are int and str."),
+        ((-1, 1.0), ValueError, "nbytes must be 0 or more, but is -1."),
+        ((2**63, 1.0), ValueError, f"nbytes must be 0 or more, but is {2**63}."),
+        ((1, 0.0), ValueError, "between 0.001 and a year, but is 0.0."),
+        ((1, math.nan), ValueError, "between 0.001 and a year, but is nan."),
+        ((1, math.inf), ValueError, "between 0.001 and a year, but is inf."),
+    ],
+)
+def test_impossible_bounds_are_refused(args, error, text):
+    before = memory.cache_info()
+    with pytest.raises(error) as caught:
+        memory.set_cache_limit(*args)
+    assert str(caught.value).startswith("set_cache_limit: ")
+    assert text in str(caught.value)
+    assert memory.cache_info() == before
+
+
+def test_pure_python_keeps_nothing():
+    assert pyparallel._backend._reference.cache_info() == (0, 0, 0, 0, 0)
+    assert pyparallel._backend._reference.clear_cache() == 0
