@@ -57,7 +57,7 @@ $(VPEER)/.deps: pyproject.toml
 # Both ask for the OpenCV that needs a display's libraries; the headless one is enough.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
 	$(VPEER)/bin/python $(PIP) opencv-python-headless
-	$(DEPS:PYTHON_BIN=$(VPEER)/bin/python) ".[test]"
+	$(DEPS:PYTHON_BIN=$(VPEER)/bin/python) ".[test,bench]"
 	touch $@
 
 $(VCUDA)/.deps: pyproject.toml
@@ -100,14 +100,15 @@ lint-lengths:
 
 # ------------------------------------------------------------- beside the peers
 # The extension in the tree serves both environments: same torch, same python.
-peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2 and mmengine
+peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine and what the benchmark needs
 
-test-peers: peers ## the comparison with mmcv; a skipped test fails
+test-peers: peers ## the comparison with mmcv, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
-		$(VPEER)/bin/python -m pytest tests/test_mmcv_differential.py
+		$(VPEER)/bin/python -m pytest tests/test_mmcv_differential.py \
+		$(wildcard tests/test_benchmark_*.py)
 
-bench: peers ## the table of benchmarks/README.md
-	$(VPEER)/bin/python -m benchmarks.collate $(BENCH_ARGS)
+bench: peers ## measure; write JSON, the table of benchmarks/README.md and the charts
+	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)
 
 demo: $(V)/.built ## a training run on two processes
 	OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \

@@ -3,28 +3,27 @@
 `compare` calls every contender once and refuses to time them unless their results are
 equal. It then times them in rounds: every round times each of them once, in an order of
 its own, so that whatever slows the machine for a while slows all of them. What comes
-out is a plain record, made for JSON, and the table is made from the record alone.
+out is a plain record, made for JSON; tables and charts are made from records alone.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-import os
-import platform
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 Record = dict[str, Any]
+
+#: However slow a case is, its quartiles are of this many rounds.
+MIN_ROUNDS = 5
 
 
 class Disagreement(AssertionError):
@@ -40,11 +39,14 @@ class Contender:
         call: takes nothing; None if what it needs is not installed.
         kind: ``ours``, ``peer``, or ``limit``: less work than the others do, as a
             yardstick. A limit's result is not compared.
+        view: gives the result in the form in which the others give it. It is called
+            when results are compared, and never timed.
     """
 
     name: str
     call: Callable[[], Any] | None
     kind: str = "peer"
+    view: Callable[[Any], Any] = lambda result: result
 
 
 def compare(
@@ -55,6 +57,7 @@ def compare(
     note: str = "",
     clock: Callable[[], float] = time.perf_counter,
     min_seconds: float = 1e-3,
+    max_seconds: float = math.inf,
 ) -> Record:
     """Check that the contenders agree, time them, and return the record of a case.
 
@@ -65,13 +68,13 @@ def compare(
         note: what the data are.
         clock: returns seconds; tests pass a fake.
         min_seconds: a fast function is called so often per round that this passes.
+        max_seconds: no round starts after this much time, once there are `MIN_ROUNDS`.
 
     Raises:
         Disagreement: before anything is timed.
     """
-    check(title, contenders)
-    with _quiet():
-        seconds = measure(contenders, rounds, clock, min_seconds)
+    nbytes = check(title, contenders)
+    seconds = measure(contenders, rounds, clock, min_seconds, max_seconds)
     ours = [c.name for c in contenders if c.kind == "ours" and c.name in seconds]
     rows = []
     for contender in contenders:
@@ -86,21 +89,26 @@ def compare(
                 if name != contender.name
             }
         rows.append(row)
-    return {"title": title, "note": note, "rounds": rounds, "rows": rows}
+    done = max(map(len, seconds.values()), default=0)
+    case: Record = {"title": title, "note": note, "rounds": done, "nbytes": nbytes}
+    return {**case, "rows": rows}
 
 
-def check(title: str, contenders: Sequence[Contender]) -> None:
+def check(title: str, contenders: Sequence[Contender]) -> int:
     """Raise `Disagreement` unless all contenders that are installed agree.
 
     Memory that torch allocates is filled with junk first, so that a function which
     leaves bytes unwritten is caught.
+
+    Returns:
+        The bytes of all tensors in a result, for what is measured in bytes.
     """
     first: tuple[str, Any] | None = None
     for contender in contenders:
         if contender.call is None or contender.kind == "limit":
             continue
         with _junk_in_new_memory():
-            result = contender.call()
+            result = contender.view(contender.call())
         if first is None:
             first = contender.name, result
             continue
@@ -110,6 +118,18 @@ def check(title: str, contenders: Sequence[Contender]) -> None:
                 f"{title}: {first[0]} and {contender.name} must give equal results, "
                 f"but differ{where}."
             )
+    return payload(first[1]) if first else 0
+
+
+def payload(result: Any) -> int:
+    """Return how many bytes the tensors of a result have."""
+    if isinstance(result, torch.Tensor):
+        return result.nbytes
+    if hasattr(result, "cpu_only"):
+        return payload(result.data)
+    if isinstance(result, Mapping):
+        return sum(map(payload, result.values()))
+    return sum(map(payload, result)) if isinstance(result, list | tuple) else 0
 
 
 def difference(a: Any, b: Any, path: str = "") -> str:
@@ -135,10 +155,25 @@ def difference(a: Any, b: Any, path: str = "") -> str:
 def measure(
     contenders: Sequence[Contender],
     rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+    min_seconds: float = 1e-3,
+    max_seconds: float = math.inf,
+) -> dict[str, list[float]]:
+    """Return seconds per call of every installed contender, one figure per round.
+
+    Results are not compared: that is for `compare`, whose arguments these are.
+    """
+    with _quiet():
+        return _measure(contenders, rounds, clock, min_seconds, max_seconds)
+
+
+def _measure(
+    contenders: Sequence[Contender],
+    rounds: int,
     clock: Callable[[], float],
     min_seconds: float,
+    max_seconds: float,
 ) -> dict[str, list[float]]:
-    """Return seconds per call of every installed contender, one figure per round."""
     calls = {c.name: c.call for c in contenders if c.call is not None}
     repeats = {}
     for name, call in calls.items():
@@ -146,7 +181,10 @@ def measure(
         repeats[name] = max(1, min(10_000, math.ceil(min_seconds / max(once, 1e-9))))
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     order, shuffle = list(calls), random.Random(0).shuffle
-    for _ in range(rounds):
+    start = clock()
+    for done in range(rounds):
+        if done >= MIN_ROUNDS and clock() - start > max_seconds:
+            break
         shuffle(order)
         for name in order:
             seconds[name].append(_time(calls[name], repeats[name], clock))
@@ -170,101 +208,15 @@ def summarise(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(times: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
-    """Return how many times as long as ours: of medians, and quartiles over rounds."""
+    """Return how many times as long as ours.
+
+    Of medians, of minima, and the quartiles of the ratios round by round.
+    """
     rounds = summarise([time / our for time, our in zip(times, ours, strict=True)])
     of_medians = statistics.median(times) / statistics.median(ours)
-    return {"of_medians": of_medians, "q1": rounds["q1"], "q3": rounds["q3"]}
-
-
-def losses(record: Record) -> list[str]:
-    """Return a line for every peer that is faster than one of ours (by medians)."""
-    return [
-        f"{case['title']}: {row['name']} takes {over['of_medians']:.3g} of {name}"
-        for case in record["cases"]
-        for row in case["rows"]
-        if row["kind"] == "peer" and row["installed"]
-        for name, over in row["over"].items()
-        if over["of_medians"] < 1
-    ]
-
-
-def table(record: Record) -> str:
-    """Return the whole record as markdown."""
-    lines = [f"{key}: {value}  " for key, value in record["machine"].items()]
-    for case in record["cases"]:
-        head = f"**{case['title']}** ({case['note']}; {case['rounds']} rounds)"
-        here = [row for row in case["rows"] if row["installed"]]
-        ours = [row["name"] for row in here if row["kind"] == "ours"]
-        titles = ["", "min", "median", "quartiles", *(f"/ {name}" for name in ours)]
-        lines += ["", head, "", _row(titles)]
-        lines += [_row(["---"] + ["---:"] * (len(titles) - 1))]
-        lines += [_row(_cells(row, ours)) for row in case["rows"]]
-    slower = losses(record)
-    lines += ["", "Peers that are faster than ours, by medians:", ""]
-    lines += [f"- {line}" for line in slower] or ["- none"]
-    return "\n".join(lines) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cells(row: Record, ours: Sequence[str]) -> list[str]:
-    name = f"*{row['name']}*" if row["kind"] == "limit" else row["name"]
-    name = f"**{name}**" if row["kind"] == "ours" else name
-    if not row["installed"]:
-        return [name, "not installed", *[""] * (2 + len(ours))]
-    times = [duration(row[key]) for key in ("min", "median")]
-    cells = [name, *times, f"{duration(row['q1'])} - {duration(row['q3'])}"]
-    for other in ours:
-        over = row["over"].get(other)
-        if over:
-            spread = f"({over['q1']:.3g} - {over['q3']:.3g})"
-            cells.append(f"{over['of_medians']:.3g} {spread}")
-        else:
-            cells.append("1")
-    return cells
-
-
-def duration(seconds: float) -> str:
-    """Return seconds for people, with three digits."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1 or unit == "us":
-            value = seconds * factor
-            return f"{value:.{max(0, 2 - int(math.log10(max(value, 1))))}f} {unit}"
-    raise AssertionError("unreachable")
-
-
-def machine(*packages: str) -> dict[str, str]:
-    """Describe where the figures come from."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        names = [line.split(":", 1)[1] for line in lines if line.startswith("model n")]
-        model = names[0].strip() if names else model
-    malloc = [f"{k}={v}" for k, v in sorted(os.environ.items()) if "MALLOC_" in k]
-    return {
-        "cpu": f"{model}, {len(os.sched_getaffinity(0))} cores for this process",
-        "load average": load(),
-        "threads": str(torch.get_num_threads()),
-        "malloc": " ".join(malloc) or "default",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        **{package: _version(package) for package in packages},
-    }
-
-
-def load() -> str:
-    """Return the load average: a busy machine measures badly, and it should show."""
-    return "{:.2f} {:.2f} {:.2f}".format(*os.getloadavg())
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    of_minima = min(times) / min(ours)
+    spread = {"q1": rounds["q1"], "q3": rounds["q3"]}
+    return {"of_medians": of_medians, "of_minima": of_minima, **spread}
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""collate against its peers: ``python -m benchmarks.collate --help``."""
+"""Measure in this process: ``python -m benchmarks.collate --help``.
+
+``python -m benchmarks`` runs it once for each mode of the allocator and reports on all.
+"""
 
 from __future__ import annotations
 
@@ -6,71 +9,143 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-from pyparallel import _backend
+from . import environment, growth, report, sweeps
+from ._harness import Record, compare
+from .backends import AS_LOADED, use_backend
+from .case import QUICK, Effort
+from .cases import cases
 
-from . import _harness
-from .cases import AS_LOADED, cases, use_backend
-
-#: Keeps freed memory in the process, so that no page is faulted in twice.
-WARM = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    "MALLOC_TOP_PAD_": str(1 << 26),
-}
+SECTIONS = ("cases", "sweeps", "growth")
 
 
 def measure(
-    threads: int, rounds: int, only: str = "", quick: bool = False
-) -> _harness.Record:
-    """Run the cases whose title contains ``only``; return the record."""
+    threads: int,
+    effort: Effort,
+    only: str = "",
+    quick: bool = False,
+    main_only: bool = False,
+) -> Record:
+    """Run the cases whose title contains ``only``; return the record of the run."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        machine = _harness.machine("pyparallel-torch", "mmcv", "mmengine", "numpy")
-        machine["backend"] = f"{_backend.name}: {_backend.reason}"
-        record: _harness.Record = {"machine": machine, "cases": []}
+        record: Record = {"machine": environment.machine(), "cases": []}
         for case in cases(quick):
-            if only not in case.title:
+            if only not in case.title or (main_only and not case.main):
                 continue
-            print(f"{case.title} ...", file=sys.stderr, flush=True)
-            comparison = _harness.compare(
-                case.title, case.contenders(), rounds=rounds, note=case.note
+            _say(f"{case.title}, {threads} threads")
+            comparison = compare(
+                case.title, case.contenders(), note=case.note, **effort._asdict()
             )
+            comparison["nbytes"] *= case.copies
             record["cases"].append(comparison)
-        record["machine"]["load average after"] = _harness.load()
+        record["machine"]["load average after"] = environment.load()
         return record
     finally:
         torch.set_num_threads(before)
         use_backend(AS_LOADED)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure, print the table, and write the JSON that was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.collate")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="of torch")
-    parser.add_argument("--rounds", type=int, default=30)
+def measure_sweeps(effort: Effort, quick: bool) -> list[Record]:
+    """Run the sweeps with one thread; return their records."""
+
+    def records() -> Iterator[Record]:
+        for each in sweeps.sweeps(quick):
+            _say(each.title)
+            yield sweeps.measure(each, effort)
+
+    return _with_one_thread(records)
+
+
+def measure_growth(effort: Effort, quick: bool) -> list[Record]:
+    """Time how the cost grows; return the records, that of the threads last."""
+
+    def records() -> Iterator[Record]:
+        for each in growth.growths(quick):
+            _say(each.title)
+            yield growth.measure(each, effort)
+        _say("threads")
+        yield from growth.measure_threads(quick, effort)
+
+    return _with_one_thread(records)
+
+
+def _with_one_thread(records: Callable[[], Iterator[Record]]) -> list[Record]:
+    """Collect records, and note the allocator in each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    mode = "warm" if environment.is_warm() else "default"
+    try:
+        return [{**record, "malloc": mode} for record in records()]
+    finally:
+        torch.set_num_threads(before)
+        use_backend(AS_LOADED)
+
+
+def _say(text: str) -> None:
+    print(f"{text} ...", file=sys.stderr, flush=True)
+
+
+def add_options(parser: argparse.ArgumentParser, threads: list[int]) -> None:
+    """Add the options that the whole run hands on to every process."""
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=threads, help="of torch"
+    )
+    parser.add_argument("--rounds", type=int, default=Effort().rounds)
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        default=Effort().max_seconds,
+        help="for one comparison; then no further round starts",
+    )
     parser.add_argument("--only", default="", help="part of the titles of cases to run")
     parser.add_argument("--json", type=Path, help="e.g. benchmarks/results/1.json")
+    parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
+
+
+def effort(args: argparse.Namespace) -> Effort:
+    """Return what the options ask for."""
+    return QUICK if args.quick else Effort(args.rounds, args.max_seconds)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print the tables, and write the JSON that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.collate")
+    add_options(parser, [1])
     parser.add_argument(
         "--warm-malloc",
         action="store_true",
         help="start again with an allocator that keeps freed memory (glibc)",
     )
-    parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=["cases"])
+    parser.add_argument(
+        "--main-only",
+        action="store_true",
+        help="with more threads than the first number given, run the main cases only",
+    )
     args = parser.parse_args(arguments)
-    if args.warm_malloc and any(os.environ.get(k) != v for k, v in WARM.items()):
+    if args.warm_malloc and not environment.is_warm():
         command = [sys.executable, "-m", "benchmarks.collate", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **WARM})
-    rounds = 2 if args.quick else args.rounds
-    records = [measure(n, rounds, args.only, args.quick) for n in args.threads]
+        os.execve(sys.executable, command, {**os.environ, **environment.WARM})
+    results: Record = {"runs": []}
+    if "cases" in args.sections:
+        for num in args.threads:
+            main_only = args.main_only and num != args.threads[0]
+            run = measure(num, effort(args), args.only, args.quick, main_only)
+            results["runs"].append(run)
+    if "sweeps" in args.sections:
+        results["sweeps"] = measure_sweeps(effort(args), args.quick)
+    if "growth" in args.sections:
+        results["growth"] = measure_growth(effort(args), args.quick)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"runs": records}, indent=1) + "\n")
-    print("\n".join(map(_harness.table, records)))
+        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(map(report.table, results["runs"])))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,28 @@
-"""The benchmark harness: it refuses, it counts right, and its table is its JSON."""
+"""The benchmark: its harness refuses and counts right, and its cases all run."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree
 
-from pyparallel import DataContainer
+from pyparallel import DataContainer, _backend
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 _harness = importlib.import_module("benchmarks._harness")
 bench_collate = importlib.import_module("benchmarks.collate")
+backends = importlib.import_module("benchmarks.backends")
+cases = importlib.import_module("benchmarks.cases")
+data = importlib.import_module("benchmarks.data")
+peers = importlib.import_module("benchmarks.peers")
+QUICK = importlib.import_module("benchmarks.case").QUICK
 Contender, Disagreement = _harness.Contender, _harness.Disagreement
 
 
@@ -113,7 +117,7 @@ def test_limits_are_timed_without_being_compared() -> None:
     ]
     case = _harness.compare("case", contenders, rounds=3, clock=clock)
     assert row(case, "less work")["over"]["ours"]["of_medians"] == 0.5
-    assert _harness.losses({"cases": [case]}) == []
+    assert row(case, "less work")["over"]["ours"]["of_minima"] == 0.5
 
 
 def test_minimum_and_quartiles_are_those_of_the_rounds() -> None:
@@ -130,7 +134,9 @@ def test_minimum_and_quartiles_are_those_of_the_rounds() -> None:
 
 def test_ratios_are_of_medians_with_the_spread_over_rounds() -> None:
     over = _harness.ratio([2.0, 6.0, 4.0], [1.0, 2.0, 4.0])
-    assert over == pytest.approx({"of_medians": 2.0, "q1": 1.5, "q3": 2.5})
+    expected = {"of_medians": 2.0, "of_minima": 2.0, "q1": 1.5, "q3": 2.5}
+    assert over == pytest.approx(expected)
+    assert _harness.ratio([2.0, 6.0], [4.0, 1.0])["of_minima"] == 2.0
 
 
 def test_a_fast_function_is_called_often_in_a_round() -> None:
@@ -164,75 +170,119 @@ def test_every_round_times_every_contender_once_and_orders_change() -> None:
     assert len(set(rounds)) > 1
 
 
-def test_losses_stay_in_the_table_and_are_listed() -> None:
+def test_the_payload_is_the_bytes_of_all_tensors_of_a_result() -> None:
     clock = FakeClock()
+    tree = {"a": [torch.zeros(3), "x"], "b": DataContainer([torch.zeros(2, 2)]), "c": 1}
+    contenders = [Contender("ours", clock.takes(1.0, result=tree), "ours")]
+    case = _harness.compare("case", contenders, rounds=1, clock=clock)
+    assert case["nbytes"] == 7 * 4
+
+
+def test_a_view_is_compared_and_not_timed() -> None:
+    clock = FakeClock()
+
+    def view(result: str) -> list[str]:
+        clock.now += 1000
+        return list(result)
+
     contenders = [
-        Contender("ours", clock.takes(2.0), "ours"),
-        Contender("faster", clock.takes(1.0)),
-        Contender("absent", None),
+        Contender("ours", clock.takes(2.0, result=["a", "b"]), "ours"),
+        Contender("peer", clock.takes(1.0, result="ab"), view=view),
     ]
     case = _harness.compare("case", contenders, rounds=3, clock=clock)
-    record = {"machine": {"cpu": "fake"}, "cases": [case]}
-    assert _harness.losses(record) == ["case: faster takes 0.5 of ours"]
-    text = _harness.table(record)
-    assert "| absent | not installed |" in text
-    times = "1.00 s | 1.00 s | 1.00 s - 1.00 s"
-    assert f"| faster | {times} | 0.5 (0.5 - 0.5) |" in text
-    assert "- case: faster takes 0.5 of ours" in text
+    assert row(case, "peer")["seconds"] == [1.0] * 3
+    with pytest.raises(Disagreement):
+        _harness.compare("case", [*contenders, Contender("b", lambda: "ab")])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(2.5, "2.50 s"), (0.0123, "12.3 ms"), (45.6e-6, "45.6 us"), (3e-7, "0.30 us")],
-)
-def test_durations_are_for_people(seconds: float, text: str) -> None:
-    assert _harness.duration(seconds) == text
+def test_a_slow_case_gets_fewer_rounds_but_never_too_few() -> None:
+    def rounds(max_seconds: float) -> int:
+        clock = FakeClock()
+        contenders = [Contender("ours", clock.takes(1.0), "ours")]
+        options = {"rounds": 30, "clock": clock, "max_seconds": max_seconds}
+        case = _harness.compare("case", contenders, **options)
+        assert len(row(case, "ours")["seconds"]) == case["rounds"]
+        return case["rounds"]
+
+    assert [rounds(x) for x in (0.0, 10.5, 1e9)] == [_harness.MIN_ROUNDS, 11, 30]
 
 
-def test_a_quick_run_has_a_table_that_agrees_with_its_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "results" / "quick.json"
-    bench_collate.main(["--quick", "--json", str(path)])
-    printed = capsys.readouterr().out
-    (record,) = json.loads(path.read_text())["runs"]
-    assert _harness.table(record) in printed
-    assert len(record["cases"]) == 10
-    for case in record["cases"]:
-        names = [each["name"] for each in case["rows"]]
-        assert names[:3] == ["ours, native", "ours, Python", "mmcv 1.x collate"]
-        for each in case["rows"]:
-            assert not each["installed"] or len(each["seconds"]) == case["rounds"]
-    rows = re.findall(r"^\| (?!---)(?! ).*\|$", printed, flags=re.MULTILINE)
-    assert len(rows) == sum(len(case["rows"]) for case in record["cases"])
-    assert record["machine"]["threads"] == "1"
-
-
-SWAPPED = ("name", "pad_copy", "stack_equal")
+SWAPPED = ("name", *_backend._OPERATORS)
 
 
 def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
-    from pyparallel import _backend
-
     before = [getattr(_backend, each) for each in SWAPPED], torch.get_num_threads()
-    bench_collate.measure(1, 1, only="tiny", quick=True)
+    record = bench_collate.measure(1, QUICK, only="tiny", quick=True)
+    assert [case["title"] for case in record["cases"]] == ["tiny"]
+    assert record["machine"]["threads"] == "1"
     after = [getattr(_backend, each) for each in SWAPPED], torch.get_num_threads()
     assert after == before
 
 
 def test_both_backends_are_timed_in_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = importlib.import_module("benchmarks.cases")
-    from pyparallel import _backend
-
     for each in SWAPPED:
         monkeypatch.setattr(_backend, each, None)
-        monkeypatch.setitem(cases.AS_LOADED, each, "native")
-    for each in SWAPPED[1:]:
-        monkeypatch.setitem(cases.IN_PYTHON, each, "python")
+        monkeypatch.setitem(backends.AS_LOADED, each, "native")
+        monkeypatch.setitem(backends.IN_PYTHON, each, "python")
     for _ in range(2):  # the first case leaves its last backend behind
-        native, python = cases.ours(lambda: {getattr(_backend, x) for x in SWAPPED})
+        native, python = backends.ours(lambda: {getattr(_backend, x) for x in SWAPPED})
         assert [python.call(), native.call(), python.call()] == [
             {"python"},
             {"native"},
             {"python"},
         ]
+
+
+def test_every_case_runs_and_all_contenders_agree() -> None:
+    found = cases.cases(True)
+    titles = [case.title for case in found]
+    assert len(set(titles)) == len(titles) >= 15
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for case in found:
+            record = _harness.compare(case.title, case.contenders(), **QUICK._asdict())
+            kinds = [each["kind"] for each in record["rows"] if each["installed"]]
+            assert "ours" in kinds and "peer" in kinds, case.title
+            assert record["nbytes"] > 0
+    finally:
+        torch.set_num_threads(before)
+        backends.use_backend(backends.AS_LOADED)
+
+
+def test_the_nest_has_as_many_leaves_as_it_is_asked_for() -> None:
+    for num in (1, 3, 33, 100, 528):
+        leaves, _ = _pytree.tree_flatten(data.nested_batch(num))
+        assert len(leaves) == num
+    assert 100e3 < sum(leaf.nbytes for leaf in leaves) < 200e3
+
+
+def test_what_goes_into_mappings_comes_out_again() -> None:
+    tree = {"a": [torch.ones(2), (torch.zeros(1), {"b": torch.ones(1)})]}
+    mappings = peers.in_mappings(tree)
+    assert set(mappings["a"]["1"]) == {"0", "1"}
+    assert _harness.difference(peers.out_of_mappings(mappings, tree), tree) == ""
+
+
+def test_photographs_are_resized_by_the_rule_of_mmdet() -> None:
+    assert data.rescaled(427, 640, 800, 1333) == (800, 1199)
+    assert data.rescaled(480, 1280, 800, 1333) == (500, 1333)
+    assert data.rescaled(1411, 1411, 800, 1333) == (800, 800)
+
+
+@pytest.mark.skipif(not data.photos(50, 83), reason="needs scikit-image or its like")
+def test_photographs_are_real_and_ragged() -> None:
+    photos = data.photos(50, 83)
+    assert len({photo.shape for photo in photos}) > 1
+    for photo in photos:
+        assert photo.dtype == torch.uint8 and photo.shape[0] == 3
+        assert min(photo.shape[1:]) <= 50 and max(photo.shape[1:]) <= 83
+        assert photo.float().std() > 10
+
+
+@pytest.mark.skipif(not data.glyphs(1), reason="needs matplotlib, for its fonts")
+def test_glyphs_are_cut_out_of_a_font() -> None:
+    glyphs = data.glyphs(200)
+    assert len(glyphs) == 200 and len({glyph.shape for glyph in glyphs}) > 20
+    assert all(glyph.dim() == 3 and glyph.any() for glyph in glyphs)
+    assert _harness.difference(glyphs, data.glyphs(200)) == ""

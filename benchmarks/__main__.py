@@ -1,0 +1,126 @@
+"""The whole benchmark: ``python -m benchmarks --help``.
+
+It measures in one process for each mode of the allocator, and writes the JSON, the
+table in the README, all tables beside the JSON, and the charts: the last three from the
+JSON alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from . import collate, report
+from .environment import MALLOC, cores
+
+_HERE = Path(__file__).parent
+#: Where a run writes that is not to be kept.
+_SCRATCH = _HERE.parent / "build" / "benchmarks" / "scratch"
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Run one process for each mode of the allocator; return all their records."""
+    results: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "quick": args.quick,
+        "runs": [],
+        "sweeps": [],
+        "growth": [],
+    }
+    for mode in args.malloc:
+        sections = ["cases"]
+        if not args.only:
+            # Growth is of instructions: where pages are faulted in, it is the kernel's.
+            sections += ["sweeps", *(["growth"] if mode == args.malloc[-1] else [])]
+        for key, records in _child(args, mode, sections).items():
+            results[key] += records
+    return results
+
+
+def _child(args: argparse.Namespace, mode: str, sections: list[str]) -> dict[str, Any]:
+    print(f"--- malloc: {mode}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "records.json"
+        command = [sys.executable, "-m", "benchmarks.collate", "--json", str(path)]
+        command += ["--rounds", str(args.rounds), "--only", args.only, "--main-only"]
+        command += ["--max-seconds", str(args.max_seconds)]
+        command += ["--threads", *map(str, args.threads), "--sections", *sections]
+        command += ["--quick"] if args.quick else []
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+        environment = {**kept, **MALLOC[mode]}
+        # The tables come once, at the end, of all processes together.
+        subprocess.run(
+            command,
+            check=True,
+            env=environment,
+            cwd=_HERE.parent,
+            stdout=subprocess.DEVNULL,
+        )
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write(results: dict[str, Any], path: Path, folder: Path, charts: bool) -> None:
+    """Write the reports of results that are kept at ``path``, into ``folder``."""
+    images: list[str] = []
+    if charts:
+        images = _draw(results, folder / "charts")
+    link = Path(os.path.relpath(path, folder)).with_suffix("").as_posix()
+    text = report.block(results, link, [f"charts/{name}" for name in images])
+    report.write_block(folder / "README.md", text)
+    path.with_suffix(".md").write_text(report.details(results), encoding="utf-8")
+
+
+def _draw(results: dict[str, Any], folder: Path) -> list[str]:
+    try:
+        from . import charts
+    except ImportError as error:
+        print(f"No charts: {error}. Install matplotlib.", file=sys.stderr)
+        return []
+    return charts.draw(results, folder)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure or read records, write the reports, and say what needs a look."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    collate.add_options(parser, sorted({1, min(2, cores())}))
+    modes = list(MALLOC)
+    parser.add_argument("--malloc", nargs="+", choices=modes, default=modes)
+    parser.add_argument("--no-charts", action="store_true")
+    parser.add_argument(
+        "--from",
+        dest="records",
+        type=Path,
+        help="measure nothing; make the reports of this JSON again",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for README.md, charts and results; benchmarks/ by default, and "
+        "build/benchmarks/scratch with --quick or --only",
+    )
+    args = parser.parse_args(arguments)
+    folder = args.out or (_SCRATCH if args.quick or args.only else _HERE)
+    if args.records:
+        path = args.records
+        results = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        results = measure(args)
+        path = args.json or folder / "results" / f"{results['date']}-cpu.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(results, path, folder, not args.no_charts)
+    print(report.details(results))
+    print(f"Records: {path}\nTable and charts: {folder}", file=sys.stderr)
+    for line in [] if results.get("quick") else report.complaints(results):
+        print(f"Look at this: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Ours: pyparallel's functions with the compiled and with the pure Python backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from pyparallel import _backend, _tree
+from pyparallel._backend import _reference
+from pyparallel._plan import plan_slab
+
+from ._harness import Contender
+
+#: What differs between the backends; `use_backend` replaces it in `_backend`.
+_OPERATORS = tuple(_backend._OPERATORS)
+AS_LOADED = {each: getattr(_backend, each) for each in ("name", *_OPERATORS)}
+IN_PYTHON = {
+    "name": "python",
+    **{each: getattr(_reference, each) for each in _OPERATORS},
+}
+
+
+def use_backend(functions: Mapping[str, Any]) -> None:
+    """Make pyparallel use these functions; `AS_LOADED` is what was there at first."""
+    for name, function in functions.items():
+        setattr(_backend, name, function)
+
+
+def ours(call: Callable[[], Any]) -> list[Contender]:
+    """Return ``call`` with the compiled and with the pure Python backend."""
+
+    def with_backend(functions: Mapping[str, Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            use_backend(functions)
+            return call()
+
+        return run
+
+    native = with_backend(AS_LOADED) if AS_LOADED["name"] == "native" else None
+    return [
+        Contender("ours, native", native, "ours"),
+        Contender("ours, Python", with_backend(IN_PYTHON), "ours"),
+    ]
+
+
+def pack_and_rebuild(tree: Any) -> Any:
+    """Return a copy of nested CPU tensors that lie in one slab.
+
+    It is what `scatter` does on the host for one device, but for the device's copy.
+    """
+    leaves, structure = _tree.flatten(tree)
+    plan = plan_slab([leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves])
+    slab = torch.empty(plan.nbytes, dtype=torch.uint8)
+    _backend.pack(slab, leaves, plan.offsets)
+    views = _backend.views(slab, plan.offsets, plan.dtypes, plan.shapes)
+    return _tree.unflatten(structure, views)

@@ -1,0 +1,179 @@
+"""Cases of many fields: dicts and nests, collated, scattered and packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from pyparallel import DataContainer, collate, scatter
+
+from . import data, peers
+from ._harness import Contender
+from .backends import ours, pack_and_rebuild
+from .case import Case
+from .cases_images import near_224
+
+#: As in the example of NVIDIA's multi_tensor_copier.
+NUM_LEAVES = 528
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "img": {"stack": True},
+    "mask": {"stack": True, "padding_value": 255},
+    "gt_bboxes": {},
+    "gt_labels": {},
+    "img_metas": {"cpu_only": True},
+}
+
+
+def cases(quick: bool) -> list[Case]:
+    """Return the cases; ``quick`` shrinks them."""
+    num_batches = 16 if quick else 256
+    samples = "16 samples: img 3x(200 to 256)^2, a mask padded with 255, boxes, labels"
+    nest = f"{NUM_LEAVES} tensors of some 280 bytes in nested dicts, lists and tuples"
+    fields = f"{num_batches} samples of 10 float32 tensors of 8, no containers"
+    images = 2 if quick else 16
+    return [
+        Case(
+            "detection dict",
+            f"synthetic: {samples}, metadata",
+            partial(collated_dicts, images),
+            main=True,
+        ),
+        Case(
+            "many small fields", f"synthetic: {fields}", partial(_fields, num_batches)
+        ),
+        Case(
+            "scatter detection dict",
+            f"synthetic: {samples}, collated; to [-1]",
+            partial(_scattered_dicts, images),
+            copies=False,
+        ),
+        Case(
+            f"scatter {NUM_LEAVES} leaves",
+            f"synthetic: {nest}; to [-1]",
+            scattered,
+            copies=False,
+        ),
+        Case(f"pack {NUM_LEAVES} leaves", f"synthetic: {nest}; copied", packed),
+    ]
+
+
+def collated_dicts(num: int) -> list[Contender]:
+    """Compare ways to batch detection samples of five fields."""
+    raw = data.detection_samples(near_224(num))
+
+    def by_hand() -> dict[str, Any]:
+        batch: dict[str, Any] = {}
+        for key, options in _OPTIONS.items():
+            batch[key] = values = [sample[key] for sample in raw]
+            if options.get("stack"):
+                sizes = zip(*(value.shape for value in values), strict=True)
+                fill = options.get("padding_value", 0)
+                target = list(map(max, sizes))
+                batch[key] = peers.pad_then_stack(values, target, fill)
+        return {key: DataContainer([value]) for key, value in batch.items()}
+
+    return [
+        *collate_samples(raw),
+        Contender("by hand: F.pad + stack, lists", by_hand),
+    ]
+
+
+def collate_samples(raw: list[dict[str, Any]]) -> list[Contender]:
+    """Return ours and mmcv's for detection samples."""
+    batch, mmcv = _boxed(raw, DataContainer), None
+    if peers.mmcv_collate is not None:
+        theirs = _boxed(raw, peers.MmcvContainer)
+        mmcv = partial(peers.mmcv_collate, theirs, len(raw))
+    return [
+        *ours(lambda: collate(batch, len(raw))),
+        Contender("mmcv 1.x collate", mmcv),
+    ]
+
+
+def _boxed(
+    raw: list[dict[str, Any]], container: Callable[..., Any]
+) -> list[dict[str, Any]]:
+    return [
+        {key: container(sample[key], **_OPTIONS[key]) for key in _OPTIONS}
+        for sample in raw
+    ]
+
+
+def _fields(num: int, num_fields: int = 10) -> list[Contender]:
+    """Compare ways to batch samples that are dicts of small equal tensors."""
+    generator = torch.Generator().manual_seed(0)
+    names = [f"field{i}" for i in range(num_fields)]
+    batch = [
+        {name: torch.rand(8, generator=generator) for name in names} for _ in range(num)
+    ]
+
+    def by_hand() -> dict[str, Tensor]:
+        return {name: torch.stack([sample[name] for sample in batch]) for name in names}
+
+    mmcv = None
+    if peers.mmcv_collate is not None:
+        mmcv = partial(peers.mmcv_collate, batch, num)
+    return [
+        *ours(lambda: collate(batch, num)),
+        Contender("mmcv 1.x collate", mmcv),
+        Contender("torch default_collate", lambda: default_collate(batch)),
+        Contender("by hand: torch.stack", by_hand),
+    ]
+
+
+def _scattered_dicts(num: int) -> list[Contender]:
+    """Compare ways to take a collated batch out of its containers, on the host."""
+    raw = data.detection_samples(near_224(num))
+    batch, mmcv = collate(_boxed(raw, DataContainer), num), None
+    if peers.mmcv_scatter is not None:
+        theirs = peers.mmcv_collate(_boxed(raw, peers.MmcvContainer), num)
+        mmcv = partial(peers.mmcv_scatter, theirs, [-1])
+
+    def by_hand() -> list[dict[str, Any]]:
+        return [{key: peers.contiguous(box.data[0]) for key, box in batch.items()}]
+
+    return [
+        *ours(lambda: scatter(batch, [-1])),
+        Contender("mmcv 1.x scatter", mmcv),
+        Contender("by hand: recursion", by_hand),
+    ]
+
+
+def scattered(num_leaves: int = NUM_LEAVES) -> list[Contender]:
+    """Compare ways to go through a nest of tensors that stay on the host.
+
+    Nothing is copied: there is one target, and all tensors are contiguous.
+    """
+    batch, mmcv = data.nested_batch(num_leaves), None
+    if peers.mmcv_scatter is not None:
+        mmcv = partial(peers.mmcv_scatter, batch, [-1])
+    return [
+        *ours(lambda: scatter(batch, [-1])),
+        Contender("mmcv 1.x scatter", mmcv),
+        Contender("by hand: recursion", lambda: [peers.contiguous(batch)]),
+    ]
+
+
+def packed(num_leaves: int = NUM_LEAVES) -> list[Contender]:
+    """Compare ways to copy a nest of tensors; ours and tensordict's is one block."""
+    batch, tensordict = data.nested_batch(num_leaves), None
+    if peers.TensorDict is not None:
+        # Made beforehand and not timed: who uses it has a TensorDict already.
+        theirs = peers.TensorDict(peers.in_mappings(batch), batch_size=[])
+        tensordict = theirs.consolidate
+    return [
+        *ours(lambda: pack_and_rebuild(batch)),
+        Contender(
+            "tensordict consolidate",
+            tensordict,
+            view=lambda result: peers.out_of_mappings(result.to_dict(), batch),
+        ),
+        Contender("by hand: clone each", lambda: peers.clone_each(batch)),
+        Contender("by hand: cat + split", lambda: peers.cat_then_split(batch)),
+    ]

@@ -1,0 +1,293 @@
+"""Charts, made from the records alone: the same records give the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from ._harness import Record
+from .report import run_label
+
+#: Colour (of Okabe and Ito, who chose them for all eyes), marker and line by contender.
+_STYLES = {
+    "ours, native": ("#0072B2", "o", "-"),
+    "ours, Python": ("#56B4E9", "o", "--"),
+    "mmcv": ("#D55E00", "s", "-"),
+    "new_full": ("#E69F00", "^", "-"),
+    "F.pad": ("#009E73", "v", "-"),
+    "mmengine": ("#CC79A7", "D", "-"),
+    "tensordict": ("#882255", "*", "-"),
+    "torch.nested": ("#7F7F7F", "P", "-"),
+    "memcpy": ("#000000", "", ":"),
+    "non-temporal": ("#000000", "", "-."),
+}
+_OTHER = ("#555555", "x", "-")
+
+_RC = {
+    "svg.hashsalt": "pyparallel",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "grid.color": "#DDDDDD",
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+}
+
+
+def draw(results: Record, folder: Path) -> list[str]:
+    """Draw what the records are enough for, as SVG and PNG.
+
+    Returns:
+        The names of the SVG files.
+    """
+    sweeps, growths = results.get("sweeps", []), results.get("growth", [])
+    by_images = [each for each in sweeps if each["x"] == "images"]
+    by_bytes = [each for each in sweeps if each["x"] == "output bytes"]
+    figures: dict[str, Callable[[], Figure]] = {}
+    if any(run["cases"] for run in results["runs"]):
+        figures["ratio_by_case"] = lambda: ratio_by_case(results["runs"])
+    if by_images:
+        figures["ratio_by_batch_size"] = lambda: ratio_by_batch_size(by_images)
+    if by_bytes:
+        figures["throughput_by_bytes"] = lambda: throughput_by_bytes(by_bytes)
+    if growths:
+        figures["growth_of_cost"] = lambda: growth_of_cost(growths)
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(_RC):
+        for name, make in figures.items():
+            figure = make()
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+            png = {"Software": None}
+            figure.savefig(folder / f"{name}.png", dpi=110, metadata=png)
+    return [f"{name}.svg" for name in figures]
+
+
+def ratio_by_case(runs: Sequence[Record]) -> Figure:
+    """Return a dot for every peer of every case: how many times as long as ours."""
+    runs = [run for run in runs if run["cases"]]
+    tallest = max(len(run["cases"]) for run in runs)
+    figure, panels = _panels(
+        len(runs), len(runs), 3.2, 1.4 + 0.27 * tallest, sharex=True
+    )
+    for i, (axes, run) in enumerate(zip(panels, runs, strict=True)):
+        titles = [case["title"] for case in runs[0]["cases"]]
+        for case in run["cases"]:
+            if case["title"] not in titles:
+                titles.append(case["title"])
+            y = titles.index(case["title"])
+            for row in case["rows"]:
+                over = _over_first(case, row)
+                if over and row["kind"] == "peer":
+                    colour, marker, _ = _style(row["name"])
+                    x = over["of_medians"]
+                    label = _family(row["name"])
+                    axes.plot(x, y, marker, color=colour, label=label, alpha=0.85)
+        axes.set_ylim(len(titles) - 0.5, -0.5)
+        axes.set_yticks(range(len(titles)), titles if i == 0 else [""] * len(titles))
+        axes.set_title(run_label(run))
+        axes.set_xscale("log")
+        _plain_axis(axes.xaxis)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.grid(True)
+        axes.set_xlabel("times as long as ours")
+    figure.suptitle(
+        f"Peers against {_first(runs[0]['cases'][0])}: right of 1 the peer is slower"
+    )
+    return _with_legend(figure, panels)
+
+
+def ratio_by_batch_size(sweeps: Sequence[Record]) -> Figure:
+    """Return the ratio of each peer to ours over the number of images."""
+    figure, panels = _panels(len(sweeps), 2, 4.2, 3.0)
+    for axes, sweep in zip(panels, sweeps, strict=False):
+        for name, kind in _names(sweep["points"]):
+            if kind == "limit":
+                continue
+            found = [
+                (p["size"], _over_first(p, _row(p, name))) for p in sweep["points"]
+            ]
+            points = [(size, over) for size, over in found if over]
+            if not points:
+                continue
+            sizes = [size for size, _ in points]
+            _line(axes, name, sizes, [over["of_medians"] for _, over in points])
+            low, high = ([over[key] for _, over in points] for key in ("q1", "q3"))
+            axes.fill_between(
+                sizes, low, high, color=_style(name)[0], alpha=0.15, linewidth=0
+            )
+        axes.axhline(1, color="black", linewidth=1)
+        axes.set_title(f"{sweep['title'].partition(': ')[2]}, {sweep['malloc']} malloc")
+        _log_axes(axes, sweep["points"], "images in the batch", "times as long as ours")
+        _plain_axis(axes.yaxis)
+    base = _first(sweeps[0]["points"][0])
+    figure.suptitle(f"Peers against {base} by batch size: above 1 the peer is slower")
+    return _with_legend(figure, panels)
+
+
+def throughput_by_bytes(sweeps: Sequence[Record]) -> Figure:
+    """Return GB/s of output over the size of the output."""
+    figure, panels = _panels(len(sweeps), 2, 4.6, 3.6)
+    for axes, sweep in zip(panels, sweeps, strict=False):
+        for name, _ in _names(sweep["points"]):
+            points = [
+                (point["nbytes"], point["nbytes"] / row["median"] / 1e9)
+                for point in sweep["points"]
+                if (row := _row(point, name))["installed"]
+            ]
+            _line(axes, name, *zip(*points, strict=True)) if points else None
+        axes.set_title(f"{sweep['malloc']} malloc")
+        _log_axes(axes, sweep["points"], "size of the output", "GB/s of output")
+        nbytes = [point["size"] for point in sweep["points"]][::2]
+        axes.set_xticks(nbytes, list(map(_size, nbytes)))
+        _plain_axis(axes.yaxis)
+    figure.suptitle("Output written per second, one thread (memcpy is warm in both)")
+    return _with_legend(figure, panels)
+
+
+def growth_of_cost(growths: Sequence[Record]) -> Figure:
+    """Return the cost over samples and leaves, and the speed over threads."""
+    figure, panels = _panels(len(growths), 4, 3.1, 2.7)
+    for axes, growth in zip(panels, growths, strict=False):
+        sizes, threads = growth["sizes"], growth["x"] == "threads"
+        axes.set_title(growth["title"])
+        for row in growth["series"]:
+            if row["installed"]:
+                seconds = row["seconds"]
+                scale = [seconds[0] / t if threads else t * 1e6 for t in seconds]
+                _line(axes, row["name"], sizes, scale)
+        if threads:
+            axes.plot(sizes, sizes, color="#999999", linewidth=0.9, zorder=0)
+            axes.set(xlabel="threads", ylabel="times as fast as with one")
+            axes.set_xticks(sizes, list(map(str, sizes)))
+            axes.set_ylim(bottom=0)
+            axes.grid(True)
+            continue
+        first = growth["series"][0]
+        first = first if first["installed"] else growth["series"][1]
+        last = first["seconds"][-1] * 1e6
+        guide = [last * size / sizes[-1] for size in sizes]
+        axes.plot(sizes, guide, color="#999999", linewidth=0.9, zorder=0)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set(xlabel=growth["x"], ylabel="microseconds (minimum)")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.grid(True)
+    figure.suptitle("Growth of cost; the thin grey line is exactly proportional")
+    return _with_legend(figure, panels)
+
+
+def _panels(
+    num: int, columns: int, width: float, height: float, sharex: bool = False
+) -> tuple[Figure, list[Axes]]:
+    columns = min(num, columns)
+    rows = -(-num // columns)
+    size = (max(5.5, width * columns + 0.6), height * rows + 1.1)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex)
+    panels = list(grid.flat)
+    for unused in panels[num:]:
+        unused.set_visible(False)
+    return figure, panels[:num]
+
+
+def _line(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[float]) -> None:
+    colour, marker, line = _style(name)
+    width = 2.4 if name == "ours, native" else None
+    order = 3 if name.startswith("ours") else 2
+    axes.plot(
+        xs,
+        ys,
+        line,
+        marker=marker,
+        color=colour,
+        linewidth=width,
+        zorder=order,
+        label=_family(name),
+    )
+
+
+def _with_legend(figure: Figure, panels: Sequence[Axes]) -> Figure:
+    """Put one legend under all panels."""
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    labels = sorted(entries, key=_place)
+    rows = -(-len(labels) // max(3, int(figure.get_figwidth() / 1.5)))
+    columns = -(-len(labels) // rows)
+    figure.legend(
+        [entries[label] for label in labels],
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+    )
+    return figure
+
+
+def _log_axes(axes: Axes, points: Sequence[Record], x: str, y: str) -> None:
+    sizes = [point["size"] for point in points]
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, list(map(str, sizes)))
+    axes.minorticks_off()
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(True)
+
+
+def _plain_axis(axis: Any) -> None:
+    """Write 1, 2, 5, 10 where a logarithmic axis would write powers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 20} MB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KB"
+
+
+def _style(name: str) -> tuple[str, str, str]:
+    return next((_STYLES[key] for key in _STYLES if name.startswith(key)), _OTHER)
+
+
+def _family(name: str) -> str:
+    """Return what the legend calls a contender: those of one style are one entry."""
+    if name.startswith("by hand") or _style(name) == _OTHER:
+        return "others, by hand"
+    return "mmcv 1.x" if name.startswith("mmcv") else name
+
+
+def _place(label: str) -> int:
+    """Return where a label stands in the legend: as in ``_STYLES``."""
+    places = [i for i, start in enumerate(_STYLES) if label.startswith(start)]
+    return places[0] if places else len(_STYLES)
+
+
+def _names(points: Sequence[Record]) -> list[tuple[str, str]]:
+    rows = [row for point in points for row in point["rows"] if row["installed"]]
+    return list(dict.fromkeys((row["name"], row["kind"]) for row in rows))
+
+
+def _row(point: Record, name: str) -> Record:
+    missing: Record = {"name": name, "installed": False}
+    return next((row for row in point["rows"] if row["name"] == name), missing)
+
+
+def _first(case: Record) -> str:
+    rows = [row for row in case["rows"] if row["kind"] == "ours" and row["installed"]]
+    return rows[0]["name"]
+
+
+def _over_first(case: Record, row: Record) -> Record | None:
+    return row.get("over", {}).get(_first(case)) if row["installed"] else None

@@ -1,0 +1,98 @@
+"""Where figures come from: the machine, its load, the allocator, the versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from pyparallel import _backend
+
+#: Keeps freed memory in the process, so that no page is faulted in twice (glibc).
+WARM = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+#: What is added to the environment for each mode of the allocator.
+MALLOC = {"default": {}, "warm": WARM}
+
+PACKAGES = (
+    "pyparallel-torch",
+    "mmcv",
+    "mmengine",
+    "tensordict",
+    "numpy",
+    "scikit-image",
+    "scikit-learn",
+    "matplotlib",
+)
+
+_ROOT = Path(__file__).parent.parent
+
+
+def is_warm() -> bool:
+    """Tell whether this process runs with the allocator that keeps memory."""
+    return all(os.environ.get(key) == value for key, value in WARM.items())
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def machine() -> dict[str, str]:
+    """Describe where the figures come from."""
+    malloc = [f"{k}={v}" for k, v in sorted(os.environ.items()) if "MALLOC_" in k]
+    return {
+        "cpu": f"{_model()}, {cores()} cores for this process",
+        "load average": load(),
+        "threads": str(torch.get_num_threads()),
+        "malloc": " ".join(malloc) or "default",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{package: _version(package) for package in PACKAGES},
+        "commit": commit(),
+        "backend": f"{_backend.name}: {_backend.reason}",
+    }
+
+
+def malloc_mode(machine: dict[str, str]) -> str:
+    """Return ``"default"`` or ``"warm"`` for the description of a machine."""
+    return "default" if machine["malloc"] == "default" else "warm"
+
+
+def load() -> str:
+    """Return the load average: a busy machine measures badly, and it should show."""
+    return "{:.2f} {:.2f} {:.2f}".format(*os.getloadavg())
+
+
+def commit() -> str:
+    """Return what git calls this tree; empty outside of a checkout."""
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def _model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

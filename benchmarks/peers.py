@@ -1,0 +1,126 @@
+"""Peers: other libraries, where installed, and what one writes by hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree
+
+with warnings.catch_warnings():  # deprecations of their own dependencies, and theirs
+    warnings.simplefilter("ignore")
+    try:
+        from mmcv.parallel import DataContainer as MmcvContainer
+        from mmcv.parallel import collate as mmcv_collate
+        from mmcv.parallel import scatter as mmcv_scatter
+    except ImportError:
+        MmcvContainer = mmcv_collate = mmcv_scatter = None
+    try:
+        from mmengine.model.utils import stack_batch
+    except ImportError:
+        stack_batch = None
+    try:
+        from tensordict import TensorDict
+    except ImportError:
+        TensorDict = None
+
+__all__ = [
+    "MmcvContainer",
+    "TensorDict",
+    "mmcv_collate",
+    "mmcv_scatter",
+    "stack_batch",
+]
+
+
+def first_chunk(collate: Callable[..., Any], batch: Sequence[Any]) -> Tensor:
+    """Return the one tensor that a collate function makes of the whole batch."""
+    result: Tensor = collate(batch, len(batch)).data[0]
+    return result
+
+
+def pad(sample: Tensor, target: Sequence[int], value: float) -> Tensor:
+    """Return a sample padded at the end of its dimensions."""
+    margins: list[int] = []
+    for have, size in zip(reversed(sample.shape), reversed(target), strict=True):
+        margins += [0, size - have]
+    return F.pad(sample, margins, value=value)
+
+
+def pad_then_stack(
+    samples: Sequence[Tensor], target: Sequence[int], value: float
+) -> Tensor:
+    """Pad each sample, then stack: two passes over everything."""
+    return torch.stack([pad(sample, target, value) for sample in samples])
+
+
+def full_then_copy(
+    samples: Sequence[Tensor], target: Sequence[int], value: float
+) -> Tensor:
+    """Fill the batch, then copy the samples in, as detectron2's ImageList does."""
+    out = samples[0].new_full((len(samples), *target), value)
+    for sample, slot in zip(samples, out, strict=True):
+        slot[tuple(map(slice, sample.shape))].copy_(sample)
+    return out
+
+
+def nested_then_padded(
+    samples: Sequence[Tensor], target: Sequence[int], value: float
+) -> Tensor:
+    """Make a nested tensor of the samples, and a padded one of that."""
+    with warnings.catch_warnings():  # that the API is a prototype
+        warnings.simplefilter("ignore")
+        nested = torch.nested.nested_tensor(list(samples))
+    return torch.nested.to_padded_tensor(nested, value, (len(samples), *target))
+
+
+def contiguous(tree: Any) -> Any:
+    """Return nested tensors, contiguous: a scatter to the host written by hand."""
+    if isinstance(tree, Tensor):
+        return tree.contiguous()
+    if isinstance(tree, dict):
+        return {key: contiguous(value) for key, value in tree.items()}
+    return type(tree)(map(contiguous, tree)) if isinstance(tree, list | tuple) else tree
+
+
+def clone_each(tree: Any) -> Any:
+    """Return nested tensors, each copied into memory of its own."""
+    return _pytree.tree_map(torch.clone, tree)
+
+
+def cat_then_split(tree: Any) -> Any:
+    """Return nested tensors, copied by one `torch.cat` for each dtype."""
+    leaves, structure = _pytree.tree_flatten(tree)
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        by_dtype.setdefault(leaf.dtype, []).append(i)
+    result: list[Any] = [None] * len(leaves)
+    for places in by_dtype.values():
+        flat = [leaves[i].reshape(-1) for i in places]
+        parts = torch.cat(flat).split([part.numel() for part in flat])
+        for i, part in zip(places, parts, strict=True):
+            result[i] = part.view(leaves[i].shape)
+    return _pytree.tree_unflatten(result, structure)
+
+
+def in_mappings(tree: Any) -> Any:
+    """Return a nest with lists and tuples as dicts: what a TensorDict can hold."""
+    if isinstance(tree, list | tuple):
+        tree = {str(i): value for i, value in enumerate(tree)}
+    if isinstance(tree, dict):
+        return {key: in_mappings(value) for key, value in tree.items()}
+    return tree
+
+
+def out_of_mappings(mapping: Mapping[str, Any], like: Any) -> Any:
+    """Undo `in_mappings`, with the containers of ``like``."""
+    if isinstance(like, dict):
+        return {key: out_of_mappings(mapping[key], like[key]) for key in like}
+    if isinstance(like, list | tuple):
+        values = [out_of_mappings(mapping[str(i)], x) for i, x in enumerate(like)]
+        return type(like)(values)
+    return mapping
