@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 report = importlib.import_module("benchmarks.report")
 losses = importlib.import_module("benchmarks.losses")
 run = importlib.import_module("benchmarks.__main__")
+cases = importlib.import_module("benchmarks.cases")
 _harness = importlib.import_module("benchmarks._harness")
 
 MACHINE = {"cpu": "fake", "threads": "1", "malloc": "default"}
@@ -57,9 +58,26 @@ def test_losses_stay_in_the_table_and_are_listed_with_a_reason() -> None:
 def test_a_reason_holds_for_its_case_peer_and_backend_only() -> None:
     assert "looks at nothing" in losses.reason("tiny", "F.pad + stack", "ours, Python")
     assert losses.reason("tiny", "F.pad + stack", "ours, native") == losses.UNKNOWN
-    assert losses.reason("new case", "mmcv 1.x collate", "ours, Python") == (
-        losses.UNKNOWN
-    )
+    assert losses.reason("new case", "F.pad + stack", "ours, Python") == losses.UNKNOWN
+
+
+def test_a_loss_to_mmcv_is_only_explained_where_both_do_the_same() -> None:
+    titles = "tiny", "ragged labels", "many small", "glyph crops", "one big"
+    titles += "small uint8", "equal shapes", "many small fields", "scatter 528 leaves"
+    explained = {
+        title
+        for title in titles
+        for ours in ("ours, native", "ours, Python")
+        for peer in ("mmcv 1.x collate", "mmcv 1.x scatter", "mmengine stack_batch")
+        if losses.reason(title, peer, ours) != losses.UNKNOWN
+    }
+    assert explained == {"many small fields"}
+
+
+def test_every_reason_is_used_by_a_case_that_exists() -> None:
+    titles = {case.title for case in cases.cases(True)} | {"glyph crops"}
+    for each in losses.REASONS:
+        assert any(losses.fnmatchcase(title, each.case) for title in titles), each
 
 
 def test_a_run_ends_by_naming_what_nobody_has_explained() -> None:
