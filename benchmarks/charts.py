@@ -97,7 +97,7 @@ def ratio_by_case(runs: Sequence[Record]) -> Figure:
         axes.set_yticks(range(len(titles)), titles if i == 0 else [""] * len(titles))
         axes.set_title(run_label(run))
         axes.set_xscale("log")
-        _plain_axis(axes.xaxis)
+        _plain_axis(axes.xaxis, (1, 2, 5))
         axes.axvline(1, color="black", linewidth=1)
         axes.grid(True)
         axes.set_xlabel("times as long as ours")
@@ -225,7 +225,7 @@ def _with_legend(figure: Figure, panels: Sequence[Axes]) -> Figure:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     labels = sorted(entries, key=_place)
-    rows = -(-len(labels) // max(3, int(figure.get_figwidth() / 1.5)))
+    rows = -(-len(labels) // max(3, int(figure.get_figwidth() / 1.95)))
     columns = -(-len(labels) // rows)
     figure.legend(
         [entries[label] for label in labels],
@@ -246,9 +246,9 @@ def _log_axes(axes: Axes, points: Sequence[Record], x: str, y: str) -> None:
     axes.grid(True)
 
 
-def _plain_axis(axis: Any) -> None:
-    """Write 1, 2, 5, 10 where a logarithmic axis would write powers."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+def _plain_axis(axis: Any, steps: Sequence[int] = (1, 2, 3, 5)) -> None:
+    """Write 1, 2, 3, 5, 10 where a logarithmic axis would write powers."""
+    axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -264,7 +264,7 @@ def _style(name: str) -> tuple[str, str, str]:
 def _family(name: str) -> str:
     """Return what the legend calls a contender: those of one style are one entry."""
     if name.startswith("by hand") or _style(name) == _OTHER:
-        return "others, by hand"
+        return "others"
     return "mmcv 1.x" if name.startswith("mmcv") else name
 
 

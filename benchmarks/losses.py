@@ -35,8 +35,8 @@ _COLUMN = (
     "column first"
 )
 _NO_PADDING = (
-    "without padding to do torch.stack is all the work; ours has looked at the "
-    "containers and the shapes first"
+    "without padding to do torch.stack is all the work and all that this does; ours "
+    "has looked at the containers first"
 )
 _RECURSION = (
     "knows dicts, lists, tuples and tensors and nothing else; ours finds out whether "
@@ -47,7 +47,7 @@ _MANY_CALLS = (
     "copy, the margins or a view), where this needs one or two"
 )
 
-#: Neither mmcv nor mmengine: they look at as much, and a loss to them is a defect.
+#: Neither mmcv nor mmengine, which know no special case: a loss to them is a defect.
 _NOT_MM = "[!m]*"
 
 #: The first entry that matches counts.
@@ -57,6 +57,8 @@ REASONS = (
     Reason("many small fields", "*", "ours, Python", _COLUMN),
     Reason("equal shapes", "torch.stack*", "ours, *", _NO_PADDING),
     Reason("equal shapes", "torch default_collate", "ours, *", _NO_PADDING),
+    Reason("equal shapes", "mmengine*", "ours, *", _NO_PADDING),
+    Reason("one big", "mmengine*", "ours, *", _NO_PADDING),
     Reason("one big", "torch.stack*", "ours, *", _NO_PADDING),
     Reason("one big", "torch default_collate", "ours, *", _NO_PADDING),
     Reason("scatter *", "by hand*", "ours, *", _RECURSION),
