@@ -56,13 +56,10 @@ def _child(args: argparse.Namespace, mode: str, sections: list[str]) -> dict[str
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
         environment = {**kept, **MALLOC[mode]}
         # The tables come once, at the end, of all processes together.
-        subprocess.run(
-            command,
-            check=True,
-            env=environment,
-            cwd=_HERE.parent,
-            stdout=subprocess.DEVNULL,
-        )
+        options: Any = {"env": environment, "cwd": _HERE.parent}
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, **options)
+        if done.returncode:  # it has said why
+            sys.exit(done.returncode)
         return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -135,9 +135,12 @@ def main(arguments: list[str] | None = None) -> None:
     results: Record = {"runs": []}
     if "cases" in args.sections:
         for num in args.threads:
-            main_only = args.main_only and num != args.threads[0]
-            run = measure(num, effort(args), args.only, args.quick, main_only)
+            # What is asked for by name runs with every number of threads.
+            more = args.main_only and not args.only and num != args.threads[0]
+            run = measure(num, effort(args), args.only, args.quick, more)
             results["runs"].append(run)
+        if not any(run["cases"] for run in results["runs"]):
+            parser.error(f"--only must be part of a case's title, but is {args.only!r}")
     if "sweeps" in args.sections:
         results["sweeps"] = measure_sweeps(effort(args), args.quick)
     if "growth" in args.sections:

@@ -186,6 +186,15 @@ def test_one_command_measures_with_both_allocators(quick: Path) -> None:
     assert len(re.findall(r"^\| (?!---)(?! ).*\|$", table, re.MULTILINE)) == rows
 
 
+def test_a_case_that_does_not_exist_is_said_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--quick", "--only", "no such case", "--out", str(tmp_path)])
+    assert "must be part of a case's title" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_reports_can_be_made_again(quick: Path, tmp_path: Path) -> None:
     (path,) = (quick / "results").glob("*-cpu.json")
     before = (quick / "README.md").read_text()
