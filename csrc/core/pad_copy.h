@@ -40,28 +40,29 @@ PP_HOST_DEVICE void fill_bytes(uint8_t* dst, int64_t nbytes, const Fill& fill) {
   memcpy(dst + done, &fill, static_cast<size_t>(nbytes - done));
 }
 
-// A mover writes bytes for a lone lane, and says what word lanes write for a word of
-// the source. finish() is called once by every worker, after its last byte: what it
-// wrote is then there for whoever learns that the worker is done.
+// A mover writes the bytes of a lone lane, each call where the one before it ended, and
+// says what word lanes write for a word of the source. Every call of a body makes one,
+// and calls finish() at the end: what it wrote is then there for whoever learns that
+// the call is over.
 
 // By the C library, through the caches.
 struct CachedMover {
-  PP_HOST_DEVICE static void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) {
+  PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) {
     memcpy(to, from, static_cast<size_t>(nbytes));
   }
-  PP_HOST_DEVICE static void fill(uint8_t* to, int64_t nbytes, const Fill& fill) {
+  PP_HOST_DEVICE void fill(uint8_t* to, int64_t nbytes, const Fill& fill) {
     fill_bytes(to, nbytes, fill);
   }
   template <typename Word>
   PP_HOST_DEVICE static Word read(const Word* from) {
     return *from;
   }
-  PP_HOST_DEVICE static void finish() {}
+  PP_HOST_DEVICE void finish() {}
 };
 
 // Marks with ones where there is data, and reads none of it: makes a mask.
 struct MarkMover : CachedMover {
-  PP_HOST_DEVICE static void copy(uint8_t* to, const uint8_t*, int64_t nbytes) {
+  PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t*, int64_t nbytes) {
     memset(to, 1, static_cast<size_t>(nbytes));
   }
   template <typename Word>
@@ -82,12 +83,11 @@ struct PadCopy {
   PP_HOST_DEVICE void operator()(Rows rows, Lane lane) const {
     if (lane.count == 1 && rows.step == 1) {
       copy_runs(rows);
-    } else {
-      for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
-        copy_words(row_span(table, n), lane);
-      }
+      return;
     }
-    Mover::finish();
+    for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
+      copy_words(row_span(table, n), lane);
+    }
   }
 
  private:
@@ -111,42 +111,45 @@ struct PadCopy {
   // one those from its first row on.
   PP_HOST_DEVICE void copy_runs(Rows rows) const {
     const int64_t pieces = table.frame.pieces;
+    Mover mover;
     for (int64_t n = rows.begin; n < rows.end;) {
       const RowSpan span = row_span(table, n);
       int64_t num_rows = 1;
       if (pieces == 1) {
         num_rows = lesser(rows.end - n, span.y < 0 ? -span.y : span.rows_left);
       }
-      copy_run(span, num_rows);
+      copy_run(&mover, span, num_rows);
       n += num_rows;
     }
+    mover.finish();
   }
 
   // What fill stands between the bytes of one row and those of the next is written
   // together, and so are rows that need none.
-  PP_HOST_DEVICE void copy_run(const RowSpan& span, int64_t num_rows) const {
+  PP_HOST_DEVICE void copy_run(Mover* mover, const RowSpan& span,
+                               int64_t num_rows) const {
     uint8_t* to = table.dst + span.offset;
     const uint8_t* end = to + num_rows * span.nbytes;
     const Fill& fill = span.box->fill;
     int64_t num_copied = 0;
     if (span.copied > 0) num_copied = lesser(num_rows, span.box->height - span.y);
     if (num_copied > 0 && span.copied == span.nbytes) {
-      Mover::copy(to, span.src, num_copied * span.nbytes);
+      mover->copy(to, span.src, num_copied * span.nbytes);
       to += num_copied * span.nbytes;
     } else if (num_copied > 0) {
       const int64_t between = span.nbytes - span.copied;
-      if (span.lead > 0) Mover::fill(to, span.lead, fill);
+      if (span.lead > 0) mover->fill(to, span.lead, fill);
       to += span.lead;
       for (int64_t row = 0; row < num_copied; ++row) {
         if (row > 0) {
-          Mover::fill(to, between, fill);
+          mover->fill(to, between, fill);
           to += between;
         }
-        Mover::copy(to, span.src + row * span.copied, span.copied);
+        mover->copy(to, span.src + row * span.copied, span.copied);
         to += span.copied;
       }
     }
-    if (to < end) Mover::fill(to, end - to, fill);
+    if (to < end) mover->fill(to, end - to, fill);
   }
 };
 

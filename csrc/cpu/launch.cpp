@@ -3,7 +3,9 @@
 #include "core/box_plan.h"
 #include "core/pad_copy.h"
 #include "core/partition.h"
+#include "cpu/cache_size.h"
 #include "cpu/parallel_for.h"
+#include "cpu/stream.h"
 
 namespace pyparallel::cpu {
 namespace {
@@ -12,17 +14,15 @@ namespace {
 // memcpy to run at its best.
 constexpr int64_t kPieceBytes = 64 * 1024;
 
+// Rows of fewer bytes are cheaper to write through the caches, because each begins and
+// ends within a line.
+constexpr int64_t kMinStreamedRow = 512;
+
 constexpr Lane kAlone{0, 1};
 
-}  // namespace
-
-void pad_copy(BoxTable table, BoxTable mask) {
-  const int64_t workers = num_workers(num_bytes(table) + num_bytes(mask));
-  if (workers > 1) {
-    cut_rows(&table.frame, kPieceBytes);
-    cut_rows(&mask.frame, kPieceBytes);
-  }
-  const PadCopy<uint8_t> body{table};
+template <typename Mover>
+void run_pad_copy(const BoxTable& table, const BoxTable& mask, int64_t workers) {
+  const PadCopy<uint8_t, Mover> body{table};
   const PadCopy<uint8_t, MarkMover> mark{mask};
   const int64_t pieces = num_pieces(table);
   const int64_t mask_pieces = num_pieces(mask);
@@ -30,6 +30,28 @@ void pad_copy(BoxTable table, BoxTable mask) {
     body(partition(pieces, workers, worker), kAlone);
     mark(partition(mask_pieces, workers, worker), kAlone);
   });
+}
+
+}  // namespace
+
+bool is_streamed(const BoxTable& table) {
+  return num_bytes(table) > last_cache_bytes() / 2 &&
+         table.frame.width >= kMinStreamedRow;
+}
+
+void pad_copy(BoxTable table, BoxTable mask) {
+  const int64_t workers = num_workers(num_bytes(table) + num_bytes(mask));
+  const bool streamed = is_streamed(table);
+  if (workers > 1) {
+    cut_rows(&table.frame, kPieceBytes);
+    cut_rows(&mask.frame, kPieceBytes);
+  }
+  const auto stream = [&](auto lines) {
+    run_pad_copy<StreamMover<decltype(lines)>>(table, mask, workers);
+    return true;
+  };
+  if (streamed && visit_lines(stream)) return;
+  run_pad_copy<CachedMover>(table, mask, workers);
 }
 
 void pack(Pack body) {
