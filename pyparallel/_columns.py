@@ -19,29 +19,37 @@ Path = tuple[Any, ...]
 
 _TEXT = (str, bytes)
 
-_padding_of = attrgetter("_padding")
+_EXACT = {DataContainer}
+_own_data = attrgetter("_data")  # a subclass may have its own idea of data
+_data = attrgetter("data")
+_padding = attrgetter("_padding")
 
 
 def batch_containers(
     column: list[DataContainer], path: Path, chunk: int
 ) -> DataContainer:
     """Return the containers at ``path`` as one, in chunks of ``chunk`` samples."""
-    check_kind(column, DataContainer, "a DataContainer", path)
+    data_of = _own_data
+    if set(map(type, column)) != _EXACT:
+        check_kind(column, DataContainer, "a DataContainer", path)
+        data_of = _data
     first = column[0]
-    if first.padding is not None or any(map(_padding_of, column)):
+    if any(map(_padding, column)):
         _check_paddings(column, path)
+    values = list(map(data_of, column))
     starts = range(0, len(column), chunk)
     data: list[Any]
     if first.stack and not first.cpu_only:
-        data = [_stack_chunk(column, start, path, chunk) for start in starts]
+        data = [_stack_chunk(column, values[i : i + chunk], path, i) for i in starts]
     elif first.ragged:
-        data = [_join_chunk(column, start, path, chunk) for start in starts]
+        data = [_join_chunk(values[i : i + chunk], path, i) for i in starts]
     else:
-        data = [[item.data for item in column[i : i + chunk]] for i in starts]
+        data = [values[i : i + chunk] for i in starts]
     # The result keeps the default pad_dims, as in mmcv: its tensors are padded already.
-    return DataContainer(
-        data, first.stack, first.padding_value, first.cpu_only, ragged=first.ragged
-    )
+    flags = (first.stack, first.padding_value, first.cpu_only)
+    if first.ragged:
+        return DataContainer(data, *flags, ragged=True)
+    return DataContainer(data, *flags)
 
 
 def _check_paddings(column: list[DataContainer], path: Path) -> None:
@@ -56,17 +64,16 @@ def _check_paddings(column: list[DataContainer], path: Path) -> None:
 
 
 def _stack_chunk(
-    column: list[DataContainer], start: int, path: Path, chunk: int
+    column: list[DataContainer], samples: list[Any], path: Path, start: int
 ) -> torch.Tensor | Padded:
-    items = column[start : start + chunk]
-    samples = [item.data for item in items]
-    _check_tensors(samples, start, path, "stack")
-    pad_dims, padding = items[0].pad_dims, items[0].padding
+    _check_tensors(samples, path, start, "stack")
+    first = column[start]
+    pad_dims, padding = first.pad_dims, first._padding
     if padding is None:
         stacked = _stack.stack_equal(samples, pad_dims)
         if stacked is not None:
             return stacked
-    values = [item.padding_value for item in items]
+    values = [item.padding_value for item in column[start : start + len(samples)]]
 
     def name(i: int) -> str:
         return name_of(path, start + i)
@@ -76,15 +83,12 @@ def _stack_chunk(
     return _stack.stack_padded(samples, pad_dims, values, name, padding)
 
 
-def _join_chunk(
-    column: list[DataContainer], start: int, path: Path, chunk: int
-) -> Ragged:
-    samples = [item.data for item in column[start : start + chunk]]
-    _check_tensors(samples, start, path, "ragged")
+def _join_chunk(samples: list[Any], path: Path, start: int) -> Ragged:
+    _check_tensors(samples, path, start, "ragged")
     return join(samples, lambda i: name_of(path, start + i))
 
 
-def _check_tensors(samples: list[Any], start: int, path: Path, flag: str) -> None:
+def _check_tensors(samples: list[Any], path: Path, start: int, flag: str) -> None:
     if set(map(type, samples)) != {torch.Tensor}:
         for i, sample in enumerate(samples, start):
             if not isinstance(sample, torch.Tensor):

@@ -38,8 +38,11 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
 
     * `DataContainer` with ``stack``: one padded tensor ``(chunk, *target)`` for every
       ``samples_per_gpu`` samples. Only trailing ends are padded, each sample with its
-      own ``padding_value``, up to the largest size in the chunk;
-    * `DataContainer` without ``stack``, or with ``cpu_only``: a list of chunks, each
+      own ``padding_value``, up to the largest size in the chunk, unless its `Padding`
+      says otherwise; with sizes or a mask the chunk is a `Padded`;
+    * `DataContainer` with ``ragged``: one `Ragged` for every ``samples_per_gpu``
+      samples, joined along dimension 0;
+    * `DataContainer` with none of these, or with ``cpu_only``: a list of chunks, each
       the list of its samples' values, not copied;
     * tensors, numpy arrays and numbers: stacked over the whole batch as torch's
       ``default_collate`` does;
@@ -62,8 +65,9 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
         TypeError: samples of different kinds, a kind that cannot be batched, a
             container to stack that holds no tensor.
         ValueError: an empty batch, unequal lengths, a missing key, shapes that differ
-            outside the padded dimensions, a padding value that the dtype cannot hold,
-            containers that hold themselves. The message names key and sample.
+            outside the padded dimensions, a sample too large for its `Padding`, a
+            padding value that the dtype cannot hold, containers that hold themselves.
+            The message names key and sample.
         RuntimeError: a tensor that requires grad in a ``DataLoader`` worker.
 
     The behaviour is that of mmcv 1.x ``collate``; its silent truncation of ragged

@@ -148,13 +148,9 @@ class Ragged(NamedTuple):
         data = _stack.write(samples, wide, values, _name, plain)
         if not (padding.sizes or padding.mask):
             return data
-        sizes = mask = None
-        if padding.sizes:
-            sizes = self.lengths().unsqueeze(1)
-        if padding.mask:
-            mask = torch.empty(plan.shape, dtype=torch.bool, device=self.values.device)
-            _by_torch.fill_mask(mask, plan, [(length,) for length in lengths])
-        return Padded(data, sizes, mask)
+        sizes = self.lengths().unsqueeze(1)
+        mask = _mask(plan, sizes) if padding.mask else None
+        return Padded(data, sizes if padding.sizes else None, mask)
 
     def to_nested(self) -> torch.Tensor:
         """Return a NestedTensor of the jagged layout that shares the memory."""
@@ -194,6 +190,14 @@ def join(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
 
 def _name(i: int) -> str:
     return f"samples[{i}]"
+
+
+def _mask(plan: StackPlan, lengths: torch.Tensor) -> torch.Tensor:
+    at = torch.arange(plan.shape[1], device=lengths.device)
+    if plan.starts is None:
+        return at < lengths
+    starts = torch.tensor(plan.starts, device="cpu").to(lengths.device)
+    return (at >= starts) & (at < starts + lengths)
 
 
 def _widened(plan: StackPlan, values: torch.Tensor) -> StackPlan:

@@ -51,7 +51,7 @@ def scatter(
 
     Raises:
         TypeError: a target or an option of the wrong kind; a DataContainer that holds
-            anything but (lists of) tensors without ``cpu_only``.
+            anything but (lists of) tensors, `Padded` and `Ragged` without ``cpu_only``.
         ValueError: no targets; more chunks than targets; leaves with different numbers
             of chunks; sizes that do not sum up. The message names the key.
         RuntimeError: a target device that this machine does not have.

@@ -318,6 +318,22 @@ def test_numpy_arrays_are_stacked_and_never_written(tmp_path: Path) -> None:
     assert collate([np.array(1.5)]).dtype is torch.float64
 
 
+class Doubled(DataContainer):
+    """A container with its own idea of its data."""
+
+    @property
+    def data(self) -> Any:
+        return self._data * 2
+
+
+def test_a_subclass_may_have_its_own_idea_of_its_data() -> None:
+    for flags in ({}, {"stack": True}, {"ragged": True}, {"cpu_only": True}):
+        mixed = [Doubled(torch.ones(1, 2, 2), **flags), *stack_of(torch.ones(1, 2, 2))]
+        (chunk,) = collate(mixed, 2).data
+        values = chunk.values if flags.get("ragged") else chunk
+        assert [values[0].mean(), values[1].mean()] == [2, 1]
+
+
 def test_the_samples_are_not_modified() -> None:
     batch = [{"a": [1, {"b": DataContainer(torch.ones(1, 2, 3), stack=True)}]}] * 2
     before = repr(copy.deepcopy(batch))
