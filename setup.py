@@ -22,7 +22,7 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 MODULE = "pyparallel._backend._C"
-FOLDERS = ("ops", "host", "cpu")  # of csrc, for every kind of build
+FOLDERS = ("", "bindings/", "cpu/", "host/", "ops/", "python/")  # for every kind
 COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"}
 COMPILING.add("develop")
 NO_TORCH = """
@@ -170,7 +170,7 @@ def flags(env: Mapping[str, str], cuda: bool) -> dict[str, list[str]]:
 
 def sources(cuda: bool) -> list[str]:
     """List the files to compile; a device is present because its files are."""
-    patterns = ["csrc/bindings.cpp", *(f"csrc/{d}/*.cpp" for d in FOLDERS)]
+    patterns = [f"csrc/{d}*.cpp" for d in FOLDERS]
     patterns += ["csrc/cuda/*.cpp", "csrc/cuda/*.cu"] if cuda else []
     return sorted(str(p.relative_to(ROOT)) for q in patterns for p in ROOT.glob(q))
 

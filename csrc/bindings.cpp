@@ -1,107 +1,40 @@
 // Python's arguments to C++ values, and errors back. No decision is taken here.
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
-#include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <chrono>
 #include <string_view>
 #include <vector>
 
-#include "host/block_cache.h"
+#include "bindings/arguments.h"
+#include "bindings/memory.h"
+#include "bindings/values.h"
 #include "ops/backend.h"
 #include "ops/build_info.h"
-#include "ops/host_memory.h"
 #include "ops/pad_copy.h"
 #include "ops/slab.h"
 #include "ops/stack_equal.h"
-#include "ops/wording.h"
+#include "python/tree.h"
 
 namespace py = pybind11;
 
 namespace pyparallel {
 namespace {
 
+using bindings::item;
+using bindings::Tensors;
+using bindings::to_ints;
+using bindings::to_items;
+using bindings::to_plan;
+using bindings::to_tensor;
+using bindings::wrong_type;
+using ops::SlabPlan;
 using ops::Where;
 
 // Copies of fewer bytes finish before another thread would have taken the lock.
 constexpr int64_t kHoldGilBytes = 64 * 1024;
-
-std::string type_name(py::handle object) {
-  return py::str(py::type::of(object).attr("__name__"));
-}
-
-[[noreturn]] void wrong_type(const std::string& where, const char* rule,
-                             py::handle found) {
-  TORCH_CHECK_TYPE(false, where, " must be ", rule, ", but is of type ",
-                   type_name(found), ".");
-}
-
-// Valid while the Python object lives.
-const at::Tensor& to_tensor(py::handle object, const Where& where) {
-  if (!THPVariable_Check(object.ptr())) {
-    wrong_type(c10::str(where), "a torch.Tensor", object);
-  }
-  return THPVariable_Unpack(object.ptr());
-}
-
-// A tuple that no one else can change; TypeError with `rule` if there are no items.
-py::tuple to_items(py::handle object, const Where& where, const char* rule) {
-  PyObject* items = PySequence_Tuple(object.ptr());
-  if (items == nullptr) {
-    if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
-    PyErr_Clear();
-    wrong_type(c10::str(where), rule, object);
-  }
-  return py::reinterpret_steal<py::tuple>(items);
-}
-
-py::handle item(const py::tuple& items, size_t i) {
-  return PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
-}
-
-struct Tensors {
-  Tensors(py::handle object, const char* op, const char* argument)
-      : items(to_items(object, {op, argument}, "a sequence of tensors")) {
-    refs.reserve(items.size());
-    for (size_t i = 0; i < items.size(); ++i) {
-      refs.push_back(
-          &to_tensor(item(items, i), {op, argument, static_cast<int64_t>(i)}));
-    }
-  }
-
-  py::tuple items;
-  std::vector<const at::Tensor*> refs;  // into items
-};
-
-int64_t to_int(py::handle object, const Where& where, size_t i) {
-  const auto place = [&] { return c10::str(where, "[", i, "]"); };
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
-  if (!index) {
-    if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
-    PyErr_Clear();
-    wrong_type(place(), "an int", object);
-  }
-  int overflow = 0;
-  const int64_t value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-  TORCH_CHECK_VALUE(overflow == 0, place(), " must fit in 64 bits, but is ",
-                    std::string(py::str(index)), ".");
-  return value;
-}
-
-template <typename Ints>
-Ints to_ints(py::handle object, const Where& where) {
-  const py::tuple items = to_items(object, where, "a sequence of ints");
-  Ints ints;
-  ints.reserve(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    ints.push_back(to_int(item(items, i), where, i));
-  }
-  return ints;
-}
 
 template <typename Job>
 void run(Job* job) {
@@ -139,12 +72,38 @@ void pad_copy(py::handle dst, py::handle samples, py::handle fills, py::handle s
   run(&job);
 }
 
-void pack(py::handle dst, py::handle leaves, py::handle offsets) {
+SlabPlan plan_slab(py::handle leaves) {
+  return SlabPlan(Tensors(leaves, "plan_slab", "leaves").refs);
+}
+
+void pack(py::handle dst, py::handle leaves, py::handle plan) {
   const at::Tensor& to = to_tensor(dst, {"pack", "dst"});
   const Tensors from(leaves, "pack", "leaves");
-  ops::PackJob job(to, from.refs,
-                   to_ints<std::vector<int64_t>>(offsets, {"pack", "offsets"}));
+  ops::PackJob job(to, from.refs, to_plan(plan, {"pack", "plan"}));
   run(&job);
+}
+
+py::list views(py::handle slab, py::handle plan) {
+  const at::Tensor& base = to_tensor(slab, {"views", "slab"});
+  std::vector<at::Tensor> made =
+      ops::make_views(base, to_plan(plan, {"views", "plan"}));
+  py::list list(made.size());
+  for (size_t i = 0; i < made.size(); ++i) {
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i),
+                    THPVariable_Wrap(std::move(made[i])));
+  }
+  return list;
+}
+
+py::object flatten(py::handle tree, py::handle leaf_types) {
+  if (!PySet_Check(leaf_types.ptr())) {
+    wrong_type("flatten: leaf_types", "a set", leaf_types);
+  }
+  std::optional<python::Flat> flat = python::flatten(tree.ptr(), leaf_types.ptr());
+  if (!flat) return py::none();
+  if (flat->leaves == nullptr) throw py::error_already_set();
+  return py::make_tuple(py::reinterpret_steal<py::list>(flat->leaves),
+                        std::move(flat->structure));
 }
 
 py::object stack_equal(py::handle samples) {
@@ -162,62 +121,6 @@ py::object stack_equal(py::handle samples) {
     run(&job);
   }
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(stacked));
-}
-
-std::vector<ops::ViewSpec> to_specs(py::handle offsets, py::handle dtypes,
-                                    py::handle shapes) {
-  const auto starts = to_ints<std::vector<int64_t>>(offsets, {"views", "offsets"});
-  const py::tuple types = to_items(dtypes, {"views", "dtypes"}, "a sequence of dtypes");
-  const py::tuple sizes = to_items(shapes, {"views", "shapes"}, "a sequence of shapes");
-  const size_t num = starts.size();
-  TORCH_CHECK_VALUE(types.size() == num && sizes.size() == num,
-                    "views: offsets, dtypes and shapes must have the same length, but ",
-                    "have ", num, ", ", types.size(), " and ", sizes.size(), ".");
-  std::vector<ops::ViewSpec> specs;
-  specs.reserve(num);
-  for (size_t i = 0; i < num; ++i) {
-    const py::handle type = item(types, i);
-    const auto index = static_cast<int64_t>(i);
-    if (!THPDtype_Check(type.ptr())) {
-      wrong_type(c10::str(Where{"views", "dtypes", index}), "a torch.dtype", type);
-    }
-    specs.push_back(
-        {starts[i], reinterpret_cast<THPDtype*>(type.ptr())->scalar_type,
-         to_ints<c10::DimVector>(item(sizes, i), {"views", "shapes", index})});
-  }
-  return specs;
-}
-
-py::list views(py::handle slab, py::handle offsets, py::handle dtypes,
-               py::handle shapes) {
-  const at::Tensor& base = to_tensor(slab, {"views", "slab"});
-  std::vector<at::Tensor> made =
-      ops::make_views(base, to_specs(offsets, dtypes, shapes));
-  py::list list(made.size());
-  for (size_t i = 0; i < made.size(); ++i) {
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i),
-                    THPVariable_Wrap(std::move(made[i])));
-  }
-  return list;
-}
-
-py::object empty(py::handle shape, py::handle dtype) {
-  const auto sizes = to_ints<c10::DimVector>(shape, {"empty", "shape"});
-  if (!THPDtype_Check(dtype.ptr())) wrong_type("empty: dtype", "a torch.dtype", dtype);
-  const auto type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
-  return py::reinterpret_steal<py::object>(
-      THPVariable_Wrap(ops::new_host_tensor(sizes, type)));
-}
-
-py::tuple cache_info() {
-  const host::CacheInfo info = host::cache_info();
-  return py::make_tuple(info.in_use, info.cached, info.limit, info.hits, info.misses);
-}
-
-void bound_cache(int64_t limit, double idle_seconds) {
-  const auto patience = std::chrono::duration<double>(idle_seconds);
-  host::bound_cache(limit,
-                    std::chrono::duration_cast<std::chrono::milliseconds>(patience));
 }
 
 py::tuple devices() {
@@ -259,19 +162,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   namespace pp = pyparallel;
   py::register_local_exception_translator(&pp::translate);
   module.doc() = "Native kernels of pyparallel; the contract is in _C.pyi.";
+  pp::bindings::define_values(&module);
+  pp::bindings::define_memory(&module);
   module.def("pad_copy", &pp::pad_copy, py::arg("dst"), py::arg("samples"),
              py::arg("fills"), py::arg("starts") = py::none(),
              py::arg("mask") = py::none());
   module.def("stack_equal", &pp::stack_equal, py::arg("samples"));
-  module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("offsets"));
-  module.def("views", &pp::views, py::arg("slab"), py::arg("offsets"),
-             py::arg("dtypes"), py::arg("shapes"));
-  module.def("empty", &pp::empty, py::arg("shape"), py::arg("dtype"));
-  module.def("cache_info", &pp::cache_info);
-  module.def("bound_cache", &pp::bound_cache, py::arg("limit"),
-             py::arg("idle_seconds"));
-  module.def("clear_cache", &pp::host::clear_cache,
-             py::call_guard<py::gil_scoped_release>());
+  module.def("plan_slab", &pp::plan_slab, py::arg("leaves"));
+  module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("plan"));
+  module.def("views", &pp::views, py::arg("slab"), py::arg("plan"));
+  module.def("flatten", &pp::flatten, py::arg("tree"), py::arg("leaf_types"));
   module.def("devices", &pp::devices);
   module.def("build_info", &pp::build_info);
 }

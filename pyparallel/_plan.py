@@ -1,4 +1,4 @@
-"""Plans: what will be written where, made from shapes and dtypes alone.
+"""Plans of stacks, made from shapes and dtypes alone, and the partition of a batch.
 
 A plan is a frozen value. Equal batches make equal plans; a plan can be compared,
 pickled and printed, and it is tested without data, device or extension.
@@ -18,9 +18,6 @@ import torch
 
 from ._errors import BatchTypeError, BatchValueError, kind
 from .padding import Padding, start_of, target_sizes
-
-#: Slots of a slab start at multiples of this many bytes (one cache line).
-ALIGNMENT = 64
 
 _MAX_BYTES = 2**63 - 1
 
@@ -42,23 +39,6 @@ class StackPlan:
     shape: tuple[int, ...]
     padded: tuple[bool, ...]
     starts: tuple[tuple[int, ...], ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SlabPlan:
-    """Where leaves lie in one slab.
-
-    Attributes:
-        offsets: first byte of every leaf, ascending, multiples of 64.
-        shapes: of the leaves.
-        dtypes: of the leaves.
-        nbytes: size of the slab, a multiple of 64.
-    """
-
-    offsets: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
-    nbytes: int
 
 
 def plan_stack(
@@ -105,21 +85,6 @@ def plan_stack(
             f"elements, but the padded shape is {shape}."
         )
     return StackPlan(shape, padded, starts)
-
-
-def plan_slab(
-    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]
-) -> SlabPlan:
-    """Plan one slab that holds leaves of these shapes and dtypes."""
-    offsets = []
-    end = 0
-    for shape, dtype in zip(shapes, dtypes, strict=True):
-        offsets.append(end)
-        nbytes = math.prod(shape) * dtype.itemsize
-        end += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    return SlabPlan(
-        tuple(offsets), tuple(tuple(shape) for shape in shapes), tuple(dtypes), end
-    )
 
 
 def partition(num_items: int, num_parts: int) -> list[int]:

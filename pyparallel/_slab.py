@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import get_worker_info
 
 from . import _backend
-from ._plan import SlabPlan, plan_slab
 
 #: Leaves of at least this many bytes are not packed if they are page-locked already.
 DIRECT_NBYTES = 1 << 20
@@ -144,9 +143,7 @@ class Flight:
         in_place = [_is_large(leaf) and api.is_pinned(leaf) for leaf in leaves]
         self._packed = [i for i, direct in enumerate(in_place) if not direct]
         packed = [leaves[i] for i in self._packed]
-        self._plan = plan_slab(
-            [leaf.shape for leaf in packed], [leaf.dtype for leaf in packed]
-        )
+        self._plan = _backend.plan_slab(packed)
         self._slab = api.empty(self._plan.nbytes, device)
         self._direct = {
             i: api.empty(leaves[i].nbytes, device)
@@ -173,14 +170,14 @@ class Flight:
 
         Tensors that were packed share one slab: it lives as long as any of them.
         """
-        api, plan = self._api, self._plan
+        api = self._api
         stream = api.current_stream(self._device)
         api.wait(stream, self._event)
         self._lost.detach()
         if stream != self._home:
             for block in (self._slab, *self._direct.values()):
                 api.keep(block, stream)
-        views = _backend.views(self._slab, plan.offsets, plan.dtypes, plan.shapes)
+        views = _backend.views(self._slab, self._plan)
         landed = dict(zip(self._packed, views, strict=True))
         for i, (dtype, shape) in self._forms.items():
             landed[i] = self._direct[i].view(dtype).view(shape)
@@ -203,13 +200,13 @@ def send(
 
 
 def _pack(
-    leaves: Sequence[torch.Tensor], plan: SlabPlan, api: DeviceApi
+    leaves: Sequence[torch.Tensor], plan: _backend.SlabPlan, api: DeviceApi
 ) -> torch.Tensor | None:
     """Return the leaves in one page-locked slab, or None if there are no bytes."""
     if not plan.nbytes:
         return None
     host = api.pinned(plan.nbytes)
-    _backend.pack(host, leaves, plan.offsets)
+    _backend.pack(host, leaves, plan)
     return host
 
 

@@ -1,8 +1,10 @@
 """Nested containers as a flat list of leaves and a structure.
 
-The walk is optree's. Containers that optree does not know by exact type (subclasses of
-dict and list, other mappings, dataclasses) are registered the first time one is met,
-so that every later walk runs in optree's compiled code.
+The backend walks nests of exactly dict, list and tuple; all other walks are optree's.
+Containers that optree does not know by exact type (subclasses of dict and list, other
+mappings, dataclasses) are registered the first time one is met, so that every later
+walk runs in compiled code. Both walks take the keys of a dict in sorted order, so that
+a batch has one order of leaves whoever walks it.
 
 What is a container: dict, list, tuple, namedtuple, deque, OrderedDict, defaultdict,
 other mappings, subclasses of list and tuple, dataclass instances. Everything else is
@@ -15,11 +17,18 @@ import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optree
 
+from . import _backend
 from ._errors import BatchValueError, Field
+
+if TYPE_CHECKING:
+    from ._backend._C import Structure as _Structure
+
+    #: A value: equal for equal nests, whatever the order of keys in their dicts.
+    Structure = optree.PyTreeSpec | _Structure
 
 _NAMESPACE = "pyparallel"
 
@@ -35,8 +44,8 @@ _looked_at: set[type] = {type(None), str, bytes, int, float, bool}
 _registered: set[type] = set()
 
 
-def flatten(tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Return the leaves of ``tree`` and its structure.
+def flatten(tree: Any) -> tuple[list[Any], Structure]:
+    """Return the leaves of ``tree`` and its structure, a value.
 
     Dictionaries are walked in the order of their sorted keys; ``unflatten`` restores
     the order of insertion.
@@ -45,6 +54,9 @@ def flatten(tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
         ValueError: a container holds itself, or they nest by the hundreds.
     """
     while True:
+        flat = _backend.flatten(tree, _looked_at)
+        if flat is not None:
+            return flat
         # A walk is only good if no thread registers a class while it is under way.
         num_registered = len(_registered)
         try:
@@ -53,15 +65,25 @@ def flatten(tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
             )
         except RecursionError:
             raise too_deep("the batch") from None
-        for cls in {type(leaf) for leaf in leaves} - _looked_at:
+        strange = {type(leaf) for leaf in leaves} - _looked_at
+        for cls in strange:
             _look_at(cls)
-        if len(_registered) == num_registered:
+        # Of classes now known the backend may have been waiting for the last one.
+        if not strange and len(_registered) == num_registered:
             return leaves, structure
 
 
-def unflatten(structure: optree.PyTreeSpec, leaves: Iterable[Any]) -> Any:
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     """Rebuild the containers of ``structure`` around ``leaves``."""
-    return optree.tree_unflatten(structure, leaves)
+    return structure.unflatten(leaves)
+
+
+def accessors(structure: Structure) -> list[optree.PyTreeAccessor]:
+    """Return the paths of all leaves. For messages: it is slow."""
+    if not isinstance(structure, optree.PyTreeSpec):
+        tree = structure.unflatten([None] * structure.num_leaves)
+        structure = optree.tree_structure(tree, none_is_leaf=True)
+    return structure.accessors()
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

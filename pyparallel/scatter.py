@@ -144,7 +144,7 @@ def _scatter(
     leaves, structure = _tree.flatten(tree)
 
     def name(i: int) -> str:
-        path = structure.accessors()[i]
+        path = _tree.accessors(structure)[i]
         if len(roots) == 1:
             return path.codify(roots[0])
         # Two roots: the first step of the path tells which of them it is.

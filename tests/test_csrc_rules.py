@@ -20,8 +20,11 @@ MAY_INCLUDE = {
     "cpu": r"core/|cpu/|ops/backend\.h",
     "cuda": r"core/|cuda/|ops/backend\.h",
     "ops": r"core/|host/|ops/",
-    "bindings.cpp": r"host/|ops/",
+    "python": r"python/",
+    "bindings": r"bindings/|host/|ops/|python/",
+    "bindings.cpp": r"bindings/|ops/|python/",
 }
+BINDINGS = ("bindings", "bindings.cpp")
 TORCH = r"(torch|ATen|c10|caffe2|pybind11)/"
 
 pytestmark = pytest.mark.skipif(not SOURCES, reason="csrc is not part of this install")
@@ -56,7 +59,7 @@ def test_a_folder_includes_only_what_is_below_it(path):
 @each_source
 def test_only_glue_knows_torch(path):
     knows = [name for name in includes(path, "<>") if re.match(TORCH, name)]
-    may = place(path) in ("ops", "bindings.cpp") or path.stem.startswith("backend_")
+    may = place(path) in ("ops", *BINDINGS) or path.stem.startswith("backend_")
     hook = path.name == "parallel_for.cpp" and knows == ["ATen/Parallel.h"]
     assert may or hook or not knows, f"{path.name} includes {knows}"
     assert "torch/extension.h" not in knows
@@ -66,7 +69,8 @@ def test_only_glue_knows_torch(path):
 @each_source
 def test_words_stay_where_they_belong(path):
     text = without_comments(path)
-    assert ("pybind11" in text) <= (path.name == "bindings.cpp")
+    assert ("pybind11" in text) <= (place(path) in BINDINGS)
+    assert ("Python.h" in text) <= (place(path) == "python")
     assert ("<<<" in text) <= (path.suffix == ".cu")
     assert ("__CUDACC__" in text) <= (path.name == "macros.h")
     assert (

@@ -12,10 +12,10 @@ PACKAGE = Path(__file__).parent.parent / "pyparallel"
 #: From the bottom to the top. Modules of one layer are siblings: none knows another.
 LAYERS = [
     ["_errors"],
+    ["_backend"],
     ["_tree", "padding"],
     ["container"],
     ["_plan"],
-    ["_backend"],
     ["_slab", "memory"],
     ["_by_torch"],
     ["_stack", "_targets"],

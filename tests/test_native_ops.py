@@ -124,11 +124,17 @@ def slabs(draw):
         shape = draw(st.lists(st.integers(0, 4), max_size=3))
         items = random_items(rng, shape, dtype)
         leaf, items = lay_out(rng, items, dtype, draw(st.sampled_from(LAYOUTS)))
-        expected += bytes(-len(expected) % 16 + 16 * draw(st.integers(0, 2)))
+        expected += bytes(-len(expected) % 64 + 64 * draw(st.integers(0, 2)))
         leaves.append(leaf)
         offsets.append(len(expected))
         expected += items.tobytes()
-    return leaves, offsets, expected + bytes(draw(st.integers(0, 70)))
+    expected += bytes(-len(expected) % 64 + 64 * draw(st.integers(0, 2)))
+    return leaves, offsets, expected
+
+
+def planned(backend, leaves, offsets, nbytes):
+    shapes = [leaf.shape for leaf in leaves]
+    return backend.SlabPlan(offsets, shapes, [leaf.dtype for leaf in leaves], nbytes)
 
 
 @both
@@ -137,10 +143,10 @@ def slabs(draw):
 def test_pack_and_views_return_the_leaves(backend, slab):
     leaves, offsets, expected = slab
     dst = poisoned((len(expected),), torch.uint8)
-    backend.pack(dst, leaves, offsets)
+    plan = planned(backend, leaves, offsets, len(expected))
+    backend.pack(dst, leaves, plan)
     assert bytes_of(dst) == expected
-    shapes = [leaf.shape for leaf in leaves]
-    views = backend.views(dst, offsets, [leaf.dtype for leaf in leaves], shapes)
+    views = backend.views(dst, plan)
     assert isinstance(views, list) and len(views) == len(leaves)
     for leaf, view in zip(leaves, views, strict=True):
         assert view.dtype == leaf.dtype and view.shape == leaf.shape
@@ -153,9 +159,10 @@ def test_pack_of_large_leaves(backend):
     rng = np.random.default_rng(2)
     items = [random_items(rng, (n,), torch.uint8) for n in (1_000_001, 3, 2_000_003)]
     offsets = [64, 1_000_128, 1_000_192]
-    dst = poisoned((3_000_300,), torch.uint8)
-    backend.pack(dst, [to_tensor(each, torch.uint8) for each in items], offsets)
-    expected = bytearray(3_000_300)
+    leaves = [to_tensor(each, torch.uint8) for each in items]
+    dst = poisoned((3_000_320,), torch.uint8)
+    backend.pack(dst, leaves, planned(backend, leaves, offsets, 3_000_320))
+    expected = bytearray(3_000_320)
     for offset, each in zip(offsets, items, strict=True):
         expected[offset : offset + len(each)] = each.tobytes()
     assert bytes_of(dst) == bytes(expected)
@@ -163,12 +170,12 @@ def test_pack_of_large_leaves(backend):
 
 @both
 def test_views_share_the_slab_and_have_no_history(backend):
-    whole = torch.zeros(96, dtype=torch.uint8)
-    view, empty = backend.views(
-        whole[32:], [16, 64], (torch.float32, torch.int64), [(2, 2), [0, 3]]
-    )
+    whole = torch.zeros(160, dtype=torch.uint8)
+    dtypes = (torch.float32, torch.int64)
+    plan = backend.SlabPlan([64, 128], [(2, 2), [0, 3]], dtypes, 128)
+    view, empty = backend.views(whole[32:], plan)
     view.fill_(1)
-    assert whole[48:64].view(torch.float32).tolist() == [1.0] * 4
+    assert whole[96:112].view(torch.float32).tolist() == [1.0] * 4
     assert whole.count_nonzero() == 8
     assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
     assert empty.shape == (0, 3)
@@ -179,7 +186,7 @@ def test_views_share_the_slab_and_have_no_history(backend):
 @both
 def test_views_outlive_the_slab(backend):
     slab = torch.full((64,), 3, dtype=torch.uint8)
-    (view,) = backend.views(slab, [0], [torch.uint8], [[64]])
+    (view,) = backend.views(slab, backend.plan_slab([slab]))
     del slab
     assert view.eq(3).all()
 

@@ -12,22 +12,15 @@ from hypothesis import strategies as st
 
 from pyparallel import Padding
 from pyparallel._plan import (
-    ALIGNMENT,
-    SlabPlan,
     StackPlan,
     fills,
     partition,
-    plan_slab,
     plan_stack,
 )
 
 
 def name(i: int) -> str:
     return f"batch[{i}]"
-
-
-sizes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
-dtypes = st.sampled_from([torch.uint8, torch.float16, torch.float32, torch.complex128])
 
 
 def test_equal_batches_make_equal_plans() -> None:
@@ -87,25 +80,6 @@ def test_zero_sizes_do_not_hide_an_overflow() -> None:
     assert plan_stack([(0, 2**62)], None, name).shape == (1, 0, 2**62)
     with pytest.raises(ValueError, match=r"less than 2\*\*63 elements"):
         plan_stack([(0, 2**62, 2)], None, name)
-
-
-@given(st.lists(st.tuples(sizes, dtypes), max_size=6))
-def test_slots_are_ascending_aligned_and_disjoint(
-    leaves: list[tuple[tuple[int, ...], torch.dtype]],
-) -> None:
-    plan = plan_slab([shape for shape, _ in leaves], [dtype for _, dtype in leaves])
-    end = 0
-    for offset, (shape, dtype) in zip(plan.offsets, leaves, strict=True):
-        assert offset % ALIGNMENT == 0
-        assert offset >= end
-        end = offset + torch.Size(shape).numel() * dtype.itemsize
-    assert end <= plan.nbytes < end + ALIGNMENT
-    assert plan.nbytes % ALIGNMENT == 0
-    assert plan.shapes == tuple(shape for shape, _ in leaves)
-
-
-def test_no_leaves_need_no_bytes() -> None:
-    assert plan_slab([], []) == SlabPlan((), (), (), 0)
 
 
 @given(st.integers(0, 200), st.integers(1, 40))

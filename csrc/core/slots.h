@@ -13,6 +13,11 @@
 
 namespace pyparallel {
 
+// Slots start at multiples of this many bytes: one cache line, and any item's size.
+constexpr int64_t kSlotAlignment = 64;
+
+inline bool is_aligned(int64_t offset) { return offset % kSlotAlignment == 0; }
+
 // `src` may be null when nbytes is 0.
 struct Slot {
   const uint8_t* src;
@@ -22,6 +27,16 @@ struct Slot {
 
 // Whether a slot may start at `offset`, given that the one before it ends at `begin`.
 inline bool slot_ascends(int64_t offset, int64_t begin) { return offset >= begin; }
+
+// Sets *next to where a slot may start behind one of `nbytes` at `offset`, both of
+// them at least 0 and `offset` aligned.
+[[nodiscard]] inline bool next_slot(int64_t offset, int64_t nbytes, int64_t* next) {
+  int64_t end = 0;
+  if (!checked_add(offset, nbytes, &end)) return false;
+  if (!checked_add(end, kSlotAlignment - 1, &end)) return false;
+  *next = end - end % kSlotAlignment;
+  return true;
+}
 
 // Whether [offset, offset + nbytes) lies in a slab of slab_nbytes; offset >= 0. On
 // true, *end is offset + nbytes.

@@ -56,13 +56,6 @@ Defect find_defect(const at::Tensor& tensor) {
   return {false, "", ""};
 }
 
-void check_plain(const at::Tensor& tensor, const Where& where) {
-  if (is_plain(tensor)) return;
-  const Defect defect = find_defect(tensor);
-  TORCH_CHECK_TYPE(!defect.present, where, " must be a plain strided tensor, but is ",
-                   defect.kind, ". ", defect.advice);
-}
-
 void read(const at::Tensor& tensor, Snapshot* snapshot) {
   snapshot->storage = tensor.storage();
   snapshot->sizes = tensor.sizes();
@@ -86,6 +79,23 @@ void read(const at::Tensor& tensor, Snapshot* snapshot) {
 
 bool is_plain(const at::Tensor& tensor) {
   return !has_any(tensor.key_set(), kUnusual) && tensor.has_storage();
+}
+
+void check_plain(const at::Tensor& tensor, const Where& where) {
+  if (is_plain(tensor)) return;
+  const Defect defect = find_defect(tensor);
+  TORCH_CHECK_TYPE(!defect.present, where, " must be a plain strided tensor, but is ",
+                   defect.kind, ". ", defect.advice);
+}
+
+bool holds(const at::Tensor& tensor, int64_t nbytes) {
+  if (nbytes == 0) return true;
+  int64_t offset = 0;
+  int64_t end = 0;
+  const auto itemsize = static_cast<int64_t>(tensor.itemsize());
+  return checked_mul(tensor.storage_offset(), itemsize, &offset) &&
+         checked_add(offset, nbytes, &end) &&
+         static_cast<uint64_t>(end) <= tensor.storage().nbytes();
 }
 
 const uint8_t* Snapshot::data() const {
@@ -122,16 +132,25 @@ void check_storage(const Snapshot& snapshot, const Where& where) {
 }
 
 bool overlap(const Snapshot& source, const Snapshot& dst) {
-  if (source.nbytes == 0 || dst.nbytes == 0) return false;
-  const auto source_begin = reinterpret_cast<uintptr_t>(source.data());
+  return overlap(source.data(), source.nbytes, dst);
+}
+
+bool overlap(const uint8_t* source, int64_t nbytes, const Snapshot& dst) {
+  if (nbytes == 0 || dst.nbytes == 0) return false;
+  const auto source_begin = reinterpret_cast<uintptr_t>(source);
   const auto dst_begin = reinterpret_cast<uintptr_t>(dst.mutable_data());
   return source_begin < dst_begin + static_cast<uint64_t>(dst.nbytes) &&
-         dst_begin < source_begin + static_cast<uint64_t>(source.nbytes);
+         dst_begin < source_begin + static_cast<uint64_t>(nbytes);
 }
 
 void check_apart(const Snapshot& source, const Snapshot& dst, const Where& where) {
+  check_apart(source.data(), source.nbytes, dst, where);
+}
+
+void check_apart(const uint8_t* source, int64_t nbytes, const Snapshot& dst,
+                 const Where& where) {
   TORCH_CHECK_VALUE(
-      !overlap(source, dst), where,
+      !overlap(source, nbytes, dst), where,
       " must not share memory with dst, but overlaps it. Clone it first.");
 }
 

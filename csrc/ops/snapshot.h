@@ -45,6 +45,12 @@ using TensorRefs = c10::ArrayRef<const at::Tensor*>;
 // own and no pending conjugation or negation.
 bool is_plain(const at::Tensor& tensor);
 
+// TypeError, saying why, unless is_plain(tensor).
+void check_plain(const at::Tensor& tensor, const Where& where);
+
+// Whether the storage holds all `nbytes` of a plain contiguous tensor.
+bool holds(const at::Tensor& tensor, int64_t nbytes);
+
 // Reads `tensor` into a fresh snapshot. TypeError unless it is plain. Does not look
 // at the storage's size.
 void take_snapshot(const at::Tensor& tensor, const Where& where, Snapshot* snapshot);
@@ -55,9 +61,12 @@ void check_storage(const Snapshot& snapshot, const Where& where);
 // Whether the bytes of two contiguous snapshots overlap. `dst` will be written: if its
 // storage is a lazy clone, it gets its own memory first.
 bool overlap(const Snapshot& source, const Snapshot& dst);
+bool overlap(const uint8_t* source, int64_t nbytes, const Snapshot& dst);
 
 // ValueError when the bytes of `source` and `dst` overlap; both contiguous.
 void check_apart(const Snapshot& source, const Snapshot& dst, const Where& where);
+void check_apart(const uint8_t* source, int64_t nbytes, const Snapshot& dst,
+                 const Where& where);
 
 // ValueError unless this is a contiguous torch.uint8 tensor with one dimension, on the
 // CPU if asked for.

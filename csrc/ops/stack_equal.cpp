@@ -15,12 +15,7 @@ bool is_equal(const at::Tensor& sample, const at::Tensor& first, int64_t nbytes,
   if (!is_plain(sample) || !sample.is_cpu() || !sample.is_contiguous()) return false;
   if (sample.dtype() != first.dtype() || sample.sizes() != first.sizes()) return false;
   if (grad_mode && sample.requires_grad()) return false;
-  if (nbytes == 0) return true;
-  int64_t offset = 0;
-  int64_t end = 0;
-  return checked_mul(sample.storage_offset(), first.itemsize(), &offset) &&
-         checked_add(offset, nbytes, &end) &&
-         static_cast<uint64_t>(end) <= sample.storage().nbytes();
+  return holds(sample, nbytes);
 }
 
 }  // namespace

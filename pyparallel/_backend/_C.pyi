@@ -9,7 +9,9 @@ arguments are good.
 Gradients are neither used nor recorded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,33 +65,98 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
         TypeError: native only; they are not tensors.
     """
 
-def pack(dst: Tensor, leaves: Sequence[Tensor], offsets: Sequence[int]) -> None:
+class SlabPlan:
+    """Where leaves lie in one slab: a frozen value.
+
+    Plans of one backend compare and hash by value, pickle and print. That a plan is
+    good is checked when it is made.
+
+    Args:
+        offsets: first byte of every leaf, ascending, multiples of 64, so that no leaf
+            starts before the one before it ends.
+        shapes: of the leaves.
+        dtypes: of the leaves; not a quantized one.
+        nbytes: size of the slab, a multiple of 64.
+    """
+
+    def __init__(
+        self,
+        offsets: Sequence[int],
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[torch.dtype],
+        nbytes: int,
+    ) -> None: ...
+    @property
+    def offsets(self) -> tuple[int, ...]: ...
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def plan_slab(leaves: Sequence[Tensor]) -> SlabPlan:
+    """Plan the smallest slab for leaves of these shapes and dtypes.
+
+    Args:
+        leaves: tensors on any device, of any strides.
+    """
+
+def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
     """Write the bytes of leaves, in row-major order, into one slab in host memory.
 
     All other bytes of the slab become zero. The GIL: as for `pad_copy`.
 
     Args:
-        dst: contiguous ``torch.uint8`` tensor ``(nbytes,)`` on the CPU.
-        leaves: tensors on the CPU, of any dtype and strides; none may overlap ``dst``.
-        offsets: where each leaf starts, in bytes: ascending, so that no leaf starts
-            before the one before it ends.
+        dst: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on the CPU.
+        leaves: tensors on the CPU with the shapes and dtypes of the plan, of any
+            strides; none may overlap ``dst``.
+        plan: where they go.
     """
 
-def views(
-    slab: Tensor,
-    offsets: Sequence[int],
-    dtypes: Sequence[torch.dtype],
-    shapes: Sequence[Sequence[int]],
-) -> list[Tensor]:
+def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     """Return contiguous tensors that share the storage of ``slab``.
 
     They have no autograd history and keep the whole storage alive.
 
     Args:
-        slab: contiguous ``torch.uint8`` tensor ``(nbytes,)`` on any device.
-        offsets: start of each view in bytes, a multiple of its item size.
-        dtypes: of the views; not a quantized one.
-        shapes: of the views.
+        slab: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on any device.
+        plan: where the tensors lie.
+    """
+
+class Structure:
+    """The containers of a nest: a frozen value. Native only.
+
+    Structures compare, hash and print by value; the order in which keys were inserted
+    into dicts is kept, but does not count.
+    """
+
+    @property
+    def num_leaves(self) -> int: ...
+    def unflatten(self, leaves: Iterable[Any]) -> Any:
+        """Return new containers around leaves, with keys in the order of insertion.
+
+        Raises:
+            ValueError: there are not `num_leaves` of them.
+        """
+
+def flatten(
+    tree: Any, leaf_types: AbstractSet[type]
+) -> tuple[list[Any], Structure] | None:
+    """Return the leaves of a nest and its structure, or None.
+
+    None means that optree must do it. The native one walks dicts in the order of their
+    sorted keys. It takes nests whose containers are all exactly dict (with keys that
+    are all exactly str, or all exactly int), list or tuple, at most 200 deep. The other
+    one takes none.
+
+    Args:
+        tree: anything.
+        leaf_types: a set of the classes that are leaves. An object of another class
+            might be a container.
+
+    Raises:
+        TypeError: native only; ``leaf_types`` is not a set.
     """
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

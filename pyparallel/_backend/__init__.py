@@ -11,7 +11,8 @@ Attributes:
     load_error: what loading the extension raised, if it did.
     built_for: the record of the build that was found; empty if there is none.
     devices: the device types whose tensors the operators take.
-    pad_copy, stack_equal, pack, views: the operators; ``_C.pyi`` is their contract.
+    pad_copy, stack_equal, plan_slab, pack, views, flatten: the operators, and SlabPlan
+        the value that two of them take; ``_C.pyi`` is their contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
 """
 
@@ -31,27 +32,33 @@ from ._build import REBUILD, find, mismatch
 
 if TYPE_CHECKING:
     from ._C import (
+        SlabPlan,
         bound_cache,
         cache_info,
         clear_cache,
         empty,
+        flatten,
         pack,
         pad_copy,
+        plan_slab,
         stack_equal,
         views,
     )
 
 __all__ = [
+    "SlabPlan",
     "bound_cache",
     "built_for",
     "cache_info",
     "clear_cache",
     "devices",
     "empty",
+    "flatten",
     "load_error",
     "name",
     "pack",
     "pad_copy",
+    "plan_slab",
     "reason",
     "stack_equal",
     "views",
@@ -59,7 +66,16 @@ __all__ = [
 
 _VALUES = ("auto", "native", "python")
 _MEMORY = ("empty", "cache_info", "bound_cache", "clear_cache")
-_OPERATORS = ("pad_copy", "stack_equal", "pack", "views", *_MEMORY)
+_OPERATORS = (
+    "pad_copy",
+    "stack_equal",
+    "SlabPlan",
+    "plan_slab",
+    "pack",
+    "views",
+    "flatten",
+    *_MEMORY,
+)
 _CONTRACT = (*_OPERATORS, "devices", "build_info")
 
 

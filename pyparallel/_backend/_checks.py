@@ -12,6 +12,9 @@ from torch import Tensor
 
 _Where = str | tuple[str, int]  # an argument, or an item of one; named only in errors
 
+#: Slots of a slab start at multiples of this many bytes (one cache line).
+ALIGNMENT = 64
+
 _LIMIT = 2**63
 _QUANTIZED = frozenset(
     (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
@@ -69,13 +72,16 @@ def tensors(values: Iterable[Tensor], where: str) -> list[Tensor]:
 
 def ints(values: Iterable[Any], where: str) -> list[int]:
     found = items(values, where, "a sequence of ints")
-    for at, value in enumerate(found):
-        if type(value) is not int:
-            require(f"{where}[{at}]", SupportsIndex, "an int", value)
-            found[at] = operator.index(value)
-        if not -_LIMIT <= found[at] < _LIMIT:
-            raise error(f"{where}[{at}]", "fit in 64 bits", f"is {found[at]}")
-    return found
+    return [integer(value, (where, at)) for at, value in enumerate(found)]
+
+
+def integer(value: Any, where: _Where) -> int:
+    if type(value) is not int:
+        require(name(where), SupportsIndex, "an int", value)
+        value = operator.index(value)
+    if not -_LIMIT <= value < _LIMIT:
+        raise error(where, "fit in 64 bits", f"is {value}")
+    return int(value)
 
 
 def is_plain(t: Tensor) -> bool:
@@ -246,48 +252,61 @@ def check_slab(slab: Tensor, where: str, on_cpu: str) -> None:
     check_memory(slab, where)
 
 
-def check_slots(dst: Tensor, leaves: list[Tensor], starts: list[int]) -> list[int]:
-    ends: list[int] = []
-    end, limit = 0, "start of dst"
-    for index, (leaf, start) in enumerate(zip(leaves, starts, strict=True)):
-        where, slot = ("pack: leaves", index), ("pack: offsets", index)
-        check_plain(leaf, where)
-        if leaf.device.type != "cpu":
-            found = f"is on {leaf.device}"
-            raise error(where, "be on the CPU", found, " Move it first.")
-        check_memory(leaf, where, dst)
-        if start < end:
-            raise error(slot, f"be at least {end}, the {limit}", f"is {start}")
-        end, limit = start + leaf.nbytes, f"end of leaves[{index}]"
-        if end > dst.numel():
-            rule = f"leave room for {leaf.nbytes} bytes in dst"
-            raise error(slot, f"{rule}, which has {dst.numel()}", f"is {start}")
-        ends.append(end)
-    return ends
+def check_size(slab: Tensor, nbytes: int, where: str) -> None:
+    if slab.numel() != nbytes:
+        raise error(where, f"have {nbytes} bytes, as planned", f"has {slab.numel()}")
 
 
-def check_view(
-    index: int, start: int, dtype: torch.dtype, shape: tuple[int, ...], slab: Tensor
+def check_leaf(
+    leaf: Tensor, index: int, dtype: torch.dtype, shape: tuple[int, ...], dst: Tensor
 ) -> None:
-    where, size = f"views: offsets[{index}]", dtype.itemsize
-    nbytes, first = prod(shape) * size, slab.storage_offset()
+    where = ("pack: leaves", index)
+    check_plain(leaf, where)
+    if leaf.device.type != "cpu":
+        found = f"is on {leaf.device}"
+        raise error(where, "be on the CPU", found, " Move it first.")
+    if leaf.dtype != dtype or leaf.shape != shape:
+        found = f"has {leaf.dtype} and {tuple(leaf.shape)}"
+        rule = f"have dtype {dtype} and shape {shape}, as planned"
+        raise error(where, rule, found)
+    check_memory(leaf, where, dst)
+
+
+def check_plan(
+    starts: list[int],
+    sizes: list[tuple[int, ...]],
+    types: list[torch.dtype],
+    nbytes: int,
+) -> None:
+    end = 0
+    for index, (start, shape, dtype) in enumerate(
+        zip(starts, sizes, types, strict=True)
+    ):
+        end = _check_slot(index, start, shape, dtype, end)
+    if nbytes < end or nbytes % ALIGNMENT:
+        rule = f"be a multiple of {ALIGNMENT} and at least {end}"
+        rule += ", the end of the last leaf"
+        raise error("SlabPlan: nbytes", rule, f"is {nbytes}")
+
+
+def _check_slot(
+    index: int, start: int, shape: tuple[int, ...], dtype: torch.dtype, begin: int
+) -> int:
+    where, nbytes = ("SlabPlan: offsets", index), prod(shape) * dtype.itemsize
     if dtype in _QUANTIZED:
         rule = f"must be a dtype of plain tensors, but is {dtype}."
-        raise TypeError(f"views: dtypes[{index}] {rule}")
+        raise TypeError(f"SlabPlan: dtypes[{index}] {rule}")
     if any(length < 0 for length in shape):
         rule = "have no negative size"
-        raise error(f"views: shapes[{index}]", rule, f"is {shape}")
+        raise error(f"SlabPlan: shapes[{index}]", rule, f"is {shape}")
     if nbytes >= _LIMIT:
         rule = "have fewer than 2**63 bytes"
-        raise error(f"views: shapes[{index}]", rule, f"is {shape}")
-    if start < 0:
-        raise error(where, "be at least 0", f"is {start}")
-    if start % size:
-        rule = f"be a multiple of {size}, the item size of {dtype}"
+        raise error(f"SlabPlan: shapes[{index}]", rule, f"is {shape}")
+    if start < begin or start % ALIGNMENT:
+        rule = f"be a multiple of {ALIGNMENT} and at least {begin}"
+        rule += ", the end of the leaf before it"
         raise error(where, rule, f"is {start}")
-    if first % size:
-        rule = f"start at a multiple of {size} bytes, the item size of {dtype}"
-        raise error("views: slab", rule, f"starts at byte {first} of its storage")
-    if start + nbytes > slab.numel():
-        rule = f"leave room for {nbytes} bytes in slab, which has {slab.numel()}"
+    if start + nbytes >= _LIMIT:
+        rule = f"leave room for {nbytes} bytes below 2**63"
         raise error(where, rule, f"is {start}")
+    return start + nbytes

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import wraps
 from math import prod
 from operator import mul
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import _checks
+from ._slab_plan import SlabPlan, plan_slab
+
+__all__ = [
+    "SlabPlan",
+    "flatten",
+    "pack",
+    "pad_copy",
+    "plan_slab",
+    "stack_equal",
+    "views",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -95,56 +107,53 @@ def _have_data(samples: Sequence[Tensor]) -> bool:
 
 
 @_plainly
-def pack(dst: Tensor, leaves: Sequence[Tensor], offsets: Sequence[int]) -> None:
+def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
     """See ``_C.pyi``."""
     _checks.require("pack: dst", Tensor, "a torch.Tensor", dst)
     tensors = _checks.tensors(leaves, "pack: leaves")
-    starts = _checks.ints(offsets, "pack: offsets")
+    _checks.require("pack: plan", SlabPlan, "a SlabPlan", plan)
     _checks.check_slab(dst, "pack: dst", " on the CPU")
-    if len(starts) != len(tensors):
-        rule = f"have {len(tensors)} entries, one for each leaf"
-        raise _checks.error("pack: offsets", rule, f"has {len(starts)}")
-    ends = _checks.check_slots(dst, tensors, starts)
+    _checks.check_size(dst, plan.nbytes, "pack: dst")
+    if len(tensors) != len(plan.offsets):
+        rule = f"have {len(plan.offsets)} entries, as planned"
+        raise _checks.error("pack: leaves", rule, f"has {len(tensors)}")
+    wanted = zip(tensors, plan.dtypes, plan.shapes, strict=True)
+    for index, (leaf, dtype, shape) in enumerate(wanted):
+        _checks.check_leaf(leaf, index, dtype, shape, dst)
     zeros = dst.new_zeros(())
-    pieces = []
-    for leaf, start, end in zip(tensors, starts, [0, *ends], strict=False):
+    pieces, end = [], 0
+    for leaf, start in zip(tensors, plan.offsets, strict=True):
         if leaf.dtype not in _COPIED:
             leaf = leaf.view(_ITEM_BITS[leaf.itemsize])
         flat = leaf.contiguous().as_strided((leaf.numel(),), (1,))
         pieces += [zeros.expand(start - end), flat.view(torch.uint8)]
+        end = start + leaf.nbytes
     if dst.numel() > 0:
-        tail = zeros.expand(dst.numel() - (ends[-1] if ends else 0))
-        torch.cat([*pieces, tail], out=dst)
+        torch.cat([*pieces, zeros.expand(dst.numel() - end)], out=dst)
 
 
 @_plainly
-def views(
-    slab: Tensor,
-    offsets: Sequence[int],
-    dtypes: Sequence[torch.dtype],
-    shapes: Sequence[Sequence[int]],
-) -> list[Tensor]:
+def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     """See ``_C.pyi``."""
     _checks.require("views: slab", Tensor, "a torch.Tensor", slab)
-    starts = _checks.ints(offsets, "views: offsets")
-    types = _checks.items(dtypes, "views: dtypes", "a sequence of dtypes")
-    sizes = _checks.items(shapes, "views: shapes", "a sequence of shapes")
-    if not len(starts) == len(types) == len(sizes):
-        found = f"have {len(starts)}, {len(types)} and {len(sizes)}"
-        where = "views: offsets, dtypes and shapes"
-        raise _checks.error(where, "have the same length", found)
-    for index, dtype in enumerate(types):
-        _checks.require(f"views: dtypes[{index}]", torch.dtype, "a torch.dtype", dtype)
-        sizes[index] = tuple(_checks.ints(sizes[index], f"views: shapes[{index}]"))
+    _checks.require("views: plan", SlabPlan, "a SlabPlan", plan)
     _checks.check_slab(slab, "views: slab", "")
+    _checks.check_size(slab, plan.nbytes, "views: slab")
     storage, first = slab.untyped_storage(), slab.storage_offset()
     made = []
-    for index, (start, dtype) in enumerate(zip(starts, types, strict=True)):
-        shape = sizes[index]
-        _checks.check_view(index, start, dtype, shape, slab)
+    for start, dtype, shape in zip(plan.offsets, plan.dtypes, plan.shapes, strict=True):
+        if first % dtype.itemsize:
+            size = dtype.itemsize
+            rule = f"start at a multiple of {size} bytes, the item size of {dtype}"
+            found = f"starts at byte {first} of its storage"
+            raise _checks.error("views: slab", rule, found)
         view = torch.empty(0, dtype=dtype, device=slab.device)
         made.append(view.set_(storage, (first + start) // dtype.itemsize, shape, ()))
     return made
+
+
+def flatten(tree: Any, leaf_types: AbstractSet[type]) -> None:
+    """See ``_C.pyi``: every nest is left to optree."""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every error of `pack` and `views` in both backends, word for word."""
+"""Every error of slabs and their plans in both backends, word for word."""
 
 from __future__ import annotations
 
@@ -7,17 +7,206 @@ import torch
 from backends import both, check, last
 
 
-def released():
+def released(expanded=False):
     """A tensor whose storage is gone."""
     tensor = torch.empty(4)
+    result = tensor.expand(2, 4).t() if expanded else tensor
     tensor.untyped_storage().resize_(0)
-    return tensor
+    return result
 
 
 MEMORY = torch.zeros(64)
 SLAB = torch.zeros(64, dtype=torch.uint8)
 OVERSIZED = [2**40, 2**40]
+F4 = torch.float32
+LONG = 2**63 - 64  # the largest offset
 
+PLANS = [
+    (
+        0,
+        [[1]],
+        [F4],
+        64,
+        TypeError,
+        "offsets must be a sequence of ints, but is of type int.",
+    ),
+    (
+        ["a"],
+        [[1]],
+        [F4],
+        64,
+        TypeError,
+        "offsets[0] must be an int, but is of type str.",
+    ),
+    (
+        [2**70],
+        [[1]],
+        [F4],
+        64,
+        ValueError,
+        f"offsets[0] must fit in 64 bits, but is {2**70}.",
+    ),
+    (
+        [0],
+        1,
+        [F4],
+        64,
+        TypeError,
+        "shapes must be a sequence of shapes, but is of type int.",
+    ),
+    (
+        [0],
+        [1],
+        [F4],
+        64,
+        TypeError,
+        "shapes[0] must be a sequence of ints, but is of type int.",
+    ),
+    (
+        [0],
+        [[1, 2.0]],
+        [F4],
+        64,
+        TypeError,
+        "shapes[0][1] must be an int, but is of type float.",
+    ),
+    (
+        [0],
+        [[2**64]],
+        [F4],
+        64,
+        ValueError,
+        f"shapes[0][0] must fit in 64 bits, but is {2**64}.",
+    ),
+    (
+        [0],
+        [[1]],
+        F4,
+        64,
+        TypeError,
+        "dtypes must be a sequence of dtypes, but is of type dtype.",
+    ),
+    (
+        [0],
+        [[1]],
+        ["float"],
+        64,
+        TypeError,
+        "dtypes[0] must be a torch.dtype, but is of type str.",
+    ),
+    (
+        [0, 64],
+        [[1]],
+        [F4] * 2,
+        128,
+        ValueError,
+        "offsets, shapes and dtypes must have the same length, but have 2, 1 and 2.",
+    ),
+    ([0], [[1]], [F4], "a", TypeError, "nbytes must be an int, but is of type str."),
+    (
+        [0],
+        [[1]],
+        [F4],
+        2**64,
+        ValueError,
+        f"nbytes must fit in 64 bits, but is {2**64}.",
+    ),
+    (
+        [0],
+        [[1]],
+        [torch.quint8],
+        64,
+        TypeError,
+        "dtypes[0] must be a dtype of plain tensors, but is torch.quint8.",
+    ),
+    (
+        [0],
+        [(2, -1)],
+        [F4],
+        64,
+        ValueError,
+        "shapes[0] must have no negative size, but is (2, -1).",
+    ),
+    (
+        [0],
+        [OVERSIZED],
+        [F4],
+        64,
+        ValueError,
+        f"shapes[0] must have fewer than 2**63 bytes, but is {tuple(OVERSIZED)}.",
+    ),
+    (
+        [-64],
+        [[1]],
+        [F4],
+        64,
+        ValueError,
+        "offsets[0] must be a multiple of 64 and at least 0, the end of the leaf "
+        "before it, but is -64.",
+    ),
+    (
+        [0, 72],
+        [[1], [1]],
+        [F4] * 2,
+        128,
+        ValueError,
+        "offsets[1] must be a multiple of 64 and at least 4, the end of the leaf "
+        "before it, but is 72.",
+    ),
+    (
+        [0, 64],
+        [[17], [1]],
+        [F4] * 2,
+        128,
+        ValueError,
+        "offsets[1] must be a multiple of 64 and at least 68, the end of the leaf "
+        "before it, but is 64.",
+    ),
+    (
+        [LONG],
+        [[16]],
+        [F4],
+        LONG,
+        ValueError,
+        f"offsets[0] must leave room for 64 bytes below 2**63, but is {LONG}.",
+    ),
+    (
+        [0],
+        [[17]],
+        [F4],
+        64,
+        ValueError,
+        "nbytes must be a multiple of 64 and at least 68, the end of the last leaf, "
+        "but is 64.",
+    ),
+    (
+        [0],
+        [[1]],
+        [F4],
+        65,
+        ValueError,
+        "nbytes must be a multiple of 64 and at least 4, the end of the last leaf, "
+        "but is 65.",
+    ),
+]
+
+PLANNED = [
+    (3, TypeError, "leaves must be a sequence of tensors, but is of type int."),
+    (["a"], TypeError, "leaves[0] must be a torch.Tensor, but is of type str."),
+    (
+        [MEMORY, MEMORY.to(torch.complex64).conj()],
+        TypeError,
+        "leaves[1] must be a plain strided tensor, but is conjugated. Call "
+        "resolve_conj() on it first.",
+    ),
+    (
+        [MEMORY, MEMORY[0].expand(2**40, 2**20), MEMORY[0].expand(2**40, 2**20)],
+        ValueError,
+        "leaves must have fewer than 2**63 bytes together, but leaves[2] goes beyond.",
+    ),
+]
+
+NO_SLAB = "must be a contiguous torch.uint8 tensor of one dimension on the CPU, but "
 PACK = [
     (None, [], [], TypeError, "dst must be a torch.Tensor, but is of type NoneType."),
     (
@@ -30,95 +219,76 @@ PACK = [
     (
         SLAB,
         ["a"],
-        [0],
+        [],
         TypeError,
         "leaves[0] must be a torch.Tensor, but is of type str.",
-    ),
-    (
-        SLAB,
-        [],
-        1.5,
-        TypeError,
-        "offsets must be a sequence of ints, but is of type float.",
-    ),
-    (
-        SLAB,
-        [MEMORY],
-        ["a"],
-        TypeError,
-        "offsets[0] must be an int, but is of type str.",
-    ),
-    (
-        SLAB,
-        [MEMORY],
-        [2**70],
-        ValueError,
-        f"offsets[0] must fit in 64 bits, but is {2**70}.",
     ),
     (
         SLAB.view(8, 8),
         [],
         [],
         ValueError,
-        "dst must be a contiguous torch.uint8 tensor of one dimension on the CPU, but "
-        "has dtype torch.uint8, shape (8, 8), strides (8, 1) and device cpu.",
+        f"dst {NO_SLAB}has dtype torch.uint8, shape (8, 8), strides (8, 1) and device "
+        "cpu.",
     ),
     (
         MEMORY,
         [],
         [],
         ValueError,
-        "dst must be a contiguous torch.uint8 tensor of one dimension on the CPU, but "
-        "has dtype torch.float32, shape (64,), strides (1,) and device cpu.",
+        f"dst {NO_SLAB}has dtype torch.float32, shape (64,), strides (1,) and device "
+        "cpu.",
     ),
     (
         SLAB[::2],
         [],
         [],
         ValueError,
-        "dst must be a contiguous torch.uint8 tensor of one dimension on the CPU, but "
-        "has dtype torch.uint8, shape (32,), strides (2,) and device cpu.",
+        f"dst {NO_SLAB}has dtype torch.uint8, shape (32,), strides (2,) and device "
+        "cpu.",
     ),
     (
         SLAB,
         [MEMORY],
+        [MEMORY],
+        ValueError,
+        "dst must have 256 bytes, as planned, but has 64.",
+    ),
+    (
+        SLAB,
         [],
-        ValueError,
-        "offsets must have 1 entries, one for each leaf, but has 0.",
-    ),
-    (
-        SLAB,
         [MEMORY[:1]],
-        [-1],
         ValueError,
-        "offsets[0] must be at least 0, the start of dst, but is -1.",
-    ),
-    (
-        SLAB,
-        [MEMORY[:4], MEMORY[:1]],
-        [0, 8],
-        ValueError,
-        "offsets[1] must be at least 16, the end of leaves[0], but is 8.",
-    ),
-    (
-        SLAB,
-        [MEMORY],
-        [0],
-        ValueError,
-        "offsets[0] must leave room for 256 bytes in dst, which has 64, but is 0.",
+        "leaves must have 1 entries, as planned, but has 0.",
     ),
     (
         SLAB,
         [MEMORY[:2]],
-        [2**63 - 1],
+        [MEMORY[:1]],
         ValueError,
-        "offsets[0] must leave room for 8 bytes in dst, which has 64, but is "
-        f"{2**63 - 1}.",
+        "leaves[0] must have dtype torch.float32 and shape (1,), as planned, but has "
+        "torch.float32 and (2,).",
+    ),
+    (
+        SLAB.new_zeros(128),
+        [MEMORY[:1], MEMORY[:1].int()],
+        [MEMORY[:1]] * 2,
+        ValueError,
+        "leaves[1] must have dtype torch.float32 and shape (1,), as planned, but has "
+        "torch.int32 and (1,).",
     ),
     (
         SLAB,
         [released()],
-        [0],
+        [MEMORY[:4]],
+        ValueError,
+        "leaves[0] must lie within its storage, but needs 16 bytes where 0 are left. "
+        "Copy it before its storage is released.",
+    ),
+    (
+        SLAB,
+        [released(expanded=True)],
+        [MEMORY[:8].view(4, 2)],
         ValueError,
         "leaves[0] must lie within its storage, but needs 16 bytes where 0 are left. "
         "Copy it before its storage is released.",
@@ -126,157 +296,70 @@ PACK = [
     (
         SLAB,
         [SLAB[:1]],
-        [0],
+        [SLAB[:1]],
         ValueError,
         "leaves[0] must not share memory with dst, but overlaps it. Clone it first.",
     ),
 ]
-F4 = torch.float32
 VIEWS = [
-    ([], [], [], [], TypeError, "slab must be a torch.Tensor, but is of type list."),
-    (
-        SLAB,
-        0,
-        [F4],
-        [[1]],
-        TypeError,
-        "offsets must be a sequence of ints, but is of type int.",
-    ),
-    (
-        SLAB,
-        [0],
-        F4,
-        [[1]],
-        TypeError,
-        "dtypes must be a sequence of dtypes, but is of type dtype.",
-    ),
-    (
-        SLAB,
-        [0],
-        [F4],
-        1,
-        TypeError,
-        "shapes must be a sequence of shapes, but is of type int.",
-    ),
-    (
-        SLAB,
-        [0, 4],
-        [F4],
-        [[1]] * 2,
-        ValueError,
-        "offsets, dtypes and shapes must have the same length, but have 2, 1 and 2.",
-    ),
-    (
-        SLAB,
-        [0],
-        ["float"],
-        [[1]],
-        TypeError,
-        "dtypes[0] must be a torch.dtype, but is of type str.",
-    ),
-    (
-        SLAB,
-        [0],
-        [F4],
-        [1],
-        TypeError,
-        "shapes[0] must be a sequence of ints, but is of type int.",
-    ),
-    (
-        SLAB,
-        [0],
-        [F4],
-        [[1, 2.0]],
-        TypeError,
-        "shapes[0][1] must be an int, but is of type float.",
-    ),
-    (
-        SLAB,
-        [0],
-        [F4],
-        [[2**64]],
-        ValueError,
-        f"shapes[0][0] must fit in 64 bits, but is {2**64}.",
-    ),
+    ([], [], TypeError, "slab must be a torch.Tensor, but is of type list."),
     (
         MEMORY,
-        [0],
-        [F4],
-        [[1]],
+        [MEMORY[:1]],
         ValueError,
         "slab must be a contiguous torch.uint8 tensor of one dimension, but has dtype "
         "torch.float32, shape (64,), strides (1,) and device cpu.",
     ),
     (
-        SLAB,
-        [0],
-        [torch.quint8],
-        [[1]],
-        TypeError,
-        "dtypes[0] must be a dtype of plain tensors, but is torch.quint8.",
-    ),
-    (
-        SLAB,
-        [0],
-        [F4],
-        [(2, -1)],
-        ValueError,
-        "shapes[0] must have no negative size, but is (2, -1).",
-    ),
-    (
-        SLAB,
-        [0],
-        [F4],
-        [OVERSIZED],
-        ValueError,
-        f"shapes[0] must have fewer than 2**63 bytes, but is {tuple(OVERSIZED)}.",
-    ),
-    (SLAB, [-4], [F4], [[1]], ValueError, "offsets[0] must be at least 0, but is -4."),
-    (
-        SLAB,
-        [0, 6],
-        [F4, F4],
-        [[1], [1]],
-        ValueError,
-        "offsets[1] must be a multiple of 4, the item size of torch.float32, but is 6.",
-    ),
-    (
         SLAB[3:],
-        [0],
-        [F4],
-        [[1]],
+        [MEMORY[:1]],
+        ValueError,
+        "slab must have 64 bytes, as planned, but has 61.",
+    ),
+    (
+        SLAB.new_zeros(67)[3:],
+        [SLAB[:0], MEMORY[:1]],
         ValueError,
         "slab must start at a multiple of 4 bytes, the item size of torch.float32, but "
         "starts at byte 3 of its storage.",
-    ),
-    (
-        SLAB,
-        [32],
-        [F4],
-        [(3, 3)],
-        ValueError,
-        "offsets[0] must leave room for 36 bytes in slab, which has 64, but is 32.",
-    ),
-    (
-        SLAB,
-        [68],
-        [F4],
-        [[0]],
-        ValueError,
-        "offsets[0] must leave room for 0 bytes in slab, which has 64, but is 68.",
     ),
 ]
 
 
 @both
-@pytest.mark.parametrize("case", PACK, ids=last)
-def test_pack_refuses(backend, case):
+@pytest.mark.parametrize("case", PLANS, ids=last)
+def test_a_plan_refuses(backend, case):
     *args, error, message = case
-    check(backend.pack, args, error, f"pack: {message}")
+    check(backend.SlabPlan, args, error, f"SlabPlan: {message}")
+
+
+@both
+@pytest.mark.parametrize("case", PLANNED, ids=last)
+def test_plan_slab_refuses(backend, case):
+    leaves, error, message = case
+    check(backend.plan_slab, [leaves], error, f"plan_slab: {message}")
+
+
+@both
+@pytest.mark.parametrize("case", PACK, ids=last)
+def test_pack_refuses_and_writes_nothing(backend, case):
+    dst, leaves, planned, error, message = case
+    before = None if dst is None else dst.clone()
+    plan = backend.plan_slab(planned)
+    check(backend.pack, [dst, leaves, plan], error, f"pack: {message}")
+    assert dst is None or dst.equal(before)
 
 
 @both
 @pytest.mark.parametrize("case", VIEWS, ids=last)
 def test_views_refuses(backend, case):
-    *args, error, message = case
-    check(backend.views, args, error, f"views: {message}")
+    slab, planned, error, message = case
+    plan = backend.plan_slab(planned)
+    check(backend.views, [slab, plan], error, f"views: {message}")
+
+
+@both
+def test_what_is_no_plan_is_refused(backend):
+    message = "plan must be a SlabPlan, but is of type list."
+    check(backend.pack, [SLAB, [], []], TypeError, f"pack: {message}")
+    check(backend.views, [SLAB, []], TypeError, f"views: {message}")

@@ -1,0 +1,103 @@
+// Python's arguments as C++ values, or a TypeError that names them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <vector>
+
+#include "ops/slab_plan.h"
+#include "ops/wording.h"
+
+namespace pyparallel::bindings {
+
+namespace py = pybind11;
+using ops::Where;
+
+inline std::string type_name(py::handle object) {
+  return py::str(py::type::of(object).attr("__name__"));
+}
+
+[[noreturn]] inline void wrong_type(const std::string& where, const char* rule,
+                                    py::handle found) {
+  TORCH_CHECK_TYPE(false, where, " must be ", rule, ", but is of type ",
+                   type_name(found), ".");
+}
+
+// Valid while the Python object lives.
+inline const at::Tensor& to_tensor(py::handle object, const Where& where) {
+  if (!THPVariable_Check(object.ptr())) {
+    wrong_type(c10::str(where), "a torch.Tensor", object);
+  }
+  return THPVariable_Unpack(object.ptr());
+}
+
+// A tuple that no one else can change; TypeError with `rule` if there are no items.
+inline py::tuple to_items(py::handle object, const Where& where, const char* rule) {
+  PyObject* items = PySequence_Tuple(object.ptr());
+  if (items == nullptr) {
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
+    PyErr_Clear();
+    wrong_type(c10::str(where), rule, object);
+  }
+  return py::reinterpret_steal<py::tuple>(items);
+}
+
+inline py::handle item(const py::tuple& items, size_t i) {
+  return PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
+}
+
+// Hidden, as all of pybind11 is.
+struct __attribute__((visibility("hidden"))) Tensors {
+  Tensors(py::handle object, const char* op, const char* argument)
+      : items(to_items(object, {op, argument}, "a sequence of tensors")) {
+    refs.reserve(items.size());
+    for (size_t i = 0; i < items.size(); ++i) {
+      refs.push_back(
+          &to_tensor(item(items, i), {op, argument, static_cast<int64_t>(i)}));
+    }
+  }
+
+  py::tuple items;
+  std::vector<const at::Tensor*> refs;  // into items
+};
+
+// `place` makes the name of the object, if it is at fault.
+template <typename Place>
+int64_t to_int(py::handle object, const Place& place) {
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
+  if (!index) {
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
+    PyErr_Clear();
+    wrong_type(place(), "an int", object);
+  }
+  int overflow = 0;
+  const int64_t value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  TORCH_CHECK_VALUE(overflow == 0, place(), " must fit in 64 bits, but is ",
+                    std::string(py::str(index)), ".");
+  return value;
+}
+
+template <typename Ints>
+Ints to_ints(py::handle object, const Where& where) {
+  const py::tuple items = to_items(object, where, "a sequence of ints");
+  Ints ints;
+  ints.reserve(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    ints.push_back(
+        to_int(item(items, i), [&] { return c10::str(where, "[", i, "]"); }));
+  }
+  return ints;
+}
+
+inline const ops::SlabPlan& to_plan(py::handle object, const Where& where) {
+  if (!py::isinstance<ops::SlabPlan>(object)) {
+    wrong_type(c10::str(where), "a SlabPlan", object);
+  }
+  return *object.cast<const ops::SlabPlan*>();
+}
+
+}  // namespace pyparallel::bindings

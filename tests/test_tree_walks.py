@@ -1,0 +1,248 @@
+"""The compiled walk: what optree's walk gives, or None."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+import optree
+import pytest
+import samples
+import torch
+from backends import native, needs_native
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyparallel import DataContainer, _tree
+
+pytestmark = needs_native
+
+LEAVES: set[type] = {type(None), str, bytes, int, float, bool, torch.Tensor}
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3))
+keys = st.one_of(
+    st.lists(st.text(max_size=3), max_size=5, unique=True),
+    st.lists(st.integers(-9, 2**70), max_size=5, unique=True),
+)
+
+
+def dicts(children: st.SearchStrategy[Any], cls: Any = dict) -> Any:
+    return keys.flatmap(
+        lambda names: st.tuples(*[children] * len(names)).map(
+            lambda values: cls(zip(names, values, strict=True))
+        )
+    )
+
+
+def plain(children: st.SearchStrategy[Any]) -> Any:
+    items = st.lists(children, max_size=4)
+    return st.one_of(items, items.map(tuple), dicts(children))
+
+
+def any_kind(children: st.SearchStrategy[Any]) -> Any:
+    pairs = st.tuples(children, children)
+    return st.one_of(
+        plain(children),
+        dicts(children, OrderedDict),
+        dicts(children, lambda items: defaultdict(list, items)),
+        st.dictionaries(st.sampled_from([1, "a", None, (2,), True]), children),
+        st.lists(children, max_size=3).map(deque),
+        pairs.map(lambda pair: samples.Pair(*pair)),
+        pairs.map(lambda pair: samples.Frozen(*pair)),
+    )
+
+
+def walk_by_optree(tree: Any) -> tuple[list[Any], Any]:
+    return optree.tree_flatten(tree, none_is_leaf=True, namespace="pyparallel")
+
+
+def shape_of(tree: Any) -> Any:
+    """Return what must come back: types, values, and the order of keys."""
+    if isinstance(tree, dict):
+        return type(tree), [(key, shape_of(value)) for key, value in tree.items()]
+    if isinstance(tree, list | tuple | deque):
+        return type(tree), [shape_of(item) for item in tree]
+    return type(tree), tree
+
+
+def ids(values: list[Any]) -> list[int]:
+    return list(map(id, values))
+
+
+@given(st.recursive(scalars, plain, max_leaves=30))
+def test_plain_nests_are_walked_as_optree_walks_them(tree: Any) -> None:
+    leaves, structure = native.flatten(tree, LEAVES)
+    expected, _ = walk_by_optree(tree)
+    assert ids(leaves) == ids(expected)
+    assert structure.num_leaves == len(leaves)
+    again = structure.unflatten(leaves)
+    assert shape_of(again) == shape_of(tree)
+    _, same = native.flatten(again, LEAVES)
+    assert (same, hash(same)) == (structure, hash(structure))
+    assert _tree.accessors(structure) == optree.tree_accessors(tree, none_is_leaf=True)
+
+
+@settings(deadline=None)
+@given(st.recursive(scalars, any_kind, max_leaves=20))
+def test_any_nest_has_the_leaves_that_optree_finds(tree: Any) -> None:
+    leaves, structure = _tree.flatten(tree)
+    expected, _ = walk_by_optree(tree)
+    assert ids(leaves) == ids(expected)
+    assert shape_of(_tree.unflatten(structure, leaves)) == shape_of(tree)
+
+
+@given(st.recursive(scalars, plain, max_leaves=8), st.recursive(scalars, plain))
+def test_structures_are_equal_when_optree_says_so(a: Any, b: Any) -> None:
+    same = walk_by_optree(a)[1] == walk_by_optree(b)[1]
+    ours, theirs = native.flatten(a, LEAVES)[1], native.flatten(b, LEAVES)[1]
+    assert (ours == theirs) is same
+    assert (ours != theirs) is not same
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [1, (2, 3)],
+        [[1, 2], 3],
+        [[1], 2, 3],
+        [[], 1, 2, 3],
+        [1, 2, 3],
+        (1, 2, 3),
+        {"a": 1, "b": 2, "c": 3},
+        {"a": 1, "b": 2, "d": 3},
+        {1: 1, 2: 2, 3: 3},
+    ],
+    ids=repr,
+)
+def test_different_nests_of_three_differ(other: Any) -> None:
+    tree = [1, [2, 3]]
+    first, second = (native.flatten(each, LEAVES)[1] for each in (tree, other))
+    assert first != second
+    assert first != 3 and first != walk_by_optree(tree)[1]
+
+
+def test_the_order_of_keys_is_restored_but_does_not_count() -> None:
+    one, two = {"b": 1, "a": [2]}, {"a": [2], "b": 1}
+    (leaves, first), (same, second) = (native.flatten(x, LEAVES) for x in (one, two))
+    assert leaves == same == [2, 1]
+    assert first == second and hash(first) == hash(second)
+    assert list(first.unflatten([5, 6]).items()) == [("b", 6), ("a", [5])]
+    assert list(second.unflatten([5, 6]).items()) == [("a", [5]), ("b", 6)]
+    assert repr(first) == "Structure({'b': Ellipsis, 'a': [Ellipsis]})"
+
+
+class Meta(type):
+    """A class of classes whose hash is Python code."""
+
+    def __hash__(cls) -> int:
+        raise AssertionError("a walk must not run this")
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        samples.Pair(1, 2),
+        samples.Frozen(1, 2),
+        OrderedDict(a=1),
+        defaultdict(list, a=1),
+        deque([1]),
+        {"a": 1, 2: 3},
+        {None: 1},
+        {True: 1},
+        {(1, 2): 1},
+        {type("Name", (str,), {})("a"): 1},
+        type("Row", (dict,), {})(a=1),
+        type("Boxes", (list,), {})([1]),
+        Meta("Odd", (), {})(),
+        object(),
+        torch.ones(2, 2).max(0),
+    ],
+    ids=lambda tree: type(tree).__name__,
+)
+def test_what_might_be_a_container_is_left_to_optree(tree: Any) -> None:
+    assert native.flatten(tree, LEAVES) is None
+    assert native.flatten([1, {"a": (tree,)}], LEAVES) is None
+
+
+def test_a_class_becomes_a_leaf_once_it_was_looked_at() -> None:
+    class Thing:
+        """Not a container."""
+
+    things = [Thing(), DataContainer(1)]
+    leaves, structure = _tree.flatten(things)
+    assert leaves == things and Thing in _tree._looked_at
+    assert _tree.flatten(things) == (leaves, structure)
+
+
+def nest(depth: int) -> Any:
+    tree: Any = 1
+    for i in range(depth):
+        tree = ([tree], (tree,), {"a": tree})[i % 3]
+    return tree
+
+
+def test_deep_nests_are_left_to_optree() -> None:
+    assert native.flatten(nest(200), LEAVES)[0] == [1]
+    assert native.flatten(nest(201), LEAVES) is None
+    for depth in (200, 201):
+        leaves, structure = _tree.flatten(nest(depth))
+        assert _tree.unflatten(structure, leaves) == nest(depth)
+    loop: Any = {}
+    loop["self"] = [loop]
+    assert native.flatten(loop, LEAVES) is None
+
+
+@pytest.mark.parametrize("leaves", [[], [1], [1, 2, 3, 4]])
+def test_the_number_of_leaves_must_be_right(leaves: list[int]) -> None:
+    _, structure = native.flatten([1, {"a": (2, 3)}], LEAVES)
+    with pytest.raises(ValueError) as caught:
+        structure.unflatten(iter(leaves))
+    assert str(caught.value) == (
+        "unflatten: leaves must have 3 entries, as the structure, but has "
+        f"{len(leaves)}."
+    )
+    with pytest.raises(TypeError):
+        structure.unflatten(3)
+
+
+def test_leaf_types_must_be_a_set() -> None:
+    with pytest.raises(TypeError) as caught:
+        native.flatten([1], [int])
+    assert str(caught.value) == (
+        "flatten: leaf_types must be a set, but is of type list."
+    )
+
+
+def test_a_thousand_walks_leave_nothing_behind() -> None:
+    leaf, keys = torch.ones(1), ["".join(("key", str(i))) for i in range(4)]
+    batch = [{key: (leaf, [leaf]) for key in keys}, {keys[3]: leaf, keys[0]: 1}]
+    odd = [batch, object()]
+
+    def one_round() -> None:
+        leaves, structure = native.flatten(batch, LEAVES)
+        structure.unflatten(leaves)
+        assert structure == native.flatten(structure.unflatten(leaves), LEAVES)[1]
+        assert native.flatten(odd, LEAVES) is None
+        with pytest.raises(ValueError):
+            structure.unflatten(leaves[1:])
+
+    def counts() -> list[int]:
+        gc.collect()
+        held = [*keys, leaf, batch, *batch, None, dict, native.Structure]
+        return [*map(sys.getrefcount, held), len(gc.get_objects())]
+
+    one_round()
+    before = counts()
+    for _ in range(1000):
+        one_round()
+    grown = [b - a for a, b in zip(before, counts(), strict=True)]
+    assert max(grown) < 100, grown
+
+
+def test_structures_cannot_be_made_or_changed() -> None:
+    _, structure = native.flatten([1], LEAVES)
+    with pytest.raises(TypeError):
+        native.Structure()
+    with pytest.raises(AttributeError):
+        structure.num_leaves = 3
