@@ -9,7 +9,6 @@ import torch
 
 from pyparallel import _backend, _tree
 from pyparallel._backend import _reference
-from pyparallel._plan import plan_slab
 
 from ._harness import Contender
 
@@ -51,8 +50,7 @@ def pack_and_rebuild(tree: Any) -> Any:
     It is what `scatter` does on the host for one device, but for the device's copy.
     """
     leaves, structure = _tree.flatten(tree)
-    plan = plan_slab([leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves])
-    slab = torch.empty(plan.nbytes, dtype=torch.uint8)
-    _backend.pack(slab, leaves, plan.offsets)
-    views = _backend.views(slab, plan.offsets, plan.dtypes, plan.shapes)
-    return _tree.unflatten(structure, views)
+    plan = _backend.plan_slab(leaves)
+    slab = _backend.empty((plan.nbytes,), torch.uint8)
+    _backend.pack(slab, leaves, plan)
+    return _tree.unflatten(structure, _backend.views(slab, plan))

@@ -19,9 +19,9 @@ _LIMIT = 2**63
 _QUANTIZED = frozenset(
     (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 )
-_EXACT = frozenset((Tensor, torch.nn.Parameter))
+EXACT = frozenset((Tensor, torch.nn.Parameter))
 
-_wraps: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+wraps: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 _keys: Callable[[Tensor], Any] = torch._C._dispatch_keys
 _PYTHON = torch._C.DispatchKey.Python
 
@@ -35,7 +35,7 @@ _DEFECTS: tuple[tuple[Callable[[Tensor], bool], str, str], ...] = (
     (lambda t: t.is_nested, "nested", " Call unbind() on it first."),
     (_is_not_strided, "sparse or opaque", " Call to_dense() on it first."),
     (lambda t: t.is_quantized, "quantized", " Call dequantize() on it first."),
-    (lambda t: _wraps(t) or _keys(t).has(_PYTHON), "a wrapper", " Unwrap it first."),
+    (lambda t: wraps(t) or _keys(t).has(_PYTHON), "a wrapper", " Unwrap it first."),
     (lambda t: t.is_meta, "on the meta device", " Give it data first."),
     (lambda t: t.is_conj(), "conjugated", " Call resolve_conj() on it first."),
     (lambda t: t.is_neg(), "negated", " Call resolve_neg() on it first."),
@@ -85,9 +85,9 @@ def integer(value: Any, where: _Where) -> int:
 
 
 def is_plain(t: Tensor) -> bool:
-    odd = t.is_neg() or t.is_conj() or t._is_zerotensor() or _wraps(t)
+    odd = t.is_neg() or t.is_conj() or t._is_zerotensor() or wraps(t)
     odd = odd or t.is_nested or t.is_quantized or t.is_meta
-    return type(t) in _EXACT and t.layout is torch.strided and not odd
+    return type(t) in EXACT and t.layout is torch.strided and not odd
 
 
 def check_plain(tensor: Tensor, where: _Where) -> None:
@@ -123,122 +123,6 @@ def overlap(one: Tensor, other: Tensor) -> bool:
     """Tell whether two contiguous tensors share bytes."""
     distance = one.data_ptr() - other.data_ptr()
     return bool(one.nbytes and other.nbytes) and -one.nbytes < distance < other.nbytes
-
-
-def check_dst(dst: Tensor, num_samples: int, num_fill: int) -> torch.Size:
-    where = "pad_copy: dst"
-    check_plain(dst, where)
-    shape, size = tuple(dst.shape), dst.itemsize
-    if not shape:
-        raise error(where, "have at least 1 dimension", "has 0")
-    if not dst.is_contiguous():
-        found = f"has strides {dst.stride()} for shape {shape}"
-        raise error(where, "be contiguous", found)
-    if num_samples != shape[0]:
-        rule = f"have {shape[0]} entries, one for each row of dst"
-        raise error("pad_copy: samples", rule, f"has {num_samples}")
-    if num_fill not in (size, size * shape[0]):
-        rule = f"have {size} bytes, or {size * shape[0]} for one fill per sample"
-        raise error("pad_copy: fills", rule, f"has {num_fill}")
-    check_memory(dst, where)
-    return dst.shape[1:]
-
-
-def check_samples(dst: Tensor, target: torch.Size, samples: list[Tensor]) -> None:
-    """Look at every sample in one expression, since most are good."""
-    dtype, device, size = dst.dtype, dst.device, dst.itemsize
-    begin, end = dst.data_ptr(), dst.data_ptr() + dst.nbytes
-    is_complex, ndim = dtype.is_complex, len(target)
-    for index, t in enumerate(samples):
-        if (
-            type(t) not in _EXACT
-            or t.dtype is not dtype
-            or t.layout is not torch.strided
-            or t.is_nested
-            or _wraps(t)
-            or t.is_neg()
-            or (is_complex and t.is_conj())
-            or t.device != device
-            or not (address := t.data_ptr())  # zero, empty, or its memory is gone
-            or len(shape := t.shape) != ndim
-            or (shape != target and any(map(operator.gt, shape, target)))
-            or not t.is_contiguous()
-            or (t.storage_offset() + t.numel()) * size > t.untyped_storage().nbytes()
-            or begin - t.nbytes < address < end
-        ):
-            check_sample(dst, target, t, index)
-
-
-def check_sample(dst: Tensor, target: torch.Size, sample: Tensor, index: int) -> None:
-    """Say what is wrong with a sample; nothing is with some that are not contiguous."""
-    where, dtype, device = ("pad_copy: samples", index), dst.dtype, dst.device
-    check_plain(sample, where)
-    shape = sample.shape
-    if sample.dtype != dtype:
-        found = f"{dtype}, but has {sample.dtype}. Convert it first."
-        raise TypeError(f"{name(where)} must have the dtype of dst, {found}")
-    if sample.device != device:
-        rule, advice = f"be on the device of dst, {device}", " Move it first."
-        raise error(where, rule, f"is on {sample.device}", advice)
-    if len(shape) != len(target):
-        rule = f"have {len(target)} dimensions, as the rows of dst"
-        raise error(where, rule, f"has shape {tuple(shape)}")
-    if shape != target and any(map(operator.gt, shape, target)):
-        rule = f"have at most shape {tuple(target)}"
-        raise error(where, rule, f"has shape {tuple(shape)}")
-    check_memory(sample, where, dst)
-
-
-def starts_of(values: Iterable[Any], where: str) -> list[tuple[int, ...]]:
-    rows = items(values, where, "a sequence of sequences of ints")
-    return [tuple(ints(row, f"{where}[{at}]")) for at, row in enumerate(rows)]
-
-
-def check_starts(
-    starts: list[tuple[int, ...]], samples: list[Tensor], target: torch.Size
-) -> None:
-    if len(starts) != len(samples):
-        rule = f"have {len(samples)} entries, one for each sample"
-        raise error("pad_copy: starts", rule, f"has {len(starts)}")
-    for index, (start, sample) in enumerate(zip(starts, samples, strict=True)):
-        where, shape = ("pad_copy: starts", index), sample.shape
-        if len(start) != len(target):
-            rule = f"have {len(target)} entries, one for each dimension of a row of dst"
-            raise error(where, rule, f"has {len(start)}")
-        if any(each < 0 for each in start):
-            raise error(where, "have no negative entry", f"is {start}")
-        if any(map(operator.gt, map(operator.add, start, shape), target)):
-            rule = f"leave room for shape {tuple(shape)} in shape {tuple(target)}"
-            raise error(where, rule, f"is {start}")
-
-
-def check_mask(mask: Tensor, dst: Tensor, samples: list[Tensor]) -> None:
-    where = "pad_copy: mask"
-    check_plain(mask, where)
-    shape, whole = tuple(mask.shape), tuple(dst.shape)
-    if mask.dtype is not torch.bool:
-        rule = f"must have dtype torch.bool, but has {mask.dtype}."
-        raise TypeError(f"{where} {rule}")
-    if mask.device != dst.device:
-        rule = f"be on the device of dst, {dst.device}"
-        raise error(where, rule, f"is on {mask.device}")
-    last = whole[len(whole) - len(shape) + 1 :]
-    if not 2 <= len(shape) <= len(whole) or shape != (whole[0], *last):
-        rule = f"have the first and one or more of the last dimensions of dst, {whole}"
-        raise error(where, rule, f"has shape {shape}")
-    if not mask.is_contiguous():
-        found = f"has strides {mask.stride()} for shape {shape}"
-        raise error(where, "be contiguous", found)
-    check_memory(mask, where)
-    others = [("dst", dst)]
-    others += [(f"samples[{i}]", t) for i, t in enumerate(samples) if t.is_contiguous()]
-    for other, tensor in others:
-        if overlap(tensor, mask):
-            rule, advice = (
-                f"not share memory with {other}",
-                " Give it memory of its own.",
-            )
-            raise error(where, rule, "overlaps it", advice)
 
 
 def check_slab(slab: Tensor, where: str, on_cpu: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from . import _checks
+from . import _checks, _checks_pad
 from ._slab_plan import SlabPlan, plan_slab
 
 __all__ = [
@@ -68,15 +68,17 @@ def pad_copy(
     _checks.require("pad_copy: dst", Tensor, "a torch.Tensor", dst)
     tensors = _checks.tensors(samples, "pad_copy: samples")
     _checks.require("pad_copy: fills", bytes, "bytes", fills)
-    places = None if starts is None else _checks.starts_of(starts, "pad_copy: starts")
+    places = None
+    if starts is not None:
+        places = _checks_pad.starts_of(starts, "pad_copy: starts")
     if mask is not None:
         _checks.require("pad_copy: mask", Tensor, "a torch.Tensor", mask)
-    target = _checks.check_dst(dst, len(tensors), len(fills))
-    _checks.check_samples(dst, target, tensors)
+    target = _checks_pad.check_dst(dst, len(tensors), len(fills))
+    _checks_pad.check_samples(dst, target, tensors)
     if places is not None:
-        _checks.check_starts(places, tensors, target)
+        _checks_pad.check_starts(places, tensors, target)
     if mask is not None:
-        _checks.check_mask(mask, dst, tensors)
+        _checks_pad.check_mask(mask, dst, tensors)
         _mark(mask, tensors, places)
     if dst.numel() == 0:
         return
