@@ -12,8 +12,9 @@
 namespace pyparallel::cpu {
 namespace {
 
-// Starting a thread team costs a few microseconds: a share must be worth many of them.
-constexpr int64_t kBytesPerWorker = 256 * 1024;
+// A thread that waits is there at once, but one that has slept since the last batch must
+// be woken: only shares of this size are worth that.
+constexpr int64_t kBytesPerWorker = 512 * 1024;
 
 const pid_t kLoadedPid = getpid();
 
