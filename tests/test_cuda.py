@@ -280,6 +280,23 @@ def test_rows_of_every_length_are_copied(dims):
         check_pad_copy(each, dims, fills(each[0].dtype, 1))
 
 
+# 55 boxes with starts travel in the launch's parameters; more are copied first.
+@pytest.mark.parametrize("num", [3, 55, 56, 2000])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.complex128])
+def test_pad_copy_places_samples_and_makes_their_mask(dtype, num):
+    sizes = [(3, 5 + i % 4, 20 + i % 7) for i in range(num)]
+    starts = [(0, i % 2, 4 * (i % 3)) for i in range(num)]
+    samples = [torch.randint(0, 2, size).to(dtype) for size in sizes]
+    made = []
+    for place in (torch.device("cpu"), device()):
+        dst = torch.full((num, 3, 9, 34), 1, device=place).to(dtype)
+        mask = torch.ones(num, 9, 34, dtype=torch.bool, device=place)
+        on_place = [sample.to(place) for sample in samples]
+        _backend.pad_copy(dst, on_place, fills(dtype, num), starts, mask)
+        made.append((dst, mask))
+    assert all(map(same, made[1], made[0]))
+
+
 def test_pad_copy_runs_on_the_current_stream():
     samples = [torch.ones(4, device=device()), torch.ones(2, device=device())]
     side = torch.cuda.Stream()

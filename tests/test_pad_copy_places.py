@@ -67,7 +67,7 @@ def test_samples_lie_at_their_starts_and_the_mask_says_where(backend, batch):
 
 @both
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
-@pytest.mark.parametrize("shape", [(3, 500, 333), (700, 3, 501)])
+@pytest.mark.parametrize("shape", [(3, 500, 333), (700, 3, 501), (3, 2001, 2003)])
 def test_large_batches_are_placed_by_several_threads(backend, shape, num_dims):
     rng = np.random.default_rng(4)
     shapes = [shape, tuple(size - 2 for size in shape), (1, 1, 100)]
