@@ -58,8 +58,21 @@ def pad_and_stack(
 
 def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
     """Return samples of equal ``shape[1:]`` joined along dimension 0, contiguous."""
-    for i in range(len(samples)):
-        check_sample(samples, name, i)
+    watched = torch.is_grad_enabled() and _slab.in_worker()
+    device, itemsize = samples[0].device, samples[0].element_size()
+    for i, each in enumerate(samples):
+        # One expression for the most usual; whatever else is looked at in turn.
+        if (
+            watched
+            or type(each) not in PLAIN
+            or each.device != device
+            or each.element_size() != itemsize
+            or not each.is_contiguous()
+            or is_wrapped(each)
+            or each.untyped_storage().nbytes()
+            < each.nbytes + each.storage_offset() * itemsize
+        ):
+            check_sample(samples, name, i)
     shape = (sum(sample.shape[0] for sample in samples), *samples[0].shape[1:])
     out = _out(samples, shape)
     if out is None:

@@ -76,7 +76,7 @@ def plan_stack(
         target = _padded_shape(shapes, pad_dims, name)
         padded = tuple([shape != target for shape in shapes])
     if padding is not None:
-        target, starts = _place(padding, shapes, pad_dims or 0, name)
+        target, starts = _place(padding, shapes, target, pad_dims or 0, name)
         padded = tuple([shape != target for shape in shapes])
     shape = (len(shapes), *target)
     if math.prod(size for size in shape if size) > _MAX_BYTES:
@@ -196,17 +196,21 @@ def _padded_shape(
 
 
 def _place(
-    padding: Padding, shapes: Sequence[tuple[int, ...]], pad_dims: int, name: Name
+    padding: Padding,
+    shapes: Sequence[tuple[int, ...]],
+    largest: tuple[int, ...],
+    pad_dims: int,
+    name: Name,
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
     """Return the target and the starts for shapes that agree where they must."""
-    fixed = len(shapes[0]) - pad_dims
-    lead = tuple(shapes[0][:fixed])
+    fixed = len(largest) - pad_dims
     sizes = [tuple(shape[fixed:]) for shape in shapes]
-    end = target_sizes(padding, sizes, name)
+    end = target_sizes(padding, sizes, largest[fixed:], name)
+    target = (*largest[:fixed], *end)
     if padding.side == "right":
-        return (*lead, *end), None
+        return target, None
     starts = [(*(0,) * fixed, *start_of(padding, each, end)) for each in sizes]
-    return (*lead, *end), tuple(starts) if any(map(any, starts)) else None
+    return target, tuple(starts) if any(map(any, starts)) else None
 
 
 def _mismatch(

@@ -127,19 +127,22 @@ class Padded(NamedTuple):
 
 
 def target_sizes(
-    padding: Padding, sizes: Sequence[Sizes], name: Callable[[int], str]
+    padding: Padding,
+    sizes: Sequence[Sizes],
+    largest: Sizes,
+    name: Callable[[int], str],
 ) -> Sizes:
     """Return the sizes of the padded dimensions after padding.
 
     Args:
         padding: the options.
         sizes: of the padded dimensions of every sample, at least one.
+        largest: of these, in every dimension.
         name: names sample ``i`` in an error.
 
     Raises:
         ValueError: a sample is larger than the shape, or than every bucket.
     """
-    largest = tuple(map(max, zip(*sizes, strict=True)))
     if padding.shape is not None:
         return _fitting((padding.shape,), largest, sizes, name)
     if padding.buckets:

@@ -168,24 +168,29 @@ def join(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
         name: names sample ``i`` in an error.
     """
     _by_torch.check_layouts(samples, name)
-    first = samples[0]
-    for i, sample in enumerate(samples):
-        if not sample.dim():
+    shapes = [sample.shape for sample in samples]
+    if () in shapes or len({shape[1:] for shape in shapes}) > 1:
+        _check_shapes(shapes, name)
+    values = _by_torch.cat(samples, name)
+    offsets = _slab.empty((len(samples) + 1,), torch.int64, values.device)
+    ends = list(accumulate((shape[0] for shape in shapes), initial=0))
+    offsets.copy_(torch.tensor(ends, dtype=torch.int64, device="cpu"))
+    return Ragged(values, offsets)
+
+
+def _check_shapes(shapes: Sequence[torch.Size], name: Callable[[int], str]) -> None:
+    for i, shape in enumerate(shapes):
+        if not shape:
             raise BatchValueError(
                 f"{name(i)} must have at least 1 dimension to be ragged, but has shape "
                 "(). Call reshape(1) on it."
             )
-        if sample.shape[1:] != first.shape[1:]:
+        if shape[1:] != shapes[0][1:]:
             raise BatchValueError(
                 f"{name(i)} must match {name(0)} outside dimension 0, but has shape "
-                f"{tuple(sample.shape)} where {tuple(first.shape)} was expected. "
-                "Transpose the samples so that they differ in dimension 0, or pad them."
+                f"{tuple(shape)} where {tuple(shapes[0])} was expected. Transpose the "
+                "samples so that they differ in dimension 0, or pad them."
             )
-    values = _by_torch.cat(samples, name)
-    offsets = _slab.empty((len(samples) + 1,), torch.int64, first.device)
-    ends = [0, *accumulate(sample.shape[0] for sample in samples)]
-    offsets.copy_(torch.tensor(ends, dtype=torch.int64, device="cpu"))
-    return Ragged(values, offsets)
 
 
 def _name(i: int) -> str:
