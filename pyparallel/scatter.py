@@ -202,7 +202,7 @@ def _refill(items: Any, tensors: Iterator[torch.Tensor]) -> Any:
         next(tensors) if isinstance(item, torch.Tensor) else _refill(item, tensors)
         for item in items
     ]
-    return _tree.rebuild_sequence(items, filled) if type(items) is not list else filled
+    return filled if isinstance(items, list) else _tree.rebuild_sequence(items, filled)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
