@@ -26,6 +26,8 @@ LeafName = Callable[[int], str]
 #: The same for one leaf.
 Where = Callable[[], str]
 
+_TENSOR = frozenset({torch.Tensor})
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -45,6 +47,34 @@ class Options:
         )
 
 
+def undivided(leaves: list[Any], options: Options, name: LeafName) -> list[Any]:
+    """Return for every leaf its one part where there is nothing to divide.
+
+    Raises:
+        TypeError: as `split`.
+        ValueError: a DataContainer with more chunks than one, or with none.
+    """
+    if not any(issubclass(cls, DataContainer) for cls in set(map(type, leaves))):
+        return leaves
+    return [
+        _only_chunk(leaf, options, name, i) if isinstance(leaf, DataContainer) else leaf
+        for i, leaf in enumerate(leaves)
+    ]
+
+
+def _only_chunk(
+    container: DataContainer, options: Options, name: LeafName, i: int
+) -> Any:
+    data = container.data
+    if type(data) is list and len(data) == 1:
+        (chunk,) = data  # as collate makes it: nothing more to look at
+        if container.cpu_only or type(chunk) is torch.Tensor:
+            return chunk
+        if type(chunk) is list and _TENSOR.issuperset(map(type, chunk)):
+            return chunk
+    return _chunks(container, options, partial(name, i))[0]
+
+
 def split(leaves: Sequence[Any], options: Options, name: LeafName) -> list[list[Any]]:
     """Return for every leaf the list of its parts, one for each used target.
 
@@ -54,13 +84,6 @@ def split(leaves: Sequence[Any], options: Options, name: LeafName) -> list[list[
         TypeError: a DataContainer that does not hold chunks of tensors.
         ValueError: leaves that cannot be split alike; both are named.
     """
-    if not options.divides:
-        return [
-            _chunks(leaf, options, partial(name, i))
-            if isinstance(leaf, DataContainer)
-            else [leaf]
-            for i, leaf in enumerate(leaves)
-        ]
     parts: dict[int, list[Any]] = {
         i: _chunks(leaf, options, partial(name, i))
         for i, leaf in enumerate(leaves)

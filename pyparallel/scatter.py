@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from . import _slab, _tree
+from . import _tree
 from ._errors import BatchTypeError, BatchValueError
-from ._split import Options, split
+from ._move import move
+from ._split import Options, split, undivided
 from ._targets import Targets, resolve_targets
 from .container import DataContainer
 
@@ -150,106 +151,17 @@ def _scatter(
         # Two roots: the first step of the path tells which of them it is.
         return path[1:].codify(roots[path[0].entry])
 
+    if not options.divides:
+        (target,) = targets
+        parts = undivided(leaves, options, name)
+        return [_tree.unflatten(structure, move(leaves, parts, target, options.dtype))]
     columns: list[tuple[Any, ...]] = [()] * len(targets)
     if leaves:
         columns = list(zip(*split(leaves, options, name), strict=True))
     return [
-        _tree.unflatten(structure, _move(leaves, column, target, options.dtype))
+        _tree.unflatten(structure, move(leaves, column, target, options.dtype))
         for column, target in zip(columns, targets, strict=False)
     ]
-
-
-def _move(
-    leaves: Sequence[Any],
-    parts: Sequence[Any],
-    target: torch.device | None,
-    dtype: torch.dtype | None,
-) -> list[Any]:
-    """Return the parts of one target, with all their tensors there."""
-    # Lists are walked into only where they are the chunk of a container.
-    moves = [
-        isinstance(leaf, torch.Tensor)
-        or (isinstance(leaf, DataContainer) and not leaf.cpu_only)
-        for leaf in leaves
-    ]
-    flat: list[torch.Tensor] = []
-    _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
-    if dtype is not None:
-        flat = [_cast(tensor, dtype) for tensor in flat]
-    sent = iter(_send(flat, target))
-    return [
-        (next(sent) if isinstance(part, torch.Tensor) else _refill(part, sent))
-        if move
-        else part
-        for part, move in zip(parts, moves, strict=True)
-    ]
-
-
-def _collect(items: Sequence[Any], into: list[torch.Tensor]) -> None:
-    """Append the tensors of nested lists and namedtuples."""
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            into.append(item)
-        elif item is not None:  # what a Padded has nothing for
-            _collect(item, into)
-
-
-def _refill(items: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Return the same nested lists and namedtuples with the next tensors in them."""
-    if items is None:
-        return None
-    filled = [
-        next(tensors) if isinstance(item, torch.Tensor) else _refill(item, tensors)
-        for item in items
-    ]
-    return filled if isinstance(items, list) else _tree.rebuild_sequence(items, filled)
-
-
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _send(
-    tensors: list[torch.Tensor], target: torch.device | None
-) -> list[torch.Tensor]:
-    """Return the tensors on ``target``, those that can be in one packed copy."""
-    if target is None:
-        return _contiguous(tensors)
-    if target.type == "cpu":
-        return [tensor.to(target) for tensor in _contiguous(tensors)]
-    # A device without streams (MPS) gets its tensors one by one.
-    streams = hasattr(torch.get_device_module(target), "Stream")
-    packed = [i for i, tensor in enumerate(tensors) if streams and _packs(tensor)]
-    landed: list[torch.Tensor] = []
-    if packed:
-        landed = _slab.send([tensors[i] for i in packed], target).land()
-    result = dict(zip(packed, landed, strict=True))
-    return [
-        result[i] if i in result else tensor.to(target, non_blocking=streams)
-        for i, tensor in enumerate(tensors)
-    ]
-
-
-def _contiguous(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    try:
-        return [tensor.contiguous() for tensor in tensors]
-    except RuntimeError:  # sparse tensors have no such thing
-        return [
-            tensor.contiguous() if tensor.layout is torch.strided else tensor
-            for tensor in tensors
-        ]
-
-
-def _packs(tensor: torch.Tensor) -> bool:
-    """Tell whether only the bytes of this tensor have to reach the device."""
-    return (
-        tensor.device.type == "cpu"
-        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and not (tensor.requires_grad and torch.is_grad_enabled())
-        and not (tensor.is_quantized or tensor.is_nested or tensor._is_zerotensor())
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
 
 
 def _options(

@@ -17,7 +17,7 @@ LAYERS = [
     ["container"],
     ["_plan"],
     ["_slab", "memory"],
-    ["_by_torch"],
+    ["_by_torch", "_move"],
     ["_stack", "_targets"],
     ["_pad_stack", "ragged"],
     ["_columns", "_split"],

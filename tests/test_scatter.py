@@ -346,3 +346,39 @@ def test_a_tensor_without_samples_goes_along_with_any_partition():
         parts = scatter({"x": other, "empty": empty}, CPU2)
         assert len(parts) == len(scatter({"x": other}, CPU2))
         assert all(part["empty"].shape == (0, 4) for part in parts)
+
+
+class Boxes(list[torch.Tensor]):
+    """A list with a name."""
+
+
+def test_one_target_on_the_host_gets_the_very_objects():
+    tensor, weight = torch.ones(2), torch.nn.Parameter(torch.ones(2))
+    sparse, note = torch.ones(2).to_sparse(), object()
+    boxes = [torch.ones(1), [torch.ones(2)]]
+    (got,) = scatter(
+        {
+            "x": [tensor, (weight, sparse), note, [1, "a"]],
+            "image": DC([tensor], stack=True),
+            "boxes": DC([boxes]),
+            "named": DC([Boxes([tensor])]),
+            "meta": DC([note], cpu_only=True),
+        },
+        [-1],
+    )
+    first, (second, third), fourth, rest = got["x"]
+    assert first is tensor and second is weight and third is sparse and fourth is note
+    assert rest == [1, "a"]
+    assert got["image"] is tensor and got["meta"] is note
+    assert got["boxes"][0] is boxes[0] and got["boxes"][1][0] is boxes[1][0]
+    assert got["boxes"] is not boxes and got["boxes"][1] is not boxes[1]
+    assert type(got["named"]) is list and got["named"][0] is tensor
+
+
+def test_one_target_on_the_host_gets_contiguous_tensors():
+    wide = torch.arange(6.0).view(2, 3)
+    batch = {"x": wide.t(), "y": wide, "z": DC([[wide.t()]])}
+    (got,) = scatter(batch, [-1])
+    assert got["y"] is wide
+    for tensor in (got["x"], got["z"][0]):
+        assert tensor.is_contiguous() and tensor.equal(wide.t())

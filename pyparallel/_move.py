@@ -1,0 +1,136 @@
+"""The parts of a batch that belong to one target go there, in one copy if they can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from . import _slab, _tree
+from .container import DataContainer
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_is_contiguous = torch.Tensor.is_contiguous
+
+
+def move(
+    leaves: Sequence[Any],
+    parts: Sequence[Any],
+    target: torch.device | None,
+    dtype: torch.dtype | None,
+) -> list[Any]:
+    """Return the parts of one target, with all their tensors there.
+
+    Args:
+        leaves: of the batch: they tell whose parts are data and whose only look so.
+        parts: of this target, one for each leaf.
+        target: None is the host, where only what is not contiguous is copied.
+        dtype: of floating-point tensors, or None.
+    """
+    if target is None and dtype is None:
+        return _keep(leaves, parts)
+    moves = list(map(_moves, leaves))
+    flat: list[torch.Tensor] = []
+    _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
+    if dtype is not None:
+        flat = [_cast(tensor, dtype) for tensor in flat]
+    sent = iter(_send(flat, target))
+    return [
+        (next(sent) if isinstance(part, torch.Tensor) else _refill(part, sent))
+        if move
+        else part
+        for part, move in zip(parts, moves, strict=True)
+    ]
+
+
+def _moves(leaf: Any) -> bool:
+    """Tell whether tensors and lists of tensors, made of this leaf, go to the target.
+
+    Other lists than the chunks of a container stay as they are.
+    """
+    if isinstance(leaf, DataContainer):
+        return not leaf.cpu_only
+    return isinstance(leaf, torch.Tensor)
+
+
+def _keep(leaves: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
+    if _PLAIN.issuperset(map(type, parts)) and all(map(_is_contiguous, parts)):
+        return list(parts)
+    return [
+        _contiguous(part) if _moves(leaf) else part
+        for leaf, part in zip(leaves, parts, strict=True)
+    ]
+
+
+def _collect(items: Sequence[Any], into: list[torch.Tensor]) -> None:
+    """Append the tensors of nested lists and namedtuples."""
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            into.append(item)
+        elif item is not None:  # what a Padded has nothing for
+            _collect(item, into)
+
+
+def _refill(items: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """Return the same nested lists and namedtuples with the next tensors in them."""
+    if items is None:
+        return None
+    filled = [
+        next(tensors) if isinstance(item, torch.Tensor) else _refill(item, tensors)
+        for item in items
+    ]
+    return filled if isinstance(items, list) else _tree.rebuild_sequence(items, filled)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _send(
+    tensors: list[torch.Tensor], target: torch.device | None
+) -> list[torch.Tensor]:
+    """Return the tensors on ``target``, those that can be in one packed copy."""
+    if target is None:
+        return list(map(_contiguous, tensors))
+    if target.type == "cpu":
+        return [_contiguous(tensor).to(target) for tensor in tensors]
+    # A device without streams (MPS) gets its tensors one by one.
+    streams = hasattr(torch.get_device_module(target), "Stream")
+    packed = [i for i, tensor in enumerate(tensors) if streams and _packs(tensor)]
+    landed: list[torch.Tensor] = []
+    if packed:
+        landed = _slab.send([tensors[i] for i in packed], target).land()
+    result = dict(zip(packed, landed, strict=True))
+    return [
+        result[i] if i in result else tensor.to(target, non_blocking=streams)
+        for i, tensor in enumerate(tensors)
+    ]
+
+
+def _contiguous(part: Any) -> Any:
+    """Return a tensor, or those of nested lists and namedtuples, contiguous."""
+    if part is None:
+        return None
+    if isinstance(part, list):
+        return list(map(_contiguous, part))
+    if isinstance(part, tuple):
+        return _tree.rebuild_sequence(part, list(map(_contiguous, part)))
+    try:
+        return part.contiguous()
+    except RuntimeError:  # sparse tensors have no such thing
+        if part.layout is torch.strided:
+            raise
+        return part
+
+
+def _packs(tensor: torch.Tensor) -> bool:
+    """Tell whether only the bytes of this tensor have to reach the device."""
+    return (
+        tensor.device.type == "cpu"
+        and type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+        and not (tensor.is_quantized or tensor.is_nested or tensor._is_zerotensor())
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
