@@ -16,6 +16,7 @@
 #include "ops/pad_copy.h"
 #include "ops/slab.h"
 #include "ops/stack_equal.h"
+#include "python/columns.h"
 #include "python/tree.h"
 
 namespace py = pybind11;
@@ -95,6 +96,51 @@ py::list views(py::handle slab, py::handle plan) {
   return list;
 }
 
+// What stack_equal makes of a column, or no tensor where it would not, or would
+// release the GIL.
+at::Tensor stack_column(const python::Columns& columns, size_t column) {
+  std::vector<const at::Tensor*> refs;
+  refs.reserve(columns.num_dicts);
+  for (size_t i = 0; i < columns.num_dicts; ++i) {
+    PyObject* object = columns.value(i, column);
+    if (!THPVariable_CheckExact(object)) return {};
+    refs.push_back(&THPVariable_Unpack(object));
+  }
+  if (!ops::are_equal(refs)) return {};
+  const auto num_refs = static_cast<int64_t>(refs.size());
+  if (static_cast<int64_t>(refs[0]->nbytes()) > kHoldGilBytes / num_refs) return {};
+  const at::Tensor stacked = ops::new_stack(refs);
+  ops::copy_equal(stacked, refs);
+  return stacked;
+}
+
+py::object columns(py::handle dicts, bool stack) {
+  if (!PyList_CheckExact(dicts.ptr())) wrong_type("columns: dicts", "a list", dicts);
+  python::Columns found;
+  const bool good = python::read_columns(dicts.ptr(), &found);
+  py::object result = py::reinterpret_steal<py::object>(found.lists);
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (!good) return py::none();
+  std::vector<at::Tensor> stacked(found.each.size());
+  for (size_t column = 0; column < stacked.size(); ++column) {
+    if (stack) stacked[column] = stack_column(found, column);
+    if (!stacked[column].defined()) found.fill(column);
+  }
+  // From here on no value is borrowed, and Python objects may be made.
+  Py_ssize_t at = 0;
+  PyObject* key = nullptr;
+  for (at::Tensor& tensor : stacked) {
+    PyDict_Next(result.ptr(), &at, &key, nullptr);
+    if (!tensor.defined()) continue;
+    const auto value =
+        py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
+    if (PyDict_SetItem(result.ptr(), key, value.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  return result;
+}
+
 py::object flatten(py::handle tree, py::handle leaf_types) {
   if (!PySet_Check(leaf_types.ptr())) {
     wrong_type("flatten: leaf_types", "a set", leaf_types);
@@ -171,6 +217,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("plan_slab", &pp::plan_slab, py::arg("leaves"));
   module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("plan"));
   module.def("views", &pp::views, py::arg("slab"), py::arg("plan"));
+  module.def("columns", &pp::columns, py::arg("dicts"), py::arg("stack"));
   module.def("flatten", &pp::flatten, py::arg("tree"), py::arg("leaf_types"));
   module.def("devices", &pp::devices);
   module.def("build_info", &pp::build_info);

@@ -139,6 +139,11 @@ def write(
     return result
 
 
+def may_stack_equal() -> bool:
+    """Tell whether `stack_equal` may give more than None now."""
+    return not (_slab.in_worker() or forward_ad._current_level >= 0)
+
+
 def stack_equal(
     samples: Sequence[torch.Tensor], pad_dims: int | None = None
 ) -> torch.Tensor | None:
@@ -147,7 +152,7 @@ def stack_equal(
     Without padding one look at every sample is enough. In a worker the result would lie
     in the wrong memory; where the backend refuses, `stack` finds out why.
     """
-    if _slab.in_worker() or forward_ad._current_level >= 0:
+    if not may_stack_equal():
         return None
     first, last = samples[0], samples[-1]
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from . import _stack, _tree
+from . import _backend, _stack, _tree
 from ._columns import Path, batch_containers
 from ._columns import check_kind as _check_kind
 from ._columns import name_of as _name
@@ -23,6 +23,7 @@ from ._errors import (
     kind,
     warn_once,
 )
+from ._unbatchable import unbatchable
 from .container import DataContainer
 
 _TEXT = (str, bytes)
@@ -136,6 +137,18 @@ def _tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
 
 def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int) -> Any:
     first = column[0]
+    columns = _backend.columns(column, _stack.may_stack_equal())
+    if columns is None:
+        columns = _gather(column, path)
+    batched = {
+        key: _column(items, (*path, key), chunk) if type(items) is list else items
+        for key, items in columns.items()
+    }
+    return _tree.rebuild_mapping(first, batched)
+
+
+def _gather(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any]:
+    """Return the values of every key of the first sample."""
     plain = set(map(type, column)) == {dict}
     if not plain:
         _check_kind(column, Mapping, "a mapping", path)
@@ -143,14 +156,10 @@ def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int) -> Any:
     if not plain or len(set(map(len, column))) != 1:
         _check_keys(column, path)
     try:
-        columns = {key: [item[key] for item in column] for key in first}
+        return {key: [item[key] for item in column] for key in column[0]}
     except KeyError:
         _check_keys(column, path)
         raise
-    return _tree.rebuild_mapping(
-        first,
-        {key: _column(items, (*path, key), chunk) for key, items in columns.items()},
-    )
 
 
 def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
@@ -216,37 +225,4 @@ def _values(column: list[Any], path: Path) -> Any:
     except (BatchTypeError, BatchValueError):
         raise
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise _unbatchable(column, path) from error
-
-
-def _unbatchable(column: list[Any], path: Path) -> Exception:
-    """Return the error for values that torch refuses; it names the first at fault."""
-    i = next((i for i, item in enumerate(column) if _is_refused(item)), None)
-    if i is None:
-        # Each alone would do, so it is their mixture.
-        i = next((i for i, x in enumerate(column) if type(x) is not type(column[0])), 0)
-        return BatchTypeError(
-            f"{_name(path, i)} must be {kind(column[0])} like {_name(path, 0)}, but is "
-            f"{kind(column[i])}."
-        )
-    if isinstance(column[i], int | float):
-        return BatchValueError(
-            f"{_name(path, i)} must be a number that a tensor can hold, but is "
-            f"{column[i]!r:.80}."
-        )
-    found = kind(column[i])
-    if _stack.is_array(column[i], numeric=False):
-        found += f" of dtype {column[i].dtype}"
-    return BatchTypeError(
-        f"{_name(path, i)} must be a tensor, a numeric array, a number, a string or a "
-        f"container of these, but is {found}. Wrap the field in a DataContainer with "
-        "cpu_only=True to keep the values in a list."
-    )
-
-
-def _is_refused(value: Any) -> bool:
-    try:
-        default_collate([_stack.as_tensor(value) if _stack.is_array(value) else value])
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return True
-    return False
+        raise unbatchable(column, path) from error

@@ -20,7 +20,7 @@ LAYERS = [
     ["_by_torch", "_move"],
     ["_stack", "_targets"],
     ["_pad_stack", "ragged"],
-    ["_columns", "_split"],
+    ["_columns", "_split", "_unbatchable"],
     ["collate", "scatter", "_functions", "registry"],
     ["data_parallel", "distributed", "distributed_deprecated"],
     ["mmcv", "mmengine"],

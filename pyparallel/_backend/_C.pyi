@@ -124,6 +124,21 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
         plan: where the tensors lie.
     """
 
+def columns(dicts: list[Any], stack: bool) -> dict[Any, list[Any] | Tensor] | None:
+    """Return for every key the values of all dicts, or None.
+
+    None means that somebody must have a closer look. The native one takes dicts (of
+    exactly that class) with the same keys in the same order. The other one takes none.
+
+    Args:
+        dicts: exactly a list.
+        stack: whether values that `stack_equal` takes, up to 64 KiB of them, are to be
+            stacked at once: then there is a tensor in place of their list.
+
+    Raises:
+        TypeError: native only; ``dicts`` is not a list.
+    """
+
 class Structure:
     """The containers of a nest: a frozen value. Native only.
 

@@ -11,8 +11,8 @@ Attributes:
     load_error: what loading the extension raised, if it did.
     built_for: the record of the build that was found; empty if there is none.
     devices: the device types whose tensors the operators take.
-    pad_copy, stack_equal, plan_slab, pack, views, flatten: the operators, and SlabPlan
-        the value that two of them take; ``_C.pyi`` is their contract.
+    pad_copy, stack_equal, columns, flatten, plan_slab, pack, views: the operators, and
+        SlabPlan the value that two of them take; ``_C.pyi`` is their contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
 """
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         bound_cache,
         cache_info,
         clear_cache,
+        columns,
         empty,
         flatten,
         pack,
@@ -51,6 +52,7 @@ __all__ = [
     "built_for",
     "cache_info",
     "clear_cache",
+    "columns",
     "devices",
     "empty",
     "flatten",
@@ -73,6 +75,7 @@ _OPERATORS = (
     "plan_slab",
     "pack",
     "views",
+    "columns",
     "flatten",
     *_MEMORY,
 )

@@ -18,6 +18,7 @@ from ._slab_plan import SlabPlan, plan_slab
 
 __all__ = [
     "SlabPlan",
+    "columns",
     "flatten",
     "pack",
     "pad_copy",
@@ -152,6 +153,10 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
         view = torch.empty(0, dtype=dtype, device=slab.device)
         made.append(view.set_(storage, (first + start) // dtype.itemsize, shape, ()))
     return made
+
+
+def columns(dicts: list[Any], stack: bool) -> None:
+    """See ``_C.pyi``: none are gathered."""
 
 
 def flatten(tree: Any, leaf_types: AbstractSet[type]) -> None:

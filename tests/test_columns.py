@@ -1,0 +1,138 @@
+"""Dicts by columns: what Python's loops give, or None."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from backends import check, native, needs_native, reference
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyparallel import collate
+
+pytestmark = needs_native
+
+names = st.one_of(st.text(max_size=2), st.integers(), st.none(), st.tuples())
+
+
+@given(
+    st.lists(names, max_size=5, unique=True).flatmap(
+        lambda keys: st.lists(
+            st.tuples(*[st.integers()] * len(keys)).map(
+                lambda values: dict(zip(keys, values, strict=True))
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    )
+)
+def test_values_come_by_key_in_the_order_of_the_first_dict(
+    dicts: list[dict[Any, int]],
+) -> None:
+    expected = {key: [each[key] for each in dicts] for key in dicts[0]}
+    for stack in (False, True):
+        found = native.columns(dicts, stack)
+        assert found == expected
+        assert list(found) == list(expected)
+
+
+def test_equal_strings_need_not_be_the_same_object() -> None:
+    first, second = ("".join(["na", "me"]) for _ in range(2))
+    assert first is not second
+    assert native.columns([{first: 1}, {second: 2}], False) == {"name": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "dicts",
+    [
+        [],
+        [1],
+        [{"a": 1}, 2],
+        [{"a": 1}, {}],
+        [{}, {"a": 1}],
+        [{"a": 1}, {"b": 1}],
+        [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
+        [{1: 1}, {True: 1}],
+        [OrderedDict(a=1)],
+        [{"a": 1}, OrderedDict(a=1)],
+    ],
+    ids=repr,
+)
+def test_what_needs_a_closer_look_is_left(dicts: list[Any]) -> None:
+    assert native.columns(dicts, True) is None
+    assert reference.columns(dicts, True) is None
+
+
+def test_only_what_stack_equal_takes_is_stacked() -> None:
+    def sample(i: int) -> dict[str, Any]:
+        return {
+            "equal": torch.full((3,), i),
+            "ragged": torch.ones(i + 1),
+            "grad": torch.ones(2, requires_grad=True),
+            "large": torch.zeros(9000),
+            "param": torch.nn.Parameter(torch.ones(2), requires_grad=False),
+            "number": i,
+            "nested": {"x": torch.ones(1)},
+        }
+
+    dicts = [sample(i) for i in range(2)]
+    found = native.columns(dicts, True)
+    stacked = {key for key, column in found.items() if type(column) is torch.Tensor}
+    assert stacked == {"equal", "param"}
+    assert found["equal"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    for key in found.keys() - stacked:
+        assert [x is d[key] for x, d in zip(found[key], dicts, strict=True)] == [
+            True
+        ] * 2
+    lists = native.columns(dicts, False)
+    assert all(type(column) is list for column in lists.values())
+    batch = collate(dicts[:1])
+    assert batch["equal"].tolist() == [[0, 0, 0]]
+    assert batch["nested"]["x"].tolist() == [[1]]
+
+
+def test_a_dispatch_mode_sees_every_operator() -> None:
+    seen: list[str] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    dicts = [{"x": torch.ones(2)} for _ in range(2)]
+    with Mode():
+        assert type(native.columns(dicts, True)["x"]) is list
+        assert not seen
+        assert torch.equal(collate(dicts)["x"], torch.ones(2, 2))
+    assert seen
+
+
+def test_it_must_be_a_list() -> None:
+    message = "columns: dicts must be a list, but is of type tuple."
+    check(native.columns, [({"a": 1},), True], TypeError, message)
+
+
+def test_a_thousand_batches_leave_nothing_behind() -> None:
+    tensor, number = torch.ones(2), 10**30
+    key = "".join(["na", "me"])
+    good = [{key: tensor, "x": number} for _ in range(4)]
+    bad = [*good, {key: tensor, "y": number}]
+
+    def counts() -> list[int]:
+        gc.collect()
+        held = [key, tensor, number, good, None]
+        return [*map(sys.getrefcount, held), len(gc.get_objects())]
+
+    before = counts()
+    for _ in range(1000):
+        native.columns(good, True)
+        native.columns(good, False)
+        assert native.columns(bad, True) is None
+    grown = [b - a for a, b in zip(before, counts(), strict=True)]
+    assert max(grown) < 100, grown
