@@ -238,7 +238,7 @@ def test_module_stub_and_record_agree():
     from pyparallel._backend import _C
 
     stub = (Path(_backend.__file__).parent / "_C.pyi").read_text()
-    named = set(re.findall(r"^def (\w+)\(", stub, re.MULTILINE))
+    named = set(re.findall(r"^(?:def|class) (\w+)", stub, re.MULTILINE))
     present = {name for name in vars(_C) if not name.startswith("_")}
     assert named == present
     info = _C.build_info()

@@ -51,7 +51,6 @@ def quantized():
 
 COMPLEX = torch.ones(2, dtype=torch.complex64)
 MEMORY = torch.zeros(64)
-SLAB = torch.zeros(64, dtype=torch.uint8)
 
 PLAIN = "must be a plain strided tensor, but is"
 DEFECTS = {
@@ -236,9 +235,11 @@ def test_every_tensor_must_be_plain(backend, name):
     check(backend.pad_copy, (bad, [], b""), TypeError, f"pad_copy: dst {message}")
     args = (good, [bad], bytes(4))
     check(backend.pad_copy, args, TypeError, f"pad_copy: samples[0] {message}")
-    check(backend.pack, (bad, [], []), TypeError, f"pack: dst {message}")
-    check(backend.pack, (SLAB, [bad], [0]), TypeError, f"pack: leaves[0] {message}")
-    check(backend.views, (bad, [], [], []), TypeError, f"views: slab {message}")
+    plan = backend.plan_slab([])
+    check(backend.pack, (bad, [], plan), TypeError, f"pack: dst {message}")
+    check(backend.views, (bad, plan), TypeError, f"views: slab {message}")
+    where = "plan_slab: leaves[0]"
+    check(backend.plan_slab, ([bad],), TypeError, f"{where} {message}")
 
 
 @both
