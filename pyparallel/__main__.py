@@ -153,10 +153,13 @@ def self_test() -> str | None:
     try:
         images = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[[5.0, 6, 7]]])
         container = pyparallel.DataContainer
+        left = pyparallel.Padding(side="left", mask=True)
         samples = [
             {
                 "img": container(image, stack=True, padding_value=9),
                 "boxes": container(torch.full((i, 2), i)),
+                "ids": container(image[0, 0], stack=True, pad_dims=1, padding=left),
+                "points": container(image[0, :, :2], ragged=True),
                 "meta": container({"index": i}, cpu_only=True),
             }
             for i, image in enumerate(images)
@@ -170,6 +173,12 @@ def self_test() -> str | None:
                 return f"target {target}: the images are {found['img'].tolist()}"
             if [box.tolist() for box in found["boxes"]] != [[], [[1, 1]]]:
                 return f"target {target}: the boxes are {found['boxes']}"
+            if found["ids"].data.tolist() != [[0, 1, 2], [5, 6, 7]]:
+                return f"target {target}: the ids are {found['ids']}"
+            if found["ids"].mask.tolist() != [[False, True, True], [True] * 3]:
+                return f"target {target}: the mask is {found['ids'].mask}"
+            if found["points"].offsets.tolist() != [0, 2, 3]:
+                return f"target {target}: the points are {found['points']}"
             if found["meta"] != [{"index": 0}, {"index": 1}]:
                 return f"target {target}: the metadata are {found['meta']}"
     except Exception as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ Path = tuple[Any, ...]
 _TEXT = (str, bytes)
 
 _EXACT = {DataContainer}
-_own_data = attrgetter("_data")  # a subclass may have its own idea of data
-_data = attrgetter("data")
-_padding = attrgetter("_padding")
+_own_data = operator.attrgetter("_data")  # a subclass may have its own idea of data
+_data = operator.attrgetter("data")
+_padding = operator.attrgetter("_padding")
 
 
 def batch_containers(
@@ -80,7 +80,8 @@ def _stack_chunk(
 
     if padding is None or pad_dims is None:
         return _stack.stack(samples, pad_dims, values, name)
-    return _stack.stack_padded(samples, pad_dims, values, name, padding)
+    num_dims = operator.index(pad_dims)
+    return _stack.stack_padded(samples, num_dims, values, name, padding)
 
 
 def _join_chunk(samples: list[Any], path: Path, start: int) -> Ragged:

@@ -286,6 +286,17 @@ def test_tokens_may_have_one_dimension() -> None:
     assert chunk.mask.tolist() == [[False, True, True], [True, True, True]]
 
 
+@pytest.mark.parametrize("pad_dims", [True, np.int64(1)])
+def test_pad_dims_may_be_any_integer(pad_dims: Any) -> None:
+    padding = Padding(sizes=True, mask=True, side="left")
+    batch = [
+        DataContainer(torch.ones(n), True, 0, False, pad_dims, padding=padding)
+        for n in (1, 2)
+    ]
+    (chunk,) = collate(batch, 2).data
+    assert (chunk.sizes.tolist(), chunk.mask.shape) == ([[1], [2]], (2, 2))
+
+
 def test_the_result_has_no_padding_any_more() -> None:
     result = collate(images((1, 2), (2, 1), padding=Padding(size_divisor=4)), 2)
     assert (result["img"].padding, result["img"].stack) == (None, True)
