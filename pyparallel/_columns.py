@@ -107,7 +107,10 @@ def name_of(path: Path, i: int) -> str:
 
 def check_kind(column: list[Any], cls: Any, article: str, path: Path) -> None:
     """Raise if not all of a column are of a class; the first at fault is named."""
-    strange = {found for found in set(map(type, column)) if not _is_kind(found, cls)}
+    found = set(map(type, column))
+    if len(found) == 1 and cls in found:
+        return
+    strange = {each for each in found if not _is_kind(each, cls)}
     if strange:
         i = next(i for i, item in enumerate(column) if type(item) in strange)
         raise BatchTypeError(

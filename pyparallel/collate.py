@@ -106,19 +106,22 @@ def _check_samples_per_gpu(value: int) -> int:
 def _column(column: list[Any], path: Path, chunk: int) -> Any:
     """Batch what stands at ``path`` in every sample; the first decides the kind."""
     first = column[0]
+    cls = type(first)  # asked first: isinstance takes long to say no
+    if cls is torch.Tensor:
+        return _tensors(column, path)
     if isinstance(first, DataContainer):
         return batch_containers(column, path, chunk)
-    if isinstance(first, torch.Tensor):
-        return _tensors(column, path)
-    if isinstance(first, _TEXT):
-        cls = str if isinstance(first, str) else bytes
-        _check_kind(column, cls, cls.__name__, path)
-        return column
-    if type(first) in _NUMBERS:
+    if cls in _NUMBERS:
         return _values(column, path)
+    if isinstance(first, _TEXT):
+        text = str if isinstance(first, str) else bytes
+        _check_kind(column, text, text.__name__, path)
+        return column
+    if cls is not dict and isinstance(first, torch.Tensor):
+        return _tensors(column, path)
     if len(path) >= _tree.MAX_DEPTH:
         raise _tree.too_deep(at("batch[0]", path[:3]) + "...")
-    if isinstance(first, Mapping):
+    if cls is dict or isinstance(first, Mapping):
         return _mappings(column, path, chunk)
     if _tree.is_dataclass(first):
         return _dataclasses(column, path, chunk)
@@ -149,11 +152,11 @@ def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int) -> Any:
 
 def _gather(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any]:
     """Return the values of every key of the first sample."""
-    plain = set(map(type, column)) == {dict}
+    plain = list(map(type, column)).count(dict) == len(column)
     if not plain:
         _check_kind(column, Mapping, "a mapping", path)
     # Dicts of one length have the same keys if each has those of the first.
-    if not plain or len(set(map(len, column))) != 1:
+    if not plain or list(map(len, column)).count(len(column[0])) < len(column):
         _check_keys(column, path)
     try:
         return {key: [item[key] for item in column] for key in column[0]}

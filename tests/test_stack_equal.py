@@ -153,3 +153,14 @@ def test_a_subclass_keeps_its_say(stack_equal: Stack) -> None:
 
     stacked = stack_equal([torch.ones(2).as_subclass(Named)] * 2)
     assert stacked is None or type(stacked) is Named
+
+
+@pytest.mark.parametrize("num_dims", [2, 3, 4, 5])
+def test_the_result_is_contiguous_whatever_the_strides(
+    stack_equal: Stack, num_dims: int
+) -> None:
+    samples = [torch.rand(*range(2, 2 + num_dims)).movedim(-1, 1) for _ in range(2)]
+    stacked = stack_equal(samples)
+    assert stacked is None or stacked.is_contiguous()
+    if stack_equal is reference.stack_equal:
+        assert stacked is not None and stacked.equal(torch.stack(samples))

@@ -39,6 +39,10 @@ _COPIED = frozenset(
 # Below this many bytes per row, filling all of it costs less than finding the margins.
 _WHOLE_FILL_NBYTES = 512 * 1024
 _FEW = 8
+_IMAGES = 4  # dimensions of a batch of them
+_STRIDED = torch.strided
+_data_ptr = Tensor.data_ptr
+_stack = torch.stack
 
 
 def _plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -98,15 +102,13 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
     # Looking at so many tensors would cost as much as stacking them.
     few = len(samples) <= _FEW
     try:
-        if samples[0].layout is not torch.strided or (few and not _have_data(samples)):
+        if samples[0].layout is not _STRIDED or (few and 0 in map(_data_ptr, samples)):
             return None
-        return torch.stack(samples).contiguous()  # type: ignore[arg-type]
+        stacked = _stack(samples)  # type: ignore[arg-type]
+        # torch keeps the channels_last format of images.
+        return stacked if stacked.dim() < _IMAGES else stacked.contiguous()
     except (AttributeError, IndexError, TypeError, RuntimeError):
         return None
-
-
-def _have_data(samples: Sequence[Tensor]) -> bool:
-    return 0 not in map(Tensor.data_ptr, samples)
 
 
 @_plainly

@@ -23,6 +23,17 @@ void test_bounds_do_not_wrap() {
   CHECK(slot_ascends(0, 0) && !slot_ascends(-1, 0) && !slot_ascends(7, 8));
 }
 
+void test_slots_follow_one_another_at_cache_lines() {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  int64_t next = 0;
+  CHECK(next_slot(0, 0, &next) && next == 0);
+  CHECK(next_slot(0, 1, &next) && next == 64);
+  CHECK(next_slot(64, 64, &next) && next == 128);
+  CHECK(next_slot(64, 65, &next) && next == 192);
+  CHECK(!next_slot(0, kMax, &next) && !next_slot(kMax - 63, 64, &next));
+  CHECK(is_aligned(0) && is_aligned(64) && !is_aligned(63) && !is_aligned(-1));
+}
+
 struct Packed {
   std::vector<std::vector<uint8_t>> leaves;
   std::vector<Slot> slots;
@@ -78,6 +89,7 @@ void test_every_byte_is_a_leaf_or_zero() {
 
 int main() {
   test_bounds_do_not_wrap();
+  test_slots_follow_one_another_at_cache_lines();
   test_every_byte_is_a_leaf_or_zero();
   return finish("slots");
 }
