@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from .container import DataContainer
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _is_contiguous = torch.Tensor.is_contiguous
+_is_cpu = attrgetter("is_cpu")
+_requires_grad = attrgetter("requires_grad")
 
 
 def move(
@@ -97,6 +100,11 @@ def _send(
         return [_contiguous(tensor).to(target) for tensor in tensors]
     # A device without streams (MPS) gets its tensors one by one.
     streams = hasattr(torch.get_device_module(target), "Stream")
+    if streams and _look_plain(tensors):
+        try:
+            return _slab.send(tensors, target).land()
+        except TypeError:  # and nothing was sent; one of them is conjugated, or so
+            pass
     packed = [i for i, tensor in enumerate(tensors) if streams and _packs(tensor)]
     landed: list[torch.Tensor] = []
     if packed:
@@ -122,6 +130,15 @@ def _contiguous(part: Any) -> Any:
         if part.layout is torch.strided:
             raise
         return part
+
+
+def _look_plain(tensors: list[torch.Tensor]) -> bool:
+    """Tell whether all may be packed, as far as a quick look can tell."""
+    return (
+        _PLAIN.issuperset(map(type, tensors))
+        and all(map(_is_cpu, tensors))
+        and not (torch.is_grad_enabled() and any(map(_requires_grad, tensors)))
+    )
 
 
 def _packs(tensor: torch.Tensor) -> bool:

@@ -140,16 +140,18 @@ class Flight:
     ) -> None:
         self._device = device
         self._api = api
-        in_place = [_is_large(leaf) and api.is_pinned(leaf) for leaf in leaves]
-        self._packed = [i for i, direct in enumerate(in_place) if not direct]
-        packed = [leaves[i] for i in self._packed]
-        self._plan = _backend.plan_slab(packed)
+        packed = leaves
+        self._plan = _backend.plan_slab(leaves)
+        in_place: list[int] = []
+        if self._plan.nbytes >= DIRECT_NBYTES:  # else no leaf is large
+            large = [i for i, leaf in enumerate(leaves) if _is_large(leaf)]
+            in_place = [i for i in large if api.is_pinned(leaves[i])]
+        if in_place:
+            direct = frozenset(in_place)
+            packed = [leaf for i, leaf in enumerate(leaves) if i not in direct]
+            self._plan = _backend.plan_slab(packed)
         self._slab = api.empty(self._plan.nbytes, device)
-        self._direct = {
-            i: api.empty(leaves[i].nbytes, device)
-            for i, direct in enumerate(in_place)
-            if direct
-        }
+        self._direct = {i: api.empty(leaves[i].nbytes, device) for i in in_place}
         self._home = api.current_stream(device)
         allocated = api.record(self._home)
         # All that can fail on the host comes before the first copy is queued.
@@ -177,11 +179,10 @@ class Flight:
         if stream != self._home:
             for block in (self._slab, *self._direct.values()):
                 api.keep(block, stream)
-        views = _backend.views(self._slab, self._plan)
-        landed = dict(zip(self._packed, views, strict=True))
-        for i, (dtype, shape) in self._forms.items():
-            landed[i] = self._direct[i].view(dtype).view(shape)
-        return [landed[i] for i in range(len(landed))]
+        landed = _backend.views(self._slab, self._plan)
+        for i, (dtype, shape) in self._forms.items():  # ascending: each finds its place
+            landed.insert(i, self._direct[i].view(dtype).view(shape))
+        return landed
 
 
 #: The one real device interface.

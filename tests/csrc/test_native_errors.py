@@ -50,6 +50,7 @@ def quantized():
 
 
 COMPLEX = torch.ones(2, dtype=torch.complex64)
+SLAB = torch.zeros(64, dtype=torch.uint8)
 MEMORY = torch.zeros(64)
 
 PLAIN = "must be a plain strided tensor, but is"
@@ -235,11 +236,11 @@ def test_every_tensor_must_be_plain(backend, name):
     check(backend.pad_copy, (bad, [], b""), TypeError, f"pad_copy: dst {message}")
     args = (good, [bad], bytes(4))
     check(backend.pad_copy, args, TypeError, f"pad_copy: samples[0] {message}")
-    plan = backend.plan_slab([])
-    check(backend.pack, (bad, [], plan), TypeError, f"pack: dst {message}")
+    plan = backend.plan_slab([good])
+    check(backend.plan_slab, [[bad]], TypeError, f"plan_slab: leaves[0] {message}")
+    check(backend.pack, (bad, [good], plan), TypeError, f"pack: dst {message}")
+    check(backend.pack, (SLAB, [bad], plan), TypeError, f"pack: leaves[0] {message}")
     check(backend.views, (bad, plan), TypeError, f"views: slab {message}")
-    where = "plan_slab: leaves[0]"
-    check(backend.plan_slab, ([bad],), TypeError, f"{where} {message}")
 
 
 @both
