@@ -45,11 +45,7 @@ def batch_containers(
         data = [_join_chunk(values[i : i + chunk], path, i) for i in starts]
     else:
         data = [values[i : i + chunk] for i in starts]
-    # The result keeps the default pad_dims, as in mmcv: its tensors are padded already.
-    flags = (first.stack, first.padding_value, first.cpu_only)
-    if first.ragged:
-        return DataContainer(data, *flags, ragged=True)
-    return DataContainer(data, *flags)
+    return first._batched(data)
 
 
 def _check_paddings(column: list[DataContainer], path: Path) -> None:

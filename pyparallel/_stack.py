@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from operator import attrgetter
@@ -15,14 +14,6 @@ from . import _backend, _by_torch, _slab
 from ._errors import kind
 from ._plan import Name, StackPlan, fills, plan_stack
 from .padding import Padded, Padding
-
-# Up to here F.pad and torch.stack are faster than one pass in pure Python.
-_SMALL_SAMPLES = 16
-_SMALL_ITEMS = 16 * 1024
-_SMALL_VALUES = frozenset({0, 1})
-_NUMBERS = frozenset({bool, int, float})
-# It has no zero, and what stands for it depends on how it is written.
-_PICKY = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 
 _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
@@ -48,6 +39,10 @@ def stack(
         values: padding value of every sample.
         name: names sample ``i`` in an error.
     """
+    if may_stack_equal():
+        few = _backend.pad_few(samples, pad_dims, values)
+        if few is not None:
+            return few
     plain = are_plain(samples)
     if not plain:
         _by_torch.check_layouts(samples, name)
@@ -119,10 +114,6 @@ def write(
         mask: ``(n, *target[-k:])`` or None; it becomes True where the data are.
     """
     if plain:
-        if out is None and _is_small_for_python(plan, samples, values):
-            if mask is not None:
-                _by_torch.fill_mask(mask, plan, list(map(_shape_of, samples)))
-            return _pad_few(samples, plan, values)
         dtype = samples[0].dtype
         patterns = fills(plan, dtype, values, name)
         result = out
@@ -201,43 +192,3 @@ def are_plain(samples: Sequence[torch.Tensor]) -> bool:
         and not (torch.is_grad_enabled() and any(map(_requires_grad, samples)))
         and forward_ad._current_level < 0
     )
-
-
-def _is_small_for_python(
-    plan: StackPlan, samples: Sequence[torch.Tensor], values: Sequence[Any]
-) -> bool:
-    """Tell whether torch's operators have done before pure Python has looked around.
-
-    That is so of few and small samples whose memory is there and whose padding is 0 or
-    1, which every dtype can hold.
-    """
-    return (
-        _backend.name == "python"
-        and samples[0].dtype not in _PICKY
-        and len(samples) <= _SMALL_SAMPLES
-        and math.prod(plan.shape) <= _SMALL_ITEMS
-        and _NUMBERS.issuperset(map(type, values))
-        and _SMALL_VALUES.issuperset(values)
-        and not _slab.in_worker()
-        and all(
-            each.is_cpu
-            and each.layout is torch.strided
-            and each.is_contiguous()
-            and each.untyped_storage().nbytes()
-            >= each.nbytes + each.storage_offset() * each.itemsize
-            and not (each.is_neg() or each.is_conj() or _by_torch.is_wrapped(each))
-            for each in samples
-        )
-    )
-
-
-def _pad_few(
-    samples: Sequence[torch.Tensor], plan: StackPlan, values: Sequence[Any]
-) -> torch.Tensor:
-    padded = []
-    for i, sample in enumerate(samples):
-        if plan.padded[i]:
-            margins = _by_torch.margins(plan, sample.shape, i)
-            sample = torch.constant_pad_nd(sample, margins, float(values[i]))
-        padded.append(sample)
-    return torch.stack(padded)

@@ -80,7 +80,9 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
         >>> collate(ragged, samples_per_gpu=2).data[0].tolist()
         [[[1.0, 1.0, 0.0]], [[1.0, 1.0, 1.0]]]
     """
-    if not isinstance(batch, Sequence) or isinstance(batch, _TEXT):
+    if type(batch) is not list and (
+        not isinstance(batch, Sequence) or isinstance(batch, _TEXT)
+    ):
         raise BatchTypeError(
             f"collate: batch must be a sequence of samples, but is {kind(batch)}."
         )
@@ -93,6 +95,8 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
 
 
 def _check_samples_per_gpu(value: int) -> int:
+    if type(value) is int and value > 0:
+        return value
     rule = "collate: samples_per_gpu must be an integer of 1 or more, but is"
     try:
         result = operator.index(value)

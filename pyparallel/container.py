@@ -222,6 +222,19 @@ class DataContainer:
             _check_ragged(stack, cpu_only)
         self.__dict__.update(state)
 
+    def _batched(self, chunks: list[Any]) -> DataContainer:
+        """Return the container of a batch whose samples are like this one.
+
+        It has the default ``pad_dims``, as in mmcv: its tensors are padded already.
+        """
+        result = object.__new__(DataContainer)
+        result._data, result._pad_dims = chunks, 2
+        result._cpu_only, result._stack = self._cpu_only, self._stack
+        result._padding_value = self._padding_value
+        if self._ragged:
+            result._ragged = True
+        return result
+
     def _tensor_attribute(self, name: str) -> Any:
         if not isinstance(self._data, torch.Tensor):
             raise AttributeError(

@@ -49,6 +49,21 @@ def pad_copy(
         the samples may be released at once if they belong to that stream.
     """
 
+def pad_few(
+    samples: Sequence[Tensor], pad_dims: int | None, values: Sequence[object]
+) -> Tensor | None:
+    """Return samples padded at their ends and stacked, or None for `pad_copy` to do it.
+
+    The native one always returns None: its one pass is fast for few samples too. The
+    other one takes up to 16 plain contiguous CPU tensors of up to 16384 elements
+    together, to be padded with 0 or 1, of which autograd wants nothing.
+
+    Args:
+        samples: at least one tensor.
+        pad_dims: number of trailing dimensions that may differ, or None.
+        values: padding value of every sample.
+    """
+
 def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
     """Return what ``torch.stack(samples)`` does, contiguous, or None.
 

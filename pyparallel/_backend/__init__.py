@@ -11,8 +11,9 @@ Attributes:
     load_error: what loading the extension raised, if it did.
     built_for: the record of the build that was found; empty if there is none.
     devices: the device types whose tensors the operators take.
-    pad_copy, stack_equal, columns, flatten, plan_slab, pack, views: the operators, and
-        SlabPlan the value that two of them take; ``_C.pyi`` is their contract.
+    pad_copy, pad_few, stack_equal, columns, flatten, plan_slab, pack, views: the
+        operators, and SlabPlan the value that two of them take; ``_C.pyi`` is their
+        contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
 """
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         flatten,
         pack,
         pad_copy,
+        pad_few,
         plan_slab,
         stack_equal,
         views,
@@ -60,6 +62,7 @@ __all__ = [
     "name",
     "pack",
     "pad_copy",
+    "pad_few",
     "plan_slab",
     "reason",
     "stack_equal",
@@ -70,6 +73,7 @@ _VALUES = ("auto", "native", "python")
 _MEMORY = ("empty", "cache_info", "bound_cache", "clear_cache")
 _OPERATORS = (
     "pad_copy",
+    "pad_few",
     "stack_equal",
     "SlabPlan",
     "plan_slab",

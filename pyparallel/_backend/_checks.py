@@ -16,7 +16,7 @@ _Where = str | tuple[str, int]  # an argument, or an item of one; named only in 
 ALIGNMENT = 64
 
 _LIMIT = 2**63
-_QUANTIZED = frozenset(
+QUANTIZED = frozenset(
     (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 )
 EXACT = frozenset((Tensor, torch.nn.Parameter))
@@ -177,7 +177,7 @@ def _check_slot(
     index: int, start: int, shape: tuple[int, ...], dtype: torch.dtype, begin: int
 ) -> int:
     where, nbytes = ("SlabPlan: offsets", index), prod(shape) * dtype.itemsize
-    if dtype in _QUANTIZED:
+    if dtype in QUANTIZED:
         rule = f"must be a dtype of plain tensors, but is {dtype}."
         raise TypeError(f"SlabPlan: dtypes[{index}] {rule}")
     if any(length < 0 for length in shape):

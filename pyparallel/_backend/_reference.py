@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _checks_pad
+from ._few import pad_few
 from ._slab_plan import SlabPlan, plan_slab
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "flatten",
     "pack",
     "pad_copy",
+    "pad_few",
     "plan_slab",
     "stack_equal",
     "views",
