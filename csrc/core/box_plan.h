@@ -35,8 +35,8 @@ struct PadShapes {
 // `item` holds the itemsize bytes of one fill value.
 inline Fill repeat_fill(const char* item, int64_t itemsize) {
   unsigned char bytes[16];
-  for (int64_t b = 0; b < 16; ++b) {
-    bytes[b] = static_cast<unsigned char>(item[b % itemsize]);
+  for (int64_t b = 0; b < 16; b += itemsize) {
+    memcpy(bytes + b, item, static_cast<size_t>(itemsize));
   }
   Fill fill;
   memcpy(&fill, bytes, sizeof(fill));

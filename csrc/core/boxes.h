@@ -57,6 +57,8 @@ struct BoxTable {
   Frame frame;
 };
 
+constexpr BoxTable kNoBoxes{nullptr, nullptr, nullptr, 0, {1, 1, 1, 1, 1, 1}};
+
 struct Division {
   int64_t quotient;
   int64_t remainder;

@@ -28,7 +28,7 @@ void run_pad_copy(const BoxTable& table, const BoxTable& mask, int64_t workers) 
   const int64_t mask_pieces = num_pieces(mask);
   parallel_for(workers, [&](int64_t worker) {
     body(partition(pieces, workers, worker), kAlone);
-    mark(partition(mask_pieces, workers, worker), kAlone);
+    if (mask_pieces > 0) mark(partition(mask_pieces, workers, worker), kAlone);
   });
 }
 

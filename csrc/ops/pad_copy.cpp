@@ -115,25 +115,26 @@ void PadCopyJob::add_starts(const std::vector<c10::DimVector>& starts) {
   }
 }
 
-void PadCopyJob::add_mask(const at::Tensor& mask) {
-  take_snapshot(mask, kMask, &mask_);
-  TORCH_CHECK_TYPE(mask_.dtype == c10::kBool, kMask,
-                   " must have dtype torch.bool, but has ", dtype_name(mask_.dtype),
+void PadCopyJob::add_mask(const at::Tensor& tensor) {
+  Snapshot& mask = mask_.emplace();
+  take_snapshot(tensor, kMask, &mask);
+  TORCH_CHECK_TYPE(mask.dtype == c10::kBool, kMask,
+                   " must have dtype torch.bool, but has ", dtype_name(mask.dtype),
                    ".");
-  TORCH_CHECK_VALUE(mask_.device == dst_.device, kMask,
+  TORCH_CHECK_VALUE(mask.device == dst_.device, kMask,
                     " must be on the device of dst, ", dst_.device.str(),
-                    ", but is on ", mask_.device.str(), ".");
-  TORCH_CHECK_VALUE(mask_fits(mask_.sizes, dst_.sizes), kMask,
+                    ", but is on ", mask.device.str(), ".");
+  TORCH_CHECK_VALUE(mask_fits(mask.sizes, dst_.sizes), kMask,
                     " must have the first and one or more of the last dimensions of "
                     "dst, ",
-                    Tuple{dst_.sizes}, ", but has shape ", Tuple{mask_.sizes}, ".");
-  TORCH_CHECK_VALUE(mask_.contiguous, kMask, " must be contiguous, but has strides ",
-                    Tuple{mask_.strides}, " for shape ", Tuple{mask_.sizes}, ".");
-  check_storage(mask_, kMask);
-  check_mask_apart(mask_, dst_, kDst);
+                    Tuple{dst_.sizes}, ", but has shape ", Tuple{mask.sizes}, ".");
+  TORCH_CHECK_VALUE(mask.contiguous, kMask, " must be contiguous, but has strides ",
+                    Tuple{mask.strides}, " for shape ", Tuple{mask.sizes}, ".");
+  check_storage(mask, kMask);
+  check_mask_apart(mask, dst_, kDst);
   for (size_t i = 0; i < samples_.size(); ++i) {
     const Where where{"pad_copy", "samples", static_cast<int64_t>(i)};
-    if (samples_[i].contiguous) check_mask_apart(mask_, samples_[i], where);
+    if (samples_[i].contiguous) check_mask_apart(mask, samples_[i], where);
   }
 }
 
@@ -143,13 +144,15 @@ PadShapes PadCopyJob::collect_shapes() {
   PadShapes shapes{itemsize, target.vec(), {}, {}, std::move(starts_)};
   shapes.sizes.reserve(samples_.size() * target.size());
   shapes.sources.reserve(samples_.size());
-  const char* fill = fills_.data();
+  const char* item = fills_.data();
   const bool one_fill = static_cast<int64_t>(fills_.size()) == itemsize;
+  Fill fill = repeat_fill(item, itemsize);
   for (Snapshot& sample : samples_) {
     shapes.sizes.insert(shapes.sizes.end(), sample.sizes.begin(), sample.sizes.end());
-    shapes.sources.push_back(
-        {contiguous_bytes(&sample, *backend_), repeat_fill(fill, itemsize)});
-    if (!one_fill) fill += itemsize;
+    shapes.sources.push_back({contiguous_bytes(&sample, *backend_), fill});
+    if (one_fill || &sample == &samples_.back()) continue;
+    item += itemsize;
+    fill = repeat_fill(item, itemsize);
   }
   return shapes;
 }
@@ -158,11 +161,13 @@ void PadCopyJob::run() {
   if (nbytes() == 0) return;
   const PadShapes shapes = collect_shapes();
   const BoxPlan plan(dst_.mutable_data(), shapes);
-  PadShapes masked;
-  if (mask_.nbytes > 0) {
-    masked = mask_shapes(shapes, mask_.mutable_data(), mask_.sizes.size() - 1);
+  if (!mask_ || mask_->nbytes == 0) {
+    backend_->pad_copy(plan.table(), kNoBoxes, dst_.device);
+    return;
   }
-  const BoxPlan mask_plan(mask_.mutable_data(), masked);
+  uint8_t* const marks = mask_->mutable_data();
+  const PadShapes masked = mask_shapes(shapes, marks, mask_->sizes.size() - 1);
+  const BoxPlan mask_plan(marks, masked);
   backend_->pad_copy(plan.table(), mask_plan.table(), dst_.device);
 }
 

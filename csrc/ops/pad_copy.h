@@ -32,7 +32,7 @@ class PadCopyJob {
              const PadPlaces& places = {});
 
   // Bytes that run() writes.
-  int64_t nbytes() const { return dst_.nbytes + mask_.nbytes; }
+  int64_t nbytes() const { return dst_.nbytes + (mask_ ? mask_->nbytes : 0); }
 
   // On a GPU this queues the copy on the current stream: the samples must not be
   // written by another stream before it is done.
@@ -41,11 +41,11 @@ class PadCopyJob {
  private:
   void add_sample(const at::Tensor& sample, int64_t index);
   void add_starts(const std::vector<c10::DimVector>& starts);
-  void add_mask(const at::Tensor& mask);
+  void add_mask(const at::Tensor& tensor);
   PadShapes collect_shapes();
 
   Snapshot dst_;
-  Snapshot mask_;  // without a storage when no mask is wanted
+  std::optional<Snapshot> mask_;
   const Backend* backend_ = nullptr;
   std::vector<Snapshot> samples_;
   std::vector<int64_t> starts_;  // one row for each sample, or empty
