@@ -100,7 +100,7 @@ def _send(
         return [_contiguous(tensor).to(target) for tensor in tensors]
     # A device without streams (MPS) gets its tensors one by one.
     streams = hasattr(torch.get_device_module(target), "Stream")
-    if streams and _look_plain(tensors):
+    if streams and tensors and _look_plain(tensors):
         try:
             return _slab.send(tensors, target).land()
         except TypeError:  # and nothing was sent; one of them is conjugated, or so

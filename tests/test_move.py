@@ -1,0 +1,78 @@
+"""Which tensors of one target go in the packed copy, and which by themselves."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pyparallel import _backend, _move, _slab
+
+META = torch.device("meta")  # takes tensors, and has no streams of its own
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
+    """Return what was packed: flights that only plan, to a device with streams."""
+    flights: list[list[torch.Tensor]] = []
+
+    def send(leaves: list[torch.Tensor], device: torch.device) -> Any:
+        plan = _backend.plan_slab(leaves)
+        flights.append(list(leaves))
+        slab = torch.empty(plan.nbytes, dtype=torch.uint8)
+        return SimpleNamespace(land=lambda: _backend.views(slab, plan))
+
+    monkeypatch.setattr(_slab, "send", send)
+    module = SimpleNamespace(Stream=object)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    return flights
+
+
+def ids(tensors: list[torch.Tensor]) -> list[int]:
+    return list(map(id, tensors))
+
+
+def test_plain_tensors_go_together(sent: list[list[torch.Tensor]]) -> None:
+    tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3), requires_grad=False)]
+    moved = _move.move(tensors, tensors, META, None)
+    assert [ids(flight) for flight in sent] == [ids(tensors)]
+    assert [tensor.shape for tensor in moved] == [(2,), (3,)]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, dtype=torch.complex64).conj().imag,
+        torch.ones(2).to_sparse(),
+        torch.ones(2, requires_grad=True),
+        torch.ones(2).as_subclass(type("Named", (torch.Tensor,), {})),
+        torch.ones(2, device="meta"),
+    ],
+    ids=["conjugated", "negated", "sparse", "gradient", "subclass", "elsewhere"],
+)
+def test_an_odd_one_goes_by_itself(
+    sent: list[list[torch.Tensor]], odd: torch.Tensor
+) -> None:
+    first, last = torch.ones(3), torch.ones(4)
+    tensors = [first, odd, last]
+    moved = _move.move(tensors, tensors, META, None)
+    assert [ids(flight) for flight in sent] == [ids([first, last])]
+    assert [tensor.device.type for tensor in moved] == ["cpu", "meta", "cpu"]
+    assert [tensor.shape for tensor in moved] == [(3,), (2,), (4,)]
+
+
+def test_without_grad_mode_a_parameter_is_packed(
+    sent: list[list[torch.Tensor]],
+) -> None:
+    tensors = [torch.nn.Parameter(torch.ones(2))]
+    with torch.no_grad():
+        _move.move(tensors, tensors, META, None)
+    assert [ids(flight) for flight in sent] == [ids(tensors)]
+
+
+def test_nothing_to_send_is_nothing(sent: list[list[torch.Tensor]]) -> None:
+    assert _move.move(["a", 1], ["a", 1], META, None) == ["a", 1]
+    assert sent == []
