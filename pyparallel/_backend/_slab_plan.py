@@ -40,9 +40,7 @@ class SlabPlan:
             sizes[i] = tuple(_checks.ints(shape, f"SlabPlan: shapes[{i}]"))
         nbytes = _checks.integer(self.nbytes, "SlabPlan: nbytes")
         _checks.check_plan(starts, sizes, types, nbytes)
-        values = (tuple(starts), tuple(sizes), tuple(types), nbytes)
-        for name, value in zip(self.__slots__, values, strict=True):
-            object.__setattr__(self, name, value)
+        _set(self, tuple(starts), tuple(sizes), tuple(types), nbytes)
 
 
 def plan_slab(leaves: Sequence[Tensor]) -> SlabPlan:
@@ -58,4 +56,11 @@ def plan_slab(leaves: Sequence[Tensor]) -> SlabPlan:
             rule = "have fewer than 2**63 bytes together"
             raise _checks.error("plan_slab: leaves", rule, f"leaves[{i}] goes beyond")
     shapes = tuple([tuple(leaf.shape) for leaf in tensors])
-    return SlabPlan(tuple(offsets), shapes, tuple([x.dtype for x in tensors]), end)
+    plan = object.__new__(SlabPlan)  # these numbers are good
+    _set(plan, tuple(offsets), shapes, tuple([leaf.dtype for leaf in tensors]), end)
+    return plan
+
+
+def _set(plan: SlabPlan, *values: object) -> None:
+    for name, value in zip(SlabPlan.__slots__, values, strict=True):
+        object.__setattr__(plan, name, value)
