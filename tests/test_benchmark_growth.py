@@ -5,18 +5,26 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+backends = importlib.import_module("benchmarks.backends")
 growth = importlib.import_module("benchmarks.growth")
 Contender = importlib.import_module("benchmarks._harness").Contender
 QUICK = importlib.import_module("benchmarks.case").QUICK
 
 SIZES = [2**i for i in range(11)]
+
+
+@pytest.fixture(autouse=True)
+def backend_as_loaded() -> Iterator[None]:
+    """Contenders leave the backend behind that they ran on."""
+    yield
+    backends.use_backend(backends.AS_LOADED)
 
 
 def fit(cost: Callable[[int], float]) -> dict[str, Any]:
