@@ -7,6 +7,10 @@ errors, with ``a`` not below zero: the fixed cost of a call and that of one more
 ``b * n >= a``: the exponent. There the fixed part, which would flatten the curve, is at
 most half of what was measured, and it has been taken off. The exponent of the cost as
 it was measured, over the same sizes, is reported beside it.
+
+Calls are repeated so that the largest size, too, finds in the caches what the call
+before left there. Without that small sizes would be timed with warm caches and large
+ones with cold caches, and the step between them would pass for growth.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ from .cases_leaves import collate_samples, packed, scattered
 
 #: The exponent that is asked for, and how far it may be off.
 LINEAR, TOLERANCE = 1.0, 0.1
+
+#: How much longer than elsewhere a contender is called at a time.
+_LONGER = 15
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ def measure(growth: Growth, effort: Effort) -> Record:
         Contender(f"{name} {size}", each.call, each.kind)
         for (name, size), each in contenders.items()
     ]
-    seconds = measure_seconds(renamed, **effort._asdict())
+    longer = effort._replace(min_seconds=_LONGER * effort.min_seconds)
+    seconds = measure_seconds(renamed, **longer._asdict())
     series = []
     for name in dict.fromkeys(name for name, _ in contenders):
         each = contenders[name, growth.sizes[0]]

@@ -30,6 +30,10 @@ _MARGINS = (
     "pure Python fills the margins of every sample by calls of their own, where this "
     "fills everything at once; in cache a second write costs less than a call"
 )
+_SAME_WAY = (
+    "where memory is new for every batch pure Python does what this does, one fill and "
+    "one copy, and has looked at every sample before"
+)
 _COLUMN = (
     "both spend their time inside torch.stack; pure Python looks at the types of each "
     "column first"
@@ -65,6 +69,9 @@ REASONS = (
     Reason("pack *", "by hand*", "ours, Python", _MANY_CALLS),
     Reason("many small", _NOT_MM, "ours, Python", _MANY_CALLS),
     Reason("glyph crops", _NOT_MM, "ours, Python", _MANY_CALLS),
+    Reason("detection dict", "by hand*", "ours, Python", _ONE_CASE),
+    Reason("photos *", "new_full + copy_", "ours, Python", _SAME_WAY),
+    Reason("detection *", "new_full + copy_", "ours, Python", _SAME_WAY),
     Reason("small *", "new_full + copy_", "ours, Python", _MARGINS),
     Reason("32 images near 224", "new_full + copy_", "ours, Python", _MARGINS),
 )

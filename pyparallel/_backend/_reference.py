@@ -38,8 +38,11 @@ _ITEM_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED = frozenset(
     map(torch.__dict__.get, "uint8 int8 int16 int32 int64 float16 bfloat16".split())
 ) | {torch.float32, torch.float64, torch.complex64, torch.complex128}
-# Below this many bytes per row, filling all of it costs less than finding the margins.
+# Below this many bytes per row, filling all of it costs less than finding the margins;
+# and above this many in all, where malloc maps new pages for every batch (beyond 32 MiB
+# glibc never keeps them), one fill on all threads is the best way to fault them in.
 _WHOLE_FILL_NBYTES = 512 * 1024
+_FRESH_NBYTES = 32 * 1024 * 1024
 _FEW = 8
 _IMAGES = 4  # dimensions of a batch of them
 _STRIDED = torch.strided
@@ -194,7 +197,7 @@ def _copy_and_fill(
     strides, first = dst.stride()[1:], dst.storage_offset()
     origin = (0,) * len(strides)
     one_fill = len(fills) == itemsize
-    whole = row_numel * itemsize <= _WHOLE_FILL_NBYTES
+    whole = row_numel * itemsize <= _WHOLE_FILL_NBYTES or dst.nbytes > _FRESH_NBYTES
     # Items of 16 bytes are two integers in a last dimension.
     bits = torch.view_as_real(dst) if itemsize == 16 else dst
     bits = bits.view(_ITEM_BITS[min(itemsize, 8)])
