@@ -86,6 +86,24 @@ def accessors(structure: Structure) -> list[optree.PyTreeAccessor]:
     return structure.accessors()
 
 
+def find(structure: Structure, cls: type) -> int | None:
+    """Return the number of the first leaf inside a container of exactly this class.
+
+    It looks at every container: only for what is not done for every batch.
+    """
+    if not isinstance(structure, optree.PyTreeSpec):
+        return None  # the backend's walk knows dict, list and tuple alone
+    if structure.type is cls:
+        return 0
+    before = 0
+    for child in structure.children():
+        found = find(child, cls)
+        if found is not None:
+            return before + found
+        before += child.num_leaves
+    return None
+
+
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return ``tree`` with ``function`` applied to every leaf; containers are new."""
     leaves, structure = flatten(tree)

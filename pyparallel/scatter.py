@@ -14,6 +14,7 @@ from ._move import move
 from ._split import Options, split, undivided
 from ._targets import Targets, resolve_targets
 from .container import DataContainer
+from .ragged import Ragged
 
 
 def scatter(
@@ -155,6 +156,13 @@ def _scatter(
         (target,) = targets
         parts = undivided(leaves, options, name)
         return [_tree.unflatten(structure, move(leaves, parts, target, options.dtype))]
+    bare = _tree.find(structure, Ragged)
+    if bare is not None:
+        raise BatchTypeError(
+            f"{name(bare).removesuffix('.values')} must be the chunk of a "
+            "DataContainer to be split, but is a bare Ragged. Collate it with "
+            "DataContainer(..., ragged=True), or give it to one target."
+        )
     columns: list[tuple[Any, ...]] = [()] * len(targets)
     if leaves:
         columns = list(zip(*split(leaves, options, name), strict=True))

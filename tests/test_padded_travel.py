@@ -20,6 +20,7 @@ from pyparallel import (
     _slab,
     collate,
     scatter,
+    scatter_kwargs,
 )
 
 EVERYTHING = Padding(size_divisor=4, side="center", sizes=True, mask=True)
@@ -195,6 +196,23 @@ def test_a_container_may_hold_one_chunk_itself() -> None:
     assert type(part["img"]) is Padded
     assert type(part["points"]) is Ragged
     assert part["points"].offsets.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_sizes": [1, 1]}])
+def test_a_bare_ragged_is_not_split_but_refused(options: dict[str, Any]) -> None:
+    bare = Ragged.from_tensors([torch.ones(1), torch.ones(3)])
+    batch = {"img": torch.ones(2, 3), "clouds": [torch.zeros(2), bare]}
+    with pytest.raises(TypeError) as caught:
+        scatter(batch, ["cpu", "cpu"], **options)
+    assert str(caught.value) == (
+        "inputs['clouds'][1] must be the chunk of a DataContainer to be split, but is "
+        "a bare Ragged. Collate it with DataContainer(..., ragged=True), or give it to "
+        "one target."
+    )
+    with pytest.raises(TypeError, match=r"^kwargs\['x'\]\[0\] must be the chunk"):
+        scatter_kwargs(None, {"a": torch.ones(2), "x": [bare]}, ["cpu", "cpu"])
+    (part,) = scatter(batch, ["cpu"])
+    assert torch.equal(part["clouds"][1].offsets, bare.offsets)
 
 
 def test_the_device_may_be_any() -> None:
