@@ -29,6 +29,10 @@ TOOLS   := "setuptools>=77,<81" wheel ninja "pybind11>=2.11"
 DEPS    := PYPARALLEL_BUILD=python PYTHON_BIN $(PIP) --no-build-isolation -e
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
+# Benchmarks and examples are the same for every build, and packages for the backends
+# of one build: tested once.
+ONCE := --ignore-glob='*/test_benchmark_*.py' --ignore=tests/test_examples.py
+
 .DELETE_ON_ERROR:
 .PHONY: help test test-native test-python test-core test-peers lint lint-python \
 	lint-types lint-cpp lint-lengths bench demo peers cuda-build gpu-check clean
@@ -72,7 +76,8 @@ test-native: $(V)/.built
 	PYPARALLEL_BACKEND=native $(V)/bin/python -m pytest $(PYTEST_ARGS)
 
 test-python: $(V)/.built
-	PYPARALLEL_BACKEND=python $(V)/bin/python -m pytest $(PYTEST_ARGS)
+	PYPARALLEL_BACKEND=python $(V)/bin/python -m pytest $(ONCE) \
+		--ignore=tests/test_packaging.py $(PYTEST_ARGS)
 
 test-core: test-core-address,undefined test-core-thread
 
@@ -122,7 +127,8 @@ cuda-build: $(VCUDA)/.deps ## compile for CUDA, import it, run the CPU tests; no
 		$(VCUDA)/bin/python setup.py -q build_ext --inplace
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -c \
 		"from pyparallel import _backend as b; print(b.devices); assert 'cuda' in b.devices"
-	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -m pytest $(PYTEST_ARGS)
+	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -m pytest \
+		$(ONCE) $(PYTEST_ARGS)
 
 # GPU_PYTHON=python3 uses an interpreter that has torch for CUDA and the test tools.
 gpu-check: $(if $(GPU_PYTHON),,$(VCUDA)/.deps) ## compile for the GPU here and run its tests
