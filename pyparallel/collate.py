@@ -162,8 +162,12 @@ def _gather(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any]:
     # Dicts of one length have the same keys if each has those of the first.
     if not plain or list(map(len, column)).count(len(column[0])) < len(column):
         _check_keys(column, path)
+    keys = tuple(column[0])
     try:
-        return {key: [item[key] for item in column] for key in column[0]}
+        if len(keys) < 2:  # of one key itemgetter returns no tuple
+            return {key: [item[key] for item in column] for key in keys}
+        rows = map(operator.itemgetter(*keys), column)
+        return dict(zip(keys, map(list, zip(*rows, strict=True)), strict=True))
     except KeyError:
         _check_keys(column, path)
         raise

@@ -38,11 +38,6 @@ _ITEM_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED = frozenset(
     map(torch.__dict__.get, "uint8 int8 int16 int32 int64 float16 bfloat16".split())
 ) | {torch.float32, torch.float64, torch.complex64, torch.complex128}
-# Below this many bytes per row, filling all of it costs less than finding the margins;
-# and above this many in all, where malloc maps new pages for every batch (beyond 32 MiB
-# glibc never keeps them), one fill on all threads is the best way to fault them in.
-_WHOLE_FILL_NBYTES = 512 * 1024
-_FRESH_NBYTES = 32 * 1024 * 1024
 _FEW = 8
 _IMAGES = 4  # dimensions of a batch of them
 _STRIDED = torch.strided
@@ -193,41 +188,24 @@ def clear_cache() -> int:
 def _copy_and_fill(
     dst: Tensor, samples: list[Tensor], fills: bytes, starts: _Starts | None
 ) -> None:
+    """Fill everything, then copy: margins alone are many short calls, and slower."""
     itemsize, row_numel = dst.itemsize, prod(dst.shape[1:])
     strides, first = dst.stride()[1:], dst.storage_offset()
     origin = (0,) * len(strides)
-    one_fill = len(fills) == itemsize
-    whole = row_numel * itemsize <= _WHOLE_FILL_NBYTES or dst.nbytes > _FRESH_NBYTES
     # Items of 16 bytes are two integers in a last dimension.
     bits = torch.view_as_real(dst) if itemsize == 16 else dst
     bits = bits.view(_ITEM_BITS[min(itemsize, 8)])
-    if whole and one_fill:
+    if len(fills) == itemsize:
         _fill(bits, fills)
+    else:
+        for index in range(len(samples)):
+            _fill(bits[index], fills[index * itemsize :][:itemsize])
     corners = []
     for index, sample in enumerate(samples):
         start = origin if starts is None else starts[index]
-        if not (whole and one_fill):
-            at = 0 if one_fill else index * itemsize
-            fill = fills[at : at + itemsize]
-            if whole:
-                _fill(bits[index], fill)
-            else:
-                _fill_margins(bits[index], start, sample.shape, fill)
         at = first + index * row_numel + sum(map(mul, start, strides))
         corners.append(dst.as_strided(sample.shape, strides, at))
     torch._foreach_copy_(corners, samples)
-
-
-def _fill_margins(
-    row: Tensor, start: Sequence[int], shape: Sequence[int], fill: bytes
-) -> None:
-    for dim, (first, size) in enumerate(zip(start, shape, strict=True)):
-        end = first + size
-        if first > 0:
-            _fill(row.narrow(dim, 0, first), fill)
-        if end < row.shape[dim]:
-            _fill(row.narrow(dim, end, row.shape[dim] - end), fill)
-        row = row.narrow(dim, first, size)
 
 
 def _mark(mask: Tensor, samples: list[Tensor], starts: _Starts | None) -> None:
