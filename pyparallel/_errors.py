@@ -8,6 +8,7 @@ value.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -75,6 +76,31 @@ def kind(value: object) -> str:
     cls = type(value)
     module = cls.__module__
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
+
+
+def at_least(value: Any, least: int, where: str, rule: str = "an integer") -> int:
+    """Return an integer of ``least`` or more.
+
+    Args:
+        value: anything with ``__index__``.
+        least: the smallest that is allowed.
+        where: what the value is, for the message: ``"collate: samples_per_gpu"``.
+        rule: what else is allowed, before "of ... or more".
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is too small.
+    """
+    if type(value) is int and value >= least:
+        return value
+    text = f"{where} must be {rule} of {least} or more, but is"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise BatchTypeError(f"{text} {value!r} ({kind(value)}).") from None
+    if number < least:
+        raise BatchValueError(f"{text} {value!r}.")
+    return number
 
 
 class BatchWarning(UserWarning):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from . import _by_torch, _stack
-from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
+from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, at_least, kind
 from ._plan import plan_stack
 from .padding import Padded, Padding, check_num_dims
 
@@ -59,7 +58,10 @@ def pad_stack(
     """
     tensors = _checked(samples)
     padding = _padding(padding, options)
-    num_dims = tensors[0].dim() if pad_dims is None else _check_pad_dims(pad_dims)
+    num_dims = tensors[0].dim()
+    if pad_dims is not None:
+        rule = "None or an integer"
+        num_dims = at_least(pad_dims, 0, "pad_stack: pad_dims", rule)
     check_num_dims(padding, num_dims, "pad_stack")
     if out is not None:
         _by_torch.check_layouts(tensors, _name)
@@ -105,17 +107,6 @@ def _padding(padding: Any, options: dict[str, Any]) -> Padding:
             f"{', '.join(options)} is too. Put it into the Padding."
         )
     return padding
-
-
-def _check_pad_dims(pad_dims: Any) -> int:
-    rule = "pad_stack: pad_dims must be None or an integer of 0 or more, but is"
-    try:
-        number = operator.index(pad_dims)
-    except TypeError:
-        raise BatchTypeError(f"{rule} {pad_dims!r} ({kind(pad_dims)}).") from None
-    if number < 0:
-        raise BatchValueError(f"{rule} {pad_dims!r}.")
-    return number
 
 
 def _check_out(

@@ -20,6 +20,7 @@ from ._errors import (
     Field,
     MissingKeyError,
     at,
+    at_least,
     kind,
     warn_once,
 )
@@ -86,25 +87,12 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
         raise BatchTypeError(
             f"collate: batch must be a sequence of samples, but is {kind(batch)}."
         )
-    chunk = _check_samples_per_gpu(samples_per_gpu)
+    chunk = at_least(samples_per_gpu, 1, "collate: samples_per_gpu")
     if not batch:
         raise EmptyBatchError(
             "collate: batch must have at least one sample, but is empty."
         )
     return _column(list(batch), (), chunk)
-
-
-def _check_samples_per_gpu(value: int) -> int:
-    if type(value) is int and value > 0:
-        return value
-    rule = "collate: samples_per_gpu must be an integer of 1 or more, but is"
-    try:
-        result = operator.index(value)
-    except TypeError:
-        raise BatchTypeError(f"{rule} {value!r} ({kind(value)}).") from None
-    if result < 1:
-        raise BatchValueError(f"{rule} {value!r}.")
-    return result
 
 
 def _column(column: list[Any], path: Path, chunk: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._errors import BatchTypeError, BatchValueError, kind
+from ._errors import BatchTypeError, BatchValueError, at_least, kind
 
 _SIDES = ("right", "left", "center")
 
@@ -66,7 +66,7 @@ class Padding:
         if isinstance(divisor, Sequence):
             divisor = _sizes("size_divisor", divisor)
         else:
-            divisor = _size("size_divisor", divisor)
+            divisor = at_least(divisor, 1, "Padding: size_divisor")
         object.__setattr__(self, "size_divisor", divisor)
         if self.shape is not None:
             object.__setattr__(self, "shape", _sizes("shape", self.shape))
@@ -269,15 +269,6 @@ def _sizes(option: str, value: Any) -> Sizes:
     items = _items(option, value, "a sequence of integers")
     if not items:
         raise BatchValueError(f"Padding: {option} must have a size, but is empty.")
-    return tuple(_size(f"{option}[{i}]", each) for i, each in enumerate(items))
-
-
-def _size(option: str, value: Any) -> int:
-    rule = f"Padding: {option} must be an integer of 1 or more, but is"
-    try:
-        size = operator.index(value)
-    except TypeError:
-        raise BatchTypeError(f"{rule} {value!r} ({kind(value)}).") from None
-    if size < 1:
-        raise BatchValueError(f"{rule} {value!r}.")
-    return size
+    return tuple(
+        at_least(each, 1, f"Padding: {option}[{i}]") for i, each in enumerate(items)
+    )

@@ -104,7 +104,7 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
     try:
         if samples[0].layout is not _STRIDED or (few and 0 in map(_data_ptr, samples)):
             return None
-        stacked = _stack(samples)  # type: ignore[arg-type]
+        stacked = _stack(samples)  # type: ignore[arg-type]  # raises if not
         # torch keeps the channels_last format of images.
         return stacked if stacked.dim() < _IMAGES else stacked.contiguous()
     except (AttributeError, IndexError, TypeError, RuntimeError):
