@@ -89,7 +89,7 @@ def test_curves_have_a_time_for_every_size_and_contender() -> None:
             Contender("absent", None),
         ]
 
-    curve = growth.Growth("title", "note", "samples", [1, 2, 4, 8], contenders)
+    curve = growth.Curves("title", "note", "samples", [1, 2, 4, 8], contenders)
     record = growth.measure(curve, QUICK)
     names = [(row["name"], row["installed"]) for row in record["series"]]
     assert names == [("ours", True), ("peer", True), ("absent", False)]

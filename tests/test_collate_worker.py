@@ -11,9 +11,10 @@ import psutil
 import pytest
 import samples
 import torch
+from recorded import with_allocations
 from torch.utils.data import DataLoader, Dataset
 
-from pyparallel import DataContainer, _slab, collate
+from pyparallel import DataContainer, collate
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -55,19 +56,7 @@ class Report:
         self.samples_per_gpu = samples_per_gpu
 
     def __call__(self, batch: list[Any]) -> Any:
-        allocated: list[int] = []
-        empty = _slab.empty
-
-        def recording(*args: Any) -> torch.Tensor:
-            made = empty(*args)
-            allocated.append(made.untyped_storage().data_ptr())
-            return made
-
-        _slab.empty = recording
-        try:
-            made = collate(batch, self.samples_per_gpu)
-        finally:
-            _slab.empty = empty
+        made, allocated = with_allocations(lambda: collate(batch, self.samples_per_gpu))
         tensors = [*made["img"].data, made["pair"].right]
         handed_over = [tensor.untyped_storage().data_ptr() for tensor in tensors]
         shared = [tensor.is_shared() for tensor in tensors]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from recorded import with_allocations
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -17,7 +18,6 @@ from pyparallel import (
     Padded,
     Padding,
     Ragged,
-    _slab,
     collate,
     scatter,
     scatter_kwargs,
@@ -85,19 +85,7 @@ class Report:
     """collate, and beside the batch which memory the worker allocated for it."""
 
     def __call__(self, batch: list[Any]) -> Any:
-        allocated: list[int] = []
-        empty = _slab.empty
-
-        def recording(*args: Any) -> torch.Tensor:
-            made = empty(*args)
-            allocated.append(made.untyped_storage().data_ptr())
-            return made
-
-        _slab.empty = recording
-        try:
-            made = collate(batch, 2)
-        finally:
-            _slab.empty = empty
+        made, allocated = with_allocations(lambda: collate(batch, 2))
         handed_over = [each.untyped_storage().data_ptr() for each in tensors(made)]
         handed_over.append(made["label"].untyped_storage().data_ptr())
         return made, sorted(allocated), sorted(handed_over)

@@ -1,0 +1,27 @@
+"""What a worker allocates for a batch, recorded in the worker itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pyparallel import _slab
+
+
+def with_allocations(make: Callable[[], Any]) -> tuple[Any, list[int]]:
+    """Return what ``make`` returns, and where the memory begins that it took."""
+    allocated: list[int] = []
+    empty = _slab.empty
+
+    def recording(*args: Any) -> torch.Tensor:
+        made = empty(*args)
+        allocated.append(made.untyped_storage().data_ptr())
+        return made
+
+    _slab.empty = recording
+    try:
+        return make(), allocated
+    finally:
+        _slab.empty = empty
