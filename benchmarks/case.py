@@ -42,3 +42,22 @@ class Case:
     contenders: Callable[[], list[Contender]]
     main: bool = False
     copies: bool = True
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One curve for each contender.
+
+    Attributes:
+        title: of the curves.
+        note: what the data are, synthetic or not.
+        x: what the sizes are.
+        sizes: ascending.
+        contenders: makes the data and the functions for a size.
+    """
+
+    title: str
+    note: str
+    x: str
+    sizes: list[int]
+    contenders: Callable[[int], list[Contender]]

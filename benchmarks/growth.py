@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,7 +24,7 @@ import torch
 from . import data, environment
 from ._harness import Contender, Record
 from ._harness import measure as measure_seconds
-from .case import Effort
+from .case import Curves, Effort
 from .cases_images import collates as collate_images
 from .cases_images import stacks
 from .cases_leaves import collate_samples, packed, scattered
@@ -37,26 +36,7 @@ LINEAR, TOLERANCE = 1.0, 0.1
 _LONGER = 15
 
 
-@dataclass(frozen=True)
-class Growth:
-    """One curve for each contender.
-
-    Attributes:
-        title: of the curves.
-        note: what the data are.
-        x: what the sizes are.
-        sizes: ascending.
-        contenders: makes the data and the functions for a size.
-    """
-
-    title: str
-    note: str
-    x: str
-    sizes: list[int]
-    contenders: Callable[[int], list[Contender]]
-
-
-def growths(quick: bool) -> list[Growth]:
+def growths(quick: bool) -> list[Curves]:
     """Return all curves; with ``quick``, short ones."""
     samples = [2**i for i in range(5 if quick else 11)]
     leaves = (
@@ -64,21 +44,21 @@ def growths(quick: bool) -> list[Growth]:
     )
     synthetic = "synthetic: "
     return [
-        Growth(
+        Curves(
             "collate, crops",
             f"{synthetic}(1, 17 to 24, 17 to 24) uint8",
             "samples",
             samples,
             partial(_crops, low=17, high=24, channels=1, dtype=torch.uint8),
         ),
-        Growth(
+        Curves(
             "collate, thumbnails",
             f"{synthetic}(3, 57 to 64, 57 to 64) float32",
             "samples",
             samples,
             partial(_crops, low=57, high=64, channels=3, dtype=torch.float32),
         ),
-        Growth(
+        Curves(
             "collate, detection samples",
             f"{synthetic}dicts of five fields, images (3, 17 to 24, 17 to 24)",
             "samples",
@@ -87,8 +67,8 @@ def growths(quick: bool) -> list[Growth]:
                 data.detection_samples(_ragged(num, 17, 24, 3))
             ),
         ),
-        Growth("scatter to [-1]", f"{synthetic}nested", "leaves", leaves, _scattered),
-        Growth("pack and rebuild", f"{synthetic}nested", "leaves", leaves, _packed),
+        Curves("scatter to [-1]", f"{synthetic}nested", "leaves", leaves, _scattered),
+        Curves("pack and rebuild", f"{synthetic}nested", "leaves", leaves, _packed),
     ]
 
 
@@ -113,7 +93,7 @@ def _packed(num: int) -> list[Contender]:
     return [each for each in packed(num) if "hand" not in each.name]
 
 
-def measure(growth: Growth, effort: Effort) -> Record:
+def measure(growth: Curves, effort: Effort) -> Record:
     """Time all contenders at all sizes, interleaved; fit and return the record."""
     contenders: dict[tuple[str, int], Contender] = {}
     for size in growth.sizes:

@@ -89,7 +89,7 @@ def nontemporal_memcpy() -> _Copy | None:
     function = library.nontemporal_memcpy
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     function.restype = None
-    return function  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]  # ctypes tells no types
 
 
 def compiled(source: Path, folder: Path) -> Path:

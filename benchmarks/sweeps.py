@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 
 from . import data
 from ._harness import Contender, Record, compare
-from .case import Effort
+from .case import Curves, Effort
 from .cases_images import stacks
 
 #: Of all that `stacks` compares, what the charts show.
@@ -18,31 +17,12 @@ _BY_BYTES = ("ours", "mmcv", "new_full", "memcpy", "non-temporal")
 _BY_IMAGES = ("ours", "mmcv", "new_full", "F.pad", "mmengine", "torch.nested")
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """One comparison at several sizes.
-
-    Attributes:
-        title: of the sweep.
-        note: what the data are.
-        x: what the sizes are.
-        sizes: of the batch.
-        contenders: makes the data and the functions for a size.
-    """
-
-    title: str
-    note: str
-    x: str
-    sizes: list[int]
-    contenders: Callable[[int], list[Contender]]
-
-
-def sweeps(quick: bool) -> list[Sweep]:
+def sweeps(quick: bool) -> list[Curves]:
     """Return all sweeps; with ``quick``, short ones."""
     powers = range(16, 19) if quick else range(16, 30)
     images = [1, 2, 4] if quick else [1, 2, 4, 8, 16, 32, 64]
     return [
-        Sweep(
+        Curves(
             "throughput by bytes",
             "synthetic: 8 ragged float32 images, up to a quarter of each padded",
             "output bytes",
@@ -56,7 +36,7 @@ def sweeps(quick: bool) -> list[Sweep]:
 
 def _of_images(
     name: str, sizes: list[int], short: int, long: int, dtype: torch.dtype, quick: bool
-) -> Sweep:
+) -> Curves:
     scale = 16 if quick else 1
 
     def contenders(num: int) -> list[Contender]:
@@ -64,7 +44,7 @@ def _of_images(
         return _only(_BY_IMAGES, stacks(data.random_tensors(shapes, dtype), 2))
 
     note = f"synthetic: sizes drawn from COCO's, resized to {long}x{short}"
-    return Sweep(f"ratio by batch size: {name}", note, "images", sizes, contenders)
+    return Curves(f"ratio by batch size: {name}", note, "images", sizes, contenders)
 
 
 def _of_bytes(nbytes: int) -> list[Contender]:
@@ -84,7 +64,7 @@ def _only(starts: tuple[str, ...], contenders: list[Contender]) -> list[Contende
     return [each for each in contenders if each.name.startswith(starts)]
 
 
-def measure(sweep: Sweep, effort: Effort) -> Record:
+def measure(sweep: Curves, effort: Effort) -> Record:
     """Compare at every size; return the record of the sweep."""
 
     def points() -> Iterator[Record]:
