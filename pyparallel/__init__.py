@@ -8,12 +8,13 @@ backend is in use and why.
 from importlib import metadata as _metadata
 
 from . import memory
-from ._errors import BatchWarning
+from ._errors import BatchWarning, LoaderWarning
 from ._pad_stack import pad_stack
 from .collate import collate
 from .container import DataContainer
 from .data_parallel import MMDataParallel
 from .distributed import MMDistributedDataParallel
+from .loader import DataLoader
 from .padding import Padded, Padding
 from .ragged import Ragged
 from .registry import MODULE_WRAPPERS, is_module_wrapper
@@ -28,6 +29,8 @@ __all__ = [
     "MODULE_WRAPPERS",
     "BatchWarning",
     "DataContainer",
+    "DataLoader",
+    "LoaderWarning",
     "MMDataParallel",
     "MMDistributedDataParallel",
     "Padded",

@@ -107,11 +107,17 @@ class BatchWarning(UserWarning):
     """Something in a batch that mmcv 1.x let pass in silence."""
 
 
+class LoaderWarning(UserWarning):
+    """A loader works, but not as well as it could; the message has the number."""
+
+
 _warned: set[str] = set()
 
 
-def warn_once(key: str, message: str) -> None:
-    """Warn with `BatchWarning` the first time this process meets ``key``."""
+def warn_once(
+    key: str, message: str, category: type[UserWarning] = BatchWarning
+) -> None:
+    """Warn with ``category`` the first time this process meets ``key``."""
     if key not in _warned:
         _warned.add(key)
-        warnings.warn(message, BatchWarning, stacklevel=2)
+        warnings.warn(message, category, stacklevel=2)

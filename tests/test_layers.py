@@ -22,7 +22,7 @@ LAYERS = [
     ["_pad_stack", "ragged"],
     ["_columns", "_split", "_unbatchable"],
     ["collate", "scatter", "_functions", "registry"],
-    ["data_parallel", "distributed", "distributed_deprecated"],
+    ["data_parallel", "distributed", "distributed_deprecated", "loader"],
     ["mmcv", "mmengine"],
     ["__init__", "__main__"],
 ]
