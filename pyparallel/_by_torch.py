@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from . import _slab
+from . import _output
 from ._errors import BatchTypeError, BatchValueError
 from ._plan import Name, StackPlan, check_padding, padding_number
 
@@ -58,7 +58,7 @@ def pad_and_stack(
 
 def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
     """Return samples of equal ``shape[1:]`` joined along dimension 0, contiguous."""
-    watched = torch.is_grad_enabled() and _slab.in_worker()
+    watched = torch.is_grad_enabled() and _output.in_worker()
     device, itemsize = samples[0].device, samples[0].element_size()
     for i, each in enumerate(samples):
         # One expression for the most usual; whatever else is looked at in turn.
@@ -125,7 +125,7 @@ def check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
 def check_sample(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
     """Raise if sample ``i`` is on another device, freed, or has a graph in a worker."""
     sample = samples[i]
-    if sample.requires_grad and torch.is_grad_enabled() and _slab.in_worker():
+    if sample.requires_grad and torch.is_grad_enabled() and _output.in_worker():
         raise BatchValueError(
             f"{name(i)} must not require grad in a DataLoader worker, because a "
             "graph cannot cross processes, but it does. Detach it in the dataset."
@@ -157,10 +157,10 @@ def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
 
 def _out(samples: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:
     """Return shared memory for the result in a worker, if torch can write into it."""
-    if not _slab.in_worker() or not all(map(_fits_out, samples)):
+    if not _output.in_worker() or not all(map(_fits_out, samples)):
         return None
     dtype = reduce(torch.promote_types, (sample.dtype for sample in samples))
-    return _slab.empty(shape, dtype, samples[0].device)
+    return _output.empty(shape, dtype, samples[0].device)
 
 
 def _fits_out(sample: torch.Tensor) -> bool:

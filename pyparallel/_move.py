@@ -105,7 +105,7 @@ def _send(
             return _slab.send(tensors, target).land()
         except TypeError:  # and nothing was sent; one of them is conjugated, or so
             pass
-    packed = [i for i, tensor in enumerate(tensors) if streams and _packs(tensor)]
+    packed = [i for i, tensor in enumerate(tensors) if streams and packs(tensor)]
     landed: list[torch.Tensor] = []
     if packed:
         landed = _slab.send([tensors[i] for i in packed], target).land()
@@ -141,8 +141,8 @@ def _look_plain(tensors: list[torch.Tensor]) -> bool:
     )
 
 
-def _packs(tensor: torch.Tensor) -> bool:
-    """Tell whether only the bytes of this tensor have to reach the device."""
+def packs(tensor: torch.Tensor) -> bool:
+    """Tell whether only the bytes of this tensor have to reach its consumer."""
     return (
         tensor.device.type == "cpu"
         and type(tensor) in _PLAIN

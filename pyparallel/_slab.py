@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import get_worker_info
 
 from . import _backend
 
 #: Leaves of at least this many bytes are not packed if they are page-locked already.
 DIRECT_NBYTES = 1 << 20
-
-
-def in_worker() -> bool:
-    """Tell whether this process is a ``DataLoader`` worker."""
-    return get_worker_info() is not None
-
-
-def empty(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Return an uninitialised contiguous tensor that its consumer gets without a copy.
-
-    In a ``DataLoader`` worker it lies in shared memory, so that the parent maps the
-    very bytes written here; torch's ``default_collate`` does the same. Elsewhere a
-    large one on the host lies in recycled memory (`pyparallel.memory`).
-    """
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    if not in_worker():
-        return _backend.empty(shape, dtype)
-    nbytes = math.prod(shape) * dtype.itemsize
-    storage = torch.UntypedStorage._new_shared(nbytes)
-    result: Any = torch.empty(0, dtype=dtype, device=device)
-    result.set_(storage, 0, shape)
-    return result  # type: ignore[no-any-return]
 
 
 class DeviceApi(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from . import _backend, _by_torch, _slab
+from . import _backend, _by_torch, _output
 from ._errors import kind
 from ._plan import Name, StackPlan, fills, plan_stack
 from .padding import Padded, Padding
@@ -77,7 +77,7 @@ def stack_padded(
     sizes = mask = None
     if padding.mask:
         shape = (len(samples), *plan.shape[fixed:])
-        mask = _slab.empty(shape, torch.bool, samples[0].device)
+        mask = _output.empty(shape, torch.bool, samples[0].device)
     data = None
     if out is None and not any(plan.padded):
         data = stack_equal(samples)
@@ -87,7 +87,7 @@ def stack_padded(
         box = mask if pad_dims else None  # of no dimensions a backend makes no mask
         data = write(samples, plan, values, name, plain, out, box)
     if padding.sizes:
-        sizes = _slab.empty((len(samples), pad_dims), torch.int64, samples[0].device)
+        sizes = _output.empty((len(samples), pad_dims), torch.int64, samples[0].device)
         rows = [tuple(shape[fixed - 1 :]) for shape in shapes]
         sizes.copy_(torch.tensor(rows, dtype=torch.int64, device="cpu").view_as(sizes))
     return Padded(data, sizes, mask) if padding.sizes or padding.mask else data
@@ -118,7 +118,7 @@ def write(
         patterns = fills(plan, dtype, values, name)
         result = out
         if result is None:
-            result = _slab.empty(plan.shape, dtype, samples[0].device)
+            result = _output.empty(plan.shape, dtype, samples[0].device)
         try:
             _backend.pad_copy(result, samples, patterns, plan.starts, mask)
             return result
@@ -132,7 +132,9 @@ def write(
 
 def may_stack_equal() -> bool:
     """Tell whether `stack_equal` may give more than None now."""
-    return not (_slab.in_worker() or forward_ad._current_level >= 0)
+    if _output.in_worker() and not _output.is_packed_later():
+        return False
+    return forward_ad._current_level < 0
 
 
 def stack_equal(
@@ -141,12 +143,17 @@ def stack_equal(
     """Return ``torch.stack(samples)`` if that is all there is to do, else None.
 
     Without padding one look at every sample is enough. In a worker the result would lie
-    in the wrong memory; where the backend refuses, `stack` finds out why.
+    in the wrong memory, unless it is small and will be packed; where the backend
+    refuses, `stack` finds out why.
     """
     if not may_stack_equal():
         return None
     first, last = samples[0], samples[-1]
     try:
+        if _output.is_packed_later() and first.nbytes > _output.SMALL_NBYTES // len(
+            samples
+        ):
+            return None
         # Ragged samples nearly always differ in the first and the last.
         if pad_dims is not None and (
             first.dim() <= pad_dims or first.shape != last.shape

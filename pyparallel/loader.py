@@ -1,4 +1,4 @@
-"""DataLoader: torch's, whose workers write every batch once, where the parent reads it."""
+"""DataLoader: torch's, whose workers write a batch where its reader finds it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
             return _InProcess(self)
-        self.check_worker_number_rationality()  # type: ignore[no-untyped-call]
+        self.check_worker_number_rationality()
         return _WithWorkers(self)
 
 

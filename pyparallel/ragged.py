@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _by_torch, _slab, _stack
+from . import _by_torch, _output, _stack
 from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
 from ._plan import StackPlan, plan_stack
 from .padding import Padded, Padding, check_num_dims
@@ -172,7 +172,7 @@ def join(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
     if () in shapes or len({shape[1:] for shape in shapes}) > 1:
         _check_shapes(shapes, name)
     values = _by_torch.cat(samples, name)
-    offsets = _slab.empty((len(samples) + 1,), torch.int64, values.device)
+    offsets = _output.empty((len(samples) + 1,), torch.int64, values.device)
     ends = list(accumulate((shape[0] for shape in shapes), initial=0))
     offsets.copy_(torch.tensor(ends, dtype=torch.int64, device="cpu"))
     return Ragged(values, offsets)

@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from pyparallel import _slab
+from pyparallel import _output
 
 
 def with_allocations(make: Callable[[], Any]) -> tuple[Any, list[int]]:
     """Return what ``make`` returns, and where the memory begins that it took."""
     allocated: list[int] = []
-    empty = _slab.empty
+    empty = _output.empty
 
     def recording(*args: Any) -> torch.Tensor:
         made = empty(*args)
         allocated.append(made.untyped_storage().data_ptr())
         return made
 
-    _slab.empty = recording
+    _output.empty = recording
     try:
         return make(), allocated
     finally:
-        _slab.empty = empty
+        _output.empty = empty
