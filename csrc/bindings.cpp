@@ -10,6 +10,7 @@
 
 #include "bindings/arguments.h"
 #include "bindings/memory.h"
+#include "bindings/ring.h"
 #include "bindings/values.h"
 #include "ops/backend.h"
 #include "ops/build_info.h"
@@ -213,6 +214,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Native kernels of pyparallel; the contract is in _C.pyi.";
   pp::bindings::define_values(&module);
   pp::bindings::define_memory(&module);
+  pp::bindings::define_ring(&module);
   module.def("pad_copy", &pp::pad_copy, py::arg("dst"), py::arg("samples"),
              py::arg("fills"), py::arg("starts") = py::none(),
              py::arg("mask") = py::none());

@@ -15,6 +15,8 @@ Attributes:
         operators, and SlabPlan the value that two of them take; ``_C.pyi`` is their
         contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
+    ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: who holds which slot
+        of memory that processes share.
 """
 
 from __future__ import annotations
@@ -44,6 +46,11 @@ if TYPE_CHECKING:
         pad_copy,
         pad_few,
         plan_slab,
+        ring_claim,
+        ring_format,
+        ring_holders,
+        ring_pass,
+        ring_reclaim,
         stack_equal,
         views,
     )
@@ -65,12 +72,18 @@ __all__ = [
     "pad_few",
     "plan_slab",
     "reason",
+    "ring_claim",
+    "ring_format",
+    "ring_holders",
+    "ring_pass",
+    "ring_reclaim",
     "stack_equal",
     "views",
 ]
 
 _VALUES = ("auto", "native", "python")
 _MEMORY = ("empty", "cache_info", "bound_cache", "clear_cache")
+_RING = ("ring_format", "ring_claim", "ring_pass", "ring_reclaim", "ring_holders")
 _OPERATORS = (
     "pad_copy",
     "pad_few",
@@ -82,6 +95,7 @@ _OPERATORS = (
     "columns",
     "flatten",
     *_MEMORY,
+    *_RING,
 )
 _CONTRACT = (*_OPERATORS, "devices", "build_info")
 

@@ -15,6 +15,13 @@ from torch import Tensor
 
 from . import _checks, _checks_pad
 from ._few import pad_few
+from ._ring import (
+    ring_claim,
+    ring_format,
+    ring_holders,
+    ring_pass,
+    ring_reclaim,
+)
 from ._slab_plan import SlabPlan, plan_slab
 
 __all__ = [
@@ -25,6 +32,11 @@ __all__ = [
     "pad_copy",
     "pad_few",
     "plan_slab",
+    "ring_claim",
+    "ring_format",
+    "ring_holders",
+    "ring_pass",
+    "ring_reclaim",
     "stack_equal",
     "views",
 ]

@@ -1,0 +1,213 @@
+// The header of a ring: one holder for a slot, whatever threads and processes do.
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/ring.h"
+
+namespace {
+
+using namespace pyparallel;
+
+constexpr int64_t kParent = 1;
+constexpr int kPayload = 96;  // words of a slot
+
+// A formatted ring and its slots, in memory that forked processes share.
+struct Shared {
+  explicit Shared(int64_t num_slots)
+      : nbytes(static_cast<size_t>(ring_nbytes(num_slots) + num_slots * kPayload * 8)),
+        memory(static_cast<uint8_t*>(mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
+                                          MAP_SHARED | MAP_ANONYMOUS, -1, 0))),
+        ring(memory, num_slots) {
+    ring.format();
+  }
+  ~Shared() { munmap(memory, nbytes); }
+
+  int64_t* payload(int64_t slot) {
+    uint8_t* const slots = memory + ring_nbytes(ring.num_slots());
+    return reinterpret_cast<int64_t*>(slots) + slot * kPayload;
+  }
+
+  void write(int64_t slot, int64_t value) {
+    for (int i = 0; i < kPayload; ++i) payload(slot)[i] = value;
+  }
+
+  bool holds(int64_t slot, int64_t value) {
+    bool good = true;
+    for (int i = 0; i < kPayload; ++i) good &= payload(slot)[i] == value;
+    return good;
+  }
+
+  size_t nbytes;
+  uint8_t* memory;
+  Ring ring;
+};
+
+void test_line_zero_says_what_the_memory_is() {
+  Shared shared(3);
+  CHECK(shared.ring.is_formatted() && shared.ring.is_native());
+  CHECK(!Ring(shared.memory, 2).is_formatted());
+  for (size_t byte = 0; byte < 24; ++byte) {
+    for (uint8_t flip : {1, 2, 4, 128}) {
+      shared.memory[byte] ^= flip;
+      CHECK(!shared.ring.is_formatted());
+      shared.memory[byte] ^= flip;
+    }
+  }
+  shared.memory[16] = static_cast<uint8_t>(RingMaker::kPython);
+  CHECK(shared.ring.is_formatted() && !shared.ring.is_native());
+}
+
+void test_formatting_clears_everything() {
+  Shared shared(5);
+  memset(shared.memory, 0xEE, shared.nbytes);
+  CHECK(!shared.ring.is_formatted());
+  shared.ring.format();
+  int64_t sum = 0;
+  for (int64_t i = kRingLine; i < ring_nbytes(5); ++i) sum += shared.memory[i];
+  CHECK(shared.ring.is_formatted() && sum == 0);
+  CHECK(shared.holds(0, static_cast<int64_t>(0xEEEEEEEEEEEEEEEE)));
+}
+
+void test_one_thread_sees_what_a_vector_says() {
+  constexpr int64_t kSlots = 7;
+  Shared shared(kSlots);
+  std::vector<int64_t> expected(kSlots, 0);
+  Random random(11);
+  for (int step = 0; step < 20'000; ++step) {
+    const int64_t holder = random.between(1, 4);
+    const int64_t slot = random.between(0, kSlots - 1);
+    if (random.between(0, 2) == 0) {
+      int64_t first = 0;
+      while (first < kSlots && expected[static_cast<size_t>(first)] != 0) ++first;
+      if (first == kSlots) first = -1;
+      CHECK(shared.ring.claim(holder) == first);
+      if (first >= 0) expected[static_cast<size_t>(first)] = holder;
+    } else {
+      int64_t& held = expected[static_cast<size_t>(slot)];
+      const int64_t to = random.between(0, 4);
+      CHECK(shared.ring.pass(slot, holder, to) == (held == holder));
+      if (held == holder) held = to;
+    }
+    for (int64_t i = 0; i < kSlots; ++i) {
+      CHECK(shared.ring.holder(i) == expected[static_cast<size_t>(i)]);
+    }
+  }
+}
+
+// Fills slots and gives them to the parent; keeps the last one if it is to die.
+void produce(Shared* shared, int64_t id, int num_slots, bool die) {
+  for (int done = 0; done < num_slots;) {
+    const int64_t slot = shared->ring.claim(id);
+    if (slot < 0) {
+      std::this_thread::yield();
+      continue;
+    }
+    CHECK(shared->ring.holder(slot) == id);
+    shared->write(slot, id * 1000 + done);
+    ++done;
+    if (die && done == num_slots) return;
+    CHECK(shared->holds(slot, id * 1000 + done - 1));
+    CHECK(shared->ring.pass(slot, id, kParent));
+  }
+}
+
+// Takes slots from the parent as `id`, reads and frees them, and writes into what it
+// frees: the next producer must not see that either.
+int64_t consume(Shared* shared, int64_t id) {
+  int64_t taken = 0;
+  for (int64_t slot = 0; slot < shared->ring.num_slots(); ++slot) {
+    if (!shared->ring.pass(slot, kParent, id)) continue;
+    CHECK(shared->holds(slot, shared->payload(slot)[0]));
+    shared->write(slot, -id);
+    CHECK(shared->ring.pass(slot, id, kNoHolder));
+    ++taken;
+  }
+  return taken;
+}
+
+void test_threads_never_see_a_slot_of_two_holders() {
+  constexpr int kProducers = 3;
+  constexpr int kEach = 600;
+  Shared shared(4);
+  std::atomic<int64_t> taken{0};
+  std::vector<std::thread> threads;
+  for (int p = 0; p < kProducers; ++p) {
+    threads.emplace_back(produce, &shared, 2 + p, kEach, /*die=*/p == 0);
+  }
+  constexpr int64_t kAll = kProducers * kEach - 1;  // one producer dies with its last
+  for (int64_t consumer : {100, 101}) {
+    threads.emplace_back([&shared, &taken, consumer] {
+      while (taken.load() < kAll) {
+        const int64_t count = consume(&shared, consumer);
+        taken.fetch_add(count);
+        if (count == 0) std::this_thread::yield();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(taken.load() == kAll);
+  int64_t held = 0;
+  for (int64_t slot = 0; slot < 4; ++slot) {
+    if (shared.ring.pass(slot, 2, kNoHolder)) {
+      ++held;
+      CHECK(shared.holds(slot, 2 * 1000 + kEach - 1));
+    }
+  }
+  CHECK(held == 1);
+}
+
+pid_t fork_producer(Shared* shared, int64_t id, int num_slots, bool die) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  alarm(60);
+  num_failures = 0;
+  produce(shared, id, num_slots, die);
+  while (die) pause();
+  _exit(num_failures == 0 ? 0 : 1);
+}
+
+void test_processes_share_a_ring_and_one_is_killed() {
+  constexpr int kEach = 400;
+  constexpr int kHeld = 17;
+  Shared shared(5);
+  const pid_t living[] = {fork_producer(&shared, 2, kEach, false),
+                          fork_producer(&shared, 3, kEach, false)};
+  const pid_t doomed = fork_producer(&shared, 4, kHeld, true);
+  int64_t taken = 0;
+  while (taken < 2 * kEach + kHeld - 1) taken += consume(&shared, 100);
+  bool holding = false;
+  while (!holding) {
+    for (int64_t i = 0; i < 5; ++i) holding |= shared.ring.holder(i) == 4;
+  }
+  CHECK(kill(doomed, SIGKILL) == 0);
+  int status = 0;
+  CHECK(waitpid(doomed, &status, 0) == doomed && WIFSIGNALED(status));
+  for (const pid_t child : living) {
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+  }
+  int64_t reclaimed = 0;
+  for (int64_t i = 0; i < 5; ++i) reclaimed += shared.ring.pass(i, 4, kNoHolder);
+  CHECK(reclaimed == 1);
+  for (int64_t i = 0; i < 5; ++i) CHECK(shared.ring.claim(9) == i);
+  CHECK(shared.ring.claim(9) == -1);
+}
+
+}  // namespace
+
+int main() {
+  test_line_zero_says_what_the_memory_is();
+  test_formatting_clears_everything();
+  test_one_thread_sees_what_a_vector_says();
+  test_processes_share_a_ring_and_one_is_killed();
+  test_threads_never_see_a_slot_of_two_holders();
+  return finish("ring");
+}
