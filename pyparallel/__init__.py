@@ -10,6 +10,7 @@ from importlib import metadata as _metadata
 from . import memory
 from ._errors import BatchWarning, LoaderWarning
 from ._pad_stack import pad_stack
+from ._stats import LoaderStats
 from .collate import collate
 from .container import DataContainer
 from .data_parallel import MMDataParallel
@@ -30,6 +31,7 @@ __all__ = [
     "BatchWarning",
     "DataContainer",
     "DataLoader",
+    "LoaderStats",
     "LoaderWarning",
     "MMDataParallel",
     "MMDistributedDataParallel",

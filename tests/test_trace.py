@@ -1,0 +1,188 @@
+"""Ranges appear in every profiler that is on, and cost next to nothing without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pyparallel import _trace
+from pyparallel._trace import SPANS, span
+
+
+def in_thread(body):
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+
+
+def two_spans():
+    with span("pyparallel.wait"):
+        torch.ones(2).add(1)
+    in_thread(one_span)
+
+
+def one_span():
+    with span("pyparallel.send"):
+        torch.ones(2).add(1)
+
+
+def names(events) -> list[str]:
+    return sorted(event.name for event in events if event.name.startswith("pyparallel"))
+
+
+def test_names_are_documented_and_of_one_kind():
+    assert all(name.startswith("pyparallel.") for name in SPANS)
+    assert len(set(SPANS)) == len(SPANS)
+
+
+def test_without_a_profiler_nothing_is_made():
+    assert span("pyparallel.wait") is span("pyparallel.send")
+    with span("pyparallel.wait"), span("pyparallel.wait"):
+        pass
+
+
+def test_without_a_profiler_an_error_passes():
+    with pytest.raises(KeyError, match="seven"), span("pyparallel.wait"):
+        raise KeyError("seven")
+
+
+def test_kineto_sees_a_user_annotation_in_its_thread():
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        two_spans()
+    assert names(watched.events()) == ["pyparallel.wait"]
+    (event,) = [e for e in watched.events() if e.name == "pyparallel.wait"]
+    assert event.is_user_annotation
+    assert "aten::add" in [child.name for child in event.cpu_children]
+
+
+def test_kineto_sees_other_threads_when_asked_for_all():
+    # torch.autograd._profiler_enabled() is False here, in both threads.
+    every = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=every) as seen:
+        two_spans()
+    assert names(seen.events()) == ["pyparallel.send", "pyparallel.wait"]
+
+
+@pytest.mark.parametrize("use_kineto", [True, False])
+def test_the_autograd_profiler_sees_its_thread(use_kineto):
+    with torch.autograd.profiler.profile(use_kineto=use_kineto) as watched:
+        two_spans()
+    assert names(watched.function_events) == ["pyparallel.wait"]
+
+
+def test_a_profiler_in_another_thread_sees_that_thread_only():
+    found = []
+
+    def watch():
+        with profile(activities=[ProfilerActivity.CPU]) as watched:
+            one_span()
+            entered.set()
+            left.wait(10)
+        found.extend(names(watched.events()))
+
+    entered, left = threading.Event(), threading.Event()
+    thread = threading.Thread(target=watch)
+    thread.start()
+    assert entered.wait(10)
+    with span("pyparallel.wait"):
+        torch.ones(2).add(1)
+    left.set()
+    thread.join()
+    assert found == ["pyparallel.send"]
+
+
+def test_a_range_that_began_before_the_profiler_ends_in_peace():
+    with span("pyparallel.wait"):
+        watched = profile(activities=[ProfilerActivity.CPU])
+        watched.start()
+    with span("pyparallel.send"):
+        watched.stop()
+    assert span("pyparallel.wait") is span("pyparallel.send")
+    assert names(watched.events()) == ["pyparallel.send"]
+
+
+def test_an_error_passes_a_recorded_range_and_ends_it():
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        with pytest.raises(KeyError, match="seven"), span("pyparallel.wait"):
+            raise KeyError("seven")
+        with span("pyparallel.send"):
+            pass
+    ranges = {e.name: e for e in watched.events() if e.name in SPANS}
+    assert ranges["pyparallel.send"].cpu_parent is None
+
+
+@pytest.fixture
+def nvtx(monkeypatch):
+    """Ranges as NVTX would get them."""
+    calls = []
+    monkeypatch.setattr(_trace, "_nvtx", True)
+    monkeypatch.setattr(
+        torch.cuda.nvtx, "range_push", lambda name: calls.append(f"push {name}")
+    )
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
+    return calls
+
+
+def test_nvtx_ranges_are_pushed_and_popped_in_pairs_also_on_errors(nvtx):
+    with span("pyparallel.wait"):
+        nvtx.append("within")
+    with pytest.raises(KeyError), span("pyparallel.send"):
+        raise KeyError
+    wait, send = ("push pyparallel.wait", "push pyparallel.send")
+    assert nvtx == [wait, "within", "pop", send, "pop"]
+
+
+def test_nvtx_and_a_profiler_get_the_range_both(nvtx):
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        one_span()
+    assert nvtx == ["push pyparallel.send", "pop"]
+    assert names(watched.events()) == ["pyparallel.send"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "cuda", "hip", "wanted"),
+    [
+        ("1", "13.0", None, True),
+        ("1", None, "7.0", True),
+        ("1", None, None, False),
+        ("0", "13.0", None, False),
+        ("", "13.0", None, False),
+        (None, "13.0", None, False),
+    ],
+)
+def test_nvtx_needs_the_flag_and_a_torch_that_has_it(
+    monkeypatch, flag, cuda, hip, wanted
+):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.delenv("PYPARALLEL_NVTX", raising=False)
+    if flag is not None:
+        monkeypatch.setenv("PYPARALLEL_NVTX", flag)
+    assert _trace.wants_nvtx() is wanted
+
+
+def test_the_flag_neither_initialises_cuda_nor_fails_without_it():
+    code = (
+        "import torch; from pyparallel import _trace\n"
+        "with _trace.span('pyparallel.wait'): pass\n"
+        "print(torch.cuda.is_initialized())"
+    )
+    env = {**os.environ, "PYPARALLEL_NVTX": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_ranges_of_the_user_stand_around_ours():
+    with profile(activities=[ProfilerActivity.CPU]) as watched, record_function("mine"):
+        one_span()
+    (event,) = [e for e in watched.events() if e.name == "pyparallel.send"]
+    assert event.cpu_parent.name == "mine"
