@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from . import _backend
+from ._trace import span
 
 #: Leaves of at least this many bytes are not packed if they are page-locked already.
 DIRECT_NBYTES = 1 << 20
@@ -128,7 +129,8 @@ class Flight:
         self._home = api.current_stream(device)
         allocated = api.record(self._home)
         # All that can fail on the host comes before the first copy is queued.
-        host = _pack(packed, self._plan, api)
+        with span("pyparallel.pack"):
+            host = _pack(packed, self._plan, api)
         stream = api.copy_stream(device)
         api.wait(stream, allocated)
         for i, target in self._direct.items():
@@ -170,7 +172,8 @@ def send(
     Stream: see `Flight`. The leaves may be changed or freed when this returns, except
     page-locked ones of 1 MiB and more, which the device reads in place.
     """
-    return Flight(leaves, device, api)
+    with span("pyparallel.send"):
+        return Flight(leaves, device, api)
 
 
 def _pack(
