@@ -24,6 +24,7 @@ from ._errors import (
     kind,
     warn_once,
 )
+from ._trace import span
 from ._unbatchable import unbatchable
 from .container import DataContainer
 
@@ -92,7 +93,8 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
         raise EmptyBatchError(
             "collate: batch must have at least one sample, but is empty."
         )
-    return _column(list(batch), (), chunk)
+    with span("pyparallel.collate"):
+        return _column(list(batch), (), chunk)
 
 
 def _column(column: list[Any], path: Path, chunk: int) -> Any:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ._errors import BatchValueError
 from ._targets import Target, resolve_targets
+from ._trace import span
 from .scatter import first_arguments, scatter_kwargs
 
 _HOST = [-1]
@@ -94,8 +95,9 @@ class MMDataParallel(nn.DataParallel):  # type: ignore[type-arg]
         if self.device_ids:
             self._check_module_device()
         device_ids = self.device_ids or _HOST
-        args, kwargs = first_arguments(self.scatter(inputs, kwargs, device_ids))
-        return getattr(self.module, name)(*args, **kwargs)
+        with span("pyparallel.step"):
+            args, kwargs = first_arguments(self.scatter(inputs, kwargs, device_ids))
+            return getattr(self.module, name)(*args, **kwargs)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> MMDataParallel:
         """Check the device again after the model was moved or cast."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ._trace import span
 from .scatter import first_arguments, scatter_kwargs
 
 _HOST = -1
@@ -54,9 +54,9 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
     def _step(self, name: str, inputs: Any, kwargs: Any) -> Any:
         device_ids = self.device_ids or [_HOST]
-        inputs, kwargs = first_arguments(self.scatter(inputs, kwargs, device_ids))
-        step = getattr(self.module, name)
-        with torch.autograd.profiler.record_function(f"{type(self).__name__}.{name}"):
+        with span("pyparallel.step"):
+            inputs, kwargs = first_arguments(self.scatter(inputs, kwargs, device_ids))
+            step = getattr(self.module, name)
             self._prepare()
             with self._inside_ddp_forward():
                 output = step(*inputs, **kwargs)

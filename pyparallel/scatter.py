@@ -13,6 +13,7 @@ from ._errors import BatchTypeError, BatchValueError
 from ._move import move
 from ._split import Options, split, undivided
 from ._targets import Targets, resolve_targets
+from ._trace import span
 from .container import DataContainer
 from .ragged import Ragged
 
@@ -75,7 +76,8 @@ def scatter(
     if isinstance(inputs, DataContainer) and inputs.cpu_only:
         if chunk_sizes is None and max_size is None:
             return inputs.data
-    parts = _scatter(inputs, targets, options, ("inputs",))
+    with span("pyparallel.scatter"):
+        parts = _scatter(inputs, targets, options, ("inputs",))
     return tuple(parts) if isinstance(inputs, torch.Tensor | DataContainer) else parts
 
 
@@ -118,7 +120,8 @@ def scatter_kwargs(
     if no_inputs and no_kwargs:
         return (), ()
     tree = (() if no_inputs else inputs, {} if no_kwargs else kwargs)
-    both = _scatter(tree, targets, options, ("inputs", "kwargs"))
+    with span("pyparallel.scatter"):
+        both = _scatter(tree, targets, options, ("inputs", "kwargs"))
     return tuple(part[0] for part in both), tuple(part[1] for part in both)
 
 

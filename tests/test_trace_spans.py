@@ -1,0 +1,107 @@
+"""collate, scatter, flights and steps show up in a profile, one within the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import DEVICE, FakeDevice
+from torch.profiler import ProfilerActivity, profile
+
+from pyparallel import (
+    DataContainer,
+    MMDataParallel,
+    MMDistributedDataParallel,
+    _slab,
+    collate,
+    scatter,
+    scatter_kwargs,
+)
+
+
+class Net(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+
+    def train_step(self, x: Any, *_: Any) -> Any:
+        return self(x).mean()
+
+    val_step = train_step
+
+
+def batch() -> Any:
+    return collate([DataContainer(torch.ones(2), stack=True, pad_dims=None)] * 2, 2)
+
+
+def ranges(body: Any) -> list[tuple[str, str | None]]:
+    """Return every range of the package with the one of its ranges around it."""
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        body()
+    found = []
+    for event in watched.events():
+        if event.name.startswith("pyparallel."):
+            parent = event.cpu_parent
+            while parent and not parent.name.startswith("pyparallel."):
+                parent = parent.cpu_parent
+            found.append((event.name, parent and parent.name))
+    return sorted(found, key=str)
+
+
+def test_collate_and_both_scatters_are_ranges():
+    made = batch()
+    assert ranges(batch) == [("pyparallel.collate", None)]
+    assert ranges(lambda: scatter(made, [-1])) == [("pyparallel.scatter", None)]
+    both = ranges(lambda: scatter_kwargs((made,), {}, [-1]))
+    assert both == [("pyparallel.scatter", None)]
+
+
+def test_an_error_in_collate_ends_its_range():
+    def body():
+        with pytest.raises(TypeError, match="must be a tensor"):
+            collate([torch.ones(1), "a"])
+        batch()
+
+    assert ranges(body) == [("pyparallel.collate", None)] * 2
+
+
+def test_a_flight_packs_while_it_is_sent():
+    with FakeDevice() as device:
+        leaves = [torch.ones(3), torch.ones(4)]
+        found = ranges(lambda: _slab.send(leaves, DEVICE, device).land())
+    assert found == [("pyparallel.pack", "pyparallel.send"), ("pyparallel.send", None)]
+
+
+STEP = [("pyparallel.scatter", "pyparallel.step"), ("pyparallel.step", None)]
+
+
+@pytest.mark.parametrize("name", ["train_step", "val_step"])
+def test_a_step_of_data_parallel_scatters_within_it(name):
+    model, made = MMDataParallel(Net(), [-1]), batch()
+    assert ranges(lambda: getattr(model, name)(made, None)) == STEP
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["train_step", "val_step"])
+def test_a_step_of_ddp_scatters_within_it(one_rank, name):
+    model, made = MMDistributedDataParallel(Net()), batch()
+    assert ranges(lambda: getattr(model, name)(made, None)) == STEP
+    # The gradients of the step are reduced by torch as ever.
+    model.train_step(batch(), None).backward()
+    assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
+
+
+def test_the_model_runs_within_the_step():
+    model, made = MMDataParallel(Net(), [-1]), batch()
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        model.train_step(made, None)
+    (linear,) = [e for e in watched.events() if e.name == "aten::linear"]
+    assert linear.cpu_parent.name == "pyparallel.step"
