@@ -5,25 +5,88 @@ from __future__ import annotations
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data.dataloader import (
-    _MultiProcessingDataLoaderIter,
-    _SingleProcessDataLoaderIter,
-)
+
+from ._errors import at_least
+from ._loading import InProcess, Receiving, WithWorkers
+from ._stats import LoaderStats
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """torch's ``DataLoader``."""
+    """torch's ``DataLoader``; what its workers make lies in recycled shared memory.
+
+    Workers write every tensor of a batch, whatever the ``collate_fn``, into one slab of
+    a ring; `pyparallel.collate` and torch's ``default_collate`` write there at once.
+    One short message and no file descriptor crosses to the parent, whose tensors are
+    views of the slab. The slab is used again when the last of them dies. With
+    ``pin_memory`` and CUDA the slabs are page-locked, once: copies to the device read
+    what the worker wrote.
+
+    A batch that finds no slab takes other shared memory, as with torch: nothing waits,
+    `stats` counts it, and one warning has the number to raise. So does all else that
+    has no place in the ring; tensors that are not dense CPU tensors cross as torch
+    sends them. Without workers, and on systems other than Linux, this is torch's
+    loader.
+
+    Args:
+        dataset: as for torch.
+        *args: as for torch.
+        ring_slabs: how many slabs there are, one for every batch that is on its way
+            or in use; 0: no ring. None: enough for all that workers are asked for,
+            and 6 more.
+        max_ring_bytes: the most bytes of memory that all slabs take together. A slab
+            takes what the batches in it need, and keeps it as long as the loader
+            lives. None: half of the memory that is available now.
+        **kwargs: as for torch.
+
+    Raises:
+        TypeError: ``ring_slabs`` or ``max_ring_bytes`` is not an integer.
+        ValueError: one of them is negative; as torch.
+
+    The tensors of one batch share memory: one small tensor that is kept keeps the slab.
+    Tensors of one batch that shared memory before no longer do.
+
+    Example:
+        >>> loader = DataLoader(torch.arange(4), batch_size=2)
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1], [2, 3]]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *args: Any,
+        ring_slabs: int | None = None,
+        max_ring_bytes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name, value in (
+            ("ring_slabs", ring_slabs),
+            ("max_ring_bytes", max_ring_bytes),
+        ):
+            if value is not None:
+                at_least(value, 0, f"DataLoader: {name}", "None or an integer")
+        super().__init__(dataset, *args, **kwargs)
+        self.ring_slabs = ring_slabs
+        self.max_ring_bytes = max_ring_bytes
+        self._receiving = Receiving(ring_slabs, max_ring_bytes)
+
+    def stats(self) -> LoaderStats:
+        """Return what has been measured since the loader was made."""
+        return self._receiving.meter.snapshot()
+
+    def __iter__(self) -> Any:
+        """Start an epoch."""
+        if isinstance(self._iterator, WithWorkers) and self._iterator.has_lost_worker():
+            self._iterator = None
+        return super().__iter__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process can use."""
+        fresh = Receiving(self.ring_slabs, self.max_ring_bytes)
+        return {**self.__dict__, "_receiving": fresh, "_iterator": None}
 
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
-            return _InProcess(self)
+            return InProcess(self, self._receiving)
         self.check_worker_number_rationality()
-        return _WithWorkers(self)
-
-
-class _InProcess(_SingleProcessDataLoaderIter):
-    """The iterator of a loader without workers."""
-
-
-class _WithWorkers(_MultiProcessingDataLoaderIter):
-    """The iterator of a loader with workers."""
+        return WithWorkers(self, self._receiving)

@@ -1,0 +1,201 @@
+"""The iterators of a loader, and what they share: the ring and the meter."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data.dataloader import (
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from . import _page_lock, _shared
+from ._errors import LoaderWarning, warn_once
+from ._packing import Note, Packing, Preparing
+from ._parcel import Message, Miss, Parcel
+from ._ring import Ring
+from ._stats import Meter, recording
+from ._trace import span
+
+#: Slabs beside those of the batches that workers have in hand: what a training loop
+#: and a `PreDataLoader` hold at a time.
+_SPARE_SLABS = 6
+
+
+class Receiving:
+    """Where batches arrive: a ring that outlives epochs, and a meter.
+
+    It knows nothing of the loader, so that no cycle keeps a dropped loader alive.
+
+    Args:
+        ring_slabs: as for `pyparallel.DataLoader`.
+        max_ring_bytes: as for `pyparallel.DataLoader`.
+    """
+
+    def __init__(self, ring_slabs: int | None, max_ring_bytes: int | None) -> None:
+        self.meter = Meter()
+        self.ring: Ring | None = None
+        self._ring_slabs, self._max_ring_bytes = ring_slabs, max_ring_bytes
+
+    def ring_for(self, num_workers: int, prefetch_factor: int) -> Ring | None:
+        """Return the ring; None if there is none to be had."""
+        if self.ring is None or not self.ring.is_mine:  # this process may be forked
+            num_slabs = self._ring_slabs
+            if num_slabs is None:
+                num_slabs = num_workers * prefetch_factor + _SPARE_SLABS
+            self.ring = self._new_ring(num_slabs)
+        return self.ring
+
+    def _new_ring(self, num_slabs: int) -> Ring | None:
+        limit = self._max_ring_bytes
+        if limit is None:
+            limit = _available_nbytes() // 2
+        if not _shared.is_supported() or limit < 64 * num_slabs or not num_slabs:
+            return None
+        try:
+            return Ring(num_slabs, limit // num_slabs)
+        except OSError as error:
+            warn_once(
+                "ring",
+                "DataLoader: the system must give memory for a ring, but says "
+                f"{error.strerror!r}. Raise the limit of open files (ulimit -n) or of "
+                "memory. Until then every batch takes fresh memory.",
+                LoaderWarning,
+            )
+            return None
+
+    def receive(self, parcel: Parcel) -> Any:
+        """Return the batch of a parcel, counted."""
+        batch, message = parcel.open(), parcel.message
+        note: Note = message.note
+        missed = message.miss is not None or message.foreign is not None
+        self.meter.add(
+            batches=1,
+            collate_seconds=note.collate_seconds,
+            pack_seconds=note.pack_seconds,
+            stacked_nbytes=note.stacked_nbytes,
+            padding_nbytes=note.padding_nbytes,
+            nbytes=message.plan.nbytes if message.plan is not None else 0,
+            ring_hits=int(message.is_in_ring and not missed),
+            ring_misses=int(missed),
+        )
+        if missed and self.ring is not None:
+            _explain(message, self.ring)
+        return batch
+
+
+class InProcess(_SingleProcessDataLoaderIter):
+    """The iterator of a loader without workers: torch's, measured."""
+
+    def __init__(self, loader: Any, receiving: Receiving) -> None:
+        self._receiving = receiving
+        receiving.meter.pause()
+        super().__init__(loader)
+
+    def _next_data(self) -> Any:
+        meter = self._receiving.meter
+        with meter.waiting(), span("pyparallel.wait"):
+            with recording() as stacked:
+                batch = super()._next_data()  # type: ignore[no-untyped-call]
+        meter.add(
+            batches=1,
+            stacked_nbytes=stacked.stacked_nbytes,
+            padding_nbytes=stacked.padding_nbytes,
+        )
+        return batch
+
+
+class WithWorkers(_MultiProcessingDataLoaderIter):
+    """The iterator of a loader with workers: torch's, whose workers seal batches."""
+
+    def __init__(self, loader: Any, receiving: Receiving) -> None:
+        self._receiving = receiving
+        receiving.meter.pause()
+        self._ring = receiving.ring_for(loader.num_workers, loader.prefetch_factor)
+        self._first_holder = 0
+        if self._ring is not None:
+            self._first_holder = self._ring.new_holders(loader.num_workers)
+            if loader.pin_memory:
+                lock = _page_lock.for_accelerator()
+                if lock is not None:
+                    self._ring.page_lock(lock)
+        super().__init__(loader)
+
+    # What torch hands to its workers is wrapped where torch sets it.
+
+    @property
+    def _collate_fn(self) -> Packing:
+        return self._packing
+
+    @_collate_fn.setter
+    def _collate_fn(self, collate_fn: Any) -> None:
+        self._packing = Packing(collate_fn, self._ring, self._first_holder, _nothing)
+
+    @property
+    def _worker_init_fn(self) -> Preparing:
+        return self._preparing
+
+    @_worker_init_fn.setter
+    def _worker_init_fn(self, worker_init_fn: Any) -> None:
+        self._preparing = Preparing(worker_init_fn)
+
+    def has_lost_worker(self) -> bool:
+        """Tell whether a worker has died; then all others are ended, too."""
+        lost = self._shutdown or not all(worker.is_alive() for worker in self._workers)
+        if lost:
+            self._shutdown_workers()
+        return lost
+
+    def _next_data(self) -> Any:
+        meter = self._receiving.meter
+        try:
+            with meter.waiting(), span("pyparallel.wait"):
+                parcel = super()._next_data()  # type: ignore[no-untyped-call]
+                return self._receiving.receive(parcel)
+        except StopIteration:
+            meter.pause()
+            raise
+
+    def _shutdown_workers(self) -> None:
+        super()._shutdown_workers()
+        ring = getattr(self, "_ring", None)
+        if ring is None or not ring.is_mine or sys.is_finalizing():
+            return
+        for i, worker in enumerate(getattr(self, "_workers", ())):
+            if not worker.is_alive():  # else it may be writing
+                ring.reclaim(self._first_holder + i)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _explain(message: Message, ring: Ring) -> None:
+    """Warn once, with the number to raise, of batches that missed the ring."""
+    miss = message.miss or Miss("foreign", 0)
+    nbytes = miss.nbytes
+    texts = {
+        "full": f"a batch must find one of {ring.num_slabs} slabs free, but all were "
+        "in use. Raise ring_slabs, or let go of batches earlier",
+        "large": f"a batch of {nbytes} bytes must fit a slab, but slabs have "
+        f"{ring.slab_nbytes} (max_ring_bytes / ring_slabs). Raise max_ring_bytes to "
+        f"{ring.num_slabs * nbytes}",
+        "memory": f"a slab must get {nbytes} bytes of memory, but the system has no "
+        "more. Lower max_ring_bytes, or free memory",
+        "kept": "no tensor of a batch must be kept in the worker that made it, but one "
+        "was. Clone what collate_fn keeps",
+        "foreign": "tensors of a batch must be dense CPU tensors without gradient, but "
+        "some are not: they cross as torch sends them. Convert them in collate_fn",
+    }
+    rest = "Until then such batches take memory that is slow to write."
+    text = f"DataLoader: {texts[miss.reason]}. {rest}"
+    warn_once(f"ring {miss.reason}", text, LoaderWarning)
+
+
+def _available_nbytes() -> int:
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
+    return int(found[1]) * 1024 if found else 1 << 30

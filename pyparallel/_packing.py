@@ -1,0 +1,140 @@
+"""What runs in the workers of a loader: collate, seal, and errors that arrive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _utils, get_worker_info
+
+from . import _output, _stack
+from ._parcel import Miss
+from ._ring_memory import RingMemory, Slab
+from ._seal import Sealed, keep, seal
+from ._stats import recording
+from ._trace import span
+
+
+class Note(NamedTuple):
+    """What a worker measured while it made a batch, and what it adds to it."""
+
+    collate_seconds: float
+    pack_seconds: float
+    stacked_nbytes: int
+    padding_nbytes: int
+    extra: Any
+
+
+class Packing:
+    """A collate function whose result is sealed for the journey to the parent.
+
+    Args:
+        collate_fn: any.
+        ring: where to write; None: into fresh memory.
+        first_holder: the number of worker 0 in the ring.
+        extra: called after each batch; what it returns arrives with it.
+    """
+
+    def __init__(
+        self,
+        collate_fn: Callable[[Any], Any],
+        ring: RingMemory | None,
+        first_holder: int,
+        extra: Callable[[], Any],
+    ) -> None:
+        self.collate_fn, self.extra = collate_fn, extra
+        self._ring, self._first_holder = ring, first_holder
+
+    def __call__(self, samples: Any) -> Sealed:
+        """Return the batch of some samples, written where the parent will read it."""
+        slab = self._claim()
+        try:
+            return self._seal(samples, slab)
+        except BaseException:
+            if slab is not None:
+                slab.release()
+            raise
+
+    def _claim(self) -> Slab | None:
+        info = get_worker_info()
+        if self._ring is None or info is None:
+            return None
+        return self._ring.claim(self._first_holder + info.id)
+
+    def _seal(self, samples: Any, slab: Slab | None) -> Sealed:
+        started = time.perf_counter()
+        with _output.writing_to(slab), recording() as padding:
+            batch = self.collate_fn(samples)
+        collated = time.perf_counter()
+        with span("pyparallel.pack"):
+            miss = None if slab else Miss("full" if self._ring else "off", 0)
+            message = seal(batch, slab, miss)
+            extra = self.extra()
+            del batch
+            if slab is not None and not slab.let_go():
+                if message.miss is None and message.place is not None:
+                    message = keep(message, slab)
+            if slab is not None and not message.is_in_ring:
+                slab.release()
+        note = Note(
+            collated - started,
+            time.perf_counter() - collated,
+            padding.stacked_nbytes,
+            padding.padding_nbytes,
+            extra,
+        )
+        return Sealed(message._replace(note=note))
+
+
+class Preparing:
+    """A ``worker_init_fn`` that prepares this process first.
+
+    torch's queue pickles in a thread, whose errors nobody sees: an exception that does
+    not pickle would never arrive, and the parent would wait for ever. And torch's
+    ``default_collate`` takes shared memory of its own for every tensor, where a part of
+    the slab is ready.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self.worker_init_fn = worker_init_fn
+
+    def __call__(self, worker_id: int) -> None:
+        """Prepare, then do what the user asked for."""
+        vars(_utils.worker)["ExceptionWrapper"] = _wrap_exception
+        functions = _utils.collate.default_collate_fn_map
+        if functions.get(torch.Tensor) is _utils.collate.collate_tensor_fn:
+            functions[torch.Tensor] = _collate_tensors
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+def _wrap_exception(where: str) -> ExceptionWrapper:
+    """Return the current exception, as it arrives at the parent."""
+    wrapper = ExceptionWrapper(where=where)
+    try:
+        ForkingPickler.dumps(wrapper)
+    except Exception:  # a class that was defined in a function, say
+        name = wrapper.exc_type.__qualname__
+        wrapper.exc_type = RuntimeError
+        wrapper.exc_msg = (
+            f"{name}, which does not pickle, was raised.\n{wrapper.exc_msg}"
+        )
+    return wrapper
+
+
+def _collate_tensors(
+    batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None
+) -> torch.Tensor:
+    """Do as torch's function, but where `_output.empty` takes its memory from."""
+    if _output.is_packed_later() and _stack.are_plain(batch):
+        if all(tensor.shape == batch[0].shape for tensor in batch):
+            stacked = _stack.stack_equal(batch)
+            if stacked is not None:
+                return stacked
+            return _stack.stack(batch, None, [0] * len(batch), "batch[{}]".format)
+    torchs: Any = _utils.collate.collate_tensor_fn
+    return torchs(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]

@@ -1,0 +1,214 @@
+"""The ring: recycled slabs in shared memory, written by workers, read by the parent.
+
+Note: [ring lifetime]. A slab has one holder at a time, whose number stands in the
+shared header: nobody (0), the parent (1), or one worker (a number that is never used
+again). A worker claims a free slab, writes, and sends the slab's index; the parent
+adopts it: from then on it is the parent's, until the last tensor on it dies. Whoever
+holds a slab may die at any time: a dead worker's slabs are freed by the parent, the
+parent's die with it. So no process ever waits for another one here. Memory is reserved
+before it is written, so that a machine without any left answers with an error and not
+with SIGBUS; a slab grows only while one process holds it and no view of it exists.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import threading
+import uuid
+import weakref
+from typing import Any, Protocol
+
+import torch
+
+from . import _backend, _shared
+from ._ring_memory import PARENT, RingMemory, total_nbytes
+
+_LINE = 64
+
+#: The rings that this process made, by name: what an arriving batch looks up.
+_made: weakref.WeakValueDictionary[str, Ring] = weakref.WeakValueDictionary()
+
+
+class PageLock(Protocol):
+    """What a ring asks of a device; tests put a fake in its place."""
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        """Page-lock memory; False if the system refuses."""
+
+    def unlock(self, address: int) -> None:
+        """Undo `lock`, before the memory is unmapped or locked anew."""
+
+    def fence(self) -> Any:
+        """Return a mark behind the work queued on the current stream."""
+
+    def is_done(self, mark: Any) -> bool:
+        """Tell whether all work before a mark is done; the host does not wait."""
+
+    def wait(self, mark: Any) -> None:
+        """Let the host wait for all work before a mark."""
+
+
+class Ring(RingMemory):
+    """The ring of the process that made it: it opens what workers send.
+
+    Args:
+        num_slabs: how many slabs there are.
+        slab_nbytes: the most bytes that one batch may take.
+
+    Raises:
+        OSError: no descriptor or no memory is left.
+    """
+
+    def __init__(self, num_slabs: int, slab_nbytes: int) -> None:
+        slab_nbytes = slab_nbytes // _LINE * _LINE
+        fd = _shared.create(total_nbytes(num_slabs, slab_nbytes))
+        super().__init__(fd, uuid.uuid4().hex, num_slabs, slab_nbytes)
+        _shared.reserve(fd, 0, self.start(0))
+        _backend.ring_format(self.header, num_slabs)
+        self._pid = os.getpid()
+        self._next_holder = PARENT + 1
+        self._lock: PageLock | None = None
+        self._locked: dict[int, int] = {}  # bytes that are page-locked; -1: refused
+        # Slabs that were dropped while the device may still read them.
+        self._late: collections.deque[tuple[int, int, Any]] = collections.deque()
+        self._polling = threading.Lock()
+        self._damage: RuntimeError | None = None
+        _made[self.name] = self
+
+    @property
+    def is_mine(self) -> bool:
+        """Tell whether this process made the ring, and was not forked from the one."""
+        return self._pid == os.getpid()
+
+    def page_lock(self, lock: PageLock) -> None:
+        """Page-lock every slab from now on when a batch first arrives in it."""
+        if self._lock is None:
+            self._lock = lock
+            addresses = [self.address(slab) for slab in range(self.num_slabs)]
+            end = weakref.finalize(
+                self, _unlock, lock, self._locked, addresses, self._late
+            )
+            end.atexit = False
+
+    def new_holders(self, count: int) -> int:
+        """Return the first of ``count`` numbers that no worker had before."""
+        first = self._next_holder
+        self._next_holder += count
+        return first
+
+    def adopt(self, slab: int, holder: int, nbytes: int) -> torch.Tensor:
+        """Take a slab over from the worker that sent it.
+
+        Args:
+            slab: its index.
+            holder: number of the worker.
+            nbytes: how many bytes were written.
+
+        Returns:
+            ``torch.uint8`` ``(nbytes,)``. When its storage dies, the slab is free.
+
+        Raises:
+            RuntimeError: the slab is not the worker's, or (with poison) somebody wrote
+                beyond its edges.
+        """
+        self.free_late()
+        if self._damage is not None:
+            raise self._damage
+        if not _backend.ring_pass(self.header, slab, holder, PARENT):
+            raise RuntimeError(
+                f"slab {slab} of the DataLoader's ring must be held by worker {holder} "
+                "when its batch arrives, but is not. Was the loader's process forked?"
+            )
+        if self._lock is not None:
+            self._page_lock(slab, self._lock)
+        if self.poisons:
+            self.check_edges(slab, nbytes)
+        owner = self.owner(slab)
+        weakref.finalize(owner, self._dropped, slab, nbytes).atexit = False
+        return self.payload(owner, nbytes)
+
+    def reclaim(self, holder: int) -> None:
+        """Free the slabs of a worker that has ended, however it did."""
+        for slab in _backend.ring_reclaim(self.header, holder):
+            if self.poisons:
+                self.poison(slab)
+
+    def free_late(self) -> None:
+        """Free dropped slabs that the device has finished reading; never waits."""
+        if not self._late or not self._polling.acquire(blocking=False):
+            return
+        try:
+            for _ in range(len(self._late)):
+                slab, nbytes, mark = self._late.popleft()
+                if self._lock is None or self._lock.is_done(mark):
+                    self._free(slab, nbytes)
+                else:
+                    self._late.append((slab, nbytes, mark))
+        finally:
+            self._polling.release()
+
+    def is_locked(self, slab: int) -> bool:
+        """Tell whether the device can read this slab in place."""
+        return self._locked.get(slab, 0) > 0
+
+    def holders(self) -> list[int]:
+        """Return the holder of every slab."""
+        return _backend.ring_holders(self.header)
+
+    def _dropped(self, slab: int, nbytes: int) -> None:
+        """The last tensor on a slab has died, in whatever thread."""
+        if not self.is_mine or sys.is_finalizing():
+            return  # a forked copy died, or everything does
+        if self.is_locked(slab) and self._lock is not None:
+            self._late.append((slab, nbytes, self._lock.fence()))
+            self.free_late()
+        else:
+            self._free(slab, nbytes)
+
+    def _free(self, slab: int, nbytes: int) -> None:
+        if self.poisons:
+            try:
+                self.check_edges(slab, nbytes)
+            except RuntimeError as error:  # nobody catches what a finalizer raises
+                self._damage = error
+                return
+        self.release(slab, PARENT)
+
+    def _page_lock(self, slab: int, lock: PageLock) -> None:
+        nbytes, before = self.committed(slab), self._locked.get(slab, 0)
+        if before in (nbytes, -1):
+            return
+        if before:  # the slab was free until a moment ago: nothing reads it
+            lock.unlock(self.address(slab))
+        self._locked[slab] = nbytes if lock.lock(self.address(slab), nbytes) else -1
+
+
+def find(name: str) -> Ring:
+    """Return a ring that this process made.
+
+    Raises:
+        RuntimeError: it is no more.
+    """
+    ring = _made.get(name)
+    if ring is None or not ring.is_mine:
+        raise RuntimeError(
+            "a batch must arrive in the process whose DataLoader sent for it, while "
+            "that DataLoader exists, but its ring is not here."
+        )
+    return ring
+
+
+def _unlock(
+    lock: PageLock,
+    locked: dict[int, int],
+    addresses: list[int],
+    late: collections.deque[tuple[int, int, Any]],
+) -> None:
+    """Unlock the pages of a ring that dies, once the device has read the last one."""
+    for _, _, mark in late:
+        lock.wait(mark)
+    for slab, nbytes in locked.items():
+        if nbytes > 0:
+            lock.unlock(addresses[slab])

@@ -1,0 +1,212 @@
+"""Sealing: a worker writes the tensors of a batch into a slab and pickles the rest."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from . import _backend, _move, _shared
+from ._errors import BatchValueError
+from ._parcel import InRing, Message, Miss, Parcel, numbered
+from ._ring_memory import Slab
+
+#: Arrays of fewer bytes are pickled.
+_SMALL_ARRAY = 4096
+
+
+class Sealed:
+    """A message, ready to be put into a queue; it arrives as a `Parcel`."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+
+    def __reduce__(self) -> Any:
+        return Parcel, tuple(self.message)
+
+
+class _Leaves:
+    """What the pickle of a batch only has numbers for."""
+
+    def __init__(self, packs: bool) -> None:
+        self.packs = packs
+        self.own: list[torch.Tensor] = []  # numbered from 0 up
+        self.foreign: list[Any] = []  # numbered from -1 down
+        self.turned: dict[int, tuple[int, ...]] = {}
+        self.buffers: list[int] = []
+
+    def tensor(self, tensor: torch.Tensor) -> int:
+        """Return the number of a tensor."""
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise BatchValueError(
+                "a tensor of a batch must not have a graph in a DataLoader worker, "
+                f"because it cannot cross processes, but one of shape "
+                f"{tuple(tensor.shape)} has. Detach it in the dataset."
+            )
+        if not (
+            self.packs
+            and type(tensor) is torch.Tensor
+            and not tensor.requires_grad
+            and _move.packs(tensor)
+            and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not expanded
+        ):
+            return self.other(tensor)
+        if not tensor.is_contiguous():
+            order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+            turned = tensor.permute(order)
+            if turned.is_contiguous():  # channels_last, say: it arrives as such
+                self.turned[len(self.own)] = tuple(order)
+                tensor = turned
+        self.own.append(tensor)
+        return len(self.own) - 1
+
+    def other(self, value: Any) -> int:
+        """Return the number of what torch is to send."""
+        self.foreign.append(value)
+        return -len(self.foreign)
+
+    def array(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take the bytes of a large array; True: pickle them instead."""
+        raw = buffer.raw()
+        if not self.packs or raw.readonly or raw.nbytes < _SMALL_ARRAY:
+            return True
+        self.buffers.append(len(self.own))
+        self.own.append(torch.frombuffer(raw, dtype=torch.uint8))
+        return False
+
+
+class _Pickler(ForkingPickler):
+    """Pickles a batch as a queue does, but its tensors by number."""
+
+    def __init__(self, file: io.BytesIO, leaves: _Leaves) -> None:
+        super().__init__(file, 5, True, leaves.array)
+        self._leaves = leaves
+
+    def reducer_override(self, value: Any) -> Any:
+        """Say how an object is pickled that is no builtin value or container."""
+        if isinstance(value, torch.Tensor):
+            return numbered, (self._leaves.tensor(value),)
+        if isinstance(value, torch.UntypedStorage | torch.TypedStorage):
+            return numbered, (self._leaves.other(value),)
+        return NotImplemented
+
+
+def seal(batch: Any, slab: Slab | None, miss: Miss | None) -> Message:
+    """Write a batch into a slab, or into fresh memory, and say where.
+
+    Nothing of the batch is kept: what was made on the slab may die when this returns.
+
+    Args:
+        batch: anything that pickles.
+        slab: where some of its tensors may lie already; None: there is none.
+        miss: why there is none.
+
+    Raises:
+        ValueError: a tensor has a graph.
+        RuntimeError: the system has no memory or no descriptor left.
+        Exception: what pickling raised.
+    """
+    leaves = _Leaves(_shared.is_supported())
+    file = io.BytesIO()
+    _Pickler(file, leaves).dump(batch)
+    own = leaves.own
+    place: InRing | _shared.Sent | None = None
+    plan, order = None, None
+    if own and slab is not None:
+        plan, order = _write(own, slab)
+        if plan is None:
+            nbytes = _backend.plan_slab(own).nbytes
+            miss = Miss("large" if nbytes > slab.capacity else "memory", nbytes)
+        elif plan.nbytes:
+            place = InRing(slab.ring_name, slab.index, slab.holder, plan.nbytes)
+    if own and plan is None:
+        plan = _backend.plan_slab(own)
+        miss = miss and miss._replace(nbytes=plan.nbytes)
+        if plan.nbytes:
+            fresh = _fresh(plan.nbytes)
+            _backend.pack(fresh.bytes, own, plan)
+            place = fresh.send()
+    foreign = bytes(ForkingPickler.dumps(leaves.foreign)) if leaves.foreign else None
+    return Message(
+        place,
+        file.getvalue(),
+        plan,
+        order,
+        leaves.turned,
+        tuple(leaves.buffers),
+        foreign,
+        miss if own else None,
+    )
+
+
+def keep(message: Message, slab: Slab) -> Message:
+    """Return a message with the bytes in fresh memory, for a slab that is still used.
+
+    Somebody in this process has kept a tensor of the batch, to give it out again
+    perhaps, and the next batch must not be written over it.
+    """
+    nbytes = message.plan.nbytes
+    fresh = _fresh(nbytes)
+    fresh.bytes.copy_(slab.written(nbytes))
+    return message._replace(place=fresh.send(), miss=Miss("kept", nbytes))
+
+
+def _write(own: list[torch.Tensor], slab: Slab) -> tuple[Any, tuple[int, ...] | None]:
+    """Write into a slab what does not lie there yet; return the plan and the order.
+
+    No plan: it does not fit.
+    """
+    there = sorted(
+        (offset, i)
+        for i, leaf in enumerate(own)
+        if leaf.nbytes and leaf.is_contiguous()
+        for offset in [slab.offset(leaf)]
+        if offset is not None and offset % 64 == 0
+    )
+    placed: dict[int, int] = {}
+    end = 0
+    for offset, i in there:
+        if offset >= end:  # else a view of the one before it, which is copied
+            placed[i] = offset
+            end = offset + own[i].nbytes
+    others = [i for i in range(len(own)) if i not in placed]
+    packed = [own[i] for i in others]
+    plan = _backend.plan_slab(packed)
+    start = slab.next_start
+    memory = slab.take(plan.nbytes)
+    if memory is None:
+        return None, None
+    _backend.pack(memory, packed, plan)
+    if not placed:
+        if start:  # memory that a collate function took and then did not use
+            plan = _shifted(plan, start)
+        return plan, None
+    order = [*placed, *others]
+    leaves = [own[i] for i in order]
+    whole = _backend.SlabPlan(
+        [*placed.values(), *(start + offset for offset in plan.offsets)],
+        [leaf.shape for leaf in leaves],
+        [leaf.dtype for leaf in leaves],
+        start + plan.nbytes,
+    )
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return whole, tuple(places)
+
+
+def _shifted(plan: Any, start: int) -> Any:
+    offsets = [start + offset for offset in plan.offsets]
+    return _backend.SlabPlan(offsets, plan.shapes, plan.dtypes, start + plan.nbytes)
+
+
+def _fresh(nbytes: int) -> _shared.Fresh:
+    try:
+        return _shared.Fresh(nbytes)
+    except OSError as error:
+        raise RuntimeError(
+            f"a batch must get {nbytes} bytes of shared memory, but the system says "
+            f"{error.strerror!r}. Raise the limit of open files (ulimit -n) or of "
+            "memory, or make batches smaller."
+        ) from error
