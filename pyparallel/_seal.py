@@ -29,10 +29,16 @@ class Sealed:
 
 
 class _Leaves:
-    """What the pickle of a batch only has numbers for."""
+    """What the pickle of a batch only has numbers for.
 
-    def __init__(self, packs: bool) -> None:
-        self.packs = packs
+    Args:
+        packs: whether there are slabs at all.
+        trusts: whether a quick look at a tensor is enough: the backend looks at every
+            one before it writes, and refuses what it cannot pack.
+    """
+
+    def __init__(self, packs: bool, trusts: bool) -> None:
+        self.packs, self.trusts = packs, packs and trusts
         self.own: list[torch.Tensor] = []  # numbered from 0 up
         self.foreign: list[Any] = []  # numbered from -1 down
         self.turned: dict[int, tuple[int, ...]] = {}
@@ -40,6 +46,19 @@ class _Leaves:
 
     def tensor(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor."""
+        if (
+            self.trusts
+            and type(tensor) is torch.Tensor
+            and tensor.is_cpu
+            and not tensor.requires_grad
+            and tensor.layout is torch.strided
+            and tensor.is_contiguous()
+        ):
+            self.own.append(tensor)
+            return len(self.own) - 1
+        return self._after_a_closer_look(tensor)
+
+    def _after_a_closer_look(self, tensor: torch.Tensor) -> int:
         if tensor.requires_grad and not tensor.is_leaf:
             raise BatchValueError(
                 "a tensor of a batch must not have a graph in a DataLoader worker, "
@@ -109,7 +128,14 @@ def seal(batch: Any, slab: Slab | None, miss: Miss | None) -> Message:
         RuntimeError: the system has no memory or no descriptor left.
         Exception: what pickling raised.
     """
-    leaves = _Leaves(_shared.is_supported())
+    try:
+        return _seal(batch, slab, miss, trusts=True)
+    except (TypeError, ValueError):  # one of them is conjugated, say
+        return _seal(batch, slab, miss, trusts=False)
+
+
+def _seal(batch: Any, slab: Slab | None, miss: Miss | None, trusts: bool) -> Message:
+    leaves = _Leaves(_shared.is_supported(), trusts)
     file = io.BytesIO()
     _Pickler(file, leaves).dump(batch)
     own = leaves.own
@@ -159,19 +185,7 @@ def _write(own: list[torch.Tensor], slab: Slab) -> tuple[Any, tuple[int, ...] | 
 
     No plan: it does not fit.
     """
-    there = sorted(
-        (offset, i)
-        for i, leaf in enumerate(own)
-        if leaf.nbytes and leaf.is_contiguous()
-        for offset in [slab.offset(leaf)]
-        if offset is not None and offset % 64 == 0
-    )
-    placed: dict[int, int] = {}
-    end = 0
-    for offset, i in there:
-        if offset >= end:  # else a view of the one before it, which is copied
-            placed[i] = offset
-            end = offset + own[i].nbytes
+    placed = _placed(own, slab) if slab.used else {}
     others = [i for i in range(len(own)) if i not in placed]
     packed = [own[i] for i in others]
     plan = _backend.plan_slab(packed)
@@ -194,6 +208,24 @@ def _write(own: list[torch.Tensor], slab: Slab) -> tuple[Any, tuple[int, ...] | 
     )
     places = sorted(range(len(order)), key=order.__getitem__)
     return whole, tuple(places)
+
+
+def _placed(own: list[torch.Tensor], slab: Slab) -> dict[int, int]:
+    """Return which leaves lie in a slab already, ascending, and where."""
+    there = sorted(
+        (offset, i)
+        for i, leaf in enumerate(own)
+        if leaf.nbytes and leaf.is_contiguous()
+        for offset in [slab.offset(leaf)]
+        if offset is not None and offset % 64 == 0
+    )
+    placed: dict[int, int] = {}
+    end = 0
+    for offset, i in there:
+        if offset >= end:  # else a view of the one before it, which is copied
+            placed[i] = offset
+            end = offset + own[i].nbytes
+    return placed
 
 
 def _shifted(plan: Any, start: int) -> Any:

@@ -7,6 +7,7 @@ error where a plain mapping would end in SIGBUS.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from multiprocessing import reduction
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 
+@functools.cache
 def is_supported() -> bool:
     """Tell whether this system has such memory; Linux has."""
     return sys.platform == "linux" and os.path.isdir("/proc/self/fd")
