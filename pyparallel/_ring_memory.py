@@ -193,6 +193,11 @@ class Slab:
         """Return the first bytes, not counted as use."""
         return self._ring.bytes(self.index, _LINE, _LINE + nbytes)
 
+    def clear(self, first: int, last: int) -> None:
+        """Write zeros between what lies in the slab."""
+        if first < last:
+            self.written(last)[first:].zero_()
+
     def let_go(self) -> bool:
         """Forget the memory; False if a tensor on it is still alive in this process."""
         self._memory = None

@@ -194,6 +194,11 @@ def _write(own: list[torch.Tensor], slab: Slab) -> tuple[Any, tuple[int, ...] | 
     if memory is None:
         return None, None
     _backend.pack(memory, packed, plan)
+    end = 0
+    for i, offset in placed.items():  # no byte of an earlier batch is ever visible
+        slab.clear(end, offset)
+        end = offset + own[i].nbytes
+    slab.clear(end, start)
     if not placed:
         if start:  # memory that a collate function took and then did not use
             plan = _shifted(plan, start)
