@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,33 @@ class InProcess(_SingleProcessDataLoaderIter):
         receiving.meter.pause()
         super().__init__(loader)
 
+    @property
+    def _collate_fn(self) -> Any:
+        return self._collate
+
+    @_collate_fn.setter
+    def _collate_fn(self, collate_fn: Any) -> None:
+        def collate(samples: Any) -> Any:
+            started = time.perf_counter()
+            batch = collate_fn(samples)
+            self._collate_seconds = time.perf_counter() - started
+            return batch
+
+        self._collate = collate
+
     def _next_data(self) -> Any:
         meter = self._receiving.meter
-        with meter.waiting(), span("pyparallel.wait"):
-            with recording() as stacked:
+        started = time.perf_counter()
+        try:
+            with meter.waiting(), span("pyparallel.wait"), recording() as stacked:
                 batch = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            meter.pause()
+            raise
         meter.add(
             batches=1,
+            fetch_seconds=time.perf_counter() - started,
+            collate_seconds=self._collate_seconds,
             stacked_nbytes=stacked.stacked_nbytes,
             padding_nbytes=stacked.padding_nbytes,
         )
