@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from . import _backend
+from . import _backend, _cargo
+from ._keeper import Keeper
 from ._trace import span
 
-#: Leaves of at least this many bytes are not packed if they are page-locked already.
-DIRECT_NBYTES = 1 << 20
+_keeper = Keeper()
 
 
 class DeviceApi(Protocol):
@@ -34,6 +36,9 @@ class DeviceApi(Protocol):
     def current_stream(self, device: torch.device) -> Any:
         """Return the stream that is current on ``device`` for this thread."""
 
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """Make ``stream`` the current one of its device for this thread."""
+
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
         """Queue a copy on ``stream``; the host does not wait."""
 
@@ -42,6 +47,9 @@ class DeviceApi(Protocol):
 
     def wait(self, stream: Any, event: Any) -> None:
         """Make ``stream`` wait for ``event``; the host does not."""
+
+    def is_done(self, event: Any) -> bool:
+        """Tell whether all work before ``event`` is done; the host does not wait."""
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Keep the memory, once freed, from reuse until ``stream`` is done with it."""
@@ -78,6 +86,11 @@ class TorchDevice:
         """Return the current stream of ``device``."""
         return torch.get_device_module(device).current_stream(device)
 
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return torch's own context manager."""
+        context = torch.get_device_module(stream.device).stream(stream)
+        return context  # type: ignore[no-any-return]
+
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
         """Queue a non-blocking copy."""
         with torch.get_device_module(dst.device).stream(stream):
@@ -91,6 +104,10 @@ class TorchDevice:
         """Queue a wait."""
         stream.wait_event(event)
 
+    def is_done(self, event: Any) -> bool:
+        """Ask the event."""
+        return bool(event.query())
+
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Tell torch's caching allocator about one more stream."""
         tensor.record_stream(stream)
@@ -99,46 +116,48 @@ class TorchDevice:
 class Flight:
     """Tensors on their way to a device, or landed there.
 
-    Note: [slab lifetime]. Device memory is allocated on the stream that is current when
-    the flight starts, its home. An event is recorded there *after* the allocation, and
-    the copy stream waits for it before it writes: whoever used this memory before, in
-    any thread, had queued that use by then. Landing makes the stream that is current
-    *then* wait for the copy. Memory is freed to its home: if it lands elsewhere, the
-    allocator is told of that stream too; if it never lands, home waits for the copy.
-    The pinned slab is torch's: its allocator saw the copy and does not hand the block
-    out again before the copy is done.
+    Note: [slab lifetime]. Device memory is allocated on one stream, the flight's home.
+    An event is recorded there *after* the allocation, and the copy stream waits for it
+    before it writes: whoever used this memory before, in any thread, had queued that
+    use by then. Landing makes the stream that is current *then* wait for the copy.
+    Memory is freed to its home: if it lands elsewhere, the allocator is told of that
+    stream too; if it never lands, home waits for the copy. The slab that leaves are
+    packed into is torch's: its allocator saw the copy and does not hand the block out
+    again before the copy is done. What is not packed may be anybody's, and lives until
+    the copy has read it: see Note [lent memory] in ``_keeper.py``.
     """
 
     def __init__(
-        self, leaves: Sequence[torch.Tensor], device: torch.device, api: DeviceApi
+        self,
+        leaves: Sequence[torch.Tensor],
+        device: torch.device,
+        api: DeviceApi,
+        home: Any = None,
     ) -> None:
-        self._device = device
-        self._api = api
-        packed = leaves
-        self._plan = _backend.plan_slab(leaves)
-        in_place: list[int] = []
-        if self._plan.nbytes >= DIRECT_NBYTES:  # else no leaf is large
-            large = [i for i, leaf in enumerate(leaves) if _is_large(leaf)]
-            in_place = [i for i in large if api.is_pinned(leaves[i])]
-        if in_place:
-            direct = frozenset(in_place)
-            packed = [leaf for i, leaf in enumerate(leaves) if i not in direct]
-            self._plan = _backend.plan_slab(packed)
-        self._slab = api.empty(self._plan.nbytes, device)
-        self._direct = {i: api.empty(leaves[i].nbytes, device) for i in in_place}
-        self._home = api.current_stream(device)
-        allocated = api.record(self._home)
+        _keeper.release_done()
+        self._device, self._api = device, api
+        cargo = _cargo.load(leaves, api.is_pinned)
+        self._plan, self._order = cargo.plan, cargo.order
+        with nullcontext() if home is None else api.using(home):
+            self._slab = api.empty(cargo.plan.nbytes, device)
+            self._direct = {
+                i: api.empty(leaves[i].nbytes, device) for i in cargo.direct
+            }
+            self._home = api.current_stream(device)
+            allocated = api.record(self._home)
+        self._forms = {i: (leaves[i].dtype, leaves[i].shape) for i in cargo.direct}
         # All that can fail on the host comes before the first copy is queued.
-        with span("pyparallel.pack"):
-            host = _pack(packed, self._plan, api)
+        copies = [(self._direct[i], _bytes(leaves[i])) for i in cargo.direct]
+        if cargo.span is not None:
+            copies.append((self._slab[: cargo.span.numel()], cargo.span))
+        lent = [source for _, source in copies]
+        if cargo.packed and cargo.plan.nbytes:
+            with span("pyparallel.pack"):
+                host = _pack(cargo.packed, cargo.plan, api)
+            copies.append((self._slab, host))
         stream = api.copy_stream(device)
         api.wait(stream, allocated)
-        for i, target in self._direct.items():
-            api.copy(target, _bytes(leaves[i]), stream)
-        if host is not None:
-            api.copy(self._slab, host, stream)
-        self._event = api.record(stream)
-        self._forms = {i: (leaves[i].dtype, leaves[i].shape) for i in self._direct}
+        self._event = _queue(copies, lent, stream, api)
         self._lost = weakref.finalize(self, api.wait, self._home, self._event)
         self._lost.atexit = False
 
@@ -154,7 +173,11 @@ class Flight:
         if stream != self._home:
             for block in (self._slab, *self._direct.values()):
                 api.keep(block, stream)
+        _keeper.release_done()
         landed = _backend.views(self._slab, self._plan)
+        if self._order is not None:
+            places = dict(zip(self._order, landed, strict=True))
+            landed = [places[i] for i in range(len(landed))]
         for i, (dtype, shape) in self._forms.items():  # ascending: each finds its place
             landed.insert(i, self._direct[i].view(dtype).view(shape))
         return landed
@@ -165,30 +188,68 @@ torch_device = TorchDevice()
 
 
 def send(
-    leaves: Sequence[torch.Tensor], device: torch.device, api: DeviceApi = torch_device
+    leaves: Sequence[torch.Tensor],
+    device: torch.device,
+    api: DeviceApi = torch_device,
+    home: Any = None,
 ) -> Flight:
     """Start one packed copy of dense CPU tensors to ``device``.
 
-    Stream: see `Flight`. The leaves may be changed or freed when this returns, except
-    page-locked ones of 1 MiB and more, which the device reads in place.
+    Leaves that fill one page-locked span (`_cargo`) are copied as they lie there, and
+    so is each page-locked leaf of 1 MiB and more. The device reads these in place: they
+    may be dropped when this returns, but not changed before the copy is done. All
+    others may be changed too.
+
+    Stream: device memory is allocated on ``home``, by default the current stream. The
+    rest: see `Flight`.
     """
     with span("pyparallel.send"):
-        return Flight(leaves, device, api)
+        return Flight(leaves, device, api, home)
+
+
+def hold_while_read(
+    tensors: Sequence[torch.Tensor], device: torch.device, api: DeviceApi = torch_device
+) -> None:
+    """Keep tensors until ``device`` has done all that is queued on its current stream.
+
+    For copies that were queued by other means: see Note [lent memory].
+    """
+    event = api.record(api.current_stream(device))
+    ticket = _keeper.hold(list(tensors))
+    _keeper.release_when(ticket, partial(api.is_done, event))
+
+
+#: Give up what has been read; every later flight does it too.
+release_done = _keeper.release_done
+#: Wait, at most so many seconds, until the devices read nothing in place any more.
+drain = _keeper.drain
+
+
+def _queue(
+    copies: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    lent: Sequence[torch.Tensor],
+    stream: Any,
+    api: DeviceApi,
+) -> Any:
+    """Queue copies, hold what they read in place, and return the event behind them."""
+    ticket = _keeper.hold(lent) if lent else None
+    try:
+        for target, source in copies:
+            api.copy(target, source, stream)
+    finally:  # also for those that were queued before an error
+        event = api.record(stream)
+        if ticket is not None:
+            _keeper.release_when(ticket, partial(api.is_done, event))
+    return event
 
 
 def _pack(
     leaves: Sequence[torch.Tensor], plan: _backend.SlabPlan, api: DeviceApi
-) -> torch.Tensor | None:
-    """Return the leaves in one page-locked slab, or None if there are no bytes."""
-    if not plan.nbytes:
-        return None
+) -> torch.Tensor:
+    """Return the leaves in one page-locked slab."""
     host = api.pinned(plan.nbytes)
     _backend.pack(host, leaves, plan)
     return host
-
-
-def _is_large(leaf: torch.Tensor) -> bool:
-    return leaf.nbytes >= DIRECT_NBYTES and leaf.is_contiguous()
 
 
 def _bytes(leaf: torch.Tensor) -> torch.Tensor:

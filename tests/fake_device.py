@@ -129,13 +129,15 @@ class FakeDevice:
     def using(self, stream: Stream):
         before = self.current_stream(DEVICE)
         self.local.stream = stream
-        yield
-        self.local.stream = before
+        try:
+            yield
+        finally:
+            self.local.stream = before
 
     # What pyparallel calls.
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return self.host.owns(tensor.data_ptr())
+        return self.host.owns(tensor.untyped_storage().data_ptr())
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return self.host.take(nbytes)
@@ -151,8 +153,8 @@ class FakeDevice:
         return getattr(self.local, "stream", self.main)
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        assert self.host.owns(src.data_ptr()), "a copy from memory that is not pinned"
-        self.host.use(src.data_ptr(), stream)
+        assert self.is_pinned(src), "a copy from memory that is not pinned"
+        self.host.use(src.untyped_storage().data_ptr(), stream)
         self.num_copies += 1
         stream.queue(
             np.copyto,
@@ -166,11 +168,13 @@ class FakeDevice:
     def wait(self, stream: Stream, event: threading.Event) -> None:
         stream.queue(event.wait, 30)
 
+    def is_done(self, event: threading.Event) -> bool:
+        return event.is_set()
+
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
-        home = next(
-            pool for pool in self.pools.values() if pool.owns(tensor.data_ptr())
-        )
-        home.use(tensor.data_ptr(), stream)
+        address = tensor.untyped_storage().data_ptr()  # as torch: of the whole block
+        home = next(pool for pool in list(self.pools.values()) if pool.owns(address))
+        home.use(address, stream)
 
     # What a model does.
 
@@ -183,6 +187,18 @@ class FakeDevice:
         """Queue a kernel that writes a tensor on the current stream."""
         where = memory(tensor.data_ptr(), tensor.nbytes)
         self.current_stream(DEVICE).queue(where.fill, value)
+
+
+class LentMemory(FakeDevice):
+    """It can read memory of a ring that sees no copies: what is dropped is free."""
+
+    def __init__(self, **delays: float) -> None:
+        super().__init__(**delays)
+        self.ring = Pool()
+
+    def is_pinned(self, tensor):
+        address = tensor.untyped_storage().data_ptr()
+        return self.ring.owns(address) or super().is_pinned(tensor)
 
 
 class NoWaitAtLanding(FakeDevice):

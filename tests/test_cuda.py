@@ -199,6 +199,47 @@ def test_large_pinned_leaves_are_read_in_place():
         assert all(map(same, flight.land(), batch))
 
 
+@pytest.fixture
+def registered():
+    """Page-locked memory of which torch's host allocator knows nothing."""
+    memory = torch.empty(1 << 22, dtype=torch.uint8)
+    cudart = torch.cuda.cudart()
+    assert cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) == 0
+    yield memory
+    torch.cuda.synchronize()
+    assert _slab.drain(10)
+    assert cudart.cudaHostUnregister(memory.data_ptr()) == 0
+
+
+def test_a_batch_in_one_registered_storage_is_read_there_and_kept(registered):
+    copies = _slab.torch_device.copy_stream(device())
+    second, first = registered[1 << 20 :].view(torch.float32), registered[: 1 << 20]
+    for step in range(10):
+        first.fill_(step)
+        second.fill_(step)
+        with torch.cuda.stream(copies):
+            keep_busy(200_000_000)
+        flight = _slab.send([second, first], device())
+        assert list(flight._order) == [1, 0] and not flight._direct
+        assert _slab.release_done() == 1, "given up before the copy"
+        assert all(map(same, flight.land(), [second, first]))
+        assert _slab.release_done() == 0
+
+
+def test_a_thread_sends_to_the_memory_of_its_consumer():
+    home = torch.cuda.Stream()
+    for step in range(50):
+        flight = _slab.send([torch.full((50_000,), float(step))], device(), home=home)
+        assert torch.cuda.current_stream() != home
+        with torch.cuda.stream(home):
+            (tensor,) = flight.land()
+            keep_busy(500_000)
+            total = tensor.double().sum()
+        del flight, tensor
+        home.synchronize()
+        assert total.item() == 50_000.0 * step
+
+
 def test_the_host_does_not_wait():
     batch = [torch.ones(1000)]
     _slab.send(batch, device()).land()

@@ -17,6 +17,7 @@ LAYERS = [
     ["_tree", "padding"],
     ["container"],
     ["_plan"],
+    ["_cargo", "_keeper"],
     ["_slab", "_output", "_shared", "memory"],
     ["_by_torch", "_move", "_ring_memory"],
     ["_ring", "_page_lock"],

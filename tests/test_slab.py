@@ -20,7 +20,7 @@ from fake_device import (
     memory,
 )
 
-from pyparallel import _backend, _slab
+from pyparallel import _backend, _cargo, _slab
 
 NUM_BATCHES = 300
 DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
@@ -145,7 +145,7 @@ def test_the_copy_waits_for_uses_queued_up_to_the_allocation():
 
 
 def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
-    monkeypatch.setattr(_slab, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
     found: list[bytes] = []
     with FakeDevice() as device:
         for step in range(50):

@@ -1,0 +1,431 @@
+"""Batches that the device reads where they lie, and how long that memory is kept."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from fake_device import DEVICE, FakeDevice, LentMemory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyparallel import _backend, _cargo, _keeper, _slab
+
+ROOT = Path(__file__).resolve().parents[1]
+DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_too_small(monkeypatch):
+    monkeypatch.setattr(_cargo, "SPAN_NBYTES", 0)
+    yield
+    assert _slab.drain(30), "something is kept for ever"
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def in_slab(memory: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the leaves as a loader makes them: views of one slab."""
+    plan = _backend.plan_slab(leaves)
+    slab = memory[: plan.nbytes]
+    _backend.pack(slab, leaves, plan)
+    return _backend.views(slab, plan)
+
+
+def some_leaves(rng: random.Random, value: int) -> list[torch.Tensor]:
+    return [
+        torch.full((rng.randint(200, 300), rng.randint(1, 4)), value + i).to(dtype)
+        for i, dtype in enumerate(DTYPES)
+    ]
+
+
+def arrived(device: FakeDevice, flight: _slab.Flight) -> list[torch.Tensor]:
+    landed = flight.land()
+    assert device.record(device.main).wait(60)
+    return landed
+
+
+# ----------------------------------------------------------------------------- spans
+
+
+def view(memory: torch.Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]):
+    result = torch.empty(0, dtype=dtype)
+    return result.set_(memory.untyped_storage(), start // dtype.itemsize, shape)
+
+
+@st.composite
+def layouts(draw):
+    """Draw where leaves lie in a storage: mostly good, and in any order."""
+    placed, end = [], 64 * draw(st.integers(0, 3))
+    if draw(st.integers(0, 9)) == 0:
+        end += 16
+    for _ in range(draw(st.integers(0, 6))):
+        dtype = draw(st.sampled_from(DTYPES))
+        shape = (draw(st.integers(0, 30)), draw(st.integers(1, 20)))
+        placed.append((end, dtype, shape))
+        end += shape[0] * shape[1] * dtype.itemsize
+        step = draw(st.sampled_from((0, 0, 0, 0, 0, 64, 640, 8 - 64, -128)))
+        end = max(0, -(-end // 64) * 64 + step)
+    return draw(st.permutations(placed)), end + 10_000
+
+
+def good_span(placed: list) -> bool:
+    """Tell whether so placed leaves are one span, counting byte by byte."""
+    taken: list[int] = []
+    starts = []
+    for start, dtype, shape in placed:
+        nbytes = shape[0] * shape[1] * dtype.itemsize
+        taken += range(start, start + nbytes)
+        starts += [start] * (nbytes > 0)
+    if not taken or len(set(taken)) < len(taken):
+        return False
+    span = max(taken) + 1 - min(taken)
+    aligned = all((start - min(taken)) % 64 == 0 for start in starts)
+    return aligned and span <= 1.25 * len(taken)
+
+
+@settings(max_examples=150, deadline=None)
+@given(layout=layouts())
+def test_one_span_is_one_copy_and_everything_else_is_packed(layout):
+    placed, nbytes = layout
+    with LentMemory(copy_delay=0, compute_delay=0) as device:
+        memory = device.ring.take(nbytes)
+        memory[:] = (torch.arange(nbytes) % 249).to(torch.uint8)
+        leaves = [view(memory, *place) for place in placed]
+        for leaf in leaves:
+            if leaf.dtype == torch.bool:
+                leaf.view(torch.uint8).clamp_(max=1)
+        expected = [raw(leaf) for leaf in leaves]
+        landed = arrived(device, _slab.send(leaves, DEVICE, device))
+        assert [raw(x) for x in landed] == expected
+        assert [x.dtype for x in landed] == [x.dtype for x in leaves]
+        assert [x.shape for x in landed] == [x.shape for x in leaves]
+        assert device.num_copies == any(map(len, expected))
+        packed = len(device.host.blocks) > 0
+        assert packed == (any(map(len, expected)) and not good_span(placed))
+
+
+def strided(memory):
+    return [view(memory, 0, torch.float32, (8, 8)).t(), memory[256:512]]
+
+
+def of_two_storages(memory):
+    return [memory[:256], torch.ones(64)]
+
+
+def released(memory):
+    storage = torch.zeros(64, dtype=torch.uint8).untyped_storage()
+    leaf = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (64,))
+    storage.resize_(10)
+    return [leaf]
+
+
+@pytest.mark.parametrize("make", [strided, of_two_storages])
+def test_leaves_that_do_not_fill_a_span_are_packed(make):
+    with LentMemory() as device:
+        memory = device.ring.take(512)
+        memory.fill_(3)
+        leaves = make(memory)
+        landed = arrived(device, _slab.send(leaves, DEVICE, device))
+        assert [raw(x) for x in landed] == [raw(x) for x in leaves]
+        assert len(device.host.blocks) == device.num_copies == 1
+
+
+def test_ordinary_memory_and_small_batches_are_packed(monkeypatch):
+    with LentMemory() as device:
+        ordinary = torch.ones(512, dtype=torch.uint8)
+        arrived(device, _slab.send([ordinary[:256], ordinary[256:]], DEVICE, device))
+        assert len(device.host.blocks) == 1
+        monkeypatch.setattr(_cargo, "SPAN_NBYTES", 8 << 10)
+        for nbytes, packed in ((8 << 10, False), ((8 << 10) - 64, True)):
+            slab = device.ring.take(2 * nbytes)
+            device.host.blocks.clear()
+            leaves = [slab[:nbytes], slab[nbytes:]]
+            arrived(device, _slab.send(leaves, DEVICE, device))
+            assert bool(device.host.blocks) == packed
+
+
+def test_a_leaf_beyond_its_storage_is_an_error_and_not_read():
+    with LentMemory() as device:
+        device.is_pinned = lambda tensor: True
+        with pytest.raises(ValueError, match="must lie within its storage"):
+            _slab.send(released(None), DEVICE, device)
+        assert device.num_copies == 0
+
+
+# ----------------------------------------------------------------------- lent memory
+
+
+def train(device: LentMemory, direct: bool = False, num_batches: int = 150) -> int:
+    """Let a worker write every slot anew as soon as it is free; count wrong leaves."""
+    rng = random.Random(3)
+    expected, found = [], []
+    for step in range(num_batches):
+        slot = device.ring.take(32768)
+        batch = in_slab(slot, some_leaves(rng, step % 50))
+        if direct:
+            batch = [slot[:1024].fill_(step % 256), torch.tensor([step])]
+        expected += [raw(leaf) for leaf in batch]
+        landed = _slab.send(batch, DEVICE, device).land()
+        del batch, slot
+        for tensor in landed:
+            device.read(tensor, found)
+        del tensor, landed
+    assert device.record(device.main).wait(60)
+    assert len(found) == len(expected)
+    return sum(a != b for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_slot_is_free_when_it_has_been_read_and_not_before(direct, monkeypatch):
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    with LentMemory() as device:
+        assert train(device, direct) == 0
+        assert device.ring.num_reused > 0
+        assert bool(device.host.blocks) == direct
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_the_harness_finds_a_source_that_is_released_at_once(direct, monkeypatch):
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    forgetful = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
+    monkeypatch.setattr(_slab, "_keeper", forgetful)
+    with LentMemory() as device:
+        assert train(device, direct) > 0
+
+
+@pytest.fixture
+def slow():
+    """A device whose copies wait for ``slow.go``, and a batch in its ring."""
+    device = LentMemory(copy_delay=0, compute_delay=0)
+    device.go = threading.Event()
+    with device:
+        device.copies.queue(device.go.wait, 30)
+        yield device
+        device.go.set()
+
+
+def lend(device: LentMemory) -> _slab.Flight:
+    return _slab.send([device.ring.take(512)], DEVICE, device)
+
+
+def is_free(device: LentMemory) -> bool:
+    return len(device.ring.free[512]) == len(device.ring.blocks)
+
+
+def finish(device: LentMemory) -> None:
+    device.go.set()
+    assert device.record(device.copies).wait(30)
+
+
+@pytest.mark.parametrize("when", ["send", "land", "poll", "drain"])
+def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
+    flight = lend(slow)
+    assert _slab.release_done() == 1 and not is_free(slow)
+    assert not _slab.drain(0.01)
+    finish(slow)
+    assert not is_free(slow), "somebody waited"
+    if when == "send":
+        _slab.send([torch.ones(3)], DEVICE, slow)
+    elif when == "land":
+        flight.land()
+    elif when == "poll":
+        assert _slab.release_done() == 0
+    else:
+        assert _slab.drain(30)
+    assert is_free(slow)
+
+
+def test_sending_and_landing_do_not_wait_for_the_device(slow):
+    flights = [lend(slow) for _ in range(5)]
+    for flight in flights:
+        flight.land()
+    assert _slab.release_done() == 5 and not slow.ring.free[512]
+
+
+def test_a_flight_that_is_lost_gives_its_source_up_too(slow):
+    lend(slow)
+    finish(slow)
+    assert _slab.release_done() == 0 and is_free(slow)
+
+
+def test_a_copy_that_was_queued_before_an_error_keeps_its_source(slow, monkeypatch):
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 512)
+    copy, targets = slow.copy, []
+
+    def fail_second(dst, src, stream):
+        targets.append(dst)
+        if len(targets) == 2:
+            raise RuntimeError("no more")
+        copy(dst, src, stream)
+
+    slow.copy = fail_second
+    with pytest.raises(RuntimeError, match="no more"):
+        _slab.send([slow.ring.take(512), slow.ring.take(512)], DEVICE, slow)
+    gc.collect()
+    assert not is_free(slow)
+    finish(slow)
+    assert _slab.release_done() == 0 and is_free(slow)
+
+
+def test_a_copy_by_other_means_can_be_guarded(slow):
+    source = slow.ring.take(512)
+    slow.main.queue(slow.go.wait, 30)
+    _slab.hold_while_read([source], DEVICE, slow)
+    del source
+    assert _slab.release_done() == 1 and not is_free(slow)
+    slow.go.set()
+    assert slow.record(slow.main).wait(30)
+    assert _slab.release_done() == 0 and is_free(slow)
+
+
+def test_a_device_that_fails_gives_nothing_up():
+    keeper = _keeper.Keeper()
+    dropped: list[bool] = []
+    ticket = keeper.hold([Source(dropped)])
+    assert keeper.release_done() == 1  # nobody has said yet when
+    keeper.release_when(ticket, lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        keeper.release_done()
+    assert not dropped
+    keeper.release_when(ticket, lambda: True)
+    assert keeper.release_done() == 0 and dropped
+
+
+class Source:
+    """Memory that says when it is given back."""
+
+    def __init__(self, dropped: list[bool], ready: threading.Event | None = None):
+        self.dropped, self.ready = dropped, ready
+
+    def __del__(self):
+        self.dropped.append(self.ready is None or self.ready.is_set())
+
+
+def test_many_threads_give_up_everything_once_and_nothing_early():
+    keeper = _keeper.Keeper()
+    dropped: list[bool] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(300):
+            ready = threading.Event()
+            ticket = keeper.hold([Source(dropped, ready)])
+            keeper.release_done()
+            keeper.release_when(ticket, ready.is_set)
+            keeper.release_done()
+            if rng.random() < 0.1:
+                threading.Timer(rng.random() / 100, ready.set).start()
+            else:
+                ready.set()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert keeper.drain(30)
+    assert dropped == [True] * 1200
+
+
+def test_a_forked_child_leaves_to_its_parent_what_the_parent_sent(slow):
+    flight = lend(slow)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        freed = len(slow.ring.free[512])
+        os._exit(0 if _slab.release_done() == 0 and freed == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert _slab.release_done() == 1
+    finish(slow)
+    flight.land()
+    assert is_free(slow)
+
+
+EXIT = """
+import sys, threading
+from pyparallel import _slab
+class Source:
+    def __del__(self):
+        print("dropped", flush=True)
+ready = threading.Event()
+ticket = _slab._keeper.hold([Source()])
+_slab._keeper.release_when(ticket, ready.is_set)
+if sys.argv[1] == "late":
+    timer = threading.Timer(0.3, ready.set)
+    timer.daemon = True
+    timer.start()
+if sys.argv[1] == "fails":
+    _slab._keeper.release_when(ticket, lambda: 1 / 0)
+"""
+
+
+@pytest.mark.parametrize("case", ["late", "never", "fails"])
+def test_the_end_of_the_interpreter_waits_a_little_and_drops_nothing_early(case):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", EXIT, case]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    found = (done.returncode, done.stdout, done.stderr)
+    assert found == (0, "dropped\n" if case == "late" else "", "")
+
+
+# ------------------------------------------------------------------------------ home
+
+
+def test_memory_belongs_to_the_stream_that_is_called_home():
+    """A thread sends for a consumer, whose stream reuses the memory without a word."""
+    found: list[bytes] = []
+    with FakeDevice() as device:
+        device.keep = mock.Mock(side_effect=AssertionError("needed by no one"))
+        for step in range(60):
+            flights: list[_slab.Flight] = []
+
+            def send(step=step, flights=flights):
+                leaves = [torch.full((100,), step, dtype=torch.uint8)]
+                flights.append(_slab.send(leaves, DEVICE, device, home=device.side))
+                assert device.current_stream(DEVICE) is device.main
+
+            thread = threading.Thread(target=send)
+            thread.start()
+            thread.join()
+            with device.using(device.side):
+                (tensor,) = flights.pop().land()
+                device.read(tensor, found)
+            del tensor
+        assert device.record(device.side).wait(60)
+        assert found == [bytes([step]) * 100 for step in range(60)]
+        assert device.pools[device.side].num_reused > 30
+        assert device.main not in device.pools
+
+
+def test_torch_device_asks_torch(monkeypatch):
+    module, event = mock.Mock(), mock.Mock()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    api = _slab.TorchDevice()
+    stream = mock.Mock(device=DEVICE)
+    assert api.using(stream) is module.stream.return_value
+    module.stream.assert_called_once_with(stream)
+    event.query.side_effect = [False, True]
+    assert [api.is_done(event), api.is_done(event)] == [False, True]
+
+
+def test_a_long_wait_is_not_hidden_in_the_calls():
+    with LentMemory(copy_delay=0.3, compute_delay=0) as device:
+        begin = time.perf_counter()
+        flights = [lend(device) for _ in range(6)]
+        assert time.perf_counter() - begin < 0.3
+        arrived(device, flights[-1])
