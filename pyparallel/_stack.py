@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from . import _backend, _by_torch, _output
 from ._errors import kind
 from ._plan import Name, StackPlan, fills, plan_stack
+from ._stats import listener
 from .padding import Padded, Padding
 
 _shape_of = attrgetter("shape")
@@ -42,7 +43,7 @@ def stack(
     if may_stack_equal():
         few = _backend.pad_few(samples, pad_dims, values)
         if few is not None:
-            return few
+            return _counted(few, samples)
     plain = are_plain(samples)
     if not plain:
         _by_torch.check_layouts(samples, name)
@@ -121,12 +122,22 @@ def write(
             result = _output.empty(plan.shape, dtype, samples[0].device)
         try:
             _backend.pad_copy(result, samples, patterns, plan.starts, mask)
-            return result
+            return _counted(result, samples)
         except (TypeError, ValueError):  # and nothing is written; see are_plain
             _by_torch.check_layouts(samples, name)
     result = _by_torch.pad_and_stack(samples, plan, values, name, out)
     if mask is not None:
         _by_torch.fill_mask(mask, plan, list(map(_shape_of, samples)))
+    return _counted(result, samples)
+
+
+def _counted(result: torch.Tensor, samples: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the result; whoever listens learns how much of it is padding."""
+    stacked = listener.stacked
+    if stacked is not None:
+        given = sum(sample.numel() for sample in samples)
+        padding = (result.numel() - given) * result.element_size()
+        stacked.add(result.nbytes, padding)
     return result
 
 
@@ -159,9 +170,10 @@ def stack_equal(
             first.dim() <= pad_dims or first.shape != last.shape
         ):
             return None
-        return _backend.stack_equal(samples)
+        result = _backend.stack_equal(samples)
     except (TypeError, RuntimeError):
         return None
+    return None if result is None else _counted(result, samples)
 
 
 def is_array(value: Any, numeric: bool = True) -> bool:

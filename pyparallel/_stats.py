@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ._errors import BatchTypeError
@@ -146,10 +146,7 @@ class Meter:
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._counts: dict[str, float] = {
-            field.name: field.default  # type: ignore[misc]
-            for field in fields(LoaderStats)
-        }
+        self._counts: dict[str, float] = asdict(LoaderStats())
         self._wait = self._busy = 0
         self._mine = _Times()
         _meters.add(self)
@@ -258,6 +255,11 @@ class Stacked:
         self.padding_nbytes = 0
         self.stacked_nbytes = 0
 
+    def add(self, nbytes: int, padding_nbytes: int = 0) -> None:
+        """Count ``nbytes`` of a stacked tensor, of which some are padding."""
+        self.stacked_nbytes += nbytes
+        self.padding_nbytes += padding_nbytes
+
 
 class _Listener(threading.local):
     stacked: Stacked | None = None
@@ -282,8 +284,7 @@ def recording() -> Iterator[Stacked]:
     finally:
         listener.stacked = outer
         if outer is not None:
-            outer.stacked_nbytes += inner.stacked_nbytes
-            outer.padding_nbytes += inner.padding_nbytes
+            outer.add(inner.stacked_nbytes, inner.padding_nbytes)
 
 
 def _percent(fraction: float) -> str:

@@ -24,6 +24,7 @@ from ._errors import (
     kind,
     warn_once,
 )
+from ._stats import listener
 from ._trace import span
 from ._unbatchable import unbatchable
 from .container import DataContainer
@@ -137,6 +138,10 @@ def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int) -> Any:
     columns = _backend.columns(column, _stack.may_stack_equal())
     if columns is None:
         columns = _gather(column, path)
+    elif listener.stacked is not None:  # those that the backend has stacked by itself
+        for items in columns.values():
+            if isinstance(items, torch.Tensor):
+                listener.stacked.add(items.nbytes)
     batched = {
         key: _column(items, (*path, key), chunk) if type(items) is list else items
         for key, items in columns.items()

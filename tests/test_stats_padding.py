@@ -1,0 +1,151 @@
+"""recording() counts the bytes of stacked tensors, and of their padding, on every way.
+
+What is expected is counted from the result: samples are ones, padding is seven.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from pyparallel import DataContainer, Padded, Ragged, collate, pad_stack
+from pyparallel._stats import recording
+
+
+def field(*shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    options = {"stack": True, "padding_value": 7, **options}
+    return DataContainer(torch.ones(shape, dtype=dtype), **options)
+
+
+def counted(body: Any) -> tuple[int, int]:
+    with recording() as stacked:
+        body()
+    return stacked.stacked_nbytes, stacked.padding_nbytes
+
+
+def obvious(*results: torch.Tensor) -> tuple[int, int]:
+    size = [each.element_size() for each in results]
+    sevens = [int((each == 7).sum()) for each in results]
+    return (
+        sum(each.numel() * s for each, s in zip(results, size, strict=True)),
+        sum(count * s for count, s in zip(sevens, size, strict=True)),
+    )
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        pytest.param([field(1, 2, 3), field(1, 4, 2)], id="two small ones"),
+        pytest.param([field(3, 50, i + 1) for i in range(40)], id="one pass"),
+        pytest.param([field(1, 2, 3)] * 3, id="equal"),
+        pytest.param([field(1, 2, 3, dtype=torch.uint8), field(1, 4, 2)], id="mixed"),
+        pytest.param(
+            [field(2, dtype=torch.int16, pad_dims=None)] * 2, id="no padded dims"
+        ),
+        pytest.param(
+            [DataContainer(torch.ones(1, i, i, requires_grad=True), stack=True,
+                           padding_value=7) for i in (2, 3)],
+            id="autograd",
+        ),
+    ],
+)  # fmt: skip
+def test_a_column_is_counted_whatever_way_it_takes(samples):
+    made = []
+    found = counted(lambda: made.append(collate(samples, len(samples)).data[0]))
+    assert found == obvious(made[0])
+    assert found[0] > 0
+
+
+def test_every_chunk_is_counted():
+    samples = [field(1, i + 1, 2) for i in range(5)]
+    made = []
+    found = counted(lambda: made.append(collate(samples, 2).data))
+    assert found == obvious(*made[0])
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 3)])
+@pytest.mark.parametrize("options", [{"size_divisor": 8}, {"mask": True, "sizes": True}])
+def test_masks_and_sizes_are_no_padding(sizes, options):
+    samples = [torch.ones(1, size) for size in sizes]
+    made = []
+
+    def body():
+        result = pad_stack(samples, pad_dims=1, padding_value=7, **options)
+        made.append(result.data if isinstance(result, Padded) else result)
+
+    assert counted(body) == obvious(made[0])
+
+
+def test_memory_of_the_caller_is_counted_too():
+    out = torch.empty(2, 3)
+    samples = [torch.ones(2), torch.ones(3)]
+    assert counted(lambda: pad_stack(samples, padding_value=7, out=out)) == (24, 4)
+    ragged = Ragged.from_tensors(samples)
+    assert counted(ragged.to_padded) == (24, 4)
+
+
+def test_plain_tensors_and_arrays_are_stacked_without_padding():
+    batch = [{"x": torch.ones(5), "y": torch.ones(2, 2).numpy(), "n": 1}] * 3
+    assert counted(lambda: collate(batch)) == (3 * 5 * 4 + 3 * 4 * 4, 0)
+    # Other keys in another order keep the columns from being made at once.
+    batch[1] = dict(reversed(batch[1].items()))
+    assert counted(lambda: collate(batch)) == (3 * 5 * 4 + 3 * 4 * 4, 0)
+
+
+def test_what_is_not_stacked_is_not_counted():
+    batch = [
+        {
+            "boxes": DataContainer(torch.ones(3, 4)),
+            "points": DataContainer(torch.ones(3, 4), ragged=True),
+            "meta": DataContainer({"a": torch.ones(3)}, cpu_only=True),
+            "name": "x",
+        }
+    ]
+    assert counted(lambda: collate(batch)) == (0, 0)
+
+
+def test_nobody_else_is_counted():
+    samples = [torch.ones(2), torch.ones(3)]
+    with recording() as mine:
+        thread = threading.Thread(target=pad_stack, args=(samples,))
+        thread.start()
+        thread.join()
+    pad_stack(samples)
+    assert (mine.stacked_nbytes, mine.padding_nbytes) == (0, 0)
+
+
+def test_an_error_ends_the_recording():
+    with pytest.raises(ValueError, match="at least one sample"), recording() as mine:
+        collate([])
+    pad_stack([torch.ones(2), torch.ones(3)])
+    assert mine.stacked_nbytes == 0
+
+
+def _collate_and_count(samples: Any) -> Any:
+    with recording() as stacked:
+        batch = collate(samples, len(samples))
+    return batch.data[0], stacked.stacked_nbytes, stacked.padding_nbytes
+
+
+def test_a_worker_counts_too():
+    dataset: Any = [field(1, i + 1, 2) for i in range(4)]
+    loader = DataLoader(dataset, 2, num_workers=1, collate_fn=_collate_and_count)
+    for data, *found in loader:
+        assert tuple(found) == obvious(data)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=20),
+    st.sampled_from([torch.uint8, torch.float16, torch.int64]),
+)
+def test_counts_are_those_of_the_result(sizes, dtype):
+    samples = [torch.ones(size, dtype=dtype) for size in sizes]
+    made = []
+    found = counted(lambda: made.append(pad_stack(samples, padding_value=7)))
+    assert found == obvious(made[0])
