@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import pyparallel
-from pyparallel import _backend
+from pyparallel import _backend, _preflight
 from pyparallel._backend import _build
 
 _SETTINGS = ("CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "PYPARALLEL_BACKEND")
@@ -136,7 +136,8 @@ def report() -> dict[str, Any]:
         "wrong package": stray_distribution(),
         "cores": f"{len(cores)} of {os.cpu_count()}, {torch.get_num_threads()} threads",
         "start method": multiprocessing.get_start_method(allow_none=True)
-        or f"{multiprocessing.get_all_start_methods()[0]} (default)",
+        or f"{_preflight.default_start_method()} (default)",
+        **_preflight.limits(),
         "self-test": failure or "passed",
     }
 

@@ -111,7 +111,7 @@ class LoaderStats:
         """Return the verdict and every figure with its unit, on lines of their own."""
         hidden = "not measured" if self.hidden is None else _percent(self.hidden)
         rows = {
-            "batches": f"{self.batches}, {_size(self.nbytes)}",
+            "batches": f"{self.batches}, {nbytes_text(self.nbytes)}",
             "wait": f"{self.wait_seconds:.3f} s, {_percent(self.waited)} of the time",
             "step": f"{self.busy_seconds:.3f} s",
             "fetch": f"{self.fetch_seconds:.3f} s",
@@ -120,7 +120,7 @@ class LoaderStats:
             "copy": f"{self.copy_seconds:.3f} s",
             "hidden": f"{hidden} of fetch and copy" if self.fetch_seconds else hidden,
             "padding": f"{_percent(self.padding_fraction)} of "
-            f"{_size(self.stacked_nbytes)} stacked",
+            f"{nbytes_text(self.stacked_nbytes)} stacked",
             "ring": f"{self.ring_hits} hits, {self.ring_misses} misses",
         }
         lines = [f"  {name:<8} {value}" for name, value in rows.items()]
@@ -291,8 +291,8 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
-def _size(nbytes: float) -> str:
-    """Return a number of bytes in the largest decimal unit that leaves 1 or more."""
+def nbytes_text(nbytes: float) -> str:
+    """Return a number of bytes in the largest decimal unit of which it has 1."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "pyparallel"
 LAYERS = [
     ["_errors"],
     ["_stats", "_trace"],
-    ["_backend"],
+    ["_backend", "_preflight"],
     ["_tree", "padding"],
     ["container"],
     ["_plan"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -127,3 +128,12 @@ def test_a_gpu_without_kernels_is_named(monkeypatch):
     ]
     assert main_module.gpus("7.0") == ["cuda:0 V100, capability 7.0, kernels: yes"]
     assert main_module.gpus(None) == ["cuda:0 V100, capability 7.0"]
+
+
+def test_limits_of_the_machine_stand_in_both_forms():
+    shown = lines(run().stdout)
+    found = json.loads(run("--json").stdout)
+    for name in ("memory left", "/dev/shm left", "open files", "locked memory"):
+        assert found[name] and shown[name]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert found["open files"].endswith(f" of {soft}, hard limit {hard}")

@@ -70,7 +70,9 @@ def test_every_chunk_is_counted():
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 3)])
-@pytest.mark.parametrize("options", [{"size_divisor": 8}, {"mask": True, "sizes": True}])
+@pytest.mark.parametrize(
+    "options", [{"size_divisor": 8}, {"mask": True, "sizes": True}]
+)
 def test_masks_and_sizes_are_no_padding(sizes, options):
     samples = [torch.ones(1, size) for size in sizes]
     made = []

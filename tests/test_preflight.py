@@ -1,0 +1,361 @@
+"""Pre-flight checks: every limit, on files written here and on real, lowered limits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from pyparallel import _preflight
+from pyparallel._preflight import Finding, Machine, check, limits
+
+GB = 10**9
+MIB = 1 << 20
+
+
+def write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def machine(
+    root: Path,
+    available: int = 16 * GB,
+    shm: int = 8 * GB,
+    files: tuple[int, int] = (1024, 4096),
+    locked: int = 8 * MIB,
+    device: str | None = None,
+    num_open: int = 10,
+) -> Machine:
+    """Return a machine of plain files on which nothing is short."""
+    write(
+        root, **{"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {available >> 10} kB"}
+    )
+    write(root, **{"proc/self/status": "CapEff:\t00000000a80425fb\n"})
+    write(root, **{f"proc/self/fd/{i}": "" for i in range(num_open + 1)})
+    answers = {
+        resource.RLIMIT_NOFILE: files,
+        resource.RLIMIT_MEMLOCK: (locked, locked),
+    }
+    return Machine(
+        root,
+        lambda _: SimpleNamespace(f_bavail=shm // 4096, f_frsize=4096),
+        answers.__getitem__,
+        lambda: device,
+    )  # fmt: skip
+
+
+def run(at: Machine, **options: Any) -> list[Finding]:
+    given = {
+        "num_workers": 4,
+        "prefetch_factor": None,
+        "ring_nbytes": GB,
+        "pin_memory": False,
+        "start_method": "fork",
+    }
+    return check(**{**given, **options}, machine=at)
+
+
+def test_nothing_is_said_where_nothing_is_short(tmp_path):
+    assert run(machine(tmp_path)) == []
+
+
+def test_a_loader_without_workers_needs_nothing(tmp_path):
+    poor = machine(tmp_path, available=0, shm=0, files=(1, 1), device="cuda")
+    assert run(poor, num_workers=0, pin_memory=True) == []
+    assert len(run(poor, pin_memory=True)) == 5
+
+
+def test_what_cannot_be_read_is_not_judged(tmp_path):
+    def missing(_):
+        raise FileNotFoundError
+
+    nothing = Machine(tmp_path, missing, lambda _: (64, 64), lambda: None)
+    assert run(nothing, ring_nbytes=0) == []
+    assert limits(nothing)["memory left"] is None
+    assert limits(nothing)["/dev/shm left"] is None
+
+
+def test_memory_of_the_machine_is_compared_with_the_ring(tmp_path):
+    at = machine(tmp_path, available=1024 * 10**6)
+    assert run(at, ring_nbytes=1024 * 10**6) == []
+    assert run(at, ring_nbytes=1024 * 10**6 + 1) == [
+        Finding(
+            "memory",
+            "DataLoader: memory must have room for the ring of 1.0 GB, but 1.0 GB is "
+            "left of the machine's memory. Lower ring_slabs or max_ring_bytes, or give "
+            "the job more memory.",
+            True,
+        )
+    ]
+
+
+V2 = {
+    "proc/self/cgroup": "0::/job/step\n",
+    "sys/fs/cgroup/job/step/memory.max": "max\n",
+    "sys/fs/cgroup/job/step/memory.current": "2000000000\n",
+    "sys/fs/cgroup/job/memory.max": "3000000000\n",
+    "sys/fs/cgroup/job/memory.current": "2500000000\n",
+    "sys/fs/cgroup/job/memory.stat": "anon 5\ninactive_file 400000000\nfile 9\n",
+}
+V1 = {
+    "proc/self/cgroup": "9:cpu,memory:/job\n4:pids:/other\n0::/job\n",
+    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "2500000000\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000000\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "2500000000\n",
+    "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 400000000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "where"),
+    [
+        (V2, "job/memory.max"),
+        (V1, "memory/memory.limit_in_bytes"),
+        # A container that has the host's name for its group, mounted as the base.
+        (
+            {**V1, "proc/self/cgroup": "9:memory:/docker/0123\n"},
+            "memory/memory.limit_in_bytes",
+        ),
+    ],
+    ids=["v2", "v1", "v1 in a container"],
+)
+def test_memory_of_control_groups_counts_what_they_can_give_up(tmp_path, files, where):
+    at = machine(tmp_path)
+    write(tmp_path, **files)
+    limit = f"the limit of 3.0 GB in {tmp_path}/sys/fs/cgroup/{where}"
+    assert at.memory_left() == (900_000_000, limit)
+    (finding,) = run(at)
+    assert f"the ring of 1.0 GB, but 900.0 MB is left of {limit}. Lower" in finding.text
+
+
+def test_the_machine_may_be_shorter_than_the_group(tmp_path):
+    at = machine(tmp_path, available=1024 * 10**5)
+    write(tmp_path, **V2)
+    assert at.memory_left() == (102_400_000, "the machine's memory")
+
+
+def test_a_group_over_its_limit_has_nothing_left(tmp_path):
+    at = machine(tmp_path)
+    write(tmp_path, **{**V2, "sys/fs/cgroup/job/memory.current": "9000000000"})
+    assert at.memory_left()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("shm", "ring", "warns"),
+    [
+        (64 * MIB, 0, True),
+        (64 * MIB, GB, True),
+        (64 * MIB + 4096, 0, None),
+        (64 * MIB + 4096, GB, False),
+        (2 * GB, GB, None),
+    ],
+)
+def test_small_shared_memory_is_warned_of_or_noted(tmp_path, shm, ring, warns):
+    found = run(machine(tmp_path, shm=shm), ring_nbytes=ring, prefetch_factor=3)
+    assert [finding.warns for finding in found] == ([] if warns is None else [warns])
+    for finding in found:
+        assert finding.name == "/dev/shm"
+        assert finding.text == (
+            f"DataLoader: /dev/shm {'must' if warns else 'should'} have room for up to "
+            "12 batches that find no place in the ring, but has 67.1 MB free. Give a "
+            "container --shm-size or --ipc=host, or remount it larger."
+        )
+
+
+def test_file_descriptors_are_counted(tmp_path):
+    assert run(machine(tmp_path, files=(30, 64), num_open=10)) == []
+    (finding,) = run(machine(tmp_path, files=(29, 64), num_open=10))
+    assert finding == Finding(
+        "open files",
+        "DataLoader: RLIMIT_NOFILE must leave 20 file descriptors for 4 workers, and "
+        "one for every tensor that finds no place in the ring, but 10 of 29 are open. "
+        "Raise it above 30 (ulimit -n; the hard limit is 64).",
+        True,
+    )
+    assert run(machine(tmp_path, files=(-1, -1))) == []
+    (finding,) = run(machine(tmp_path, files=(29, -1)))
+    assert finding.text.endswith("(ulimit -n; the hard limit is unlimited).")
+
+
+def test_locked_memory_is_a_note_and_only_with_pinning(tmp_path):
+    at = machine(tmp_path)
+    assert run(at) == []
+    assert run(at, pin_memory=True, ring_nbytes=8 * MIB) == []
+    assert run(machine(tmp_path, locked=-1), pin_memory=True) == []
+    assert run(at, pin_memory=True) == [
+        Finding(
+            "locked memory",
+            "DataLoader: RLIMIT_MEMLOCK should cover the ring of 1.0 GB where the "
+            "device's driver counts page-locked memory, but is 8.4 MB. NVIDIA's "
+            "driver does not count it: raise the limit (ulimit -l) only if "
+            "page-locking fails.",
+            False,
+        )
+    ]
+
+
+def test_the_limit_of_locked_memory_does_not_hold_for_the_privileged(tmp_path):
+    at = machine(tmp_path)
+    write(tmp_path, **{"proc/self/status": "Name: x\nCapEff:\t0000000000004000\n"})
+    assert run(at, pin_memory=True) == []
+    assert limits(at)["locked memory"] == "up to 8.4 MB, but this process may lock more"
+
+
+def test_a_device_before_the_fork_is_a_note(tmp_path):
+    at = machine(tmp_path, device="cuda")
+    assert run(at) == [
+        Finding(
+            "fork",
+            "DataLoader: workers should be forked before cuda is initialised, but it "
+            "is initialised already. They may use CPU tensors and the ring, but "
+            "neither cuda nor tensors that were page-locked before; if the dataset "
+            "does, give multiprocessing_context='forkserver' or 'spawn'.",
+            False,
+        )
+    ]
+    assert run(at, start_method="spawn") == run(at, start_method="forkserver") == []
+
+
+@pytest.mark.parametrize("default", ["fork", "spawn"])
+def test_no_start_method_is_the_default_one(tmp_path, monkeypatch, default):
+    monkeypatch.setattr(
+        multiprocessing, "get_start_method", lambda allow_none=False: default
+    )
+    found = run(machine(tmp_path, device="xpu"), start_method=None)
+    assert len(found) == (default == "fork")
+
+
+def test_asking_for_the_default_does_not_settle_it():
+    code = "import multiprocessing as m; from pyparallel import _preflight as p; "
+    code += "p.default_start_method(); m.set_start_method('spawn')"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "module", "found"),
+    [
+        (None, None, None),
+        ("cuda", SimpleNamespace(is_initialized=lambda: True), "cuda"),
+        ("cuda", SimpleNamespace(is_initialized=lambda: False), None),
+        ("mps", SimpleNamespace(), None),
+    ],
+)
+def test_the_device_is_asked_and_not_woken(monkeypatch, accelerator, module, found):
+    device = accelerator and torch.device(accelerator)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    assert _preflight.initialised_device() == found
+
+
+def test_limits_are_told_in_a_line_each(tmp_path):
+    assert limits(machine(tmp_path, available=1024 * 10**6, files=(64, -1))) == {
+        "memory left": "1.0 GB of the machine's memory",
+        "/dev/shm left": "8.0 GB",
+        "open files": "10 of 64, hard limit unlimited",
+        "locked memory": "up to 8.4 MB",
+    }
+    assert limits(machine(tmp_path, locked=-1))["locked memory"] == "up to unlimited"
+
+
+# What follows runs on this machine.
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return i
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_real_loader_opens_as_many_files_as_are_reckoned_with(method):
+    num_workers = 2
+    needed = _preflight._FILES_PER_WORKER * num_workers + _preflight._MORE_FILES
+    loader: Any = DataLoader(
+        Numbers(), 4, num_workers=num_workers, multiprocessing_context=method,
+        collate_fn=list,
+    )  # fmt: skip
+    before = Machine().open_files()
+    iterator = iter(loader)
+    next(iterator)
+    opened = Machine().open_files() - before
+    assert needed / 2 <= opened < needed  # and one for the ring
+
+
+REAL = """
+import resource, sys
+from pyparallel import _preflight
+files = [open("/dev/null") for _ in range(int(sys.argv[1]))]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+for finding in _preflight.check(num_workers=8, prefetch_factor=2, ring_nbytes=1 << 20,
+                                pin_memory=True, start_method="fork"):
+    print(f"{finding.name}: {finding.text}")
+"""
+
+
+def real(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_lowered_limit_of_files_is_found():
+    assert "open files" not in real(sys.executable, "-c", REAL, "0")
+    found = real(sys.executable, "-c", REAL, "40")
+    assert "RLIMIT_NOFILE must leave 36 file descriptors for 8 workers" in found
+    assert "of 64 are open" in found
+
+
+MOUNT = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "
+
+
+def test_a_container_with_little_shared_memory_is_found():
+    tried = subprocess.run(
+        ["unshare", "-m", "sh", "-c", MOUNT + "true"], capture_output=True, text=True
+    )
+    if tried.returncode:
+        pytest.skip(f"may not mount in a namespace of its own: {tried.stderr.strip()}")
+    command = f"{MOUNT} {sys.executable} -c '{REAL}' 0"
+    found = real("unshare", "-m", "sh", "-c", command)
+    assert "/dev/shm: DataLoader: /dev/shm must have room for up to 16 batches" in found
+    assert "but has 67.1 MB free" in found
+
+
+def test_memory_that_is_taken_is_no_longer_left():
+    def left() -> int:
+        found = Machine().memory_left()
+        assert found is not None
+        return found[0]
+
+    if not Path("/proc/meminfo").exists():
+        pytest.skip("there is no /proc")
+    block = os.memfd_create("taken")
+    try:
+        # Others come and go meanwhile: so a large piece, and some patience.
+        taken, least = 512 * MIB, []
+        before = left()
+        os.posix_fallocate(block, 0, taken)
+        for _ in range(20):
+            least.append(before - left())
+            if 0.5 * taken < least[-1] < 1.5 * taken:
+                break
+            time.sleep(0.1)
+        assert 0.5 * taken < least[-1] < 1.5 * taken, least
+    finally:
+        os.close(block)
