@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import operator
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data.dataloader import (
@@ -13,7 +12,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from . import _page_lock, _shared
+from . import _page_lock, _preflight, _shared
 from ._errors import LoaderWarning, warn_once
 from ._packing import Note, Packing, Preparing
 from ._parcel import Message, Miss, Parcel
@@ -24,6 +23,8 @@ from ._trace import span
 #: Slabs beside those of the batches that workers have in hand: what a training loop
 #: and a `PreDataLoader` hold at a time.
 _SPARE_SLABS = 6
+#: Memory that a system may have left that does not tell.
+_UNKNOWN_NBYTES = 1 << 30
 
 
 class Receiving:
@@ -39,6 +40,7 @@ class Receiving:
     def __init__(self, ring_slabs: int | None, max_ring_bytes: int | None) -> None:
         self.meter = Meter()
         self.ring: Ring | None = None
+        self.is_new = True
         self._ring_slabs, self._max_ring_bytes = ring_slabs, max_ring_bytes
 
     def ring_for(self, num_workers: int, prefetch_factor: int) -> Ring | None:
@@ -53,7 +55,8 @@ class Receiving:
     def _new_ring(self, num_slabs: int) -> Ring | None:
         limit = self._max_ring_bytes
         if limit is None:
-            limit = _available_nbytes() // 2
+            left = _preflight.Machine().memory_left()
+            limit = (left[0] if left else _UNKNOWN_NBYTES) // 2
         if not _shared.is_supported() or limit < 64 * num_slabs or not num_slabs:
             return None
         try:
@@ -67,6 +70,18 @@ class Receiving:
                 LoaderWarning,
             )
             return None
+
+    def preflight(self, loader: Any) -> list[_preflight.Finding]:
+        """Return what this machine is short of for a loader with workers."""
+        context = loader.multiprocessing_context
+        ring = self.ring_for(loader.num_workers, loader.prefetch_factor or 2)
+        return _preflight.check(
+            num_workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor,
+            ring_nbytes=ring.num_slabs * ring.slab_nbytes if ring else 0,
+            pin_memory=loader.pin_memory,
+            start_method=context.get_start_method() if context else None,
+        )
 
     def receive(self, parcel: Parcel) -> Any:
         """Return the batch of a parcel, counted."""
@@ -136,6 +151,10 @@ class WithWorkers(_MultiProcessingDataLoaderIter):
         self._receiving = receiving
         receiving.meter.pause()
         self._ring = receiving.ring_for(loader.num_workers, loader.prefetch_factor)
+        if receiving.is_new:
+            receiving.is_new = False
+            for finding in filter(operator.attrgetter("warns"), loader.preflight()):
+                warn_once(finding.name, finding.text, LoaderWarning)
         self._first_holder = 0
         if self._ring is not None:
             self._first_holder = self._ring.new_holders(loader.num_workers)
@@ -214,9 +233,3 @@ def _explain(message: Message, ring: Ring) -> None:
     rest = "Until then such batches take memory that is slow to write."
     text = f"DataLoader: {texts[miss.reason]}. {rest}"
     warn_once(f"ring {miss.reason}", text, LoaderWarning)
-
-
-def _available_nbytes() -> int:
-    text = Path("/proc/meminfo").read_text(encoding="ascii")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
-    return int(found[1]) * 1024 if found else 1 << 30

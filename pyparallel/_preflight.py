@@ -190,18 +190,17 @@ def _check_memory(machine: Machine, ring_nbytes: int) -> Finding | None:
 
 
 def _check_shm(machine: Machine, ring_nbytes: int, num_batches: int) -> Finding | None:
-    """Look where torch puts the tensors of a batch that finds no place in the ring."""
+    """Look where torch puts what it sends itself: neither the ring nor its misses."""
     left = machine.shm_left()
     if left is None or left > max(DOCKER_SHM_NBYTES, ring_nbytes):
         return None
-    small = left <= DOCKER_SHM_NBYTES
     text = (
-        f"DataLoader: /dev/shm {'must' if small else 'should'} have room for up to "
-        f"{num_batches} batches that find no place in the ring, but has "
-        f"{nbytes_text(left)} free. Give a container --shm-size or --ipc=host, or "
-        "remount it larger."
+        "DataLoader: /dev/shm should have room for the tensors of up to "
+        f"{num_batches} batches that cross as torch sends them (not dense, or with "
+        f"gradients), but has {nbytes_text(left)} free. Dense tensors do not need "
+        "it. Else give a container --shm-size or --ipc=host, or remount it larger."
     )
-    return Finding("/dev/shm", text, small)
+    return Finding("/dev/shm", text, False)
 
 
 def _check_files(machine: Machine, num_workers: int) -> Finding | None:
@@ -212,9 +211,8 @@ def _check_files(machine: Machine, num_workers: int) -> Finding | None:
         return None
     text = (
         f"DataLoader: RLIMIT_NOFILE must leave {needed} file descriptors for "
-        f"{num_workers} workers, and one for every tensor that finds no place in the "
-        f"ring, but {opened} of {soft} are open. Raise it above {opened + needed} "
-        f"(ulimit -n; the hard limit is {_limit(hard)})."
+        f"{num_workers} workers, but {opened} of {soft} are open. Raise it above "
+        f"{opened + needed} (ulimit -n; the hard limit is {_limit(hard)})."
     )
     return Finding("open files", text, True)
 

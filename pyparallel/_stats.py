@@ -243,7 +243,8 @@ def _unlock_after_fork() -> None:
         meter._lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_unlock_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
 class Stacked:

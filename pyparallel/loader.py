@@ -8,6 +8,7 @@ import torch.utils.data
 
 from ._errors import at_least
 from ._loading import InProcess, Receiving, WithWorkers
+from ._preflight import Finding
 from ._stats import LoaderStats
 
 
@@ -73,6 +74,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def stats(self) -> LoaderStats:
         """Return what has been measured since the loader was made."""
         return self._receiving.meter.snapshot()
+
+    def preflight(self) -> list[Finding]:
+        """Return what this machine is short of for this loader, each with its number.
+
+        The same is looked at when workers first start; what puts batches at risk is
+        then a `LoaderWarning`.
+        """
+        return self._receiving.preflight(self)
 
     def __iter__(self) -> Any:
         """Start an epoch."""
