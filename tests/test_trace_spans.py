@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from fake_device import DEVICE, FakeDevice
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader
 
 from pyparallel import (
     DataContainer,
@@ -97,6 +98,18 @@ def test_a_step_of_ddp_scatters_within_it(one_rank, name):
     # The gradients of the step are reduced by torch as ever.
     model.train_step(batch(), None).backward()
     assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
+
+
+def test_workers_forked_under_a_profiler_collate_as_ever():
+    samples: Any = [torch.ones(2)] * 8
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        loader = DataLoader(samples, 4, collate_fn=collate, num_workers=1)
+        found = [made.tolist() for made in loader]
+        batch()
+    assert found == [[[1.0, 1.0]] * 4] * 2
+    # The worker's ranges stay in the worker.
+    names = [event.name for event in watched.events()]
+    assert names.count("pyparallel.collate") == 1
 
 
 def test_the_model_runs_within_the_step():
