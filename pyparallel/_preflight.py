@@ -21,9 +21,10 @@ from ._stats import nbytes_text
 #: Docker gives a container that much /dev/shm unless told otherwise.
 DOCKER_SHM_NBYTES = 64 << 20
 # What torch's iterator opens in the parent: measured with 1 to 8 workers and all start
-# methods, 4 pipe ends for each worker and up to 3 besides; the ring is one more.
+# methods, 4 pipe ends for each worker and up to 3 besides. The ring takes 2, and a
+# batch that misses it one while it arrives.
 _FILES_PER_WORKER = 4
-_MORE_FILES = 4
+_MORE_FILES = 6
 _CAP_IPC_LOCK = 14
 # Files of a control group: its limit, its usage; and the cached part in memory.stat.
 _GROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
