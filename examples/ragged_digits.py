@@ -26,9 +26,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
-from pyparallel import DataContainer, MMDistributedDataParallel, collate
+from pyparallel import (
+    DataContainer,
+    DataLoader,
+    MMDistributedDataParallel,
+    collate,
+)
 
 try:
     from _digits import (
@@ -132,7 +137,7 @@ class Timed:
 
 @torch.no_grad()
 def evaluate(
-    model: MMDistributedDataParallel, loader: DataLoader[Any]
+    model: MMDistributedDataParallel, loader: DataLoader
 ) -> tuple[dict[str, float], list[dict[str, Tensor]]]:
     """Return the quality over all ranks, and what this rank found."""
     model.eval()
@@ -191,6 +196,8 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         scores.append(score)
         if rank == 0:
             print("held-out:", *(f"{k} {v:.3f} " for k, v in score.items()))
+    if rank == 0:
+        print(loader.stats().verdict)
     moving = timed_collate.seconds + timed_scatter.seconds
     return {
         "losses": losses,
