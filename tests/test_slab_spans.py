@@ -6,11 +6,8 @@ import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -19,9 +16,8 @@ from fake_device import DEVICE, FakeDevice, LentMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyparallel import _backend, _cargo, _keeper, _slab
+from pyparallel import _backend, _cargo, _slab
 
-ROOT = Path(__file__).resolve().parents[1]
 DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
@@ -293,55 +289,6 @@ def test_a_copy_by_other_means_can_be_guarded(slow):
     assert _slab.release_done() == 0 and is_free(slow)
 
 
-def test_a_device_that_fails_gives_nothing_up():
-    keeper = _keeper.Keeper()
-    dropped: list[bool] = []
-    ticket = keeper.hold([Source(dropped)])
-    assert keeper.release_done() == 1  # nobody has said yet when
-    keeper.release_when(ticket, lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        keeper.release_done()
-    assert not dropped
-    keeper.release_when(ticket, lambda: True)
-    assert keeper.release_done() == 0 and dropped
-
-
-class Source:
-    """Memory that says when it is given back."""
-
-    def __init__(self, dropped: list[bool], ready: threading.Event | None = None):
-        self.dropped, self.ready = dropped, ready
-
-    def __del__(self):
-        self.dropped.append(self.ready is None or self.ready.is_set())
-
-
-def test_many_threads_give_up_everything_once_and_nothing_early():
-    keeper = _keeper.Keeper()
-    dropped: list[bool] = []
-
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(300):
-            ready = threading.Event()
-            ticket = keeper.hold([Source(dropped, ready)])
-            keeper.release_done()
-            keeper.release_when(ticket, ready.is_set)
-            keeper.release_done()
-            if rng.random() < 0.1:
-                threading.Timer(rng.random() / 100, ready.set).start()
-            else:
-                ready.set()
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert keeper.drain(30)
-    assert dropped == [True] * 1200
-
-
 def test_a_forked_child_leaves_to_its_parent_what_the_parent_sent(slow):
     flight = lend(slow)
     child = os.fork()
@@ -354,33 +301,6 @@ def test_a_forked_child_leaves_to_its_parent_what_the_parent_sent(slow):
     finish(slow)
     flight.land()
     assert is_free(slow)
-
-
-EXIT = """
-import sys, threading
-from pyparallel import _slab
-class Source:
-    def __del__(self):
-        print("dropped", flush=True)
-ready = threading.Event()
-ticket = _slab._keeper.hold([Source()])
-_slab._keeper.release_when(ticket, ready.is_set)
-if sys.argv[1] == "late":
-    timer = threading.Timer(0.3, ready.set)
-    timer.daemon = True
-    timer.start()
-if sys.argv[1] == "fails":
-    _slab._keeper.release_when(ticket, lambda: 1 / 0)
-"""
-
-
-@pytest.mark.parametrize("case", ["late", "never", "fails"])
-def test_the_end_of_the_interpreter_waits_a_little_and_drops_nothing_early(case):
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", EXIT, case]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    found = (done.returncode, done.stdout, done.stderr)
-    assert found == (0, "dropped\n" if case == "late" else "", "")
 
 
 # ------------------------------------------------------------------------------ home
