@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from . import _backend, _shared
+from . import _backend, _shared, _slab
 from ._ring_memory import PARENT, RingMemory, total_nbytes
 
 _LINE = 64
@@ -113,6 +113,7 @@ class Ring(RingMemory):
             RuntimeError: the slab is not the worker's, or (with poison) somebody wrote
                 beyond its edges.
         """
+        _slab.release_done()  # copies that were the last to read some slab
         self.free_late()
         if self._damage is not None:
             raise self._damage
