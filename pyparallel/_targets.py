@@ -31,7 +31,7 @@ def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
             "scatter: target_gpus must be a device, an index or a list of them, but is "
             f"{kind(target_gpus)}."
         )
-    targets = [_target(target) for target in target_gpus]
+    targets = [resolve_target(target) for target in target_gpus]
     if not targets:
         raise BatchValueError(
             "scatter: target_gpus must name at least one target, but is empty."
@@ -45,34 +45,45 @@ def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
     return targets
 
 
-def _target(target: Any) -> torch.device | None:
+def resolve_target(
+    target: Any, who: str = "scatter", noun: str = "target"
+) -> torch.device | None:
+    """Return one device; None stands for -1. Messages call it the ``noun`` of ``who``.
+
+    Raises:
+        TypeError: it is not an index, a string or a device.
+        ValueError: torch does not know the name.
+        RuntimeError: this machine does not have the device.
+    """
     index = 0
     named = isinstance(target, str | torch.device)
-    if not named and (index := _index(target)) == -1:
+    if not named and (index := _index(target, f"{who}: a {noun}")) == -1:
         return None
     try:
         device = torch.device(target) if named else torch.device("cuda", index)
     except RuntimeError as error:
         raise BatchValueError(
-            f"scatter: a target must be -1 or name a device, but is {target!r}."
+            f"{who}: a {noun} must be -1 or name a device, but is {target!r}."
         ) from error
     # "cpu:0" is the host too, but torch would copy to it.
-    return torch.device("cpu") if device.type == "cpu" else _present(device)
+    if device.type == "cpu":
+        return torch.device("cpu")
+    return _present(device, f"{who}: {noun}")
 
 
-def _index(target: Any) -> int:
+def _index(target: Any, where: str) -> int:
     try:
         if not isinstance(target, bool):
             return operator.index(target)
     except TypeError:
         pass
     raise BatchTypeError(
-        "scatter: a target must be an index, a string or a torch.device, but is "
-        f"{target!r} ({kind(target)})."
+        f"{where} must be an index, a string or a torch.device, but is {target!r} "
+        f"({kind(target)})."
     )
 
 
-def _present(device: torch.device) -> torch.device:
+def _present(device: torch.device, where: str) -> torch.device:
     """Return ``device`` with its index; RuntimeError if the machine has none such."""
     try:
         module = torch.get_device_module(device)
@@ -84,7 +95,7 @@ def _present(device: torch.device) -> torch.device:
         index = module.current_device()
     if count == 0 or index >= count:
         raise RuntimeError(
-            f"scatter: target {device} must be a device of this machine, but torch "
+            f"{where} {device} must be a device of this machine, but torch "
             f"{torch.__version__} sees {count} of type {device.type}. Use -1 or 'cpu' "
             "to stay on the host."
         )
