@@ -98,22 +98,65 @@ def _send(
         return list(map(_contiguous, tensors))
     if target.type == "cpu":
         return [_contiguous(tensor).to(target) for tensor in tensors]
-    # A device without streams (MPS) gets its tensors one by one.
-    streams = hasattr(torch.get_device_module(target), "Stream")
-    if streams and tensors and _look_plain(tensors):
-        try:
-            return _slab.send(tensors, target).land()
-        except TypeError:  # and nothing was sent; one of them is conjugated, or so
-            pass
-    packed = [i for i, tensor in enumerate(tensors) if streams and packs(tensor)]
-    landed: list[torch.Tensor] = []
-    if packed:
-        landed = _slab.send([tensors[i] for i in packed], target).land()
-    result = dict(zip(packed, landed, strict=True))
-    return [
-        result[i] if i in result else tensor.to(target, non_blocking=streams)
-        for i, tensor in enumerate(tensors)
-    ]
+    if not has_streams(target):
+        return [tensor.to(target) for tensor in tensors]
+    return Departure(tensors, target).land()
+
+
+def has_streams(device: torch.device) -> bool:
+    """Tell whether copies to ``device`` can be queued; MPS has one queue for all."""
+    return hasattr(torch.get_device_module(device), "Stream")
+
+
+class Departure:
+    """Tensors of any kind that leave for a device with streams.
+
+    Those whose bytes are all that has to get there are packed and on their way at
+    once. The others follow by torch's own operators when this lands.
+
+    Stream: that of `_slab.send`; the others are copied on the landing's stream.
+    """
+
+    def __init__(
+        self,
+        tensors: list[torch.Tensor],
+        device: torch.device,
+        api: _slab.DeviceApi = _slab.torch_device,
+        home: Any = None,
+    ) -> None:
+        self._device, self._api = device, api
+        self._flight: _slab.Flight | None = None
+        packed: Sequence[int] = range(len(tensors))
+        if tensors and _look_plain(tensors):
+            try:
+                self._flight = _slab.send(tensors, device, api, home)
+            except TypeError:  # and nothing was sent; one of them is conjugated, or so
+                pass
+        if self._flight is None:
+            packed = [i for i, tensor in enumerate(tensors) if packs(tensor)]
+            if packed:
+                chosen = [tensors[i] for i in packed]
+                self._flight = _slab.send(chosen, device, api, home)
+        places = frozenset(packed)
+        # What is packed is not held: memory of the host is free for the next batch.
+        self._others = {
+            i: tensor for i, tensor in enumerate(tensors) if i not in places
+        }
+
+    def land(self) -> list[torch.Tensor]:
+        """Return the tensors on the device; the host does not wait for the copy."""
+        landed = self._flight.land() if self._flight else []
+        for i, tensor in self._others.items():  # ascending: each finds its place
+            landed.insert(i, tensor.to(self._device, non_blocking=True))
+        lent = [tensor for tensor in self._others.values() if self._is_lent(tensor)]
+        if lent:
+            _slab.hold_while_read(lent, self._device, self._api)
+        self._others = {}
+        return landed
+
+    def _is_lent(self, tensor: torch.Tensor) -> bool:
+        strided = tensor.is_cpu and tensor.layout is torch.strided
+        return strided and self._api.is_pinned(tensor)
 
 
 def _contiguous(part: Any) -> Any:

@@ -39,6 +39,9 @@ class DeviceApi(Protocol):
     def using(self, stream: Any) -> AbstractContextManager[Any]:
         """Make ``stream`` the current one of its device for this thread."""
 
+    def holds(self, device: torch.device, tensor: torch.Tensor) -> bool:
+        """Tell whether the tensor lies in the memory of ``device``."""
+
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
         """Queue a copy on ``stream``; the host does not wait."""
 
@@ -90,6 +93,10 @@ class TorchDevice:
         """Return torch's own context manager."""
         context = torch.get_device_module(stream.device).stream(stream)
         return context  # type: ignore[no-any-return]
+
+    def holds(self, device: torch.device, tensor: torch.Tensor) -> bool:
+        """Compare the devices."""
+        return tensor.device == device
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
         """Queue a non-blocking copy."""

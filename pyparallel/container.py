@@ -167,11 +167,7 @@ class DataContainer:
         Raises:
             RuntimeError: torch finds no accelerator to lock pages for.
         """
-
-        def pin(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
-
-        return self._map(pin)
+        return self._map(lambda leaf: leaf.pin_memory() if leaf.is_cpu else leaf)
 
     def __getitem__(self, index: Any) -> Any:
         """Return ``data[index]``."""
@@ -248,14 +244,19 @@ class DataContainer:
             return self
         result = object.__new__(type(self))
         result.__dict__.update(self.__dict__)
-
-        def apply(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor):
-                return function(leaf)
-            return leaf._map(function) if isinstance(leaf, DataContainer) else leaf
-
-        result._data = _tree.map_leaves(apply, self._data)
+        result._data = map_tensors(function, self._data)
         return result
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """Return ``tree`` with ``function`` on all tensors but those in ``cpu_only``."""
+
+    def apply(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return function(leaf)
+        return leaf._map(function) if isinstance(leaf, DataContainer) else leaf
+
+    return _tree.map_leaves(apply, tree)
 
 
 def _check_pad_dims(pad_dims: int | None) -> None:

@@ -152,6 +152,10 @@ class FakeDevice:
     def current_stream(self, device: torch.device) -> Stream:
         return getattr(self.local, "stream", self.main)
 
+    def holds(self, device: torch.device, tensor: torch.Tensor) -> bool:
+        address = tensor.untyped_storage().data_ptr()
+        return any(pool.owns(address) for pool in list(self.pools.values()))
+
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
         assert self.is_pinned(src), "a copy from memory that is not pinned"
         self.host.use(src.untyped_storage().data_ptr(), stream)

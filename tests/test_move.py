@@ -18,7 +18,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
     """Return what was packed: flights that only plan, to a device with streams."""
     flights: list[list[torch.Tensor]] = []
 
-    def send(leaves: list[torch.Tensor], device: torch.device) -> Any:
+    def send(leaves: list[torch.Tensor], device: torch.device, *_: Any) -> Any:
         plan = _backend.plan_slab(leaves)
         flights.append(list(leaves))
         slab = torch.empty(plan.nbytes, dtype=torch.uint8)
