@@ -17,6 +17,7 @@ from .data_parallel import MMDataParallel
 from .distributed import MMDistributedDataParallel
 from .loader import DataLoader
 from .padding import Padded, Padding
+from .prefetch import PreDataLoader
 from .ragged import Ragged
 from .registry import MODULE_WRAPPERS, is_module_wrapper
 from .scatter import scatter, scatter_kwargs
@@ -37,6 +38,7 @@ __all__ = [
     "MMDistributedDataParallel",
     "Padded",
     "Padding",
+    "PreDataLoader",
     "Ragged",
     "collate",
     "is_module_wrapper",

@@ -1,0 +1,195 @@
+"""Batches on their way from the thread that loads them to the one that uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+
+from . import _slab
+from ._move import Departure, has_streams
+from ._trace import span
+from .container import map_tensors
+
+Transform = Callable[[Any], Any]
+
+
+class HandOver:
+    """How batches get to the device: one packed copy, and a transform behind it.
+
+    Args:
+        device: None leaves batches as they are.
+        transform: called in the thread with every batch on the device, or None.
+        api: of a device with streams; None finds it.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | None,
+        transform: Transform | None,
+        api: _slab.DeviceApi | None = None,
+    ) -> None:
+        self.device = device
+        self._transform = transform
+        if api is None and device is not None and device.type != "cpu":
+            api = _slab.torch_device if has_streams(device) else None
+        self._api = api
+
+    def home(self) -> Any:
+        """Return the consumer's stream: called in its thread, at every batch."""
+        if self._api is None or self.device is None:
+            return None
+        return self._api.current_stream(self.device)
+
+    def prepare(self) -> None:
+        """Do in the consumer's thread what must not be done first in another.
+
+        The first page-locked allocation of a process registers a function for its exit;
+        beside a fork in another thread that can lock up both.
+        """
+        if self._api is not None and self.device is not None:
+            self._api.copy_stream(self.device)
+            self._api.pinned(1)
+
+    def start(self, batch: Any, home: Any) -> tuple[Callable[[], Any], int]:
+        """Start the way of one batch, in the loading thread.
+
+        Returns:
+            A function that the consumer calls to get the batch, and the bytes sent.
+        """
+        if self._api is None or self.device is None:
+            return self._on_host(batch)
+        frame = _Frame(batch, self.device)
+        nbytes = sum(map(_nbytes, frame.tensors))
+        if self._transform is not None:
+            return self._transformed(frame, self._transform, self._api), nbytes
+        if not frame.tensors:
+            return (lambda: batch), 0
+        # Memory belongs to the stream that it is used on, so that the allocator may
+        # reuse it there without asking: see Note [slab lifetime].
+        with span("pyparallel.send"):
+            departure = Departure(frame.take(), self.device, self._api, home)
+        return (lambda: frame.fill(departure.land())), nbytes
+
+    def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
+        device, nbytes = self.device, 0
+        if device is not None:
+
+            def to(tensor: torch.Tensor) -> torch.Tensor:
+                nonlocal nbytes
+                if tensor.device == device:
+                    return tensor
+                nbytes += _nbytes(tensor)
+                return tensor.to(device)
+
+            with span("pyparallel.send"):
+                moved = map_tensors(to, batch)
+            batch = moved if nbytes else batch
+        if self._transform is not None:
+            with span("pyparallel.transform"):
+                batch = self._transform(batch)
+        return (lambda: batch), nbytes
+
+    def _transformed(
+        self, frame: _Frame, transform: Transform, api: _slab.DeviceApi
+    ) -> Callable[[], Any]:
+        """Send, transform and return the landing of the result.
+
+        Note: [transformed batches]. The transform may allocate what and when it likes,
+        so here everything is allocated on the copy stream, where the transform runs.
+        The consumer's stream waits for an event behind it, and the allocator is told
+        of that stream, because the memory goes back to the copy stream.
+        """
+        device = frame.device
+        copies = api.copy_stream(device)
+        with api.using(copies):
+            with span("pyparallel.send"):
+                landed = Departure(frame.take(), device, api).land()
+                batch = frame.fill(landed)
+            with span("pyparallel.transform"):
+                result = transform(batch)
+            event = api.record(copies)
+
+        def land() -> Any:
+            stream = api.current_stream(device)
+            api.wait(stream, event)
+
+            def keep(tensor: torch.Tensor) -> torch.Tensor:
+                if api.holds(device, tensor):
+                    api.keep(tensor, stream)
+                return tensor
+
+            map_tensors(keep, result)
+            return result
+
+        return land
+
+
+class _Frame:
+    """A batch whose tensors are elsewhere than on the device, and those tensors."""
+
+    def __init__(self, batch: Any, device: torch.device) -> None:
+        self.device = device
+        self.tensors: list[torch.Tensor] = []
+        # The frame waits in a queue: it must not hold memory of the host meanwhile.
+        self._batch = map_tensors(self._cut_out, batch)
+
+    def _cut_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == self.device:
+            return tensor
+        self.tensors.append(tensor)
+        return _PLACE
+
+    def take(self) -> list[torch.Tensor]:
+        """Return the tensors and forget them."""
+        taken, self.tensors = self.tensors, []
+        return taken
+
+    def fill(self, tensors: list[torch.Tensor]) -> Any:
+        """Return the batch with these tensors in their places."""
+        following = iter(tensors)
+
+        def place(tensor: torch.Tensor) -> torch.Tensor:
+            return next(following) if tensor is _PLACE else tensor
+
+        return map_tensors(place, self._batch)
+
+
+_PLACE = torch.empty(0)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def modes(device: torch.device | None) -> Callable[[], AbstractContextManager[Any]]:
+    """Take down the torch modes of this thread that are not those of a new one.
+
+    Returns:
+        A function that makes a context manager for another thread, which has them then.
+    """
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    default = torch.get_default_device()
+    types = {"cpu"} if device is None else {"cpu", device.type}
+    casts = [
+        (name, torch.get_autocast_dtype(name))
+        for name in sorted(types)
+        if torch.is_autocast_enabled(name)
+    ]
+    cache = torch.is_autocast_cache_enabled()
+
+    def enter() -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        if inference:
+            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.set_grad_enabled(grad))
+        if default.type != "cpu":
+            stack.enter_context(default)
+        for name, dtype in casts:
+            cast = torch.autocast(name, dtype, cache_enabled=cache)
+            stack.enter_context(cast)
+        return stack
+
+    return enter

@@ -1,0 +1,94 @@
+"""The iterator in front of a thread that loads ahead."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Protocol
+
+from ._errors import BatchTypeError
+from ._prefetch_thread import Generation, Item, stop
+from ._trace import span
+
+
+class Owner(Protocol):
+    """Whoever starts passes, and learns how far they have come."""
+
+    def _handed_out(self, state: Any) -> None:
+        """Take the loader's state behind the batch that is handed out."""
+
+    def _ended(self, state: Any) -> None:
+        """Take the loader's state at the end of its epoch."""
+
+
+class Pass:
+    """One pass over a loader. Its end, ``close()`` and collecting it stop the thread.
+
+    Several threads may share it: every batch is handed out once.
+    """
+
+    def __init__(self, owner: Owner, generation: Generation) -> None:
+        self._owner = weakref.ref(owner)
+        self._generation = generation
+        generation.options.meter.pause()
+        generation.start()
+        self._stop = weakref.finalize(self, stop, generation)
+        self._stop.atexit = False  # `_prefetch_thread` stops all that run
+
+    def __iter__(self) -> Pass:
+        """Return the pass itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch on the current stream; see `PreDataLoader`."""
+        meter = self._generation.options.meter
+        with meter.waiting(), span("pyparallel.wait"):
+            item = self._generation.take()
+            if item is not None and item.land is not None:
+                batch = self._land(item)
+        if item is None or item.land is None:
+            meter.pause()
+            self._finish(item)
+            raise StopIteration
+        meter.add(batches=1)
+        owner = self._owner()
+        if owner is not None:
+            owner._handed_out(item.state)
+        return batch
+
+    def _land(self, item: Item) -> Any:
+        try:
+            return item.land() if item.land else None
+        except BaseException:  # the batch is lost: none may follow as if it were not
+            self.close()
+            raise
+
+    def _finish(self, item: Item | None) -> None:
+        """Join the thread; raise its error, or tell that the epoch has ended."""
+        if item is None:  # closed, or ended before
+            return
+        self.close()
+        if item.error is not None:
+            try:
+                raise item.error
+            finally:
+                del item  # or the traceback would hold the error that holds it
+        owner = self._owner()
+        if owner is not None:
+            owner._ended(item.state)
+
+    def close(self) -> None:
+        """Stop the thread; ``next()`` raises ``StopIteration`` from now on."""
+        if os.getpid() == self._generation.pid:
+            self._stop()
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled.
+
+        Raises:
+            TypeError: always.
+        """
+        raise BatchTypeError(
+            "PreDataLoader: an iterator must stay in its process, but is pickled. "
+            "Pickle the PreDataLoader."
+        )

@@ -1,0 +1,185 @@
+"""The workers of torch's DataLoader, seen from a thread that waits for them.
+
+torch reports a dead worker at once only in the main thread, and there as an exception
+between any two instructions. A loader that iterates in another thread is told after
+five seconds, or by a broken pipe. So whoever waits here looks for himself.
+
+All of it works on iterators of ``torch.utils.data.DataLoader`` by their private names,
+and does nothing to other iterators, which have no such names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _DatasetKind
+
+#: How often a wait looks whether the workers live, in seconds.
+SLICE = 0.1
+#: How long one that died may take to be known as dead, or an error to arrive from it.
+GRACE = 0.3
+#: What a broken connection to a worker looks like.
+_BROKEN = (EOFError, FileNotFoundError, ConnectionError)
+_TORCH_SAYS_DEAD = "DataLoader worker (pid"
+# Where torch calls the dataset, in the process and for a worker: see `cut_short`.
+_CALLS_OF_DATASET = (("fetch", "fetch.py"), ("reraise", "_utils.py"))
+
+
+class Stopped(Exception):
+    """Nobody wants the batch that the thread waits for."""
+
+
+def has_workers(source: Any) -> bool:
+    """Tell whether an iterator waits for processes."""
+    return bool(getattr(source, "_workers", None))
+
+
+def shares_iterator(loader: Any) -> bool:
+    """Tell whether persistent workers make every ``iter(loader)`` the same object."""
+    return bool(
+        getattr(loader, "persistent_workers", False)
+        and getattr(loader, "num_workers", 0)
+    )
+
+
+def watch(source: Any, stopped: Callable[[], bool]) -> None:
+    """Let waits of this iterator end `SLICE` after a stop or the death of a worker."""
+    if not (has_workers(source) and hasattr(source, "_try_get_data")):
+        return
+    weak = weakref.ref(source)  # an iterator that holds itself would outlive its epoch
+
+    def try_get_data(timeout: float | None = None) -> tuple[bool, Any]:
+        inner: Any = weak()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if stopped():
+                raise Stopped
+            wait = SLICE
+            if deadline is not None:
+                wait = min(SLICE, max(0.0, deadline - time.monotonic()))
+            done, data = type(inner)._try_get_data(inner, wait)
+            # Without a timeout the caller loops, and looks at its own thread.
+            if done or deadline is None or time.monotonic() >= deadline:
+                return done, data
+
+    source._try_get_data = try_get_data
+
+
+def release(source: Any, loader: Any) -> None:
+    """End an iterator that may be in the middle of its epoch."""
+    if source is loader:  # it is not ours: it may go on elsewhere
+        return
+    with contextlib.suppress(AttributeError, TypeError):  # slots; no __dict__
+        vars(source).pop("_try_get_data", None)
+    if has_workers(source):
+        if not source._persistent_workers:  # those are the loader's
+            source._shutdown_workers()
+    elif callable(close := getattr(source, "close", None)):
+        close()
+
+
+def terminate(source: Any) -> None:
+    """End workers that would not end by themselves for as long as their batch takes."""
+    if has_workers(source) and not source._persistent_workers:
+        for worker in source._workers:
+            if worker.is_alive():
+                worker.terminate()
+
+
+def find_dead(source: Any, *, any_code: bool = False) -> tuple[int, int] | None:
+    """Return pid and exit code of a worker that died; None if all live or finished.
+
+    Args:
+        source: the iterator.
+        any_code: take one that exited with code 0 too: it may have called ``exit``.
+    """
+    dead = [
+        (worker.pid, worker.exitcode)
+        for worker in getattr(source, "_workers", ())
+        if worker.exitcode is not None
+    ]
+    failed = [found for found in dead if found[1]] or (dead if any_code else [])
+    return failed[0] if failed else None
+
+
+def death(pid: int, code: int) -> RuntimeError:
+    """Return the error for a dead worker."""
+    name = ""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            name = f", {signal.Signals(-code).name}"
+    advice = "Look for its traceback above, or for what ends processes in the dataset."
+    if code == -signal.SIGKILL:
+        advice = "Look for an out-of-memory kill in the system's log."
+    return RuntimeError(
+        "PreDataLoader: a DataLoader worker must live to the end of its epoch, but "
+        f"worker pid {pid} died (exit code {code}{name}). {advice}"
+    )
+
+
+def explained(error: BaseException, source: Any) -> BaseException:
+    """Return the error for a dead worker if that is what ``error`` comes from."""
+    said = isinstance(error, RuntimeError) and str(error).startswith(_TORCH_SAYS_DEAD)
+    if not has_workers(source) or not (said or isinstance(error, _BROKEN)):
+        return error
+    deadline = time.monotonic() + GRACE
+    while (dead := find_dead(source, any_code=True)) is None:
+        if time.monotonic() >= deadline:
+            return error
+        time.sleep(GRACE / 30)
+    found = death(*dead)
+    found.__cause__ = error
+    return found
+
+
+def let_go(error: BaseException, source: Any) -> None:
+    """Empty the frames of an error that came out of an iterator with workers.
+
+    They hold the iterator, hence queues and descriptors, for as long as somebody keeps
+    the error. The dataset's own frames are in the worker, and in the message.
+    """
+    link: BaseException | None = error
+    while link is not None and has_workers(source):
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+
+
+def cut_short(end: StopIteration, loader: Any, num_batches: int) -> RuntimeError | None:
+    """Return an error if the dataset, not the sampler, ended the epoch.
+
+    Where samples are looked up by index, ``StopIteration`` from the dataset or
+    ``collate_fn`` is a mistake there; torch takes it for the end of the epoch.
+    """
+    if not isinstance(loader, DataLoader) or (
+        getattr(loader, "_dataset_kind", None) != _DatasetKind.Map
+    ):
+        return None
+    if not _came_through_dataset(end.__traceback__):
+        return None
+    try:
+        length = f"{len(loader)}"
+    except TypeError:  # the sampler does not know
+        length = "an unknown number of"
+    return RuntimeError(
+        "PreDataLoader: an epoch must end when its sampler does, but the dataset or "
+        f"collate_fn raised StopIteration after {num_batches} of {length} batches. "
+        "Raise another error there."
+    )
+
+
+def _came_through_dataset(step: TracebackType | None) -> bool:
+    while step is not None:
+        code = step.tb_frame.f_code
+        for name, file in _CALLS_OF_DATASET:
+            if code.co_name == name and code.co_filename.endswith(file):
+                return True
+        step = step.tb_next
+    return False

@@ -1,0 +1,107 @@
+"""Ends the interpreter in many ways with a prefetch thread at work; prints how it went.
+
+Every end is that of a process forked from this one, which imports torch once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Called at the exit after the package's own function, which is registered later.
+late: list[Callable[[], None]] = []
+atexit.register(lambda: [function() for function in late])
+
+import torch  # noqa: E402
+from prefetch_loaders import Numbers, firsts, loader  # noqa: E402
+
+from pyparallel import PreDataLoader  # noqa: E402
+
+BUSY = ("returns", "raises", "exits", "is interrupted")
+ENDS = [
+    ("is idle", 0),  # how long it takes without any pass
+    *((end, num_workers) for end in BUSY for num_workers in (0, 2)),
+    ("is outlived", 0),
+    ("is late", 0),
+]
+
+
+class Busy(Numbers):
+    """Works in native code, without the lock of the interpreter."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        square = torch.ones(300, 300)
+        for _ in range(3):
+            square = square @ square / 300
+        return super().__getitem__(index)
+
+
+def consume() -> None:
+    pre = PreDataLoader(loader())
+    threading.main_thread().join()
+    print(firsts(pre), flush=True)
+
+
+def try_again() -> None:
+    try:
+        next(PreDataLoader([1]))
+    except RuntimeError as error:
+        print(error, flush=True)
+
+
+def fork(out: Any, err: Any) -> int | list[Any]:
+    """Return, in the child, where to say that the end begins; here, how it went."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        return write
+    os.close(write)
+    with os.fdopen(read) as said:
+        began = float(said.readline() or "nan")
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    seconds = time.time() - began
+    for file in (out, err):
+        file.seek(0)
+    return [status, seconds, out.read(), err.read()]
+
+
+results = {}
+for end, num_workers in ENDS:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        result = fork(out, err)
+    if isinstance(result, int):
+        break
+    results[f"{end} {num_workers}"] = result
+else:
+    print(json.dumps(results))
+    sys.exit()
+
+if end == "is outlived":
+    threading.Thread(target=consume).start()
+elif end == "is late":
+    late.append(try_again)
+elif end != "is idle":
+    pre = PreDataLoader(loader(num_workers, Busy(), sampler=[0] * 10**6), queue_size=1)
+    running = iter(pre)
+    for _ in range(5):
+        next(running)
+os.write(result, f"{time.time()}\n".encode())
+os.close(result)
+if end == "raises":
+    raise ValueError("on purpose")
+if end == "exits":
+    sys.exit(5)
+if end == "is interrupted":
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(20)

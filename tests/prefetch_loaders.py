@@ -1,0 +1,123 @@
+"""Datasets and loaders to prefetch from, and a look at what a pass leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from pyparallel import PreDataLoader
+
+NUM_ITEMS = 12
+
+
+class TwoArguments(Exception):
+    """An exception that nobody can make from a message, and that does not pickle."""
+
+    def __init__(self, code: int, where: str) -> None:
+        super().__init__(f"{code} at {where}")
+        self.lock = threading.Lock()
+
+
+class Numbers(Dataset):
+    """``torch.full((3,), i)``; at the item ``bad`` something happens instead."""
+
+    def __init__(self, bad: int = -1, act: Callable[[], Any] | None = None) -> None:
+        self.bad, self.act = bad, act
+
+    def __len__(self) -> int:
+        return NUM_ITEMS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.bad and self.act is not None:
+            self.act()
+        return torch.full((3,), index)
+
+
+class Raise:
+    """Raises an error that is made where it is raised; workers need not pickle it."""
+
+    def __init__(self, cls: type[BaseException], *args: Any) -> None:
+        self.cls, self.args = cls, args
+
+    def __call__(self) -> None:
+        raise self.cls(*self.args)
+
+
+def loader(num_workers: int = 0, dataset: Any = None, **options: Any) -> DataLoader:
+    return DataLoader(
+        dataset or Numbers(), batch_size=2, num_workers=num_workers, **options
+    )
+
+
+def firsts(batches: Any) -> list[int]:
+    """Return the first number of every batch of ``Numbers``."""
+    return [int(batch[0, 0]) for batch in batches]
+
+
+def until(condition: Callable[[], Any], seconds: float = 5) -> None:
+    """Wait for a condition; fail if it does not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.002)
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "pyparallel-prefetch"]
+
+
+def children() -> list[int]:
+    return [child.pid for child in psutil.Process().children()]
+
+
+def num_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def nothing_left(more_fds: int = 2) -> Iterator[None]:
+    """Check that a block leaves no thread, process or file descriptor behind.
+
+    A pass may be the first to use what torch then keeps for all: two descriptors.
+    """
+    gc.collect()
+    before = set(children()), num_fds()
+    yield
+    gc.collect()
+    until(lambda: not prefetch_threads())
+    until(lambda: set(children()) <= before[0])
+    until(lambda: num_fds() <= before[1] + more_fds)
+
+
+class Gate:
+    """A loader that hands out numbers, each when it is let through."""
+
+    def __init__(self, length: int = 100) -> None:
+        self.length = length
+        self.open = threading.Semaphore(0)
+        self.asked = 0  # how many were asked for
+
+    def let(self, count: int) -> None:
+        self.open.release(count)
+
+    def __iter__(self) -> Iterator[int]:
+        for i in range(self.length):
+            self.asked = i + 1
+            assert self.open.acquire(timeout=30)
+            yield i
+
+
+@contextmanager
+def passes(*args: Any, **options: Any) -> Iterator[PreDataLoader]:
+    """Make a PreDataLoader and close it, with nothing left."""
+    with nothing_left(), PreDataLoader(*args, **options) as pre:
+        yield pre

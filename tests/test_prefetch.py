@@ -1,0 +1,394 @@
+"""What PreDataLoader hands out: the loader's batches, in its order, ahead of time."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prefetch_loaders import (
+    Gate,
+    Numbers,
+    firsts,
+    loader,
+    nothing_left,
+    passes,
+    prefetch_threads,
+    until,
+)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+import pyparallel
+from pyparallel import DataContainer as DC
+from pyparallel import PreDataLoader
+
+Pair = namedtuple("Pair", ["left", "right"])
+ALL = [0, 2, 4, 6, 8, 10]
+
+
+@dataclass
+class Sample:
+    image: Any
+    name: Any
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from (torch.full((3,), i) for i in range(12))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("queue_size", [1, 2, 50])
+def test_every_epoch_has_all_batches_in_order(
+    num_workers: int, queue_size: int
+) -> None:
+    with passes(loader(num_workers), queue_size=queue_size) as pre:
+        assert [firsts(pre) for _ in range(2)] == [ALL, ALL]
+        assert len(pre) == 6
+
+
+def test_our_own_loader_works_like_torchs() -> None:
+    with passes(pyparallel.DataLoader(Numbers(), batch_size=2, num_workers=1)) as pre:
+        assert [firsts(pre) for _ in range(2)] == [ALL, ALL]
+
+
+leaves = st.one_of(
+    st.integers(0, 3).map(lambda n: torch.arange(n)),
+    st.sampled_from([None, 1, 2.5, "text", b"bytes", range(3), object()]),
+    st.integers(1, 3).map(lambda n: DC(torch.ones(n), stack=True)),
+    st.just(DC({"name": "a"}, cpu_only=True)),
+)
+nests = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.builds(Pair, inner, inner),
+        st.builds(Sample, inner, inner),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.dictionaries(st.integers(), inner, max_size=3).map(OrderedDict),
+        st.lists(inner, max_size=2).map(lambda v: defaultdict(list, enumerate(v))),
+    ),
+    max_leaves=8,
+)
+
+
+@given(batches=st.lists(nests, max_size=5), queue_size=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_batches_are_the_very_objects_of_the_loader(
+    batches: list[Any], queue_size: int
+) -> None:
+    got = list(PreDataLoader(batches, queue_size=queue_size))
+    assert list(map(id, got)) == list(map(id, batches))
+
+
+def test_no_more_than_queue_size_batches_are_fetched_ahead() -> None:
+    gate = Gate()
+    gate.let(100)
+    with passes(gate, queue_size=3) as pre:
+        it = iter(pre)
+        assert next(it) == 0
+        until(lambda: len(it._generation.items) == 3)
+        until(lambda: it._generation._doing[0] == "waiting for the consumer")
+        assert gate.asked == 4  # one handed out, three in the queue
+        assert next(it) == 1
+        until(lambda: gate.asked == 5)
+
+
+def test_a_batch_is_fetched_while_the_step_runs() -> None:
+    gate = Gate()
+    gate.let(1)
+    with passes(gate, queue_size=1) as pre:
+        it = iter(pre)
+        assert next(it) == 0
+        until(lambda: gate.asked == 2)  # the step, here, has not asked for it
+        gate.let(2)
+        until(lambda: len(it._generation.items) == 1)
+        assert next(it) == 1
+
+
+# The interface beside iteration.
+
+
+def test_next_works_on_a_pass_of_its_own_and_starts_over_after_the_end() -> None:
+    with passes([1, 2]) as pre:
+        assert [pre.next(), next(pre)] == [1, 2]
+        with pytest.raises(StopIteration):
+            pre.next()
+        assert pre.next() == 1
+        assert list(pre) == [1, 2]  # a pass apart
+        assert pre.next() == 2
+
+
+def test_a_pass_that_ended_stays_ended() -> None:
+    it = iter(PreDataLoader([1]))
+    assert list(it) == [1]
+    for _ in range(3):
+        assert next(it, "end") == "end"
+
+
+def test_a_function_is_called_for_every_pass() -> None:
+    with passes(lambda: (i * i for i in range(3))) as pre:
+        assert [list(pre), list(pre)] == [[0, 1, 4], [0, 1, 4]]
+
+
+def test_attributes_are_those_of_the_loader() -> None:
+    plain = loader(drop_last=True)
+    pre = PreDataLoader(plain)
+    assert pre.sampler is plain.sampler and pre.dataset is plain.dataset
+    assert pre.batch_size == 2 and pre.drop_last and pre.device is None
+    with pytest.raises(AttributeError, match=r"^'DataLoader' object has no attribute"):
+        pre.nonesuch  # noqa: B018
+    assert not prefetch_threads()  # nothing starts before iteration
+
+
+def test_a_loader_that_is_its_own_iterator_has_one_pass_at_a_time() -> None:
+    with passes(iter(range(10)), queue_size=1) as pre:
+        first = iter(pre)
+        assert next(first) == 0
+        until(lambda: len(first._generation.items) == 1)
+        second = iter(pre)
+        assert next(first, "end") == "end"
+        assert list(second) == [2, 3, 4, 5, 6, 7, 8, 9]  # what was fetched is gone
+
+
+def test_a_generator_is_not_closed_by_a_break() -> None:
+    numbers = (i for i in range(10))
+    for _ in PreDataLoader(numbers, queue_size=1):
+        break
+    assert list(numbers)[-1] == 9
+
+
+def test_persistent_workers_serve_one_pass_at_a_time_and_live_on() -> None:
+    plain = loader(2, persistent_workers=True)
+    with passes(plain) as pre:
+        first = iter(pre)
+        assert int(next(first)[0, 0]) == 0
+        workers = [worker.pid for worker in plain._iterator._workers]
+        assert firsts(pre) == ALL
+        assert next(first, "end") == "end"
+        for _ in range(3):
+            for _ in pre:
+                break
+        assert firsts(pre) == ALL
+        assert firsts(plain) == ALL  # the loader itself is as it was
+        assert [worker.pid for worker in plain._iterator._workers] == workers
+        del plain._iterator
+        plain._iterator = None
+
+
+def test_threads_that_share_a_pass_get_every_batch_once() -> None:
+    got: list[list[int]] = [[], [], []]
+    with passes(list(range(500))) as pre:
+        it = iter(pre)
+        consumers = [
+            threading.Thread(target=lambda mine=mine: mine.extend(it)) for mine in got
+        ]
+        for consumer in consumers:
+            consumer.start()
+        for consumer in consumers:
+            consumer.join(30)
+        assert sorted([*got[0], *got[1], *got[2]]) == list(range(500))
+        assert all(mine == sorted(mine) for mine in got)
+
+
+def test_the_next_epoch_is_prefetched_only_on_request() -> None:
+    starts: list[int] = []
+
+    def epoch() -> Any:
+        starts.append(len(starts))
+        return iter([1, 2])
+
+    with passes(epoch) as pre:
+        assert list(pre) == [1, 2] and starts == [0]
+    with passes(epoch, next_epoch=True) as pre:
+        assert list(pre) == [1, 2]
+        until(lambda: starts == [0, 1, 2])
+        assert list(pre) == [1, 2]
+        until(lambda: starts == [0, 1, 2, 3])
+
+
+# What went wrong with the published class of this name, each gone here.
+
+
+def test_a_break_leaves_nothing_for_the_next_epoch() -> None:
+    with passes(loader()) as pre:
+        for _ in pre:
+            break
+        assert firsts(pre) == ALL
+
+
+def test_set_epoch_before_the_loop_is_seen() -> None:
+    sampler = DistributedSampler(Numbers(), num_replicas=2, rank=0, seed=3)
+    plain = loader(sampler=sampler)
+    with passes(plain) as pre:
+        orders = []
+        for epoch in range(4):
+            pre.sampler.set_epoch(epoch)
+            orders.append(firsts(pre))
+            assert orders[-1] == firsts(plain)
+        assert len(set(map(tuple, orders))) == 4
+
+
+def test_values_of_any_kind_pass_and_containers_keep_their_types() -> None:
+    batch = {
+        "pair": Pair(1, 2.5),
+        "bytes": b"raw",
+        "container": DC([torch.ones(2)]),
+        "tuple": (torch.ones(1), None),
+    }
+    (got,) = PreDataLoader([batch], device="cpu")
+    assert got is batch
+
+
+def test_an_empty_loader_ends_at_once_and_does_not_spin() -> None:
+    with passes([]) as pre:
+        for _ in range(3):
+            assert list(pre) == []
+            with pytest.raises(StopIteration):
+                pre.next()
+        until(lambda: not prefetch_threads())
+
+
+def test_a_loader_that_is_dropped_takes_its_threads_along() -> None:
+    with nothing_left():
+        for _ in range(5):
+            pre = PreDataLoader(list(range(100)))
+            assert pre.next() == 0
+        assert len(prefetch_threads()) == 1
+        del pre
+
+
+def test_two_iterators_have_two_cursors() -> None:
+    with passes(list(range(4))) as pre:
+        first, second = iter(pre), iter(pre)
+        assert first is not pre and iter(first) is first
+        assert [next(first), next(first), next(second)] == [0, 1, 0]
+        assert [list(second), list(first)] == [[1, 2, 3], [2, 3]]
+
+
+def test_a_loader_without_length_works_and_says_so() -> None:
+    with passes(DataLoader(Stream(), batch_size=2, num_workers=1)) as pre:
+        assert firsts(pre) == ALL
+        with pytest.raises(TypeError):
+            len(pre)
+
+
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"loader": 5},
+            TypeError,
+            "PreDataLoader: loader must be iterable, or a funct",
+        ),
+        (
+            {"queue_size": 0},
+            ValueError,
+            "PreDataLoader: queue_size must be an integer ",
+        ),
+        (
+            {"queue_size": 1.5},
+            TypeError,
+            "PreDataLoader: queue_size must be an integer",
+        ),
+        (
+            {"timeout": -1},
+            ValueError,
+            "PreDataLoader: timeout must be a number of seco",
+        ),
+        (
+            {"timeout": float("nan")},
+            ValueError,
+            "PreDataLoader: timeout must be a numb",
+        ),
+        (
+            {"timeout": "1"},
+            TypeError,
+            "PreDataLoader: timeout must be a number of seco",
+        ),
+        (
+            {"timeout": True},
+            TypeError,
+            "PreDataLoader: timeout must be a number of sec",
+        ),
+        (
+            {"transform": 3},
+            TypeError,
+            "PreDataLoader: transform must be a function of ",
+        ),
+        (
+            {"device": 2.5},
+            TypeError,
+            "PreDataLoader: a device must be an index, a stri",
+        ),
+        (
+            {"device": "sofa"},
+            ValueError,
+            "PreDataLoader: a device must be -1 or name a",
+        ),
+        (
+            {"device": 99},
+            RuntimeError,
+            "PreDataLoader: device cuda:99 must be a device of this machine, but tor",
+        ),
+        (
+            {"device": "cuda:99"},
+            RuntimeError,
+            "PreDataLoader: device cuda:99 must be a",
+        ),
+        (
+            {"device": torch.device("meta")},
+            RuntimeError,
+            "PreDataLoader: device meta must be a device of this machine",
+        ),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_wrong_arguments_are_refused_at_once(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        PreDataLoader(**{"loader": [1], **options})
+    assert str(caught.value).startswith(message)
+
+
+def test_the_thread_has_the_modes_of_who_called_iter() -> None:
+    seen: list[Any] = []
+
+    def epoch() -> Any:
+        while True:
+            yield (
+                torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                torch.is_autocast_enabled("cpu"),
+                torch.get_autocast_dtype("cpu"),
+                torch.get_default_device().type,
+            )
+
+    pre = PreDataLoader(epoch)
+    seen.append(next(iter(pre)))
+    with torch.no_grad():
+        seen.append(next(iter(pre)))
+    with torch.inference_mode():
+        seen.append(next(iter(pre)))
+    with torch.autocast("cpu", torch.float16), torch.device("meta"):
+        seen.append(next(iter(pre)))
+    usual = torch.bfloat16
+    assert seen == [
+        (True, False, False, usual, "cpu"),
+        (False, False, False, usual, "cpu"),
+        (False, True, False, usual, "cpu"),
+        (True, False, True, torch.float16, "meta"),
+    ]
+    gc.collect()
+    until(lambda: not prefetch_threads())

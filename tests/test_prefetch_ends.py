@@ -1,0 +1,217 @@
+"""However a pass ends, its thread, its workers and its descriptors end with it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefetch_loaders import (
+    children,
+    firsts,
+    loader,
+    nothing_left,
+    passes,
+    prefetch_threads,
+    until,
+)
+
+import pyparallel
+from pyparallel import PreDataLoader
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.parametrize(("num_workers", "times"), [(0, 50), (2, 8)])
+def test_breaks_leave_nothing(num_workers: int, times: int) -> None:
+    with nothing_left():
+        pre = PreDataLoader(loader(num_workers))
+        for _ in range(times):
+            for _ in pre:
+                break
+        assert len(prefetch_threads()) == 0  # joined, not only told to stop
+
+
+def test_an_error_in_the_step_leaves_nothing() -> None:
+    with nothing_left(), pytest.raises(ZeroDivisionError):
+        for batch in PreDataLoader(loader(2)):
+            batch[0] / 0 if batch is None else 1 / 0
+
+
+def test_close_ends_all_passes_and_allows_new_ones() -> None:
+    with passes(loader()) as pre:
+        its = [iter(pre), iter(pre)]
+        assert [int(next(it)[0, 0]) for it in its] == [0, 0]
+        pre.next()
+        assert len(prefetch_threads()) == 3
+        pre.close()
+        assert not prefetch_threads()
+        assert [next(it, "end") for it in its] == ["end", "end"]
+        pre.close()
+        assert int(pre.next()[0, 0]) == 0
+
+
+def test_a_pass_can_be_closed_by_itself() -> None:
+    with nothing_left():
+        it = iter(PreDataLoader(loader(2)))
+        next(it)
+        it.close()
+        it.close()
+        assert not prefetch_threads() and next(it, "end") == "end"
+
+
+def test_a_closed_generator_of_the_loader_runs_its_finally() -> None:
+    ended: list[str] = []
+
+    def epoch() -> Any:
+        try:
+            yield from range(100)
+        finally:
+            ended.append(threading.current_thread().name)
+
+    for _ in PreDataLoader(epoch):
+        break
+    assert ended == ["pyparallel-prefetch"]
+
+
+def test_a_pass_in_a_cycle_is_collected() -> None:
+    with nothing_left():
+        cycle: dict[str, Any] = {"pass": iter(PreDataLoader(loader(2)))}
+        cycle["itself"] = cycle
+        next(cycle["pass"])
+        assert len(prefetch_threads()) == 1
+        del cycle
+        gc.collect()
+        assert not prefetch_threads()
+
+
+def test_a_pass_outlives_its_predataloader() -> None:
+    it = iter(PreDataLoader(loader()))
+    gc.collect()
+    assert len(firsts(it)) == 6
+
+
+def test_many_epochs_leave_nothing_and_stay_in_memory() -> None:
+    with passes(loader()) as pre:
+        for _ in range(200):
+            assert sum(firsts(pre)) == 30
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(50):
+            firsts(pre)
+        gc.collect()
+        assert sys.getallocatedblocks() - before < 200
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="os.fork warns beside threads")
+def test_a_forked_child_is_told_so_at_once_and_can_iterate_anew() -> None:
+    with passes(loader()) as pre:
+        it = iter(pre)
+        next(it)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                signal.alarm(20)
+                with pytest.raises(
+                    RuntimeError, match=r"process that made it, pid \d+"
+                ):
+                    next(it)
+                it.close()
+                assert len(firsts(pre)) == 6
+                del it
+                gc.collect()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(firsts(it)) == 5  # here nothing has changed
+
+
+def test_pickles_and_copies_carry_the_loader_and_the_options() -> None:
+    pre = PreDataLoader([1, 2, 3], "cpu", 5, next_epoch=False, timeout=7)
+    next(pre)
+    for other in (pickle.loads(pickle.dumps(pre)), copy.deepcopy(pre), copy.copy(pre)):
+        assert list(other) == [1, 2, 3]
+        options = (other.device.type, other.queue_size, other.timeout)
+        assert options == ("cpu", 5, 7)
+        assert other._current is None
+    with pytest.raises(TypeError, match=r"^PreDataLoader: an iterator must stay in"):
+        pickle.dumps(iter(pre))
+    pre.close()
+
+
+# The end of the interpreter.
+
+
+@pytest.fixture(scope="module")
+def exits() -> dict[str, list[Any]]:
+    """Run all ends in processes forked from one that has imported torch."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(TESTS / "prefetch_exits.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("end", "code", "says"),
+    [
+        ("returns", 0, ""),
+        ("raises", 1, "ValueError: on purpose"),
+        ("exits", 5, ""),
+        # Nobody catches it, so the process ends by SIGINT: 130 in a shell.
+        ("is interrupted", -signal.SIGINT, "KeyboardInterrupt"),
+    ],
+)
+def test_the_interpreter_exits_at_once_with_its_own_code(
+    exits: dict[str, list[Any]], end: str, num_workers: int, code: int, says: str
+) -> None:
+    got, seconds, _, errors = exits[f"{end} {num_workers}"]
+    assert got == code, errors
+    assert seconds < exits["is idle 0"][1] + 1
+    assert says in errors and errors.count("Traceback") == bool(says)
+    assert says or not errors
+
+
+def test_a_thread_that_outlives_the_main_thread_gets_all_its_batches(
+    exits: dict[str, list[Any]],
+) -> None:
+    code, _, output, errors = exits["is outlived 0"]
+    assert (code, output, errors) == (0, "[0, 2, 4, 6, 8, 10]\n", "")
+
+
+def test_no_pass_starts_while_the_interpreter_exits(
+    exits: dict[str, list[Any]],
+) -> None:
+    code, _, output, errors = exits["is late 0"]
+    assert (code, errors) == (0, "")
+    assert output.startswith("PreDataLoader: an epoch must start before the interpret")
+
+
+def test_importing_starts_nothing() -> None:
+    assert pyparallel.PreDataLoader is PreDataLoader
+    before = threading.active_count(), children()
+    PreDataLoader(loader(2))
+    assert (threading.active_count(), children()) == before
+    until(lambda: not prefetch_threads())

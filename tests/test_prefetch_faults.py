@@ -1,0 +1,276 @@
+"""Whatever fails below a PreDataLoader arrives in the place of its batch, and ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import traceback
+import weakref
+from typing import Any
+
+import pytest
+from prefetch_loaders import (
+    Gate,
+    Numbers,
+    Raise,
+    TwoArguments,
+    firsts,
+    loader,
+    nothing_left,
+    passes,
+    prefetch_threads,
+    until,
+)
+
+from pyparallel import LoaderWarning, PreDataLoader
+
+FAULTS = {
+    "key": Raise(KeyError, "nonesuch"),
+    "two arguments": Raise(TwoArguments, 7, "here"),
+    "memory": Raise(MemoryError, "too much"),
+    "stop": Raise(StopIteration, "early"),
+    "exit": Raise(SystemExit, 3),
+    "interrupt": Raise(KeyboardInterrupt),
+    "long": Raise(ValueError, "x" * 1000),
+}
+#: What arrives from the process itself and from a worker, and words of its message.
+ARRIVES: dict[str, tuple[Any, Any, str]] = {
+    "key": (KeyError, KeyError, "nonesuch"),
+    "two arguments": (TwoArguments, RuntimeError, "7 at here"),
+    "memory": (MemoryError, MemoryError, "too much"),
+    "stop": (RuntimeError, RuntimeError, "raised StopIteration after"),
+    "exit": (SystemExit, RuntimeError, "3"),
+    "interrupt": (KeyboardInterrupt, RuntimeError, ""),
+    "long": (ValueError, ValueError, "x" * 1000),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("bad", [0, 5, 11], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_iterator(
+    fault: str, bad: int, num_workers: int
+) -> None:
+    cls, words = ARRIVES[fault][num_workers and 1], ARRIVES[fault][2]
+    with passes(loader(num_workers, Numbers(bad, FAULTS[fault]))) as pre:
+        it = iter(pre)
+        got = []
+        start = time.monotonic()
+        with pytest.raises(cls) as caught:
+            for batch in it:
+                got.append(int(batch[0, 0]))
+        assert time.monotonic() - start < 5
+        assert type(caught.value) is cls and words in str(caught.value)
+        worker_died = num_workers and fault in ("exit", "interrupt")
+        # Batches that a dead worker had sent may be lost with it.
+        assert got == [*range(0, bad - bad % 2, 2)][: len(got)]
+        assert worker_died or len(got) == bad // 2
+        if worker_died:
+            assert "worker pid " in str(caught.value)
+        if not num_workers and fault != "stop":
+            frames = traceback.extract_tb(caught.value.__traceback__)
+            assert frames[-1].name == "__call__"  # of Raise: the very place
+        assert [next(it, "end") for _ in range(3)] == ["end"] * 3
+
+
+@pytest.mark.parametrize("where", ["iter", "collate", "transform", "sampler"])
+def test_errors_of_all_parts_arrive(where: str) -> None:
+    def fail(*batch: Any) -> Any:
+        raise LookupError(where)
+
+    class Broken:
+        __iter__ = fail
+
+        def __len__(self) -> int:
+            return 2
+
+    below = {
+        "iter": Broken(),
+        "collate": loader(collate_fn=fail),
+        "transform": loader(),
+        "sampler": loader(sampler=Broken()),
+    }[where]
+    with passes(below, transform=fail if where == "transform" else None) as pre:
+        it = iter(pre)
+        with pytest.raises(LookupError, match=where):
+            next(it)
+        assert next(it, "end") == "end"
+
+
+@pytest.mark.parametrize("where", ["iter", "transform"])
+def test_stop_iteration_from_elsewhere_is_no_end(where: str) -> None:
+    def fail(*batch: Any) -> Any:
+        raise StopIteration
+
+    below: Any = type("Broken", (), {"__iter__": fail})() if where == "iter" else [1]
+    with passes(below, transform=fail if where == "transform" else None) as pre:
+        with pytest.raises(RuntimeError, match=r"^PreDataLoader: StopIteration must "):
+            list(pre)
+
+
+def test_a_sampler_may_end_before_its_length() -> None:
+    class Short(list):
+        def __len__(self) -> int:
+            return 50
+
+    with passes(loader(sampler=Short(range(4)))) as pre:
+        assert firsts(pre) == [0, 2]
+
+
+def test_batches_before_the_error_are_not_lost_while_the_consumer_is_slow() -> None:
+    with passes(loader(0, Numbers(6, FAULTS["key"])), queue_size=50) as pre:
+        it = iter(pre)
+        until(lambda: it._generation.items and it._generation.items[-1].error)
+        assert [int(next(it)[0, 0]) for _ in range(3)] == [0, 2, 4]
+        with pytest.raises(KeyError):
+            next(it)
+
+
+def test_a_held_error_holds_neither_workers_nor_batches() -> None:
+    with nothing_left():
+        pre = PreDataLoader(loader(2, Numbers(6, FAULTS["key"])))
+        with pytest.raises(KeyError) as caught:
+            list(pre)
+        assert caught.value.__traceback__ is not None
+        until(lambda: not prefetch_threads())
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_is_named_within_half_a_second(victim: int) -> None:
+    plain = loader(2, Numbers(4, lambda: time.sleep(60)))
+    with passes(plain) as pre:
+        it = iter(pre)
+        assert int(next(it)[0, 0]) == 0
+        assert int(next(it)[0, 0]) == 2
+        pid = it._generation.source._workers[victim].pid
+        os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError) as caught:
+            next(it)
+        assert time.monotonic() - start < 1
+        assert str(caught.value) == (
+            "PreDataLoader: a DataLoader worker must live to the end of its epoch, but "
+            f"worker pid {pid} died (exit code -9, SIGKILL). Look for an "
+            "out-of-memory kill in the system's log."
+        )
+        assert next(it, "end") == "end"
+
+
+def test_dead_persistent_workers_are_named_in_the_next_epoch() -> None:
+    plain = loader(2, persistent_workers=True)
+    with passes(plain) as pre:
+        for _ in pre:
+            break
+        victim = plain._iterator._workers[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join(10)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"worker pid \d+ died"):
+            list(pre)
+        assert time.monotonic() - start < 2
+        plain._iterator._shutdown_workers()
+        plain._iterator = victim = None
+
+
+def test_a_dataset_that_lacks_a_file_is_not_taken_for_a_dead_worker() -> None:
+    missing = Raise(FileNotFoundError, "nonesuch.jpg")
+    with passes(loader(1, Numbers(3, missing))) as pre:
+        with pytest.raises(FileNotFoundError, match=r"nonesuch\.jpg"):
+            list(pre)
+
+
+def test_a_timeout_says_what_the_thread_is_at_and_can_be_tried_again() -> None:
+    gate = Gate()
+    with passes(gate, timeout=0.2) as pre:
+        it = iter(pre)
+        start = time.monotonic()
+        with pytest.raises(
+            TimeoutError,
+            match=r"^PreDataLoader: batch 0 must come within 0\.2 s, but the thread "
+            r"has been at 'next\(loader\)' for 0\.\d+ s\. Raise timeout, or look there",
+        ):
+            next(it)
+        assert 0.19 < time.monotonic() - start < 2
+        gate.let(2)
+        assert next(it) == 0
+        gate.let(100)
+
+
+def test_a_timeout_of_the_loader_itself_is_passed_on() -> None:
+    sleeping = Numbers(0, lambda: time.sleep(60))
+    with passes(loader(1, sleeping, timeout=0.3)) as pre:
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
+            next(iter(pre))
+
+
+def test_an_interrupt_while_waiting_is_immediate() -> None:
+    gate = Gate()
+    with passes(gate) as pre:
+        it = iter(pre)
+        sent: list[float] = []
+
+        def interrupt() -> None:
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        timer = threading.Timer(0.2, interrupt)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(it)
+        assert time.monotonic() - sent[0] < 0.5
+        timer.join()
+        gate.let(100)
+        assert next(it) == 0  # nothing was lost
+
+
+def test_a_stuck_thread_is_warned_about_and_not_waited_for() -> None:
+    let_go = threading.Event()
+
+    def stuck() -> Any:
+        let_go.wait(30)
+        yield 1
+
+    pre = PreDataLoader(stuck)
+    it = iter(pre)
+    until(lambda: it._generation._doing[0] == "next(loader)")
+    start = time.monotonic()
+    with pytest.warns(LoaderWarning, match=r"but is still at 'next\(loader\)'\."):
+        pre.close()
+    assert time.monotonic() - start < 3
+    let_go.set()
+    until(lambda: not prefetch_threads())
+
+
+def test_workers_in_the_middle_of_a_batch_are_ended_by_close() -> None:
+    with nothing_left():
+        pre = PreDataLoader(loader(2, Numbers(4, lambda: time.sleep(60))))
+        it = iter(pre)
+        next(it)
+        start = time.monotonic()
+        pre.close()
+        assert time.monotonic() - start < 2
+
+
+def test_a_batch_that_cannot_land_ends_the_iterator() -> None:
+    with passes([1, 2, 3]) as pre:
+        it = iter(pre)
+
+        def fail(batch: Any, home: Any) -> Any:
+            return Raise(MemoryError, "on the device"), 0
+
+        it._generation.options.hand_over.start = fail
+        with pytest.raises(MemoryError, match="on the device"):
+            list(it)
+        assert next(it, "end") == "end"
+
+
+def test_memory_of_a_batch_belongs_to_the_consumer_alone() -> None:
+    with passes(loader(), queue_size=1) as pre:
+        it = iter(pre)
+        alive = weakref.ref(next(it))
+        until(lambda: len(it._generation.items) == 1)
+        gc.collect()
+        assert alive() is None

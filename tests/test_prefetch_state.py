@@ -1,0 +1,120 @@
+"""What PreDataLoader counts, shows to profilers and can resume from."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from prefetch_loaders import firsts, loader, passes, until
+
+from pyparallel import LoaderStats, PreDataLoader
+
+
+class Counter:
+    """A loader that can resume: its state is how many batches it has handed out."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 10:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def test_the_state_is_that_of_the_batch_handed_out_last() -> None:
+    with passes(Counter(), queue_size=4) as pre:
+        assert pre.state_dict() == {"position": 0}
+        it = iter(pre)
+        for i in range(3):
+            assert next(it) == i
+            until(lambda: len(it._generation.items) == 4)
+            assert pre.loader.position > i + 1  # the loader is further
+            assert pre.state_dict() == {"position": i + 1}
+        state = pre.state_dict()
+    with passes(Counter(), queue_size=4) as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert list(resumed) == [3, 4, 5, 6, 7, 8, 9]
+        assert resumed.state_dict() == {"position": 0}
+        assert list(resumed) == list(range(10))
+
+
+def test_loading_a_state_ends_what_runs() -> None:
+    with passes(Counter()) as pre:
+        it = iter(pre)
+        assert [next(it), next(it)] == [0, 1]
+        pre.load_state_dict({"position": 7})
+        assert next(it, "end") == "end"
+        assert list(pre) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("name", ["state_dict", "load_state_dict"])
+def test_a_loader_without_state_is_named(name: str) -> None:
+    arguments = [{}] if name.startswith("load") else []
+    with pytest.raises(AttributeError) as caught:
+        getattr(PreDataLoader([1]), name)(*arguments)
+    assert str(caught.value) == (
+        f"PreDataLoader.{name}: the loader must have {name}() itself, but list has "
+        "none. Use pyparallel.DataLoader, or torchdata's StatefulDataLoader."
+    )
+
+
+def test_batches_waits_and_fetches_are_counted() -> None:
+    def slow() -> Any:
+        for i in range(4):
+            time.sleep(0.02)
+            yield i
+
+    with passes(slow) as pre:
+        assert pre.stats() == LoaderStats()
+        assert list(pre) == [0, 1, 2, 3]
+        stats = pre.stats()
+        assert stats.batches == 4 and stats.nbytes == 0
+        assert 0.08 <= stats.fetch_seconds < 5
+        assert 0.06 <= stats.wait_seconds < 5  # nothing was done meanwhile
+        assert list(pre) == [0, 1, 2, 3]
+        assert pre.stats().batches == 8
+
+
+def test_what_only_the_loader_counts_is_taken_from_it() -> None:
+    class Counting(list):
+        def stats(self) -> LoaderStats:
+            return LoaderStats(batches=99, nbytes=5, ring_hits=3, collate_seconds=2.0)
+
+    with passes(Counting([1, 2])) as pre:
+        list(pre)
+        stats = pre.stats()
+    assert (stats.batches, stats.nbytes, stats.ring_hits) == (2, 5, 3)
+    assert stats.collate_seconds == 2.0
+
+
+def test_profilers_see_waits_and_transforms() -> None:
+    with torch.profiler.profile() as profile:
+        with passes(loader(), transform=lambda batch: batch + 1) as pre:
+            assert firsts(pre) == [1, 3, 5, 7, 9, 11]
+    names = [event.name for event in profile.events()]
+    assert names.count("pyparallel.wait") == 7
+
+
+def test_a_transform_on_the_host_runs_in_the_thread_in_order() -> None:
+    names: list[str] = []
+
+    def transform(batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        names.append(threading.current_thread().name)
+        return {"twice": batch * 2}
+
+    with passes(loader(), "cpu", transform=transform) as pre:
+        assert [int(batch["twice"][0, 0]) for batch in pre] == [0, 4, 8, 12, 16, 20]
+    assert set(names) == {"pyparallel-prefetch"}
