@@ -17,7 +17,8 @@ from ._errors import LoaderWarning, warn_once
 from ._packing import Note, Packing, Preparing
 from ._parcel import Message, Miss, Parcel
 from ._ring import Ring
-from ._stats import Meter, recording
+from ._stacked import recording
+from ._stats import Meter
 from ._trace import span
 
 #: Slabs beside those of the batches that workers have in hand: what a training loop

@@ -15,7 +15,7 @@ from . import _output, _stack
 from ._parcel import Miss
 from ._ring_memory import RingMemory, Slab
 from ._seal import Sealed, keep, seal
-from ._stats import recording
+from ._stacked import recording
 from ._trace import span
 
 

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from . import _backend, _by_torch, _output
 from ._errors import kind
 from ._plan import Name, StackPlan, fills, plan_stack
-from ._stats import listener
+from ._stacked import listener
 from .padding import Padded, Padding
 
 _shape_of = attrgetter("shape")

@@ -6,8 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -245,47 +244,6 @@ def _unlock_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock_after_fork)
-
-
-class Stacked:
-    """How many bytes were stacked while somebody listened, and how many are padding."""
-
-    __slots__ = ("padding_nbytes", "stacked_nbytes")
-
-    def __init__(self) -> None:
-        self.padding_nbytes = 0
-        self.stacked_nbytes = 0
-
-    def add(self, nbytes: int, padding_nbytes: int = 0) -> None:
-        """Count ``nbytes`` of a stacked tensor, of which some are padding."""
-        self.stacked_nbytes += nbytes
-        self.padding_nbytes += padding_nbytes
-
-
-class _Listener(threading.local):
-    stacked: Stacked | None = None
-
-
-#: ``listener.stacked`` is what this thread's stacks are to be added to, or None.
-listener = _Listener()
-
-
-@contextmanager
-def recording() -> Iterator[Stacked]:
-    """Count what `collate` and `pad_stack` stack in this thread within the block.
-
-    Yields:
-        The counts; they are read after the block. An inner block counts for itself
-        and the outer one.
-    """
-    outer = listener.stacked
-    listener.stacked = inner = Stacked()
-    try:
-        yield inner
-    finally:
-        listener.stacked = outer
-        if outer is not None:
-            outer.add(inner.stacked_nbytes, inner.padding_nbytes)
 
 
 def _percent(fraction: float) -> str:

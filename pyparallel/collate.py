@@ -24,7 +24,7 @@ from ._errors import (
     kind,
     warn_once,
 )
-from ._stats import listener
+from ._stacked import listener
 from ._trace import span
 from ._unbatchable import unbatchable
 from .container import DataContainer

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyparallel import LoaderStats
-from pyparallel._stats import Meter, recording
+from pyparallel._stacked import recording
+from pyparallel._stats import Meter
 
 SECOND = 1_000_000_000
 
