@@ -7,19 +7,21 @@ import sys
 import time
 from typing import Any
 
+import torch
 from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
-from . import _page_lock, _preflight, _shared
-from ._errors import LoaderWarning, warn_once
+from . import _page_lock, _preflight, _shared, _tree
+from ._errors import BatchValueError, LoaderWarning, warn_once
 from ._packing import Note, Packing, Preparing
 from ._parcel import Message, Miss, Parcel
 from ._ring import Ring
 from ._stacked import recording
 from ._stats import Meter
 from ._trace import span
+from .container import DataContainer
 
 #: Slabs beside those of the batches that workers have in hand: what a training loop
 #: and a `PreDataLoader` hold at a time.
@@ -139,6 +141,7 @@ class InProcess(_SingleProcessDataLoaderIter):
             batches=1,
             fetch_seconds=time.perf_counter() - started,
             collate_seconds=self._collate_seconds,
+            nbytes=_nbytes(batch),
             stacked_nbytes=stacked.stacked_nbytes,
             padding_nbytes=stacked.padding_nbytes,
         )
@@ -208,6 +211,21 @@ class WithWorkers(_MultiProcessingDataLoaderIter):
         for i, worker in enumerate(getattr(self, "_workers", ())):
             if not worker.is_alive():  # else it may be writing
                 ring.reclaim(self._first_holder + i)
+
+
+def _nbytes(batch: Any) -> int:
+    """Return the bytes of all tensors in a batch."""
+    try:
+        leaves, _ = _tree.flatten(batch)
+    except BatchValueError:  # a nest that is a cycle, which is torch's to refuse
+        return 0
+    found = 0
+    for leaf in leaves:
+        if isinstance(leaf, DataContainer):
+            found += _nbytes(leaf.data)
+        elif isinstance(leaf, torch.Tensor):
+            found += leaf.numel() * leaf.element_size()
+    return found
 
 
 def _nothing() -> None:
