@@ -56,7 +56,7 @@ $(V)/.built: $(V)/.deps $(SOURCES)
 $(VPEER)/.deps: pyproject.toml
 	test -x $(VPEER)/bin/python || $(PYTHON) -m venv $(VPEER)
 	$(VPEER)/bin/python $(PIP) $(TOOLS)
-	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7
+	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7 torchdata==0.11.0
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
 # Both ask for the OpenCV that needs a display's libraries; the headless one is enough.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
@@ -105,12 +105,12 @@ lint-lengths:
 
 # ------------------------------------------------------------- beside the peers
 # The extension in the tree serves both environments: same torch, same python.
-peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine and what the benchmark needs
+peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata and what the benchmark needs
 
-test-peers: peers ## the comparison with mmcv, the benchmark; a skipped test fails
+test-peers: peers ## the comparison with mmcv and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
 		$(VPEER)/bin/python -m pytest tests/test_mmcv_differential.py \
-		$(wildcard tests/test_benchmark_*.py)
+		tests/test_resume_torchdata.py $(wildcard tests/test_benchmark_*.py)
 
 bench: peers ## measure; write JSON, the table of benchmarks/README.md and the charts
 	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)

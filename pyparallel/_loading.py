@@ -17,7 +17,9 @@ from . import _page_lock, _preflight, _shared, _tree
 from ._errors import BatchValueError, LoaderWarning, warn_once
 from ._packing import Note, Packing, Preparing
 from ._parcel import Message, Miss, Parcel
+from ._resume import Changed, Followed, enter
 from ._ring import Ring
+from ._source import worker_extra
 from ._stacked import recording
 from ._stats import Meter
 from ._trace import span
@@ -106,27 +108,26 @@ class Receiving:
         return batch
 
 
-class InProcess(_SingleProcessDataLoaderIter):
+class InProcess(Followed, _SingleProcessDataLoaderIter):
     """The iterator of a loader without workers: torch's, measured."""
+
+    _collate_fn = Changed(lambda it, function: it.timed(function))
 
     def __init__(self, loader: Any, receiving: Receiving) -> None:
         self._receiving = receiving
         receiving.meter.pause()
         super().__init__(loader)
 
-    @property
-    def _collate_fn(self) -> Any:
-        return self._collate
+    def timed(self, collate_fn: Any) -> Any:
+        """Return a collate function that says how long it took."""
 
-    @_collate_fn.setter
-    def _collate_fn(self, collate_fn: Any) -> None:
         def collate(samples: Any) -> Any:
             started = time.perf_counter()
             batch = collate_fn(samples)
             self._collate_seconds = time.perf_counter() - started
             return batch
 
-        self._collate = collate
+        return collate
 
     def _next_data(self) -> Any:
         meter = self._receiving.meter
@@ -148,8 +149,12 @@ class InProcess(_SingleProcessDataLoaderIter):
         return batch
 
 
-class WithWorkers(_MultiProcessingDataLoaderIter):
+class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
     """The iterator of a loader with workers: torch's, whose workers seal batches."""
+
+    # What torch hands to its workers is wrapped where torch sets it.
+    _collate_fn = Changed(lambda it, function: it.packing(function))
+    _worker_init_fn = Changed(lambda it, function: Preparing(enter(it, function)))
 
     def __init__(self, loader: Any, receiving: Receiving) -> None:
         self._receiving = receiving
@@ -168,23 +173,9 @@ class WithWorkers(_MultiProcessingDataLoaderIter):
                     self._ring.page_lock(lock)
         super().__init__(loader)
 
-    # What torch hands to its workers is wrapped where torch sets it.
-
-    @property
-    def _collate_fn(self) -> Packing:
-        return self._packing
-
-    @_collate_fn.setter
-    def _collate_fn(self, collate_fn: Any) -> None:
-        self._packing = Packing(collate_fn, self._ring, self._first_holder, _nothing)
-
-    @property
-    def _worker_init_fn(self) -> Preparing:
-        return self._preparing
-
-    @_worker_init_fn.setter
-    def _worker_init_fn(self, worker_init_fn: Any) -> None:
-        self._preparing = Preparing(worker_init_fn)
+    def packing(self, collate_fn: Any) -> Packing:
+        """Return what workers collate with."""
+        return Packing(collate_fn, self._ring, self._first_holder, worker_extra)
 
     def has_lost_worker(self) -> bool:
         """Tell whether a worker has died; then all others are ended, too."""
@@ -197,11 +188,15 @@ class WithWorkers(_MultiProcessingDataLoaderIter):
         meter = self._receiving.meter
         try:
             with meter.waiting(), span("pyparallel.wait"):
-                parcel = super()._next_data()  # type: ignore[no-untyped-call]
-                return self._receiving.receive(parcel)
+                parcel: Parcel = super()._next_data()  # type: ignore[no-untyped-call]
+                batch = self._receiving.receive(parcel)
         except StopIteration:
             meter.pause()
             raise
+        extra = parcel.message.note.extra
+        if extra is not None:
+            self._progress.extra = extra
+        return batch
 
     def _shutdown_workers(self) -> None:
         super()._shutdown_workers()
@@ -226,10 +221,6 @@ def _nbytes(batch: Any) -> int:
         elif isinstance(leaf, torch.Tensor):
             found += leaf.numel() * leaf.element_size()
     return found
-
-
-def _nothing() -> None:
-    return None
 
 
 def _explain(message: Message, ring: Ring) -> None:

@@ -9,10 +9,11 @@ import torch.utils.data
 from ._errors import at_least
 from ._loading import InProcess, Receiving, WithWorkers
 from ._preflight import Finding
+from ._resume import Resumable
 from ._stats import LoaderStats
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(Resumable, torch.utils.data.DataLoader[Any]):
     """torch's ``DataLoader``; what its workers make lies in recycled shared memory.
 
     Workers write every tensor of a batch, whatever the ``collate_fn``, into one slab of
@@ -25,8 +26,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     A batch that finds no slab takes other shared memory, as with torch: nothing waits,
     `stats` counts it, and one warning has the number to raise. So does all else that
     has no place in the ring; tensors that are not dense CPU tensors cross as torch
-    sends them. Without workers, and on systems other than Linux, this is torch's
-    loader.
+    sends them. Without workers, and on systems other than Linux, there is no ring.
+
+    `state_dict` says how far the last iterator has got; after `load_state_dict` the
+    next one continues with the very next batch.
 
     Args:
         dataset: as for torch.
@@ -92,7 +95,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process can use."""
         fresh = Receiving(self.ring_slabs, self.max_ring_bytes)
-        return {**self.__dict__, "_receiving": fresh, "_iterator": None}
+        local = {"_receiving": fresh, "_iterator": None, "_progress": None}
+        return {**self.__dict__, **local}
 
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:

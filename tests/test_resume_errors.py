@@ -1,0 +1,189 @@
+"""A state that cannot be continued exactly is refused, and nothing has changed then."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import resumed
+import torch
+from resumed import Case, uninterrupted
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from pyparallel import DataLoader
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create",
+    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+)
+
+
+def state_of(case: Case, number: int = 4) -> dict[str, Any]:
+    return uninterrupted(case)[1][number].load()
+
+
+def changed(state: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {**state, **fields}
+
+
+ITERABLE = Case("", dataset=resumed.Uneven((9, 9)), options={"num_workers": 2})
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "batch size": (
+        lambda: state_of(Case(batch_size=2)),
+        Case(batch_size=3),
+        "be of a loader with batch_size=3 like this one, but is of one with "
+        "batch_size=2. Make the loader as it was.",
+    ),
+    "last batch": (
+        lambda: state_of(Case()),
+        Case(options={"drop_last": True}),
+        "be of a loader with drop_last=True like this one, but is of one with "
+        "drop_last=False. Make the loader as it was.",
+    ),
+    "workers of an iterable dataset": (
+        lambda: state_of(ITERABLE),
+        Case("", dataset=resumed.Uneven((9, 9)), options={"num_workers": 1}),
+        "be of a loader with num_workers=1 like this one, but is of one with "
+        "num_workers=2. Make the loader as it was.",
+    ),
+    "kind of dataset": (
+        lambda: state_of(Case()),
+        ITERABLE,
+        "be of a loader with dataset='iterable' like this one, but is of one with "
+        "dataset='map-style'. Make the loader as it was.",
+    ),
+    "generator": (
+        lambda: state_of(Case("shuffle, generator")),
+        Case("shuffle"),
+        "have the generators of this loader, [], but has ['generator']. Make the "
+        "loader and its samplers with generators as they were.",
+    ),
+    "version": (
+        lambda: changed(state_of(Case()), version=7),
+        Case(),
+        "be of version 1, but is of version 7. Continue it with the pyparallel that "
+        "wrote it.",
+    ),
+    "another class": (
+        lambda: {"_snapshot": {}, "_steps": 1},
+        Case(),
+        "come from DataLoader.state_dict(), but is ['_snapshot', '_steps']. The state "
+        "of another kind of loader cannot be continued.",
+    ),
+    "no dict": (
+        lambda: [1],
+        Case(),
+        "come from DataLoader.state_dict(), but is list. The state of another kind of "
+        "loader cannot be continued.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_state_of_another_loader_is_refused(name: str) -> None:
+    make, case, message = REFUSED[name]
+    state = make()
+    loader = case.loader()
+    batches = iter(loader)
+    next(batches)
+    expected = re.escape(f"DataLoader.load_state_dict: the state must {message}")
+    with pytest.raises(ValueError, match=f"^{expected}$"):
+        loader.load_state_dict(state)
+    assert loader.state_dict()["given"] == 1
+
+
+OTHERS = (
+    "DataLoader.load_state_dict: the sampler must give its first {} batches of indices "
+    "again, but gives others from the random state that it had. The state may be "
+    "another rank's; or the sampler or its data changed; or it uses randomness of its "
+    "own. Then give it state_dict and load_state_dict."
+)
+
+
+class Secret(resumed.Eager):
+    """A sampler with randomness of its own."""
+
+    def __iter__(self) -> Any:
+        source = torch.Generator()
+        source.seed()
+        return iter(torch.randperm(self.length, generator=source).tolist())
+
+
+@pytest.mark.parametrize("workers, drawn", [(0, 2), (2, 6)])
+def test_other_indices_are_an_error(workers: int, drawn: int) -> None:
+    sampler = Secret(60)
+    dataset = resumed.Numbers(60)
+    loader = DataLoader(dataset, 5, sampler=sampler, num_workers=workers)
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    loader = DataLoader(dataset, 5, sampler=sampler, num_workers=workers)
+    loader.load_state_dict(state)
+    for _ in range(2):  # and stays one: the state is not lost
+        with pytest.raises(RuntimeError, match=re.escape(OTHERS.format(drawn))):
+            iter(loader)
+
+
+@pytest.mark.parametrize("length", [4, 9])
+def test_a_dataset_of_another_length_is_an_error(length: int) -> None:
+    case = Case("shuffle", 8, 2)
+    loader = Case("shuffle", length, 2).loader()
+    loader.load_state_dict(state_of(case))
+    with pytest.raises(RuntimeError, match="gives others"):
+        iter(loader)
+
+
+def test_the_state_of_another_rank_is_an_error() -> None:
+    state = state_of(Case("distributed", 12, 2), 3)
+    sampler = torch.utils.data.DistributedSampler(range(12), 2, 0)  # type: ignore[arg-type]
+    loader = DataLoader(resumed.Numbers(12), 2, sampler=sampler)
+    loader.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="may be another rank's"):
+        iter(loader)
+
+
+def test_a_consumer_that_draws_in_between_is_found_out() -> None:
+    case = Case("python", 12, 2)
+    loader = case.loader()
+    loader.load_state_dict(state_of(case))
+    with pytest.raises(RuntimeError, match="gives others"):
+        iter(loader)
+
+
+class Endless(resumed.Counting):
+    """A stateful sampler that does not continue."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def test_a_stateful_sampler_that_gives_more_at_its_end_is_an_error() -> None:
+    loader = DataLoader(resumed.Numbers(4), 2, sampler=Endless(4))
+    list(loader)
+    state = loader.state_dict()
+    loader = DataLoader(resumed.Numbers(4), 2, sampler=Endless(4))
+    loader.load_state_dict(state)
+    expected = (
+        "DataLoader.load_state_dict: the sampler must be at the end of its epoch after "
+        "2 batches, but gives more from the state that it had there. Make its "
+        "load_state_dict continue where state_dict was."
+    )
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        iter(loader)
+
+
+def test_batches_out_of_order_have_no_state() -> None:
+    loader = DataLoader(resumed.Numbers(4), num_workers=1, in_order=False)
+    for call in (loader.state_dict, lambda: loader.load_state_dict({})):
+        with pytest.raises(RuntimeError, match="the loader has in_order=False"):
+            call()
+    assert DataLoader(resumed.Numbers(4), in_order=False).state_dict()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_datapipes_have_no_state() -> None:
+    loader = DataLoader(IterableWrapper(range(4)), 2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    with pytest.raises(TypeError, match="has an IterDataPipe"):
+        loader.state_dict()

@@ -1,0 +1,149 @@
+"""A loader of an iterable dataset continues with the very next batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import resumed
+import torch
+from resumed import Case, Stop, continued, uninterrupted
+from torch.utils.data import IterableDataset, get_worker_info
+
+from pyparallel import DataLoader
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create",
+    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+)
+
+KINDS = [resumed.Uneven, resumed.UnevenStateful, resumed.UnevenCursors]
+
+
+def case_of(kind: type, lengths: tuple[int, ...], **options: Any) -> Case:
+    return Case("", batch_size=2, dataset=kind(lengths), options=options, epochs=2)
+
+
+def again(case: Case) -> Case:
+    """Return the case with a dataset that nobody has read."""
+    dataset = type(case.dataset)(case.dataset.lengths)
+    return Case("", batch_size=2, dataset=dataset, options=case.options, epochs=2)
+
+
+def assert_continued(case: Case, chosen: slice) -> None:
+    batches, stops = uninterrupted(case)
+    assert len(stops[chosen]) > 3
+    for stop in stops[chosen]:
+        found = continued(again(case), stop)
+        assert found == batches[stop.given :], (stop.epoch, stop.moment, stop.given)
+
+
+@pytest.mark.parametrize("length", [1, 6, 7])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_stop_in_the_process_itself(
+    kind: type, drop_last: bool, length: int
+) -> None:
+    assert_continued(case_of(kind, (length,), drop_last=drop_last), slice(None))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_single_samples(kind: type) -> None:
+    case = case_of(kind, (5,))
+    case.batch_size = None  # type: ignore[assignment]
+    batches, stops = uninterrupted(case)
+    for stop in stops:
+        fresh = again(case)
+        fresh.batch_size = None  # type: ignore[assignment]
+        assert continued(fresh, stop) == batches[stop.given :]
+
+
+@pytest.mark.parametrize("lengths", [(1, 9, 4), (5, 0, 7)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_that_end_at_different_times(
+    kind: type, lengths: tuple[int, ...]
+) -> None:
+    assert_continued(case_of(kind, lengths, num_workers=3), slice(1, 11, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_persistent_workers(kind: type) -> None:
+    case = case_of(kind, (7, 2), num_workers=2, persistent_workers=True)
+    batches, stops = uninterrupted(case)
+    # Without a state of the dataset a worker's order of the next epoch goes on from
+    # random numbers that only it knew, until it has given something.
+    unknown = {"begin"} if kind is resumed.Uneven else set()
+    chosen = [stop for stop in stops[1:] if stop.moment not in unknown]
+    both_gave = [stop for stop in chosen if stop.given in (2, 4, 7, 9)]
+    for stop in both_gave if unknown else chosen[::2]:
+        if not (unknown and stop.moment == "end"):
+            assert continued(again(case), stop) == batches[stop.given :], stop.given
+
+
+def test_a_worker_sees_the_dataset_of_the_user() -> None:
+    def see(worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None and type(info.dataset) is resumed.Uneven
+        info.dataset.lengths = (2, 2)
+
+    loader = DataLoader(resumed.Uneven((9, 9)), num_workers=2, worker_init_fn=see)
+    assert len(list(loader)) == 4
+
+
+def test_a_dataset_that_has_become_shorter_is_an_error() -> None:
+    for options in ({}, {"num_workers": 1}):
+        case = case_of(resumed.Uneven, (9,), **options)
+        _, stops = uninterrupted(case)
+        expected = (
+            r"DataLoader.load_state_dict: the dataset must give its samples again, but "
+            r"worker 0 had given 4 batches of 2 and now finds 3 samples. Give the "
+            r"dataset state_dict and load_state_dict, or the data that it had."
+        )
+        with pytest.raises(RuntimeError, match=expected):
+            continued(case_of(resumed.Uneven, (3,), **options), stops[5])
+
+
+class Failing(IterableDataset[Any]):
+    """Ends with an exception in worker 0."""
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        for number in range(4):
+            if number == 2 and info.id == 0:
+                raise OSError("the line")
+            yield torch.tensor(10 * info.id + number)
+
+
+def test_after_an_exception_only_a_state_tells_what_was_given() -> None:
+    loader = DataLoader(Failing(), 2, num_workers=2)
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [10, 11]]
+    with pytest.raises(OSError, match="the line"):
+        next(batches)
+    assert loader.state_dict()["given"] == 2  # the batch that failed comes next
+    assert next(batches).tolist() == [12, 13]
+    expected = (
+        r"DataLoader.state_dict must know which samples were given, but a batch of "
+        r"this epoch raised an exception, and an iterable dataset without a state was "
+        r"read on. Give it state_dict and load_state_dict."
+    )
+    with pytest.raises(RuntimeError, match=expected):
+        loader.state_dict()
+
+
+def test_workers_that_went_on_alone_are_waited_for() -> None:
+    case = case_of(
+        resumed.UnevenStateful, (9, 9), num_workers=2, persistent_workers=True
+    )
+    loader = case.loader()
+    first = iter(loader)
+    next(first), next(first)
+    second = iter(loader)
+    expected = r"persistent workers \[0, 1\] have given nothing since. Take the state"
+    with pytest.raises(RuntimeError, match=expected):
+        loader.state_dict()
+    next(second), next(second)
+    stop = Stop(0, "batch", 0, resumed.saved(loader.state_dict()))
+    rest = [(0, batch.tolist()) for batch in second]
+    assert continued(again(case), stop)[: len(rest)] == rest
