@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.utils.data
 
@@ -12,8 +12,9 @@ from ._preflight import Finding
 from ._resume import Resumable
 from ._stats import LoaderStats
 
+_T_co = TypeVar("_T_co", covariant=True)
 
-class DataLoader(Resumable, torch.utils.data.DataLoader[Any]):
+class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
     """torch's ``DataLoader``; what its workers make lies in recycled shared memory.
 
     Workers write every tensor of a batch, whatever the ``collate_fn``, into one slab of

@@ -294,3 +294,8 @@ def test_torch_checks_its_own_arguments() -> None:
         pyparallel.DataLoader(Numbers(), num_workers=-1)
     with pytest.raises(ValueError, match="prefetch_factor"):
         pyparallel.DataLoader(Numbers(), prefetch_factor=2)
+
+
+def test_a_subscript_is_an_annotation() -> None:
+    loader = pyparallel.DataLoader[torch.Tensor](Numbers(2), num_workers=1)
+    assert [batch[0, 0].item() for batch in loader] == [0, 1]
