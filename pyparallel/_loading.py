@@ -31,6 +31,11 @@ _SPARE_SLABS = 6
 #: Memory that a system may have left that does not tell.
 _UNKNOWN_NBYTES = 1 << 30
 
+#: The header of a ring has no more lines.
+_MOST_SLABS = 65536
+#: More bytes than any machine's memory, and fewer than an address space.
+_MOST_BYTES = 1 << 44
+
 
 class Receiving:
     """Where batches arrive: a ring that outlives epochs, and a meter.
@@ -54,7 +59,7 @@ class Receiving:
             num_slabs = self._ring_slabs
             if num_slabs is None:
                 num_slabs = num_workers * prefetch_factor + _SPARE_SLABS
-            self.ring = self._new_ring(num_slabs)
+            self.ring = self._new_ring(min(num_slabs, _MOST_SLABS))
         return self.ring
 
     def _new_ring(self, num_slabs: int) -> Ring | None:
@@ -62,6 +67,7 @@ class Receiving:
         if limit is None:
             left = _preflight.Machine().memory_left()
             limit = (left[0] if left else _UNKNOWN_NBYTES) // 2
+        limit = min(limit, _MOST_BYTES)
         if not _shared.is_supported() or limit < 64 * num_slabs or not num_slabs:
             return None
         try:

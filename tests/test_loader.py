@@ -20,6 +20,7 @@ from loader_sets import (
     Sizes,
     Stream,
     as_list,
+    own,
     same,
     seeds,
     slowly,
@@ -299,3 +300,20 @@ def test_torch_checks_its_own_arguments() -> None:
 def test_a_subscript_is_an_annotation() -> None:
     loader = pyparallel.DataLoader[torch.Tensor](Numbers(2), num_workers=1)
     assert [batch[0, 0].item() for batch in loader] == [0, 1]
+
+
+@pytest.mark.parametrize("slabs", [70_000, 1 << 40])
+def test_more_slabs_than_a_ring_can_have_are_as_many_as_it_can(slabs: int) -> None:
+    loader = pyparallel.DataLoader(Numbers(2), num_workers=1, ring_slabs=slabs)
+    assert len(list(loader)) == 2
+    eager = pyparallel.DataLoader(Numbers(2), num_workers=1, prefetch_factor=70_000)
+    assert len(list(eager)) == 2
+    assert (loader.stats().ring_hits, eager.stats().ring_hits) == (2, 2)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 62, 1 << 80])
+def test_a_limit_beyond_all_memory_is_no_limit(nbytes: int) -> None:
+    options = {"num_workers": 1, "max_ring_bytes": nbytes, "collate_fn": own}
+    loader = pyparallel.DataLoader(Numbers(2), **options)
+    assert [batch[0, 0].item() for batch in loader] == [0, 1]
+    assert loader.stats().ring_hits == 2
