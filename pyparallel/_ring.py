@@ -132,9 +132,11 @@ class Ring(RingMemory):
 
     def reclaim(self, holder: int) -> None:
         """Free the slabs of a worker that has ended, however it did."""
-        for slab in _backend.ring_reclaim(self.header, holder):
-            if self.poisons:
-                self.poison(slab)
+        if self.poisons:  # while nobody can claim them yet
+            for slab, whose in enumerate(self.holders()):
+                if whose == holder:
+                    self.poison(slab)
+        _backend.ring_reclaim(self.header, holder)
 
     def free_late(self) -> None:
         """Free dropped slabs that the device has finished reading; never waits."""
