@@ -158,6 +158,8 @@ class Slab:
         self.ring_name, self.index, self.holder = ring.name, index, holder
         self.capacity = ring.slab_nbytes
         self.used = 0
+        #: First and last bytes of what no tensor of the batch covers.
+        self.gaps: list[tuple[int, int]] = []
         self._ring = ring
         owner = ring.owner(index)
         self._owner = weakref.ref(owner)
@@ -193,17 +195,21 @@ class Slab:
         """Return the first bytes, not counted as use."""
         return self._ring.bytes(self.index, _LINE, _LINE + nbytes)
 
-    def clear(self, first: int, last: int) -> None:
-        """Write zeros between what lies in the slab."""
-        if first < last:
-            self.written(last)[first:].zero_()
-
     def let_go(self) -> bool:
         """Forget the memory; False if a tensor on it is still alive in this process."""
         self._memory = None
         if self._ring.poisons:
             self._ring.mark_edges(self.index, self.used)
-        return self._owner() is None
+        if self._owner() is not None:  # of a tensor that may lie in a gap
+            return False
+        self.clear_gaps(self.written(self.used))
+        return True
+
+    def clear_gaps(self, memory: torch.Tensor) -> None:
+        """Write zeros into the gaps of the slab's bytes, or of a copy of them."""
+        for first, last in self.gaps:
+            if first < last:
+                memory[first:last].zero_()
 
     def release(self) -> None:
         """Free the slab as soon as no tensor on it is alive in this process."""

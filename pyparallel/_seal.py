@@ -177,6 +177,7 @@ def keep(message: Message, slab: Slab) -> Message:
     nbytes = message.plan.nbytes
     fresh = _fresh(nbytes)
     fresh.bytes.copy_(slab.written(nbytes))
+    slab.clear_gaps(fresh.bytes)
     return message._replace(place=fresh.send(), miss=Miss("kept", nbytes))
 
 
@@ -196,9 +197,9 @@ def _write(own: list[torch.Tensor], slab: Slab) -> tuple[Any, tuple[int, ...] | 
     _backend.pack(memory, packed, plan)
     end = 0
     for i, offset in placed.items():  # no byte of an earlier batch is ever visible
-        slab.clear(end, offset)
+        slab.gaps.append((end, offset))
         end = offset + own[i].nbytes
-    slab.clear(end, start)
+    slab.gaps.append((end, start))
     if not placed:
         if start:  # memory that a collate function took and then did not use
             plan = _shifted(plan, start)
