@@ -183,11 +183,12 @@ def _check_memory(machine: Machine, ring_nbytes: int) -> Finding | None:
     if left is None or ring_nbytes <= left[0]:
         return None
     text = (
-        f"DataLoader: memory must have room for the ring of {nbytes_text(ring_nbytes)}"
-        f", but {nbytes_text(left[0])} is left of {left[1]}. Lower ring_slabs or "
-        "max_ring_bytes, or give the job more memory."
+        "DataLoader: memory should have room for a ring that grows to "
+        f"{nbytes_text(ring_nbytes)}, but {nbytes_text(left[0])} is left of {left[1]}. "
+        "A slab takes what its batches need, and where none is left, they take the way "
+        "around. Lower ring_slabs or max_ring_bytes, or give the job more memory."
     )
-    return Finding("memory", text, True)
+    return Finding("memory", text, False)
 
 
 def _check_shm(machine: Machine, ring_nbytes: int, num_batches: int) -> Finding | None:

@@ -14,6 +14,7 @@ from ._stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
 
+
 class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
     """torch's ``DataLoader``; what its workers make lies in recycled shared memory.
 
