@@ -140,7 +140,7 @@ def test_memory_of_control_groups_counts_what_they_can_give_up(tmp_path, files, 
     limit = f"the limit of 3.0 GB in {tmp_path}/sys/fs/cgroup/{where}"
     assert at.memory_left() == (900_000_000, limit)
     (finding,) = run(at)
-    assert f"the ring of 1.0 GB, but 900.0 MB is left of {limit}. Lower" in finding.text
+    assert f"grows to 1.0 GB, but 900.0 MB is left of {limit}. A slab" in finding.text
 
 
 def test_the_machine_may_be_shorter_than_the_group(tmp_path):
