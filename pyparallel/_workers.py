@@ -28,6 +28,7 @@ SLICE = 0.1
 GRACE = 0.3
 #: What a broken connection to a worker looks like.
 _BROKEN = (EOFError, FileNotFoundError, ConnectionError)
+_ITERATOR = ("_workers", "_try_get_data", "_shutdown_workers", "_persistent_workers")
 _TORCH_SAYS_DEAD = "DataLoader worker (pid"
 # Where torch calls the dataset, in the process and for a worker: see `cut_short`.
 _CALLS_OF_DATASET = (("fetch", "fetch.py"), ("reraise", "_utils.py"))
@@ -38,8 +39,8 @@ class Stopped(Exception):
 
 
 def has_workers(source: Any) -> bool:
-    """Tell whether an iterator waits for processes."""
-    return bool(getattr(source, "_workers", None))
+    """Tell whether an iterator is torch's, or torchdata's, with processes below."""
+    return all(hasattr(source, name) for name in _ITERATOR) and bool(source._workers)
 
 
 def shares_iterator(loader: Any) -> bool:
@@ -52,7 +53,7 @@ def shares_iterator(loader: Any) -> bool:
 
 def watch(source: Any, stopped: Callable[[], bool]) -> None:
     """Let waits of this iterator end `SLICE` after a stop or the death of a worker."""
-    if not (has_workers(source) and hasattr(source, "_try_get_data")):
+    if not has_workers(source):
         return
     weak = weakref.ref(source)  # an iterator that holds itself would outlive its epoch
 
