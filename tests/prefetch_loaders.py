@@ -117,7 +117,7 @@ class Gate:
 
 
 @contextmanager
-def passes(*args: Any, **options: Any) -> Iterator[PreDataLoader]:
+def passes(*args: Any, more_fds: int = 2, **options: Any) -> Iterator[PreDataLoader]:
     """Make a PreDataLoader and close it, with nothing left."""
-    with nothing_left(), PreDataLoader(*args, **options) as pre:
+    with nothing_left(more_fds), PreDataLoader(*args, **options) as pre:
         yield pre

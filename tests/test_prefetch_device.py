@@ -65,8 +65,11 @@ def wrong_batches(fake: FakeDevice, transform: Any = None, add: int = 0) -> int:
     return sum(got != want for got, want in zip(read, expected, strict=True))
 
 
-def test_every_batch_arrives_whole_before_it_is_read() -> None:
-    fake = FakeDevice()
+@pytest.mark.parametrize("delays", [(1e-2, 1e-4), (1e-4, 1e-2)], ids=["copy", "step"])
+def test_every_batch_arrives_whole_before_it_is_read(
+    delays: tuple[float, float],
+) -> None:
+    fake = FakeDevice(*delays)
     assert wrong_batches(fake) == 0
     assert fake.num_copies == NUM_BATCHES  # one for each batch
     # Its memory comes from the consumer's stream alone, and is used again.
@@ -99,8 +102,11 @@ def add_one(fake: FakeDevice) -> Any:
     return transform
 
 
-def test_a_transform_runs_behind_the_copy_and_before_the_consumer() -> None:
-    fake = FakeDevice()
+@pytest.mark.parametrize("delays", [(1e-2, 1e-4), (1e-4, 1e-2)], ids=["copy", "step"])
+def test_a_transform_runs_behind_the_copy_and_before_the_consumer(
+    delays: tuple[float, float],
+) -> None:
+    fake = FakeDevice(*delays)
     assert wrong_batches(fake, add_one(fake), add=1) == 0
     assert set(fake.pools) == {fake.copies}
     assert fake.pools[fake.copies].num_reused > 20

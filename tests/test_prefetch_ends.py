@@ -28,6 +28,9 @@ from prefetch_loaders import (
 import pyparallel
 from pyparallel import PreDataLoader
 
+# Python 3.12 and later warn of every fork in a process with threads.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
 TESTS = Path(__file__).parent
 
 
@@ -112,7 +115,6 @@ def test_many_epochs_leave_nothing_and_stay_in_memory() -> None:
         assert sys.getallocatedblocks() - before < 200
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="os.fork warns beside threads")
 def test_a_forked_child_is_told_so_at_once_and_can_iterate_anew() -> None:
     with passes(loader()) as pre:
         it = iter(pre)

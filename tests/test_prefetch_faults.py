@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
@@ -12,6 +11,7 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 from prefetch_loaders import (
     Gate,
     Numbers,
@@ -25,7 +25,10 @@ from prefetch_loaders import (
     until,
 )
 
-from pyparallel import LoaderWarning, PreDataLoader
+from pyparallel import LoaderWarning, PreDataLoader, _workers
+
+# Python 3.12 and later warn of every fork in a process with threads.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 FAULTS = {
     "key": Raise(KeyError, "nonesuch"),
@@ -268,9 +271,70 @@ def test_a_batch_that_cannot_land_ends_the_iterator() -> None:
 
 
 def test_memory_of_a_batch_belongs_to_the_consumer_alone() -> None:
-    with passes(loader(), queue_size=1) as pre:
+    blocked = threading.Event()
+
+    class OneThenNone:
+        """Unlike a generator it does not hold what it has given."""
+
+        given = False
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> torch.Tensor:
+            if self.given and blocked.wait(30):
+                raise StopIteration
+            self.given = True
+            return torch.ones(3)
+
+    with passes(OneThenNone()) as pre:
         it = iter(pre)
         alive = weakref.ref(next(it))
-        until(lambda: len(it._generation.items) == 1)
-        gc.collect()
-        assert alive() is None
+        until(lambda: alive() is None)
+        blocked.set()
+        assert next(it, "end") == "end"
+
+
+def test_the_consumer_finds_the_dead_when_the_thread_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As when a worker was killed in the middle of a message.
+    hung = threading.Event()
+
+    def hang(timeout: float | None = None) -> None:
+        hung.wait(30)
+        raise EOFError
+
+    monkeypatch.setattr(
+        _workers,
+        "watch",
+        lambda source, stopped: setattr(source, "_try_get_data", hang),
+    )
+    with nothing_left():
+        pre = PreDataLoader(loader(1))
+        it = iter(pre)
+        until(lambda: it._generation.source)
+        pid = it._generation.source._workers[0].pid
+        os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(
+            RuntimeError, match=rf"worker pid {pid} died \(exit code -9"
+        ):
+            next(it)
+        assert time.monotonic() - start < 1
+        assert next(it, "end") == "end"
+        hung.set()
+        pre.close()
+
+
+def test_a_close_waits_for_no_batch_of_persistent_workers_and_lets_them_live() -> None:
+    plain = loader(1, Numbers(4, lambda: time.sleep(1.5)), persistent_workers=True)
+    with passes(plain) as pre:
+        assert [int(next(pre)[0, 0]) for _ in range(2)] == [0, 2]
+        start = time.monotonic()
+        pre.close()
+        assert time.monotonic() - start < 0.9
+        assert not prefetch_threads()
+        assert all(worker.is_alive() for worker in plain._iterator._workers)
+        assert firsts(pre) == [0, 2, 4, 6, 8, 10]
+        plain._iterator = None
