@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
 import time
 from typing import Any
@@ -109,7 +110,9 @@ class Receiving:
             ring_hits=int(message.is_in_ring and not missed),
             ring_misses=int(missed),
         )
-        if missed and self.ring is not None:
+        # A worker that began while there was no memory for a ring knows of none.
+        had_ring = message.miss is None or message.miss.reason != "off"
+        if missed and had_ring and self.ring is not None:
             _explain(message, self.ring)
         return batch
 
@@ -163,6 +166,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
     _worker_init_fn = Changed(lambda it, function: Preparing(enter(it, function)))
 
     def __init__(self, loader: Any, receiving: Receiving) -> None:
+        self._pid = os.getpid()
         self._receiving = receiving
         receiving.meter.pause()
         self._ring = receiving.ring_for(loader.num_workers, loader.prefetch_factor)
@@ -185,6 +189,8 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
 
     def has_lost_worker(self) -> bool:
         """Tell whether a worker has died; then all others are ended, too."""
+        if self._pid != os.getpid():  # they work for the process that was forked
+            return True
         lost = self._shutdown or not all(worker.is_alive() for worker in self._workers)
         if lost:
             self._shutdown_workers()
@@ -205,6 +211,8 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         return batch
 
     def _shutdown_workers(self) -> None:
+        if not hasattr(self, "_shutdown") or self._pid != os.getpid():
+            return  # nothing was started, or not by this process
         super()._shutdown_workers()
         ring = getattr(self, "_ring", None)
         if ring is None or not ring.is_mine or sys.is_finalizing():

@@ -88,7 +88,7 @@ class Ring(RingMemory):
             self._lock = lock
             addresses = [self.address(slab) for slab in range(self.num_slabs)]
             end = weakref.finalize(
-                self, _unlock, lock, self._locked, addresses, self._late
+                self, _unlock, self._pid, lock, self._locked, addresses, self._late
             )
             end.atexit = False
 
@@ -204,12 +204,15 @@ def find(name: str) -> Ring:
 
 
 def _unlock(
+    pid: int,
     lock: PageLock,
     locked: dict[int, int],
     addresses: list[int],
     late: collections.deque[tuple[int, int, Any]],
 ) -> None:
     """Unlock the pages of a ring that dies, once the device has read the last one."""
+    if pid != os.getpid():  # a forked copy dies, which has no device
+        return
     for _, _, mark in late:
         lock.wait(mark)
     for slab, nbytes in locked.items():
