@@ -158,6 +158,8 @@ class Slab:
         self.ring_name, self.index, self.holder = ring.name, index, holder
         self.capacity = ring.slab_nbytes
         self.used = 0
+        #: How many bytes somebody wanted in the slab when he last took some.
+        self.asked = 0
         #: First and last bytes of what no tensor of the batch covers.
         self.gaps: list[tuple[int, int]] = []
         self._ring = ring
@@ -174,11 +176,12 @@ class Slab:
     def take(self, nbytes: int) -> torch.Tensor | None:
         """Return the next bytes; None if they do not fit, or there is no memory."""
         start = self.next_start
-        if self._memory is None or start + nbytes > self.capacity:
+        self.asked = start + nbytes
+        if self._memory is None or self.asked > self.capacity:
             return None
-        if not self._ring.commit(self.index, start + nbytes):
+        if not self._ring.commit(self.index, self.asked):
             return None
-        self.used = start + nbytes
+        self.used = self.asked
         return self._memory[start : self.used]
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -65,6 +66,8 @@ class _Leaves:
                 f"because it cannot cross processes, but one of shape "
                 f"{tuple(tensor.shape)} has. Detach it in the dataset."
             )
+        if type(tensor) is torch.Tensor and (tensor.is_conj() or tensor.is_neg()):
+            tensor = tensor.resolve_conj().resolve_neg()  # torch's queue forgets it
         if not (
             self.packs
             and type(tensor) is torch.Tensor
@@ -110,6 +113,10 @@ class _Pickler(ForkingPickler):
             return numbered, (self._leaves.tensor(value),)
         if isinstance(value, torch.UntypedStorage | torch.TypedStorage):
             return numbered, (self._leaves.other(value),)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and type(value) in (numpy.ndarray, numpy.memmap):
+            if not value.flags.writeable:  # by torch's queue, every array becomes so
+                return value.copy("K").__reduce_ex__(5)
         return NotImplemented
 
 
@@ -144,13 +151,13 @@ def _seal(batch: Any, slab: Slab | None, miss: Miss | None, trusts: bool) -> Mes
     if own and slab is not None:
         plan, order = _write(own, slab)
         if plan is None:
-            nbytes = _backend.plan_slab(own).nbytes
-            miss = Miss("large" if nbytes > slab.capacity else "memory", nbytes)
+            is_large = slab.asked > slab.capacity
+            miss = Miss("large" if is_large else "memory", slab.asked)
         elif plan.nbytes:
             place = InRing(slab.ring_name, slab.index, slab.holder, plan.nbytes)
     if own and plan is None:
         plan = _backend.plan_slab(own)
-        miss = miss and miss._replace(nbytes=plan.nbytes)
+        miss = miss and miss._replace(nbytes=miss.nbytes or plan.nbytes)
         if plan.nbytes:
             fresh = _fresh(plan.nbytes)
             _backend.pack(fresh.bytes, own, plan)
