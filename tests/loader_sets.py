@@ -170,12 +170,10 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
             return False
-        if a.requires_grad != b.requires_grad or a.is_quantized != b.is_quantized:
+        if a.requires_grad != b.requires_grad:
             return False
         if a.layout is not torch.strided:
             return same(a.to_dense(), b.to_dense())
-        if a.is_quantized:
-            return torch.equal(a, b)
         return bits(a.as_subclass(torch.Tensor)) == bits(b.as_subclass(torch.Tensor))
     if isinstance(a, np.ndarray):
         if a.dtype != b.dtype or a.shape != b.shape:

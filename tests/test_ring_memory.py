@@ -158,6 +158,22 @@ def test_without_memory_for_a_slab_a_batch_takes_other_memory(monkeypatch: Any) 
     assert ring.holders() == [FREE, FREE]
 
 
+def test_a_batch_is_too_large_for_a_slab_that_other_memory_was_taken_of() -> None:
+    ring = Ring(1, 1 << 20)
+
+    def collate_fn(samples: Any) -> Any:
+        return pyparallel.collate(samples) * 2
+
+    worker = Worker(ring, collate_fn)
+    parcel = worker.make([torch.ones(200_000)])
+    assert parcel.open().unique().tolist() == [2]
+    assert parcel.message.miss is not None
+    reason, nbytes = parcel.message.miss
+    assert (reason, nbytes) == ("large", 1_600_000)
+    worker = Worker(Ring(1, nbytes), collate_fn)
+    assert worker.make([torch.ones(200_000)]).message.miss is None
+
+
 def test_without_any_memory_the_error_says_what_to_do(monkeypatch: Any) -> None:
     ring = Ring(2, 1 << 20)
     monkeypatch.setattr(os, "posix_fallocate", full)

@@ -1,0 +1,227 @@
+"""Every kind of batch arrives as with torch's loader, whatever the collate function."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import samples
+import torch
+from loader_sets import Making, Scene, Tagged, only, same
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader as TorchLoader
+
+import pyparallel
+from pyparallel import DataContainer, Ragged
+from pyparallel._errors import _warned
+
+# When an iterator ends, torch closes queues that their feeder threads may still use.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant):UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*quant:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*quant:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:DataLoader. tensors of a batch must be dense"),
+    pytest.mark.timeout(120),
+]
+
+
+@functools.cache
+def read_only(numel: int) -> np.ndarray:
+    array = np.arange(numel, dtype=np.float32)
+    array.flags.writeable = False
+    return array
+
+
+def twice(tensor: torch.Tensor) -> Any:
+    return {"a": tensor, "b": [tensor], "rows": (tensor[0], tensor[1:])}
+
+
+def leaf(i: int) -> torch.Tensor:
+    return torch.full((2,), float(i), requires_grad=True)
+
+
+def sparse(i: int) -> torch.Tensor:
+    return torch.eye(3).mul(i).to_sparse()
+
+
+def base(i: int) -> torch.Tensor:
+    return torch.arange(120.0).add(i).view(2, 3, 4, 5)
+
+
+#: What sample ``i`` is, for every kind whose tensors all have a place in the ring.
+OWN: dict[str, Callable[[int], Any]] = {
+    "bare": lambda i: torch.tensor([i]),
+    "dict": lambda i: {"x": torch.ones(i), "y": {"z": [torch.tensor(i)]}},
+    "tuple": lambda i: (torch.ones(2), (), [], (torch.zeros(1),)),
+    "ordered": lambda i: OrderedDict(b=torch.ones(2), a=i),
+    "default": lambda i: defaultdict(list, {i: [torch.ones(2)]}),
+    "namedtuple": lambda i: samples.Pair(torch.ones(2), None),
+    "frozen": lambda i: samples.Frozen(i, torch.ones(3, 3)).right,
+    "object": Scene,
+    "container": lambda i: DataContainer([[torch.ones(2)], [torch.ones(i)]], True, 7),
+    "ragged": lambda i: Ragged.from_tensors([torch.ones(i + 1, 2), torch.ones(3, 2)]),
+    "packed": lambda i: pack_sequence([torch.ones(3), torch.ones(2)]),
+    "zero-dim": lambda i: [torch.tensor(i), torch.tensor(float(i)), torch.tensor(True)],
+    "empty": lambda i: [torch.empty(0), torch.empty(3, 0, 2), torch.empty(0).bool()],
+    "empty and not": lambda i: [torch.empty(0), torch.ones(3), torch.empty(2, 0)],
+    "large": lambda i: torch.full((300_000,), i),
+    "permuted": lambda i: [base(i).permute(2, 0, 3, 1), base(i).transpose(1, 2)],
+    "channels_last": lambda i: base(i).contiguous(memory_format=torch.channels_last),
+    "twice": lambda i: twice(torch.full((3, 4), i)),
+    "strided": lambda i: [base(i)[..., ::2], base(i)[:, 1], base(i)[..., 1:3]],
+    "with python": lambda i: [torch.ones(2), None, "text", b"bytes", 1.5, {1, 2}, ...],
+    "dtypes": lambda i: [
+        samples.random_tensor((i + 1, 3), dtype, seed=i) for dtype in samples.DTYPES
+    ],
+    "conj": lambda i: torch.full((3,), 1 + 2j).conj(),
+    "negative": lambda i: torch.full((3,), 1 + 2j).conj().imag,
+    "large array": lambda i: np.full((50, 60), i, np.float32),
+    "arrays": lambda i: [np.full(3, i), np.arange(6000.0)[::2], np.zeros((0, 3))],
+    "Fortran": lambda i: np.asfortranarray(np.arange(5000.0).reshape(50, 100) + i),
+    "scalars": lambda i: [np.float32(i), np.int64(i), np.array(i)],
+    "text": lambda i: [np.array(["a", "bc"]), np.array([b"d"])],
+}
+#: Batches without any tensor.
+NONE: dict[str, Callable[[int], Any]] = {
+    "nothing": lambda i: None,
+    "number": lambda i: i,
+    "string": lambda i: "text" * 10_000,
+    "list": lambda i: [],
+    "objects": lambda i: np.array([1, "a", None, [i]], dtype=object),
+    "types": lambda i: [torch.float32, torch.Size([i]), torch.device("cpu"), slice(1)],
+}
+#: What crosses as torch sends it.
+FOREIGN: dict[str, Callable[[int], Any]] = {
+    "leaf": lambda i: [leaf(i), torch.ones(2)],
+    "parameter": lambda i: {"p": torch.nn.Parameter(torch.ones(i + 1)), "t": leaf(i)},
+    "expanded": lambda i: torch.ones(1, 3).expand(4, 3),
+    "sparse": lambda i: [sparse(i), torch.ones(3)],
+    "csr": lambda i: torch.eye(3).to_sparse_csr(),
+    "subclass": lambda i: torch.ones(3).as_subclass(Tagged),
+    "storage": lambda i: torch.arange(5.0).untyped_storage(),
+}
+ALL = OWN | NONE | FOREIGN
+
+
+@functools.cache
+def arrived(cls: Any, name: str) -> Any:
+    """Return the batches of one kind, two, and the loader that gave them."""
+    loader = cls(Making(ALL[name], 2), num_workers=1, collate_fn=only)
+    return list(loader), loader
+
+
+def storages(batches: list[Any]) -> list[bytes]:
+    return [bytes(storage.tolist()) for storage in batches]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_batch_arrives_as_with_torch(name: str) -> None:
+    ours, loader = arrived(pyparallel.DataLoader, name)
+    made = [ALL[name](i) for i in range(2)]
+    if name == "storage":
+        assert storages(ours) == storages(made)
+        return
+    assert same(ours, made)
+    if name not in ("conj", "negative"):  # torch forgets what they are
+        assert same(ours, arrived(TorchLoader, name)[0])
+    stats = loader.stats()
+    missed = 2 if name in FOREIGN else 0
+    has_bytes = name in OWN and name not in ("empty", "arrays", "scalars", "text")
+    if name != "arrays":
+        assert (stats.ring_hits, stats.ring_misses) == (2 * has_bytes, missed)
+
+
+def find(batch: Any) -> list[torch.Tensor]:
+    """Return the tensors of nested lists."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    return [tensor for item in batch for tensor in find(item)]
+
+
+@pytest.mark.parametrize("name", ["permuted", "channels_last"])
+def test_dense_tensors_keep_their_strides(name: str) -> None:
+    for ours, made in zip(
+        find(arrived(pyparallel.DataLoader, name)[0]),
+        find([ALL[name](i) for i in range(2)]),
+        strict=True,
+    ):
+        kept = [s for s, n in zip(made.stride(), made.shape, strict=True) if n > 1]
+        assert kept == [
+            s for s, n in zip(ours.stride(), ours.shape, strict=True) if n > 1
+        ]
+
+
+def test_one_tensor_at_two_places_is_still_one() -> None:
+    (batch, _), _ = arrived(pyparallel.DataLoader, "twice")
+    assert batch["a"] is batch["b"][0]
+    (scene, _), _ = arrived(pyparallel.DataLoader, "object")
+    assert scene.image is scene.again
+
+
+@pytest.mark.parametrize("numel", [3, 5000])
+def test_arrays_can_be_written_though_the_worker_could_not(numel: int) -> None:
+    dataset = Making(lambda i: {"a": read_only(numel), "t": torch.ones(2)}, 2)
+    for cls in (TorchLoader, pyparallel.DataLoader):
+        for batch in cls(dataset, num_workers=1, collate_fn=only):
+            assert same(batch["a"], read_only(numel))
+            batch["a"] += 1
+            assert torch.from_numpy(batch["a"])[2] == 3
+            assert batch["t"].tolist() == [1, 1]
+
+
+def test_tensors_of_a_batch_can_be_written() -> None:
+    dataset = Making(ALL["strided"], 2)
+    for batch in pyparallel.DataLoader(dataset, num_workers=1, collate_fn=only):
+        for tensor in batch:
+            tensor.add_(1)
+        assert batch[2].flatten()[0] in (2, 3)
+
+
+def test_a_tensor_with_a_graph_is_refused() -> None:
+    loader = pyparallel.DataLoader(
+        Making(lambda i: leaf(i) * 2, 1), num_workers=1, collate_fn=only
+    )
+    with pytest.raises(RuntimeError) as caught:
+        next(iter(loader))
+    assert (
+        "a tensor of a batch must not have a graph in a DataLoader worker, because it "
+        "cannot cross processes, but one of shape (2,) has. Detach it in the dataset."
+    ) in str(caught.value)
+
+
+@pytest.mark.filterwarnings("default:DataLoader. tensors of a batch must be dense")
+def test_foreign_tensors_are_counted_and_explained_once() -> None:
+    _warned.clear()
+    loader = pyparallel.DataLoader(Making(leaf, 3), num_workers=1, collate_fn=only)
+    with pytest.warns(UserWarning) as caught:
+        assert all(batch.requires_grad for batch in loader)
+    assert [str(warning.message) for warning in caught] == [
+        "DataLoader: tensors of a batch must be dense CPU tensors without gradient, "
+        "but some are not: they cross as torch sends them. Convert them in collate_fn. "
+        "Until then such batches take memory that is slow to write."
+    ]
+    assert (loader.stats().ring_hits, loader.stats().ring_misses) == (0, 3)
+
+
+def test_statistics_of_a_ring() -> None:
+    _, loader = arrived(pyparallel.DataLoader, "large")
+    stats = loader.stats()
+    assert (stats.batches, stats.ring_hits, stats.ring_misses) == (2, 2, 0)
+    assert stats.nbytes == 2 * 8 * 300_000
+    assert min(stats.wait_seconds, stats.collate_seconds, stats.pack_seconds) > 0
+
+
+def test_quantized_tensors_cross_as_with_torch() -> None:
+    def make(i: int) -> torch.Tensor:
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 2, torch.qint8)
+
+    for cls in (TorchLoader, pyparallel.DataLoader):
+        (batch,) = cls(Making(make, 1), num_workers=1, collate_fn=only)
+        # Neither says by which numbers: torch's queue forgets the quantizer.
+        assert (batch.dtype, batch.shape) == (torch.qint8, (3,))
