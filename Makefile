@@ -10,6 +10,7 @@ CUDA_ARCHS ?= 8.0;9.0
 TORCH_PIP  ?=
 DEMO_ARGS  ?=
 BENCH_ARGS ?=
+LOADER_ARGS ?=
 PYTEST_ARGS ?=
 # Warnings of the compilers are errors in what is built here.
 export WERROR ?= 1
@@ -35,7 +36,8 @@ ONCE := --ignore-glob='*/test_benchmark_*.py' --ignore=tests/test_examples.py
 
 .DELETE_ON_ERROR:
 .PHONY: help test test-native test-python test-core test-peers lint lint-python \
-	lint-types lint-cpp lint-lengths bench demo peers cuda-build gpu-check clean
+	lint-types lint-cpp lint-lengths bench bench-loader demo peers cuda-build \
+	gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -112,8 +114,12 @@ test-peers: peers ## the comparison with mmcv and torchdata, the benchmark; a sk
 		$(VPEER)/bin/python -m pytest tests/test_mmcv_differential.py \
 		tests/test_resume_torchdata.py $(wildcard tests/test_benchmark_*.py)
 
-bench: peers ## measure; write JSON, the table of benchmarks/README.md and the charts
+bench: peers ## measure; write JSON, the tables of benchmarks/README.md and the charts
 	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)
+	$(VPEER)/bin/python -m benchmarks.loader $(LOADER_ARGS)
+
+bench-loader: peers ## measure loaders alone; some five minutes on a quiet machine
+	$(VPEER)/bin/python -m benchmarks.loader $(LOADER_ARGS)
 
 demo: $(V)/.built ## a training run on two processes
 	OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \

@@ -159,22 +159,23 @@ def block(results: Record, name: str, charts: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_block(path: Path, text: str) -> None:
-    """Put ``text`` between the markers of a file, which is made if it is not there.
+def write_block(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
+    """Put ``text`` between two markers of a file, which is made if it is not there.
 
     Raises:
         ValueError: the file does not have both markers, once each and in order.
     """
-    old = path.read_text(encoding="utf-8") if path.exists() else f"{BEGIN}\n{END}\n"
-    before, begin, rest = old.partition(f"{BEGIN}\n")
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
+    old = path.read_text(encoding="utf-8") if path.exists() else f"{begin}\n{end}\n"
+    before, found_begin, rest = old.partition(f"{begin}\n")
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end or begin in rest or end in after:
         raise ValueError(
-            f"{path} must have the lines {BEGIN} and {END} once, in this order, but "
+            f"{path} must have the lines {begin} and {end} once, in this order, but "
             "has not. Write them where the table belongs."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+    new = f"{before}{begin}\n\n{text}\n{end}{after}"
+    path.write_text(new, encoding="utf-8")
 
 
 def _summary(run: Record) -> Iterator[str]:

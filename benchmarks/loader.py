@@ -1,0 +1,170 @@
+"""Loaders: ``python -m benchmarks.loader --help``.
+
+From samples in memory to a consumer in the parent, through workers: ours beside torch's
+loader with the collate functions of others. It writes the JSON, the table in the README
+and all contenders beside the JSON: the last two from the JSON alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import environment, loader_cases, loader_fields, loader_overlap, loader_report
+from ._harness import Record, compare, ratio, summarise
+from .backends import AS_LOADED, use_backend
+from .case import QUICK, Effort
+from .loader_cases import Comparison
+from .loader_epochs import Counted
+from .report import write_block
+
+_HERE = Path(__file__).parent
+_SCRATCH = _HERE.parent / "build" / "benchmarks" / "scratch"
+
+
+def cases(quick: bool, workers: Sequence[int]) -> list[Comparison]:
+    """Return all comparisons."""
+    return [
+        *loader_cases.cases(quick, workers),
+        *loader_fields.cases(quick),
+        *loader_overlap.cases(quick),
+    ]
+
+
+def measure_case(case: Comparison, effort: Effort) -> Record:
+    """Compare, then see what a batch costs besides time; return the record."""
+    clock = Counted()
+    found = case.contenders(clock)
+    contenders = [contender for contender, _ in found]
+    options: dict[str, Any] = {**effort._asdict(), "min_seconds": 0.0}
+    try:
+        record = compare(
+            case.title,
+            contenders,
+            note=case.note,
+            clock=clock,
+            watch=time.perf_counter,
+            **options,
+        )
+        if case.kind != "overlap":
+            for row, (contender, epochs) in zip(record["rows"], found, strict=True):
+                if contender.call is not None and epochs is not None:
+                    row["facts"] = epochs.facts(contender.call)
+        sizes = {len(epochs.loader) for _, epochs in found if epochs is not None}
+        (record["batches"],) = sizes
+    finally:
+        use_backend(AS_LOADED)
+        for _, epochs in found:
+            if epochs is not None:
+                epochs.close()
+    record["kind"] = case.kind
+    record["goals"] = [goal._asdict() for goal in case.goals]
+    if case.floors:
+        add_net(record, case.floors)
+    if case.kind == "overlap":
+        loader_overlap.add_hidden(record)
+    return record
+
+
+def add_net(record: Record, floors: Mapping[str, str]) -> None:
+    """Add to the rows of a case what is left of their times above a floor."""
+    rows = {row["name"]: row for row in record["rows"] if row["installed"]}
+    net = {
+        name: [a - b for a, b in zip(rows[name]["seconds"], under, strict=True)]
+        for name, floor in floors.items()
+        if name in rows
+        for under in [rows[floor]["seconds"]]
+    }
+    for name, values in net.items():
+        ours = {each: net[each] for each in net if rows[each]["kind"] == "ours"}
+        over = {k: ratio(values, v) for k, v in ours.items() if k != name}
+        rows[name]["net"] = {**summarise(values), "over": over}
+
+
+def measure(
+    effort: Effort,
+    only: str = "",
+    quick: bool = False,
+    workers: list[int] | None = None,
+) -> Record:
+    """Run the cases whose title contains ``only``; return the record of the run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        record: Record = {"machine": environment.machine(), "cases": []}
+        for case in cases(quick, workers):
+            if only in case.title:
+                print(f"{case.title} ...", file=sys.stderr, flush=True)
+                record["cases"].append(measure_case(case, effort))
+        record["machine"]["load average after"] = environment.load()
+        return record
+    finally:
+        torch.set_num_threads(before)
+
+
+def write(results: Record, path: Path, folder: Path) -> None:
+    """Write the reports of results that are kept at ``path``, into ``folder``."""
+    link = Path(os.path.relpath(path, folder)).with_suffix("").as_posix()
+    text = loader_report.block(results, link)
+    begin, end = loader_report.BEGIN, loader_report.END
+    write_block(folder / "README.md", text, begin, end)
+    path.with_suffix(".md").write_text(loader_report.details(results), "utf-8")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure or read records, write the reports, and say what needs a look."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loader")
+    parser.description = __doc__
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        default=10.0,
+        help="for one comparison; then no further round starts",
+    )
+    parser.add_argument("--only", default="", help="part of the titles of cases to run")
+    parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
+    parser.add_argument("--json", type=Path, help="where the records go")
+    parser.add_argument(
+        "--from", dest="records", type=Path, help="make the reports of this JSON again"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for README.md and results; benchmarks/ by default, and "
+        "build/benchmarks/scratch with --quick or --only",
+    )
+    args = parser.parse_args(arguments)
+    folder = args.out or (_SCRATCH if args.quick or args.only else _HERE)
+    if args.records:
+        path = args.records
+        results = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        effort = QUICK if args.quick else Effort(args.rounds, args.max_seconds)
+        run = measure(effort, args.only, args.quick, args.workers)
+        if not run["cases"]:
+            parser.error(f"--only must be part of a case's title, but is {args.only!r}")
+        date = datetime.date.today().isoformat()
+        results = {"date": date, "quick": args.quick, "runs": [run]}
+        path = args.json or folder / "results" / f"{date}-loader-cpu.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(results, path, folder)
+    print(loader_report.details(results))
+    print(f"Records: {path}\nTable: {folder}", file=sys.stderr)
+    for line in [] if results["quick"] else loader_report.complaints(results):
+        print(f"Look at this: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Overlap: how much of the time for data passes while a step computes."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch import Tensor
+from torch.utils.data import Dataset
+
+import pyparallel
+from pyparallel import DataLoader
+
+from ._harness import Record, summarise
+from .loader_cases import Comparison
+from .loader_epochs import Counted, Epochs, peer
+
+#: How long data take, in steps.
+DATA = 0.8
+#: What of it must be hidden.
+HIDDEN = 0.95
+
+COMPUTE, FETCH = "the step alone", "the data alone"
+
+_PreDataLoader: Any = getattr(pyparallel, "PreDataLoader", None)
+
+
+def cases(quick: bool) -> list[Comparison]:
+    """Return the case."""
+    return [
+        Comparison(
+            "a step and its data",
+            "overlap",
+            "synthetic: 4 images, inflated by zlib, which lets go of the GIL; a step "
+            f"of matmuls by one thread, calibrated so that the data take {DATA} of it; "
+            "from the first batch on",
+            partial(_contenders, 4 if quick else 24, quick),
+        )
+    ]
+
+
+class Inflated(Dataset[Tensor]):
+    """Images that have to be inflated."""
+
+    def __init__(self, num: int, nbytes: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        # A byte has 8 values: zlib has something to do.
+        values = torch.randint(8, (nbytes,), dtype=torch.uint8, generator=generator)
+        self._deflated = zlib.compress(values.numpy().tobytes(), 1)
+        self._num, self._nbytes = num, nbytes
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, i: int) -> Tensor:
+        raw = bytearray(zlib.decompress(self._deflated, bufsize=self._nbytes))
+        raw[0] = i % 251
+        return torch.frombuffer(raw, dtype=torch.uint8)
+
+
+class Step:
+    """Computes in the calling thread for about so many seconds, and sleeps nowhere."""
+
+    def __init__(self, seconds: float, size: int = 192) -> None:
+        self._a = torch.rand(size, size)
+        self._b, self._out = torch.rand(size, size), torch.empty(size, size)
+        self._times = 1
+        once = min(self._time(20) for _ in range(20)) / 20
+        self._times = max(1, round(seconds / once))
+
+    def _time(self, repeats: int) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            self()
+        return time.perf_counter() - start
+
+    def __call__(self, batch: Any = None) -> None:
+        """Compute; the batch is there, and that is all."""
+        for _ in range(self._times):
+            torch.mm(self._a, self._b, out=self._out)
+
+
+def _contenders(num: int, quick: bool, clock: Counted) -> list[Any]:
+    batch_size, nbytes = 4, 1 << (12 if quick else 20)
+    items = Inflated(num * batch_size, nbytes)
+    torchs: Any = torch.utils.data.DataLoader
+
+    def loader(kind: Any, workers: int) -> Callable[[], Any]:
+        context = "fork" if workers else None
+        return partial(
+            kind,
+            items,
+            batch_size,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            multiprocessing_context=context,
+        )
+
+    def epochs(make: Callable[[], Any], run: Callable[[Any], float]) -> Epochs:
+        return Epochs(make, run, clock)
+
+    plain = loader(torchs, 0)
+    step = Step(_fastest(plain()) / DATA)
+    run = partial(with_step, step)
+    in_worker = loader(DataLoader, 1)
+    return [
+        _ahead("ours: PreDataLoader(no workers)", plain, run, clock),
+        _ahead("ours: PreDataLoader(DataLoader, 1 worker)", in_worker, run, clock),
+        peer("ours: DataLoader, 1 worker", epochs(in_worker, run), "ours"),
+        peer("torch's loader, no workers", epochs(plain, run)),
+        peer("torch's loader, 1 worker", epochs(loader(torchs, 1), run)),
+        peer(COMPUTE, epochs(plain, partial(step_alone, step)), "limit"),
+        peer(FETCH, epochs(plain, fetch_alone), "limit"),
+    ]
+
+
+def _ahead(
+    name: str, make: Callable[[], Any], run: Callable[[Any], float], clock: Counted
+) -> Any:
+    if _PreDataLoader is None:
+        return peer(name, None, "ours")
+    return peer(name, Epochs(lambda: _PreDataLoader(make()), run, clock), "ours")
+
+
+def with_step(step: Callable[[Any], None], loader: Iterable[Any]) -> float:
+    """Return the time from the first batch on, for each step."""
+    batches = iter(loader)
+    batch = next(batches)
+    num, start = 0, time.perf_counter()
+    while batch is not None:
+        step(batch)
+        num += 1
+        batch = next(batches, None)
+    return (time.perf_counter() - start) / num
+
+
+def step_alone(step: Callable[[Any], None], loader: Any) -> float:
+    """Return the time of as many steps as there are batches, for each."""
+    start = time.perf_counter()
+    for _ in range(len(loader)):
+        step(None)
+    return (time.perf_counter() - start) / len(loader)
+
+
+def fetch_alone(loader: Any) -> float:
+    """Return the time of all batches but the first, for each step."""
+    batches = iter(loader)
+    next(batches)
+    start = time.perf_counter()
+    for _ in batches:
+        pass
+    return (time.perf_counter() - start) / len(loader)
+
+
+def _fastest(loader: Any) -> float:
+    """Return the shortest time that a batch takes."""
+    times = []
+    for _ in range(2):
+        last = time.perf_counter()
+        for _ in loader:
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+    return min(times)
+
+
+def add_hidden(case: Record) -> None:
+    """Add to every row of a case how much of the data's time the step did not pay.
+
+    It is 1 - (with - step) / data, round by round and of the medians.
+    """
+    rows = {row["name"]: row for row in case["rows"] if row["installed"]}
+    compute, fetch = rows[COMPUTE], rows[FETCH]
+    for row in rows.values():
+        if row["kind"] == "limit":
+            continue
+        each = zip(row["seconds"], compute["seconds"], fetch["seconds"], strict=True)
+        hidden = summarise([1 - (t - step) / data for t, step, data in each])
+        of_medians = 1 - (row["median"] - compute["median"]) / fetch["median"]
+        row["hidden"] = {"of_medians": of_medians, **hidden}
