@@ -181,6 +181,20 @@ def test_a_stateful_map_style_dataset_keeps_its_state(options: dict[str, Any]) -
             assert continued(case, stop) == batches[stop.given :], stop.moment
 
 
+class Untouched(resumed.Remembering):
+    """A dataset that must not be put back."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("nobody has asked for that")
+
+
+def test_a_run_that_is_not_stopped_puts_nothing_back() -> None:
+    loader = DataLoader(Untouched(4), 2)
+    for epoch in range(2):
+        batches = [batch.tolist() for batch in loader]
+        assert batches[0] == [[0, 4 * epoch + 1], [1, 4 * epoch + 2]]
+
+
 class Broken(resumed.Numbers):
     """A dataset with a sample that cannot be read at the first time."""
 
