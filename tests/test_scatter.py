@@ -67,7 +67,7 @@ def lists(parts: Any) -> Any:
         ["cpu"],
         (torch.device("cpu"),),
         range(-1, 0),
-        iter([-1]),
+        pytest.param(iter([-1]), id="iterator"),
         [np.int64(-1)],
         torch.tensor(-1),
     ],
