@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,38 @@ from ._trace import span
 from .container import map_tensors
 
 Transform = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a loader between two batches, or why there is none."""
+
+    value: Any
+    error: Exception | None = None
+
+    def get(self) -> Any:
+        """Return the value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+@dataclass(frozen=True)
+class Item:
+    """What a consumer gets: a batch that lands when called, an error, or the end."""
+
+    land: Callable[[], Any] | None = None
+    error: BaseException | None = None
+    state: State | None = None
+
+
+def state_of(loader: Any) -> State:
+    """Take the state of a loader that has one."""
+    state_dict = getattr(loader, "state_dict", None)
+    try:
+        return State(state_dict() if callable(state_dict) else None)
+    except Exception as error:  # only who asks for a state has to know
+        return State(None, error.with_traceback(None))
 
 
 class HandOver:
@@ -69,8 +102,7 @@ class HandOver:
             return (lambda: batch), 0
         # Memory belongs to the stream that it is used on, so that the allocator may
         # reuse it there without asking: see Note [slab lifetime].
-        with span("pyparallel.send"):
-            departure = Departure(frame.take(), self.device, self._api, home)
+        departure = Departure(frame.take(), self.device, self._api, home)
         return (lambda: frame.fill(departure.land())), nbytes
 
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
@@ -105,9 +137,7 @@ class HandOver:
         device = frame.device
         copies = api.copy_stream(device)
         with api.using(copies):
-            with span("pyparallel.send"):
-                landed = Departure(frame.take(), device, api).land()
-                batch = frame.fill(landed)
+            batch = frame.fill(Departure(frame.take(), device, api).land())
             with span("pyparallel.transform"):
                 result = transform(batch)
             event = api.record(copies)

@@ -7,17 +7,18 @@ import weakref
 from typing import Any, Protocol
 
 from ._errors import BatchTypeError
-from ._prefetch_thread import Generation, Item, stop
+from ._hand_over import Item, State
+from ._prefetch_thread import Generation, stop
 from ._trace import span
 
 
 class Owner(Protocol):
     """Whoever starts passes, and learns how far they have come."""
 
-    def _handed_out(self, state: Any) -> None:
+    def _handed_out(self, state: State | None) -> None:
         """Take the loader's state behind the batch that is handed out."""
 
-    def _ended(self, state: Any) -> None:
+    def _ended(self, state: State | None) -> None:
         """Take the loader's state at the end of its epoch."""
 
 

@@ -18,13 +18,13 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from . import _workers
 from ._errors import LoaderWarning
-from ._hand_over import HandOver, modes
+from ._hand_over import HandOver, Item, modes, state_of
 from ._stats import Meter
 
 #: How long a stop waits for the thread, in seconds.
@@ -44,15 +44,6 @@ class Options:
     queue_size: int
     timeout: float
     meter: Meter
-
-
-@dataclass(frozen=True)
-class Item:
-    """What a consumer gets: a batch that lands when called, an error, or the end."""
-
-    land: Callable[[], Any] | None = None
-    error: BaseException | None = None
-    state: Any = None
 
 
 class Generation:
@@ -246,7 +237,7 @@ def _explained(error: BaseException, source: Any) -> BaseException:
     if isinstance(error, StopIteration):
         found = RuntimeError(
             "PreDataLoader: StopIteration must come from next(loader) alone, but the "
-            "transform, iter(loader) or state_dict() raised it. Raise another error."
+            "transform or iter(loader) raised it. Raise another error there."
         )
         found.__cause__ = error
         return found
@@ -256,11 +247,8 @@ def _explained(error: BaseException, source: Any) -> BaseException:
 def _produce(generation: Generation) -> None:
     options = generation.options
     loader, meter = options.loader, options.meter
-    state_dict = getattr(loader, "state_dict", None)
-    state_dict = state_dict if callable(state_dict) else None
     generation.at("iter(loader)")
-    if _workers.shares_iterator(loader):  # its workers may be dead already
-        generation.set_source(getattr(loader, "_iterator", None))
+    generation.set_source(_workers.kept(loader))  # they may be dead already
     source = iterate(loader)
     generation.set_source(source)
     _workers.watch(source, lambda: generation.stopping)
@@ -274,10 +262,10 @@ def _produce(generation: Generation) -> None:
             error = _workers.cut_short(end, loader, num_batches)
             if error is not None:
                 raise error from end
-            generation.put(Item(state=state_dict() if state_dict else None))
+            generation.put(Item(state=state_of(loader)))
             return
         fetched = time.perf_counter()
-        state = state_dict() if state_dict else None
+        state = state_of(loader)
         generation.at("the copy or the transform")
         land, nbytes = options.hand_over.start(batch, generation.home)
         copied = time.perf_counter() - fetched

@@ -51,6 +51,15 @@ def shares_iterator(loader: Any) -> bool:
     )
 
 
+def kept(loader: Any) -> Any:
+    """Return the iterator whose persistent workers the next epoch needs alive, or None.
+
+    `pyparallel.DataLoader` starts others for those that died.
+    """
+    source = getattr(loader, "_iterator", None) if shares_iterator(loader) else None
+    return None if hasattr(source, "has_lost_worker") else source
+
+
 def watch(source: Any, stopped: Callable[[], bool]) -> None:
     """Let waits of this iterator end `SLICE` after a stop or the death of a worker."""
     if not has_workers(source):

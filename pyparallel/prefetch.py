@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ._errors import BatchTypeError, BatchValueError, at_least, kind
-from ._hand_over import HandOver
+from ._hand_over import HandOver, State
 from ._prefetch_pass import Pass
 from ._prefetch_thread import Generation, Options
 from ._stats import LoaderStats, Meter
@@ -110,7 +110,7 @@ class PreDataLoader:
         self._live: weakref.WeakSet[Pass] = weakref.WeakSet()
         self._current: Pass | None = None
         self._ahead: Pass | None = None
-        self._state: Any = None
+        self._state: State | None = None
 
     def __iter__(self) -> Pass:
         """Start a pass over the loader, independent of any other."""
@@ -131,10 +131,10 @@ class PreDataLoader:
         self._live.add(begun)
         return begun
 
-    def _handed_out(self, state: Any) -> None:
+    def _handed_out(self, state: State | None) -> None:
         self._state = state
 
-    def _ended(self, state: Any) -> None:
+    def _ended(self, state: State | None) -> None:
         self._state = state
         if self.next_epoch and self._ahead is None:
             self._ahead = self._begin()
@@ -204,13 +204,15 @@ class PreDataLoader:
         """Return the loader's state right behind the batch that was handed out last.
 
         Batches that were fetched ahead are not counted as seen: a run that continues
-        from here gets them.
+        from here gets them. Random states in it are those of the moment at which the
+        batch was fetched.
 
         Raises:
             AttributeError: the loader has no ``state_dict``.
+            Exception: what the loader's ``state_dict`` raised there.
         """
         state_dict = self._of_loader("state_dict")
-        return state_dict() if self._state is None else self._state
+        return state_dict() if self._state is None else self._state.get()
 
     def load_state_dict(self, state: Any) -> None:
         """End all passes and set the loader's state; the next pass continues there.
@@ -221,7 +223,7 @@ class PreDataLoader:
         load = self._of_loader("load_state_dict")
         self._stop_passes()
         load(state)
-        self._state = state
+        self._state = State(state)
 
     def _of_loader(self, name: str) -> Any:
         method = getattr(self.loader, name, None)

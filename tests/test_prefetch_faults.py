@@ -25,6 +25,7 @@ from prefetch_loaders import (
     until,
 )
 
+import pyparallel
 from pyparallel import LoaderWarning, PreDataLoader, _workers
 
 # Python 3.12 and later warn of every fork in a process with threads.
@@ -176,6 +177,18 @@ def test_dead_persistent_workers_are_named_in_the_next_epoch() -> None:
         assert time.monotonic() - start < 2
         plain._iterator._shutdown_workers()
         plain._iterator = victim = None
+
+
+def test_our_loader_replaces_persistent_workers_that_died() -> None:
+    plain = pyparallel.DataLoader(Numbers(), 2, num_workers=2, persistent_workers=True)
+    with passes(plain, more_fds=20) as pre:  # the loader keeps its ring
+        for _ in pre:
+            break
+        victim = plain._iterator._workers[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join(10)
+        assert firsts(pre) == [0, 2, 4, 6, 8, 10]
+        plain._iterator = None
 
 
 def test_a_dataset_that_lacks_a_file_is_not_taken_for_a_dead_worker() -> None:

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from prefetch_loaders import firsts, loader, passes, until
+from prefetch_loaders import Numbers, firsts, loader, passes, until
 
+import pyparallel
 from pyparallel import LoaderStats, PreDataLoader
+
+# Python 3.12 and later warn of every fork in a process with threads.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 class Counter:
@@ -49,6 +53,42 @@ def test_the_state_is_that_of_the_batch_handed_out_last() -> None:
         assert list(resumed) == [3, 4, 5, 6, 7, 8, 9]
         assert resumed.state_dict() == {"position": 0}
         assert list(resumed) == list(range(10))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("seen", [0, 1, 4, 6])
+def test_our_loader_continues_with_the_batch_that_was_not_seen(
+    num_workers: int, seen: int
+) -> None:
+    def make() -> pyparallel.DataLoader:
+        random = torch.Generator().manual_seed(3)
+        return pyparallel.DataLoader(
+            Numbers(), 2, shuffle=True, generator=random, num_workers=num_workers
+        )
+
+    with passes(make(), queue_size=3) as pre:
+        expected = [firsts(pre) for _ in range(2)]
+    with passes(make(), queue_size=3) as pre:
+        it = iter(pre)
+        got = [int(next(it)[0, 0]) for _ in range(seen)]
+        if seen:
+            until(lambda: len(it._generation.items) >= min(3, 7 - seen))
+        state = pre.state_dict() if seen else None
+    with passes(make(), queue_size=3) as resumed:
+        if state is not None:
+            resumed.load_state_dict(state)
+        got += firsts(resumed)
+        assert [got, firsts(resumed)] == expected
+
+
+def test_a_state_that_cannot_be_had_is_an_error_for_who_asks() -> None:
+    plain = pyparallel.DataLoader(Numbers(), 2, num_workers=1, in_order=False)
+    with passes(plain) as pre:
+        assert len(firsts(pre)) == 6
+        with pytest.raises(
+            RuntimeError, match=r"^DataLoader\.state_dict must know the"
+        ):
+            pre.state_dict()
 
 
 def test_loading_a_state_ends_what_runs() -> None:
