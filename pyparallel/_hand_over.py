@@ -46,6 +46,7 @@ def state_of(loader: Any) -> State:
     try:
         return State(state_dict() if callable(state_dict) else None)
     except Exception as error:  # only who asks for a state has to know
+        error.__context__ = None  # it would hold the iterator whose end this is
         return State(None, error.with_traceback(None))
 
 
