@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import torch
+from torch.utils.data import _utils
 from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
@@ -211,8 +212,14 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         return batch
 
     def _shutdown_workers(self) -> None:
-        if not hasattr(self, "_shutdown") or self._pid != os.getpid():
-            return  # nothing was started, or not by this process
+        if not hasattr(self, "_shutdown"):
+            return  # nothing was started
+        if self._pid != os.getpid():  # nor by this process: it only knows their ids
+            if self._worker_pids_set:
+                handling: Any = _utils.signal_handling
+                handling._remove_worker_pids(id(self))
+                self._worker_pids_set = False
+            return
         super()._shutdown_workers()
         ring = getattr(self, "_ring", None)
         if ring is None or not ring.is_mine or sys.is_finalizing():
