@@ -1,0 +1,314 @@
+"""The ring of a loader: what is used again, what misses it, and what it costs."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from loader_sets import (
+    Making,
+    Numbers,
+    Sizes,
+    all_free,
+    children,
+    holders,
+    num_fds,
+    only,
+    own,
+    same,
+    wait_for,
+    with_fds,
+)
+
+import pyparallel
+from pyparallel import _errors, _ring
+from pyparallel._errors import LoaderWarning
+
+# When an iterator ends, torch closes queues that their feeder threads may still use.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.timeout(120),
+]
+
+REST = " Until then such batches take memory that is slow to write."
+
+
+@pytest.fixture(autouse=True)
+def _warn_again() -> None:
+    _errors._warned.clear()
+
+
+def messages(caught: Any) -> list[str]:
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_slabs_are_free_when_the_last_view_dies(persistent: bool) -> None:
+    options = {"batch_size": 2, "num_workers": 2, "persistent_workers": persistent}
+    loader = pyparallel.DataLoader(Numbers(8), **options)
+    for _ in range(2):
+        kept = [batch[1, 1:] for batch in loader]
+        assert holders(loader).count(_ring.PARENT) == 4
+        assert [row.tolist() for row in kept] == [[i, i] for i in (1.0, 3, 5, 7)]
+        del kept
+        assert not any(holders(loader))
+    stats = loader.stats()
+    assert (stats.batches, stats.ring_hits, stats.ring_misses) == (8, 8, 0)
+
+
+def test_memory_stays_in_the_slabs_that_are_needed() -> None:
+    loader = pyparallel.DataLoader(
+        Sizes([300_000, 10] * 20), num_workers=1, ring_slabs=16
+    )
+    assert sum(float(batch.sum()) for batch in loader) > 0
+    ring = loader._receiving.ring
+    assert ring is not None
+    committed = [ring.committed(slab) for slab in range(16)]
+    # Two are prefetched, one is read, one is being dropped.
+    assert sum(nbytes > 0 for nbytes in committed) <= 5
+    assert max(committed) == 4 << 20
+
+
+@pytest.mark.parametrize("collate_fn", [None, own, pyparallel.collate])
+def test_no_batch_takes_a_descriptor(collate_fn: Any) -> None:
+    def collate_and_count(batch: list[Any]) -> Any:
+        return (collate_fn or torch.stack)(batch), with_fds(batch)[1]
+
+    loader = pyparallel.DataLoader(
+        Numbers(100, (200,)), num_workers=1, collate_fn=collate_and_count
+    )
+    here, there = set(), set()
+    for _, fds in loader:
+        here.add(num_fds())
+        there.add(fds)
+    assert len(here) == len(there) == 1
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_epochs_leave_nothing(persistent: bool) -> None:
+    loader = pyparallel.DataLoader(
+        Numbers(3), num_workers=1, persistent_workers=persistent
+    )
+
+    def state() -> tuple[int, int, int]:
+        gc.collect()
+        return num_fds(), threading.active_count(), len(children())
+
+    epochs = 200 if persistent else 40
+    for _ in range(epochs // 4):
+        assert len(list(loader)) == 3
+    before, nbytes = state(), psutil.Process().memory_info().rss
+    for _ in range(epochs):
+        assert len(list(loader)) == 3
+    assert wait_for(lambda: state() <= before)
+    assert psutil.Process().memory_info().rss - nbytes < 4 << 20
+    assert not any(holders(loader))
+
+
+def test_a_list_of_more_batches_than_slabs() -> None:
+    loader = pyparallel.DataLoader(Numbers(40), num_workers=2, ring_slabs=4)
+    with pytest.warns(LoaderWarning) as caught:
+        batches = list(loader)
+    assert messages(caught) == [
+        "DataLoader: a batch must find one of 4 slabs free, but all were in use. "
+        f"Raise ring_slabs, or let go of batches earlier.{REST}"
+    ]
+    assert [batch[0].tolist() for batch in batches] == [[i] * 3 for i in range(40)]
+    stats = loader.stats()
+    assert (stats.ring_hits, stats.ring_misses) == (4, 36)
+    assert sorted(holders(loader)) == [_ring.PARENT] * 4
+    del batches
+    assert not any(holders(loader))
+
+
+def test_a_batch_too_large_for_a_slab_and_the_advice_that_it_gives() -> None:
+    def loader(nbytes: int) -> pyparallel.DataLoader:
+        return pyparallel.DataLoader(
+            Sizes([1000] * 3), num_workers=1, ring_slabs=4, max_ring_bytes=nbytes
+        )
+
+    small = loader(4 * 6400)
+    with pytest.warns(LoaderWarning) as caught:
+        assert [batch[0, 999] for batch in small] == [0, 1, 2]
+    assert messages(caught) == [
+        "DataLoader: a batch of 8000 bytes must fit a slab, but slabs have 6400 "
+        f"(max_ring_bytes / ring_slabs). Raise max_ring_bytes to 32000.{REST}"
+    ]
+    assert small.stats().ring_misses == 3
+    enough = loader(32_000)
+    assert [batch[0, 999] for batch in enough] == [0, 1, 2]
+    assert (enough.stats().ring_hits, enough.stats().ring_misses) == (3, 0)
+
+
+class NoSpace:
+    """A ``worker_init_fn``: no slab takes memory from now on, all else does."""
+
+    def __call__(self, worker_id: int) -> None:
+        fallocate = os.posix_fallocate
+
+        def refuse(fd: int, start: int, nbytes: int) -> None:
+            if start:
+                raise OSError(28, "No space left on device")
+            fallocate(fd, start, nbytes)
+
+        os.posix_fallocate = refuse
+
+
+def test_without_memory_for_slabs_batches_arrive_all_the_same() -> None:
+    loader = pyparallel.DataLoader(Numbers(4), num_workers=1, worker_init_fn=NoSpace())
+    with pytest.warns(LoaderWarning) as caught:
+        assert [batch[0, 0] for batch in loader] == [0, 1, 2, 3]
+    assert messages(caught) == [
+        "DataLoader: a slab must get 64 bytes of memory, but the system has no more. "
+        f"Lower max_ring_bytes, or free memory.{REST}"
+    ]
+    assert loader.stats().ring_misses == 4
+    assert not any(holders(loader))
+
+
+class Caching:
+    """A collate function that gives out the same tensor again and again."""
+
+    def __init__(self) -> None:
+        self.made: Any = None
+
+    def __call__(self, batch: list[torch.Tensor]) -> Any:
+        if self.made is None:
+            self.made = pyparallel.collate(batch)
+        return {"same": self.made, "new": batch[0]}
+
+
+def test_a_tensor_that_a_worker_keeps_does_not_change() -> None:
+    loader = pyparallel.DataLoader(
+        Numbers(6, (40_000,)), num_workers=1, collate_fn=Caching()
+    )
+    with pytest.warns(LoaderWarning) as caught:
+        batches = list(loader)
+    assert messages(caught) == [
+        "DataLoader: no tensor of a batch must be kept in the worker that made it, "
+        f"but one was. Clone what collate_fn keeps.{REST}"
+    ]
+    for i, batch in enumerate(batches):
+        assert batch["same"].unique().tolist() == [0]
+        assert batch["new"].unique().tolist() == [i]
+    assert loader.stats().ring_misses == 1
+
+
+@pytest.mark.parametrize("options", [{"ring_slabs": 0}, {"max_ring_bytes": 1}])
+def test_without_a_ring_batches_arrive_all_the_same(options: Any) -> None:
+    loader = pyparallel.DataLoader(Numbers(4), num_workers=1, **options)
+    before = num_fds()
+    batches = list(loader)
+    assert [batch[0, 0] for batch in batches] == [0, 1, 2, 3]
+    assert loader._receiving.ring is None
+    assert num_fds() <= before + 1  # torch's thread may still close a queue
+    assert loader.stats().ring_hits == 0
+
+
+def test_an_iterator_that_began_without_a_ring_goes_on_beside_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(fd: int, start: int, nbytes: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    loader = pyparallel.DataLoader(Numbers(3), num_workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refused)
+        with pytest.warns(LoaderWarning) as caught:
+            ring = loader._receiving.ring_for(1, 2)
+    assert ring is None
+    assert messages(caught) == [
+        "DataLoader: the system must give memory for a ring, but says 'Cannot allocate "
+        "memory'. Raise the limit of open files (ulimit -n) or of memory. Until then "
+        "every batch takes fresh memory."
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(loader._receiving), "ring_for", lambda *_: None)
+        first = iter(loader)
+    second = iter(loader)
+    assert [batch[0, 0] for batch in first] == [batch[0, 0] for batch in second]
+    assert (loader.stats().ring_hits, loader.stats().ring_misses) == (3, 3)
+
+
+def test_batches_go_on_through_a_queue_of_torch() -> None:
+    queue = torch.multiprocessing.get_context("fork").Queue()
+    loader = pyparallel.DataLoader(Numbers(4), num_workers=1)
+    for i, batch in enumerate(loader):
+        queue.put({"batch": batch, "row": batch[0, :2]})
+        received = queue.get(timeout=10)
+        del batch
+        assert received["batch"].tolist() == [[i] * 3]
+        assert received["row"].tolist() == [i] * 2
+    del received
+    queue.close()
+    queue.join_thread()
+    assert all_free(loader)
+
+
+def test_a_batch_outlives_its_loader() -> None:
+    gc.collect()
+    before = num_fds()
+    batches = list(pyparallel.DataLoader(Numbers(3), num_workers=1))
+    gc.collect()
+    assert [batch.tolist() for batch in batches] == [[[i] * 3] for i in range(3)]
+    assert len(list(_ring._made)) >= 1
+    names = list(_ring._made)
+    del batches
+    gc.collect()
+    assert len(list(_ring._made)) < len(names)
+    assert wait_for(lambda: num_fds() <= before)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_forked_child_has_workers_and_a_ring_of_its_own(persistent: bool) -> None:
+    loader = pyparallel.DataLoader(
+        Numbers(6), num_workers=1, persistent_workers=persistent
+    )
+    its = iter(loader)
+    first = next(its)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            inherited, its = its, None
+            del inherited
+            again = [batch.tolist() for batch in loader]
+            code = 40 + (again == [[[i] * 3] for i in range(6)])
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 41
+    rest = [batch.tolist() for batch in its]
+    assert rest == [[[i] * 3] for i in range(1, 6)]
+    assert holders(loader).count(_ring.PARENT) == 1
+    assert first.tolist() == [[0] * 3]
+
+
+def test_a_child_that_drops_its_copies_frees_nothing() -> None:
+    loader = pyparallel.DataLoader(Numbers(4), num_workers=1)
+    batches = list(loader)
+    child = os.fork()
+    if not child:
+        try:
+            del batches
+            gc.collect()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert holders(loader).count(_ring.PARENT) == 4
+    assert same([batch[0, 0].item() for batch in batches], [0.0, 1.0, 2.0, 3.0])
+
+
+def test_workers_may_be_started_while_batches_are_held() -> None:
+    loader = pyparallel.DataLoader(Numbers(3), num_workers=1, ring_slabs=12)
+    held = [batch for _ in range(3) for batch in loader]
+    assert [batch[0, 0] for batch in held] == [0, 1, 2] * 3
+    made = Making(lambda i: held[i] + 1, 3)
+    other = pyparallel.DataLoader(made, num_workers=1, collate_fn=only)
+    assert [batch[0, 0] for batch in other] == [1, 2, 3]
+    assert holders(loader).count(_ring.PARENT) == 9
