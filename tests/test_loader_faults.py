@@ -1,0 +1,309 @@
+"""Datasets that raise, workers that die, consumers that leave: with real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from loader_sets import Making, Numbers, all_free, children, only, same, wait_for
+
+import pyparallel
+
+# When an iterator ends, torch closes queues that their feeder threads may still use.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.timeout(120),
+]
+
+both_lives = pytest.mark.parametrize("persistent", [False, True])
+
+
+class TwoArguments(Exception):
+    def __init__(self, place: str, number: int) -> None:
+        super().__init__(f"{place} {number}")
+
+
+class RefusingError(Exception):
+    """An error that does not pickle, though its class does."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("never")
+
+
+def local_error() -> type[Exception]:
+    class LocalError(Exception):
+        pass
+
+    return LocalError
+
+
+def fail(error: BaseException) -> Any:
+    raise error
+
+
+class Evil:
+    """Pickling it raises an error that does not pickle."""
+
+    def __reduce__(self) -> Any:
+        raise local_error()("pickled")
+
+
+#: What a sample does, the class that arrives, and a part of the message.
+ERRORS: list[tuple[Any, type[Exception], str]] = [
+    (lambda: fail(KeyError("key")), KeyError, "KeyError: 'key'"),
+    (lambda: fail(ValueError("v" * 5000)), ValueError, "v" * 5000),
+    (lambda: fail(MemoryError()), MemoryError, "MemoryError"),
+    (lambda: fail(TwoArguments("here", 3)), RuntimeError, "TwoArguments: here 3"),
+    (
+        lambda: fail(local_error()("l")),
+        RuntimeError,
+        "LocalError, which does not pickl",
+    ),
+    (lambda: fail(RefusingError("r")), RefusingError, "RefusingError: r"),
+    (lambda: torch.ones(2) + torch.ones(3), RuntimeError, "must match the size"),
+    (
+        lambda: [torch.ones(2), lambda: 1],
+        (AttributeError, pickle.PicklingError),
+        "pickle",
+    ),
+    (lambda: {"a": torch.ones(2), "b": (i for i in "x")}, TypeError, "cannot pickle"),
+    (
+        lambda: [torch.ones(2), Evil()],
+        RuntimeError,
+        "LocalError, which does not pickle",
+    ),
+    (
+        lambda: torch.ones(2, requires_grad=True) * 2,
+        RuntimeError,
+        "must not have a gra",
+    ),
+]
+
+
+def make(i: int) -> Any:
+    return torch.full((20_000,), i) if i >= 100 else ERRORS[i][0]()
+
+
+class AsCollate:
+    """Raises in ``collate_fn``, after it has taken a part of the slab."""
+
+    def __call__(self, batch: list[int]) -> Any:
+        made = pyparallel.collate([torch.ones(30_000)])
+        assert made.shape == (1, 30_000)
+        return make(batch[0])
+
+
+def identity(i: int) -> int:
+    return i
+
+
+@pytest.mark.parametrize("place", ["dataset", "collate_fn"])
+def test_errors_arrive_and_the_epoch_goes_on(place: str) -> None:
+    # The first, the last and every other batch is one that arrives.
+    order = [100, *(n for i in range(len(ERRORS)) for n in (i, 101 + i))]
+    dataset = Making(make if place == "dataset" else identity)
+    collate_fn = only if place == "dataset" else AsCollate()
+    loader = pyparallel.DataLoader(
+        dataset, num_workers=1, sampler=order, collate_fn=collate_fn
+    )
+    batches = iter(loader)
+    for i in order:
+        if i >= 100:
+            assert next(batches).unique().tolist() == [i]
+            continue
+        _, kind, text = ERRORS[i]
+        with pytest.raises(kind) as caught:
+            next(batches)
+        assert text in str(caught.value)
+        assert "in DataLoader worker process 0" in str(caught.value)
+        assert "Traceback" in str(caught.value)
+    with pytest.raises(StopIteration):
+        next(batches)
+    assert all_free(loader)
+
+
+def test_after_an_error_the_next_epoch_works() -> None:
+    dataset = Making(lambda i: torch.tensor(i) if i else fail(KeyError(i)))
+    loader = pyparallel.DataLoader(dataset, num_workers=1, collate_fn=only)
+    with pytest.raises(KeyError):
+        list(loader)
+    dataset.make = torch.tensor
+    assert [int(batch) for batch in loader] == [0, 1, 2, 3]
+    assert all_free(loader)
+
+
+class Dying:
+    """A collate function that ends its worker at the third batch, if a file says so."""
+
+    def __init__(self, path: Any, how: str) -> None:
+        self.path, self.how = path, how
+
+    def __call__(self, batch: list[torch.Tensor]) -> Any:
+        made = pyparallel.collate(batch)
+        if batch[0][0] == 2 and self.path.exists():
+            if self.how == "SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif self.how == "_exit":
+                os._exit(3)
+            sys.exit(4)
+        return made
+
+
+@both_lives
+@pytest.mark.parametrize("how", ["SIGKILL", "_exit", "exit"])
+def test_a_worker_that_dies_with_a_slab(
+    how: str, persistent: bool, tmp_path: Any
+) -> None:
+    path = tmp_path / "die"
+    path.touch()
+    loader = pyparallel.DataLoader(
+        Numbers(6, (30_000,)),
+        num_workers=1,
+        collate_fn=Dying(path, how),
+        persistent_workers=persistent,
+    )
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
+        for _ in loader:
+            pass
+    assert "killed by signal: Killed" in str(caught.value) or "exited" in str(
+        caught.value
+    )
+    assert time.monotonic() - started < 15
+    del caught
+    path.unlink()
+    for _ in range(2):
+        assert [int(batch[0, 0]) for batch in loader] == [0, 1, 2, 3, 4, 5]
+    assert all_free(loader)
+
+
+@both_lives
+def test_a_worker_that_is_killed_while_its_batches_are_in_the_queue(
+    persistent: bool,
+) -> None:
+    loader = pyparallel.DataLoader(
+        Numbers(8), num_workers=1, prefetch_factor=4, persistent_workers=persistent
+    )
+    batches = iter(loader)
+    first = next(batches)
+    ring = loader._receiving.ring
+    assert ring is not None
+    assert wait_for(lambda: sum(holder > 1 for holder in ring.holders()) == 4)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        os.kill(batches._workers[0].pid, signal.SIGKILL)
+        while True:
+            next(batches)
+    assert first.tolist() == [[0, 0, 0]]
+    del batches, first
+    assert [int(batch[0, 0]) for batch in loader] == list(range(8))
+    assert all_free(loader)
+
+
+def stop(how: str, batches: Any) -> None:
+    for i, _ in enumerate(batches):
+        if i == 1 and how == "break":
+            break
+        if i == 1:
+            raise KeyError("consumer")
+
+
+@both_lives
+@pytest.mark.parametrize("how", ["break", "raise", "drop", "cycle"])
+def test_a_consumer_that_leaves_early(how: str, persistent: bool) -> None:
+    loader = pyparallel.DataLoader(
+        Numbers(12), num_workers=1, persistent_workers=persistent
+    )
+    batches = iter(loader)
+    if how == "drop":
+        next(batches)
+    elif how == "cycle":
+        cycle: list[Any] = [batches, next(batches)]
+        cycle.append(cycle)
+        del cycle
+    else:
+        with contextlib.suppress(KeyError):
+            stop(how, batches)
+    del batches
+    # A persistent iterator stays, and forgets what it has left when it is started anew.
+    assert [int(batch[0, 0]) for batch in loader] == list(range(12))
+    assert all_free(loader)
+    del loader
+    gc.collect()
+    assert wait_for(lambda: not children())
+
+
+@both_lives
+def test_a_consumer_that_forks_in_mid_epoch(persistent: bool) -> None:
+    loader = pyparallel.DataLoader(
+        Numbers(9), num_workers=1, persistent_workers=persistent, ring_slabs=12
+    )
+    seen = []
+    batches = iter(loader)
+    for batch in batches:
+        seen.append(batch)
+        if len(seen) % 3:
+            continue
+        child = os.fork()
+        if not child:
+            try:
+                seen.clear()
+                del batch, batches
+                loader._iterator = None
+                gc.collect()
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [int(batch[0, 0]) for batch in seen] == list(range(9))
+    del batch, batches
+    seen.clear()
+    assert all_free(loader)
+
+
+def test_a_batch_that_does_not_unpickle_is_an_error_and_the_next_one_arrives() -> None:
+    loader = pyparallel.DataLoader(
+        Making(lambda i: [torch.ones(2), Bad() if i == 1 else i], 3),
+        num_workers=1,
+        collate_fn=only,
+    )
+    batches = iter(loader)
+    assert same(next(batches), [torch.ones(2), 0])
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+    assert same(next(batches), [torch.ones(2), 2])
+    assert all_free(loader)
+
+
+def explode() -> None:
+    raise ZeroDivisionError
+
+
+class Bad:
+    def __reduce__(self) -> Any:
+        return explode, ()
+
+
+def test_a_lost_worker_ends_the_others() -> None:
+    loader = pyparallel.DataLoader(
+        Numbers(8), num_workers=2, persistent_workers=True, prefetch_factor=1
+    )
+    assert len(list(loader)) == 8
+    workers = [worker.pid for worker in loader._iterator._workers]
+    try:
+        os.kill(workers[1], signal.SIGKILL)
+        time.sleep(0.3)
+    except RuntimeError as error:  # torch's handler raises where it finds us
+        assert "killed by signal" in str(error)
+    assert [int(batch[0, 0]) for batch in loader] == list(range(8))
+    assert not {process.pid for process in children()} & set(workers)
+    assert len(psutil.Process().children()) >= 2
+    assert all_free(loader)

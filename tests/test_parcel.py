@@ -1,0 +1,235 @@
+"""Sealing and opening without processes: what goes in comes out, in every place."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import samples
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader_sets import Boxes, Scene, same
+from test_ring_memory import Worker, whole
+
+import pyparallel
+from pyparallel import Ragged, _output, _parcel, _seal, _shared
+from pyparallel._parcel import InRing, Parcel
+from pyparallel._ring import Ring
+from pyparallel._ring_memory import FREE, PARENT, Slab
+from pyparallel._seal import Sealed, seal
+
+HOLDER = 2
+
+
+def sent(message: Any) -> Any:
+    """Send a message as a queue does."""
+    return pickle.loads(bytes(ForkingPickler.dumps(Sealed(message))))
+
+
+def through(ring: Ring, make: Any) -> tuple[Any, Parcel]:
+    """Return what a worker makes, and the parcel that arrives for it."""
+    slab = ring.claim(HOLDER)
+    assert slab is not None
+    with _output.writing_to(slab):
+        batch = make()
+    message = seal(batch, slab, None)
+    return batch, close(slab, message)
+
+
+def close(slab: Slab, message: Any) -> Parcel:
+    """Do as a worker does when the batch is dropped, but for what a test keeps."""
+    slab._owner = lambda: None
+    assert slab.let_go()
+    if not message.is_in_ring:
+        slab.release()
+    parcel = sent(message)
+    assert isinstance(parcel, Parcel)
+    return parcel
+
+
+def dirty(ring: Ring) -> None:
+    """Fill the first slab with a secret."""
+    slab = ring.claim(HOLDER)
+    assert slab is not None
+    memory = slab.take(ring.slab_nbytes)
+    assert memory is not None
+    memory.fill_(0x5E)
+    del memory
+    slab.release()
+    assert ring.holders() == [FREE]
+
+
+@st.composite
+def leaves(draw: Any) -> Any:
+    kind = draw(st.sampled_from(["tensor", "result", "array", "small", "other"]))
+    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=4)))
+    dtype = draw(st.sampled_from(samples.DTYPES))
+    if kind == "tensor":
+        tensor = draw(samples.tensors(shape, dtype))
+        return lambda: tensor
+    if kind == "result":
+        made = samples.random_tensor(shape, dtype, draw(st.integers(0, 99)))
+        rows = draw(st.integers(1, 400))
+
+        def result() -> Any:
+            out = _output.empty((rows, *shape), dtype, torch.device("cpu"))
+            out[:] = made
+            return (out, out[: rows // 2], {"again": out, "row": out[-1]})[part]
+
+        part = draw(st.integers(0, 2))
+        return result
+    if kind == "array":
+        return lambda: np.full((20, 300), len(shape), np.float32)
+    if kind == "small":
+        return lambda: np.arange(4.0)[::-1]
+    return draw(
+        st.sampled_from([lambda: None, lambda: "text", lambda: b"b", lambda: Scene(3)])
+    )
+
+
+def combined(children: Any) -> Any:
+    lists = st.lists(children, max_size=4)
+    return st.one_of(
+        lists.map(lambda made: lambda: [make() for make in made]),
+        lists.map(lambda made: lambda: tuple(make() for make in made)),
+        lists.map(lambda made: lambda: {i: make() for i, make in enumerate(made)}),
+        st.tuples(children, children).map(
+            lambda made: lambda: samples.Pair(*(make() for make in made))
+        ),
+        children.map(lambda make: lambda: Boxes(make(), ["name"])),
+    )
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Scene | Boxes):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return []
+    return [tensor for item in value for tensor in tensors(item)]
+
+
+def check_reach(opened: Any, place: Any) -> None:
+    """No byte beyond the batch, nor of an earlier one, is to be reached by a tensor."""
+    for tensor in tensors(opened):
+        if isinstance(place, InRing) and tensor.nbytes:
+            seen = whole(tensor)
+            assert len(seen) <= place.nbytes
+            assert b"\x5e" * 8 not in seen
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.recursive(leaves(), combined, max_leaves=8))
+def test_a_batch_comes_out_as_it_went_in(make: Any) -> None:
+    ring = Ring(1, 1 << 20)
+    dirty(ring)
+    batch, parcel = through(ring, make)
+    expected = copy.deepcopy(batch)
+    opened = parcel.open()
+    assert same(opened, expected)
+    assert (ring.holders() == [PARENT]) is parcel.message.is_in_ring
+    check_reach(opened, parcel.message.place)
+    del opened, parcel, batch
+    gc.collect()
+    assert ring.holders() == [FREE]
+
+
+def test_a_tensor_at_two_places_is_one_and_two_views_are_two() -> None:
+    ring = Ring(1, 1 << 20)
+    base = torch.arange(100.0)
+    scene = Scene(1)
+    batch, parcel = through(ring, lambda: [base, {"x": base}, base[10:], scene])
+    opened = parcel.open()
+    assert opened[0] is opened[1]["x"]
+    assert opened[3].image is opened[3].again
+    assert same(opened, batch)
+    opened[0].zero_()
+    assert opened[2].tolist() == list(range(10, 100))
+
+
+def test_what_is_made_in_the_slab_is_not_copied() -> None:
+    ring = Ring(1, 1 << 20)
+
+    def make() -> Any:
+        made = _output.empty((300, 70), torch.float32, torch.device("cpu"))
+        return {"other": torch.ones(3), "made": made.fill_(2), "part": made[3:5]}
+
+    with mock.patch.object(_seal._backend, "pack", wraps=_seal._backend.pack) as pack:
+        batch, parcel = through(ring, make)
+    ((_, packed, _), _) = pack.call_args
+    assert [tuple(tensor.shape) for tensor in packed] == [(3,), (2, 70)]
+    assert same(parcel.open(), batch)
+    address = batch["made"].data_ptr()
+    assert parcel.open()["made"].data_ptr() == address
+
+
+def test_without_a_slab_the_bytes_take_memory_of_their_own() -> None:
+    batch = {"x": torch.arange(5), "y": [torch.ones(2, 2).t(), None]}
+    message = seal(batch, None, None)
+    assert isinstance(message.place, _shared.Sent)
+    assert same(sent(message).open(), batch)
+
+
+@pytest.mark.parametrize("batch", [None, [], "text", torch.empty(0, 3), {"a": 1}])
+def test_a_batch_without_bytes_needs_no_memory(batch: Any) -> None:
+    ring = Ring(1, 1 << 12)
+    _, parcel = through(ring, lambda: batch)
+    assert (parcel.message.place, parcel.message.miss) == (None, None)
+    assert ring.holders() == [FREE]
+    assert same(parcel.open(), batch)
+
+
+def test_where_there_are_no_slabs_all_is_sent_as_torch_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_shared, "is_supported", lambda: False)
+    batch = [torch.arange(5), np.arange(5000.0), Scene(2)]
+    message = seal(batch, None, None)
+    assert message.place is None and message.foreign is not None
+    assert same(sent(message).open(), batch)
+
+
+def test_a_batch_that_does_not_pickle_raises_what_pickle_does() -> None:
+    ring = Ring(1, 1 << 12)
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        Worker(ring, lambda samples: [torch.ones(2), lambda: 1]).make(None)
+    assert ring.holders() == [FREE]
+
+
+def test_a_parcel_is_opened_once_and_its_number_means_nothing_elsewhere() -> None:
+    ring = Ring(1, 1 << 12)
+    _, parcel = through(ring, lambda: [torch.ones(2)])
+    assert parcel.open() is parcel.open()
+    with pytest.raises(pickle.UnpicklingError) as caught:
+        pickle.loads(parcel.message.body)
+    assert str(caught.value) == "the pickle of a parcel has no tensor 0."
+    assert _parcel.numbered.__doc__
+
+
+def test_a_parcel_that_is_never_opened_frees_its_slab() -> None:
+    ring = Ring(1, 1 << 12)
+    _, parcel = through(ring, lambda: [torch.ones(2)])
+    assert ring.holders() == [PARENT]
+    del parcel
+    assert ring.holders() == [FREE]
+
+
+def test_containers_and_ragged_batches_are_batches_like_others() -> None:
+    ring = Ring(1, 1 << 20)
+    rows = [torch.ones(i + 1, 2) * i for i in range(3)]
+    boxes = [pyparallel.DataContainer(row[None], stack=True) for row in rows]
+    batch, parcel = through(
+        ring, lambda: [pyparallel.collate(boxes, 3), Ragged.from_tensors(rows)]
+    )
+    assert same(parcel.open(), batch)
+    assert parcel.open()[0].data[0].shape == (3, 1, 3, 2)

@@ -1,0 +1,239 @@
+"""Page-locked slabs, on a device that is late: none is free before it was read."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+from test_ring_memory import Worker
+
+from pyparallel import _parcel
+from pyparallel._ring import Ring
+from pyparallel._ring_memory import FREE, PARENT
+
+
+class Lock:
+    """A device whose marks are done when the test says so."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.refuses = refuses
+        self.calls: list[tuple[Any, ...]] = []
+        self.locked: dict[int, int] = {}
+        self.marks: list[dict[str, Any]] = []
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        assert address % os.sysconf("SC_PAGESIZE") == 0
+        assert address not in self.locked, "locked twice"
+        self.calls.append(("lock", nbytes))
+        if not self.refuses:
+            self.locked[address] = nbytes
+        return not self.refuses
+
+    def unlock(self, address: int) -> None:
+        self.calls.append(("unlock", self.locked.pop(address)))
+
+    def fence(self) -> Any:
+        mark = {"done": False, "thread": threading.get_ident()}
+        self.marks.append(mark)
+        return mark
+
+    def is_done(self, mark: Any) -> bool:
+        return bool(mark["done"])
+
+    def wait(self, mark: Any) -> None:
+        self.calls.append(("wait",))
+        mark["done"] = True
+
+
+def ring_with(lock: Lock, num_slabs: int = 2) -> tuple[Ring, Worker]:
+    ring = Ring(num_slabs, 16 << 20)
+    ring.page_lock(lock)
+    return ring, Worker(ring, torch.stack)
+
+
+def samples(nbytes: int = 8) -> list[torch.Tensor]:
+    return [torch.ones(nbytes, dtype=torch.uint8)]
+
+
+def test_a_slab_is_not_free_before_its_mark_is_done() -> None:
+    lock = Lock()
+    ring, worker = ring_with(lock)
+    parcel = worker.make(samples())
+    assert parcel.is_locked and lock.calls == [("lock", 2 << 20)]
+    del parcel
+    assert ring.holders() == [PARENT, FREE]
+    ring.free_late()
+    assert ring.holders() == [PARENT, FREE]
+    second = worker.make(samples())
+    assert second.message.place.slab == 1
+    lock.marks[0]["done"] = True
+    ring.free_late()
+    assert ring.holders() == [FREE, PARENT]
+    assert worker.make(samples()).message.place.slab == 0
+    assert lock.calls == [("lock", 2 << 20)] * 2
+
+
+def test_marks_are_asked_for_when_a_batch_arrives_and_in_any_order() -> None:
+    lock = Lock()
+    ring, worker = ring_with(lock, 4)
+    parcels = [worker.make(samples()) for _ in range(3)]
+    parcels.clear()
+    assert ring.holders() == [PARENT] * 3 + [FREE]
+    lock.marks[1]["done"] = lock.marks[2]["done"] = True
+    kept = worker.make(samples())
+    assert kept.message.place.slab == 3
+    assert ring.holders().count(FREE) == 2
+    assert ring.holders().count(PARENT) == 2
+
+
+def test_a_slab_that_grows_is_unlocked_and_locked_anew() -> None:
+    lock = Lock()
+    ring, worker = ring_with(lock, 1)
+    for nbytes in (8, 3 << 20, 100, 9 << 20):
+        assert worker.make(samples(nbytes)).message.is_in_ring
+        lock.marks[-1]["done"] = True
+        ring.free_late()
+    assert lock.calls == [
+        ("lock", 2 << 20),
+        ("unlock", 2 << 20),
+        ("lock", 4 << 20),
+        ("unlock", 4 << 20),
+        ("lock", 12 << 20),
+    ]
+
+
+def test_a_slab_is_not_unlocked_while_the_device_reads_it() -> None:
+    lock = Lock()
+    ring, worker = ring_with(lock, 1)
+    worker.make(samples()).open()
+    missed = worker.make(samples(3 << 20))
+    assert missed.message.miss is not None and missed.message.miss.reason == "full"
+    assert lock.calls == [("lock", 2 << 20)]
+    assert ring.holders() == [PARENT]
+
+
+def test_all_is_unlocked_when_the_ring_dies_after_all_marks() -> None:
+    lock = Lock()
+    ring, worker = ring_with(lock, 3)
+    batches = [worker.make(samples()).open() for _ in range(3)]
+    late = batches.pop()
+    del late, ring, worker
+    gc.collect()
+    assert lock.calls == [("lock", 2 << 20)] * 3
+    batches.clear()
+    gc.collect()
+    assert lock.locked == {}
+    done = [call[0] for call in lock.calls[3:]]
+    assert done == ["wait"] * 3 + ["unlock"] * 3
+
+
+def test_a_refusal_is_not_asked_for_again() -> None:
+    lock = Lock(refuses=True)
+    ring, worker = ring_with(lock)
+    for _ in range(3):
+        parcel = worker.make(samples())
+        assert not parcel.is_locked
+        assert parcel.open().sum() == 8
+        del parcel
+        assert ring.holders() == [FREE, FREE]
+    assert lock.calls == [("lock", 2 << 20)] and not lock.marks
+    del ring, worker
+    gc.collect()
+    assert len(lock.calls) == 1
+
+
+def test_the_mark_is_recorded_in_the_thread_that_drops_the_batch() -> None:
+    lock = Lock()
+    _, worker = ring_with(lock)
+    batches = [worker.make(samples()).open()]
+    threads = []
+
+    def drop() -> None:
+        threads.append(threading.get_ident())
+        batches.clear()
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    thread.join(10)
+    assert [mark["thread"] for mark in lock.marks] == threads
+
+
+def test_a_forked_child_neither_waits_nor_unlocks() -> None:
+    lock = Lock()
+    ring, worker = ring_with(lock)
+    batch = worker.make(samples()).open()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            del batch, ring, worker
+            gc.collect()
+            code = 40 + len(lock.calls) + 8 * len(lock.marks)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 41
+    assert ring.holders() == [PARENT, FREE]
+    assert batch.sum() == 8
+
+
+class Pins:
+    """In the place of torch's ``pin_memory``, which needs a device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[Any, Any]] = []
+        monkeypatch.setattr(_parcel, "pin_memory", self)
+
+    def __call__(self, batch: Any, device: Any = None) -> Any:
+        self.calls.append((batch, device))
+        return ["pinned", batch]
+
+
+def own(batch: Any) -> Any:
+    return batch[0]
+
+
+PINNED: dict[str, tuple[Any, bool]] = {
+    "tensor": (torch.ones(3), False),
+    "nested": ({"a": [torch.ones(3), "text", None]}, False),
+    "leaf": ([torch.ones(3), torch.ones(2, requires_grad=True)], True),
+    "array": ([torch.ones(3), torch.ones(5000).numpy()], True),
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+@pytest.mark.parametrize("locks", [True, False])
+def test_torch_pins_what_does_not_lie_in_locked_pages(
+    name: str, locks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = Pins(monkeypatch)
+    ring = Ring(2, 1 << 20)
+    if locks:
+        ring.page_lock(Lock())
+    batch, is_copied = PINNED[name]
+    parcel = Worker(ring, own).make([batch])
+    assert parcel.pin_memory("cuda") is parcel
+    opened = parcel.open()
+    assert opened is parcel.open()
+    if locks and not is_copied:
+        assert not pins.calls
+    else:
+        assert [device for _, device in pins.calls] == ["cuda"]
+        assert opened[0] == "pinned" and opened[1] is pins.calls[0][0]
+
+
+def test_what_missed_the_ring_is_pinned_by_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pins = Pins(monkeypatch)
+    ring, worker = ring_with(Lock(), 1)
+    first = worker.make(samples()).open()
+    missed = worker.make(samples())
+    assert not missed.is_locked
+    assert missed.pin_memory().open()[0] == "pinned"
+    assert len(pins.calls) == 1
+    assert first.sum() == 8
+    assert ring.holders() == [PARENT]
