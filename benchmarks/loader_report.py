@@ -123,18 +123,19 @@ _SIDES = ("worker", "parent")
 def _images(cases: Sequence[Record]) -> Iterator[str]:
     yield "### Batches of images: how many times as long as ours others take"
     yield ""
-    titles = ["case", "native", "GB/s", "ours, Python", *_COLUMNS.values()]
+    titles = ["case", "MB", "native", "GB/s", "ours, Python", *_COLUMNS.values()]
     yield from _head([*titles, "*default_collate, our loader*"])
     for case in cases:
         rows = {row["name"]: row for row in case["rows"] if row["installed"]}
         name = _ours(case)
         time = rows[name]["median"]
         # The bytes are those of a whole epoch, which is what was compared.
-        rate = case["nbytes"] / case["batches"] / time / 1e9
+        nbytes = case["nbytes"] / case["batches"]
         others = ["ours, Python", *_COLUMNS, TORCH_IN_OURS]
         cells = [_ratio(rows.get(other, {}), name) for other in others]
         python = " (Python)" if name == "ours, Python" else ""
-        yield _row([case["title"], duration(time) + python, f"{rate:.3g}", *cells])
+        of_ours = [duration(time) + python, f"{nbytes / time / 1e9:.3g}"]
+        yield _row([case["title"], f"{nbytes / 1e6:.0f}", *of_ours, *cells])
     yield ""
     yield from costs(cases[0])
 

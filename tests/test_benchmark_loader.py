@@ -211,7 +211,7 @@ def test_the_report_has_times_costs_and_goals() -> None:
     case = images(ours=0.002, **{loader_cases.MMCV: 0.02, "peer": 0.006})
     case["rows"][0]["facts"] = FACTS
     block = loader_report.block(results(case), "results/x")
-    row = "| case | 2.00 ms | 1 |  | 10 (10 - 10) |  |  |  |  |"
+    row = "| case | 2 | 2.00 ms | 1 |  | 10 (10 - 10) |  |  |  |  |"
     assert row in block.splitlines()
     costs = "| ours | 1.00 ms | 20.0 us | 12 | 0.50 | 0 | 0 | 50 MB | 8 slabs, 4 MB | "
     assert f"{costs}9 / 0 |" in block.splitlines()
