@@ -90,7 +90,7 @@ def cases(quick: bool, workers: Sequence[int]) -> list[Comparison]:
 
 
 def _data(quick: bool) -> dict[str, tuple[str, Callable[[], list[Tensor]], int, Any]]:
-    """Return what is batched: batches have 50 MB and more."""
+    """Return what is batched: batches have 40 MB and more."""
     size = (50, 83) if quick else (800, 1333)
     num_photos = len(data.photos(*size))
     note = f"{num_photos} real photos, resized to {size[1]}x{size[0]}"
@@ -104,9 +104,9 @@ def _data(quick: bool) -> dict[str, tuple[str, Callable[[], list[Tensor]], int, 
     copied = "; the consumer copies all"
     found: dict[str, Any] = {}
     if num_photos:
-        found["photos uint8"] = (note, photos, 16, touch_pages)
-        found["photos uint8, read whole"] = (note + copied, photos, 16, CopyWhole())
-        found["photos float32"] = (note, lambda: _floats(photos()), 4, touch_pages)
+        found["photos uint8"] = (note, photos, 18, touch_pages)
+        found["photos uint8, read whole"] = (note + copied, photos, 18, CopyWhole())
+        found["photos float32"] = (note, lambda: _floats(photos()), 5, touch_pages)
     found["detection uint8"] = (draw, partial(drawn, shapes, u8), 16, touch_pages)
     found["detection float32"] = (draw, partial(drawn, shapes, f32), 4, touch_pages)
     found["equal uint8"] = (one, partial(drawn, equal, u8), 16, touch_pages)

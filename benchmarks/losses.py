@@ -50,10 +50,6 @@ _MANY_CALLS = (
     "pure Python needs several calls into torch for each sample or leaf (a slice, a "
     "copy, the margins or a view), where this needs one or two"
 )
-_STEP_BOUND = (
-    "the step bounds both: a worker of torch's hides as much of these data, which are "
-    "small once decoded"
-)
 
 #: Neither mmcv nor mmengine, which know no special case: a loss to them is a defect.
 _NOT_MM = "[!m]*"
@@ -80,7 +76,6 @@ REASONS = (
     Reason("32 images near 224", "new_full + copy_", "ours, Python", _SAME_WAY),
     Reason("detection *", "F.pad + stack", "ours, Python", _LEFT_OVERS),
     Reason("detection *", "mmengine*", "ours, Python", _LEFT_OVERS),
-    Reason("a step and its data", "torch's loader, 1 worker", "ours: *", _STEP_BOUND),
 )
 
 

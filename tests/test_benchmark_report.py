@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 report = importlib.import_module("benchmarks.report")
 losses = importlib.import_module("benchmarks.losses")
-loader = importlib.import_module("benchmarks.loader")
 run = importlib.import_module("benchmarks.__main__")
 cases = importlib.import_module("benchmarks.cases")
 _harness = importlib.import_module("benchmarks._harness")
@@ -77,7 +76,6 @@ def test_a_loss_to_mmcv_is_only_explained_where_both_do_the_same() -> None:
 
 def test_every_reason_is_used_by_a_case_that_exists() -> None:
     titles = {case.title for case in cases.cases(True)}
-    titles |= {case.title for case in loader.cases(True, [1])}
     titles |= {"glyph crops", "photos uint8"}  # where their packages are installed
     for each in losses.REASONS:
         assert any(losses.fnmatchcase(title, each.case) for title in titles), each
