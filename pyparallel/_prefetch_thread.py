@@ -248,7 +248,9 @@ def _produce(generation: Generation) -> None:
     options = generation.options
     loader, meter = options.loader, options.meter
     generation.at("iter(loader)")
-    generation.set_source(_workers.kept(loader))  # they may be dead already
+    dead = _workers.find_dead(_workers.kept(loader))
+    if dead is not None:  # torch would wait five seconds for an answer from it
+        raise _workers.death(*dead)
     source = iterate(loader)
     generation.set_source(source)
     _workers.watch(source, lambda: generation.stopping)
