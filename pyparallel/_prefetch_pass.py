@@ -6,6 +6,7 @@ import os
 import weakref
 from typing import Any, Protocol
 
+from . import _workers
 from ._errors import BatchTypeError
 from ._hand_over import Item, State
 from ._prefetch_thread import Generation, stop
@@ -33,7 +34,7 @@ class Pass:
         self._generation = generation
         generation.options.meter.pause()
         generation.start()
-        self._stop = weakref.finalize(self, stop, generation)
+        self._stop = weakref.finalize(self, _stop_surely, generation)
         self._stop.atexit = False  # `_prefetch_thread` stops all that run
 
     def __iter__(self) -> Pass:
@@ -93,3 +94,17 @@ class Pass:
             "PreDataLoader: an iterator must stay in its process, but is pickled. "
             "Pickle the PreDataLoader."
         )
+
+
+def _stop_surely(generation: Generation) -> None:
+    """Stop a thread, also if torch reports a dead worker in the middle of it.
+
+    torch does so in the main thread between any two instructions, once some iterator
+    was made there. A finalizer has nobody to tell: whoever waits for a batch is told.
+    """
+    try:
+        stop(generation)
+    except RuntimeError as error:
+        if not _workers.is_report(error):
+            raise
+        stop(generation)

@@ -135,10 +135,14 @@ def death(pid: int, code: int) -> RuntimeError:
     )
 
 
+def is_report(error: BaseException) -> bool:
+    """Tell whether this is torch's report of a dead worker."""
+    return isinstance(error, RuntimeError) and str(error).startswith(_TORCH_SAYS_DEAD)
+
+
 def explained(error: BaseException, source: Any) -> BaseException:
     """Return the error for a dead worker if that is what ``error`` comes from."""
-    said = isinstance(error, RuntimeError) and str(error).startswith(_TORCH_SAYS_DEAD)
-    if not has_workers(source) or not (said or isinstance(error, _BROKEN)):
+    if not has_workers(source) or not (is_report(error) or isinstance(error, _BROKEN)):
         return error
     deadline = time.monotonic() + GRACE
     while (dead := find_dead(source, any_code=True)) is None:

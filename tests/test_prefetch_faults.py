@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -26,7 +27,7 @@ from prefetch_loaders import (
 )
 
 import pyparallel
-from pyparallel import LoaderWarning, PreDataLoader, _workers
+from pyparallel import LoaderWarning, PreDataLoader, _prefetch_pass, _workers
 
 # Python 3.12 and later warn of every fork in a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -258,6 +259,30 @@ def test_a_stuck_thread_is_warned_about_and_not_waited_for() -> None:
     assert time.monotonic() - start < 3
     let_go.set()
     until(lambda: not prefetch_threads())
+
+
+def test_a_report_of_torch_does_not_keep_a_thread_alive(monkeypatch: Any) -> None:
+    real, reports = _prefetch_pass.stop, ["DataLoader worker (pid 7) is killed by"]
+
+    def reporting(generation: Any) -> None:
+        if reports:
+            raise RuntimeError(reports.pop())
+        real(generation)
+
+    monkeypatch.setattr(_prefetch_pass, "stop", reporting)
+    with nothing_left():
+        next(iter(PreDataLoader(range(5))))
+        gc.collect()
+        assert not reports
+
+    def failing(generation: Any) -> None:
+        raise RuntimeError("another")
+
+    monkeypatch.setattr(_prefetch_pass, "stop", failing)
+    it = iter(PreDataLoader(range(5)))
+    with pytest.raises(RuntimeError, match=r"^another$"):
+        it.close()
+    real(it._generation)
 
 
 def test_workers_in_the_middle_of_a_batch_are_ended_by_close() -> None:
