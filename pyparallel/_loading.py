@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import pickle
 import sys
 import time
 from typing import Any
@@ -208,7 +209,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
             raise
         extra = parcel.message.note.extra
         if extra is not None:
-            self._progress.extra = extra
+            self._progress.extra = pickle.loads(extra)
         return batch
 
     def _shutdown_workers(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -20,13 +21,13 @@ from ._trace import span
 
 
 class Note(NamedTuple):
-    """What a worker measured while it made a batch, and what it adds to it."""
+    """What a worker measured while it made a batch, and what it adds to it, pickled."""
 
     collate_seconds: float
     pack_seconds: float
     stacked_nbytes: int
     padding_nbytes: int
-    extra: Any
+    extra: bytes | None
 
 
 class Packing:
@@ -74,6 +75,8 @@ class Packing:
             miss = None if slab else Miss("full" if self._ring else "off", 0)
             message = seal(batch, slab, miss)
             extra = self.extra()
+            if extra is not None:  # as it is now; and what fails must fail here
+                extra = pickle.dumps(extra)
             del batch
             if slab is not None and not slab.let_go():
                 if message.miss is None and message.place is not None:

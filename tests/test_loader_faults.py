@@ -307,3 +307,33 @@ def test_a_lost_worker_ends_the_others() -> None:
     assert not {process.pid for process in children()} & set(workers)
     assert len(psutil.Process().children()) >= 2
     assert all_free(loader)
+
+
+class Stateful(Numbers):
+    """A data set whose state is a list that goes on changing, and may not pickle."""
+
+    def __init__(self, bad: bool) -> None:
+        super().__init__(6)
+        self.bad, self.seen = bad, [torch.zeros(1)]
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        self.seen[0] += 1
+        return super().__getitem__(i)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "bad": (lambda: 1) if self.bad else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def test_the_state_of_a_dataset_is_that_of_its_batch_or_an_error() -> None:
+    loader = pyparallel.DataLoader(Stateful(bad=True), num_workers=1)
+    with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
+        next(iter(loader))
+    loader = pyparallel.DataLoader(Stateful(bad=False), num_workers=1)
+    found = []
+    for _ in loader:
+        state = loader.state_dict()["workers"][0]["state"]["own"]
+        found.append(float(state["seen"][0]))
+    assert found == [1, 2, 3, 4, 5, 6]
