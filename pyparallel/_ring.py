@@ -167,8 +167,15 @@ class Ring(RingMemory):
         if self.is_locked(slab) and self._lock is not None:
             self._late.append((slab, nbytes, self._lock.fence()))
             self.free_late()
-        else:
+            return
+        try:
             self._free(slab, nbytes)
+        except BaseException:
+            # The handler of a signal raised, as torch's does for a dead worker. What a
+            # finalizer raises is only printed, and nobody else would free the slab.
+            if self.holders()[slab] == PARENT:
+                self._free(slab, nbytes)
+            raise
 
     def _free(self, slab: int, nbytes: int) -> None:
         if self.poisons:

@@ -85,6 +85,28 @@ def test_a_slab_is_free_when_the_last_view_dies_in_another_thread() -> None:
     assert ring.holders() == [FREE]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ring = Ring(1, 1 << 16)
+    batch = Worker(ring, torch.stack).make([torch.ones(3)]).open()
+    release, calls = ring.release, []
+
+    def interrupted(slab: int, holder: int) -> None:
+        calls.append(slab)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        release(slab, holder)
+
+    monkeypatch.setattr(ring, "release", interrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.unraisablehook", lambda _: None)
+        del batch
+    assert calls == [0, 0]
+    assert ring.holders() == [FREE]
+
+
 def test_a_batch_outlives_its_ring_and_its_message_is_refused_after() -> None:
     ring = Ring(1, 1 << 16)
     worker = Worker(ring, torch.stack)
