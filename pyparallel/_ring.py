@@ -117,7 +117,12 @@ class Ring(RingMemory):
         self.free_late()
         if self._damage is not None:
             raise self._damage
+        # It comes first: whatever is raised from here on, the slab is free again.
+        owner = self.owner(slab)
+        end = weakref.finalize(owner, self._dropped, slab, nbytes)
+        end.atexit = False
         if not _backend.ring_pass(self.header, slab, holder, PARENT):
+            end.detach()
             raise RuntimeError(
                 f"slab {slab} of the DataLoader's ring must be held by worker {holder} "
                 "when its batch arrives, but is not. Was the loader's process forked?"
@@ -126,8 +131,6 @@ class Ring(RingMemory):
             self._page_lock(slab, self._lock)
         if self.poisons:
             self.check_edges(slab, nbytes)
-        owner = self.owner(slab)
-        weakref.finalize(owner, self._dropped, slab, nbytes).atexit = False
         return self.payload(owner, nbytes)
 
     def reclaim(self, holder: int) -> None:

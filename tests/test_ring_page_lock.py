@@ -146,6 +146,16 @@ def test_a_refusal_is_not_asked_for_again() -> None:
     assert len(lock.calls) == 1
 
 
+def test_an_error_of_the_device_does_not_cost_a_slab() -> None:
+    lock = Lock()
+    ring, worker = ring_with(lock)
+    lock.locked[ring.address(0)] = 1  # so that locking it raises
+    with pytest.raises(AssertionError, match="locked twice"):
+        worker.make(samples())
+    gc.collect()
+    assert ring.holders() == [FREE, FREE]
+
+
 def test_the_mark_is_recorded_in_the_thread_that_drops_the_batch() -> None:
     lock = Lock()
     _, worker = ring_with(lock)
