@@ -177,7 +177,7 @@ class Ring(RingMemory):
             # The handler of a signal raised, as torch's does for a dead worker. What a
             # finalizer raises is only printed, and nobody else would free the slab.
             if self.holders()[slab] == PARENT:
-                self._free(slab, nbytes)
+                self.release(slab, PARENT)  # its edges may be overwritten already
             raise
 
     def _free(self, slab: int, nbytes: int) -> None:

@@ -96,6 +96,8 @@ def test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab(
     def interrupted(slab: int, holder: int) -> None:
         calls.append(slab)
         if len(calls) == 1:
+            if ring.poisons:
+                ring.poison(slab)
             raise KeyboardInterrupt
         release(slab, holder)
 
