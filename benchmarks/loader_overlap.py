@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -51,16 +52,19 @@ class Inflated(Dataset[Tensor]):
         generator = torch.Generator().manual_seed(0)
         # A byte has 8 values: zlib has something to do.
         values = torch.randint(8, (nbytes,), dtype=torch.uint8, generator=generator)
-        self._deflated = zlib.compress(values.numpy().tobytes(), 1)
-        self._num, self._nbytes = num, nbytes
+        self._deflated, self._nbytes = [], nbytes
+        for i in range(num):
+            values[0] = i % 251
+            self._deflated.append(zlib.compress(values.numpy().tobytes(), 1))
 
     def __len__(self) -> int:
-        return self._num
+        return len(self._deflated)
 
     def __getitem__(self, i: int) -> Tensor:
-        raw = bytearray(zlib.decompress(self._deflated, bufsize=self._nbytes))
-        raw[0] = i % 251
-        return torch.frombuffer(raw, dtype=torch.uint8)
+        raw = zlib.decompress(self._deflated[i], bufsize=self._nbytes)
+        with warnings.catch_warnings():  # nobody writes to it: it is stacked next
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.frombuffer(raw, dtype=torch.uint8)
 
 
 class Step:
