@@ -253,6 +253,7 @@ def _produce(generation: Generation) -> None:
         raise _workers.death(*dead)
     source = iterate(loader)
     generation.set_source(source)
+    _workers.take_over(source)
     _workers.watch(source, lambda: generation.stopping)
     num_batches = 0
     while generation.wait_for_room():

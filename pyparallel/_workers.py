@@ -20,7 +20,10 @@ from types import TracebackType
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _DatasetKind
+
+_signals: Any = signal_handling
 
 #: How often a wait looks whether the workers live, in seconds.
 SLICE = 0.1
@@ -28,7 +31,10 @@ SLICE = 0.1
 GRACE = 0.3
 #: What a broken connection to a worker looks like.
 _BROKEN = (EOFError, FileNotFoundError, ConnectionError)
-_ITERATOR = ("_workers", "_try_get_data", "_shutdown_workers", "_persistent_workers")
+_ITERATOR = (
+    *("_workers", "_try_get_data", "_shutdown_workers", "_persistent_workers"),
+    "_worker_pids_set",
+)
 _TORCH_SAYS_DEAD = "DataLoader worker (pid"
 # Where torch calls the dataset, in the process and for a worker: see `cut_short`.
 _CALLS_OF_DATASET = (("fetch", "fetch.py"), ("reraise", "_utils.py"))
@@ -58,6 +64,18 @@ def kept(loader: Any) -> Any:
     """
     source = getattr(loader, "_iterator", None) if shares_iterator(loader) else None
     return None if hasattr(source, "has_lost_worker") else source
+
+
+def take_over(source: Any) -> None:
+    """Let torch forget the workers of this iterator, because they are watched here.
+
+    Once some iterator was made in the main thread, the death of any worker that torch
+    knows of is raised there, in the middle of anything. Who goes on with persistent
+    workers in the main thread is told within five seconds, as in any other thread.
+    """
+    if has_workers(source) and source._worker_pids_set:
+        _signals._remove_worker_pids(id(source))
+        source._worker_pids_set = False
 
 
 def watch(source: Any, stopped: Callable[[], bool]) -> None:
