@@ -12,6 +12,8 @@ DEMO_ARGS  ?=
 BENCH_ARGS ?=
 LOADER_ARGS ?=
 PYTEST_ARGS ?=
+# How many tests run at a time; those of one file run one after the other.
+PYTEST_JOBS ?= 2
 # Warnings of the compilers are errors in what is built here.
 export WERROR ?= 1
 
@@ -30,12 +32,17 @@ TOOLS   := "setuptools>=77,<81" wheel ninja "pybind11>=2.11"
 DEPS    := PYPARALLEL_BUILD=python PYTHON_BIN $(PIP) --no-build-isolation -e
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-# Benchmarks and examples are the same for every build, and packages for the backends
-# of one build: tested once.
-ONCE := --ignore-glob='*/test_benchmark_*.py' --ignore=tests/test_examples.py
+# The benchmarks are tested beside the peers.
+NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
+# What is the same for every build and backend is tested once: examples, and what happens
+# between processes and threads when something fails or ends.
+ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,examples mmcv_install \
+	preflight loader_exit loader_faults prefetch_device prefetch_ends prefetch_faults \
+	prefetch_state resume_errors resume_iterable)
+PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-native test-python test-core test-peers lint lint-python \
+.PHONY: help test test-native test-python test-poison test-core test-peers lint lint-python \
 	lint-types lint-cpp lint-lengths bench bench-loader demo peers cuda-build \
 	gpu-check clean
 
@@ -72,14 +79,20 @@ $(VCUDA)/.deps: pyproject.toml
 	touch $@
 
 # ----------------------------------------------------------------------- checks
-test: test-native test-python test-core ## everything without a GPU: both backends, the C++ core
+test: test-native test-python test-poison test-core ## everything without a GPU: both backends, poisoned slabs, the C++ core
 
 test-native: $(V)/.built
-	PYPARALLEL_BACKEND=native $(V)/bin/python -m pytest $(PYTEST_ARGS)
+	PYPARALLEL_BACKEND=native $(V)/bin/python $(PYTEST) $(NO_BENCH) $(PYTEST_ARGS)
 
 test-python: $(V)/.built
-	PYPARALLEL_BACKEND=python $(V)/bin/python -m pytest $(ONCE) \
+	PYPARALLEL_BACKEND=python $(V)/bin/python $(PYTEST) $(ONCE) \
 		--ignore=tests/test_packaging.py $(PYTEST_ARGS)
+
+# Freed slabs are overwritten, and their edges checked.
+test-poison: $(V)/.built
+	PYPARALLEL_POISON=1 PYPARALLEL_BACKEND=native $(V)/bin/python $(PYTEST) \
+		tests/test_loader*.py tests/test_ring*.py tests/test_parcel.py \
+		tests/test_prefetch.py $(PYTEST_ARGS)
 
 test-core: test-core-address,undefined test-core-thread
 
@@ -111,7 +124,7 @@ peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, t
 
 test-peers: peers ## the comparison with mmcv and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
-		$(VPEER)/bin/python -m pytest tests/test_mmcv_differential.py \
+		$(VPEER)/bin/python $(PYTEST) tests/test_mmcv_differential.py \
 		tests/test_resume_torchdata.py $(wildcard tests/test_benchmark_*.py)
 
 bench: peers ## measure; write JSON, the tables of benchmarks/README.md and the charts
@@ -133,7 +146,7 @@ cuda-build: $(VCUDA)/.deps ## compile for CUDA, import it, run the CPU tests; no
 		$(VCUDA)/bin/python setup.py -q build_ext --inplace
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -c \
 		"from pyparallel import _backend as b; print(b.devices); assert 'cuda' in b.devices"
-	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -m pytest \
+	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python $(PYTEST) \
 		$(ONCE) $(PYTEST_ARGS)
 
 # GPU_PYTHON=python3 uses an interpreter that has torch for CUDA and the test tools.

@@ -128,7 +128,7 @@ def check_reach(opened: Any, place: Any) -> None:
             assert b"\x5e" * 8 not in seen
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.recursive(leaves(), combined, max_leaves=8))
 def test_a_batch_comes_out_as_it_went_in(make: Any) -> None:
     ring = Ring(1, 1 << 20)
