@@ -14,15 +14,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import collate, report
+from . import collate, command, report
 from .environment import MALLOC, cores
 
 _HERE = Path(__file__).parent
-#: Where a run writes that is not to be kept.
-_SCRATCH = _HERE.parent / "build" / "benchmarks" / "scratch"
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -90,28 +89,9 @@ def main(arguments: list[str] | None = None) -> None:
     modes = list(MALLOC)
     parser.add_argument("--malloc", nargs="+", choices=modes, default=modes)
     parser.add_argument("--no-charts", action="store_true")
-    parser.add_argument(
-        "--from",
-        dest="records",
-        type=Path,
-        help="measure nothing; make the reports of this JSON again",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="folder for README.md, charts and results; benchmarks/ by default, and "
-        "build/benchmarks/scratch with --quick or --only",
-    )
+    command.add_options(parser)
     args = parser.parse_args(arguments)
-    folder = args.out or (_SCRATCH if args.quick or args.only else _HERE)
-    if args.records:
-        path = args.records
-        results = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        results = measure(args)
-        path = args.json or folder / "results" / f"{results['date']}-cpu.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    results, path, folder = command.obtain(args, "cpu", partial(measure, args))
     write(results, path, folder, not args.no_charts)
     print(report.details(results))
     print(f"Records: {path}\nTable and charts: {folder}", file=sys.stderr)

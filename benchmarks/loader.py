@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 import time
@@ -19,16 +18,20 @@ from typing import Any
 
 import torch
 
-from . import environment, loader_cases, loader_fields, loader_overlap, loader_report
+from . import (
+    command,
+    environment,
+    loader_cases,
+    loader_fields,
+    loader_overlap,
+    loader_report,
+)
 from ._harness import Record, compare, ratio, summarise
 from .backends import AS_LOADED, use_backend
 from .case import QUICK, Effort
 from .loader_cases import Comparison
 from .loader_epochs import Counted
 from .report import write_block
-
-_HERE = Path(__file__).parent
-_SCRATCH = _HERE.parent / "build" / "benchmarks" / "scratch"
 
 
 def cases(quick: bool, workers: Sequence[int]) -> list[Comparison]:
@@ -135,30 +138,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="part of the titles of cases to run")
     parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
     parser.add_argument("--json", type=Path, help="where the records go")
-    parser.add_argument(
-        "--from", dest="records", type=Path, help="make the reports of this JSON again"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="folder for README.md and results; benchmarks/ by default, and "
-        "build/benchmarks/scratch with --quick or --only",
-    )
+    command.add_options(parser)
     args = parser.parse_args(arguments)
-    folder = args.out or (_SCRATCH if args.quick or args.only else _HERE)
-    if args.records:
-        path = args.records
-        results = json.loads(path.read_text(encoding="utf-8"))
-    else:
+
+    def records() -> dict[str, Any]:
         effort = QUICK if args.quick else Effort(args.rounds, args.max_seconds)
         run = measure(effort, args.only, args.quick, args.workers)
         if not run["cases"]:
             parser.error(f"--only must be part of a case's title, but is {args.only!r}")
         date = datetime.date.today().isoformat()
-        results = {"date": date, "quick": args.quick, "runs": [run]}
-        path = args.json or folder / "results" / f"{date}-loader-cpu.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        return {"date": date, "quick": args.quick, "runs": [run]}
+
+    results, path, folder = command.obtain(args, "loader-cpu", records)
     write(results, path, folder)
     print(loader_report.details(results))
     print(f"Records: {path}\nTable: {folder}", file=sys.stderr)

@@ -1,0 +1,50 @@
+"""What the commands have in common: where records come from, and where they go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).parent
+#: Where a run writes that is not to be kept.
+_SCRATCH = _HERE.parent / "build" / "benchmarks" / "scratch"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--from`` and ``--out``."""
+    parser.add_argument(
+        "--from",
+        dest="records",
+        type=Path,
+        help="measure nothing; make the reports of this JSON again",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for README.md, charts and results; benchmarks/ by default, and "
+        "build/benchmarks/scratch with --quick or --only",
+    )
+
+
+def obtain(
+    args: argparse.Namespace, suffix: str, measure: Callable[[], dict[str, Any]]
+) -> tuple[dict[str, Any], Path, Path]:
+    """Return records, the JSON that they are in, and the folder of the reports.
+
+    Args:
+        args: with ``records``, ``out``, ``json``, ``quick`` and ``only``.
+        suffix: of the JSON's name, behind the date.
+        measure: makes the records, if none are given.
+    """
+    folder = args.out or (_SCRATCH if args.quick or args.only else _HERE)
+    if args.records:
+        path = args.records
+        return json.loads(path.read_text(encoding="utf-8")), path, folder
+    results = measure()
+    path = args.json or folder / "results" / f"{results['date']}-{suffix}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return results, path, folder
