@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,7 @@ DATA = 0.8
 HIDDEN = 0.95
 
 COMPUTE, FETCH = "the step alone", "the data alone"
+BARE = "a bare thread and a queue"
 
 _PreDataLoader: Any = getattr(pyparallel, "PreDataLoader", None)
 
@@ -65,6 +68,29 @@ class Inflated(Dataset[Tensor]):
         with warnings.catch_warnings():  # nobody writes to it: it is stacked next
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(raw, dtype=torch.uint8)
+
+
+class Bare:
+    """The least that a thread can do: what it costs is the price of two threads."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches: queue.Queue[Any] = queue.Queue(2)
+        end = object()
+
+        def fill() -> None:
+            for batch in self._loader:
+                batches.put(batch)
+            batches.put(end)
+
+        threading.Thread(target=fill, daemon=True).start()
+        while (batch := batches.get()) is not end:
+            yield batch
 
 
 class Step:
@@ -118,6 +144,7 @@ def _contenders(num: int, quick: bool, clock: Counted) -> list[Any]:
         peer("ours: DataLoader, 1 worker", epochs(in_worker, run), "ours"),
         peer("torch's loader, no workers", epochs(plain, run)),
         peer("torch's loader, 1 worker", epochs(loader(torchs, 1), run)),
+        peer(BARE, epochs(lambda: Bare(plain()), run), "limit"),
         peer(COMPUTE, epochs(plain, partial(step_alone, step)), "limit"),
         peer(FETCH, epochs(plain, fetch_alone), "limit"),
     ]
@@ -181,7 +208,7 @@ def add_hidden(case: Record) -> None:
     rows = {row["name"]: row for row in case["rows"] if row["installed"]}
     compute, fetch = rows[COMPUTE], rows[FETCH]
     for row in rows.values():
-        if row["kind"] == "limit":
+        if row in (compute, fetch):
             continue
         each = zip(row["seconds"], compute["seconds"], fetch["seconds"], strict=True)
         hidden = summarise([1 - (t - step) / data for t, step, data in each])
