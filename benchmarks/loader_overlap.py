@@ -25,6 +25,7 @@ from .loader_epochs import Counted, Epochs, peer
 
 #: How long data take, in steps.
 DATA = 0.8
+_BATCH = 4
 #: What of it must be hidden.
 HIDDEN = 0.95
 
@@ -35,16 +36,25 @@ _PreDataLoader: Any = getattr(pyparallel, "PreDataLoader", None)
 
 
 def cases(quick: bool) -> list[Comparison]:
-    """Return the case."""
+    """Return the cases."""
+    step = (
+        f"a step of matmuls by one thread, calibrated so that the data take {DATA} of "
+        "it; from the first batch on"
+    )
+    num, nbytes = (4, 1 << 12) if quick else (24, 1 << 20)
     return [
         Comparison(
-            "a step and its data",
+            "a step and data that are computed",
             "overlap",
-            "synthetic: 4 images, inflated by zlib, which lets go of the GIL; a step "
-            f"of matmuls by one thread, calibrated so that the data take {DATA} of it; "
-            "from the first batch on",
-            partial(_contenders, 4 if quick else 24, quick),
-        )
+            f"synthetic: 4 images, inflated by zlib, which lets go of the GIL; {step}",
+            partial(_contenders, lambda: Inflated(num * _BATCH, nbytes)),
+        ),
+        Comparison(
+            "a step and data that are waited for",
+            "overlap",
+            f"synthetic: 4 images, each of which comes after 3 ms; {step}",
+            partial(_contenders, lambda: Awaited(num * _BATCH, nbytes)),
+        ),
     ]
 
 
@@ -68,6 +78,21 @@ class Inflated(Dataset[Tensor]):
         with warnings.catch_warnings():  # nobody writes to it: it is stacked next
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(raw, dtype=torch.uint8)
+
+
+class Awaited(Dataset[Tensor]):
+    """Images that come from far away."""
+
+    def __init__(self, num: int, nbytes: int) -> None:
+        self._image = torch.zeros(nbytes, dtype=torch.uint8)
+        self._num = num
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, i: int) -> Tensor:
+        time.sleep(0.003)
+        return self._image
 
 
 class Bare:
@@ -115,9 +140,8 @@ class Step:
             torch.mm(self._a, self._b, out=self._out)
 
 
-def _contenders(num: int, quick: bool, clock: Counted) -> list[Any]:
-    batch_size, nbytes = 4, 1 << (12 if quick else 20)
-    items = Inflated(num * batch_size, nbytes)
+def _contenders(dataset: Callable[[], Any], clock: Counted) -> list[Any]:
+    items = dataset()
     torchs: Any = torch.utils.data.DataLoader
 
     def loader(kind: Any, workers: int) -> Callable[[], Any]:
@@ -125,7 +149,7 @@ def _contenders(num: int, quick: bool, clock: Counted) -> list[Any]:
         return partial(
             kind,
             items,
-            batch_size,
+            _BATCH,
             num_workers=workers,
             persistent_workers=workers > 0,
             multiprocessing_context=context,
