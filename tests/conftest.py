@@ -8,6 +8,7 @@ such tests set them, so that they cannot pass by doing nothing.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -15,6 +16,12 @@ import pytest
 import torch
 
 NO_GPU = f"needs a visible NVIDIA GPU; torch {torch.__version__} sees none"
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets what it starts in the background ignore Ctrl-C, and children inherit
+    # that. Tests that interrupt need what a user in front of a terminal has.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _on(name: str) -> bool:
