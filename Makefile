@@ -42,7 +42,7 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,examples mmcv_install 
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-native test-python test-poison test-core test-peers lint lint-python \
+.PHONY: help test test-native test-python test-core test-peers lint lint-python \
 	lint-types lint-cpp lint-lengths bench bench-loader demo peers cuda-build \
 	gpu-check clean
 
@@ -79,20 +79,16 @@ $(VCUDA)/.deps: pyproject.toml
 	touch $@
 
 # ----------------------------------------------------------------------- checks
-test: test-native test-python test-poison test-core ## everything without a GPU: both backends, poisoned slabs, the C++ core
+test: test-native test-python test-core ## everything without a GPU: both backends, poisoned slabs, the C++ core
 
+# Freed slabs are overwritten here and their edges checked; in the other runs they are not.
 test-native: $(V)/.built
-	PYPARALLEL_BACKEND=native $(V)/bin/python $(PYTEST) $(NO_BENCH) $(PYTEST_ARGS)
+	PYPARALLEL_POISON=1 PYPARALLEL_BACKEND=native \
+		$(V)/bin/python $(PYTEST) $(NO_BENCH) $(PYTEST_ARGS)
 
 test-python: $(V)/.built
 	PYPARALLEL_BACKEND=python $(V)/bin/python $(PYTEST) $(ONCE) \
 		--ignore=tests/test_packaging.py $(PYTEST_ARGS)
-
-# Freed slabs are overwritten, and their edges checked.
-test-poison: $(V)/.built
-	PYPARALLEL_POISON=1 PYPARALLEL_BACKEND=native $(V)/bin/python $(PYTEST) \
-		tests/test_loader*.py tests/test_ring*.py tests/test_parcel.py \
-		tests/test_prefetch.py $(PYTEST_ARGS)
 
 test-core: test-core-address,undefined test-core-thread
 

@@ -73,9 +73,7 @@ class RingMemory:
         slab = _backend.ring_claim(self.header, holder, self.fd)
         if slab < 0:
             return None
-        if self.poisons and not _is_all(
-            self.bytes(slab, 0, self._committed[slab]), _POISON
-        ):
+        if self.poisons and not self._is_all(slab, 0, self._committed[slab], _POISON):
             raise RuntimeError(
                 f"slab {slab} of the DataLoader's ring must not change while it is "
                 "free, but somebody wrote to it. Look for memory of a batch that is "
@@ -101,7 +99,7 @@ class RingMemory:
         except OSError:
             return False
         if self.poisons:
-            self.bytes(slab, have, size).fill_(_POISON)
+            self._fill(slab, have, size, _POISON)
         self._committed[slab] = size
         return True
 
@@ -132,19 +130,31 @@ class RingMemory:
 
     def poison(self, slab: int) -> None:
         """Overwrite all that a slab has taken."""
-        self.bytes(slab, 0, self._committed[slab]).fill_(_POISON)
+        self._fill(slab, 0, self._committed[slab], _POISON)
+
+    # Not by torch: in a forked process its threads may be waited for in vain.
+
+    def _fill(self, slab: int, first: int, last: int, value: int) -> None:
+        ctypes.memset(self.address(slab) + first, value, last - first)
+
+    def _is_all(self, slab: int, first: int, last: int, value: int) -> bool:
+        if first == last:
+            return True
+        start, rest = self.address(slab) + first, last - first - 1
+        memcmp: Any = ctypes.CDLL(None).memcmp
+        memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+        begins = ctypes.c_uint8.from_address(start).value == value
+        return begins and memcmp(start, start + 1, rest) == 0
 
     def mark_edges(self, slab: int, nbytes: int) -> None:
         """Write the edges that `check_edges` looks for."""
-        self.bytes(slab, 0, _LINE).fill_(_EDGE)
-        self.bytes(slab, _LINE + nbytes, 2 * _LINE + nbytes).fill_(_EDGE)
+        self._fill(slab, 0, _LINE, _EDGE)
+        self._fill(slab, _LINE + nbytes, 2 * _LINE + nbytes, _EDGE)
 
     def check_edges(self, slab: int, nbytes: int) -> None:
         """Raise if somebody wrote right before or behind the bytes of a batch."""
-        before = self.bytes(slab, 0, _LINE)
-        behind = self.bytes(slab, _LINE + nbytes, 2 * _LINE + nbytes)
-        for where, edge in (("before", before), ("behind", behind)):
-            if not _is_all(edge, _EDGE):
+        for where, first in (("before", 0), ("behind", _LINE + nbytes)):
+            if not self._is_all(slab, first, first + _LINE, _EDGE):
                 raise RuntimeError(
                     f"slab {slab} of the DataLoader's ring must be written within its "
                     f"{nbytes} bytes, but somebody wrote {where} them."
@@ -246,7 +256,3 @@ def _whole_pages(nbytes: int) -> int:
 def _attach(fd: Any, name: str, num_slabs: int, slab_nbytes: int) -> RingMemory:
     """Return the ring of another process, to claim slabs of it."""
     return RingMemory(fd.detach(), name, num_slabs, slab_nbytes)
-
-
-def _is_all(memory: torch.Tensor, value: int) -> bool:
-    return bool((memory == value).all())

@@ -127,7 +127,7 @@ def test_a_write_of_a_worker_beyond_a_batch_is_found(offset: int, where: str) ->
 
 
 def test_a_loader_works_and_its_stale_memory_is_found() -> None:
-    loader = pyparallel.DataLoader(Numbers(8), num_workers=1, ring_slabs=4)
+    loader = pyparallel.DataLoader(Numbers(8), num_workers=1, ring_slabs=6)
     for _ in range(2):
         assert [int(batch[0, 0]) for batch in loader] == list(range(8))
     batches = iter(loader)
