@@ -145,6 +145,7 @@ class InProcess(Followed, _SingleProcessDataLoaderIter):
         started = time.perf_counter()
         try:
             with meter.waiting(), span("pyparallel.wait"), recording() as stacked:
+                # torch's iterators have no types.
                 batch = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
             meter.pause()
@@ -202,6 +203,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         meter = self._receiving.meter
         try:
             with meter.waiting(), span("pyparallel.wait"):
+                # torch's iterators have no types.
                 parcel: Parcel = super()._next_data()  # type: ignore[no-untyped-call]
                 batch = self._receiving.receive(parcel)
         except StopIteration:

@@ -20,13 +20,13 @@ def is_stateful(thing: object) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
-def state_of(thing: object) -> Any:
+def state_of(thing: Any) -> Any:
     """Return a copy of the state of a stateful thing, None of another one.
 
     A copy, because a thing may return what it goes on changing, and batches that have
     been prefetched have moved it before the state is saved.
     """
-    return copy.deepcopy(thing.state_dict()) if is_stateful(thing) else None  # type: ignore[attr-defined]
+    return copy.deepcopy(thing.state_dict()) if is_stateful(thing) else None
 
 
 def with_state(sampler: Any) -> Any:

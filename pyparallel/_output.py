@@ -73,6 +73,8 @@ def empty(
         return _backend.empty(shape, dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     storage = torch.UntypedStorage._new_shared(nbytes)
-    result: Any = torch.empty(0, dtype=dtype, device=device)
-    result.set_(storage, 0, shape)
-    return result  # type: ignore[no-any-return]
+    untyped: Any = torch.empty(
+        0, dtype=dtype, device=device
+    )  # torch's stub: no storage
+    result: torch.Tensor = untyped.set_(storage, 0, shape)
+    return result

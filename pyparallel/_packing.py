@@ -140,4 +140,5 @@ def _collate_tensors(
                 return stacked
             return _stack.stack(batch, None, [0] * len(batch), "batch[{}]".format)
     torchs: Any = _utils.collate.collate_tensor_fn
-    return torchs(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+    collated: torch.Tensor = torchs(batch, collate_fn_map=collate_fn_map)
+    return collated

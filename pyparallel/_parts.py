@@ -13,12 +13,11 @@ def parts_of(loader: Any) -> dict[str, Any]:
     found = {"generator": loader.generator, "sampler": loader.sampler}
     found["batch_sampler"] = loader.batch_sampler
     found["batch_sampler.sampler"] = getattr(loader.batch_sampler, "sampler", None)
-    seen: set[int] = set()
-    return {
-        name: part
-        for name, part in found.items()
-        if part is not None and not (id(part) in seen or seen.add(id(part)))  # type: ignore[func-returns-value]
-    }
+    parts: dict[str, Any] = {}
+    for name, part in found.items():
+        if part is not None and all(part is not other for other in parts.values()):
+            parts[name] = part
+    return parts
 
 
 def generators_of(parts: dict[str, Any]) -> dict[str, torch.Generator]:
@@ -41,9 +40,9 @@ def epochs_of(parts: dict[str, Any]) -> dict[str, int]:
 def set_epochs(parts: dict[str, Any], numbers: dict[str, int]) -> None:
     """Set the numbers of epochs again."""
     for name, number in numbers.items():
-        part = parts.get(name)
+        part: Any = parts.get(name)
         if hasattr(part, "set_epoch"):
-            part.set_epoch(number)  # type: ignore[union-attr]
+            part.set_epoch(number)
         elif part is not None:
             part.epoch = number
 

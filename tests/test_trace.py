@@ -106,7 +106,9 @@ def test_a_range_that_began_before_the_profiler_ends_in_peace():
         watched.stop()
     assert span("pyparallel.wait") is span("pyparallel.send")
     # A range that has not ended is shown by torch 2.13, not by torch 2.11.
-    assert names(watched.events()) in ([], ["pyparallel.send"])
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    allowed = [["pyparallel.send"]] if version >= (2, 13) else [[], ["pyparallel.send"]]
+    assert names(watched.events()) in allowed
 
 
 def test_an_error_passes_a_recorded_range_and_ends_it():
