@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from . import _page_lock, _preflight, _shared, _tree
+from . import _page_lock, _preflight, _shared, _tree, _workers
 from ._errors import BatchValueError, LoaderWarning, warn_once
 from ._packing import Note, Packing, Preparing
 from ._parcel import Message, Miss, Parcel
@@ -185,6 +185,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
                 if lock is not None:
                     self._ring.page_lock(lock)
         super().__init__(loader)
+        _workers.guard(self)
 
     def packing(self, collate_fn: Any) -> Packing:
         """Return what workers collate with."""

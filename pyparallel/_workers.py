@@ -15,7 +15,8 @@ import signal
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing import synchronize
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +30,8 @@ _signals: Any = signal_handling
 SLICE = 0.1
 #: How long one that died may take to be known as dead, or an error to arrive from it.
 GRACE = 0.3
+#: How long one that lives may hold a lock that all of them take, in seconds.
+_LOCKED = 5.0
 #: What a broken connection to a worker looks like.
 _BROKEN = (EOFError, FileNotFoundError, ConnectionError)
 _ITERATOR = (
@@ -66,6 +69,49 @@ def kept(loader: Any) -> Any:
     return None if hasattr(source, "has_lost_worker") else source
 
 
+class _Done:
+    """The event that tells workers to end, for the process that sets it.
+
+    Workers look at it between batches, under its lock. One that is killed there takes
+    the lock along, and torch waits for it without limit when it notes that death and
+    when it ends the other workers. Here nobody has to ask, because nobody else sets it,
+    and who cannot have the lock ends the workers, which could not get it either.
+    """
+
+    def __init__(
+        self, event: synchronize.Event, workers: Sequence[Any], is_set: bool
+    ) -> None:
+        # multiprocessing keeps the parts of its events to itself.
+        parts: Any = event
+        self._lock, self._flag = parts._cond, parts._flag
+        self._workers, self._is_set = workers, is_set
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        lost = any(worker.exitcode for worker in self._workers)
+        if self._lock.acquire(True, GRACE if lost else _LOCKED):
+            self._flag.acquire(False)  # it counts to one
+            self._flag.release()
+            self._lock.release()
+            return
+        for worker in self._workers:
+            worker.terminate()
+
+
+def guard(source: Any) -> None:
+    """Keep waits for this iterator's workers from waiting for a lock that died.
+
+    To be called as soon as the workers have started.
+    """
+    event = getattr(source, "_workers_done_event", None)
+    if isinstance(event, synchronize.Event):
+        done = _Done(event, source._workers, source._shutdown)
+        source._workers_done_event = done
+
+
 def take_over(source: Any) -> None:
     """Let torch forget the workers of this iterator, because they are watched here.
 
@@ -73,6 +119,7 @@ def take_over(source: Any) -> None:
     knows of is raised there, in the middle of anything. Who goes on with persistent
     workers in the main thread is told within five seconds, as in any other thread.
     """
+    guard(source)
     if has_workers(source) and source._worker_pids_set:
         _signals._remove_worker_pids(id(source))
         source._worker_pids_set = False

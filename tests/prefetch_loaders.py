@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +52,15 @@ class Raise:
 
     def __call__(self) -> None:
         raise self.cls(*self.args)
+
+
+def die_with_the_lock() -> None:
+    """Be killed where every worker looks, between batches, whether it is to end."""
+    frame: Any = sys._getframe()
+    while frame.f_code.co_name != "_worker_loop":
+        frame = frame.f_back
+    frame.f_locals["done_event"]._cond.acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def loader(num_workers: int = 0, dataset: Any = None, **options: Any) -> DataLoader:

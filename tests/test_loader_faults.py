@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 from loader_sets import Making, Numbers, all_free, children, only, same, wait_for
+from prefetch_loaders import die_with_the_lock
 
 import pyparallel
 
@@ -153,6 +154,8 @@ class Dying:
         if batch[0][0] == 2 and self.path.exists():
             if self.how == "SIGKILL":
                 os.kill(os.getpid(), signal.SIGKILL)
+            elif self.how == "SIGKILL, locked":
+                die_with_the_lock()
             elif self.how == "_exit":
                 os._exit(3)
             sys.exit(4)
@@ -160,7 +163,7 @@ class Dying:
 
 
 @both_lives
-@pytest.mark.parametrize("how", ["SIGKILL", "_exit", "exit"])
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGKILL, locked", "_exit", "exit"])
 def test_a_worker_that_dies_with_a_slab(
     how: str, persistent: bool, tmp_path: Any
 ) -> None:

@@ -18,6 +18,7 @@ from prefetch_loaders import (
     Numbers,
     Raise,
     TwoArguments,
+    die_with_the_lock,
     firsts,
     loader,
     nothing_left,
@@ -25,6 +26,7 @@ from prefetch_loaders import (
     prefetch_threads,
     until,
 )
+from torch.utils.data import DataLoader
 
 import pyparallel
 from pyparallel import LoaderWarning, PreDataLoader, _prefetch_pass, _workers
@@ -162,6 +164,25 @@ def test_a_killed_worker_is_named_within_half_a_second(victim: int) -> None:
             "out-of-memory kill in the system's log."
         )
         assert next(it, "end") == "end"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("cls", [DataLoader, pyparallel.DataLoader])
+def test_a_worker_killed_under_the_lock_of_all_is_named_and_waited_for_by_none(
+    cls: Any, persistent: bool
+) -> None:
+    plain = cls(
+        Numbers(4, die_with_the_lock), 2, num_workers=2, persistent_workers=persistent
+    )
+    with passes(plain, more_fds=20) as pre:
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"worker pid \d+ died"):
+            list(pre)
+        assert time.monotonic() - start < 3
+        if persistent:
+            plain._iterator._shutdown_workers()
+            plain._iterator = None
+        assert time.monotonic() - start < 4
 
 
 def test_dead_persistent_workers_are_named_in_the_next_epoch() -> None:
