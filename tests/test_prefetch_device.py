@@ -22,6 +22,7 @@ from fake_device import (
     NoWaitBeforeCopy,
 )
 from prefetch_loaders import nothing_left, until
+from seeded import shows
 
 from pyparallel import DataContainer as DC
 from pyparallel import Padded, PreDataLoader, Ragged
@@ -79,7 +80,7 @@ def test_every_batch_arrives_whole_before_it_is_read(
 @pytest.mark.parametrize("broken", [NoWaitAtLanding, NoWaitBeforeCopy, HastyHostPool])
 def test_a_missing_protection_shows(broken: type[FakeDevice]) -> None:
     delays = {NoWaitBeforeCopy: (1e-4, 1e-2)}.get(broken, (1e-2, 1e-4))
-    assert wrong_batches(broken(*delays)) > 0
+    assert shows(lambda: wrong_batches(broken(*delays)))
 
 
 def add_one(fake: FakeDevice) -> Any:
@@ -114,8 +115,13 @@ def test_a_transform_runs_behind_the_copy_and_before_the_consumer(
 
 @pytest.mark.parametrize("broken", [NoWaitAtLanding, NoKeep])
 def test_a_missing_protection_of_a_transform_shows(broken: type[FakeDevice]) -> None:
-    fake = broken(*((1e-2, 1e-4) if broken is NoWaitAtLanding else (1e-4, 1e-2)))
-    assert wrong_batches(fake, add_one(fake), add=1) > 0
+    delays = (1e-2, 1e-4) if broken is NoWaitAtLanding else (1e-4, 1e-2)
+
+    def wrong() -> int:
+        fake = broken(*delays)
+        return wrong_batches(fake, add_one(fake), add=1)
+
+    assert shows(wrong)
 
 
 def test_the_stream_that_is_current_at_next_waits_and_no_other() -> None:

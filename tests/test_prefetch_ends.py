@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from prefetch_loaders import (
+    SOON,
     children,
     firsts,
     loader,
@@ -191,7 +192,7 @@ def test_the_interpreter_exits_at_once_with_its_own_code(
 ) -> None:
     got, seconds, _, errors = exits[f"{end} {num_workers}"]
     assert got == code, errors
-    assert seconds < exits["is idle 0"][1] + 1
+    assert seconds < exits["is idle 0"][1] + SOON
     assert says in errors and errors.count("Traceback") == bool(says)
     assert says or not errors
 

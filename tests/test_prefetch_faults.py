@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from prefetch_loaders import (
+    SOON,
     Gate,
     Numbers,
     Raise,
@@ -146,7 +147,7 @@ def test_a_held_error_holds_neither_workers_nor_batches() -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker_is_named_within_half_a_second(victim: int) -> None:
+def test_a_killed_worker_is_named_soon(victim: int) -> None:
     plain = loader(2, Numbers(4, lambda: time.sleep(60)))
     with passes(plain) as pre:
         it = iter(pre)
@@ -157,7 +158,7 @@ def test_a_killed_worker_is_named_within_half_a_second(victim: int) -> None:
         start = time.monotonic()
         with pytest.raises(RuntimeError) as caught:
             next(it)
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < SOON
         assert str(caught.value) == (
             "PreDataLoader: a DataLoader worker must live to the end of its epoch, but "
             f"worker pid {pid} died (exit code -9, SIGKILL). Look for an "
@@ -178,11 +179,10 @@ def test_a_worker_killed_under_the_lock_of_all_is_named_and_waited_for_by_none(
         start = time.monotonic()
         with pytest.raises(RuntimeError, match=r"worker pid \d+ died"):
             list(pre)
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < SOON
         if persistent:
             plain._iterator._shutdown_workers()
             plain._iterator = None
-        assert time.monotonic() - start < 4
 
 
 def test_dead_persistent_workers_are_named_in_the_next_epoch() -> None:
@@ -196,7 +196,7 @@ def test_dead_persistent_workers_are_named_in_the_next_epoch() -> None:
         start = time.monotonic()
         with pytest.raises(RuntimeError, match=r"worker pid \d+ died"):
             list(pre)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < SOON
         plain._iterator._shutdown_workers()
         plain._iterator = victim = None
 
@@ -231,7 +231,7 @@ def test_a_timeout_says_what_the_thread_is_at_and_can_be_tried_again() -> None:
             r"has been at 'next\(loader\)' for 0\.\d+ s\. Raise timeout, or look there",
         ):
             next(it)
-        assert 0.19 < time.monotonic() - start < 2
+        assert 0.19 < time.monotonic() - start < SOON
         gate.let(2)
         assert next(it) == 0
         gate.let(100)
@@ -258,7 +258,7 @@ def test_an_interrupt_while_waiting_is_immediate() -> None:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             next(it)
-        assert time.monotonic() - sent[0] < 0.5
+        assert time.monotonic() - sent[0] < SOON
         timer.join()
         gate.let(100)
         assert next(it) == 0  # nothing was lost
@@ -277,7 +277,7 @@ def test_a_stuck_thread_is_warned_about_and_not_waited_for() -> None:
     start = time.monotonic()
     with pytest.warns(LoaderWarning, match=r"but is still at 'next\(loader\)'\."):
         pre.close()
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < SOON
     let_go.set()
     until(lambda: not prefetch_threads())
 
@@ -313,7 +313,7 @@ def test_workers_in_the_middle_of_a_batch_are_ended_by_close() -> None:
         next(it)
         start = time.monotonic()
         pre.close()
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < SOON
 
 
 def test_a_batch_that_cannot_land_ends_the_iterator() -> None:
@@ -380,19 +380,19 @@ def test_the_consumer_finds_the_dead_when_the_thread_hangs(
             RuntimeError, match=rf"worker pid {pid} died \(exit code -9"
         ):
             next(it)
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < SOON
         assert next(it, "end") == "end"
         hung.set()
         pre.close()
 
 
 def test_a_close_waits_for_no_batch_of_persistent_workers_and_lets_them_live() -> None:
-    plain = loader(1, Numbers(4, lambda: time.sleep(1.5)), persistent_workers=True)
+    plain = loader(1, Numbers(4, lambda: time.sleep(4.5)), persistent_workers=True)
     with passes(plain) as pre:
         assert [int(next(pre)[0, 0]) for _ in range(2)] == [0, 2]
         start = time.monotonic()
         pre.close()
-        assert time.monotonic() - start < 0.9
+        assert time.monotonic() - start < SOON
         assert not prefetch_threads()
         assert all(worker.is_alive() for worker in plain._iterator._workers)
         assert firsts(pre) == [0, 2, 4, 6, 8, 10]

@@ -19,6 +19,7 @@ from fake_device import (
     NoWaitBeforeCopy,
     memory,
 )
+from seeded import shows
 
 from pyparallel import _backend, _cargo, _slab
 
@@ -62,8 +63,11 @@ def test_every_value_arrives_while_memory_is_reused():
 
 @pytest.mark.parametrize("broken", [NoWaitAtLanding, NoWaitBeforeCopy, HastyHostPool])
 def test_the_harness_finds_a_missing_protection(broken):
-    with broken() as device:
-        assert train(device, 60) > 0
+    def wrong():
+        with broken() as device:
+            return train(device, 60)
+
+    assert shows(wrong)
 
 
 def read_on_a_side_stream(device: FakeDevice) -> int:
@@ -83,8 +87,12 @@ def read_on_a_side_stream(device: FakeDevice) -> int:
 def test_a_consumer_on_another_stream_may_drop_the_batch_at_once():
     with FakeDevice(copy_delay=0, compute_delay=2e-3) as device:
         assert read_on_a_side_stream(device) == 0
-    with NoKeep(copy_delay=0, compute_delay=2e-3) as device:
-        assert read_on_a_side_stream(device) > 0
+
+    def wrong():
+        with NoKeep(copy_delay=0, compute_delay=2e-3) as device:
+            return read_on_a_side_stream(device)
+
+    assert shows(wrong)
 
 
 def drop_before_landing(device: FakeDevice) -> int:
@@ -112,8 +120,12 @@ class NoWaitWhenLost(FakeDevice):
 def test_memory_of_a_flight_that_never_lands_is_safe_to_reuse():
     with FakeDevice(copy_delay=5e-3, compute_delay=0) as device:
         assert drop_before_landing(device) == 0
-    with NoWaitWhenLost(copy_delay=5e-3, compute_delay=0) as device:
-        assert drop_before_landing(device) > 0
+
+    def wrong():
+        with NoWaitWhenLost(copy_delay=5e-3, compute_delay=0) as device:
+            return drop_before_landing(device)
+
+    assert shows(wrong)
 
 
 class OtherThreadFrees(FakeDevice):
