@@ -30,7 +30,7 @@ PIP     := -m pip install -q --disable-pip-version-check
 TOOLS   := "setuptools>=77,<81" wheel ninja "pybind11>=2.11"
 # The dependencies and the metadata; the extension follows, with its own stamp.
 DEPS    := PYPARALLEL_BUILD=python PYTHON_BIN $(PIP) --no-build-isolation -e
-SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*')
 
 # The benchmarks are tested beside the peers.
 NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
@@ -108,7 +108,7 @@ lint-types: $(V)/.deps
 	$(V)/bin/mypy --config-file= --ignore-missing-imports setup.py
 
 lint-cpp: $(V)/.deps
-	find csrc tests/csrc \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \) -print0 \
+	find csrc tests/csrc \( -name '*.h' -o -name '*.cpp' -o -name '*.cu*' \) -print0 \
 		| xargs -0 $(V)/bin/clang-format --dry-run -Werror
 
 lint-lengths:

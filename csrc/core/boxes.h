@@ -91,6 +91,15 @@ PP_HOST_DEVICE int64_t num_pieces(const BoxTable& table) {
   return num_rows(table) * table.frame.pieces;
 }
 
+// The part of a table for `count` boxes from number `first` on: their frames lie side
+// by side.
+inline BoxTable slice_boxes(const BoxTable& table, int64_t first, int64_t count) {
+  const Frame& frame = table.frame;
+  const int64_t nbytes = frame.planes * frame.depth * frame.height * frame.width;
+  return {table.dst + first * nbytes, table.boxes + first,
+          table.starts == nullptr ? nullptr : table.starts + first, count, frame};
+}
+
 // Where one piece of a row goes and comes from: `lead` bytes of fill, `copied` bytes
 // from src, then fill up to nbytes. Pieces start on multiples of 16. The box covers the
 // rows [0, box->height) of its plane, counted as `y` is: below 0 lies fill.

@@ -1,29 +1,22 @@
-#include <cuda_runtime.h>
-
 #include <cstring>
 
 #include "core/box_plan.h"
 #include "core/pad_copy.h"
-#include "core/rows.h"
+#include "cuda/launch.cuh"
 #include "cuda/pad_copy.h"
 
 namespace pyparallel::cuda {
 namespace {
 
-constexpr int kWarpSize = 32;
-constexpr int kThreadsPerBlock = 256;
-constexpr int kWarpsPerBlock = kThreadsPerBlock / kWarpSize;
-// Fills any GPU several times over; warps stride over the rows that are left.
-constexpr int64_t kMaxBlocks = 16 * 1024;
 // Words that one warp moves before it works out where its next row is.
 constexpr int64_t kWordsPerPiece = kWarpSize * 16;
 
-// A body with its boxes and starts inside, for the launch's parameters.
-template <typename Body>
+// A body with room for boxes and starts of num_bytes, for the launch's parameters.
+template <typename Body, int64_t num_bytes>
 struct Inline {
   Body body;
   int64_t starts_at;  // in bytes; 0 without starts
-  alignas(16) unsigned char bytes[kParameterBytes];
+  alignas(16) unsigned char bytes[num_bytes];
 
   __device__ void operator()(Rows rows, Lane lane) const {
     Body local = body;
@@ -36,67 +29,77 @@ struct Inline {
   }
 };
 
-// One warp is one worker: its lanes share a row.
-template <typename Body>
-__global__ void __launch_bounds__(kThreadsPerBlock)
-    run_body(const __grid_constant__ Body body, int64_t num_rows) {
-  const int64_t warp =
-      static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpSize;
-  const int64_t num_warps = static_cast<int64_t>(gridDim.x) * kWarpsPerBlock;
-  body(Rows{warp, num_rows, num_warps},
-       Lane{static_cast<int>(threadIdx.x % kWarpSize), kWarpSize});
+// What a launch's parameters hold beside boxes and starts: 83 boxes fit 4 KiB, or 55
+// with starts, and 680 or 453 fit the larger room.
+constexpr int64_t kOtherBytes = 112;
+constexpr int64_t kFew = kFewBytes - kOtherBytes;
+constexpr int64_t kMany = (kManyBytes - kOtherBytes) / 16 * 16;
+
+int64_t box_nbytes(const BoxTable& table) {
+  return table.num_boxes * static_cast<int64_t>(sizeof(Box));
 }
 
-// The one place that launches.
-template <typename Body>
-cudaError_t launch(const Body& body, int64_t num_rows, cudaStream_t stream) {
-  if (num_rows == 0) return cudaSuccess;
-  const int64_t blocks = lesser((num_rows - 1) / kWarpsPerBlock + 1, kMaxBlocks);
-  run_body<<<static_cast<unsigned>(blocks), kThreadsPerBlock, 0, stream>>>(body,
-                                                                           num_rows);
-  return cudaGetLastError();
+int64_t table_nbytes(const BoxTable& table) {
+  const int64_t starts = table.starts == nullptr ? 0 : table.num_boxes;
+  return box_nbytes(table) + starts * static_cast<int64_t>(sizeof(Start));
 }
 
-template <typename Word, typename Mover>
-cudaError_t launch_pad_copy(BoxTable table, cudaStream_t stream) {
-  using Body = PadCopy<Word, Mover>;
-  static_assert(sizeof(Inline<Body>) + sizeof(int64_t) <= 4096);
-  cut_rows(&table.frame, kWordsPerPiece * static_cast<int64_t>(sizeof(Word)));
-  const int64_t num_rows = num_pieces(table);
-  if (!fits_parameters(table)) return launch(Body{table}, num_rows, stream);
-  Inline<Body> body{{table}, 0, {}};
+template <typename Body, int64_t num_bytes>
+cudaError_t launch_inline(const BoxTable& table, cudaStream_t stream) {
+  using Whole = Inline<Body, num_bytes>;
+  static_assert(sizeof(Whole) + sizeof(int64_t) <=
+                (num_bytes == kFew ? kFewBytes : kManyBytes));
+  Whole body{{table}, 0, {}};
   const auto boxes = static_cast<size_t>(box_nbytes(table));
   memcpy(body.bytes, table.boxes, boxes);
   if (table.starts != nullptr) {
     body.starts_at = box_nbytes(table);
-    memcpy(body.bytes + boxes, table.starts, static_cast<size_t>(start_nbytes(table)));
+    memcpy(body.bytes + boxes, table.starts,
+           static_cast<size_t>(table_nbytes(table)) - boxes);
   }
-  return launch(body, num_rows, stream);
+  return launch(body, num_pieces(table), stream);
+}
+
+template <typename Word, typename Mover>
+cudaError_t launch_slices(BoxTable table, cudaStream_t stream) {
+  using Body = PadCopy<Word, Mover>;
+  cut_rows(&table.frame, kWordsPerPiece * static_cast<int64_t>(sizeof(Word)));
+  const bool many = table_nbytes(table) > kFew && takes_many_bytes();
+  const int64_t each = table_nbytes(slice_boxes(table, 0, 1));
+  const int64_t limit = (many ? kMany : kFew) / each;
+  for (int64_t first = 0; first < table.num_boxes; first += limit) {
+    const BoxTable slice =
+        slice_boxes(table, first, lesser(limit, table.num_boxes - first));
+    const cudaError_t error = table_nbytes(slice) <= kFew
+                                  ? launch_inline<Body, kFew>(slice, stream)
+                                  : launch_inline<Body, kMany>(slice, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 template <typename Mover>
-cudaError_t launch_words(BoxTable table, int word, cudaStream_t stream) {
-  switch (word) {
+cudaError_t launch_words(const BoxTable& table, cudaStream_t stream) {
+  switch (common_word(table)) {
     case 1:
-      return launch_pad_copy<uint8_t, Mover>(table, stream);
+      return launch_slices<uint8_t, Mover>(table, stream);
     case 2:
-      return launch_pad_copy<uint16_t, Mover>(table, stream);
+      return launch_slices<uint16_t, Mover>(table, stream);
     case 4:
-      return launch_pad_copy<uint32_t, Mover>(table, stream);
+      return launch_slices<uint32_t, Mover>(table, stream);
     case 8:
-      return launch_pad_copy<uint64_t, Mover>(table, stream);
-    case 16:
-      return launch_pad_copy<Word16, Mover>(table, stream);
+      return launch_slices<uint64_t, Mover>(table, stream);
     default:
-      return cudaErrorInvalidValue;
+      return launch_slices<Word16, Mover>(table, stream);
   }
 }
 
 }  // namespace
 
-cudaError_t pad_copy(BoxTable table, int word, Writes writes, cudaStream_t stream) {
-  if (writes == Writes::kMarks) return launch_words<MarkMover>(table, word, stream);
-  return launch_words<CachedMover>(table, word, stream);
+cudaError_t pad_copy(const BoxTable& table, Writes writes, cudaStream_t stream) {
+  if (table.num_boxes == 0) return cudaSuccess;
+  if (writes == Writes::kMarks) return launch_words<MarkMover>(table, stream);
+  return launch_words<CachedMover>(table, stream);
 }
 
 }  // namespace pyparallel::cuda

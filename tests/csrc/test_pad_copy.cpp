@@ -147,6 +147,23 @@ void test_random_batches() {
   }
 }
 
+void test_slices_of_boxes_make_the_whole() {
+  Random random(2);
+  for (bool placed : {false, true}) {
+    const Batch batch = testing::make_batch(&random, {3, 4, 9}, 7, 4, false, placed);
+    Destination dst(batch.nbytes());
+    const BoxPlan plan(dst.data(), batch.shapes);
+    for (int64_t each : {1, 3, 7}) {
+      dst.clear();
+      for (int64_t first = 0; first < 7; first += each) {
+        const int64_t count = lesser(each, 7 - first);
+        run_warps<uint32_t, CachedMover>(slice_boxes(plan.table(), first, count), 2, 3);
+      }
+      CHECK(dst.holds(padded_slowly(batch)));
+    }
+  }
+}
+
 BoxTable table_of(const BoxPlan& plan, size_t num_boxes) {
   CHECK(plan.table().num_boxes == static_cast<int64_t>(num_boxes));
   return plan.table();
@@ -210,6 +227,7 @@ void test_sizes_beyond_32_bits_are_planned_exactly() {
 
 int main() {
   test_random_batches();
+  test_slices_of_boxes_make_the_whole();
   test_equal_shapes_become_one_row_each();
   test_dimensions_that_no_sample_pads_merge();
   test_dimensions_without_padding_merge_beside_those_with_starts();

@@ -1,0 +1,75 @@
+// The one place that launches, and how much a launch can carry.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/boxes.h"
+#include "core/rows.h"
+
+namespace pyparallel::cuda {
+
+constexpr int kWarpSize = 32;
+constexpr int kThreadsPerBlock = 256;
+constexpr int kWarpsPerBlock = kThreadsPerBlock / kWarpSize;
+// Fills any GPU several times over; warps stride over the rows that are left.
+constexpr int64_t kMaxBlocks = 16 * 1024;
+
+// What a body carries rides in the launch's parameters: nothing is uploaded, nothing
+// has to stay alive until the kernel runs, and a graph keeps its own copy. Every device
+// takes 4 KiB; from CUDA 12.1 and compute capability 7.0 on, 32,764 bytes.
+constexpr int64_t kFewBytes = 4096;
+
+#if CUDART_VERSION >= 12010 && defined(__CUDA_ARCH_LIST__)
+constexpr int64_t most_bytes() {
+  constexpr int kArchs[] = {__CUDA_ARCH_LIST__};
+  for (int arch : kArchs) {
+    if (arch < 700) return kFewBytes;  // such code cannot be compiled for it
+  }
+  return 32764;
+}
+#else
+constexpr int64_t most_bytes() { return kFewBytes; }
+#endif
+
+constexpr int64_t kManyBytes = most_bytes();
+
+// Whether the driver and the current device take kManyBytes.
+inline bool takes_many_bytes() {
+  static const bool driver_does = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12010;
+  }();
+  int device = 0;
+  int major = 0;
+  return kManyBytes > kFewBytes && driver_does &&
+         cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
+             cudaSuccess &&
+         major >= 7;
+}
+
+// One warp is one worker: its lanes share a row.
+template <typename Body>
+__global__ void __launch_bounds__(kThreadsPerBlock)
+    run_body(const __grid_constant__ Body body, int64_t num_rows) {
+  const int64_t warp =
+      static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpSize;
+  const int64_t num_warps = static_cast<int64_t>(gridDim.x) * kWarpsPerBlock;
+  body(Rows{warp, num_rows, num_warps},
+       Lane{static_cast<int>(threadIdx.x % kWarpSize), kWarpSize});
+}
+
+// Queues `body` over num_rows rows on the current device. Returns the launch's error.
+template <typename Body>
+cudaError_t launch(const Body& body, int64_t num_rows, cudaStream_t stream) {
+  static_assert(sizeof(Body) + sizeof(int64_t) <= kManyBytes);
+  if (num_rows == 0) return cudaSuccess;
+  const int64_t blocks = lesser((num_rows - 1) / kWarpsPerBlock + 1, kMaxBlocks);
+  run_body<<<static_cast<unsigned>(blocks), kThreadsPerBlock, 0, stream>>>(body,
+                                                                           num_rows);
+  return cudaGetLastError();
+}
+
+}  // namespace pyparallel::cuda
