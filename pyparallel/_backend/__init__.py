@@ -11,9 +11,9 @@ Attributes:
     load_error: what loading the extension raised, if it did.
     built_for: the record of the build that was found; empty if there is none.
     devices: the device types whose tensors the operators take.
-    pad_copy, pad_few, stack_equal, columns, flatten, plan_slab, pack, views: the
-        operators, and SlabPlan the value that two of them take; ``_C.pyi`` is their
-        contract.
+    pad_copy, pad_few, stack_equal, image_batch, columns, flatten, plan_slab, pack,
+        views: the operators, and SlabPlan the value that two of them take; ``_C.pyi``
+        is their contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
     ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: who holds which slot
         of memory that processes share.
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         columns,
         empty,
         flatten,
+        image_batch,
         pack,
         pad_copy,
         pad_few,
@@ -65,6 +66,7 @@ __all__ = [
     "devices",
     "empty",
     "flatten",
+    "image_batch",
     "load_error",
     "name",
     "pack",
@@ -88,6 +90,7 @@ _OPERATORS = (
     "pad_copy",
     "pad_few",
     "stack_equal",
+    "image_batch",
     "SlabPlan",
     "plan_slab",
     "pack",

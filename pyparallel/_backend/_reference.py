@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from functools import wraps
 from math import prod
 from operator import mul
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _checks, _checks_pad
 from ._few import pad_few
+from ._plainly import plainly
+from ._reference_image import image_batch
 from ._ring import (
     ring_claim,
     ring_format,
@@ -28,6 +29,7 @@ __all__ = [
     "SlabPlan",
     "columns",
     "flatten",
+    "image_batch",
     "pack",
     "pad_copy",
     "pad_few",
@@ -41,8 +43,6 @@ __all__ = [
     "views",
 ]
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 _Starts = Sequence[Sequence[int]]
 
 _ITEM_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -57,23 +57,7 @@ _data_ptr = Tensor.data_ptr
 _stack = torch.stack
 
 
-def _plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run without autograd, and on tensor subclasses as on tensors."""
-
-    @wraps(function)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # no_grad() costs a microsecond
-        try:
-            with torch._C.DisableTorchFunctionSubclass():
-                return function(*args, **kwargs)
-        finally:
-            torch._C._set_grad_enabled(before)
-
-    return run
-
-
-@_plainly
+@plainly
 def pad_copy(
     dst: Tensor,
     samples: Sequence[Tensor],
@@ -123,7 +107,7 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
         return None
 
 
-@_plainly
+@plainly
 def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
     """See ``_C.pyi``."""
     _checks.require("pack: dst", Tensor, "a torch.Tensor", dst)
@@ -149,7 +133,7 @@ def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
         torch.cat([*pieces, zeros.expand(dst.numel() - end)], out=dst)
 
 
-@_plainly
+@plainly
 def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     """See ``_C.pyi``."""
     _checks.require("views: slab", Tensor, "a torch.Tensor", slab)
