@@ -107,7 +107,7 @@ def image_batch(
             or None; must not overlap ``dst`` or an image. It becomes True where the
             images are and False elsewhere.
         mean: of every channel of ``dst``.
-        std: of every channel of ``dst``; not 0.
+        std: of every channel of ``dst``.
         fill: of every channel of ``dst``.
         swap_channels: whether channels are read in the opposite order.
         exact: whether results have the very bits of torch's subtraction and division.

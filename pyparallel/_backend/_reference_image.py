@@ -30,9 +30,11 @@ def image_batch(
         _checks.require("image_batch: mask", Tensor, "a torch.Tensor", mask)
     given = {"mean": mean, "std": std, "fill": fill}
     rows = {
-        what: _checks_image.numbers(row, f"image_batch: {what}")
+        what: _checks_image.floats(row, f"image_batch: {what}")
         for what, row in given.items()
     }
+    _checks_image.check_bool(swap_channels, "image_batch: swap_channels")
+    _checks_image.check_bool(exact, "image_batch: exact")
     _checks_image.check_target(dst, len(tensors))
     for what, row in rows.items():
         _checks_image.check_channels(row, what, dst.shape[1])
@@ -40,36 +42,43 @@ def image_batch(
     if mask is not None:
         _checks_image.check_places(mask, dst, tensors)
         _mark(mask, tensors)
-    _write(dst, tensors, rows, swap_channels, exact)
+    columns = {what: _column(row, dst) for what, row in rows.items()}
+    if not exact:
+        columns |= _rounded(rows, dst)
+    _write(dst, tensors, columns, swap_channels)
 
 
 def _write(
-    dst: Tensor,
-    images: list[Tensor],
-    rows: dict[str, list[float]],
-    swap_channels: bool,
-    exact: bool,
+    dst: Tensor, images: list[Tensor], columns: dict[str, Tensor], swap_channels: bool
 ) -> None:
-    mean, std = rows["mean"], rows["std"]
-    less, by, outside = (_column(row, dst) for row in rows.values())
-    scale = _column([1 / each for each in std], dst)
-    bias = _column([-one / each for one, each in zip(mean, std, strict=True)], dst)
+    fill, scale = columns["fill"], columns.get("scale")
     for row, image in zip(dst, images, strict=True):
         height, width = image.shape[1:]
-        row[:, height:].copy_(outside)
-        row[:, :height, width:].copy_(outside)
+        row[:, height:].copy_(fill)
+        row[:, :height, width:].copy_(fill)
         pixels = (image.flip(0) if swap_channels else image).float()
-        pixels = (pixels - less) / by if exact else pixels * scale + bias
+        if scale is None:
+            pixels = (pixels - columns["mean"]) / columns["std"]
+        else:
+            pixels = pixels * scale + columns["bias"]
         row[:, :height, :width].copy_(pixels)
+
+
+def _rounded(rows: dict[str, list[float]], dst: Tensor) -> dict[str, Tensor]:
+    """Return what one multiplication and one addition need."""
+    mean, std = (
+        torch.tensor(rows[what], dtype=torch.float64, device="cpu")
+        for what in ("mean", "std")
+    )
+    parts = {"scale": 1 / std, "bias": -mean / std}
+    return {what: _column(part.tolist(), dst) for what, part in parts.items()}
 
 
 def _column(values: list[float], dst: Tensor) -> Tensor:
     """Return values (C, 1, 1) in float32; on a GPU the host does not wait for them."""
     cells = [c_float(each).value for each in values]
-    make = torch.full
-    return torch.stack(
-        [make((1, 1), x, dtype=torch.float32, device=dst.device) for x in cells]
-    )
+    cell = torch.empty((1, 1), dtype=torch.float32, device=dst.device)
+    return torch.stack([torch.full_like(cell, each) for each in cells])
 
 
 def _mark(mask: Tensor, images: list[Tensor]) -> None:
