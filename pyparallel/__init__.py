@@ -15,6 +15,7 @@ from .collate import collate
 from .container import DataContainer
 from .data_parallel import MMDataParallel
 from .distributed import MMDistributedDataParallel
+from .image import ImagePreprocessor
 from .loader import DataLoader
 from .padding import Padded, Padding
 from .prefetch import PreDataLoader
@@ -32,6 +33,7 @@ __all__ = [
     "BatchWarning",
     "DataContainer",
     "DataLoader",
+    "ImagePreprocessor",
     "LoaderStats",
     "LoaderWarning",
     "MMDataParallel",

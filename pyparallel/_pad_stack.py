@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import _by_torch, _stack
+from . import _by_torch, _library, _stack
 from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, at_least, kind
 from ._plan import plan_stack
 from .padding import Padded, Padding, check_num_dims
@@ -67,6 +67,8 @@ def pad_stack(
         _by_torch.check_layouts(tensors, _name)
         shapes = [tuple(sample.shape) for sample in tensors]
         _check_out(out, tensors, plan_stack(shapes, num_dims, _name, padding).shape)
+    elif torch.compiler.is_compiling():
+        return _library.pad_stack(tensors, num_dims, padding_value, padding)
     values = [padding_value] * len(tensors)
     return _stack.stack_padded(tensors, num_dims, values, _name, padding, out)
 

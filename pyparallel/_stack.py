@@ -43,7 +43,7 @@ def stack(
     if may_stack_equal():
         few = _backend.pad_few(samples, pad_dims, values)
         if few is not None:
-            return _counted(few, samples)
+            return counted(few, samples)
     plain = are_plain(samples)
     if not plain:
         _by_torch.check_layouts(samples, name)
@@ -122,16 +122,16 @@ def write(
             result = _output.empty(plan.shape, dtype, samples[0].device)
         try:
             _backend.pad_copy(result, samples, patterns, plan.starts, mask)
-            return _counted(result, samples)
+            return counted(result, samples)
         except (TypeError, ValueError):  # and nothing is written; see are_plain
             _by_torch.check_layouts(samples, name)
     result = _by_torch.pad_and_stack(samples, plan, values, name, out)
     if mask is not None:
         _by_torch.fill_mask(mask, plan, list(map(_shape_of, samples)))
-    return _counted(result, samples)
+    return counted(result, samples)
 
 
-def _counted(result: torch.Tensor, samples: Sequence[torch.Tensor]) -> torch.Tensor:
+def counted(result: torch.Tensor, samples: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the result; whoever listens learns how much of it is padding."""
     stacked = listener.stacked
     if stacked is not None:
@@ -173,7 +173,7 @@ def stack_equal(
         result = _backend.stack_equal(samples)
     except (TypeError, RuntimeError):
         return None
-    return None if result is None else _counted(result, samples)
+    return None if result is None else counted(result, samples)
 
 
 def is_array(value: Any, numeric: bool = True) -> bool:

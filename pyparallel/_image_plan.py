@@ -1,0 +1,92 @@
+"""What becomes of the pixels of a batch: a value made of options alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from ctypes import c_float
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ._errors import BatchValueError
+from .padding import Padding
+
+_Numbers = tuple[float, ...]
+
+
+class Channels(NamedTuple):
+    """Numbers for every channel of the result, each one of float32."""
+
+    mean: _Numbers
+    std: _Numbers
+    fill: _Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class ImageForm:
+    """The form of a batch of images: a frozen value.
+
+    Attributes:
+        mean: one for every channel of the result, or one for all; None: no
+            normalisation.
+        std: as ``mean``.
+        pad_value: one for every channel, or one for all.
+        pad_first: whether ``pad_value`` stands for pixels that are normalised too, with
+            channels in the order of the images; else it lands in the result as it is.
+        swap_channels: whether the channels of the result are in the opposite order.
+        exact: see `_backend.image_batch`.
+        padding: what the sizes are multiples of, and whether there is a mask.
+        dtype: of the result.
+        channels_last: whether the result has this memory format.
+    """
+
+    mean: _Numbers | None
+    std: _Numbers | None
+    pad_value: _Numbers
+    pad_first: bool
+    swap_channels: bool
+    exact: bool
+    padding: Padding
+    dtype: torch.dtype
+    channels_last: bool
+
+    def channels(self, num_channels: int, name: Callable[[int], str]) -> Channels:
+        """Return the numbers for so many channels.
+
+        Raises:
+            ValueError: an option is for another number; ``name(0)`` is at fault.
+        """
+        for option in ("mean", "std", "pad_value"):
+            value = getattr(self, option)
+            if value is not None and len(value) not in (1, num_channels):
+                raise BatchValueError(
+                    f"{name(0)} must have {len(value)} channels, since {option} has as "
+                    f"many entries, but has {num_channels}. Give one for each channel, "
+                    "or one for all."
+                )
+        return _channels(self, num_channels)
+
+
+@functools.lru_cache(maxsize=64)
+def _channels(form: ImageForm, num: int) -> Channels:
+    mean = _spread((0.0,) if form.mean is None else form.mean, num)
+    std = _spread((1.0,) if form.std is None else form.std, num)
+    fill = _spread(form.pad_value, num)
+    if form.pad_first:
+        if form.swap_channels:
+            fill = fill[::-1]
+        # In doubles, then rounded: what one operation on float32 gives.
+        raised = (_float32(v - m) for v, m in zip(fill, mean, strict=True))
+        fill = tuple(_float32(v / s) for v, s in zip(raised, std, strict=True))
+    return Channels(mean, std, fill)
+
+
+def _spread(values: _Numbers, num: int) -> _Numbers:
+    rounded = tuple(map(_float32, values))
+    return rounded if len(rounded) == num else rounded * num
+
+
+def _float32(value: float) -> float:
+    return c_float(value).value

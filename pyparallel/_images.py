@@ -1,0 +1,133 @@
+"""Images of different sizes become one normalised, padded batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import _backend, _by_torch, _output, _stack
+from ._backend._checks_image import MOST_CHANNELS, is_packed
+from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
+from ._image_plan import Channels, ImageForm
+from ._plan import StackPlan, plan_stack
+
+_AS_THEY_ARE = ({torch.uint8}, {torch.float32})
+_dtype_of = attrgetter("dtype")
+_shape_of = attrgetter("shape")
+
+
+def name(i: int) -> str:
+    """Name image ``i`` in an error."""
+    return f"ImagePreprocessor: images[{i}]"
+
+
+def check(images: Sequence[Any]) -> None:
+    """Raise unless these are images that can stand in one batch.
+
+    Raises:
+        TypeError: one is no dense tensor of real numbers.
+        ValueError: there is none, or the first at fault has another number of
+            dimensions or channels than it must.
+    """
+    if not images:
+        raise EmptyBatchError(
+            "ImagePreprocessor: images must have at least one image, but is empty."
+        )
+    for i, image in enumerate(images):
+        if not isinstance(image, torch.Tensor):
+            raise BatchTypeError(
+                f"{name(i)} must be a tensor (C, h, w), but is {kind(image)}. Convert "
+                "it with torch.as_tensor."
+            )
+        if image.is_complex() or image.is_quantized:
+            raise BatchTypeError(
+                f"{name(i)} must have a dtype of real numbers, but has {image.dtype}."
+            )
+        if image.dim() != 3 or not 1 <= image.shape[0] <= MOST_CHANNELS:
+            raise BatchValueError(
+                f"{name(i)} must have shape (C, h, w) with 1 to {MOST_CHANNELS} "
+                f"channels, but has shape {tuple(image.shape)}."
+            )
+        if image.shape[0] != images[0].shape[0]:
+            raise BatchValueError(
+                f"{name(i)} must have {images[0].shape[0]} channels like images[0], "
+                f"but has shape {tuple(image.shape)}."
+            )
+
+
+def batch(
+    images: Sequence[torch.Tensor], form: ImageForm
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the batch, and the mask if the form has one.
+
+    Plain images go by the backend, in one pass; those that need gradients, or that the
+    backend does not take, by torch's operators.
+
+    Args:
+        images: that `check` has passed; all on one device.
+        form: of the batch.
+    """
+    _by_torch.check_layouts(images, name)
+    channels = form.channels(images[0].shape[0], name)
+    shapes = [tuple(image.shape) for image in images]
+    plan = plan_stack(shapes, 2, name, form.padding)
+    if set(map(_dtype_of, images)) not in _AS_THEY_ARE:
+        images = [image.float() for image in images]
+    if _stack.are_plain(images):
+        try:
+            data, mask = _by_backend(images, form, plan, channels)
+        except (TypeError, ValueError):  # and nothing is written; see are_plain
+            data, mask = _differentiably(images, form, plan, channels)
+    else:
+        data, mask = _differentiably(images, form, plan, channels)
+    return _stack.counted(data, images), mask
+
+
+def _by_backend(
+    images: Sequence[torch.Tensor], form: ImageForm, plan: StackPlan, channels: Channels
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    device, mask = images[0].device, None
+    packed = [each if is_packed(each) else each.contiguous() for each in images]
+    num, depth, *sides = plan.shape
+    if form.channels_last:
+        data = _output.empty((num, *sides, depth), form.dtype, device)
+        data = data.permute(0, 3, 1, 2)
+    else:
+        data = _output.empty(plan.shape, form.dtype, device)
+    if form.padding.mask:
+        mask = _output.empty((num, *sides), torch.bool, device)
+    _backend.image_batch(data, packed, mask, *channels, form.swap_channels, form.exact)
+    return data, mask
+
+
+def _differentiably(
+    images: Sequence[torch.Tensor], form: ImageForm, plan: StackPlan, channels: Channels
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    first = images[0]
+    mean, std, fill = (
+        torch.tensor(row, dtype=torch.float32, device=first.device).view(-1, 1, 1)
+        for row in channels
+    )
+    done = []
+    marks = []
+    for i, image in enumerate(images):
+        _by_torch.check_sample(images, name, i)
+        pixels = (image.flip(0) if form.swap_channels else image).float()
+        if form.exact:
+            pixels = (pixels - mean) / std
+        else:
+            pixels = pixels * (1 / std.double()).float()
+            pixels = pixels - (mean.double() / std.double()).float()
+        sides = _by_torch.margins(plan, image.shape[1:], i)
+        inside = torch.ones(image.shape[1:], dtype=torch.bool, device=first.device)
+        inside = F.pad(inside, sides)
+        done.append(torch.where(inside, F.pad(pixels, sides), fill).to(form.dtype))
+        marks.append(inside)
+    data = torch.stack(done).contiguous()
+    if form.channels_last:
+        data = data.contiguous(memory_format=torch.channels_last)
+    return data, torch.stack(marks) if form.padding.mask else None
