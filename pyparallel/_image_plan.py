@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from ctypes import c_float
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,19 +51,19 @@ class ImageForm:
     dtype: torch.dtype
     channels_last: bool
 
-    def channels(self, num_channels: int, name: Callable[[int], str]) -> Channels:
+    def channels(self, num_channels: int) -> Channels:
         """Return the numbers for so many channels.
 
         Raises:
-            ValueError: an option is for another number; ``name(0)`` is at fault.
+            ValueError: an option is for another number.
         """
         for option in ("mean", "std", "pad_value"):
             value = getattr(self, option)
             if value is not None and len(value) not in (1, num_channels):
                 raise BatchValueError(
-                    f"{name(0)} must have {len(value)} channels, since {option} has as "
-                    f"many entries, but has {num_channels}. Give one for each channel, "
-                    "or one for all."
+                    f"ImagePreprocessor: images[0] must have {len(value)} channels, "
+                    f"since {option} has as many entries, but has {num_channels}. Give "
+                    "one for each channel, or one for all."
                 )
         return _channels(self, num_channels)
 

@@ -22,7 +22,7 @@ _shape_of = attrgetter("shape")
 
 def name(i: int) -> str:
     """Name image ``i`` in an error."""
-    return f"ImagePreprocessor: images[{i}]"
+    return f"images[{i}]"
 
 
 def check(images: Sequence[Any]) -> None:
@@ -38,24 +38,25 @@ def check(images: Sequence[Any]) -> None:
             "ImagePreprocessor: images must have at least one image, but is empty."
         )
     for i, image in enumerate(images):
+        where = f"ImagePreprocessor: {name(i)}"
         if not isinstance(image, torch.Tensor):
             raise BatchTypeError(
-                f"{name(i)} must be a tensor (C, h, w), but is {kind(image)}. Convert "
-                "it with torch.as_tensor."
+                f"{where} must be a tensor (C, h, w), but is {kind(image)}. Convert it "
+                "with torch.as_tensor."
             )
         if image.is_complex() or image.is_quantized:
             raise BatchTypeError(
-                f"{name(i)} must have a dtype of real numbers, but has {image.dtype}."
+                f"{where} must have a dtype of real numbers, but has {image.dtype}."
             )
         if image.dim() != 3 or not 1 <= image.shape[0] <= MOST_CHANNELS:
             raise BatchValueError(
-                f"{name(i)} must have shape (C, h, w) with 1 to {MOST_CHANNELS} "
+                f"{where} must have shape (C, h, w) with 1 to {MOST_CHANNELS} "
                 f"channels, but has shape {tuple(image.shape)}."
             )
         if image.shape[0] != images[0].shape[0]:
             raise BatchValueError(
-                f"{name(i)} must have {images[0].shape[0]} channels like images[0], "
-                f"but has shape {tuple(image.shape)}."
+                f"{where} must have {images[0].shape[0]} channels like images[0], but "
+                f"has shape {tuple(image.shape)}."
             )
 
 
@@ -72,7 +73,7 @@ def batch(
         form: of the batch.
     """
     _by_torch.check_layouts(images, name)
-    channels = form.channels(images[0].shape[0], name)
+    channels = form.channels(images[0].shape[0])
     shapes = [tuple(image.shape) for image in images]
     plan = plan_stack(shapes, 2, name, form.padding)
     if set(map(_dtype_of, images)) not in _AS_THEY_ARE:

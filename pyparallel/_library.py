@@ -35,7 +35,10 @@ _IMAGE_BATCH = (
 
 
 def pad_stack(
-    samples: Sequence[Tensor], pad_dims: int, padding_value: float, padding: Padding
+    samples: Sequence[Tensor],
+    pad_dims: int,
+    padding_value: float | None,
+    padding: Padding,
 ) -> Tensor | Padded:
     """Return what `_stack.stack_padded` does, as one node of a graph."""
     buckets = [size for bucket in padding.buckets for size in bucket]
@@ -43,7 +46,7 @@ def pad_stack(
     data, sizes, mask = _pad_stack(
         list(samples),
         pad_dims,
-        padding_value,
+        0.0 if padding_value is None else padding_value,
         _spread(padding.size_divisor, pad_dims),
         padding.shape,
         buckets or None,
@@ -157,8 +160,8 @@ def _keep_image_batch(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _differentiate_image_batch(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     form, grads = ctx.image_form, []
-    std = form.channels(grad.shape[1], _images.name).std
-    divisor = torch.tensor(std, dtype=torch.float32, device=grad.device).view(-1, 1, 1)
+    std = torch.tensor(form.std or [1.0], dtype=torch.float32, device=grad.device)
+    divisor = std.view(-1, 1, 1)
     for row, (shape, dtype) in zip(grad, ctx.forms, strict=True):
         row = row.narrow(1, 0, shape[1]).narrow(2, 0, shape[2]).float()
         row = row / divisor if form.exact else row * (1 / divisor.double()).float()

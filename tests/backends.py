@@ -35,6 +35,7 @@ def using(backend: ModuleType) -> Iterator[None]:
         "name": "python" if backend is reference else "native",
         "pad_copy": backend.pad_copy,
         "stack_equal": backend.stack_equal,
+        "image_batch": backend.image_batch,
     }
     before = {name: getattr(_backend, name) for name in chosen}
     _backend.__dict__.update(chosen)

@@ -1,0 +1,209 @@
+"""In graphs of torch.compile: no break, the same values, the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyparallel import ImagePreprocessor, Padded, Padding, pad_stack
+from pyparallel._image_plan import ImageForm
+
+PAD_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"padding_value": None},
+    {"size_divisor": 4, "sizes": True, "mask": True, "side": "center"},
+    {"shape": (9, 40), "side": ("left", "right"), "padding_value": 2.5},
+    {"buckets": [(8, 8), (16, 40)], "mask": True, "padding_value": -1},
+    {"padding": Padding(size_divisor=(3, 1), sizes=True)},
+]
+IMAGE_OPTIONS: list[dict[str, Any]] = [
+    {"mean": (1, 2, 3), "std": (2, 3, 4)},
+    {"mean": 7, "std": 3, "size_divisor": (4, 8), "return_mask": True, "exact": False},
+    {
+        "mean": (1, 2, 3),
+        "std": (2, 3, 4),
+        "swap_channels": True,
+        "pad_value": (1, 2, 3),
+        "pad_before_normalize": True,
+        "dtype": torch.bfloat16,
+        "memory_format": torch.channels_last,
+    },
+]
+backends = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+dynamic = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def ragged(k: int, **options: Any) -> list[torch.Tensor]:
+    return [torch.rand(3, 5 + k, 7, **options), torch.rand(3, 6, 4 + 2 * k, **options)]
+
+
+def compiled(function: Any, backend: str, dynamic: bool) -> Any:
+    return torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
+
+
+def assert_same(found: Any, expected: Any) -> torch.Tensor:
+    assert type(found) is type(expected)
+    pairs = [(found, expected)]
+    if isinstance(found, Padded):
+        pairs = list(zip(found, expected, strict=True))
+    for one, other in pairs:
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.dtype is other.dtype and one.stride() == other.stride()
+            assert torch.equal(one, other)
+    data: torch.Tensor = pairs[0][0]
+    return data
+
+
+@backends
+@dynamic
+@pytest.mark.parametrize("options", PAD_OPTIONS, ids=str)
+def test_pad_stack_is_one_node(
+    backend: str, dynamic: bool, options: dict[str, Any]
+) -> None:
+    def pad(samples: list[torch.Tensor]) -> Any:
+        return pad_stack(samples, pad_dims=2, **options)
+
+    function = compiled(pad, backend, dynamic)
+    for k in range(3):
+        leaves = ragged(k, requires_grad=True)
+        data = assert_same(function(leaves), pad(leaves))
+        weights = torch.rand_like(data)
+        found = torch.autograd.grad((data * weights).sum(), leaves)
+        eager = pad(leaves)
+        eager = eager.data if isinstance(eager, Padded) else eager
+        expected = torch.autograd.grad((eager * weights).sum(), leaves)
+        assert all(map(torch.equal, found, expected))
+
+
+@backends
+@dynamic
+@pytest.mark.parametrize("options", IMAGE_OPTIONS, ids=str)
+def test_the_preprocessor_is_one_node(
+    backend: str, dynamic: bool, options: dict[str, Any]
+) -> None:
+    pre = ImagePreprocessor(**options)
+    function = compiled(pre, backend, dynamic)
+    for k in range(3):
+        images = [(each * 255).to(torch.uint8) for each in ragged(k)]
+        assert_same(function(images), pre(images))
+    turned = images[0].permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    assert_same(function([turned, images[1]]), pre([turned, images[1]]))
+    stacked = torch.stack([images[0]] * 2)
+    assert_same(function(stacked), pre(stacked))
+
+
+@backends
+@pytest.mark.parametrize("options", IMAGE_OPTIONS, ids=str)
+def test_gradients_flow_through_the_compiled_preprocessor(
+    backend: str, options: dict[str, Any]
+) -> None:
+    pre = ImagePreprocessor(**options)
+    function = compiled(pre, backend, False)
+    grads = []
+    for each in (function, pre):
+        torch.manual_seed(0)
+        leaves = ragged(1, requires_grad=True)
+        batch = each(leaves)
+        batch = batch.data if isinstance(batch, Padded) else batch
+        weights = torch.rand(batch.shape).to(batch.dtype)
+        grads.append(torch.autograd.grad((batch * weights).sum(), leaves))
+    for found, expected in zip(*grads, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_dynamic_graphs_serve_other_sizes_without_another_compilation() -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    pre = ImagePreprocessor(1, 2, size_divisor=4)
+
+    def both(images: list[torch.Tensor]) -> Any:
+        return pre(images), pad_stack(images, size_divisor=4, mask=True)
+
+    function = torch.compile(both, fullgraph=True, backend=counter, dynamic=True)
+    for sides in ((5, 7, 6, 4), (9, 3, 12, 20), (30, 31, 3, 2)):
+        images = [torch.rand(3, *sides[:2]), torch.rand(3, *sides[2:])]
+        for found, expected in zip(function(images), both(images), strict=True):
+            assert_same(found, expected)
+    assert counter.frame_count == 1
+    names = [str(node.target) for node in counter.graphs[0].graph.nodes]
+    assert "pyparallel.image_batch.default" in names
+    assert "pyparallel.pad_stack.default" in names
+
+
+def test_eager_code_does_not_go_through_the_dispatcher() -> None:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as run:
+        pad_stack(ragged(0), pad_dims=2, mask=True)
+        ImagePreprocessor(1, 2)(ragged(0))
+    assert not [each.key for each in run.key_averages() if "pyparallel::" in each.key]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("pad_dims", [0, 2])
+def test_torch_finds_nothing_wrong_with_pad_stack(
+    dtype: torch.dtype, grad: bool, pad_dims: int
+) -> None:
+    shapes = [(3, 4, 5), (3, 6, 2)] if pad_dims else [(2, 3), (2, 3)]
+    grad = grad and dtype.is_floating_point
+    samples = [torch.ones(each, dtype=dtype, requires_grad=grad) for each in shapes]
+    side = ["left", "center"] if pad_dims else ["right"]
+    for sizes in (False, True):
+        arguments = (samples, pad_dims, 1.0, [4, 1], None, None, side, sizes, sizes)
+        torch.library.opcheck(torch.ops.pyparallel.pad_stack.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_torch_finds_nothing_wrong_with_image_batch(
+    dtype: torch.dtype, channels_last: bool, grad: bool
+) -> None:
+    grad = grad and dtype.is_floating_point
+    images = [
+        torch.ones(shape, dtype=dtype, requires_grad=grad)
+        for shape in ((3, 4, 5), (3, 6, 2))
+    ]
+    for mask in (False, True):
+        options = ([1.0], [2.0], [0.5], False, True, True, [4, 4], torch.float16)
+        arguments = (images, *options, channels_last, mask)
+        torch.library.opcheck(torch.ops.pyparallel.image_batch.default, arguments)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    pad_dims=st.integers(1, 3),
+    data=st.data(),
+)
+def test_sizes_of_meta_tensors_are_those_of_real_ones(pad_dims: int, data: Any) -> None:
+    sizes = st.lists(st.integers(0, 9), min_size=pad_dims, max_size=pad_dims)
+    shapes = data.draw(st.lists(sizes, min_size=1, max_size=4))
+    dtypes = st.sampled_from([torch.uint8, torch.float16, torch.float64])
+    real = [torch.zeros(2, *each, dtype=data.draw(dtypes)) for each in shapes]
+    divisor = [data.draw(st.integers(1, 5)) for _ in range(pad_dims)]
+    wanted = data.draw(st.booleans())
+    arguments = (pad_dims, 0.0, divisor, None, None, ["left"] * pad_dims)
+    operator = torch.ops.pyparallel.pad_stack.default
+    found = operator([each.to("meta") for each in real], *arguments, wanted, wanted)
+    expected = operator(real, *arguments, wanted, wanted)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def test_a_form_is_a_value() -> None:
+    pre = ImagePreprocessor(1, 2)
+    assert pre._form == ImagePreprocessor([1.0], [2.0])._form
+    assert isinstance(hash(pre._form), int) and type(pre._form) is ImageForm
