@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -23,7 +23,20 @@ def move(
     target: torch.device | None,
     dtype: torch.dtype | None,
 ) -> list[Any]:
-    """Return the parts of one target, with all their tensors there.
+    """Return the parts of one target, with all their tensors there; see `depart`."""
+    return depart(leaves, parts, target, dtype)()
+
+
+def depart(
+    leaves: Sequence[Any],
+    parts: Sequence[Any],
+    target: torch.device | None,
+    dtype: torch.dtype | None,
+) -> Callable[[], list[Any]]:
+    """Send the parts of one target; return what lands them, with all tensors there.
+
+    What is sent to several targets is on its way to all of them before the first lands.
+    What never lands may be dropped.
 
     Args:
         leaves: of the batch: they tell whose parts are data and whose only look so.
@@ -32,19 +45,24 @@ def move(
         dtype: of floating-point tensors, or None.
     """
     if target is None and dtype is None:
-        return _keep(leaves, parts)
+        return lambda: _keep(leaves, parts)
     moves = list(map(_moves, leaves))
     flat: list[torch.Tensor] = []
     _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
     if dtype is not None:
         flat = [_cast(tensor, dtype) for tensor in flat]
-    sent = iter(_send(flat, target))
-    return [
-        (next(sent) if isinstance(part, torch.Tensor) else _refill(part, sent))
-        if move
-        else part
-        for part, move in zip(parts, moves, strict=True)
-    ]
+    land = _send(flat, target)
+
+    def fill() -> list[Any]:
+        sent = iter(land())
+        return [
+            (next(sent) if isinstance(part, torch.Tensor) else _refill(part, sent))
+            if move
+            else part
+            for part, move in zip(parts, moves, strict=True)
+        ]
+
+    return fill
 
 
 def _moves(leaf: Any) -> bool:
@@ -92,15 +110,15 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _send(
     tensors: list[torch.Tensor], target: torch.device | None
-) -> list[torch.Tensor]:
-    """Return the tensors on ``target``, those that can be in one packed copy."""
+) -> Callable[[], list[torch.Tensor]]:
+    """Return what gives the tensors on ``target``, those that can be in one copy."""
     if target is None:
-        return list(map(_contiguous, tensors))
+        return lambda: list(map(_contiguous, tensors))
     if target.type == "cpu":
-        return [_contiguous(tensor).to(target) for tensor in tensors]
+        return lambda: [_contiguous(tensor).to(target) for tensor in tensors]
     if not has_streams(target):
-        return [tensor.to(target) for tensor in tensors]
-    return Departure(tensors, target).land()
+        return lambda: [tensor.to(target) for tensor in tensors]
+    return Departure(tensors, target).land
 
 
 def has_streams(device: torch.device) -> bool:

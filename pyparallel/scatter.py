@@ -10,7 +10,7 @@ import torch
 
 from . import _tree
 from ._errors import BatchTypeError, BatchValueError
-from ._move import move
+from ._move import depart, move
 from ._split import Options, split, undivided
 from ._targets import Targets, resolve_targets
 from ._trace import span
@@ -169,10 +169,13 @@ def _scatter(
     columns: list[tuple[Any, ...]] = [()] * len(targets)
     if leaves:
         columns = list(zip(*split(leaves, options, name), strict=True))
-    return [
-        _tree.unflatten(structure, move(leaves, column, target, options.dtype))
+    # All are on their way before the first lands: landing may wait for what is sent by
+    # other means than a flight.
+    landings = [
+        depart(leaves, column, target, options.dtype)
         for column, target in zip(columns, targets, strict=False)
     ]
+    return [_tree.unflatten(structure, land()) for land in landings]
 
 
 def _options(
