@@ -8,13 +8,9 @@
 #include "core/boxes.h"
 #include "core/macros.h"
 #include "core/rows.h"
+#include "core/words.h"
 
 namespace pyparallel {
-
-struct alignas(16) Word16 {
-  uint64_t low;
-  uint64_t high;
-};
 
 // The word at `index` of a row that is all fill.
 template <typename Word>

@@ -8,8 +8,8 @@
 #include "core/boxes.h"
 #include "core/checked.h"
 #include "core/macros.h"
-#include "core/partition.h"
 #include "core/rows.h"
+#include "core/words.h"
 
 namespace pyparallel {
 
@@ -45,33 +45,63 @@ inline bool slot_ascends(int64_t offset, int64_t begin) { return offset >= begin
   return checked_add(offset, nbytes, end) && *end <= slab_nbytes;
 }
 
-// Rows are pieces of `piece` bytes of the slab; the last one may be shorter. Lanes take
-// one contiguous share of each piece.
+// How a lone lane writes: by the C library.
+struct AloneWriter {
+  static constexpr int64_t kUnit = 1;
+
+  PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) const {
+    memcpy(to, from, static_cast<size_t>(nbytes));
+  }
+  PP_HOST_DEVICE void zero(uint8_t* to, int64_t nbytes) const {
+    memset(to, 0, static_cast<size_t>(nbytes));
+  }
+};
+
+// How lanes share what they write: by words.
+struct SharingWriter {
+  static constexpr int64_t kUnit = kWordBytes;
+  Lane lane;
+
+  PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) const {
+    copy_words(to, from, nbytes, lane);
+  }
+  PP_HOST_DEVICE void zero(uint8_t* to, int64_t nbytes) const {
+    zero_words(to, nbytes, lane);
+  }
+};
+
+// Rows are pieces of `piece` bytes of the slab; the last one may be shorter. Where
+// lanes share a row, kWordBytes must divide the address of dst, and begin, end, piece
+// and the offsets of all slots; a lone lane needs no alignment.
 struct Pack {
   uint8_t* dst;
-  int64_t nbytes;
+  int64_t end;
   int64_t piece;
-  const Slot* slots;  // ascending and disjoint, within nbytes
+  const Slot* slots;  // ascending and disjoint, within [begin, end)
   int64_t num_slots;
+  int64_t begin = 0;  // bytes before this one, and from `end` on, are left alone
 
-  int64_t num_pieces() const { return nbytes == 0 ? 0 : (nbytes - 1) / piece + 1; }
+  PP_HOST_DEVICE int64_t num_pieces() const {
+    return end == begin ? 0 : (end - begin - 1) / piece + 1;
+  }
 
-  void operator()(Rows rows, Lane lane) const {
+  PP_HOST_DEVICE void operator()(Rows rows, Lane lane) const {
     if (lane.count == 1 && rows.step == 1) {
-      write(lesser(rows.begin * piece, nbytes), lesser(rows.end * piece, nbytes));
+      write(start_of(rows.begin), start_of(rows.end), AloneWriter{});
       return;
     }
     for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
-      const int64_t begin = n * piece;
-      const Rows share =
-          partition(lesser(piece, nbytes - begin), lane.count, lane.index);
-      write(begin + share.begin, begin + share.end);
+      write(start_of(n), start_of(n + 1), SharingWriter{lane});
     }
   }
 
  private:
+  PP_HOST_DEVICE int64_t start_of(int64_t row) const {
+    return lesser(begin + row * piece, end);
+  }
+
   // The first slot that ends after `offset`.
-  int64_t find_slot(int64_t offset) const {
+  PP_HOST_DEVICE int64_t find_slot(int64_t offset) const {
     int64_t low = 0;
     int64_t high = num_slots;
     while (low < high) {
@@ -85,23 +115,37 @@ struct Pack {
     return low;
   }
 
-  // Writes the slab's bytes [begin, end).
-  void write(int64_t begin, int64_t end) const {
-    int64_t at = begin;
-    for (int64_t i = find_slot(begin); at < end; ++i) {
-      const int64_t next = i < num_slots ? lesser(slots[i].offset, end) : end;
+  // Writes the slab's bytes [first, last).
+  template <typename Writer>
+  PP_HOST_DEVICE void write(int64_t first, int64_t last, const Writer& writer) const {
+    int64_t at = first;
+    for (int64_t i = find_slot(first); at < last; ++i) {
+      const int64_t next = i < num_slots ? lesser(slots[i].offset, last) : last;
       if (next > at) {
-        memset(dst + at, 0, static_cast<size_t>(next - at));
+        writer.zero(dst + at, next - at);
         at = next;
       }
-      if (at == end) return;
-      const int64_t first = at - slots[i].offset;
-      const int64_t count = lesser(slots[i].nbytes - first, end - at);
+      if (at == last) return;
+      const int64_t done = at - slots[i].offset;
+      const int64_t count = lesser(slots[i].nbytes - done, last - at);
       if (count <= 0) continue;
-      memcpy(dst + at, slots[i].src + first, static_cast<size_t>(count));
-      at += count;
+      writer.copy(dst + at, slots[i].src + done, count);
+      at += (count + Writer::kUnit - 1) / Writer::kUnit * Writer::kUnit;
     }
   }
 };
+
+// The part of `whole` that ends where its slot `first` + `most` begins, or with it, and
+// begins with slot `first`, or with it: all such parts together write what it writes.
+inline Pack slice(const Pack& whole, int64_t first, int64_t most) {
+  Pack part = whole;
+  part.slots = whole.slots + first;
+  part.num_slots = lesser(most, whole.num_slots - first);
+  if (first > 0) part.begin = part.slots[0].offset;
+  if (first + part.num_slots < whole.num_slots) {
+    part.end = part.slots[part.num_slots].offset;
+  }
+  return part;
+}
 
 }  // namespace pyparallel

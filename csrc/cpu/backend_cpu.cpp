@@ -36,7 +36,7 @@ at::Tensor contiguous_glue(const at::Tensor& strided) {
   return strided.contiguous();
 }
 
-void pack_glue(const Pack& body) { pack(body); }
+void pack_glue(const Pack& body, c10::Device) { pack(body); }
 
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
     c10::DeviceType::CPU, {pad_copy_glue, contiguous_glue, pack_glue});

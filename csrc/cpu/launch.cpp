@@ -55,7 +55,7 @@ void pad_copy(BoxTable table, BoxTable mask) {
 }
 
 void pack(Pack body) {
-  const int64_t workers = num_workers(body.nbytes);
+  const int64_t workers = num_workers(body.end);
   body.piece = kPieceBytes;
   const int64_t pieces = body.num_pieces();
   parallel_for(workers, [&](int64_t worker) {

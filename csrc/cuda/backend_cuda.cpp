@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "cuda/backend_pack.h"
 #include "cuda/pad_copy.h"
 #include "ops/backend.h"
 
@@ -19,7 +20,7 @@ void pad_copy_glue(const BoxTable& table, const BoxTable& mask, c10::Device devi
 at::Tensor contiguous_glue(const at::Tensor& strided) { return strided.contiguous(); }
 
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
-    c10::DeviceType::CUDA, {pad_copy_glue, contiguous_glue, nullptr});
+    c10::DeviceType::CUDA, {pad_copy_glue, contiguous_glue, pack_glue});
 
 }  // namespace
 }  // namespace pyparallel::cuda

@@ -19,7 +19,7 @@ struct Backend {
   // `mask` marks where `table` has data; without boxes, none is made.
   void (*pad_copy)(const BoxTable& table, const BoxTable& mask, c10::Device device);
   at::Tensor (*contiguous)(const at::Tensor& strided);
-  void (*pack)(const Pack& body);  // null unless the device's memory is the host's
+  void (*pack)(const Pack& body, c10::Device device);  // chooses body.piece itself
 };
 
 // Call at static initialisation only. Returns true, to initialise a constant with.

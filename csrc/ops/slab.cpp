@@ -18,10 +18,11 @@ void check_size(const Snapshot& slab, const SlabPlan& plan, const Where& where) 
 }
 
 void check_planned(const at::Tensor& leaf, const PlannedLeaf& planned,
-                   const Where& where) {
+                   c10::Device device, const Where& where) {
   check_plain(leaf, where);
-  TORCH_CHECK_VALUE(leaf.is_cpu(), where, " must be on the CPU, but is on ",
-                    leaf.device().str(), ". Move it first.");
+  TORCH_CHECK_VALUE(leaf.device() == device, where, " must be on the device of dst, ",
+                    device.str(), ", but is on ", leaf.device().str(),
+                    ". Move it first.");
   TORCH_CHECK_VALUE(
       leaf.scalar_type() == planned.dtype && leaf.sizes() == planned.shape, where,
       " must have dtype ", dtype_name(planned.dtype), " and shape ",
@@ -29,13 +30,26 @@ void check_planned(const at::Tensor& leaf, const PlannedLeaf& planned,
       " and ", Tuple{leaf.sizes()}, ".");
 }
 
+// Where lanes share the work they write words: see core/slots.h.
+void check_words(const Snapshot& dst) {
+  const auto address = reinterpret_cast<uintptr_t>(dst.mutable_data());
+  TORCH_CHECK_VALUE(dst.device.is_cpu() || address % kWordBytes == 0, kDst,
+                    " must start at a multiple of ", kWordBytes,
+                    " bytes, but starts at byte ", dst.offset, " of its storage.");
+}
+
 }  // namespace
 
 PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan) {
   take_snapshot(dst, kDst, &dst_);
-  check_slab(dst_, kDst, true);
+  check_slab(dst_, kDst, false);
+  backend_ = find_backend(dst_.device.type());
+  TORCH_CHECK_NOT_IMPLEMENTED(backend_ != nullptr, kDst,
+                              " must be on a device that this build knows, but is on ",
+                              dst_.device.str(), ". Use the pure Python backend.");
   check_storage(dst_, kDst);
   check_size(dst_, plan, kDst);
+  check_words(dst_);
   TORCH_CHECK_VALUE(leaves.size() == plan.leaves().size(), "pack: leaves must have ",
                     plan.leaves().size(), " entries, as planned, but has ",
                     leaves.size(), ".");
@@ -45,7 +59,7 @@ PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan)
     const at::Tensor& leaf = *leaves[i];
     const PlannedLeaf& planned = plan.leaves()[i];
     const Where where{"pack", "leaves", static_cast<int64_t>(i)};
-    check_planned(leaf, planned, where);
+    check_planned(leaf, planned, dst_.device, where);
     Slot& slot = slots_.emplace_back(Slot{nullptr, planned.offset, planned.nbytes});
     if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {
       if (planned.nbytes == 0) continue;
@@ -63,12 +77,12 @@ PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan)
 
 void PackJob::run() {
   if (dst_.nbytes == 0) return;
-  const Backend* backend = find_backend(c10::kCPU);
   for (size_t i = 0; i < strided_.size(); ++i) {
-    slots_[places_[i]].src = contiguous_bytes(&strided_[i], *backend);
+    slots_[places_[i]].src = contiguous_bytes(&strided_[i], *backend_);
   }
-  backend->pack({dst_.mutable_data(), dst_.nbytes, 1, slots_.data(),
-                 static_cast<int64_t>(slots_.size())});
+  const Pack body{dst_.mutable_data(), dst_.nbytes, 1, slots_.data(),
+                  static_cast<int64_t>(slots_.size())};
+  backend_->pack(body, dst_.device);
 }
 
 std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan) {

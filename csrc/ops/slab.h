@@ -11,8 +11,8 @@
 
 namespace pyparallel::ops {
 
-// Writes the bytes of the leaves, each in contiguous order, into a slab in host memory,
-// where the plan has them, and zero everywhere else. The GIL and run(): as for
+// Writes the bytes of the leaves, each in contiguous order, into a slab on their
+// device, where the plan has them, and zero everywhere else. The GIL and run(): as for
 // PadCopyJob.
 class PackJob {
  public:
@@ -23,6 +23,7 @@ class PackJob {
 
  private:
   Snapshot dst_;
+  const Backend* backend_ = nullptr;
   std::vector<c10::Storage> held_;  // of contiguous leaves: see Note: [read once]
   std::vector<Snapshot> strided_;   // leaves that have to be made contiguous
   std::vector<size_t> places_;      // in slots_, of strided_

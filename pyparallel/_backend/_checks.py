@@ -146,9 +146,9 @@ def check_leaf(
 ) -> None:
     where = ("pack: leaves", index)
     check_plain(leaf, where)
-    if leaf.device.type != "cpu":
-        found = f"is on {leaf.device}"
-        raise error(where, "be on the CPU", found, " Move it first.")
+    if leaf.device != dst.device:
+        rule = f"be on the device of dst, {dst.device}"
+        raise error(where, rule, f"is on {leaf.device}", " Move it first.")
     if leaf.dtype != dtype or leaf.shape != shape:
         found = f"has {leaf.dtype} and {tuple(leaf.shape)}"
         rule = f"have dtype {dtype} and shape {shape}, as planned"

@@ -113,7 +113,7 @@ def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
     _checks.require("pack: dst", Tensor, "a torch.Tensor", dst)
     tensors = _checks.tensors(leaves, "pack: leaves")
     _checks.require("pack: plan", SlabPlan, "a SlabPlan", plan)
-    _checks.check_slab(dst, "pack: dst", " on the CPU")
+    _checks.check_slab(dst, "pack: dst", "")
     _checks.check_size(dst, plan.nbytes, "pack: dst")
     if len(tensors) != len(plan.offsets):
         rule = f"have {len(plan.offsets)} entries, as planned"

@@ -206,7 +206,7 @@ PLANNED = [
     ),
 ]
 
-NO_SLAB = "must be a contiguous torch.uint8 tensor of one dimension on the CPU, but "
+NO_SLAB = "must be a contiguous torch.uint8 tensor of one dimension, but "
 PACK = [
     (None, [], [], TypeError, "dst must be a torch.Tensor, but is of type NoneType."),
     (

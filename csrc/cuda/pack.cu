@@ -1,0 +1,56 @@
+#include <cstring>
+
+#include "cuda/launch.cuh"
+#include "cuda/pack.h"
+
+namespace pyparallel::cuda {
+namespace {
+
+// Four words for every lane: as many as `copy_words` reads before it writes.
+constexpr int64_t kPieceBytes = 4 * kWarpSize * kWordBytes;
+// Parameters are copied at every launch, so a few slots do not come with room for all:
+// 165 fit 4 KiB, and 1300 the larger room.
+constexpr int64_t kFewSlots = 165;
+constexpr int64_t kManySlots = kManyBytes > kFewBytes ? 1300 : kFewSlots;
+
+// A body with its slots inside, for the launch's parameters.
+template <int64_t kMost>
+struct InlinePack {
+  Pack body;
+  Slot slots[kMost];
+
+  __device__ void operator()(Rows rows, Lane lane) const {
+    Pack local = body;
+    local.slots = slots;
+    local(rows, lane);
+  }
+};
+
+template <int64_t kMost>
+cudaError_t launch_pack(const Pack& part, cudaStream_t stream) {
+  static_assert(sizeof(InlinePack<kMost>) + sizeof(int64_t) <=
+                (kMost > kFewSlots ? kManyBytes : kFewBytes));
+  InlinePack<kMost> body;
+  body.body = part;
+  memcpy(body.slots, part.slots, static_cast<size_t>(part.num_slots) * sizeof(Slot));
+  return launch(body, part.num_pieces(), stream);
+}
+
+}  // namespace
+
+cudaError_t pack(const Pack& body, cudaStream_t stream) {
+  const int64_t most = takes_many_bytes() ? kManySlots : kFewSlots;
+  int64_t first = 0;
+  do {
+    Pack part = slice(body, first, most);
+    part.piece = kPieceBytes;
+    const cudaError_t error = part.num_slots > kFewSlots
+                                  ? launch_pack<kManySlots>(part, stream)
+                                  : launch_pack<kFewSlots>(part, stream);
+    if (error != cudaSuccess) return error;
+    first += most;
+  } while (first < body.num_slots);
+  return cudaSuccess;
+}
+
+}  // namespace pyparallel::cuda
