@@ -22,6 +22,7 @@ from .prefetch import PreDataLoader
 from .ragged import Ragged
 from .registry import MODULE_WRAPPERS, is_module_wrapper
 from .scatter import scatter, scatter_kwargs
+from .to_host import HostCopy, start_to_host, to_host
 
 try:
     __version__ = _metadata.version("pyparallel-torch")
@@ -33,6 +34,7 @@ __all__ = [
     "BatchWarning",
     "DataContainer",
     "DataLoader",
+    "HostCopy",
     "ImagePreprocessor",
     "LoaderStats",
     "LoaderWarning",
@@ -48,4 +50,6 @@ __all__ = [
     "pad_stack",
     "scatter",
     "scatter_kwargs",
+    "start_to_host",
+    "to_host",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import _slab
+from ._frame import Frame
 from ._move import Departure, has_streams
 from ._trace import span
 from .container import map_tensors
@@ -95,15 +96,16 @@ class HandOver:
         """
         if self._api is None or self.device is None:
             return self._on_host(batch)
-        frame = _Frame(batch, self.device)
+        device = self.device
+        frame = Frame(batch, lambda tensor: tensor.device != device)
         nbytes = sum(map(_nbytes, frame.tensors))
         if self._transform is not None:
-            return self._transformed(frame, self._transform, self._api), nbytes
+            return self._transformed(frame, self._transform, device, self._api), nbytes
         if not frame.tensors:
             return (lambda: batch), 0
         # Memory belongs to the stream that it is used on, so that the allocator may
         # reuse it there without asking: see Note [slab lifetime].
-        departure = Departure(frame.take(), self.device, self._api, home)
+        departure = Departure(frame.take(), device, self._api, home)
         return (lambda: frame.fill(departure.land())), nbytes
 
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
@@ -126,7 +128,11 @@ class HandOver:
         return (lambda: batch), nbytes
 
     def _transformed(
-        self, frame: _Frame, transform: Transform, api: _slab.DeviceApi
+        self,
+        frame: Frame,
+        transform: Transform,
+        device: torch.device,
+        api: _slab.DeviceApi,
     ) -> Callable[[], Any]:
         """Send, transform and return the landing of the result.
 
@@ -135,7 +141,6 @@ class HandOver:
         The consumer's stream waits for an event behind it, and the allocator is told
         of that stream, because the memory goes back to the copy stream.
         """
-        device = frame.device
         copies = api.copy_stream(device)
         with api.using(copies):
             batch = frame.fill(Departure(frame.take(), device, api).land())
@@ -156,39 +161,6 @@ class HandOver:
             return result
 
         return land
-
-
-class _Frame:
-    """A batch whose tensors are elsewhere than on the device, and those tensors."""
-
-    def __init__(self, batch: Any, device: torch.device) -> None:
-        self.device = device
-        self.tensors: list[torch.Tensor] = []
-        # The frame waits in a queue: it must not hold memory of the host meanwhile.
-        self._batch = map_tensors(self._cut_out, batch)
-
-    def _cut_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device == self.device:
-            return tensor
-        self.tensors.append(tensor)
-        return _PLACE
-
-    def take(self) -> list[torch.Tensor]:
-        """Return the tensors and forget them."""
-        taken, self.tensors = self.tensors, []
-        return taken
-
-    def fill(self, tensors: list[torch.Tensor]) -> Any:
-        """Return the batch with these tensors in their places."""
-        following = iter(tensors)
-
-        def place(tensor: torch.Tensor) -> torch.Tensor:
-            return next(following) if tensor is _PLACE else tensor
-
-        return map_tensors(place, self._batch)
-
-
-_PLACE = torch.empty(0)
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

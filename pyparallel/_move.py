@@ -203,12 +203,19 @@ def _look_plain(tensors: list[torch.Tensor]) -> bool:
 
 
 def packs(tensor: torch.Tensor) -> bool:
-    """Tell whether only the bytes of this tensor have to reach its consumer."""
+    """Tell whether only the bytes of this CPU tensor have to reach its consumer."""
     return (
         tensor.device.type == "cpu"
-        and type(tensor) in _PLAIN
-        and tensor.layout is torch.strided
+        and is_plain(tensor)
         and not (tensor.requires_grad and torch.is_grad_enabled())
+    )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is no more than its bytes, but for its gradient."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
         and not (tensor.is_quantized or tensor.is_nested or tensor._is_zerotensor())
         and not (tensor.is_conj() or tensor.is_neg())
     )

@@ -164,7 +164,7 @@ class Flight:
             copies.append((self._slab, host))
         stream = api.copy_stream(device)
         api.wait(stream, allocated)
-        self._event = _queue(copies, lent, stream, api)
+        self._event = queue(copies, lent, stream, api)
         self._lost = weakref.finalize(self, api.wait, self._home, self._event)
         self._lost.atexit = False
 
@@ -232,7 +232,7 @@ release_done = _keeper.release_done
 drain = _keeper.drain
 
 
-def _queue(
+def queue(
     copies: Sequence[tuple[torch.Tensor, torch.Tensor]],
     lent: Sequence[torch.Tensor],
     stream: Any,

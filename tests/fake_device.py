@@ -1,8 +1,10 @@
 """A device on threads: slow streams, events, and allocators that reuse memory eagerly.
 
-It implements `pyparallel._slab.DeviceApi` as CUDA and torch's allocators behave, with
-every delay made long and random, so that a missing wait shows as a wrong value.
-Streams touch memory by address, as a GPU does: queued work keeps no tensor alive.
+It implements `pyparallel._slab.DeviceApi`, and what the way back asks for besides, as
+CUDA and torch's allocators behave, with every delay made long and random, so that a
+missing wait shows as a wrong value. Streams touch memory by address, as a GPU does:
+queued work keeps no tensor alive. There may be several devices: a stream that touches
+the memory of another one is an error.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +36,8 @@ def memory(address: int, nbytes: int) -> np.ndarray:
 class Stream:
     """A queue of work that a thread does in order, each piece after a random delay."""
 
-    def __init__(self, delay: float) -> None:
-        self.delay = delay
+    def __init__(self, delay: float, device: torch.device = DEVICE) -> None:
+        self.delay, self.device = delay, device
         self.work: queue.SimpleQueue = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -100,6 +103,17 @@ class Pool:
         return any(block.ctypes.data == address for block in self.blocks)
 
 
+def strided_memory(tensor: torch.Tensor) -> np.ndarray:
+    """Return the bytes of a tensor as ``(*shape, itemsize)``, without owning them."""
+    shape, size = tuple(tensor.shape), tensor.itemsize
+    if not tensor.numel():
+        return np.empty((*shape, size), np.uint8)
+    steps = [step * size for step in tensor.stride()]
+    reach = sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) + size
+    whole = memory(tensor.data_ptr(), reach)
+    return np.lib.stride_tricks.as_strided(whole, (*shape, size), (*steps, 1))
+
+
 def record(stream: Stream) -> threading.Event:
     event = threading.Event()
     stream.queue(threading.Event.set, event)
@@ -109,30 +123,41 @@ def record(stream: Stream) -> threading.Event:
 class FakeDevice:
     """The correct device. Subclasses below leave one protection out."""
 
-    def __init__(self, copy_delay: float = 1e-3, compute_delay: float = 5e-4) -> None:
-        self.copies = Stream(copy_delay)
-        self.main = Stream(compute_delay)
+    def __init__(
+        self,
+        copy_delay: float = 1e-3,
+        compute_delay: float = 5e-4,
+        num_devices: int = 1,
+    ) -> None:
+        self.devices = [torch.device("cuda", i) for i in range(num_devices)]
+        self.copy_streams = {d: Stream(copy_delay, d) for d in self.devices}
+        self.main_streams = {d: Stream(compute_delay, d) for d in self.devices}
+        self.copies, self.main = self.copy_streams[DEVICE], self.main_streams[DEVICE]
         self.side = Stream(compute_delay)
         self.pools: dict[Stream, Pool] = defaultdict(Pool)
         self.host = Pool()
         self.local = threading.local()
-        self.num_copies = 0
+        self.num_copies = self.num_packs = 0
+        self.capturing = False
+        self.calls: list[tuple[str, torch.device]] = []  # copies and waits, in order
 
     def __enter__(self) -> FakeDevice:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for stream in (self.main, self.side, self.copies):
+        mains, copies = self.main_streams.values(), self.copy_streams.values()
+        for stream in (*mains, self.side, *copies):
             stream.close()
 
     @contextlib.contextmanager
     def using(self, stream: Stream):
-        before = self.current_stream(DEVICE)
-        self.local.stream = stream
+        current = self.local.__dict__.setdefault("streams", {})
+        before = self.current_stream(stream.device)
+        current[stream.device] = stream
         try:
             yield
         finally:
-            self.local.stream = before
+            current[stream.device] = before
 
     # What pyparallel calls.
 
@@ -143,23 +168,56 @@ class FakeDevice:
         return self.host.take(nbytes)
 
     def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        assert device == DEVICE
+        assert device in self.devices
         return self.pools[self.current_stream(device)].take(nbytes)
 
     def copy_stream(self, device: torch.device) -> Stream:
-        return self.copies
+        return self.copy_streams[device]
 
     def current_stream(self, device: torch.device) -> Stream:
-        return getattr(self.local, "stream", self.main)
+        current = self.local.__dict__.get("streams", {})
+        return current.get(device, self.main_streams[device])
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        address = tensor.untyped_storage().data_ptr()
+        for stream, pool in list(self.pools.items()):
+            if pool.owns(address):
+                return stream.device
+        return None
 
     def holds(self, device: torch.device, tensor: torch.Tensor) -> bool:
-        address = tensor.untyped_storage().data_ptr()
-        return any(pool.owns(address) for pool in list(self.pools.values()))
+        return self.device_of(tensor) == device
+
+    def packs(self, device: torch.device) -> bool:
+        return True
+
+    def is_capturing(self, device: torch.device) -> bool:
+        return self.capturing
+
+    def pack(self, slab: torch.Tensor, leaves: list, plan: Any) -> None:
+        """Queue a kernel that packs on the current stream of the slab's device."""
+        device = self.device_of(slab)
+        assert device is not None
+        assert all(self.device_of(leaf) == device for leaf in leaves)
+        self.num_packs += 1
+        parts = [(strided_memory(leaf), leaf.nbytes) for leaf in leaves]
+        where = memory(slab.data_ptr(), slab.nbytes)
+
+        def run() -> None:
+            where[:] = 0
+            for (part, nbytes), offset in zip(parts, plan.offsets, strict=True):
+                where[offset : offset + nbytes] = part.reshape(-1)
+
+        self.current_stream(device).queue(run)
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        assert self.is_pinned(src), "a copy from memory that is not pinned"
-        self.host.use(src.untyped_storage().data_ptr(), stream)
+        host, there = (src, dst) if self.is_pinned(src) else (dst, src)
+        assert self.is_pinned(host), "a copy from memory that is not pinned"
+        found = self.device_of(there)
+        assert found == stream.device, f"a stream of {stream.device} touches {found}"
+        self.host.use(host.untyped_storage().data_ptr(), stream)
         self.num_copies += 1
+        self.calls.append(("copy", stream.device))
         stream.queue(
             np.copyto,
             memory(dst.data_ptr(), dst.nbytes),
@@ -170,7 +228,11 @@ class FakeDevice:
         return record(stream)
 
     def wait(self, stream: Stream, event: threading.Event) -> None:
+        self.calls.append(("wait", stream.device))
         stream.queue(event.wait, 30)
+
+    def wait_on_host(self, event: threading.Event) -> None:
+        assert event.wait(30)
 
     def is_done(self, event: threading.Event) -> bool:
         return event.is_set()
@@ -182,10 +244,30 @@ class FakeDevice:
 
     # What a model does.
 
-    def read(self, tensor: torch.Tensor, into: list[bytes]) -> None:
+    def put(self, tensor: torch.Tensor, device: torch.device = DEVICE) -> torch.Tensor:
+        """Return a tensor of the same strides on a device, written by a kernel."""
+        reach = tensor.untyped_storage().nbytes()
+        block = self.empty(reach, device)
+        there = torch.empty(0, dtype=tensor.dtype).set_(
+            block.untyped_storage(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+        )
+        values = strided_memory(tensor).copy()
+        where = strided_memory(there)
+        self.current_stream(device).queue(lambda: np.copyto(where, values))
+        return there
+
+    def read(
+        self,
+        tensor: torch.Tensor,
+        into: list[bytes],
+        device: torch.device = DEVICE,
+    ) -> None:
         """Queue a kernel that reads a tensor on the current stream."""
         where = memory(tensor.data_ptr(), tensor.nbytes)
-        self.current_stream(DEVICE).queue(lambda: into.append(where.tobytes()))
+        self.current_stream(device).queue(lambda: into.append(where.tobytes()))
 
     def fill(self, tensor: torch.Tensor, value: int) -> None:
         """Queue a kernel that writes a tensor on the current stream."""
@@ -209,7 +291,7 @@ class NoWaitAtLanding(FakeDevice):
     """The consumer does not wait for the copy."""
 
     def wait(self, stream, event):
-        if stream is self.copies:
+        if stream in self.copy_streams.values():
             super().wait(stream, event)
 
 
@@ -217,7 +299,7 @@ class NoWaitBeforeCopy(FakeDevice):
     """The copy does not wait for those who still use the memory."""
 
     def wait(self, stream, event):
-        if stream is not self.copies:
+        if stream not in self.copy_streams.values():
             super().wait(stream, event)
 
 
@@ -227,6 +309,13 @@ class HastyHostPool(FakeDevice):
     def copy(self, dst, src, stream):
         super().copy(dst, src, stream)
         self.host.streams.clear()
+
+
+class NoWaitOnHost(FakeDevice):
+    """The host reads what arrives without waiting for it."""
+
+    def wait_on_host(self, event):
+        pass
 
 
 class NoKeep(FakeDevice):
