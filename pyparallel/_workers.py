@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _DatasetKind
 
+from ._pipe import outlive_writers
+
 _signals: Any = signal_handling
 
 #: How often a wait looks whether the workers live, in seconds.
@@ -102,14 +104,31 @@ class _Done:
 
 
 def guard(source: Any) -> None:
-    """Keep waits for this iterator's workers from waiting for a lock that died.
+    """Keep waits for this iterator's workers from waiting for what died with one.
 
-    To be called as soon as the workers have started.
+    That is a lock, or the rest of a message. To be called as soon as the workers have
+    started.
     """
     event = getattr(source, "_workers_done_event", None)
     if isinstance(event, synchronize.Event):
         done = _Done(event, source._workers, source._shutdown)
         source._workers_done_event = done
+    if has_workers(source):
+        queue, workers = getattr(source, "_worker_result_queue", None), source._workers
+        weak = weakref.ref(source)  # whose queue this is
+        outlive_writers(queue, lambda: _has_lost(workers, weak()))
+
+
+def _has_lost(workers: Sequence[Any], source: Any) -> bool:
+    """Tell whether a worker has ended though somebody waits for what it sends.
+
+    One that was at its end, and was told so, ends by itself with code 0.
+    """
+    codes = [worker.exitcode for worker in workers]
+    if any(codes) or None not in codes:
+        return True
+    waited_for = getattr(source, "_workers_status", codes)
+    return (0, True) in zip(codes, waited_for, strict=True)
 
 
 def take_over(source: Any) -> None:

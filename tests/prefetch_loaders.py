@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import struct
 import sys
 import threading
 import time
@@ -56,13 +57,39 @@ class Raise:
         raise self.cls(*self.args)
 
 
-def die_with_the_lock() -> None:
-    """Be killed where every worker looks, between batches, whether it is to end."""
+def of_worker(name: str) -> Any:
+    """Return a variable of torch's loop in the worker that this runs in."""
     frame: Any = sys._getframe()
     while frame.f_code.co_name != "_worker_loop":
         frame = frame.f_back
-    frame.f_locals["done_event"]._cond.acquire()
+    return frame.f_locals[name]
+
+
+def die_with_the_lock() -> None:
+    """Be killed where every worker looks, between batches, whether it is to end."""
+    of_worker("done_event")._cond.acquire()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DieInMessage:
+    """End in the middle of a message, ``sent`` bytes behind its length.
+
+    Args:
+        sent: bytes after the four that promise 1000; -2 leaves two of those.
+        code: to exit with; None is killed.
+    """
+
+    def __init__(self, sent: int = 10, code: int | None = None) -> None:
+        self.sent, self.code = sent, code
+
+    def __call__(self) -> None:
+        messages = of_worker("data_queue")
+        messages._wlock.acquire()
+        begun = struct.pack("!i", 1000) + bytes(1000)
+        os.write(messages._writer.fileno(), begun[: 4 + self.sent])
+        if self.code is not None:
+            os._exit(self.code)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def loader(num_workers: int = 0, dataset: Any = None, **options: Any) -> DataLoader:
