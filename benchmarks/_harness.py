@@ -21,6 +21,9 @@ from typing import Any
 import torch
 
 Record = dict[str, Any]
+#: Calls a function so many times; returns what a call took, in seconds, by what was
+#: watched. One of these is ``seconds``, which decides how often a fast one is called.
+Timer = Callable[[Callable[[], Any], int], Mapping[str, float]]
 
 #: However slow a case is, its quartiles are of this many rounds.
 MIN_ROUNDS = 5
@@ -59,6 +62,8 @@ def compare(
     min_seconds: float = 1e-3,
     max_seconds: float = math.inf,
     watch: Callable[[], float] | None = None,
+    timer: Timer | None = None,
+    differ: Callable[[Any, Any], str] | None = None,
 ) -> Record:
     """Check that the contenders agree, time them, and return the record of a case.
 
@@ -72,33 +77,56 @@ def compare(
         max_seconds: no round starts after this much time, once there are `MIN_ROUNDS`.
         watch: tells the time for ``max_seconds``, where ``clock`` counts something
             else, as contenders that add to it what they have measured themselves.
+        timer: watches more than ``clock`` tells. What it returns besides ``seconds``
+            gets a place of its own in the rows, made in the same way.
+        differ: see `check`.
 
     Raises:
         Disagreement: before anything is timed.
     """
-    nbytes = check(title, contenders)
-    seconds = measure(contenders, rounds, clock, min_seconds, max_seconds, watch)
-    ours = [c.name for c in contenders if c.kind == "ours" and c.name in seconds]
+    nbytes = check(title, contenders, differ)
+    found = measure_all(
+        contenders, rounds, timer or by(clock), min_seconds, max_seconds, watch or clock
+    )
     rows = []
     for contender in contenders:
         row: Record = {"name": contender.name, "kind": contender.kind}
-        times = seconds.get(contender.name)
-        row["installed"] = times is not None
-        if times is not None:
-            row |= {"seconds": times, **summarise(times)}
-            row["over"] = {
-                name: ratio(times, seconds[name])
-                for name in ours
-                if name != contender.name
-            }
+        row["installed"] = contender.name in found
+        for what in found.get(contender.name, ()):
+            figures = _figures(what, contender.name, contenders, found)
+            row |= figures if what == "seconds" else {what: figures}
         rows.append(row)
-    done = max(map(len, seconds.values()), default=0)
+    done = max((len(times["seconds"]) for times in found.values()), default=0)
     case: Record = {"title": title, "note": note, "rounds": done, "nbytes": nbytes}
     return {**case, "rows": rows}
 
 
-def check(title: str, contenders: Sequence[Contender]) -> int:
+def _figures(
+    what: str,
+    name: str,
+    contenders: Sequence[Contender],
+    found: Mapping[str, Mapping[str, list[float]]],
+) -> Record:
+    """Return the times of a contender, their summary, and ratios to ours."""
+    times = found[name][what]
+    ours = [c.name for c in contenders if c.kind == "ours" and c.name in found]
+    over = {
+        each: ratio(times, found[each][what])
+        for each in ours
+        if each != name and len(found[each].get(what, ())) == len(times)
+    }
+    return {"seconds": times, **summarise(times), "over": over}
+
+
+def check(
+    title: str,
+    contenders: Sequence[Contender],
+    differ: Callable[[Any, Any], str] | None = None,
+) -> int:
     """Raise `Disagreement` unless all contenders that are installed agree.
+
+    ``differ`` returns where two results do, and nothing if they do not; by default it
+    is `difference`.
 
     Memory that torch allocates is filled with junk first, so that a function which
     leaves bytes unwritten is caught.
@@ -110,12 +138,12 @@ def check(title: str, contenders: Sequence[Contender]) -> int:
     for contender in contenders:
         if contender.call is None or contender.kind == "limit":
             continue
-        with _junk_in_new_memory():
+        with junk_in_new_memory():
             result = contender.view(contender.call())
         if first is None:
             first = contender.name, result
             continue
-        where = difference(first[1], result)
+        where = (differ or difference)(first[1], result)
         if where:
             raise Disagreement(
                 f"{title}: {first[0]} and {contender.name} must give equal results, "
@@ -167,25 +195,38 @@ def measure(
 
     Results are not compared: that is for `compare`, whose arguments these are.
     """
+    options = (rounds, by(clock), min_seconds, max_seconds, watch or clock)
+    found = measure_all(contenders, *options)
+    return {name: times["seconds"] for name, times in found.items()}
+
+
+def measure_all(
+    contenders: Sequence[Contender],
+    rounds: int,
+    timer: Timer,
+    min_seconds: float,
+    max_seconds: float,
+    watch: Callable[[], float],
+) -> dict[str, dict[str, list[float]]]:
+    """Return as `measure` does all that ``timer`` watches, by its names."""
     with _quiet():
-        options = (rounds, clock, min_seconds, max_seconds, watch or clock)
-        return _measure(contenders, *options)
+        return _measure(contenders, rounds, timer, min_seconds, max_seconds, watch)
 
 
 def _measure(
     contenders: Sequence[Contender],
     rounds: int,
-    clock: Callable[[], float],
+    timer: Timer,
     min_seconds: float,
     max_seconds: float,
     watch: Callable[[], float],
-) -> dict[str, list[float]]:
+) -> dict[str, dict[str, list[float]]]:
     calls = {c.name: c.call for c in contenders if c.call is not None}
     repeats = {}
     for name, call in calls.items():
-        once = min(_time(call, 1, clock), _time(call, 1, clock))
+        once = min(timer(call, 1)["seconds"], timer(call, 1)["seconds"])
         repeats[name] = max(1, min(10_000, math.ceil(min_seconds / max(once, 1e-9))))
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in calls}
     order, shuffle = list(calls), random.Random(0).shuffle
     start = watch()
     for done in range(rounds):
@@ -193,15 +234,21 @@ def _measure(
             break
         shuffle(order)
         for name in order:
-            seconds[name].append(_time(calls[name], repeats[name], clock))
-    return seconds
+            for what, seconds in timer(calls[name], repeats[name]).items():
+                found[name].setdefault(what, []).append(seconds)
+    return found
 
 
-def _time(call: Callable[[], Any], repeats: int, clock: Callable[[], float]) -> float:
-    start = clock()
-    for _ in range(repeats):
-        call()
-    return (clock() - start) / repeats
+def by(clock: Callable[[], float]) -> Timer:
+    """Return a timer that watches nothing but a clock."""
+
+    def timer(call: Callable[[], Any], repeats: int) -> dict[str, float]:
+        start = clock()
+        for _ in range(repeats):
+            call()
+        return {"seconds": (clock() - start) / repeats}
+
+    return timer
 
 
 def summarise(values: Sequence[float]) -> dict[str, float]:
@@ -226,7 +273,7 @@ def ratio(times: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
 
 
 @contextmanager
-def _junk_in_new_memory() -> Iterator[None]:
+def junk_in_new_memory() -> Iterator[None]:
     """Make torch fill what it allocates with NaN, or the largest integer."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)

@@ -29,6 +29,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def folder(keep: bool) -> Path:
+    """Return the folder of the reports: for runs to keep, or for others."""
+    return _HERE if keep else _SCRATCH
+
+
 def obtain(
     args: argparse.Namespace, suffix: str, measure: Callable[[], dict[str, Any]]
 ) -> tuple[dict[str, Any], Path, Path]:
@@ -39,12 +44,12 @@ def obtain(
         suffix: of the JSON's name, behind the date.
         measure: makes the records, if none are given.
     """
-    folder = args.out or (_SCRATCH if args.quick or args.only else _HERE)
+    reports = args.out or folder(keep=not (args.quick or args.only))
     if args.records:
         path = args.records
-        return json.loads(path.read_text(encoding="utf-8")), path, folder
+        return json.loads(path.read_text(encoding="utf-8")), path, reports
     results = measure()
-    path = args.json or folder / "results" / f"{results['date']}-{suffix}.json"
+    path = args.json or reports / "results" / f"{results['date']}-{suffix}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return results, path, folder
+    return results, path, reports

@@ -151,6 +151,27 @@ def test_a_fast_function_is_called_often_in_a_round() -> None:
     assert clock.now == 5 * 0.5 + (3 + 2 * 64) * 2**-13
 
 
+def test_what_a_timer_sees_besides_seconds_has_a_place_of_its_own() -> None:
+    clock = FakeClock()
+
+    def timer(call: Any, repeats: int) -> dict[str, float]:
+        more = _harness.by(clock)(call, repeats)["seconds"]
+        return {"seconds": more, "host": more / 2} | ({"gpu": 3.0} if more > 1 else {})
+
+    contenders = [
+        Contender("ours", clock.takes(2.0), "ours"),
+        Contender("also ours", clock.takes(1.0), "ours"),
+        Contender("peer", clock.takes(8.0)),
+    ]
+    case = _harness.compare("case", contenders, rounds=4, timer=timer)
+    peer = row(case, "peer")
+    assert (peer["median"], peer["host"]["median"]) == (8.0, 4.0)
+    assert peer["host"]["over"]["ours"]["of_medians"] == 4
+    assert set(peer["over"]) == set(peer["host"]["over"]) == {"ours", "also ours"}
+    assert set(peer["gpu"]["over"]) == {"ours"}, "one of ours has no such figure"
+    assert "gpu" not in row(case, "also ours")
+
+
 def test_every_round_times_every_contender_once_and_orders_change() -> None:
     clock, calls = FakeClock(), []
 

@@ -1,0 +1,181 @@
+"""A GPU: ``python -m benchmarks.gpu --help``.
+
+Transfers, the image kernel and the prefetcher, beside their peers and the goals that
+were set. Every case is printed, and the JSON written, as soon as it is measured; at the
+end come the table in the README and all contenders beside the JSON.
+
+The exit code is 1 if a case failed: contenders whose results differ are never timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import command, gpu_case, gpu_images, gpu_overlap, gpu_report, gpu_transfers
+from ._harness import Record
+from .case import QUICK, Effort
+from .gpu_target import DryRun, describe, target
+from .report import write_block
+
+
+def cases(quick: bool) -> list[gpu_case.GpuCase]:
+    """Return all cases, what tells most first."""
+    transfers, images = gpu_transfers.cases(quick), gpu_images.cases(quick)
+    return [transfers[0], *images, *gpu_overlap.cases(quick), *transfers[1:]]
+
+
+def measure_case(case: gpu_case.GpuCase, where: DryRun, effort: Effort) -> Record:
+    """Return the record of a case; of one that failed it says why."""
+    try:
+        return gpu_case.measure(case, where, effort)
+    except Exception as error:  # the others are still worth measuring
+        why = f"failed: {type(error).__name__}: {error}"
+        return {"title": case.title, "note": case.note, "error": why}
+
+
+class Run:
+    """Measures cases one by one, and keeps the JSON up to date."""
+
+    def __init__(self, results: Record, path: Path | None) -> None:
+        self.results, self._path = results, path
+
+    def add(self, record: Record) -> None:
+        """Add a case, print it and write all there is."""
+        (run,) = self.results["runs"]
+        run["cases"].append(record)
+        print(gpu_report.case_table(record), flush=True)
+        if self._path is not None:
+            write_json(self.results, self._path)
+
+    @property
+    def failed(self) -> list[str]:
+        """The cases that failed."""
+        return [
+            f"{case['title']}: {case['error']}"
+            for run in self.results["runs"]
+            for case in run["cases"]
+            if "error" in case
+        ]
+
+
+def write_json(results: Record, path: Path) -> None:
+    """Write records, so that a reader sees the old ones or the new ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def measure(args: argparse.Namespace, path: Path | None) -> Run:
+    """Run the cases that are asked for."""
+    where = target(args.device)
+    quick = args.quick or where.dry
+    effort = QUICK if quick else Effort(args.rounds, args.max_seconds)
+    machine = describe(where, args.commit)
+    date = datetime.date.today().isoformat()
+    runs = [{"machine": machine, "cases": []}]
+    run = Run({"date": date, "quick": quick, "dry": where.dry, "runs": runs}, path)
+    print(*(f"{key}: {value}" for key, value in machine.items()), "", sep="\n")
+    start = time.monotonic()
+    for case in cases(quick):
+        if not any(part in case.title for part in args.only):
+            continue
+        if time.monotonic() - start > args.total_seconds:
+            error = f"not run: {args.total_seconds:g} s (--total-seconds) were over"
+            run.add({"title": case.title, "note": case.note, "error": error})
+            continue
+        run.add(measure_case(case, where, effort))
+    return run
+
+
+def write(results: Record, path: Path, folder: Path) -> None:
+    """Write the reports of results that are kept at ``path``, into ``folder``."""
+    link = Path(os.path.relpath(path, folder)).with_suffix("").as_posix()
+    text = gpu_report.block(results, link)
+    write_block(folder / "README.md", text, gpu_report.BEGIN, gpu_report.END)
+    path.with_suffix(".md").write_text(gpu_report.details(results), encoding="utf-8")
+
+
+def options() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
+    parser.description = __doc__
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu: a dry run, tiny and without figures; it writes nothing unless "
+        "--json or --out is given",
+    )
+    parser.add_argument("--rounds", type=int, default=Effort().rounds)
+    parser.add_argument(
+        "--seconds",
+        "--max-seconds",
+        dest="max_seconds",
+        type=float,
+        default=8.0,
+        help="for one comparison; then no further round starts",
+    )
+    parser.add_argument(
+        "--total-seconds",
+        type=float,
+        default=320.0,
+        help="for all; then no further case starts, and the run fails",
+    )
+    parser.add_argument(
+        "--cases",
+        "--only",
+        dest="only",
+        nargs="+",
+        default=[""],
+        metavar="PART",
+        help="parts of the titles of cases to run",
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
+    parser.add_argument("--json", type=Path, help="where the records go")
+    parser.add_argument("--commit", default="", help="what git does not tell here")
+    command.add_options(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure or read records, write the reports; return the exit code."""
+    parser = options()
+    args = parser.parse_args(arguments)
+    if not any(part in case.title for part in args.only for case in cases(True)):
+        parser.error(f"--cases must be parts of titles of cases, but is {args.only}")
+    path, folder = _places(args)
+    if args.records:
+        run = Run(json.loads(args.records.read_text(encoding="utf-8")), None)
+    else:
+        run = measure(args, path)
+    if path is not None:
+        write(run.results, path, folder)
+        print(f"Records: {path}\nTable: {folder}", file=sys.stderr)
+    for line in run.failed:
+        print(f"Failed: {line}", file=sys.stderr)
+    return 1 if run.failed else 0
+
+
+def _places(args: Any) -> tuple[Path | None, Path]:
+    """Return where the records go, or None, and the folder of the reports."""
+    whole = args.only == [""] and not args.quick and args.device == "cuda"
+    folder = args.out or command.folder(keep=whole or bool(args.records))
+    if args.records:
+        return args.records, folder
+    if args.device == "cpu" and not (args.out or args.json):
+        return None, folder
+    name = f"{datetime.date.today().isoformat()}-gpu.json"
+    return args.json or folder / "results" / name, folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""A comparison on a device: its data in turn, three clocks, counts, and its goals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from ._harness import (
+    Contender,
+    Record,
+    check,
+    compare,
+    difference,
+    junk_in_new_memory,
+)
+from .case import Effort
+from .gpu_target import DryRun
+
+#: What is timed, and its heading.
+COLUMNS = {"host": "returns", "seconds": "usable", "device": "device"}
+
+
+class Goal(NamedTuple):
+    """What was asked for, of the one contender of a case that is ours.
+
+    Attributes:
+        peer: takes at least ``factor`` times as long as ours without ``plus`` seconds;
+            if none is named, ours takes at most ``plus`` seconds.
+        factor: see ``peer``.
+        plus: see ``peer``.
+        of: the column: ``host``, ``seconds`` or ``device``.
+        count: what is counted instead, of which there may be ``most``.
+        most: see ``count``.
+    """
+
+    peer: str = ""
+    factor: float = 1
+    plus: float = 0
+    of: str = "seconds"
+    count: str = ""
+    most: int = 0
+
+
+class Rotation:
+    """Inputs of one form that are used in turn, so that no cache holds the next one.
+
+    All contenders of a case share it, and it turns between calls, not within them.
+    """
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._inputs, self._at = list(inputs), 0
+
+    def turn(self) -> None:
+        """Go on to the next input."""
+        self._at = (self._at + 1) % len(self._inputs)
+
+    @property
+    def now(self) -> Any:
+        """The input of the next call."""
+        return self._inputs[self._at]
+
+    @property
+    def num(self) -> int:
+        """How many there are."""
+        return len(self._inputs)
+
+
+class Made(NamedTuple):
+    """Data and functions of a comparison.
+
+    Attributes:
+        contenders: of which one is ours.
+        inputs: what they read.
+        differ: as for `_harness.check`.
+        why: by the name of a contender that cannot be had, why.
+    """
+
+    contenders: list[Contender]
+    inputs: Rotation
+    differ: Callable[[Any, Any], str] = difference
+    why: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class GpuCase:
+    """One comparison on a device.
+
+    Attributes:
+        title: for the table.
+        note: what the data are, synthetic or not.
+        make: makes the data and the functions, for a target.
+        goals: what was asked for.
+        counts: copies, waits and page-locking are counted too.
+        measure: compares and returns the record, if `measure` does not fit.
+    """
+
+    title: str
+    note: str
+    make: Callable[[DryRun], Any]
+    goals: Sequence[Goal] = ()
+    counts: bool = False
+    measure: Callable[[GpuCase, DryRun, Effort], Record] | None = None
+
+
+class Clocks:
+    """Times a call until it returns, until its result is there, and on the device.
+
+    The first two in one go, from a device that has nothing to do. Results die after the
+    clocks have stopped.
+    """
+
+    def __init__(self, where: DryRun, turn: Callable[[], None]) -> None:
+        self._where, self._turn = where, turn
+
+    def __call__(self, call: Callable[[], Any], repeats: int) -> dict[str, float]:
+        """Return the means of so many calls; see `_harness.Timer`."""
+        host = usable = 0.0
+        for _ in range(repeats):
+            self._turn()
+            self._where.sync()
+            start = time.perf_counter()
+            result = call()
+            returned = time.perf_counter()
+            self._where.sync()
+            usable += time.perf_counter() - start
+            host += returned - start
+            del result
+        found = {"seconds": usable / repeats, "host": host / repeats}
+        self._turn()
+        on_device = self._where.device_seconds(call, found["host"])
+        return found if on_device is None else {**found, "device": on_device}
+
+
+def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
+    """Compare, count, and return the record of a case.
+
+    A peer that fails is left out, and the record says why: what others do with this
+    torch is not ours to mend. If ours fails, so does the case.
+
+    Raises:
+        Disagreement: before anything is timed.
+    """
+    if case.measure is not None:
+        record = case.measure(case, where, effort)
+    else:
+        made = case.make(where)
+        contenders, why = without_failures(made.contenders, where)
+        # compare does this with one input; a result of the last one shows with two.
+        for _ in range(min(made.inputs.num - 1, 1)):
+            check(case.title, contenders, made.differ)
+            made.inputs.turn()
+        record = compare(
+            case.title,
+            contenders,
+            note=case.note,
+            timer=Clocks(where, made.inputs.turn),
+            differ=made.differ,
+            **effort._asdict(),
+        )
+        for row, contender in zip(record["rows"], contenders, strict=True):
+            if case.counts and contender.call is not None:
+                row["counts"] = where.counts(contender.call)
+            if contender.name in why or contender.name in made.why:
+                row["why"] = why.get(contender.name) or made.why[contender.name]
+    if where.dry:
+        record["title"] += ", a dry run"
+        record.pop("must_hide", None)
+    record["goals"] = [] if where.dry else [goal._asdict() for goal in case.goals]
+    return record
+
+
+def without_failures(
+    contenders: Sequence[Contender], where: DryRun
+) -> tuple[list[Contender], dict[str, str]]:
+    """Return the contenders, of which no peer fails any more, and why some did."""
+    found, why = [], {}
+    for contender in contenders:
+        if contender.call is not None and contender.kind != "ours":
+            try:
+                with junk_in_new_memory():
+                    contender.call()
+                    where.sync()
+            except Exception as error:  # whatever it is, the others can be timed
+                first = str(error).strip().partition("\n")[0]
+                why[contender.name] = f"fails: {type(error).__name__}: {first[:200]}"
+                contender = replace(contender, call=None)
+        found.append(contender)
+    return found, why
+
+
+def close_to(tolerance: float) -> Callable[[Any, Any], str]:
+    """Return a `difference` for tensors whose values may lie so far apart.
+
+    Shapes, dtypes and strides must be the same.
+    """
+
+    def differ(a: Any, b: Any) -> str:
+        if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+            pairs = zip(a, b, strict=True)
+            return next(filter(None, (differ(x, y) for x, y in pairs)), "")
+        forms = [(x.dtype, tuple(x.shape), x.stride()) for x in (a, b)]
+        if forms[0] != forms[1]:
+            return f": {forms[0]} and {forms[1]}"
+        if a.dtype == torch.bool:
+            return difference(a, b)
+        worst = 0.0
+        for x, y in zip(a, b, strict=True):  # by samples: no copies of all in float64
+            gap = (x.double() - y.double()).abs().max() if x.numel() else torch.zeros(1)
+            if not bool(gap <= tolerance):  # nor NaN
+                worst = max(worst, float(gap)) if gap == gap else float("nan")
+                return f": by {worst:.3g}, where {tolerance:.3g} is allowed"
+        return ""
+
+    return differ
+
+
+def judge(case: Record) -> list[tuple[bool | None, str]]:
+    """Return for each goal of a case whether it is reached, and a line that says it.
+
+    None: it was not measured.
+    """
+    rows = {row["name"]: row for row in case.get("rows", ()) if row["installed"]}
+    ours = [row for row in rows.values() if row["kind"] == "ours"]
+    goals = [Goal(**each) for each in case.get("goals", ())]
+    return [_count(g, ours) if g.count else _time(g, ours, rows) for g in goals]
+
+
+def _count(goal: Goal, ours: list[Record]) -> tuple[bool | None, str]:
+    name = goal.count.replace("_", " ")
+    text = f"at most {goal.most} {name}" if goal.most else f"no {name}"
+    number = ours[0].get("counts", {}).get(goal.count) if ours else None
+    if number is None:
+        return None, f"{text}: not measured"
+    return number <= goal.most, f"{text}: {number}"
+
+
+def _time(
+    goal: Goal, ours: list[Record], rows: dict[str, Record]
+) -> tuple[bool | None, str]:
+    mine = _column(ours[0], goal.of) if ours else None
+    where = f"({COLUMNS.get(goal.of, goal.of)})"
+    if not goal.peer:
+        text = f"at most {goal.plus * 1e6:.4g} us {where}"
+        if mine is None:
+            return None, f"{text}: not measured"
+        median = mine["median"]
+        return median <= goal.plus, f"{text}: {median * 1e6:.4g} us"
+    less = f" less {goal.plus * 1e6:.4g} us" if goal.plus else ""
+    text = f"{goal.peer}: at least {goal.factor:.3g} times ours{less} {where}"
+    theirs = _column(rows[goal.peer], goal.of) if goal.peer in rows else None
+    if mine is None or theirs is None:
+        return None, f"{text}: not measured"
+    (over,) = list(theirs["over"].values())[:1] or [None]
+    spread = f" ({over['q1']:.3g} - {over['q3']:.3g})" if over else ""
+    times = theirs["median"] / mine["median"]
+    reached = theirs["median"] + goal.factor * goal.plus >= goal.factor * mine["median"]
+    return reached, f"{text}: {times:.3g}{spread}"
+
+
+def _column(row: Record, name: str) -> Record | None:
+    return row if name == "seconds" else row.get(name)

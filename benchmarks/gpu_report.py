@@ -1,0 +1,162 @@
+"""Reports on a GPU: tables in markdown, made from the records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._harness import Record
+from .gpu_case import COLUMNS, judge
+from .report import _head, _ratio, _row, duration
+
+BEGIN, END = "<!-- gpu table -->", "<!-- end of gpu table -->"
+
+_MARKS = {True: "reached", False: "**missed**", None: "-"}
+_COUNTS = ("copies", "waits", "page_locks")
+
+
+def case_table(case: Record) -> str:
+    """Return one case: all contenders, then the goals."""
+    if "error" in case:
+        return f"**{case['title']}**: {case['error']}\n"
+    head = f"**{case['title']}** ({case['note']}; {case['rounds']} rounds)"
+    ours = _ours(case)
+    columns = [c for c in COLUMNS if any(_figures(row, c) for row in case["rows"])]
+    counted = any("counts" in row for row in case["rows"])
+    hidden = any("hidden" in row for row in case["rows"])
+    titles = [""]
+    for column in columns:
+        titles += [COLUMNS[column], f"/ {ours}" if ours else ""]
+    titles += [name.replace("_", " ") for name in _COUNTS] * counted
+    titles += ["hidden"] * hidden
+    lines = [head, "", *_head(titles)]
+    for row in case["rows"]:
+        cells = [_name(row)]
+        if not row["installed"]:
+            cells += [row.get("why", "not installed")]
+            lines.append(_row(cells + [""] * (len(titles) - len(cells))))
+            continue
+        for column in columns:
+            cells += _time_cells(_figures(row, column), ours)
+        counts = row.get("counts", {})
+        cells += [_text(counts.get(name)) for name in _COUNTS] * counted
+        cells += [_hidden(row)] * hidden
+        lines.append(_row(cells))
+    lines += ["", *(f"- {_MARKS[met]}: {text}" for met, text in goals(case))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def goals(case: Record) -> list[tuple[bool | None, str]]:
+    """Return whether each goal of a case is reached, and a line that says by what."""
+    found = judge(case)
+    if "must_hide" in case:
+        for row in case["rows"]:
+            if row["kind"] == "ours" and row["installed"]:
+                share, least = row["hidden"]["of_medians"], case["must_hide"]
+                text = f"{row['name']} hides at least {least} of the data: {share:.3f}"
+                found.append((share >= least, text))
+    return found
+
+
+def slower(case: Record) -> list[str]:
+    """Return the peers that are faster than ours, in any column, by medians."""
+    ours, found = _ours(case), []
+    for row in case.get("rows", ()):
+        for column in COLUMNS:
+            over = (_figures(row, column) or {}).get("over", {}).get(ours)
+            if row["kind"] == "peer" and over and over["of_medians"] < 1:
+                spread = f"{over['q1']:.3g} - {over['q3']:.3g}"
+                times = f"{over['of_medians']:.3g} of ours ({spread})"
+                where = COLUMNS[column]
+                found.append(f"{case['title']}: {row['name']} takes {times}, {where}")
+    return found
+
+
+def block(results: Record, name: str) -> str:
+    """Return what stands between the markers of the README.
+
+    Args:
+        results: all records of a run.
+        name: path of the JSON file, without its ending, as the README must write it.
+    """
+    lines = [
+        f"{results.get('date') or Path(name).name}: [all numbers]({name}.json), "
+        f"[all contenders]({name}.md). Medians; times of ours in three clocks, and how "
+        "many times as long others take, in brackets the quartiles round by round.",
+    ]
+    for run in results["runs"]:
+        lines += ["", *_summary(run["cases"]), "", *_conclusions(run["cases"]), ""]
+        lines += [f"- {key}: {value}" for key, value in run["machine"].items() if value]
+    return "\n".join(lines) + "\n"
+
+
+def details(results: Record) -> str:
+    """Return all cases: what lies beside the JSON."""
+    parts = ["# All contenders of all cases: a GPU\n"]
+    for run in results["runs"]:
+        parts += [f"{key}: {value}  " for key, value in run["machine"].items() if value]
+        parts += ["", *map(case_table, run["cases"])]
+        parts += ["\n".join(_conclusions(run["cases"])), ""]
+    return "\n".join(parts)
+
+
+def _summary(cases: Sequence[Record]) -> Iterator[str]:
+    yield from _head(["case", *COLUMNS.values(), "goal", "", ""], left=1)
+    for case in cases:
+        if "error" in case:
+            yield _row([case["title"], *[""] * 3, case["error"], "", ""])
+            continue
+        rows = {row["name"]: row for row in case["rows"] if row["installed"]}
+        own: Any = rows.get(_ours(case), {})
+        times = [_figures(own, column) for column in COLUMNS]
+        cells = [duration(each["median"]) if each else "" for each in times]
+        first = [case["title"], *cells]
+        for met, text in goals(case) or [(None, "")]:
+            goal, _, found = text.rpartition(": ")
+            yield _row([*first, goal, found, _MARKS[met] if text else ""])
+            first = [""] * len(first)
+
+
+def _conclusions(cases: Sequence[Record]) -> Iterator[str]:
+    judged = [(case, *goal) for case in cases for goal in goals(case)]
+    known = [each for each in judged if each[1] is not None]
+    reached = sum(bool(each[1]) for each in known)
+    yield f"Of {len(judged)} goals {len(known)} were measured and {reached} reached."
+    missed = [f"- {case['title']}: {text}" for case, met, text in known if not met]
+    if missed:
+        yield from ["", "Missed:", "", *missed]
+    losses = [line for case in cases for line in slower(case)]
+    if losses:
+        yield from ["", "Peers that are faster, by medians:", ""]
+        yield from (f"- {line}" for line in losses)
+
+
+def _figures(row: Record, column: str) -> Any:
+    return (
+        (row if "seconds" in row else None) if column == "seconds" else row.get(column)
+    )
+
+
+def _ours(case: Record) -> str:
+    rows = [r["name"] for r in case.get("rows", ()) if r["kind"] == "ours"]
+    return next(iter(rows), "")
+
+
+def _name(row: Record) -> str:
+    mark = {"ours": "**", "limit": "*"}.get(row["kind"], "")
+    return f"{mark}{row['name']}{mark}"
+
+
+def _time_cells(figures: Any, ours: str) -> list[str]:
+    if not figures:
+        return ["-", ""]
+    return [duration(figures["median"]), _ratio(figures, ours)]
+
+
+def _hidden(row: Record) -> str:
+    return f"{row['hidden']['of_medians']:.3f}" if "hidden" in row else ""
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

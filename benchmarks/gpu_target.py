@@ -1,0 +1,276 @@
+"""The GPU that is measured, and the host that stands in for it in a dry run."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from . import environment
+from ._harness import Record
+
+#: What the host calls to wait for the device.
+WAITS = (
+    *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
+    *("cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cudaMemcpy"),
+)
+#: What it calls for page-locked memory that it does not have yet.
+PAGE_LOCKS = ("cudaHostAlloc", "cudaMallocHost", "cudaHostRegister", "cuMemHostAlloc")
+
+_RANGE = "the call that is counted"
+_ASKED = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,pcie.link.gen.current"
+_ASKED += ",pcie.link.width.current,power.limit,temperature.gpu"
+
+
+class DryRun:
+    """The host: everything runs, nothing is sent, and no figure means anything."""
+
+    dry = True
+    device = torch.device("cpu")
+    #: What `pyparallel.scatter` is given for this target.
+    index = -1
+
+    def sync(self) -> None:
+        """Return when the target has done everything."""
+
+    def sleep(self, seconds: float) -> None:
+        """Keep the current stream busy."""
+        time.sleep(seconds)
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Return a page-locked copy."""
+        return tensor.clone()
+
+    def raw_copy(self, dst: Tensor, src: Tensor) -> None:
+        """Copy bytes between the host and the target or within it, and nothing else."""
+        dst.copy_(src)
+
+    def device_seconds(self, call: Callable[[], Any], host: float) -> float | None:
+        """Return what the call takes on the target; None if that cannot be told."""
+        return None
+
+    def counts(self, call: Callable[[], Any]) -> Record:
+        """Return what a call does besides taking time."""
+        return {}
+
+    def machine(self) -> dict[str, str]:
+        """Describe where the figures come from."""
+        return {"device": "dry run on the CPU: no figure means anything"}
+
+
+class Gpu(DryRun):
+    """A GPU, with torch's current stream as the consumer's."""
+
+    dry = False
+
+    def __init__(self, index: int = 0) -> None:
+        self.index, self.device = index, torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        self._runtime = _runtime()
+        self._asleep: dict[Any, float] = {}
+        self._hertz = self._clock_rate()
+
+    def sync(self) -> None:
+        """Wait for all streams."""
+        torch.cuda.synchronize()
+
+    def sleep(self, seconds: float) -> None:
+        """Queue a kernel that does nothing for so long."""
+        torch.cuda._sleep(max(1, int(seconds * self._hertz)))
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Return a page-locked copy."""
+        return tensor.pin_memory()
+
+    def raw_copy(self, dst: Tensor, src: Tensor) -> None:
+        """Call ``cudaMemcpyAsync`` on the current stream."""
+        stream = torch.cuda.current_stream().cuda_stream
+        if self._runtime is None:
+            dst.copy_(src, non_blocking=True)
+            return
+        where, kind = (dst.data_ptr(), src.data_ptr()), 4  # cudaMemcpyDefault
+        error = self._runtime.cudaMemcpyAsync(*where, src.nbytes, kind, stream)
+        if error:
+            raise RuntimeError(f"cudaMemcpyAsync failed with error {error}.")
+
+    def device_seconds(self, call: Callable[[], Any], host: float) -> float | None:
+        """Return the time between two events around a call.
+
+        The stream sleeps while the host queues the call, so that the device is never
+        seen waiting for the host. If that cannot be, because the call waits for the
+        device itself, or takes longer to queue than the longest sleep, it is None.
+
+        Args:
+            call: what is timed.
+            host: how long it takes to queue, about.
+        """
+        asleep = self._asleep.setdefault(call, 2 * host + 1e-4)
+        while asleep < 0.2:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.sync()
+            self.sleep(asleep)
+            begin.record()
+            result = call()
+            end.record()
+            all_queued = not begin.query()
+            self.sync()
+            del result
+            if all_queued:
+                return begin.elapsed_time(end) / 1e3
+            # A call that blocks sees every sleep to its end: try a few longer ones.
+            asleep = self._asleep[call] = 3 * asleep
+        self._asleep[call] = asleep
+        return None
+
+    def counts(self, call: Callable[[], Any]) -> Record:
+        """Return copies to and from the device, waits of the host, and page-locking.
+
+        None of them is known where the profiler sees no device, and of page-locking
+        what torch's allocator counts is taken too: it sees other threads.
+        """
+        for _ in range(3):
+            call()
+            self.sync()
+        before = _host_allocations()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            with record_function(_RANGE):
+                result = call()
+            self.sync()
+        del result
+        return count(seen.events(), _host_allocations() - before)
+
+    def machine(self) -> dict[str, str]:
+        """Describe the GPU, its driver and its clocks, and the ceilings."""
+        found = torch.cuda.get_device_properties(self.device)
+        copies = {name: f"{rate:.4g} GB/s" for name, rate in self.ceilings().items()}
+        return {
+            "device": f"{found.name}, capability {found.major}.{found.minor}, "
+            f"{found.total_memory >> 30} GiB, {found.multi_processor_count} SMs, "
+            f"{getattr(found, 'L2_cache_size', 0) >> 20} MiB of L2",
+            **_driver(),
+            "CUDA": str(torch.version.cuda),
+            "sleeping kernel": f"{self._hertz / 1e6:.0f} MHz",
+            **copies,
+        }
+
+    def ceilings(self) -> dict[str, float]:
+        """Return the rates of the two copies that bound everything, in GB/s."""
+        found = {}
+        for name, nbytes, home in (
+            ("ceiling: page-locked 64 MB to the device", 64 << 20, "cpu"),
+            ("ceiling: device to device, read + write", 1 << 30, self.device),
+        ):
+            source = torch.randint(256, (nbytes,), dtype=torch.uint8, device=home)
+            source = source.pin_memory() if home == "cpu" else source
+            target = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+            def copy(target: Tensor = target, source: Tensor = source) -> None:
+                self.raw_copy(target, source)
+
+            copy()
+            seconds = [self.device_seconds(copy, 2e-5) or 1e9 for _ in range(20)]
+            bytes_moved = nbytes if home == "cpu" else 2 * nbytes
+            found[name] = bytes_moved / statistics.median(seconds) / 1e9
+        return found
+
+    def _clock_rate(self) -> float:
+        """Return how many cycles of a sleep pass in a second, at full clock."""
+        torch.cuda._sleep(200_000_000)  # clocks go up
+        rates, cycles = [], 10_000_000
+        for _ in range(3):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            torch.cuda._sleep(cycles)
+            end.record()
+            self.sync()
+            rates.append(cycles / (begin.elapsed_time(end) / 1e3))
+        return max(rates)
+
+
+def target(name: str) -> DryRun:
+    """Return the target of this name, ``cuda`` or ``cpu``.
+
+    Raises:
+        SystemExit: there is no GPU.
+    """
+    if name == "cpu":
+        return DryRun()
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            f"benchmarks.gpu must see a GPU, but torch {torch.__version__} sees none. "
+            "To see that everything runs, pass --device cpu: its figures mean nothing."
+        )
+    return Gpu()
+
+
+def count(events: Any, host_allocations: int = 0) -> Record:
+    """Count in the events of a profile what belongs to the range of one call."""
+    on_device = [e for e in events if e.device_type == DeviceType.CUDA]
+    found = [e for e in events if e.name == _RANGE and e not in on_device]
+    if not on_device or not found:
+        return {"copies": None, "waits": None, "page_locks": None}
+    whole = found[0].time_range
+    called = [
+        e.name
+        for e in events
+        if e.device_type == DeviceType.CPU
+        and whole.start <= e.time_range.start <= whole.end
+    ]
+    copied = [e for e in on_device if e.name.startswith(("Memcpy HtoD", "Memcpy DtoH"))]
+    locked = sum(name.startswith(PAGE_LOCKS) for name in called)
+    return {
+        "copies": len(copied),
+        "waits": sum(name in WAITS for name in called),
+        "page_locks": max(locked, host_allocations),
+    }
+
+
+def _host_allocations() -> int:
+    stats = getattr(torch.cuda, "host_memory_stats", dict)()
+    return int(stats.get("num_host_alloc", 0))
+
+
+def _runtime() -> Any:
+    """Return the CUDA runtime that torch has loaded, or None."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if Path(path).name.startswith("libcudart.so"):
+            found = ctypes.CDLL(path)
+            pointers = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+            found.cudaMemcpyAsync.argtypes = [*pointers, ctypes.c_int, ctypes.c_void_p]
+            return found
+    return None
+
+
+def _driver() -> dict[str, str]:
+    """Return what nvidia-smi says; nothing if there is none, or it fails."""
+    command = shutil.which("nvidia-smi")
+    if not command:
+        return {}
+    asked = [command, f"--query-gpu={_ASKED}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    answers = done.stdout.strip().splitlines()[:1]
+    if done.returncode or not answers:
+        return {}
+    names = (name.replace(".", " ").replace("_", " ") for name in _ASKED.split(","))
+    return dict(zip(names, map(str.strip, answers[0].split(",")), strict=False))
+
+
+def describe(where: DryRun, commit: str = "") -> dict[str, str]:
+    """Return all that a record says of its machine."""
+    found = {"system": platform.platform(), **where.machine(), **environment.machine()}
+    return {**found, "commit": commit or found["commit"]}

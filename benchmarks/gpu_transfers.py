@@ -1,0 +1,243 @@
+"""Cases of transfers: many small tensors and large ones, to a device and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import scatter as torch_scatter
+
+import pyparallel
+from pyparallel import scatter
+
+from . import data, peers
+from ._harness import Contender
+from .cases_leaves import NUM_LEAVES
+from .gpu_case import Goal, GpuCase, Made, Rotation
+from .gpu_target import DryRun
+
+MIB = 1 << 20
+#: All inputs of a rotation together have at least so many bytes.
+_TURNING = 512 * MIB
+
+LEAVES = ".to(device) of each"
+PINNED = ".pin_memory().to(non_blocking) of each"
+RAW = "cudaMemcpyAsync"
+TORCH, TORCH_PINNED = ".to(device)", ".to(device, non_blocking)"
+PIN_FIRST = ".pin_memory().to(non_blocking)"
+ONE = "ours, [0]"
+CPU = ".cpu() of each"
+
+
+def cases(quick: bool) -> list[GpuCase]:
+    """Return the cases; ``quick`` shrinks them."""
+    unit = MIB >> 8 if quick else MIB
+    nest = f"synthetic: {NUM_LEAVES} tensors of some 280 bytes in dicts, lists, tuples"
+    small = GpuCase(
+        f"{NUM_LEAVES} small tensors",
+        nest,
+        partial(_small, 3 if quick else 32),
+        [
+            Goal(LEAVES, 20),
+            Goal("tensordict consolidate().to", 20),
+            Goal("tensordict .to(non_blocking_pin)", 20),
+            Goal(plus=120e-6, of="host"),
+            Goal(count="copies", most=1),
+            Goal(count="waits"),
+            Goal(count="page_locks"),
+        ],
+        counts=True,
+    )
+    back = GpuCase(
+        "64 small tensors to the host",
+        "synthetic: 64 float32 tensors of 1 to 64 values, as losses and predictions",
+        partial(_back, 3 if quick else 32),
+        [Goal(CPU, 5), Goal(count="copies", most=1), Goal(count="waits", most=1)],
+        counts=True,
+    )
+    found = [small, back]
+    for size, share in ((4, 0.9), (16, 0.97), (64, 0.97), (256, 0.97)):
+        goals = [Goal(RAW, share, of="device"), Goal(TORCH_PINNED, 0.97, of="device")]
+        make = partial(_large, size * unit, True)
+        note = "synthetic: random bytes in page-locked memory"
+        found.append(GpuCase(f"page-locked {size} MB", note, make, goals))
+    for size in (64, 256):
+        goals = [Goal(TORCH, 2), Goal(PIN_FIRST, 1.3), Goal(RAW, 0.75)]
+        make = partial(_large, size * unit, False)
+        note = f"synthetic: random bytes; {RAW} reads page-locked ones"
+        found.append(GpuCase(f"pageable {size} MB", note, make, goals))
+    for size, kind in ((64, "page-locked"), (64, "pageable"), (1, "pageable")):
+        note = f"synthetic: random bytes, {kind}; four parts on one device"
+        make = partial(_parts, size * unit, kind == "page-locked")
+        goals = [Goal(ONE, 1 / 1.05, 40e-6)]
+        found.append(GpuCase(f"[0] * 4, {kind} {size} MB", note, make, goals, True))
+    return found
+
+
+def each(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Apply a function to all tensors of nested dicts, lists and tuples, by hand."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: each(function, value) for key, value in tree.items()}
+    return type(tree)(each(function, value) for value in tree)
+
+
+def _small(num: int, where: DryRun) -> Made:
+    """Compare ways to send many small tensors."""
+    first = data.nested_batch(NUM_LEAVES)
+    turns = [each(lambda leaf, i=i: leaf + i, first) for i in range(num)]  # type: ignore[misc]  # mypy sees two parameters
+    batches, mapped = Rotation(turns), {}
+    device = where.device
+    if peers.TensorDict is not None:
+        # Made beforehand and not timed: who uses it has a TensorDict already.
+        for batch in turns:
+            wrapped = peers.TensorDict(peers.in_mappings(batch), batch_size=[])
+            mapped[id(batch)] = wrapped
+
+    def of_tensordict(call: Callable[[Any], Any]) -> Any:
+        return (lambda: call(mapped[id(batches.now)])) if mapped else None
+
+    def unmapped(result: Any) -> list[Any]:
+        return [peers.out_of_mappings(result.to_dict(), first)]
+
+    def pinned(leaf: Tensor) -> Tensor:
+        return where.pin(leaf).to(device, non_blocking=True)
+
+    mmcv = None
+    if peers.mmcv_scatter is not None:
+        mmcv = partial(_now, lambda b: peers.mmcv_scatter(b, [where.index]), batches)
+
+    def by_hand(function: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
+        return lambda: [each(function, batches.now)]
+
+    pin = {} if where.dry else {"non_blocking_pin": True}
+    contenders = [
+        Contender("ours", lambda: scatter(batches.now, [where.index]), "ours"),
+        Contender(LEAVES, by_hand(lambda leaf: leaf.to(device))),
+        Contender(
+            ".to(device, non_blocking) of each",
+            by_hand(lambda leaf: leaf.to(device, non_blocking=True)),
+        ),
+        Contender(PINNED, by_hand(pinned)),
+        Contender("mmcv 1.x scatter", mmcv),
+        Contender(
+            "tensordict consolidate().to",
+            of_tensordict(lambda td: td.consolidate().to(device)),
+            view=unmapped,
+        ),
+        Contender(
+            "tensordict .to(non_blocking_pin)",
+            of_tensordict(lambda td: td.to(device, **pin)),
+            view=unmapped,
+        ),
+    ]
+    return Made(contenders, batches)
+
+
+def _now(function: Callable[[Any], Any], inputs: Rotation) -> Any:
+    return function(inputs.now)
+
+
+def _turns(nbytes: int, pinned: bool, where: DryRun) -> Rotation:
+    """Return blocks of random bytes, more than a cache holds."""
+    num = 2 if where.dry else max(2, -(-_TURNING // nbytes))
+    block = torch.randint(256, (nbytes,), dtype=torch.uint8)
+    copy = where.pin if pinned else Tensor.clone
+    turns = []
+    for i in range(num):
+        turns.append(copy(block))
+        turns[-1][:16] = i % 251  # each is another
+    return Rotation(turns)
+
+
+def _large(nbytes: int, pinned: bool, where: DryRun) -> Made:
+    """Compare ways to send one large tensor."""
+    blocks = _turns(nbytes, pinned, where)
+    device, target = where.device, torch.empty(nbytes, dtype=torch.uint8)
+    target, source = target.to(device), where.pin(blocks.now)
+
+    def to(non_blocking: bool) -> Tensor:
+        return blocks.now.to(device, non_blocking=non_blocking, copy=True)
+
+    found = [Contender("ours", lambda: scatter(blocks.now, [where.index])[0], "ours")]
+    if pinned:
+        found.append(Contender(TORCH_PINNED, lambda: to(True)))
+    else:
+        found += [
+            Contender(TORCH, lambda: to(False)),
+            Contender(
+                PIN_FIRST, lambda: where.pin(blocks.now).to(device, non_blocking=True)
+            ),
+        ]
+
+    def raw() -> None:
+        where.raw_copy(target, blocks.now if pinned else source)
+
+    return Made([*found, Contender(RAW, raw, "limit")], blocks)
+
+
+def _parts(nbytes: int, pinned: bool, where: DryRun) -> Made:
+    """Compare four targets with one, all the same device."""
+    turns = _turns(nbytes, pinned, where)
+    blocks = Rotation([turns.now.view(64, -1) for _ in range(turns.num) if _on(turns)])
+    four = [where.index] * 4
+    mmcv = None
+    if peers.mmcv_scatter is not None and not where.dry:
+        mmcv = partial(_now, lambda block: peers.mmcv_scatter(block, four), blocks)
+    torchs = None
+    if not where.dry:
+        torchs = partial(_now, lambda block: torch_scatter(block, four), blocks)
+
+    def whole(parts: Any) -> Tensor:
+        return torch.cat(list(parts))
+
+    contenders = [
+        Contender("ours", lambda: scatter(blocks.now, four), "ours", whole),
+        Contender("torch.nn.parallel.scatter", torchs, view=whole),
+        Contender("mmcv 1.x scatter", mmcv, view=whole),
+        Contender(ONE, lambda: scatter(blocks.now, [where.index]), "limit"),
+    ]
+    return Made(contenders, blocks)
+
+
+def _on(turns: Rotation) -> bool:
+    turns.turn()
+    return True
+
+
+def _back(num: int, where: DryRun) -> Made:
+    """Compare ways to bring many small tensors to the host."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [1 + 7 * i % 64 for i in range(64)]
+    turns = [
+        {
+            "losses": [torch.rand(n, generator=generator) for n in sizes[:32]],
+            "boxes": [torch.rand(n, generator=generator) for n in sizes[32:]],
+        }
+        for _ in range(num)
+    ]
+    batches = Rotation([each(lambda leaf: leaf.to(where.device), b) for b in turns])
+
+    def queued() -> Any:
+        got = each(lambda leaf: leaf.to("cpu", non_blocking=True), batches.now)
+        where.sync()
+        return got
+
+    def joined() -> Any:
+        leaves = [leaf for group in batches.now.values() for leaf in group]
+        parts = iter(torch.cat(leaves).cpu().split([len(leaf) for leaf in leaves]))
+        return {key: [next(parts) for _ in group] for key, group in batches.now.items()}
+
+    to_host = getattr(pyparallel, "to_host", None)
+    ours = partial(_now, to_host, batches) if to_host is not None else None
+    contenders = [
+        Contender("ours", ours, "ours"),
+        Contender(CPU, lambda: each(Tensor.cpu, batches.now)),
+        Contender(".to('cpu', non_blocking) of each, one wait", queued),
+        Contender("by hand: cat, .cpu(), split", joined),
+    ]
+    return Made(contenders, batches)
