@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import peers
 from ._harness import (
     Contender,
     Record,
@@ -164,8 +165,9 @@ def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
         for row, contender in zip(record["rows"], contenders, strict=True):
             if case.counts and contender.call is not None:
                 row["counts"] = where.counts(contender.call)
-            if contender.name in why or contender.name in made.why:
-                row["why"] = why.get(contender.name) or made.why[contender.name]
+            if not row["installed"]:
+                row["why"] = why.get(contender.name) or made.why.get(contender.name)
+                row["why"] = row["why"] or absent(contender.name)
     if where.dry:
         record["title"] += ", a dry run"
         record.pop("must_hide", None)
@@ -190,6 +192,14 @@ def without_failures(
                 contender = replace(contender, call=None)
         found.append(contender)
     return found, why
+
+
+def absent(name: str) -> str:
+    """Return why a contender of this name is not there."""
+    for package, error in peers.ABSENT.items():
+        if name.startswith(package):
+            return f"not installed: {error}"
+    return "not installed"
 
 
 def close_to(tolerance: float) -> Callable[[Any, Any], str]:

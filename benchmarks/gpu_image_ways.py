@@ -78,7 +78,7 @@ def mmengine_class() -> tuple[Any, str]:
             warnings.simplefilter("ignore")
             return importlib.import_module("mmengine.model").ImgDataPreprocessor, ""
     except ImportError as error:
-        return None, "not installed" if error.name == "mmengine" else f"fails: {error}"
+        return None, f"not installed: {error}"
     except Exception as error:  # whatever it does with this torch
         return None, f"fails: {type(error).__name__}: {error}"
 

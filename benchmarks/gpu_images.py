@@ -182,6 +182,9 @@ def _end_to_end(shapes: Sequence[data.Shape], form: ways.Form, where: DryRun) ->
     def masked(batch: Tensor) -> Tensor:
         return batch.masked_fill(~valid[:, None], 0)
 
+    if not where.dry:
+        peers.give_mmcv_its_streams()
+
     def mmcv() -> Tensor:
         boxed = [peers.MmcvContainer(x, stack=True) for x in batches.now.floats]
         batch = peers.mmcv_collate(boxed, len(boxed))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,30 +13,44 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree
 
+#: Why a package cannot be imported, by its name.
+ABSENT: dict[str, str] = {}
+
 with warnings.catch_warnings():  # deprecations of their own dependencies, and theirs
     warnings.simplefilter("ignore")
     try:
         from mmcv.parallel import DataContainer as MmcvContainer
         from mmcv.parallel import collate as mmcv_collate
         from mmcv.parallel import scatter as mmcv_scatter
-    except ImportError:
+    except ImportError as error:
         MmcvContainer = mmcv_collate = mmcv_scatter = None
+        ABSENT["mmcv"] = str(error)
     try:
         from mmengine.model.utils import stack_batch
-    except ImportError:
+    except ImportError as error:
         stack_batch = None
+        ABSENT["mmengine"] = str(error)
     try:
         from tensordict import TensorDict
-    except ImportError:
+    except ImportError as error:
         TensorDict = None
+        ABSENT["tensordict"] = str(error)
 
 __all__ = [
+    "ABSENT",
     "MmcvContainer",
     "TensorDict",
     "mmcv_collate",
     "mmcv_scatter",
     "stack_batch",
 ]
+
+
+def give_mmcv_its_streams() -> None:
+    """Let mmcv 1.7.2 copy to a GPU: its number is no longer what torch wants there."""
+    if mmcv_scatter is not None:
+        functions = importlib.import_module("mmcv.parallel._functions")
+        functions._get_stream = functools.cache(torch.cuda.Stream)
 
 
 def first_chunk(collate: Callable[..., Any], batch: Sequence[Any]) -> Tensor:

@@ -274,8 +274,9 @@ def test_peers_that_are_absent_or_fail_are_named_and_ours_may_not_fail() -> None
         gpu_case.measure(case(peer, counts=True), FakeGpu(), QUICK)["rows"][1]
         for peer in (None, broken)
     )
-    assert absent == {"name": "peer", "kind": "peer", "installed": False}
-    assert fails == {**absent, "why": "fails: TypeError: not with this torch"}
+    absent_ = {"name": "peer", "kind": "peer", "installed": False}
+    assert absent == {**absent_, "why": "not installed"}
+    assert fails == {**absent_, "why": "fails: TypeError: not with this torch"}
     ours = Contender("ours", lambda: broken(0), "ours")
     made = gpu_case.Made([ours], gpu_case.Rotation([1, 2]))
     found = gpu.measure_case(gpu_case.GpuCase("c", "n", lambda _: made), DRY, QUICK)
