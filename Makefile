@@ -121,7 +121,8 @@ peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, t
 test-peers: peers ## the comparison with mmcv and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
 		$(VPEER)/bin/python $(PYTEST) tests/test_mmcv_differential.py \
-		tests/test_resume_torchdata.py $(wildcard tests/test_benchmark_*.py)
+		tests/test_mmengine_image.py tests/test_resume_torchdata.py \
+		$(wildcard tests/test_benchmark_*.py)
 
 bench: peers ## measure; write JSON, the tables of benchmarks/README.md and the charts
 	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from ctypes import c_float
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -65,21 +65,17 @@ class ImageForm:
                     f"since {option} has as many entries, but has {num_channels}. Give "
                     "one for each channel, or one for all."
                 )
-        return _channels(self, num_channels)
-
-
-@functools.lru_cache(maxsize=64)
-def _channels(form: ImageForm, num: int) -> Channels:
-    mean = _spread((0.0,) if form.mean is None else form.mean, num)
-    std = _spread((1.0,) if form.std is None else form.std, num)
-    fill = _spread(form.pad_value, num)
-    if form.pad_first:
-        if form.swap_channels:
-            fill = fill[::-1]
-        # In doubles, then rounded: what one operation on float32 gives.
-        raised = (_float32(v - m) for v, m in zip(fill, mean, strict=True))
-        fill = tuple(_float32(v / s) for v, s in zip(raised, std, strict=True))
-    return Channels(mean, std, fill)
+        spread = partial(_spread, num=num_channels)
+        mean = spread((0.0,) if self.mean is None else self.mean)
+        std = spread((1.0,) if self.std is None else self.std)
+        fill = spread(self.pad_value)
+        if self.pad_first:
+            if self.swap_channels:
+                fill = fill[::-1]
+            # In doubles, then rounded: what one operation on float32 gives.
+            less = [_float32(v - m) for v, m in zip(fill, mean, strict=True)]
+            fill = tuple(_float32(v / s) for v, s in zip(less, std, strict=True))
+        return Channels(mean, std, fill)
 
 
 def _spread(values: _Numbers, num: int) -> _Numbers:

@@ -138,6 +138,13 @@ def test_one_number_serves_all_channels_and_no_numbers_change_nothing(
         assert gray.tolist() == [[[[2.0]]]]
 
 
+def test_a_zero_keeps_its_sign() -> None:
+    one = torch.ones(1, 1, 1)
+    for value in (0.0, -0.0, 0.0):
+        batch = ImagePreprocessor(pad_value=value, size_divisor=2)([one])
+        assert torch.signbit(batch[0, 0, 1, 1]) == (str(value) == "-0.0")
+
+
 @both
 def test_one_tensor_is_a_batch_of_equal_images(backend: ModuleType) -> None:
     stacked = torch.stack([photos(1)[0]] * 2)

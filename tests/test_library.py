@@ -34,8 +34,9 @@ IMAGE_OPTIONS: list[dict[str, Any]] = [
         "memory_format": torch.channels_last,
     },
 ]
-backends = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-dynamic = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+modes = pytest.mark.parametrize(
+    "mode", [("eager", False), ("aot_eager", True)], ids=["static", "dynamic"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,8 @@ def ragged(k: int, **options: Any) -> list[torch.Tensor]:
     return [torch.rand(3, 5 + k, 7, **options), torch.rand(3, 6, 4 + 2 * k, **options)]
 
 
-def compiled(function: Any, backend: str, dynamic: bool) -> Any:
+def compiled(function: Any, mode: tuple[str, bool]) -> Any:
+    backend, dynamic = mode
     return torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
 
 
@@ -67,16 +69,13 @@ def assert_same(found: Any, expected: Any) -> torch.Tensor:
     return data
 
 
-@backends
-@dynamic
+@modes
 @pytest.mark.parametrize("options", PAD_OPTIONS, ids=str)
-def test_pad_stack_is_one_node(
-    backend: str, dynamic: bool, options: dict[str, Any]
-) -> None:
+def test_pad_stack_is_one_node(mode: tuple[str, bool], options: dict[str, Any]) -> None:
     def pad(samples: list[torch.Tensor]) -> Any:
         return pad_stack(samples, pad_dims=2, **options)
 
-    function = compiled(pad, backend, dynamic)
+    function = compiled(pad, mode)
     for k in range(3):
         leaves = ragged(k, requires_grad=True)
         data = assert_same(function(leaves), pad(leaves))
@@ -88,14 +87,13 @@ def test_pad_stack_is_one_node(
         assert all(map(torch.equal, found, expected))
 
 
-@backends
-@dynamic
+@modes
 @pytest.mark.parametrize("options", IMAGE_OPTIONS, ids=str)
 def test_the_preprocessor_is_one_node(
-    backend: str, dynamic: bool, options: dict[str, Any]
+    mode: tuple[str, bool], options: dict[str, Any]
 ) -> None:
     pre = ImagePreprocessor(**options)
-    function = compiled(pre, backend, dynamic)
+    function = compiled(pre, mode)
     for k in range(3):
         images = [(each * 255).to(torch.uint8) for each in ragged(k)]
         assert_same(function(images), pre(images))
@@ -105,13 +103,13 @@ def test_the_preprocessor_is_one_node(
     assert_same(function(stacked), pre(stacked))
 
 
-@backends
+@modes
 @pytest.mark.parametrize("options", IMAGE_OPTIONS, ids=str)
 def test_gradients_flow_through_the_compiled_preprocessor(
-    backend: str, options: dict[str, Any]
+    mode: tuple[str, bool], options: dict[str, Any]
 ) -> None:
     pre = ImagePreprocessor(**options)
-    function = compiled(pre, backend, False)
+    function = compiled(pre, mode)
     grads = []
     for each in (function, pre):
         torch.manual_seed(0)
