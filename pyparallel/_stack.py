@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from . import _backend, _by_torch, _output
 from ._errors import kind
+from ._integers import integers
 from ._plan import Name, StackPlan, fills, plan_stack
 from ._stacked import listener
 from .padding import Padded, Padding
@@ -88,9 +89,8 @@ def stack_padded(
         box = mask if pad_dims else None  # of no dimensions a backend makes no mask
         data = write(samples, plan, values, name, plain, out, box)
     if padding.sizes:
-        sizes = _output.empty((len(samples), pad_dims), torch.int64, samples[0].device)
         rows = [tuple(shape[fixed - 1 :]) for shape in shapes]
-        sizes.copy_(torch.tensor(rows, dtype=torch.int64, device="cpu").view_as(sizes))
+        sizes = integers(rows, (len(samples), pad_dims), samples[0].device)
     return Padded(data, sizes, mask) if padding.sizes or padding.mask else data
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _by_torch, _output, _stack
+from . import _by_torch, _stack
 from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
+from ._integers import integers
 from ._plan import StackPlan, plan_stack
 from .padding import Padded, Padding, check_num_dims
 
@@ -172,10 +173,8 @@ def join(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
     if () in shapes or len({shape[1:] for shape in shapes}) > 1:
         _check_shapes(shapes, name)
     values = _by_torch.cat(samples, name)
-    offsets = _output.empty((len(samples) + 1,), torch.int64, values.device)
     ends = list(accumulate((shape[0] for shape in shapes), initial=0))
-    offsets.copy_(torch.tensor(ends, dtype=torch.int64, device="cpu"))
-    return Ragged(values, offsets)
+    return Ragged(values, integers(ends, (len(ends),), values.device))
 
 
 def _check_shapes(shapes: Sequence[torch.Size], name: Callable[[int], str]) -> None:
@@ -201,7 +200,7 @@ def _mask(plan: StackPlan, lengths: torch.Tensor) -> torch.Tensor:
     at = torch.arange(plan.shape[1], device=lengths.device)
     if plan.starts is None:
         return at < lengths
-    starts = torch.tensor(plan.starts, device="cpu").to(lengths.device)
+    starts = integers(plan.starts, tuple(lengths.shape), lengths.device)
     return (at >= starts) & (at < starts + lengths)
 
 

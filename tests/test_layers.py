@@ -20,7 +20,7 @@ LAYERS = [
     ["_cargo", "_keeper"],
     ["_slab", "_output", "_shared", "memory"],
     ["_by_torch", "_move", "_return_flight", "_ring_memory"],
-    ["_ring", "_page_lock"],
+    ["_ring", "_page_lock", "_integers"],
     ["_parcel"],
     ["_stack", "_targets", "_seal"],
     ["_images"],

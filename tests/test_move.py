@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from recorded import with_allocations
 
-from pyparallel import _backend, _move, _slab
+from pyparallel import _backend, _integers, _move, _slab
+from pyparallel._integers import integers
 
 META = torch.device("meta")  # takes tensors, and has no streams of its own
 
@@ -76,3 +78,20 @@ def test_without_grad_mode_a_parameter_is_packed(
 def test_nothing_to_send_is_nothing(sent: list[list[torch.Tensor]]) -> None:
     assert _move.move(["a", 1], ["a", 1], META, None) == ["a", 1]
     assert sent == []
+
+
+@pytest.mark.parametrize("values", [[[3, 4], [5, 6], [7, 8]], [3, 4, 5, 6, 7, 8], ()])
+def test_integers_for_a_device_are_packed_and_others_are_written_in_place(
+    sent: list[list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch, values: Any
+) -> None:
+    shape = (len(values) // 2 if values and values[0] == 3 else len(values), 2)
+    here, allocated = with_allocations(
+        lambda: integers(values, shape, torch.device("cpu"))
+    )
+    assert allocated == [here.untyped_storage().data_ptr()] and sent == []
+    assert here.dtype is torch.int64 and here.shape == shape
+    assert here.flatten().tolist() == torch.tensor(values).flatten().tolist()
+    monkeypatch.setattr(_integers, "move", lambda *_: _move.move(*_[:2], META, None))
+    there = integers(values, shape, torch.device("cuda", 0))
+    ((packed,),) = sent
+    assert torch.equal(packed, here) and there.shape == shape
