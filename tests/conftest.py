@@ -29,7 +29,11 @@ def _on(name: str) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("cuda") is None or torch.cuda.is_available():
+    if item.get_closest_marker("cuda") is None:
+        return
+    if torch.cuda.is_available():
+        if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
+            pytest.skip("needs two NVIDIA GPUs")
         return
     if _on("PYPARALLEL_REQUIRE_CUDA"):
         pytest.fail(f"PYPARALLEL_REQUIRE_CUDA is set, but the test {NO_GPU}")

@@ -97,6 +97,16 @@ def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return tensor
 
 
+def as_it_lies(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy on a device that begins and strides as the tensor does.
+
+    ``tensor.to(device)`` may lay it out anew, and always begins at an aligned address.
+    """
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    there = whole.to(device, copy=True)
+    return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor as integers of its item size; complex128 stays as it is."""
     plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

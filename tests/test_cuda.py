@@ -1,8 +1,6 @@
-"""What only a GPU can prove: values, streams, the one copy, the kernels."""
+"""What only a GPU can prove: values, streams, the one copy."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from pyparallel import DataContainer as DC
-from pyparallel import MMDataParallel, _backend, _slab, collate, scatter
+from pyparallel import MMDataParallel, _slab, collate, scatter
 
 pytestmark = pytest.mark.cuda
 
@@ -96,15 +94,17 @@ def test_dtype_and_max_size_apply_on_the_way():
 
 def test_small_leaves_go_in_one_copy():
     batch = {str(i): torch.full((3, i % 4 + 1), float(i)) for i in range(500)}
-    scatter(batch, [0])
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
-        scatter(batch, [0])
-        torch.cuda.synchronize()
-    copies = [e for e in found.events() if "Memcpy HtoD" in e.name]
-    if not any(e.device_type == torch.autograd.DeviceType.CUDA for e in found.events()):
-        pytest.xfail("the profiler sees no device events on this machine")
-    assert len(copies) == 1
+    for _ in range(2):  # the first profile of a process may begin too late
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+            scatter(batch, [0])
+            torch.cuda.synchronize()
+    seen = [
+        e for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    if not seen:
+        pytest.skip("the profiler sees no device here: where CUPTI may not be used")
+    copies = [e.name for e in seen if e.name.startswith("Memcpy")]
+    assert copies == ["Memcpy HtoD (Pinned -> Device)"]
 
 
 def test_gradients_flow_back_from_the_device():
@@ -139,7 +139,7 @@ def test_a_train_step_runs_on_the_device():
     assert model.module.fc.weight.grad.tolist() == [[3, 3, 3, 3]]
 
 
-@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
+@pytest.mark.two_gpus
 def test_targets_need_not_be_the_current_device():
     first, second = scatter({"x": torch.arange(5)}, [1, 0])
     assert (first["x"].get_device(), second["x"].get_device()) == (1, 0)
@@ -242,7 +242,10 @@ def test_a_thread_sends_to_the_memory_of_its_consumer():
 
 def test_the_host_does_not_wait():
     batch = [torch.ones(1000)]
-    _slab.send(batch, device()).land()
+    # To page-lock memory may wait for the device: there is enough of it before.
+    flights = [_slab.send(batch, device()) for _ in range(3)]
+    assert all(same(flight.land()[0], batch[0]) for flight in flights)
+    del flights
     torch.cuda.synchronize()
     keep_busy(2_000_000_000)
     busy = torch.cuda.Event()
@@ -250,104 +253,3 @@ def test_the_host_does_not_wait():
     (landed,) = _slab.send(batch, device()).land()
     assert not busy.query(), "sending or landing waited for the device"
     assert same(landed, batch[0])
-
-
-# Kernels
-
-
-def fills(dtype: torch.dtype, num: int) -> bytes:
-    return b"".join(
-        torch.tensor([i % 2 + 1], dtype=dtype).view(torch.uint8).numpy().tobytes()
-        for i in range(num)
-    )
-
-
-def layouts(samples: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-    dims = range(samples[0].dim() - 1, -1, -1)
-    wide = [torch.stack([x, x], -1) for x in samples]
-    return {
-        "contiguous": samples,
-        "transposed": [x.permute(*dims).contiguous().permute(*dims) for x in samples],
-        "strided": [x[..., 0] for x in wide],
-        "offset": [
-            torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape) for x in samples
-        ],
-    }
-
-
-def check_pad_copy(samples: list[torch.Tensor], target: tuple[int, ...], pad: bytes):
-    shape = (len(samples), *target)
-    expected = torch.empty(shape, dtype=samples[0].dtype)
-    _backend.pad_copy(expected, samples, pad)
-    found = torch.full(shape, 1, dtype=samples[0].dtype, device=device())
-    strided = [
-        torch.empty_strided(
-            each.shape, each.stride(), dtype=each.dtype, device=device()
-        ).copy_(each)
-        for each in samples
-    ]
-    _backend.pad_copy(found, strided, pad)
-    assert same(found, expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset"])
-@pytest.mark.parametrize("one_fill", [True, False])
-def test_pad_copy_is_that_of_the_host(dtype, layout, one_fill):
-    torch.manual_seed(1)
-    sizes = [(3, 5, 7), (3, 8, 6), (3, 1, 1), (3, 8, 7)]
-    samples = layouts([torch.randint(0, 2, size).to(dtype) for size in sizes])[layout]
-    check_pad_copy(samples, (3, 8, 7), fills(dtype, 1 if one_fill else len(samples)))
-
-
-@pytest.mark.parametrize("num", [83, 84, 680, 681, 1025, 5000])
-def test_pad_copy_takes_thousands_of_samples(num):
-    samples = [torch.full((i % 3, i % 5), float(i)) for i in range(num)]
-    check_pad_copy(samples, (2, 4), fills(torch.float32, num))
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (9, 4), (300, 4), (1, 1)])
-def test_pad_copy_takes_boxes(shape):
-    samples = [torch.rand(shape), torch.rand(0, shape[1]), torch.rand(shape)]
-    check_pad_copy(samples, shape, fills(torch.float32, 1))
-
-
-@pytest.mark.parametrize(
-    "dims", list(itertools.product([1, 2], [1, 3], [33, 64, 1000]))
-)
-def test_rows_of_every_length_are_copied(dims):
-    samples = [torch.rand(dims), torch.rand(dims[0], dims[1], max(1, dims[2] - 3))]
-    for each in ([x.to(torch.uint8) for x in samples], samples):
-        check_pad_copy(each, dims, fills(each[0].dtype, 1))
-
-
-# A launch carries 55 boxes with starts in few parameters, 453 in many; what is left
-# goes in launches of its own.
-@pytest.mark.parametrize("num", [3, 55, 56, 453, 454, 2000])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.complex128])
-def test_pad_copy_places_samples_and_makes_their_mask(dtype, num):
-    sizes = [(3, 5 + i % 4, 20 + i % 7) for i in range(num)]
-    starts = [(0, i % 2, 4 * (i % 3)) for i in range(num)]
-    samples = [torch.randint(0, 2, size).to(dtype) for size in sizes]
-    made = []
-    for place in (torch.device("cpu"), device()):
-        dst = torch.full((num, 3, 9, 34), 1, device=place).to(dtype)
-        mask = torch.ones(num, 9, 34, dtype=torch.bool, device=place)
-        on_place = [sample.to(place) for sample in samples]
-        _backend.pad_copy(dst, on_place, fills(dtype, num), starts, mask)
-        made.append((dst, mask))
-    assert all(map(same, made[1], made[0]))
-
-
-def test_pad_copy_runs_on_the_current_stream():
-    samples = [torch.ones(4, device=device()), torch.ones(2, device=device())]
-    side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        keep_busy()
-        samples = [sample + 1 for sample in samples]
-        out = torch.zeros(2, 4, device=device())
-        _backend.pad_copy(out, samples, fills(torch.float32, 1))
-        total = out.sum()
-    side.synchronize()
-    assert total.item() == 2 * 6 + 1 * 2

@@ -36,9 +36,10 @@ def on_host(result: Any) -> list[torch.Tensor | None]:
     return [None if each is None else each.cpu() for each in fields]
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.complex128])
-@pytest.mark.parametrize("layout", ["dense", "transposed", "strided"])
+@pytest.mark.parametrize("layout", ["dense", "transposed", "strided", "offset"])
 def test_padding_on_the_device_equals_padding_on_the_host(
     options: dict[str, Any],
     dtype: torch.dtype,
@@ -56,7 +57,8 @@ def test_padding_on_the_device_equals_padding_on_the_host(
     expected = pad_stack(ragged, **arguments)
     expected = list(expected) if isinstance(expected, Padded) else [expected]
     monkeypatch.setattr(_by_torch, "pad_and_stack", refuse)
-    found = on_host(pad_stack([x.cuda() for x in ragged], **arguments))
+    there = [samples.as_it_lies(x, torch.device("cuda", 0)) for x in ragged]
+    found = on_host(pad_stack(there, **arguments))
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
