@@ -146,8 +146,9 @@ cuda-build: $(VCUDA)/.deps ## compile for CUDA, import it, run the CPU tests; no
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python $(PYTEST) \
 		$(ONCE) $(PYTEST_ARGS)
 
-# GPU_PYTHON=python3 uses an interpreter that has torch for CUDA and the test tools.
-gpu-check: $(if $(GPU_PYTHON),,$(VCUDA)/.deps) ## compile for the GPU here and run its tests
+# GPU_PYTHON=python3 uses an interpreter that has torch for CUDA and the test tools. What
+# runs, where its results go: scripts/gpu_check says which variables it reads.
+gpu-check: $(if $(GPU_PYTHON),,$(VCUDA)/.deps) ## compile for the GPU here: tests, compute-sanitizer, benchmarks
 	scripts/gpu_check $(TREE) $(or $(GPU_PYTHON),$(VCUDA)/bin/python)
 
 clean: ## remove everything that is built or installed here
