@@ -139,7 +139,7 @@ class FakeDevice:
         self.local = threading.local()
         self.num_copies = self.num_packs = 0
         self.capturing = False
-        self.calls: list[tuple[str, torch.device]] = []  # copies and waits, in order
+        self.calls: list[tuple[str, torch.device]] = []  # in order
 
     def __enter__(self) -> FakeDevice:
         return self
@@ -228,7 +228,8 @@ class FakeDevice:
         return record(stream)
 
     def wait(self, stream: Stream, event: threading.Event) -> None:
-        self.calls.append(("wait", stream.device))
+        copies = stream in self.copy_streams.values()
+        self.calls.append(("start" if copies else "land", stream.device))
         stream.queue(event.wait, 30)
 
     def wait_on_host(self, event: threading.Event) -> None:

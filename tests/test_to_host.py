@@ -66,21 +66,22 @@ def on(fake: FakeDevice, *values: float) -> list[torch.Tensor]:
 
 @st.composite
 def tensors(draw: Any) -> torch.Tensor:
-    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
+    shape = tuple(draw(st.lists(st.integers(0, 6), max_size=3)))
     dtype = draw(st.sampled_from(DTYPES))
-    whole = [size + draw(st.integers(0, 2)) for size in shape]
-    seed = draw(st.integers(0, 2**32 - 1))
+    layout = draw(st.sampled_from(("dense", "dense", "dense", "sliced", "expanded")))
+    whole = [size + (layout == "sliced") for size in shape]
     high = 2 if dtype == torch.bool else 256
-    size = (int(np.prod(whole)) * dtype.itemsize,)
-    bits = np.random.default_rng(seed).integers(0, high, size, np.uint8)
-    if not bits.size:
-        return torch.empty(whole, dtype=dtype)[tuple(map(slice, shape))]
-    made = torch.from_numpy(bits).view(dtype).view(whole)[tuple(map(slice, shape))]
-    if draw(st.booleans()):
-        made = made.permute(tuple(reversed(range(made.dim()))))
-    if draw(st.integers(0, 5)) == 0:
-        made = made[None].expand(2, *made.shape)
-    return made
+    nbytes = int(np.prod(whole)) * dtype.itemsize
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    made = torch.empty(whole, dtype=dtype)
+    if nbytes:
+        bits = rng.integers(0, high, nbytes, np.uint8)
+        made = torch.from_numpy(bits).view(dtype).view(whole)
+    if layout == "expanded":
+        return made[None].expand(2, *made.shape)
+    part = made[tuple(map(slice, shape))]
+    turned = draw(st.integers(0, 3)) == 0
+    return part.permute(tuple(reversed(range(part.dim())))) if turned else part
 
 
 @settings(max_examples=120, deadline=None)
@@ -269,6 +270,16 @@ def test_the_harness_finds_a_source_that_is_reused_before_the_copy(monkeypatch):
     monkeypatch.setattr(_slab, "_keeper", hold)
     with FakeDevice(copy_delay=5e-3, compute_delay=0) as fake:
         assert train(fake) > 0
+
+
+def test_large_tensors_find_their_place_among_small_ones(monkeypatch):
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 100)
+    sizes = [200, 3, 101, 0, 64, 128, 1]
+    with FakeDevice() as fake:
+        leaves = [torch.full((n,), i, dtype=torch.uint8) for i, n in enumerate(sizes)]
+        there = [fake.put(leaf) for leaf in leaves]
+        assert all(map(same, fetch(there, fake), leaves))
+        assert (fake.num_copies, fake.num_packs) == (4, 1)
 
 
 def test_large_tensors_are_read_where_they_are_or_kept_as_they_were(monkeypatch):

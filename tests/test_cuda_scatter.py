@@ -1,0 +1,153 @@
+"""scatter to several targets on a GPU; one GPU may stand for many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pyparallel import DataContainer as DC
+from pyparallel import collate, scatter, scatter_kwargs
+
+pytestmark = pytest.mark.cuda
+
+TARGETS = pytest.mark.parametrize("num", [2, 4])
+
+
+def samples(num: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "img": DC(torch.full((2, 3 + i, 4), float(i)), stack=True),
+            "boxes": DC(torch.full((i % 3, 4), i)),
+            "meta": DC({"i": i}, cpu_only=True),
+            "label": torch.tensor(i),
+        }
+        for i in range(num)
+    ]
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if not isinstance(tree, dict | list | tuple):
+        return []
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [tensor for part in parts for tensor in tensors(part)]
+
+
+def check(found: list[Any], expected: list[Any]) -> None:
+    """Every part is that of the split on the host, and on the GPU."""
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(tensor.is_cuda for tensor in tensors(mine))
+        mine, theirs = tensors(mine), tensors(theirs)
+        assert [x.dtype for x in mine] == [x.dtype for x in theirs]
+        assert [x.tolist() for x in mine] == [x.tolist() for x in theirs]
+
+
+def num_copies(call: Any) -> int:
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        call()
+        torch.cuda.synchronize()
+    cuda = torch.autograd.DeviceType.CUDA
+    names = [event.name for event in found.events() if event.device_type == cuda]
+    if not names:
+        pytest.xfail("the profiler sees no device events on this machine")
+    return sum("Memcpy HtoD" in name for name in names)
+
+
+@TARGETS
+@pytest.mark.parametrize("size", [1, 3, 4, 9])
+def test_parts_are_those_of_a_split_on_the_host(num, size):
+    batch = collate(samples(size), -(-size // num))
+    found, expected = scatter(batch, [0] * num), scatter(batch, ["cpu"] * num)
+    check(found, expected)
+    assert [part["meta"] for part in found] == [part["meta"] for part in expected]
+
+
+@TARGETS
+def test_there_is_one_copy_for_each_target(num):
+    batch = [torch.full((8, i % 4 + 1), float(i)) for i in range(300)]
+    assert num_copies(lambda: scatter(batch, [0] * num)) == num
+    two = {"x": batch[0][:2], "y": batch[1][:2]}
+    assert num_copies(lambda: scatter(two, [0] * num)) == 2
+
+
+OPTIONS = [
+    {"chunk_sizes": (1, 5)},
+    {"chunk_sizes": (5, 1), "max_size": 2},
+    {"max_size": 2, "dtype": torch.float16},
+    {"dtype": torch.bfloat16},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_apply_on_the_way(options):
+    batch = {"x": torch.arange(12.0).view(6, 2), "n": torch.arange(6)}
+    found = scatter(batch, [0, 0], **options)
+    check(found, scatter(batch, ["cpu", "cpu"], **options))
+
+
+@TARGETS
+def test_another_dimension_is_split_too(num):
+    batch = {"x": torch.arange(24).view(3, 8)}
+    found = scatter(batch, [0] * num, dim=1)
+    check(found, scatter(batch, ["cpu"] * num, dim=1))
+
+
+@TARGETS
+def test_arguments_of_a_module_are_split_by_one_partition(num):
+    img = DC([torch.full((3 - i // 2, 2), float(i)) for i in range(num)], stack=True)
+    label = torch.arange(sum(map(len, img.data)))
+    found = scatter_kwargs((label,), {"img": img}, [0] * num)
+    check(list(found), list(scatter_kwargs((label,), {"img": img}, ["cpu"] * num)))
+
+
+@TARGETS
+def test_every_part_is_waited_for_while_memory_is_reused(num):
+    totals, expected = [], []
+    for step in range(200):
+        batch = {"x": torch.full((num * 5000 - 1,), float(step))}
+        for part in scatter(batch, [0] * num):
+            expected.append(len(part["x"]) * float(step))
+            torch.cuda._sleep(100_000)
+            totals.append(part["x"].double().sum())
+        del part
+    assert torch.stack(totals).tolist() == expected
+
+
+def test_parts_share_no_memory():
+    first, second = scatter({"x": torch.arange(1000.0)}, [0, 0])
+    assert first["x"].untyped_storage()._cdata != second["x"].untyped_storage()._cdata
+    first["x"].zero_()
+    assert second["x"].tolist() == list(range(500, 1000))
+
+
+def test_the_host_does_not_wait():
+    batch = {"x": torch.ones(1000)}
+    scatter(batch, [0] * 4)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    parts = scatter(batch, [0] * 4)
+    assert not busy.query(), "sending or landing waited for the device"
+    assert [part["x"].sum().item() for part in parts] == [250] * 4
+
+
+@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
+def test_two_devices_take_their_parts_on_their_own_streams():
+    sides = [torch.cuda.Stream(index) for index in range(2)]
+    for step in range(50):
+        batch = {"x": torch.arange(9) + step}
+        with torch.cuda.stream(sides[0]), torch.cuda.stream(sides[1]):
+            first, second = scatter(batch, [0, 1])
+        assert (first["x"].get_device(), second["x"].get_device()) == (0, 1)
+        for side in sides:
+            side.synchronize()
+        assert first["x"].tolist() == [step + i for i in range(5)]
+        assert second["x"].tolist() == [step + i for i in range(5, 9)]
