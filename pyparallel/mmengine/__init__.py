@@ -1,0 +1,1 @@
+"""The mmengine protocol; with mmengine installed, as subclasses of its classes."""
