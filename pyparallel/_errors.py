@@ -1,6 +1,6 @@
 """Error classes and the one way in which messages name a place in a batch.
 
-Every class is also the class that mmcv 1.x or torch raised at the same place, so that
+Every class is also the class that mmcv, mmengine or torch raised at that place, so that
 ``except AssertionError`` in old code keeps working. The builtin bases come first in
 the order of meaning: ``TypeError`` for the wrong kind, ``ValueError`` for the wrong
 value.
@@ -46,6 +46,38 @@ class SplitError(ValueError, IndexError, RuntimeError):
 
     torch raised ``IndexError`` for a dimension out of range and ``RuntimeError`` for a
     tensor without dimensions.
+    """
+
+
+class SettingValueError(ValueError, AssertionError):
+    """A setting that is not allowed (mmengine: a bare ``AssertionError``)."""
+
+
+class SettingTypeError(TypeError, AssertionError):
+    """A setting of the wrong kind (mmengine: a bare ``AssertionError``)."""
+
+
+class LossTypeError(TypeError, AttributeError):
+    """A loss that is no tensor (mmengine: 'float' object has no 'backward')."""
+
+
+class CountError(RuntimeError, AssertionError):
+    """More steps than were announced (mmengine: ``AssertionError``, or silence)."""
+
+
+class UnknownNameError(KeyError, AssertionError):
+    """A name that is not there (mmengine: a bare ``AssertionError``)."""
+
+    def __str__(self) -> str:
+        """Return the message as it is; ``KeyError`` would quote it."""
+        return AssertionError.__str__(self)
+
+
+class NoSingleAnswerError(NotImplementedError, AttributeError):
+    """What each of several wrappers has, and all of them together have not.
+
+    mmengine raised ``NotImplementedError`` for some and ``AttributeError`` for others,
+    which ``hasattr`` relies on.
     """
 
 
@@ -109,6 +141,10 @@ class BatchWarning(UserWarning):
 
 class LoaderWarning(UserWarning):
     """A loader works, but not as well as it could; the message has the number."""
+
+
+class OptimWarning(UserWarning):
+    """An optimizer wrapper works, but its gradients are not what one may expect."""
 
 
 _warned: set[str] = set()

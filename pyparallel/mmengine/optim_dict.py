@@ -1,0 +1,202 @@
+"""OptimWrapperDict: several optimizer wrappers by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from .._errors import (
+    NoSingleAnswerError,
+    OptimWarning,
+    SettingTypeError,
+    UnknownNameError,
+    kind,
+)
+from ._upstream import OptimWrapperBase, OptimWrapperDictBase
+from .optim import OptimWrapper
+
+
+class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
+    """Optimizer wrappers of a model with several optimizers, by name.
+
+    It is read like a dict. What concerns all wrappers works: `zero_grad`, the state,
+    the groups, learning rates and momenta, each under the wrapper's name. What belongs
+    to one training step has to be done by one of them, ``wrappers["generator"]``; the
+    rest of `OptimWrapper` raises ``NotImplementedError``.
+
+        >>> import torch
+        >>> sgd = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+        >>> wrappers = OptimWrapperDict(generator=OptimWrapper(sgd))
+        >>> wrappers.get_lr()
+        {'generator.lr': [0.1]}
+
+    Args:
+        **optim_wrappers: the wrappers; with mmengine, its own are welcome too.
+
+    Raises:
+        TypeError: one is no optimizer wrapper; an ``AssertionError`` too.
+
+    From mmengine ``OptimWrapperDict``, whose ``isinstance`` checks it passes.
+    """
+
+    def __init__(self, **optim_wrappers: OptimWrapper) -> None:
+        for name, wrapper in optim_wrappers.items():
+            if not isinstance(wrapper, OptimWrapperBase):
+                raise SettingTypeError(
+                    f"OptimWrapperDict: {name} must be an OptimWrapper, but is "
+                    f"{kind(wrapper)}."
+                )
+        self.optim_wrappers = optim_wrappers
+
+    def update_params(
+        self,
+        loss: torch.Tensor,
+        step_kwargs: dict[str, Any] | None = None,
+        zero_kwargs: dict[str, Any] | None = None,
+    ) -> NoReturn:
+        """Raise: one wrapper has to do it."""
+        self._refuse("update_params")
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> NoReturn:
+        """Raise: one wrapper has to do it."""
+        self._refuse("backward")
+
+    def step(self, **kwargs: Any) -> NoReturn:
+        """Raise: one wrapper has to do it."""
+        self._refuse("step")
+
+    def optim_context(self, model: nn.Module) -> NoReturn:
+        """Raise: one wrapper has to do it."""
+        self._refuse("optim_context")
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Raise: one wrapper has to do it."""
+        self._refuse("scale_loss")
+
+    def should_update(self) -> NoReturn:
+        """Raise: each wrapper counts by itself."""
+        self._refuse("should_update")
+
+    def should_sync(self) -> NoReturn:
+        """Raise: each wrapper counts by itself."""
+        self._refuse("should_sync")
+
+    def end_group(self) -> NoReturn:
+        """Raise: each wrapper counts by itself."""
+        self._refuse("end_group")
+
+    @property
+    def inner_count(self) -> NoReturn:
+        """Raises: each wrapper counts by itself."""
+        self._refuse("inner_count")
+
+    def initialize_count_status(
+        self, model: nn.Module | None, init_counts: int, max_counts: int
+    ) -> None:
+        """Do nothing: how often each wrapper steps is known to the model alone."""
+
+    def zero_grad(self, **kwargs: Any) -> None:
+        """Call ``zero_grad`` of every wrapper."""
+        for wrapper in self.values():
+            wrapper.zero_grad(**kwargs)
+
+    @property
+    def param_groups(self) -> dict[str, list[dict[str, Any]]]:  # type: ignore[override] # mmengine's contract
+        """The groups of each wrapper by its name."""
+        return {name: wrapper.param_groups for name, wrapper in self.items()}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The ``defaults`` of each wrapper by its name."""
+        return {name: wrapper.defaults for name, wrapper in self.items()}
+
+    def get_lr(self) -> dict[str, list[float]]:
+        """Return ``get_lr`` of all wrappers as ``name.lr`` and ``name.base_lr``."""
+        return self._by_name("get_lr")
+
+    def get_momentum(self) -> dict[str, list[float]]:
+        """Return ``get_momentum`` of all wrappers as ``name.momentum``."""
+        return self._by_name("get_momentum")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each wrapper by its name."""
+        return {name: wrapper.state_dict() for name, wrapper in self.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Give each wrapper its state; warn of wrappers that there is none for.
+
+        Raises:
+            KeyError: there is a state for a name that no wrapper has.
+        """
+        for name in state_dict:
+            self._require(name, "OptimWrapperDict.load_state_dict: state_dict")
+        missing = [name for name in self if name not in state_dict]
+        if missing:
+            warnings.warn(
+                "OptimWrapperDict.load_state_dict: state_dict must have a state for "
+                f"every wrapper, but has none for {', '.join(map(repr, missing))}. "
+                "They stay as they are.",
+                OptimWarning,
+                stacklevel=2,
+            )
+        for name, state in state_dict.items():
+            # mmengine's own wrappers take keys out of what they are given.
+            self.optim_wrappers[name].load_state_dict(dict(state))
+
+    def items(self) -> Iterator[tuple[str, OptimWrapper]]:
+        """Iterate over names and wrappers."""
+        yield from self.optim_wrappers.items()
+
+    def values(self) -> Iterator[OptimWrapper]:
+        """Iterate over the wrappers."""
+        yield from self.optim_wrappers.values()
+
+    def keys(self) -> Iterator[str]:
+        """Iterate over the names."""
+        yield from self.optim_wrappers
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return self.keys()
+
+    def __getitem__(self, name: str) -> OptimWrapper:
+        """Return the wrapper of this name."""
+        self._require(name, "OptimWrapperDict: key")
+        return self.optim_wrappers[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a wrapper of this name."""
+        return name in self.optim_wrappers
+
+    def __len__(self) -> int:
+        """Return the number of wrappers."""
+        return len(self.optim_wrappers)
+
+    def __repr__(self) -> str:
+        """Show the wrappers as they are given to the constructor."""
+        listed = ", ".join(f"{name}={wrapper!r}" for name, wrapper in self.items())
+        return f"{type(self).__name__}({listed})"
+
+    def _by_name(self, method: str) -> dict[str, list[float]]:
+        return {
+            f"{name}.{key}": value
+            for name, wrapper in self.items()
+            for key, value in getattr(wrapper, method)().items()
+        }
+
+    def _require(self, name: str, where: str) -> None:
+        if name not in self.optim_wrappers:
+            raise UnknownNameError(
+                f"{where} must be one of {', '.join(map(repr, self))}, but is {name!r}."
+            )
+
+    def _refuse(self, method: str) -> NoReturn:
+        one = next(iter(self), "name")
+        raise NoSingleAnswerError(
+            f"OptimWrapperDict: {method} must be asked of one wrapper, but was asked "
+            f"of {len(self)} together. Write wrappers[{one!r}].{method}."
+        )
