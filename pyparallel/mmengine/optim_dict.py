@@ -73,7 +73,7 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         """Raise: one wrapper has to do it."""
         self._refuse("optim_context")
 
-    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale_loss(self, loss: torch.Tensor) -> NoReturn:
         """Raise: one wrapper has to do it."""
         self._refuse("scale_loss")
 
@@ -104,8 +104,9 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         for wrapper in self.values():
             wrapper.zero_grad(**kwargs)
 
+    # That it is a dict of lists, other than for one wrapper, is mmengine's contract.
     @property
-    def param_groups(self) -> dict[str, list[dict[str, Any]]]:  # type: ignore[override] # mmengine's contract
+    def param_groups(self) -> dict[str, list[dict[str, Any]]]:  # type: ignore[override]
         """The groups of each wrapper by its name."""
         return {name: wrapper.param_groups for name, wrapper in self.items()}
 

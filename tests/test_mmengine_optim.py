@@ -1,0 +1,339 @@
+"""OptimWrapper beside plain torch: what a step is made of, clipping, state, lr."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import optim_runs as runs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optim_runs import Recorded, refuses
+from torch import nn
+
+from pyparallel.mmengine import OptimWrapper, OptimWrapperDict
+
+CLIPS: list[Any] = [
+    None,
+    {"max_norm": 0.3},
+    {"type": "norm", "max_norm": 0.5, "norm_type": 1},
+    {"type": "value", "clip_value": 0.05},
+]
+
+
+def make(groups: int = 1, **kwargs: Any) -> tuple[Recorded, OptimWrapper]:
+    model = Recorded()
+    return model, OptimWrapper(runs.optimizer(model, groups=groups), **kwargs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    every=st.integers(1, 5),
+    number=st.integers(0, 11),
+    announced=st.booleans(),
+    groups=st.sampled_from([1, 2]),
+    kind=st.sampled_from(["sgd", "adam"]),
+    clip=st.sampled_from(CLIPS),
+)
+def test_a_step_is_that_of_plain_torch_to_the_bit(
+    every: int, number: int, announced: bool, groups: int, kind: str, clip: Any
+) -> None:
+    data = runs.batches(number)
+    expected, model = Recorded(), Recorded()
+    cut = runs.cut(number, every, announced)
+    plain = runs.optimizer(expected, kind, groups)
+    runs.plain(expected, plain, data, cut, clip)
+
+    ours = runs.optimizer(model, kind, groups)
+    wrapper = OptimWrapper(ours, every, copy.deepcopy(clip))
+    if announced:
+        wrapper.initialize_count_status(model, 0, number)
+    steps = runs.wrapped(model, wrapper, data)
+
+    assert runs.same_bits(model, expected)
+    assert runs.same_state(ours.state_dict(), plain.state_dict())
+    assert steps == [group[-1] + 1 for group in cut]
+    assert [i + 1 for i, synced in enumerate(model.synced) if synced] == steps
+    assert wrapper.inner_count == number
+
+
+def test_eight_micro_steps_in_groups_of_three_divide_by_the_size_of_each() -> None:
+    model, wrapper = make(accumulative_counts=3)
+    wrapper.initialize_count_status(model, 0, 8)
+    factors, updates, synced = [], [], []
+    for number in range(1, 9):
+        synced.append(wrapper.should_sync())
+        loss = wrapper.scale_loss(torch.tensor(6.0, requires_grad=True))
+        factors.append(6 / loss.item())
+        wrapper.backward(loss)
+        if wrapper.should_update():
+            updates.append(number)
+    assert factors == [3, 3, 3, 3, 3, 3, 2, 2]
+    assert updates == [3, 6, 8]
+    assert [i + 1 for i, each in enumerate(synced) if each] == [3, 6, 8]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    every=st.integers(1, 4),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    announced=st.booleans(),
+)
+def test_a_group_can_be_ended_before_its_last_micro_step(
+    every: int, sizes: list[int], announced: bool
+) -> None:
+    """Epochs of ``sizes`` batches, each of which ends what it has begun."""
+    total = sum(sizes)
+    data = runs.batches(total, torch.float64)
+    cut, start = [], 0
+    for size in sizes:
+        cut += [[start + i for i in group] for group in runs.cut(size, every, True)]
+        start += size
+    expected = Recorded(dtype=torch.float64)
+    runs.plain(expected, runs.optimizer(expected), data, cut)
+
+    model = Recorded(dtype=torch.float64)
+    wrapper = OptimWrapper(runs.optimizer(model), every)
+    if announced:
+        wrapper.initialize_count_status(model, 0, total)
+    steps, start = [], 0
+    for size in sizes:
+        for index in range(size):
+            if index == size - 1:
+                wrapper.end_group()
+                wrapper.end_group()  # said twice is said once
+            done = runs.wrapped(model, wrapper, [data[start + index]])
+            steps += [start + index + each for each in done]
+        start += size
+    assert steps == [group[-1] + 1 for group in cut]
+    assert [i + 1 for i, synced in enumerate(model.synced) if synced] == steps
+    for mine, right in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-13)
+
+
+def test_without_either_a_trailing_group_is_not_applied() -> None:
+    model, wrapper = make(accumulative_counts=3)
+    assert runs.wrapped(model, wrapper, runs.batches(5)) == [3]
+
+
+def test_more_micro_steps_than_announced_are_an_error_before_the_backward() -> None:
+    for number in (6, 8):
+        model, wrapper = make(accumulative_counts=3)
+        wrapper.initialize_count_status(model, 0, number)
+        *first, extra = runs.batches(number + 1)
+        runs.wrapped(model, wrapper, first)
+        message = (
+            f"OptimWrapper: there must be at most {number} micro-steps, as "
+            f"initialize_count_status was told, but this is number {number + 1}. Tell "
+            "it the micro-steps of the whole run."
+        )
+        with refuses(message, RuntimeError, AssertionError):
+            wrapper.update_params(model(extra))
+        with refuses(message, RuntimeError, AssertionError):
+            wrapper.end_group()
+        assert wrapper.inner_count == number
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_resuming_at_the_end_of_a_group_goes_on_as_if_undisturbed() -> None:
+    data = runs.batches(8)
+    whole, wrapper = make(accumulative_counts=3)
+    wrapper.initialize_count_status(whole, 0, 8)
+    runs.wrapped(whole, wrapper, data)
+
+    first, before = make(accumulative_counts=3)
+    before.initialize_count_status(first, 0, 8)
+    runs.wrapped(first, before, data[:6])
+    second, after = make(accumulative_counts=3)
+    second.load_state_dict(first.state_dict())
+    after.load_state_dict(before.state_dict())
+    after.initialize_count_status(second, 6, 8)
+    assert runs.wrapped(second, after, data[6:]) == [2]
+    assert runs.same_bits(second, whole) and after.inner_count == 8
+
+
+def test_resuming_within_a_group_is_told() -> None:
+    model, wrapper = make(accumulative_counts=3)
+    message = (
+        "OptimWrapper.initialize_count_status: init_counts must be a multiple of 3 to "
+        "lose no gradient, but is 4. The next update lacks 1 of its 3 micro-steps."
+    )
+    with pytest.warns(UserWarning, match=f"^{message}$"):
+        wrapper.initialize_count_status(model, 4, 9)
+    assert runs.wrapped(model, wrapper, runs.batches(5)) == [2, 5]
+
+
+def test_batch_norm_under_accumulation_is_told_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2)))
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    OptimWrapper(wrapper.optimizer).initialize_count_status(model, 0, 4)  # no news
+    message = (
+        "OptimWrapper: 2 micro-steps give the gradient of one large batch, but 1 "
+        r"BatchNorm layers \(first: '1.0'\) take their statistics from each small one."
+    )
+    with pytest.warns(UserWarning, match=f"^{message}$"):
+        wrapper.initialize_count_status(model, 0, 4)
+    wrapper.initialize_count_status(model, 0, 4)
+
+
+def test_the_norm_before_clipping_is_kept_and_none_without_gradients() -> None:
+    model, wrapper = make(clip_grad={"max_norm": 1e-3})
+    wrapper.step()
+    assert wrapper.grad_norm is None
+    model(runs.batches(1)[0]).backward()
+    grads = torch.cat(
+        [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    )
+    expected = grads.square().sum().sqrt()
+    wrapper.step()
+    assert wrapper.grad_norm is not None
+    torch.testing.assert_close(wrapper.grad_norm, expected)
+    assert wrapper.grad_norm.item() > 1e-3
+
+
+def test_frozen_parameters_are_not_clipped_along() -> None:
+    model, wrapper = make(clip_grad={"max_norm": 1.0})
+    frozen = next(model.parameters())
+    frozen.grad = torch.full_like(frozen, 1e6)
+    frozen.requires_grad_(False)
+    wrapper.update_params(model(runs.batches(1)[0]), zero_kwargs={"set_to_none": False})
+    assert wrapper.grad_norm is not None and wrapper.grad_norm < 1e3
+
+
+def test_arguments_reach_the_optimizer() -> None:
+    model, wrapper = make()
+    calls: list[Any] = []
+    wrapper.optimizer.step = lambda **kw: calls.append(kw)  # type: ignore[assignment]
+    wrapper.optimizer.zero_grad = lambda **kw: calls.append(kw)  # type: ignore[assignment]
+    loss = model(runs.batches(1)[0])
+    wrapper.update_params(loss, {"closure": None}, {"set_to_none": False})
+    wrapper.zero_grad(set_to_none=True)
+    assert calls == [{"closure": None}, {"set_to_none": False}, {"set_to_none": True}]
+
+
+def test_what_callers_give_stays_as_it_is() -> None:
+    clip = {"type": "norm", "max_norm": 1.0}
+    _, wrapper = make(groups=2, clip_grad=clip)
+    assert clip == {"type": "norm", "max_norm": 1.0}
+    state = wrapper.state_dict()
+    kept = copy.deepcopy(state)
+    wrapper.load_state_dict(state)
+    assert runs.same_state(state, kept)
+    # Nor does a schedule that goes on change a state that was taken before.
+    wrapper.param_groups[-1]["lr"] = 7.0
+    assert state["base_param_settings"]["lr"] == 0.1
+    wrapper.load_state_dict(state)
+    assert wrapper.get_lr()["base_lr"] == [0.1]
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    _, one = make(groups=1)
+    _, two = make(groups=2)
+    two.param_groups[-1]["lr"] = 7.0
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        one.load_state_dict(two.state_dict())
+    assert one.base_param_settings is None and one.get_lr() == {"lr": [0.1]}
+
+
+def test_rates_momenta_and_groups() -> None:
+    model = Recorded()
+    one = OptimWrapper(runs.optimizer(model))
+    assert (one.get_lr(), one.get_momentum()) == ({"lr": [0.1]}, {"momentum": [0.9]})
+    assert one.param_groups is one.optimizer.param_groups
+    assert one.defaults is one.optimizer.defaults
+    two = OptimWrapper(runs.optimizer(model, "adam", 2))
+    assert two.get_lr() == {"base_lr": [0.1], "lr": [0.03, 0.1]}
+    assert two.get_momentum() == {"momentum": [0.9, 0.9]}
+    assert len(two.param_groups) == 3 and two.param_groups[2]["lr"] == 0.1
+    assert two.param_groups[2] is two.base_param_settings
+    plain = OptimWrapper(torch.optim.Adagrad(model.parameters()))
+    assert plain.get_momentum() == {"momentum": [0]}
+
+
+REFUSED: list[tuple[dict[str, Any], str, type[Exception]]] = [
+    (
+        {"accumulative_counts": 0},
+        "accumulative_counts must be an integer of 1 or more, but is 0.",
+        ValueError,
+    ),
+    (
+        {"accumulative_counts": 1.5},
+        "accumulative_counts must be an integer of 1 or more, but is 1.5 (float).",
+        TypeError,
+    ),
+    (
+        {"clip_grad": 1.0},
+        "clip_grad must be a dict or None, but is 1.0 (float). Write "
+        "dict(max_norm=...).",
+        TypeError,
+    ),
+    (
+        {"clip_grad": {}},
+        "clip_grad must have arguments besides type, but is {}. Give at least "
+        "max_norm.",
+        ValueError,
+    ),
+    (
+        {"clip_grad": {"type": "value"}},
+        "clip_grad must have arguments besides type, but is {'type': 'value'}. Give "
+        "at least clip_value.",
+        ValueError,
+    ),
+    (
+        {"clip_grad": {"type": "l2", "max_norm": 1}},
+        "clip_grad['type'] must be 'norm' or 'value', but is 'l2'.",
+        ValueError,
+    ),
+    (
+        {"clip_grad": {"max": 1}},
+        "clip_grad must hold arguments of clip_grad_norm_, but is {'max': 1}: missing "
+        "a required argument: 'max_norm'.",
+        TypeError,
+    ),
+]
+
+
+@pytest.mark.parametrize(("kwargs", "text", "cls"), REFUSED)
+def test_settings_that_are_refused(
+    kwargs: dict[str, Any], text: str, cls: type[Exception]
+) -> None:
+    with refuses(f"OptimWrapper: {text}", cls, AssertionError):
+        make(**kwargs)
+
+
+def test_what_is_no_optimizer_is_refused() -> None:
+    message = "OptimWrapper: optimizer must be an optimizer of torch, but is list."
+    with refuses(message, TypeError, AssertionError):
+        OptimWrapper([nn.Parameter(torch.ones(1))])  # type: ignore[arg-type]
+
+
+def test_a_loss_that_is_no_tensor_is_refused() -> None:
+    message = (
+        "OptimWrapper: loss must be a tensor, but is 0 (int). The total of a model's "
+        "losses is one if it returns a tensor under a key with 'loss' in it."
+    )
+    _, wrapper = make()
+    with refuses(message, TypeError, AttributeError):
+        wrapper.update_params(0)  # type: ignore[arg-type]
+    assert wrapper.inner_count == 0
+
+
+def test_counts_that_are_refused_leave_the_old_ones() -> None:
+    _, wrapper = make(accumulative_counts=2)
+    where = "OptimWrapper.initialize_count_status: "
+    message = f"{where}init_counts must be an integer of 0 or more, but is -1."
+    with refuses(message, ValueError):
+        wrapper.initialize_count_status(None, -1, 4)
+    message = f"{where}max_counts must be an integer of -1 or more, but is -2."
+    with refuses(message, ValueError):
+        wrapper.initialize_count_status(None, 2, -2)
+    assert wrapper.inner_count == 0
+
+
+def test_wrappers_show_their_settings() -> None:
+    _, wrapper = make(accumulative_counts=2, clip_grad={"max_norm": 1})
+    shown = "OptimWrapper(accumulative_counts=2, clip_grad={'max_norm': 1}, optimizer="
+    assert repr(wrapper) == f"{shown}{wrapper.optimizer!r})"
+    assert repr(OptimWrapperDict(a=wrapper)) == f"OptimWrapperDict(a={wrapper!r})"

@@ -1,0 +1,276 @@
+"""AmpOptimWrapper on the CPU, beside autocast and a loss scale written out here."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import optim_runs as runs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optim_runs import Recorded, refuses
+
+import pyparallel
+from pyparallel.mmengine import AmpOptimWrapper, OptimWrapper
+
+ROOT = Path(pyparallel.__file__).parents[1]
+
+
+class Cast(Recorded):
+    """Notes the dtype that its first layer computes in."""
+
+    seen: torch.dtype | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.layers[0](x).dtype
+        return super().forward(x)
+
+
+def make(**kwargs: Any) -> tuple[Cast, AmpOptimWrapper]:
+    model = Cast()
+    return model, AmpOptimWrapper(optimizer=runs.optimizer(model), **kwargs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    every=st.integers(1, 4),
+    number=st.integers(1, 9),
+    dtype=st.sampled_from([None, "bfloat16", torch.bfloat16]),
+    clip=st.sampled_from(
+        [None, {"max_norm": 0.3}, {"type": "value", "clip_value": 0.1}]
+    ),
+    scale=st.sampled_from(["dynamic", 512.0, 64]),
+)
+def test_bfloat16_is_that_of_plain_autocast_to_the_bit(
+    every: int, number: int, dtype: Any, clip: Any, scale: Any
+) -> None:
+    """Without any scale: the ones here are powers of two, which change no bit."""
+    data = runs.batches(number)
+    cut = runs.cut(number, every, announced=True)
+    expected = Cast()
+    plain = runs.optimizer(expected)
+
+    def autocast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss: torch.Tensor = expected(x)
+        return loss
+
+    for group in cut:
+        plain.zero_grad()
+        for index in group:
+            (autocast(data[index]) / len(group)).backward()
+        runs.clip_of(clip)(list(expected.parameters()))
+        plain.step()
+
+    model, wrapper = make(
+        loss_scale=scale, dtype=dtype, accumulative_counts=every, clip_grad=clip
+    )
+    wrapper.initialize_count_status(model, 0, number)
+    steps = runs.wrapped(model, wrapper, data)
+    assert runs.same_bits(model, expected)
+    assert runs.same_state(wrapper.optimizer.state_dict(), plain.state_dict())
+    assert steps == [group[-1] + 1 for group in cut]
+    assert model.seen == torch.bfloat16
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    bad=st.lists(st.booleans(), min_size=1, max_size=12),
+    static=st.booleans(),
+    clip=st.sampled_from([None, {"max_norm": 0.5}]),
+)
+def test_float16_leaves_out_steps_that_overflow_and_halves_the_scale(
+    bad: list[bool], static: bool, clip: Any
+) -> None:
+    growth_interval = 3
+    loss_scale: Any = 256.0
+    if not static:
+        loss_scale = {"init_scale": 256.0, "growth_interval": growth_interval}
+    model, wrapper = make(loss_scale=loss_scale, dtype="float16", clip_grad=clip)
+    expected = Cast()
+    plain = runs.optimizer(expected)
+    scale, good = 256.0, 0
+    for infinite, batch in zip(bad, runs.batches(len(bad)), strict=True):
+        with wrapper.optim_context(model):
+            loss = model(batch)
+        wrapper.update_params(loss * float("inf") if infinite else loss)
+        if infinite:
+            scale, good = (scale if static else scale / 2), 0
+        else:
+            plain.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = expected(batch)
+            (loss * scale).backward()
+            for parameter in expected.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= scale
+            runs.clip_of(clip)(list(expected.parameters()))
+            plain.step()
+            good += 1
+            if good == growth_interval and not static:
+                scale, good = scale * 2, 0
+        assert wrapper.loss_scaler.get_scale() == scale
+        assert runs.same_bits(model, expected)
+    assert model.seen == torch.float16
+
+
+def test_a_group_with_one_infinite_micro_step_is_left_out_as_a_whole() -> None:
+    model, wrapper = make(dtype=torch.float16, accumulative_counts=2)
+    before = copy.deepcopy(model)
+    first, second, third, fourth = runs.batches(4)
+    for batch, factor in ((first, float("inf")), (second, 1.0)):
+        with wrapper.optim_context(model):
+            loss = model(batch)
+        wrapper.update_params(loss * factor)
+    assert runs.same_bits(model, before) and wrapper.inner_count == 2
+    assert wrapper.loss_scaler.get_scale() == 2.0**15
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert runs.wrapped(model, wrapper, [third, fourth]) == [2]
+
+
+def test_it_ends_where_the_context_ends() -> None:
+    model, wrapper = make(accumulative_counts=2)
+    with wrapper.optim_context(model):
+        assert torch.is_autocast_enabled("cpu")
+        model(runs.batches(1)[0])
+    assert not torch.is_autocast_enabled("cpu") and model.synced == [False]
+
+
+def test_the_state_adds_the_scale() -> None:
+    model, wrapper = make(loss_scale={"init_scale": 64.0}, dtype="float16")
+    with wrapper.optim_context(model):
+        loss = model(runs.batches(1)[0])
+    wrapper.update_params(loss * float("inf"))
+    state = wrapper.state_dict()
+    assert list(state) == ["state", "param_groups", "loss_scaler"]
+    kept = copy.deepcopy(state)
+
+    _, other = make(dtype="float16")
+    other.load_state_dict(state)
+    assert other.loss_scaler.get_scale() == 32.0
+    assert runs.same_state(other.state_dict(), kept) and runs.same_state(state, kept)
+
+    without = OptimWrapper(runs.optimizer(Recorded()))
+    without.load_state_dict(state)  # the scale is of no use to it
+    other.load_state_dict(without.state_dict())
+    assert other.loss_scaler.get_scale() == 32.0
+
+
+@pytest.mark.parametrize("broken", ["optimizer", "scale"])
+def test_a_state_that_does_not_fit_leaves_the_scale(broken: str) -> None:
+    _, wrapper = make()
+    state = make(loss_scale=2.0)[1].state_dict()
+    if broken == "optimizer":
+        state["param_groups"] = []
+    else:
+        state["loss_scaler"] = {"scale": 2.0}
+    before = copy.deepcopy(wrapper.state_dict())
+    with pytest.raises((ValueError, KeyError)):
+        wrapper.load_state_dict(state)
+    assert runs.same_state(wrapper.state_dict(), before)
+
+
+def test_the_callers_dict_stays_as_it_is() -> None:
+    settings = {"init_scale": 8.0, "growth_interval": 5}
+    _, wrapper = make(loss_scale=settings)
+    assert settings == {"init_scale": 8.0, "growth_interval": 5}
+    assert wrapper.loss_scaler.get_growth_interval() == 5
+
+
+REFUSED: list[tuple[dict[str, Any], str, type[Exception]]] = [
+    (
+        {"dtype": "fp16"},
+        "dtype must be one of float16, bfloat16, float32, float64, but is 'fp16'.",
+        ValueError,
+    ),
+    (
+        {"dtype": 16},
+        "dtype must be a torch.dtype, its name or None, but is 16 (int).",
+        TypeError,
+    ),
+    (
+        {"dtype": "float32"},
+        "dtype must be torch.bfloat16 or torch.float16 for parameters on the CPU, but "
+        "is torch.float32. Use OptimWrapper to train without casting.",
+        ValueError,
+    ),
+    (
+        {"loss_scale": "static"},
+        "loss_scale must be 'dynamic', a number or a dict, but is 'static' (str).",
+        TypeError,
+    ),
+    (
+        {"loss_scale": True},
+        "loss_scale must be 'dynamic', a number or a dict, but is True (bool).",
+        TypeError,
+    ),
+    (
+        {"loss_scale": 0.0},
+        "loss_scale must be above 0 and finite, but is 0.0.",
+        ValueError,
+    ),
+    (
+        {"loss_scale": {"scale": 2.0}},
+        "loss_scale must hold arguments of GradScaler, but is {'scale': 2.0}: got an "
+        "unexpected keyword argument 'scale'.",
+        TypeError,
+    ),
+]
+
+
+@pytest.mark.parametrize(("kwargs", "text", "cls"), REFUSED)
+def test_settings_that_are_refused(
+    kwargs: dict[str, Any], text: str, cls: type[Exception]
+) -> None:
+    with refuses(f"AmpOptimWrapper: {text}", cls, AssertionError):
+        make(**kwargs)
+
+
+SHARDED = """
+import os, torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from pyparallel.mmengine import AmpOptimWrapper, OptimWrapper
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(3, 2)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+wrapper = AmpOptimWrapper(optimizer=sgd, use_fsdp=True, clip_grad={"max_norm": 1.0})
+print(type(wrapper.loss_scaler).__name__)
+before = model.weight.detach().clone()
+for factor in (float("inf"), 1.0):
+    with wrapper.optim_context(model):
+        loss = model(torch.ones(1, 3)).sum() * factor
+    wrapper.update_params(loss)
+    print(torch.equal(model.weight, before), wrapper.loss_scaler.get_scale())
+
+mesh = init_device_mesh("cpu", (1,))
+model = fully_shard(torch.nn.Linear(2, 2, bias=False), mesh=mesh)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+wrapper = OptimWrapper(sgd, clip_grad={"max_norm": 1.0})
+wrapper.update_params(model(2 * torch.ones(1, 2)).sum())
+print(type(wrapper.grad_norm).__name__, wrapper.grad_norm.item(), flush=True)
+os._exit(0)  # before the threads of gloo are taken down
+"""
+
+
+def test_sharded_parameters_agree_on_steps_and_on_the_norm() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout.split() == [
+        *("ShardedGradScaler", "True", "32768.0", "False", "32768.0"),
+        *("Tensor", "4.0"),
+    ], done.stderr

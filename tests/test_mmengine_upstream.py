@@ -1,0 +1,148 @@
+"""Whether mmengine is there: absent, switched off, broken, whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optim_runs import refuses
+
+import pyparallel
+from pyparallel.mmengine import _upstream
+
+ROOT = Path(pyparallel.__file__).parents[1]
+
+
+def never(name: str) -> Any:
+    raise AssertionError(f"{name} was imported")
+
+
+def whole(name: str) -> Any:
+    names = {
+        "mmengine.optim": ["OptimWrapper", "AmpOptimWrapper", "OptimWrapperDict"],
+        "mmengine.model": ["BaseModel", "BaseDataPreprocessor", "ImgDataPreprocessor"],
+        "mmengine.structures": ["BaseDataElement"],
+        "mmengine.logging": ["MessageHub"],
+        "mmengine.registry": [
+            "OPTIM_WRAPPERS",
+            "MODELS",
+            "MODEL_WRAPPERS",
+            "FUNCTIONS",
+        ],
+    }
+    return types.SimpleNamespace(**{each: f"{name}.{each}" for each in names[name]})
+
+
+def test_off_asks_for_no_import() -> None:
+    found = _upstream.find("off", never)
+    assert found == (False, "PYPARALLEL_MMENGINE=off asks for it.", {}, False)
+
+
+def test_all_that_is_used_comes_from_where_mmengine_has_it() -> None:
+    found = _upstream.find("auto", whole)
+    assert found[:2] == (True, "mmengine is installed.") and not found.warns
+    assert found.names["OptimWrapper"] == "mmengine.optim.OptimWrapper"
+    assert found.names["BaseDataElement"] == "mmengine.structures.BaseDataElement"
+    assert len(found.names) == 12
+
+
+def test_an_mmengine_that_is_not_installed_is_no_news() -> None:
+    def load(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="mmengine")
+
+    found = _upstream.find("auto", load)
+    assert found == (False, "mmengine is not installed.", {}, False)
+
+
+def test_a_broken_mmengine_is_reported_with_its_error() -> None:
+    def without_yapf(name: str) -> Any:
+        raise ModuleNotFoundError("No module named 'yapf'", name="yapf")
+
+    found = _upstream.find("auto", without_yapf)
+    assert found == (
+        False,
+        "mmengine must be importable, but importing it raised ModuleNotFoundError: No "
+        "module named 'yapf'. Repair it, or set PYPARALLEL_MMENGINE=off.",
+        {},
+        True,
+    )
+
+
+def test_an_mmengine_without_a_name_that_is_used_counts_as_broken() -> None:
+    def too_old(name: str) -> Any:
+        module = whole(name)
+        vars(module).pop("FUNCTIONS", None)
+        return module
+
+    found = _upstream.find("auto", too_old)
+    assert not found.available and found.warns
+    assert "AttributeError: " in found.reason and "FUNCTIONS" in found.reason
+
+
+def test_another_value_of_the_variable_is_refused() -> None:
+    message = "PYPARALLEL_MMENGINE must be auto or off, but is 'on'. Unset it for auto."
+    with refuses(message, ValueError):
+        _upstream.find("on", never)
+
+
+def test_a_name_that_is_not_looked_up_is_an_error_with_and_without_mmengine() -> None:
+    with pytest.raises(KeyError, match="HOOKS must be one of the names"):
+        _upstream.upstream("HOOKS")
+
+
+def test_what_is_provided_is_noted_and_stays_what_it_is() -> None:
+    names = [each.__name__ for each in _upstream.provided["OPTIM_WRAPPERS"]]
+    assert names == ["OptimWrapper", "AmpOptimWrapper"]
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_importing_pyparallel_imports_no_part_of_it() -> None:
+    code = "import pyparallel, sys\nprint([m for m in sys.modules if 'mmengine' in m])"
+    assert run(code).stdout == "[]\n"
+
+
+def test_a_broken_mmengine_gives_one_warning_and_bases_of_our_own(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mmengine").mkdir()
+    broken = "raise RuntimeError('built for another torch')"
+    (tmp_path / "mmengine" / "__init__.py").write_text(broken)
+    code = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter('always')
+    import pyparallel.mmengine
+    from pyparallel.mmengine import _upstream, OptimWrapper
+print(len(caught), caught[0].category.__name__)
+print(caught[0].message)
+print(OptimWrapper.__mro__[-2].__module__, _upstream.available)
+"""
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = run(code, PYTHONPATH=paths, PYPARALLEL_MMENGINE="auto")
+    assert (done.stderr, done.stdout.splitlines()) == (
+        "",
+        [
+            "1 RuntimeWarning",
+            "mmengine must be importable, but importing it raised RuntimeError: built "
+            "for another torch. Repair it, or set PYPARALLEL_MMENGINE=off.",
+            "Until then, our classes are not subclasses of mmengine's.",
+            "pyparallel.mmengine._upstream False",
+        ],
+    )
+    off = run("import pyparallel.mmengine", PYTHONPATH=paths, PYPARALLEL_MMENGINE="off")
+    assert (off.returncode, off.stderr) == (0, "")
