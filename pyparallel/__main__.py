@@ -21,10 +21,13 @@ from typing import Any
 import torch
 
 import pyparallel
-from pyparallel import _backend, _preflight
+from pyparallel import _backend, _debug, _preflight
 from pyparallel._backend import _build
 
-_SETTINGS = ("CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "PYPARALLEL_BACKEND")
+_SETTINGS = (
+    *("CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "PYPARALLEL_BACKEND"),
+    *("PYPARALLEL_POISON", "PYPARALLEL_NVTX"),
+)
 _PEERS = (
     *("mmcv", "mmcv-full", "mmcv-lite", "onedl-mmcv"),
     *("mmengine", "mmengine-lite", "onedl-mmengine"),
@@ -131,6 +134,7 @@ def report() -> dict[str, Any]:
         "gpus": gpus(built.get("archs")),
         "nvcc": nvcc(),
         "settings": [f"{k}={os.environ[k]}" for k in _SETTINGS if k in os.environ],
+        "debug mode": "on, by PYPARALLEL_DEBUG" if _debug.enabled else "off",
         "peers": [f"{n} {v}" for n in _PEERS if (v := installed(n))],
         "mmcv.parallel": getattr(shim, "__file__", repr(shim)) if shim else None,
         "wrong package": stray_distribution(),

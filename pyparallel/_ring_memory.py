@@ -4,7 +4,8 @@ A header with a line for every slab, then the slabs, all of one size. A slab tak
 memory when somebody first writes so far into it, and keeps it.
 
 With ``PYPARALLEL_POISON=1`` free slabs are overwritten, what is written to them while
-they are free is noticed, and so is what is written beyond the edges of a batch.
+they are free is noticed, and so is what is written beyond the edges of a batch. So it
+is with ``PYPARALLEL_DEBUG=1``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import _backend, _shared
+from . import _backend, _debug, _shared
 
 #: What the header says of a slab that is free, and of one that the parent holds.
 FREE, PARENT = 0, 1
@@ -32,7 +33,7 @@ _EDGE = 0xC5
 
 def poisons() -> bool:
     """Tell whether freed slabs are to be overwritten and the edges of slabs checked."""
-    return os.environ.get("PYPARALLEL_POISON", "") not in ("", "0")
+    return _debug.enabled or _debug.is_set("PYPARALLEL_POISON")
 
 
 class RingMemory:

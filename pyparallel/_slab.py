@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from . import _backend, _cargo
+from . import _backend, _cargo, _debug
 from ._keeper import Keeper
+from ._probe import TorchProbe
 from ._trace import span
 
 _keeper = Keeper()
@@ -60,6 +61,8 @@ class DeviceApi(Protocol):
 
 class TorchDevice:
     """The device interface on torch's allocators and streams, for any accelerator."""
+
+    probe = TorchProbe()
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
@@ -142,6 +145,8 @@ class Flight:
         home: Any = None,
     ) -> None:
         _keeper.release_done()
+        if _debug.enabled:
+            _debug.check()
         self._device, self._api = device, api
         cargo = _cargo.load(leaves, api.is_pinned)
         self._plan, self._order = cargo.plan, cargo.order
@@ -165,6 +170,11 @@ class Flight:
         stream = api.copy_stream(device)
         api.wait(stream, allocated)
         self._event = queue(copies, lent, stream, api)
+        self._watch: _debug.Watch | None = None
+        if _debug.enabled:
+            blocks, way = (self._slab, self._direct), (api, device, stream, self._home)
+            self._watch = _debug.Watch(leaves, cargo, blocks, way, self._event)
+            self._event = self._watch.event
         self._lost = weakref.finalize(self, api.wait, self._home, self._event)
         self._lost.atexit = False
 
@@ -175,6 +185,9 @@ class Flight:
         """
         api = self._api
         stream = api.current_stream(self._device)
+        if self._watch is not None:
+            _debug.check()
+            self._watch.land_on(stream)
         api.wait(stream, self._event)
         self._lost.detach()
         if stream != self._home:
@@ -228,8 +241,14 @@ def hold_while_read(
 
 #: Give up what has been read; every later flight does it too.
 release_done = _keeper.release_done
-#: Wait, at most so many seconds, until the devices read nothing in place any more.
-drain = _keeper.drain
+
+
+def drain(seconds: float) -> bool:
+    """Wait, at most so long, until the devices read nothing in place any more."""
+    is_drained = _keeper.drain(seconds)
+    if _debug.enabled:
+        _debug.check()
+    return is_drained
 
 
 def queue(

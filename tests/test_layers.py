@@ -12,12 +12,13 @@ PACKAGE = Path(__file__).parent.parent / "pyparallel"
 #: From the bottom to the top. Modules of one layer are siblings: none knows another.
 LAYERS = [
     ["_errors"],
-    ["_stats", "_stacked", "_trace", "_pipe"],
+    ["_stats", "_stacked", "_trace", "_pipe", "_probe"],
     ["_backend", "_preflight"],
     ["_tree", "padding"],
     ["container"],
     ["_plan", "_image_plan", "_frame"],
     ["_cargo", "_keeper"],
+    ["_debug"],
     ["_slab", "_output", "_shared", "memory"],
     ["_by_torch", "_move", "_return_flight", "_ring_memory"],
     ["_ring", "_page_lock", "_integers"],

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -22,6 +24,7 @@ constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kSmallUnit = 64 << 10;
 constexpr int64_t kDefaultLimit = int64_t{1} << 30;
 constexpr std::chrono::milliseconds kDefaultPatience{10'000};
+constexpr int kPoison = 0xDB;
 
 struct Idle {
   Block block;
@@ -84,6 +87,15 @@ int64_t capacity_for(int64_t nbytes) {
   const int64_t unit = nbytes < kHugePage ? kSmallUnit : kHugePage;
   if (nbytes > INT64_MAX - 2 * unit) throw std::bad_alloc();
   return (nbytes + unit - 1) / unit * unit;
+}
+
+// Whether freed memory is to show it: as _debug.py reads the environment.
+bool poisons() {
+  static const bool asked = [] {
+    const char* const value = std::getenv("PYPARALLEL_DEBUG");
+    return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
+  }();
+  return asked;
 }
 
 // Null if there is no memory. Large blocks start on a huge page and ask for them: one
@@ -217,6 +229,7 @@ Block take_block(int64_t nbytes) {
 }
 
 void give_block(Block block) noexcept {
+  if (poisons()) std::memset(block.data, kPoison, static_cast<size_t>(block.capacity));
   try {
     unmap(keep(shared(), block));
   } catch (const std::bad_alloc&) {

@@ -7,6 +7,8 @@
 // time: a thread that lives only while there are idle blocks unmaps each that was not
 // wanted for `patience`. In a forked child nothing is kept of what the parent held:
 // writing there would copy the parent's pages, and the thread does not exist.
+//
+// With PYPARALLEL_DEBUG=1 a block is overwritten with 0xDB as soon as it is given back.
 #pragma once
 
 #include <chrono>
