@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import cases_images, cases_leaves
+from . import cases_images, cases_leaves, cases_preprocess
 from .case import Case
 
 __all__ = ["Case", "cases"]
@@ -10,4 +10,5 @@ __all__ = ["Case", "cases"]
 
 def cases(quick: bool) -> list[Case]:
     """Return all cases; with ``quick``, tiny versions that only prove that they run."""
-    return [*cases_images.cases(quick), *cases_leaves.cases(quick)]
+    modules = (cases_images, cases_leaves, cases_preprocess)
+    return [case for module in modules for case in module.cases(quick)]

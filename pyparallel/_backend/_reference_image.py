@@ -52,16 +52,18 @@ def _write(
     dst: Tensor, images: list[Tensor], columns: dict[str, Tensor], swap_channels: bool
 ) -> None:
     fill, scale = columns["fill"], columns.get("scale")
+    sides = dst.shape[2:]
     for row, image in zip(dst, images, strict=True):
         height, width = image.shape[1:]
-        row[:, height:].copy_(fill)
-        row[:, :height, width:].copy_(fill)
-        pixels = (image.flip(0) if swap_channels else image).float()
+        if image.shape[1:] != sides:
+            row[:, height:] = fill
+            row[:, :height, width:] = fill
+        pixels = image.flip(0) if swap_channels else image
+        corner = row[:, :height, :width]
         if scale is None:
-            pixels = (pixels - columns["mean"]) / columns["std"]
+            torch.div(pixels - columns["mean"], columns["std"], out=corner)
         else:
-            pixels = pixels * scale + columns["bias"]
-        row[:, :height, :width].copy_(pixels)
+            torch.add(pixels * scale, columns["bias"], out=corner)
 
 
 def _rounded(rows: dict[str, list[float]], dst: Tensor) -> dict[str, Tensor]:
