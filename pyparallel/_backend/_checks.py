@@ -125,6 +125,29 @@ def overlap(one: Tensor, other: Tensor) -> bool:
     return bool(one.nbytes and other.nbytes) and -one.nbytes < distance < other.nbytes
 
 
+def check_mask_kind(mask: Tensor, where: str, dst: Tensor) -> None:
+    check_plain(mask, where)
+    if mask.dtype is not torch.bool:
+        rule = f"must have dtype torch.bool, but has {mask.dtype}."
+        raise TypeError(f"{where} {rule}")
+    if mask.device != dst.device:
+        rule = f"be on the device of dst, {dst.device}"
+        raise error(where, rule, f"is on {mask.device}")
+
+
+def check_mask_memory(
+    mask: Tensor, where: str, others: Iterable[tuple[str, Tensor]]
+) -> None:
+    if not mask.is_contiguous():
+        found = f"has strides {mask.stride()} for shape {tuple(mask.shape)}"
+        raise error(where, "be contiguous", found)
+    check_memory(mask, where)
+    for other, tensor in others:
+        if overlap(tensor, mask):
+            rule = f"not share memory with {other}"
+            raise error(where, rule, "overlaps it", " Give it memory of its own.")
+
+
 def check_slab(slab: Tensor, where: str, on_cpu: str) -> None:
     check_plain(slab, where)
     good = slab.dtype == torch.uint8 and slab.dim() == 1 and slab.is_contiguous()

@@ -9,7 +9,16 @@ from typing import Any, SupportsFloat, SupportsIndex
 import torch
 from torch import Tensor
 
-from ._checks import check_memory, check_plain, error, items, name, overlap
+from ._checks import (
+    check_mask_kind,
+    check_mask_memory,
+    check_memory,
+    check_plain,
+    error,
+    items,
+    name,
+    overlap,
+)
 
 _Where = str | tuple[str, int]
 
@@ -105,26 +114,13 @@ def is_packed(image: Tensor) -> bool:
 
 def check_places(mask: Tensor, dst: Tensor, images: list[Tensor]) -> None:
     where = "image_batch: mask"
-    check_plain(mask, where)
-    shape, expected = tuple(mask.shape), (dst.shape[0], *dst.shape[2:])
-    if mask.dtype is not torch.bool:
-        rule = f"must have dtype torch.bool, but has {mask.dtype}."
-        raise TypeError(f"{where} {rule}")
-    if mask.device != dst.device:
-        rule = f"be on the device of dst, {dst.device}"
-        raise error(where, rule, f"is on {mask.device}")
-    if shape != expected:
+    check_mask_kind(mask, where, dst)
+    expected = (dst.shape[0], *dst.shape[2:])
+    if mask.shape != expected:
         rule = f"have shape {expected}, one entry for each pixel of dst"
-        raise error(where, rule, f"has shape {shape}")
-    if not mask.is_contiguous():
-        found = f"has strides {mask.stride()} for shape {shape}"
-        raise error(where, "be contiguous", found)
-    check_memory(mask, where)
+        raise error(where, rule, f"has shape {tuple(mask.shape)}")
     others = [("dst", dst), *((f"images[{i}]", t) for i, t in enumerate(images))]
-    for other, tensor in others:
-        if overlap(tensor, mask):
-            rule = f"not share memory with {other}"
-            raise error(where, rule, "overlaps it", " Give it memory of its own.")
+    check_mask_memory(mask, where, others)
 
 
 def _check_shape(image: Tensor, where: _Where, dst: Tensor) -> None:

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ._checks import (
     EXACT,
+    check_mask_kind,
+    check_mask_memory,
     check_memory,
     check_plain,
     error,
     ints,
     items,
     name,
-    overlap,
     wraps,
 )
 
@@ -111,25 +112,12 @@ def check_starts(
 
 def check_mask(mask: Tensor, dst: Tensor, samples: list[Tensor]) -> None:
     where = "pad_copy: mask"
-    check_plain(mask, where)
+    check_mask_kind(mask, where, dst)
     shape, whole = tuple(mask.shape), tuple(dst.shape)
-    if mask.dtype is not torch.bool:
-        rule = f"must have dtype torch.bool, but has {mask.dtype}."
-        raise TypeError(f"{where} {rule}")
-    if mask.device != dst.device:
-        rule = f"be on the device of dst, {dst.device}"
-        raise error(where, rule, f"is on {mask.device}")
     last = whole[len(whole) - len(shape) + 1 :]
     if not 2 <= len(shape) <= len(whole) or shape != (whole[0], *last):
         rule = f"have the first and one or more of the last dimensions of dst, {whole}"
         raise error(where, rule, f"has shape {shape}")
-    if not mask.is_contiguous():
-        found = f"has strides {mask.stride()} for shape {shape}"
-        raise error(where, "be contiguous", found)
-    check_memory(mask, where)
     others = [("dst", dst)]
     others += [(f"samples[{i}]", t) for i, t in enumerate(samples) if t.is_contiguous()]
-    for other, tensor in others:
-        if overlap(tensor, mask):
-            rule = f"not share memory with {other}"
-            raise error(where, rule, "overlaps it", " Give it memory of its own.")
+    check_mask_memory(mask, where, others)
