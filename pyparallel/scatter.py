@@ -60,8 +60,9 @@ def scatter(
         RuntimeError: a target device that this machine does not have.
 
     Stream: for every device the CPU tensors go in one packed copy on the device's copy
-    stream; the stream that is current on the device waits for it, the host does not.
-    Tensors that require grad are sent one by one so that gradients flow back.
+    stream, and all are under way before the first is waited for; the stream that is
+    current on the device waits for its copy, the host does not. Tensors that require
+    grad are sent one by one so that gradients flow back.
 
     The behaviour is that of mmcv 1.x ``scatter``; silently dropped chunks, lost
     container types and labels misaligned with images are fixed. ``chunk_sizes``,

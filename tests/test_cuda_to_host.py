@@ -155,7 +155,7 @@ def test_results_are_those_of_the_call_while_the_device_is_busy(fetch):
 
 
 def warm(call: Any) -> None:
-    """Let everything be loaded and allocated: the first time may wait for the device."""
+    """Let all be loaded and allocated, for which the first call may wait."""
     call()
     torch.cuda.synchronize()
 

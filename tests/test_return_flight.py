@@ -1,0 +1,123 @@
+"""The way back on torch: what is asked of it, and in which order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from fake_device import DEVICE
+
+from pyparallel import _backend, _return_flight, _slab
+from pyparallel._return_flight import ReturnFlight, TorchReturn, torch_return
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+    """Record what is asked of a stand-in for torch.cuda."""
+    calls = mock.MagicMock()
+    module = calls.module
+    module.is_current_stream_capturing.return_value = False
+    module.Stream.return_value = calls.back
+    module.current_stream.return_value = calls.current
+    calls.current.record_event.return_value = "packed"
+    calls.current.device = calls.back.device = DEVICE
+    for stream in (calls.back, calls.current):
+        stream.record_event.return_value = stream.event
+        stream.event.query.return_value = True
+    calls.current.record_event.return_value = calls.current.event
+
+    def empty(nbytes: Any, *, dtype: Any, device: Any = None, pin_memory: bool = False):
+        if nbytes:
+            (calls.empty_pinned if pin_memory else calls.empty)(nbytes, device)
+        result = torch.zeros(nbytes, dtype=dtype)
+        return result.as_subclass(Copied) if pin_memory else result
+
+    class Copied(torch.Tensor):
+        def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> Any:
+            calls.copy(non_blocking)
+            return torch.Tensor.copy_(self.as_subclass(torch.Tensor), source)
+
+    fake = SimpleNamespace(
+        empty=empty, uint8=torch.uint8, get_device_module=lambda device: module
+    )
+    monkeypatch.setattr(_slab, "torch", fake)
+    monkeypatch.setattr(_return_flight.torch, "get_device_module", lambda _: module)
+
+    def views(slab: torch.Tensor, plan: Any) -> list[torch.Tensor]:
+        return native_views(slab.as_subclass(torch.Tensor), plan)
+
+    native_views = _backend.views
+    monkeypatch.setattr(_backend, "views", views)
+    calls.reset_mock()
+    return calls
+
+
+def names(calls: mock.Mock) -> list[str]:
+    wanted = ("Stream", "wait_event", "record_event", "synchronize", "empty", "copy")
+    wanted += ("empty_pinned", "is_current_stream_capturing", "query")
+    called = [name for name, _, _ in calls.mock_calls]
+    return [name for name in called if name.split(".")[-1] in wanted]
+
+
+def test_a_snapshot_is_copied_behind_the_current_stream_on_another_one(calls):
+    flight = ReturnFlight([torch.ones(3), torch.ones(2)], DEVICE, TorchReturn())
+    assert [x.tolist() for x in flight.land()] == [[1, 1, 1], [1, 1]]
+    assert names(calls) == [
+        "module.is_current_stream_capturing",
+        "empty_pinned",
+        "empty",
+        "module.Stream",
+        "current.record_event",
+        "back.wait_event",
+        "copy",
+        "back.record_event",
+        "back.event.synchronize",
+        "back.event.query",
+    ]
+    calls.back.wait_event.assert_called_once_with(calls.current.event)
+    calls.copy.assert_called_once_with(True)
+    assert calls.module.stream.call_args_list == [mock.call(calls.back)]
+
+
+def test_who_waits_has_the_copy_on_the_current_stream(calls):
+    flight = ReturnFlight([torch.ones(3)], DEVICE, TorchReturn(), snapshot=False)
+    flight.land()
+    assert names(calls) == [
+        "module.is_current_stream_capturing",
+        "empty_pinned",
+        "empty",
+        "copy",
+        "current.record_event",
+        "current.event.synchronize",
+        "current.event.query",
+    ]
+    assert calls.module.stream.call_args_list == [mock.call(calls.current)]
+
+
+def test_a_recording_stream_is_asked_for_on_its_device(calls):
+    calls.module.is_current_stream_capturing.return_value = True
+    with pytest.raises(RuntimeError, match="stream of cuda:0 must not be recording"):
+        ReturnFlight([torch.ones(3)], DEVICE, TorchReturn())
+    calls.module.device.assert_called_once_with(DEVICE)
+    assert names(calls) == ["module.is_current_stream_capturing"]
+    del calls.module.is_current_stream_capturing
+    assert not TorchReturn().is_capturing(DEVICE), "who cannot record does not"
+
+
+def test_both_directions_have_streams_of_their_own(calls):
+    calls.module.Stream.side_effect = lambda device: object()
+    there = _slab.TorchDevice()
+    back = TorchReturn()
+    assert there.copy_stream(DEVICE) is not back.copy_stream(DEVICE)
+    assert back.copy_stream(DEVICE) is back.copy_stream(torch.device("cuda:0"))
+
+
+def test_tensors_come_back_from_where_they_are():
+    assert torch_return.device_of(torch.ones(2)) is None
+    assert torch_return.device_of(torch.ones(2, device="meta")).type == "meta"
+    assert torch_return.packs(DEVICE) == ("cuda" in _backend.devices)
+    assert torch_return.packs(torch.device("cpu"))
+    assert not torch_return.packs(torch.device("meta"))
