@@ -1,0 +1,45 @@
+#include "cpu/runtime.h"
+
+#include <cstring>
+#include <new>
+
+namespace pyparallel::cpu {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+class HostRuntime final : public transfer::Runtime {
+ public:
+  transfer::Pinned allocate(int64_t nbytes) override {
+    void* data = ::operator new(static_cast<size_t>(nbytes), kAlignment);
+    return {static_cast<uint8_t*>(data), nullptr};
+  }
+
+  void free(const transfer::Pinned& memory) noexcept override {
+    ::operator delete(memory.data, kAlignment);
+  }
+
+  void copy(const transfer::Copy& copy, const transfer::Stream&) override {
+    memcpy(copy.dst, copy.src, static_cast<size_t>(copy.nbytes));
+  }
+
+  void copy_batch(const transfer::Copy* copies, int64_t num,
+                  const transfer::Stream& stream) override {
+    for (int64_t i = 0; i < num; ++i) copy(copies[i], stream);
+  }
+
+  transfer::Event create_event(int64_t) override { return nullptr; }
+  void record(transfer::Event, const transfer::Stream&) override {}
+  bool is_done(transfer::Event) override { return true; }
+  void wait(const transfer::Stream&, transfer::Event) override {}
+  bool is_capturing(const transfer::Stream&) override { return false; }
+};
+
+}  // namespace
+
+transfer::Runtime* runtime() {
+  static HostRuntime runtime;
+  return &runtime;
+}
+
+}  // namespace pyparallel::cpu

@@ -1,0 +1,142 @@
+#include "transfer/engine.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "core/boxes.h"
+
+namespace pyparallel::transfer {
+namespace {
+
+// Sets *slots to the parts of the job's slots in [begin, end) of the slab, as slots of
+// a slab of their own. `first` is a slot before which none ends after `begin`; returns
+// the same for a larger begin.
+int64_t cut(const Job& job, int64_t begin, int64_t end, int64_t first,
+            std::vector<Slot>* slots) {
+  const auto end_of = [&](int64_t i) {
+    return job.slots[i].offset + job.slots[i].nbytes;
+  };
+  while (first < job.num_slots && end_of(first) <= begin) ++first;
+  slots->clear();
+  for (int64_t i = first; i < job.num_slots && job.slots[i].offset < end; ++i) {
+    const Slot& slot = job.slots[i];
+    const int64_t from = slot.offset < begin ? begin : slot.offset;
+    const int64_t to = lesser(end_of(i), end);
+    if (to <= from) continue;
+    slots->push_back({slot.src + (from - slot.offset), from - begin, to - from});
+  }
+  return first;
+}
+
+}  // namespace
+
+Engine::Engine(Runtime* runtime, PackBytes pack, Limits limits)
+    : runtime_(runtime),
+      pack_(pack),
+      events_(runtime),
+      staging_(runtime, limits.max_idle, limits.poison) {}
+
+Sent Engine::send(const Job& job) {
+  check_usable();
+  check_not_capturing(job.home, "home");
+  check_not_capturing(job.copies, "copy");
+  if (!(job.home == job.copies)) {
+    runtime_->wait(job.copies, events_.record(job.home)->event());
+  }
+  Sent sent;
+  try {
+    copy_direct(job);
+    sent.mark = copy_packed(job);
+  } catch (...) {
+    sent.error = std::current_exception();
+  }
+  // Also behind what an error has left there; a chunk before it has a mark of its own.
+  try {
+    if (sent.mark == nullptr) sent.mark = events_.record(job.copies);
+  } catch (...) {
+    if (sent.error == nullptr) sent.error = std::current_exception();
+  }
+  return sent;
+}
+
+bool Engine::is_done(const Mark& mark) const {
+  check_usable();
+  return runtime_->is_done(mark.event());
+}
+
+void Engine::wait(const Stream& stream, const Mark& mark) const {
+  check_usable();
+  runtime_->wait(stream, mark.event());
+}
+
+void Engine::check_usable() const {
+  if (!events_.forked()) return;
+  throw std::runtime_error(
+      "send: copies must be queued by the process that queued the first one, but this "
+      "one was forked from it. Start processes that use a device by spawn.");
+}
+
+void Engine::check_not_capturing(const Stream& stream, const char* name) const {
+  if (!runtime_->is_capturing(stream)) return;
+  throw std::runtime_error(std::string("send: the ") + name +
+                           " stream must not be under graph capture, but is. Copy "
+                           "outside of the capture, into static tensors that the "
+                           "graph reads.");
+}
+
+void Engine::copy_direct(const Job& job) {
+  if (job.num_direct >= kBatchCopies) {
+    runtime_->copy_batch(job.direct, job.num_direct, job.copies);
+    return;
+  }
+  for (int64_t i = 0; i < job.num_direct; ++i) {
+    runtime_->copy(job.direct[i], job.copies);
+  }
+}
+
+// The mark behind the last chunk; null if there is none.
+MarkRef Engine::copy_packed(const Job& job) {
+  MarkRef last;
+  std::vector<Slot> slots;
+  int64_t first = 0;
+  for (int64_t begin = 0; begin < job.nbytes; begin += job.chunk) {
+    const int64_t nbytes = lesser(job.chunk, job.nbytes - begin);
+    Pack body{nullptr, nbytes, 1, job.slots, job.num_slots};
+    if (nbytes < job.nbytes) {
+      first = cut(job, begin, begin + nbytes, first, &slots);
+      body.slots = slots.data();
+      body.num_slots = static_cast<int64_t>(slots.size());
+    }
+    const Block block = staging_.take(nbytes);
+    body.dst = block.data();
+    try {
+      pack_(body);
+    } catch (...) {
+      staging_.give(block);
+      throw;
+    }
+    last = queue(block, {job.dst + begin, block.data(), nbytes}, job.copies);
+  }
+  return last;
+}
+
+// If no mark can be recorded, the block is lost: see Note: [staging lifetime].
+MarkRef Engine::queue(const Block& block, const Copy& copy, const Stream& stream) {
+  std::exception_ptr error;
+  try {
+    runtime_->copy(copy, stream);
+  } catch (...) {  // nobody knows how much of it was queued
+    error = std::current_exception();
+  }
+  MarkRef mark;
+  try {
+    mark = events_.record(stream);
+    staging_.give(block, stream, mark);
+  } catch (...) {
+    if (error == nullptr) throw;
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+  return mark;
+}
+
+}  // namespace pyparallel::transfer

@@ -1,0 +1,60 @@
+#include "transfer/events.h"
+
+#include <unistd.h>
+
+#include <new>
+
+namespace pyparallel::transfer {
+
+Mark::~Mark() { events_->give(event_, device_); }
+
+Events::Events(Runtime* runtime) : runtime_(runtime), pid_(getpid()) {}
+
+MarkRef Events::record(const Stream& stream) {
+  // First the mark, so that the event goes back whatever fails.
+  const auto mark =
+      std::make_shared<const Mark>(this, take(stream.device), stream.device);
+  runtime_->record(mark->event(), stream);
+  return mark;
+}
+
+bool Events::forked() const { return getpid() != pid_; }
+
+int64_t Events::num_created() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_created_;
+}
+
+int64_t Events::num_idle() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  int64_t num = 0;
+  for (const auto& each : idle_) num += static_cast<int64_t>(each.second.size());
+  return num;
+}
+
+Event Events::take(int64_t device) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Event>& idle = idle_[device];
+    if (!idle.empty()) {
+      const Event event = idle.back();
+      idle.pop_back();
+      return event;
+    }
+    ++num_created_;
+  }
+  return runtime_->create_event(device);
+}
+
+void Events::give(Event event, int64_t device) noexcept {
+  // A thread of the parent may have held the mutex at the fork.
+  if (forked()) return;
+  try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_[device].push_back(event);
+  } catch (const std::bad_alloc&) {
+    // One event is lost.
+  }
+}
+
+}  // namespace pyparallel::transfer

@@ -1,0 +1,298 @@
+// A device of threads that records what it is asked. Streams work late and at their own
+// pace, on memory by address; a copy that reads what the host has begun to write anew
+// is counted. Runtimes that forget one protection show that the tests would find it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "transfer/runtime.h"
+
+namespace fake {
+
+using pyparallel::transfer::Copy;
+using pyparallel::transfer::Event;
+using pyparallel::transfer::Pinned;
+using pyparallel::transfer::Stream;
+
+// Opens once, for everybody.
+class Gate {
+ public:
+  void open() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_open_.store(true, std::memory_order_release);
+    opened_.notify_all();
+  }
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    opened_.wait(lock, [this] { return is_open_.load(std::memory_order_relaxed); });
+  }
+  bool is_open() const { return is_open_.load(std::memory_order_acquire); }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  std::atomic<bool> is_open_{false};
+};
+
+using GateRef = std::shared_ptr<Gate>;
+using Work = std::function<void()>;
+
+// Work that one thread does in order, some of it after a delay.
+class Queue {
+ public:
+  Queue(uint64_t seed, int max_delay_us)
+      : random_(seed), max_delay_us_(max_delay_us), thread_([this] { run(); }) {}
+  ~Queue() {
+    push(nullptr);
+    thread_.join();
+  }
+
+  void push(Work work) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    work_.push_back(std::move(work));
+    pushed_.notify_one();
+  }
+
+ private:
+  void run() {
+    for (;;) {
+      Work work;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        pushed_.wait(lock, [this] { return !work_.empty(); });
+        work = std::move(work_.front());
+        work_.pop_front();
+      }
+      if (!work) return;
+      if (max_delay_us_ > 0) {
+        const int64_t delay = random_.between(-max_delay_us_, max_delay_us_);
+        if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+      }
+      work();
+    }
+  }
+
+  Random random_;
+  int max_delay_us_;
+  std::mutex mutex_;
+  std::condition_variable pushed_;
+  std::deque<Work> work_;
+  std::thread thread_;
+};
+
+enum class Bug { kNone, kReuseWithoutEvent, kEventBeforeCopy, kNoWaitForHome };
+
+class Runtime : public pyparallel::transfer::Runtime {
+ public:
+  Runtime(int64_t num_streams, int max_delay_us, Bug bug = Bug::kNone)
+      : bug_(bug), held_(static_cast<size_t>(num_streams)) {
+    for (int64_t i = 0; i < num_streams; ++i) {
+      queues_.push_back(
+          std::make_unique<Queue>(static_cast<uint64_t>(i), max_delay_us));
+    }
+  }
+  ~Runtime() {
+    for (size_t i = 0; i < queues_.size(); ++i) flush(i);
+    queues_.clear();
+    for (Slab* slab : slabs_) delete slab;
+  }
+
+  // What pyparallel calls.
+
+  Pinned allocate(int64_t nbytes) override {
+    begin("allocate");
+    auto* slab = new Slab(static_cast<size_t>(nbytes) + 64, uint8_t{0xEE});
+    const std::lock_guard<std::mutex> lock(mutex_);
+    slabs_.push_back(slab);
+    const auto past = reinterpret_cast<uintptr_t>(slab->data()) % 64;
+    return {slab->data() + (64 - past), slab};
+  }
+
+  void free(const Pinned& memory) noexcept override {
+    begin("free");
+    auto* slab = static_cast<Slab*>(memory.owner);
+    check_unread(memory.data, 1);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Slab*& each : slabs_) {
+      if (each != slab) continue;
+      delete slab;
+      each = nullptr;
+    }
+  }
+
+  void copy(const Copy& copy, const Stream& stream) override {
+    begin("copy");
+    queue_copy(copy, stream);
+  }
+
+  void copy_batch(const Copy* copies, int64_t num, const Stream& stream) override {
+    begin("copy_batch");
+    for (int64_t i = num; i > 0; --i) queue_copy(copies[i - 1], stream);
+  }
+
+  Event create_event(int64_t) override {
+    begin("create_event");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    events_.emplace_back(std::make_shared<Gate>()).get()->open();
+    return &events_.back();
+  }
+
+  void record(Event event, const Stream& stream) override {
+    begin("record " + std::to_string(stream.id));
+    const auto reached = std::make_shared<Gate>();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      *static_cast<GateRef*>(event) = reached;
+    }
+    push(stream, [reached] { reached->open(); }, bug_ != Bug::kEventBeforeCopy);
+  }
+
+  bool is_done(Event event) override {
+    begin("is_done");
+    return bug_ == Bug::kReuseWithoutEvent || gate(event)->is_open();
+  }
+
+  void wait(const Stream& stream, Event event) override {
+    begin("wait " + std::to_string(stream.id));
+    const GateRef reached = gate(event);
+    if (bug_ == Bug::kNoWaitForHome && stream.id == kCopies) return;
+    push(stream, [reached] { reached->wait(); });
+  }
+
+  bool is_capturing(const Stream& stream) override { return stream.id == capturing; }
+
+  // What a model and the tests do.
+
+  // Does `work` when it is the turn of `stream`.
+  void run(const Stream& stream, Work work) { push(stream, std::move(work)); }
+
+  void synchronize(const Stream& stream) {
+    const auto reached = std::make_shared<Gate>();
+    push(stream, [reached] { reached->open(); });
+    reached->wait();
+  }
+
+  // The host is about to write here: counts copies that were to read it first.
+  void check_unread(const uint8_t* data, int64_t nbytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& each : unread_) {
+      const Copy& copy = each.second;
+      if (copy.src < data + nbytes && data < copy.src + copy.nbytes) ++num_overwritten;
+    }
+  }
+
+  // Keeps device and host from touching memory at the same time, where a bug would.
+  std::unique_lock<std::mutex> touch() {
+    std::unique_lock<std::mutex> lock(touching_, std::defer_lock);
+    if (bug_ != Bug::kNone) lock.lock();
+    return lock;
+  }
+
+  std::vector<std::string> take_calls() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<std::string> calls;
+    calls.swap(calls_);
+    return calls;
+  }
+
+  // The n-th call from now that begins with `name` fails; 0: every one.
+  void fail(const std::string& name, int64_t n) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    failing_ = name;
+    calls_until_failure_ = n;
+  }
+
+  static constexpr int64_t kCopies = 0;  // the stream of the copies, by custom
+  std::atomic<int64_t> capturing{-1};
+  std::atomic<int64_t> num_overwritten{0};
+
+ private:
+  using Slab = std::vector<uint8_t>;
+
+  void begin(const std::string& call) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (call != "is_done") calls_.push_back(call);
+    if (failing_.empty() || call.rfind(failing_, 0) != 0) return;
+    if (calls_until_failure_ > 1) {
+      --calls_until_failure_;
+      return;
+    }
+    if (calls_until_failure_ == 1) failing_.clear();
+    throw std::runtime_error("no more " + call);
+  }
+
+  GateRef gate(Event event) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *static_cast<GateRef*>(event);
+  }
+
+  void queue_copy(const Copy& copy, const Stream& stream) {
+    int64_t number = 0;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      number = num_copies_++;
+      unread_[number] = copy;
+    }
+    const auto work = [this, copy, number] {
+      {
+        const auto touching = touch();
+        memcpy(copy.dst, copy.src, static_cast<size_t>(copy.nbytes));
+      }
+      const std::lock_guard<std::mutex> lock(mutex_);
+      unread_.erase(number);
+    };
+    if (bug_ == Bug::kEventBeforeCopy) {
+      flush(static_cast<size_t>(stream.id));
+      const std::lock_guard<std::mutex> lock(mutex_);
+      held_[static_cast<size_t>(stream.id)] = work;
+    } else {
+      push(stream, work);
+    }
+  }
+
+  // A copy that was held back goes first, or after `work`.
+  void push(const Stream& stream, Work work, bool held_first = true) {
+    const auto id = static_cast<size_t>(stream.id);
+    if (held_first) flush(id);
+    queues_[id]->push(std::move(work));
+    flush(id);
+  }
+
+  void flush(size_t id) {
+    Work held;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      held.swap(held_[id]);
+    }
+    if (held) queues_[id]->push(std::move(held));
+  }
+
+  Bug bug_;
+  std::mutex mutex_;
+  std::mutex touching_;
+  std::vector<Work> held_;
+  std::vector<Slab*> slabs_;
+  std::deque<GateRef> events_;
+  std::map<int64_t, Copy> unread_;
+  std::vector<std::string> calls_;
+  std::string failing_;
+  int64_t calls_until_failure_ = 0;
+  int64_t num_copies_ = 0;
+  std::vector<std::unique_ptr<Queue>> queues_;
+};
+
+}  // namespace fake

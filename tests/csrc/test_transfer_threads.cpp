@@ -1,0 +1,178 @@
+// Threads that send over slow streams, and how a forgotten protection would show.
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "fake_runtime.h"
+#include "transfer/engine.h"
+#include "transfers.h"
+
+namespace {
+
+using namespace pyparallel::transfer;
+using fake::Batch;
+using fake::Bug;
+using fake::Bytes;
+using fake::kCopies;
+using fake::Target;
+
+// A loader thread with a model on its home stream. The model gets memory of the device
+// that the batch before last lay in, as torch's allocator gives it: without a word.
+class Loader {
+ public:
+  Loader(fake::Runtime* runtime, Engine* engine, Stream home, Stream copies)
+      : runtime_(runtime),
+        engine_(engine),
+        home_(home),
+        copies_(copies),
+        random_(static_cast<uint64_t>(home.id)) {}
+
+  void run(int num_batches) {
+    for (int step = 0; step < num_batches; ++step) {
+      send(step);
+      while (flights_.size() > 8) retire();
+    }
+    runtime_->synchronize(home_);
+    runtime_->synchronize(copies_);
+    while (!flights_.empty()) retire();
+  }
+
+  int64_t num_wrong = 0;
+
+ private:
+  static constexpr size_t kSlabBytes = 40000;
+
+  // What is alive until the device is done with it.
+  struct Flight {
+    Batch batch;
+    std::vector<fake::Copy> direct;
+    MarkRef mark;
+    Bytes found;
+    fake::GateRef read = std::make_shared<fake::Gate>();
+  };
+
+  void send(int step) {
+    const int64_t num_direct = random_.between(0, 3) > 0 ? 0 : random_.between(1, 10);
+    auto flight = std::make_unique<Flight>(
+        Flight{Batch(&random_, random_.between(0, 8), 4000, num_direct), {}, {}, {}});
+    uint8_t* const slab = slabs_[step % 2];
+    uint8_t* at = slab + flight->batch.packed.size();
+    for (const Bytes& source : flight->batch.sources) {
+      flight->direct.push_back(
+          {at, source.data(), static_cast<int64_t>(source.size())});
+      at += source.size();
+    }
+    const size_t nbytes = static_cast<size_t>(at - slab);
+    Job job{slab,
+            static_cast<int64_t>(flight->batch.packed.size()),
+            flight->batch.slots.data(),
+            static_cast<int64_t>(flight->batch.slots.size()),
+            flight->direct.data(),
+            num_direct,
+            home_,
+            copies_};
+    job.chunk = random_.between(0, 1) > 0 ? kLargestBlock : random_.between(500, 9000);
+    const Sent sent = engine_->send(job);
+    CHECK(sent.error == nullptr);
+    flight->mark = sent.mark;
+    flight->batch.overwrite_leaves();
+    engine_->wait(home_, *flight->mark);
+    // The model reads the batch; nothing keeps its memory from the batch after next.
+    Flight* const read = flight.get();
+    runtime_->run(home_, [this, read, slab, nbytes] {
+      {
+        const auto touching = runtime_->touch();
+        read->found.assign(slab, slab + nbytes);
+      }
+      read->read->open();
+    });
+    flights_.push_back(std::move(flight));
+  }
+
+  void retire() {
+    Flight& flight = *flights_.front();
+    flight.read->wait();
+    // As the keeper does: sources live until their mark says so.
+    if (!engine_->is_done(*flight.mark)) runtime_->synchronize(copies_);
+    Bytes expected = flight.batch.packed;
+    for (const Bytes& source : flight.batch.sources) {
+      expected.insert(expected.end(), source.begin(), source.end());
+    }
+    num_wrong += flight.found == expected ? 0 : 1;
+    flights_.pop_front();
+  }
+
+  fake::Runtime* runtime_;
+  Engine* engine_;
+  Stream home_;
+  Stream copies_;
+  Random random_;
+  Bytes memory_ = Bytes(2 * 2 * kSlabBytes);
+  uint8_t* slabs_[2] = {memory_.data(), memory_.data() + 2 * kSlabBytes};
+  std::deque<std::unique_ptr<Flight>> flights_;
+};
+
+struct Outcome {
+  int64_t num_wrong;
+  int64_t num_overwritten;
+};
+
+Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us) {
+  // Two loaders share the copy stream; the third has one of its own.
+  fake::Runtime runtime(5, max_delay_us, bug);
+  fake::now = &runtime;
+  // A bug must show as wrong values: freed or poisoned memory would be the sanitizers'.
+  const Limits strict{kSmallestBlock * 4, true};
+  Engine engine(&runtime, fake::pack, bug == Bug::kNone ? strict : Limits());
+  std::deque<Loader> loaders;
+  for (int i = 0; i < num_loaders; ++i) {
+    const Stream copies{i < 2 ? kCopies.id : 4, 0};
+    loaders.emplace_back(&runtime, &engine, Stream{i + 1, 0}, copies);
+  }
+  std::vector<std::thread> threads;
+  for (Loader& loader : loaders) {
+    threads.emplace_back([&loader, num_batches] { loader.run(num_batches); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Outcome outcome{0, runtime.num_overwritten};
+  for (const Loader& loader : loaders) outcome.num_wrong += loader.num_wrong;
+  if (bug != Bug::kNone) return outcome;
+  const Staging::Info info = engine.staging().info();
+  CHECK(info.num_idle + info.num_read == info.num_allocated - info.num_freed);
+  // Each block in a line has one event; all others are idle.
+  CHECK(engine.events().num_idle() + info.num_read == engine.events().num_created());
+  const int64_t num_sent = int64_t{num_loaders} * num_batches;
+  CHECK(engine.events().num_created() < num_sent);
+  return outcome;
+}
+
+void test_every_byte_arrives_while_everything_is_used_again() {
+  for (int max_delay_us : {0, 200}) {
+    const Outcome outcome = train(Bug::kNone, 3, 400, max_delay_us);
+    CHECK(outcome.num_wrong == 0);
+    CHECK(outcome.num_overwritten == 0);
+  }
+}
+
+// These runtimes take one protection away from a correct engine: what an engine that
+// had forgotten it would do.
+void test_a_forgotten_protection_is_found() {
+  Outcome outcome = train(Bug::kReuseWithoutEvent, 1, 150, 500);
+  CHECK(outcome.num_wrong > 0 && outcome.num_overwritten > 0);
+  outcome = train(Bug::kEventBeforeCopy, 1, 150, 500);
+  CHECK(outcome.num_wrong > 0);
+  outcome = train(Bug::kNoWaitForHome, 1, 150, 500);
+  CHECK(outcome.num_wrong > 0);
+}
+
+}  // namespace
+
+int main() {
+  test_every_byte_arrives_while_everything_is_used_again();
+  test_a_forgotten_protection_is_found();
+  return finish("transfer_threads");
+}
