@@ -22,7 +22,8 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 MODULE = "pyparallel._backend._C"
-FOLDERS = ("", "bindings/", "cpu/", "host/", "ops/", "python/")  # for every kind
+# For every kind of build.
+FOLDERS = ("", "bindings/", "cpu/", "host/", "ops/", "python/", "transfer/")
 COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"}
 COMPILING.add("develop")
 NO_TORCH = """

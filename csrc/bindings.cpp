@@ -1,6 +1,5 @@
 // Python's arguments to C++ values, and errors back. No decision is taken here.
 #include <ATen/core/Tensor.h>
-#include <c10/core/DeviceType.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -11,6 +10,7 @@
 #include "bindings/arguments.h"
 #include "bindings/memory.h"
 #include "bindings/ring.h"
+#include "bindings/transfer.h"
 #include "bindings/values.h"
 #include "ops/backend.h"
 #include "ops/build_info.h"
@@ -173,13 +173,7 @@ py::object stack_equal(py::handle samples) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(stacked));
 }
 
-py::tuple devices() {
-  py::list names;
-  for (const c10::DeviceType type : ops::registered_devices()) {
-    names.append(c10::DeviceTypeName(type, /*lower_case=*/true));
-  }
-  return py::tuple(names);
-}
+py::tuple devices() { return bindings::to_names(ops::registered_devices()); }
 
 py::dict build_info() {
   py::dict info;
@@ -215,6 +209,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pp::bindings::define_values(&module);
   pp::bindings::define_memory(&module);
   pp::bindings::define_ring(&module);
+  pp::bindings::define_transfer(&module);
   module.def("pad_copy", &pp::pad_copy, py::arg("dst"), py::arg("samples"),
              py::arg("fills"), py::arg("starts") = py::none(),
              py::arg("mask") = py::none());

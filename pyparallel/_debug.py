@@ -34,6 +34,7 @@ import torch
 from . import _backend
 from ._cargo import Cargo
 from ._probe import Probe, row_sums
+from ._transfer import Arrival, Event
 
 #: What freed memory reads as, in every byte.
 POISON = 0xDB
@@ -114,10 +115,10 @@ class Watch:
         blocks: memory of the device: the slab, and that of leaves that travel alone.
         way: interface of the device, its name, the stream of the copies, the one that
             the memory belongs to.
-        copied: the event behind its copies.
+        copied: its copies are done.
 
     Attributes:
-        event: behind its copies and the checksums of what arrived.
+        arrival: its copies and the checksums of what arrived are done.
     """
 
     def __init__(
@@ -126,9 +127,9 @@ class Watch:
         cargo: Cargo,
         blocks: tuple[torch.Tensor, dict[int, torch.Tensor]],
         way: tuple[Any, torch.device, Any, Any],
-        copied: Any,
+        copied: Arrival,
     ) -> None:
-        self.event = copied
+        self.arrival = copied
         self._api, device, copies, self._home = way
         self._landed_on: list[Any] = []
         probe: Probe | None = getattr(self._api, "probe", None)
@@ -141,11 +142,11 @@ class Watch:
         except BaseException:  # the flight is lost, and its memory is about to be freed
             self._api.wait(self._home, self._api.record(copies))
             raise
-        self.event = self._api.record(copies)
+        self.arrival = Event(self._api, self._api.record(copies))
         forms = [f"{leaf.dtype}, shape {tuple(leaf.shape)}" for leaf in leaves]
         whose = [part._replace(source=_NOTHING, target=_NOTHING) for part in parts]
         check = _Check(whose, sent, found, forms, device)
-        _unchecked.append((functools.partial(self._api.is_done, self.event), check))
+        _unchecked.append((self.arrival.is_done, check))
         slab, direct = blocks
         for block in (slab, *direct.values()):
             if block.numel():
@@ -159,7 +160,7 @@ class Watch:
     def overwrite(self, block: torch.Tensor, probe: Probe) -> None:
         """Queue poison for memory of this flight that nobody refers to any more."""
         api, home = self._api, self._home
-        api.wait(home, self.event)  # it may never have landed
+        self.arrival.wait(home)  # it may never have landed
         for stream in self._landed_on:
             api.wait(home, api.record(stream))
         probe.fill(block, POISON, home)

@@ -22,9 +22,10 @@ def move(
     parts: Sequence[Any],
     target: torch.device | None,
     dtype: torch.dtype | None,
+    stream: Any = None,
 ) -> list[Any]:
     """Return the parts of one target, with all their tensors there; see `depart`."""
-    return depart(leaves, parts, target, dtype)()
+    return depart(leaves, parts, target, dtype, stream)()
 
 
 def depart(
@@ -32,6 +33,7 @@ def depart(
     parts: Sequence[Any],
     target: torch.device | None,
     dtype: torch.dtype | None,
+    stream: Any = None,
 ) -> Callable[[], list[Any]]:
     """Send the parts of one target; return what lands them, with all tensors there.
 
@@ -43,6 +45,7 @@ def depart(
         parts: of this target, one for each leaf.
         target: None is the host, where only what is not contiguous is copied.
         dtype: of floating-point tensors, or None.
+        stream: of the copy, if it is on the target; else the target's own.
     """
     if target is None and dtype is None:
         return lambda: _keep(leaves, parts)
@@ -51,7 +54,7 @@ def depart(
     _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
     if dtype is not None:
         flat = [_cast(tensor, dtype) for tensor in flat]
-    land = _send(flat, target)
+    land = _send(flat, target, stream)
 
     def fill() -> list[Any]:
         sent = iter(land())
@@ -109,7 +112,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _send(
-    tensors: list[torch.Tensor], target: torch.device | None
+    tensors: list[torch.Tensor], target: torch.device | None, stream: Any
 ) -> Callable[[], list[torch.Tensor]]:
     """Return what gives the tensors on ``target``, those that can be in one copy."""
     if target is None:
@@ -118,7 +121,8 @@ def _send(
         return lambda: [_contiguous(tensor).to(target) for tensor in tensors]
     if not has_streams(target):
         return lambda: [tensor.to(target) for tensor in tensors]
-    return Departure(tensors, target).land
+    on_target = stream is not None and stream.device == target
+    return Departure(tensors, target, stream=stream if on_target else None).land
 
 
 def has_streams(device: torch.device) -> bool:
@@ -141,20 +145,21 @@ class Departure:
         device: torch.device,
         api: _slab.DeviceApi = _slab.torch_device,
         home: Any = None,
+        stream: Any = None,
     ) -> None:
         self._device, self._api = device, api
         self._flight: _slab.Flight | None = None
         packed: Sequence[int] = range(len(tensors))
         if tensors and _look_plain(tensors):
             try:
-                self._flight = _slab.send(tensors, device, api, home)
+                self._flight = _slab.send(tensors, device, api, home, stream)
             except TypeError:  # and nothing was sent; one of them is conjugated, or so
                 pass
         if self._flight is None:
             packed = [i for i, tensor in enumerate(tensors) if packs(tensor)]
             if packed:
                 chosen = [tensors[i] for i in packed]
-                self._flight = _slab.send(chosen, device, api, home)
+                self._flight = _slab.send(chosen, device, api, home, stream)
         places = frozenset(packed)
         # What is packed is not held: memory of the host is free for the next batch.
         self._others = {

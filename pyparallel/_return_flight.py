@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from . import _backend, _cargo, _slab
+from . import _backend, _cargo, _slab, _transfer
 from ._trace import span
 
 _ALIGNMENT = 64  # of the slots of a slab
@@ -29,9 +29,6 @@ class ReturnApi(_slab.DeviceApi, Protocol):
         plan: _backend.SlabPlan,
     ) -> None:
         """Queue the packing of leaves on the current stream of their device."""
-
-    def is_capturing(self, device: torch.device) -> bool:
-        """Tell whether the current stream of ``device`` records a graph."""
 
     def wait_on_host(self, event: Any) -> None:
         """Block the host until all work before ``event`` is done."""
@@ -60,15 +57,6 @@ class TorchReturn(_slab.TorchDevice):
     ) -> None:
         """Call the backend."""
         _backend.pack(slab, leaves, plan)
-
-    def is_capturing(self, device: torch.device) -> bool:
-        """Ask torch about the device's current stream."""
-        module = torch.get_device_module(device)
-        asks = getattr(module, "is_current_stream_capturing", None)
-        if asks is None:
-            return False
-        with module.device(device):
-            return bool(asks())
 
     def wait_on_host(self, event: Any) -> None:
         """Wait for the event alone, not for the device."""
@@ -104,7 +92,8 @@ class ReturnFlight:
         api: ReturnApi = torch_return,
         snapshot: bool = True,
     ) -> None:
-        if api.is_capturing(device):
+        home = api.current_stream(device)
+        if api.is_capturing(home):
             raise RuntimeError(
                 f"to_host: the current stream of {device} must not be recording a "
                 "graph, but it is. Call to_host after the capture, or after a replay."
@@ -126,7 +115,6 @@ class ReturnFlight:
         if self._plan.nbytes == 0:
             return
         self._host = api.pinned(self._plan.nbytes)
-        home = api.current_stream(device)
         slab = _packed(packed, device, api)
         copies = [(self._host[: slab.numel()], slab)] if slab.numel() else []
         offsets = self._plan.offsets[len(packed) :] if direct else ()
@@ -136,7 +124,7 @@ class ReturnFlight:
         if snapshot:
             stream = api.copy_stream(device)
             api.wait(stream, api.record(home))
-        self._event = _slab.queue(copies, [slab], stream, api)
+        self._event = _transfer.queue(copies, [slab], stream, api).event
 
     def _place(
         self, leaf: torch.Tensor, begin: int

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import _tree
-from ._errors import BatchTypeError, BatchValueError
+from ._errors import BatchTypeError, BatchValueError, kind
 from ._move import depart, move
 from ._split import Options, split, undivided
 from ._targets import Targets, resolve_targets
@@ -25,6 +25,7 @@ def scatter(
     chunk_sizes: Sequence[int] | None = None,
     max_size: int | None = None,
     dtype: torch.dtype | None = None,
+    stream: torch.Stream | None = None,
 ) -> Any:
     """Split ``inputs`` over devices; return one object for each device used.
 
@@ -45,6 +46,7 @@ def scatter(
         max_size: the most samples that one target gets; the excess is cut off.
         dtype: floating-point dtype to which floating-point tensors are cast. Metadata
             (``cpu_only``) is not touched.
+        stream: the stream of one of the targets on which the copy to it is queued.
 
     Returns:
         A list with one entry for each device used (a tuple for a bare tensor or
@@ -57,16 +59,20 @@ def scatter(
             anything but (lists of) tensors, `Padded` and `Ragged` without ``cpu_only``.
         ValueError: no targets; more chunks than targets; leaves with different numbers
             of chunks; sizes that do not sum up. The message names the key.
-        RuntimeError: a target device that this machine does not have.
+        RuntimeError: a target device that this machine does not have; a stream of the
+            copy is under graph capture.
 
     Stream: for every device the CPU tensors go in one packed copy on the device's copy
-    stream, and all are under way before the first is waited for; the stream that is
-    current on the device waits for its copy, the host does not. Tensors that require
-    grad are sent one by one so that gradients flow back.
+    stream, or on ``stream``, after what is queued on the current stream of the device
+    when this is called, and all are under way before the first is waited for; the
+    stream that is current on the device waits for its copy, the host does not.
+    Page-locked tensors of 1 MiB and more are read in place: do not change them before
+    the copy is done. Tensors that require grad are sent one by one so that gradients
+    flow back.
 
     The behaviour is that of mmcv 1.x ``scatter``; silently dropped chunks, lost
     container types and labels misaligned with images are fixed. ``chunk_sizes``,
-    ``max_size`` and ``dtype`` are additions.
+    ``max_size``, ``dtype`` and ``stream`` are additions.
 
     Example:
         >>> scatter({"x": torch.arange(5)}, ["cpu", "cpu"])
@@ -74,11 +80,13 @@ def scatter(
     """
     targets = resolve_targets(target_gpus)
     options = _options(targets, dim, chunk_sizes, max_size, dtype)
+    if stream is not None:
+        _check_stream(stream, targets)
     if isinstance(inputs, DataContainer) and inputs.cpu_only:
         if chunk_sizes is None and max_size is None:
             return inputs.data
     with span("pyparallel.scatter"):
-        parts = _scatter(inputs, targets, options, ("inputs",))
+        parts = _scatter(inputs, targets, options, ("inputs",), stream)
     return tuple(parts) if isinstance(inputs, torch.Tensor | DataContainer) else parts
 
 
@@ -146,6 +154,7 @@ def _scatter(
     targets: list[torch.device | None],
     options: Options,
     roots: tuple[str, ...],
+    stream: torch.Stream | None = None,
 ) -> list[Any]:
     leaves, structure = _tree.flatten(tree)
 
@@ -159,7 +168,8 @@ def _scatter(
     if not options.divides:
         (target,) = targets
         parts = undivided(leaves, options, name)
-        return [_tree.unflatten(structure, move(leaves, parts, target, options.dtype))]
+        moved = move(leaves, parts, target, options.dtype, stream)
+        return [_tree.unflatten(structure, moved)]
     bare = _tree.find(structure, Ragged)
     if bare is not None:
         raise BatchTypeError(
@@ -173,10 +183,23 @@ def _scatter(
     # All are on their way before the first lands: landing may wait for what is sent by
     # other means than a flight.
     landings = [
-        depart(leaves, column, target, options.dtype)
+        depart(leaves, column, target, options.dtype, stream)
         for column, target in zip(columns, targets, strict=False)
     ]
     return [_tree.unflatten(structure, land()) for land in landings]
+
+
+def _check_stream(stream: Any, targets: Sequence[torch.device | None]) -> None:
+    device = getattr(stream, "device", None)
+    if not isinstance(device, torch.device):
+        raise BatchTypeError(
+            f"scatter: stream must be a torch.Stream, but is of type {kind(stream)}."
+        )
+    if device not in targets:
+        names = ", ".join(str(target or "the host") for target in targets)
+        raise BatchValueError(
+            f"scatter: stream must be of a target ({names}), but is of {device}."
+        )
 
 
 def _options(

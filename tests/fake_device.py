@@ -138,7 +138,7 @@ class FakeDevice:
         self.host = Pool()
         self.local = threading.local()
         self.num_copies = self.num_packs = 0
-        self.capturing = False
+        self.captured: Stream | None = None
         self.calls: list[tuple[str, torch.device]] = []  # in order
 
     def __enter__(self) -> FakeDevice:
@@ -191,9 +191,6 @@ class FakeDevice:
     def packs(self, device: torch.device) -> bool:
         return True
 
-    def is_capturing(self, device: torch.device) -> bool:
-        return self.capturing
-
     def pack(self, slab: torch.Tensor, leaves: list, plan: Any) -> None:
         """Queue a kernel that packs on the current stream of the slab's device."""
         device = self.device_of(slab)
@@ -237,6 +234,12 @@ class FakeDevice:
 
     def is_done(self, event: threading.Event) -> bool:
         return event.is_set()
+
+    def is_capturing(self, stream: Stream) -> bool:
+        return stream is self.captured
+
+    def has_engine(self, device: torch.device) -> bool:
+        return False
 
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
         address = tensor.untyped_storage().data_ptr()  # as torch: of the whole block

@@ -17,14 +17,16 @@ TESTS = sorted((ROOT / "tests" / "csrc").glob("*.[ch]*"))
 MAY_INCLUDE = {
     "core": r"core/",
     "host": r"host/",
-    "cpu": r"core/|cpu/|ops/backend\.h",
-    "cuda": r"core/|cuda/|ops/backend\.h",
-    "ops": r"core/|host/|ops/",
+    "transfer": r"core/|transfer/",
+    "cpu": r"core/|cpu/|ops/backend\.h|transfer/runtime\.h",
+    "cuda": r"core/|cuda/|ops/backend\.h|transfer/runtime\.h",
+    "ops": r"core/|host/|ops/|transfer/",
     "python": r"python/",
     "bindings": r"bindings/|host/|ops/|python/",
     "bindings.cpp": r"bindings/|ops/|python/",
 }
 BINDINGS = ("bindings", "bindings.cpp")
+GLUE = ("backend_cpu.cpp", "backend_cuda.cpp", "cuda/runtime.cpp")
 TORCH = r"(torch|ATen|c10|caffe2|pybind11)/"
 
 pytestmark = pytest.mark.skipif(not SOURCES, reason="csrc is not part of this install")
@@ -59,7 +61,7 @@ def test_a_folder_includes_only_what_is_below_it(path):
 @each_source
 def test_only_glue_knows_torch(path):
     knows = [name for name in includes(path, "<>") if re.match(TORCH, name)]
-    may = place(path) in ("ops", *BINDINGS) or path.stem.startswith("backend_")
+    may = place(path) in ("ops", *BINDINGS) or path.as_posix().endswith(GLUE)
     hook = path.name == "parallel_for.cpp" and knows == ["ATen/Parallel.h"]
     assert may or hook or not knows, f"{path.name} includes {knows}"
     assert "torch/extension.h" not in knows

@@ -495,4 +495,3 @@ def test_the_report_says_that_it_is_on():
         timeout=120,
     )
     assert re.search(r"^debug mode +on, by PYPARALLEL_DEBUG$", done.stdout, re.M)
-

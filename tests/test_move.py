@@ -43,6 +43,22 @@ def test_plain_tensors_go_together(sent: list[list[torch.Tensor]]) -> None:
     assert [tensor.shape for tensor in moved] == [(2,), (3,)]
 
 
+def test_a_stream_is_used_for_the_target_that_it_is_of(
+    sent: list[list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams, send = [], _slab.send
+    monkeypatch.setattr(
+        _slab, "send", lambda *args: (streams.append(args[-1]), send(*args))[1]
+    )
+    ours, theirs = (SimpleNamespace(device=torch.device(n)) for n in ("meta", "cuda:1"))
+    plain, odd = torch.ones(2), torch.ones(2, dtype=torch.complex64).conj()
+    for stream in (ours, theirs, None):
+        _move.move([plain], [plain], META, None, stream)
+    assert streams == [ours, None, None]
+    _move.move([plain, odd], [plain, odd], META, None, ours)
+    assert streams[3:] == [ours, ours], "the second time without the odd one"
+
+
 @pytest.mark.parametrize(
     "odd",
     [

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_device import DEVICE
 
-from pyparallel import _backend, _return_flight, _slab
+from pyparallel import _backend, _device
 from pyparallel._return_flight import ReturnFlight, TorchReturn, torch_return
 
 
@@ -43,8 +43,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     fake = SimpleNamespace(
         empty=empty, uint8=torch.uint8, get_device_module=lambda device: module
     )
-    monkeypatch.setattr(_slab, "torch", fake)
-    monkeypatch.setattr(_return_flight.torch, "get_device_module", lambda _: module)
+    monkeypatch.setattr(_device, "torch", fake)
 
     def views(slab: torch.Tensor, plan: Any) -> list[torch.Tensor]:
         return native_views(slab.as_subclass(torch.Tensor), plan)
@@ -79,7 +78,10 @@ def test_a_snapshot_is_copied_behind_the_current_stream_on_another_one(calls):
     ]
     calls.back.wait_event.assert_called_once_with(calls.current.event)
     calls.copy.assert_called_once_with(True)
-    assert calls.module.stream.call_args_list == [mock.call(calls.back)]
+    assert calls.module.stream.call_args_list == [
+        mock.call(calls.current),  # asked whether it records
+        mock.call(calls.back),
+    ]
 
 
 def test_who_waits_has_the_copy_on_the_current_stream(calls):
@@ -94,22 +96,22 @@ def test_who_waits_has_the_copy_on_the_current_stream(calls):
         "current.event.synchronize",
         "current.event.query",
     ]
-    assert calls.module.stream.call_args_list == [mock.call(calls.current)]
+    assert calls.module.stream.call_args_list == [mock.call(calls.current)] * 2
 
 
 def test_a_recording_stream_is_asked_for_on_its_device(calls):
     calls.module.is_current_stream_capturing.return_value = True
     with pytest.raises(RuntimeError, match="stream of cuda:0 must not be recording"):
         ReturnFlight([torch.ones(3)], DEVICE, TorchReturn())
-    calls.module.device.assert_called_once_with(DEVICE)
+    calls.module.stream.assert_called_once_with(calls.current)
     assert names(calls) == ["module.is_current_stream_capturing"]
     del calls.module.is_current_stream_capturing
-    assert not TorchReturn().is_capturing(DEVICE), "who cannot record does not"
+    assert not TorchReturn().is_capturing(calls.current), "who cannot record does not"
 
 
 def test_both_directions_have_streams_of_their_own(calls):
     calls.module.Stream.side_effect = lambda device: object()
-    there = _slab.TorchDevice()
+    there = _device.TorchDevice()
     back = TorchReturn()
     assert there.copy_stream(DEVICE) is not back.copy_stream(DEVICE)
     assert back.copy_stream(DEVICE) is back.copy_stream(torch.device("cuda:0"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import namedtuple
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,6 +72,16 @@ def test_targets_that_are_no_list():
     )
     check(TypeError, message + "None.", ONE, None)
     check(TypeError, message + "float.", ONE, 2.5)
+
+
+def test_a_stream_that_is_none_or_of_no_target():
+    message = "scatter: stream must be a torch.Stream, but is of type int."
+    check(TypeError, message, ONE, CPU2, stream=3)
+    elsewhere = SimpleNamespace(device=torch.device("cuda", 1))
+    message = "scatter: stream must be of a target (cpu, cpu), but is of cuda:1."
+    check(ValueError, message, ONE, CPU2, stream=elsewhere)
+    message = "scatter: stream must be of a target (the host), but is of cuda:1."
+    check(ValueError, message, ONE, -1, stream=elsewhere)
 
 
 @pytest.mark.parametrize("bad", [-2, "gpu", "-1", "cuda:x"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 from types import SimpleNamespace
 from unittest import mock
 
@@ -21,7 +22,7 @@ from fake_device import (
 )
 from seeded import shows
 
-from pyparallel import _backend, _cargo, _slab
+from pyparallel import _backend, _cargo, _device, _slab
 
 NUM_BATCHES = 300
 DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
@@ -190,6 +191,43 @@ def test_nothing_is_queued_when_packing_fails():
         assert device.num_copies == 0
 
 
+@pytest.mark.parametrize("name", ["home", "copy"])
+def test_a_stream_under_capture_is_refused_before_anything_is_queued(name):
+    with FakeDevice() as device:
+        device.captured = {"home": device.main, "copy": device.copies}[name]
+        device.record = device.wait = mock.Mock(side_effect=AssertionError)
+        with pytest.raises(RuntimeError) as caught:
+            _slab.send([torch.ones(3)], DEVICE, device)
+        assert str(caught.value) == (
+            f"send: the {name} stream must not be under graph capture, but is. Copy "
+            "outside of the capture, into static tensors that the graph reads."
+        )
+        assert device.num_copies == 0 and not device.host.blocks
+
+
+def test_torch_is_asked_about_the_stream_and_devices_without_graphs_have_none():
+    calls, module = module_of_mocks()
+    module.is_current_stream_capturing.return_value = True
+    with mock.patch.object(torch, "get_device_module", lambda device: module):
+        assert _slab.torch_device.is_capturing(calls.side)
+        assert calls.module.stream.call_args == mock.call(calls.side)
+        del module.is_current_stream_capturing
+        assert not _slab.torch_device.is_capturing(calls.side)
+
+
+def test_a_copy_goes_to_the_stream_that_the_caller_passes():
+    found: list[bytes] = []
+    gate = threading.Event()
+    with FakeDevice() as device:
+        device.copies.queue(gate.wait, 30)  # nothing gets past here
+        leaf = torch.full((5,), 3, dtype=torch.uint8)
+        (landed,) = _slab.send([leaf], DEVICE, device, stream=device.side).land()
+        device.read(landed, found)
+        assert device.record(device.main).wait(30)
+        gate.set()
+    assert found == [raw(leaf)]
+
+
 def test_a_flight_lands_twice_and_in_any_order():
     with FakeDevice() as device:
         flights = [
@@ -269,6 +307,7 @@ def module_of_mocks() -> tuple[mock.Mock, mock.Mock]:
     module = calls.module
     module.Stream.return_value = calls.copies
     module.current_stream.return_value = calls.current
+    module.is_current_stream_capturing.return_value = False
     calls.current.record_event.return_value = "allocated"
     calls.copies.record_event.return_value = "copied"
     return calls, module
@@ -286,22 +325,30 @@ def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
     fake = SimpleNamespace(
         empty=empty, uint8=torch.uint8, get_device_module=lambda device: module
     )
-    monkeypatch.setattr(_slab, "torch", fake)
+    monkeypatch.setattr(_device, "torch", fake)
     api = _slab.TorchDevice()
     flight = _slab.Flight([torch.ones(3), torch.ones(2)], DEVICE, api)
     flight.land()
     names = [name for name, _, _ in calls.mock_calls]
+
+    def on_its_stream(name):
+        return [
+            "module.stream",
+            "module.stream().__enter__",
+            name,
+            "module.stream().__exit__",
+        ]
+
     assert names == [
         "empty",
         "module.current_stream",
+        "module.Stream",
+        *on_its_stream("module.is_current_stream_capturing"),
+        *on_its_stream("module.is_current_stream_capturing"),
         "current.record_event",
         "empty_pinned",
-        "module.Stream",
         "copies.wait_event",
-        "module.stream",
-        "module.stream().__enter__",
-        "copy_",
-        "module.stream().__exit__",
+        *on_its_stream("copy_"),
         "copies.record_event",
         "module.current_stream",
         "current.wait_event",

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeded import shows
 
-from pyparallel import _backend, _cargo, _slab
+from pyparallel import _backend, _cargo, _slab, _transfer
 
 DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
 
@@ -199,7 +199,7 @@ def test_a_slot_is_free_when_it_has_been_read_and_not_before(direct, monkeypatch
 def test_the_harness_finds_a_source_that_is_released_at_once(direct, monkeypatch):
     monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
     forgetful = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
-    monkeypatch.setattr(_slab, "_keeper", forgetful)
+    monkeypatch.setattr(_transfer, "keeper", forgetful)
 
     def wrong():
         with LentMemory() as device:

@@ -363,7 +363,7 @@ def test_nothing_is_queued_while_a_graph_is_recorded(snapshot):
     )
     with FakeDevice() as fake:
         there = on(fake, 1)
-        fake.capturing = True
+        fake.captured = fake.main
         with pytest.raises(RuntimeError) as caught:
             start(there, fake, snapshot)
         assert str(caught.value) == message

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -91,6 +92,15 @@ Ints to_ints(py::handle object, const Where& where) {
         to_int(item(items, i), [&] { return c10::str(where, "[", i, "]"); }));
   }
   return ints;
+}
+
+// In lower case, as torch.device.type has them.
+inline py::tuple to_names(const std::vector<c10::DeviceType>& types) {
+  py::tuple names(types.size());
+  for (size_t i = 0; i < types.size(); ++i) {
+    names[i] = py::str(c10::DeviceTypeName(types[i], /*lower_case=*/true));
+  }
+  return names;
 }
 
 inline const ops::SlabPlan& to_plan(py::handle object, const Where& where) {

@@ -3,6 +3,7 @@
 
 #include "cpu/launch.h"
 #include "cpu/parallel_for.h"
+#include "cpu/runtime.h"
 #include "ops/backend.h"
 
 namespace pyparallel::cpu {
@@ -39,7 +40,7 @@ at::Tensor contiguous_glue(const at::Tensor& strided) {
 void pack_glue(const Pack& body, c10::Device) { pack(body); }
 
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
-    c10::DeviceType::CPU, {pad_copy_glue, contiguous_glue, pack_glue});
+    c10::DeviceType::CPU, {pad_copy_glue, contiguous_glue, pack_glue, runtime});
 
 }  // namespace
 }  // namespace pyparallel::cpu

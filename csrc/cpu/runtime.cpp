@@ -28,7 +28,7 @@ class HostRuntime final : public transfer::Runtime {
     for (int64_t i = 0; i < num; ++i) copy(copies[i], stream);
   }
 
-  transfer::Event create_event(int64_t) override { return nullptr; }
+  transfer::Event create_event(int64_t /*device*/) override { return nullptr; }
   void record(transfer::Event, const transfer::Stream&) override {}
   bool is_done(transfer::Event) override { return true; }
   void wait(const transfer::Stream&, transfer::Event) override {}

@@ -5,6 +5,7 @@
 
 #include "cuda/backend_pack.h"
 #include "cuda/pad_copy.h"
+#include "cuda/runtime.h"
 #include "ops/backend.h"
 
 namespace pyparallel::cuda {
@@ -20,7 +21,7 @@ void pad_copy_glue(const BoxTable& table, const BoxTable& mask, c10::Device devi
 at::Tensor contiguous_glue(const at::Tensor& strided) { return strided.contiguous(); }
 
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
-    c10::DeviceType::CUDA, {pad_copy_glue, contiguous_glue, pack_glue});
+    c10::DeviceType::CUDA, {pad_copy_glue, contiguous_glue, pack_glue, runtime});
 
 }  // namespace
 }  // namespace pyparallel::cuda

@@ -10,6 +10,7 @@
 
 #include "core/boxes.h"
 #include "core/slots.h"
+#include "transfer/runtime.h"
 
 namespace pyparallel::ops {
 
@@ -20,6 +21,8 @@ struct Backend {
   void (*pad_copy)(const BoxTable& table, const BoxTable& mask, c10::Device device);
   at::Tensor (*contiguous)(const at::Tensor& strided);
   void (*pack)(const Pack& body, c10::Device device);  // chooses body.piece itself
+  // Sends to the device; null if nothing can be sent there but by torch.
+  transfer::Runtime* (*runtime)() = nullptr;
 };
 
 // Call at static initialisation only. Returns true, to initialise a constant with.

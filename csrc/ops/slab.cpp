@@ -12,11 +12,6 @@ namespace {
 constexpr Where kDst{"pack", "dst"};
 constexpr Where kSlab{"views", "slab"};
 
-void check_size(const Snapshot& slab, const SlabPlan& plan, const Where& where) {
-  TORCH_CHECK_VALUE(slab.nbytes == plan.nbytes(), where, " must have ", plan.nbytes(),
-                    " bytes, as planned, but has ", slab.nbytes, ".");
-}
-
 void check_planned(const at::Tensor& leaf, const PlannedLeaf& planned,
                    c10::Device device, const Where& where) {
   check_plain(leaf, where);
@@ -40,17 +35,10 @@ void check_words(const Snapshot& dst) {
 
 }  // namespace
 
-PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan) {
-  take_snapshot(dst, kDst, &dst_);
-  check_slab(dst_, kDst, false);
-  backend_ = find_backend(dst_.device.type());
-  TORCH_CHECK_NOT_IMPLEMENTED(backend_ != nullptr, kDst,
-                              " must be on a device that this build knows, but is on ",
-                              dst_.device.str(), ". Use the pure Python backend.");
-  check_storage(dst_, kDst);
-  check_size(dst_, plan, kDst);
-  check_words(dst_);
-  TORCH_CHECK_VALUE(leaves.size() == plan.leaves().size(), "pack: leaves must have ",
+LeafBytes::LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
+                     const Snapshot& dst, c10::Device device)
+    : backend_(find_backend(device.type())) {
+  TORCH_CHECK_VALUE(leaves.size() == plan.leaves().size(), op, ": leaves must have ",
                     plan.leaves().size(), " entries, as planned, but has ",
                     leaves.size(), ".");
   held_.reserve(leaves.size());
@@ -58,14 +46,14 @@ PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan)
   for (size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor& leaf = *leaves[i];
     const PlannedLeaf& planned = plan.leaves()[i];
-    const Where where{"pack", "leaves", static_cast<int64_t>(i)};
-    check_planned(leaf, planned, dst_.device, where);
+    const Where where{op, "leaves", static_cast<int64_t>(i)};
+    check_planned(leaf, planned, device, where);
     Slot& slot = slots_.emplace_back(Slot{nullptr, planned.offset, planned.nbytes});
     if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {
       if (planned.nbytes == 0) continue;
       slot.src = static_cast<const uint8_t*>(leaf.const_data_ptr());
       held_.push_back(leaf.storage());
-      check_apart(slot.src, slot.nbytes, dst_, where);
+      check_apart(slot.src, slot.nbytes, dst, where);
       continue;
     }
     Snapshot& snapshot = strided_.emplace_back();
@@ -75,22 +63,43 @@ PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan)
   }
 }
 
-void PackJob::run() {
-  if (dst_.nbytes == 0) return;
+const std::vector<Slot>& LeafBytes::read() {
   for (size_t i = 0; i < strided_.size(); ++i) {
     slots_[places_[i]].src = contiguous_bytes(&strided_[i], *backend_);
   }
-  const Pack body{dst_.mutable_data(), dst_.nbytes, 1, slots_.data(),
-                  static_cast<int64_t>(slots_.size())};
+  return slots_;
+}
+
+PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan)
+    : dst_(take_slab(dst, kDst, plan)), backend_(find_backend(dst_.device.type())) {
+  TORCH_CHECK_NOT_IMPLEMENTED(backend_ != nullptr, kDst,
+                              " must be on a device that this build knows, but is on ",
+                              dst_.device.str(), ". Use the pure Python backend.");
+  check_words(dst_);
+  leaves_.emplace("pack", leaves, plan, dst_, dst_.device);
+}
+
+void PackJob::run() {
+  if (dst_.nbytes == 0) return;
+  const std::vector<Slot>& slots = leaves_->read();
+  const Pack body{dst_.mutable_data(), dst_.nbytes, 1, slots.data(),
+                  static_cast<int64_t>(slots.size())};
   backend_->pack(body, dst_.device);
 }
 
+Snapshot take_slab(const at::Tensor& slab, const Where& where, const SlabPlan& plan) {
+  Snapshot snapshot;
+  take_snapshot(slab, where, &snapshot);
+  check_slab(snapshot, where, false);
+  check_storage(snapshot, where);
+  TORCH_CHECK_VALUE(snapshot.nbytes == plan.nbytes(), where, " must have ",
+                    plan.nbytes(), " bytes, as planned, but has ", snapshot.nbytes,
+                    ".");
+  return snapshot;
+}
+
 std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan) {
-  Snapshot base;
-  take_snapshot(slab, kSlab, &base);
-  check_slab(base, kSlab, false);
-  check_storage(base, kSlab);
-  check_size(base, plan, kSlab);
+  const Snapshot base = take_slab(slab, kSlab, plan);
   std::vector<at::Tensor> views;
   views.reserve(plan.leaves().size());
   for (const PlannedLeaf& leaf : plan.leaves()) {

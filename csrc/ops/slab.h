@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/slots.h"
@@ -10,6 +11,24 @@
 #include "ops/snapshot.h"
 
 namespace pyparallel::ops {
+
+// The bytes of leaves, in contiguous order, for the slots that a plan has for them.
+class LeafBytes {
+ public:
+  // `op` is who asks; `dst` is what none of the leaves may overlap; `device` is theirs.
+  LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
+            const Snapshot& dst, c10::Device device);
+
+  // Valid while this lives. May run without the GIL: copies strided leaves.
+  const std::vector<Slot>& read();
+
+ private:
+  const Backend* backend_;
+  std::vector<c10::Storage> held_;  // of contiguous leaves: see Note: [read once]
+  std::vector<Snapshot> strided_;   // leaves that have to be made contiguous
+  std::vector<size_t> places_;      // in slots_, of strided_
+  std::vector<Slot> slots_;
+};
 
 // Writes the bytes of the leaves, each in contiguous order, into a slab on their
 // device, where the plan has them, and zero everywhere else. The GIL and run(): as for
@@ -23,12 +42,12 @@ class PackJob {
 
  private:
   Snapshot dst_;
-  const Backend* backend_ = nullptr;
-  std::vector<c10::Storage> held_;  // of contiguous leaves: see Note: [read once]
-  std::vector<Snapshot> strided_;   // leaves that have to be made contiguous
-  std::vector<size_t> places_;      // in slots_, of strided_
-  std::vector<Slot> slots_;
+  const Backend* backend_;
+  std::optional<LeafBytes> leaves_;
 };
+
+// A snapshot of a slab of as many bytes as planned. ValueError unless it is one.
+Snapshot take_slab(const at::Tensor& slab, const Where& where, const SlabPlan& plan);
 
 // Contiguous tensors without autograd history that share the storage of `slab`.
 std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan);

@@ -11,9 +11,10 @@ Attributes:
     load_error: what loading the extension raised, if it did.
     built_for: the record of the build that was found; empty if there is none.
     devices: the device types whose tensors the operators take.
+    transfers: the device types that ``send`` sends to; none in pure Python.
     pad_copy, pad_few, stack_equal, image_batch, columns, flatten, plan_slab, pack,
-        views: the operators, and SlabPlan the value that two of them take; ``_C.pyi``
-        is their contract.
+        views, send: the operators, and SlabPlan the value that some of them take;
+        ``_C.pyi`` is their contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
     ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: who holds which slot
         of memory that processes share.
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         ring_holders,
         ring_pass,
         ring_reclaim,
+        send,
         stack_equal,
         views,
     )
@@ -79,6 +81,7 @@ __all__ = [
     "ring_holders",
     "ring_pass",
     "ring_reclaim",
+    "send",
     "stack_equal",
     "views",
 ]
@@ -95,12 +98,13 @@ _OPERATORS = (
     "plan_slab",
     "pack",
     "views",
+    "send",
     "columns",
     "flatten",
     *_MEMORY,
     *_RING,
 )
-_CONTRACT = (*_OPERATORS, "devices", "build_info")
+_CONTRACT = (*_OPERATORS, "devices", "transfers", "build_info")
 
 
 class Choice(NamedTuple):
@@ -212,3 +216,4 @@ if not TYPE_CHECKING:
 devices: tuple[str, ...] = (
     tuple(_choice.module.devices()) if _choice.module else ("cpu", "cuda")
 )
+transfers: tuple[str, ...] = tuple(_choice.module.transfers()) if _choice.module else ()

@@ -153,6 +153,13 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     return made
 
 
+def send(*args: Any, **kwargs: Any) -> None:
+    """See ``_C.pyi``: native only."""
+    raise NotImplementedError(
+        "send must be native, but pure Python runs. Copy by torch's operators."
+    )
+
+
 def columns(dicts: list[Any], stack: bool) -> None:
     """See ``_C.pyi``: none are gathered."""
 

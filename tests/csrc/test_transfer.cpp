@@ -1,8 +1,4 @@
-// The engine, call by call: what it queues, when it uses a block again, how it fails.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <exception>
+// The engine, call by call: what it queues, and when it uses a block again.
 #include <string>
 #include <vector>
 
@@ -15,65 +11,13 @@ namespace {
 
 using namespace pyparallel::transfer;
 using fake::Batch;
+using fake::Bench;
+using fake::Calls;
+using fake::count;
 using fake::kCopies;
 using fake::kHome;
+using fake::kOther;
 using fake::Target;
-using Calls = std::vector<std::string>;
-
-constexpr Stream kOther{2, 0};
-
-// An engine on a device without delays.
-struct Bench {
-  explicit Bench(Limits limits = {}, Engine::PackBytes pack = fake::pack)
-      : runtime(3, 0), engine(&runtime, pack, limits) {
-    fake::now = &runtime;
-  }
-  ~Bench() { synchronize(); }
-
-  void synchronize() {
-    for (int64_t id = 0; id < 3; ++id) runtime.synchronize({id, 0});
-  }
-
-  // Stops a stream until the gate is opened.
-  fake::GateRef stop(const Stream& stream) {
-    auto gate = std::make_shared<fake::Gate>();
-    runtime.run(stream, [gate] { gate->wait(); });
-    return gate;
-  }
-
-  Sent send(const Batch& batch, Target* target, Stream copies = kCopies) {
-    return engine.send(target->job(batch, kHome, copies));
-  }
-
-  Random random{7};
-  fake::Runtime runtime;
-  Engine engine;
-};
-
-std::string message(const std::exception_ptr& error) {
-  if (error == nullptr) return "";
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& caught) {
-    return caught.what();
-  }
-}
-
-template <typename Body>
-std::string thrown(const Body& body) {
-  try {
-    body();
-  } catch (const std::exception& caught) {
-    return caught.what();
-  }
-  return "";
-}
-
-int64_t count(const Calls& calls, const std::string& name) {
-  int64_t num = 0;
-  for (const std::string& call : calls) num += call == name ? 1 : 0;
-  return num;
-}
 
 void test_a_small_batch_is_one_copy() {
   Bench bench;
@@ -232,107 +176,6 @@ void test_what_has_been_read_is_poisoned() {
   for (int i = 0; i < 100; ++i) CHECK(block.data()[i] == Staging::kPoison);
 }
 
-// Sends five chunks and two direct copies while calls of one kind begin to fail, and
-// checks that what was queued is safe and that sending goes on afterwards.
-void check_failure(const std::string& call, int64_t n, int64_t num_lost) {
-  Bench bench;
-  Batch batch(&bench.random, 10, 60000, 2);
-  Target target(batch);
-  Job job = target.job(batch);
-  job.chunk = (job.nbytes + 4) / 5;
-  const auto gate = bench.stop(kCopies);
-  bench.runtime.fail(call, n);
-  const Sent sent = bench.engine.send(job);
-  CHECK(message(sent.error).rfind("no more " + call, 0) == 0);
-  CHECK(sent.mark != nullptr && !bench.engine.is_done(*sent.mark));
-  Target second(batch);
-  CHECK(bench.send(batch, &second).error == nullptr);
-  gate->open();
-  bench.synchronize();
-  CHECK(bench.engine.is_done(*sent.mark));
-  CHECK(second.memory == batch.expected());
-  CHECK(bench.runtime.num_overwritten == 0);
-  for (int i = 0; i < 20; ++i) CHECK(bench.send(batch, &second).error == nullptr);
-  bench.synchronize();
-  const Staging::Info info = bench.engine.staging().info();
-  CHECK(info.num_idle + info.num_read + num_lost == info.num_allocated);
-}
-
-void test_an_error_half_way_leaves_nothing_unguarded() {
-  for (int64_t n : {1, 2}) check_failure("copy", n, 0);  // those in place
-  for (int64_t n : {3, 5, 7}) check_failure("copy", n, 0);
-  for (int64_t n : {1, 4}) check_failure("allocate", n, 0);
-  for (int64_t n : {2, 4}) check_failure("create_event", n, 1);
-  for (int64_t n : {1, 5}) check_failure("record 0", n, 1);
-}
-
-void test_without_a_mark_nothing_is_used_again() {
-  Bench bench;
-  const Batch batch(&bench.random, 10, 6000, 1);
-  Target target(batch);
-  bench.runtime.fail("record 0", 0);
-  const Sent sent = bench.send(batch, &target);
-  CHECK(sent.mark == nullptr);
-  CHECK(message(sent.error) == "no more record 0");
-  bench.runtime.fail("never", 0);
-  bench.synchronize();
-  bench.send(batch, &target);
-  bench.synchronize();
-  const Staging::Info info = bench.engine.staging().info();
-  CHECK(info.num_allocated == 2 && info.num_idle == 0 && info.num_read == 1);
-}
-
-void test_an_error_before_anything_is_queued_is_thrown() {
-  for (const char* call : {"create_event", "record 1", "wait 0"}) {
-    Bench bench;
-    const Batch batch(&bench.random, 3, 100, 1);
-    Target target(batch);
-    bench.runtime.fail(call, 1);
-    CHECK(thrown([&] { bench.send(batch, &target); }).rfind("no more ", 0) == 0);
-    CHECK(count(bench.runtime.take_calls(), "copy") == 0);
-    CHECK(bench.engine.staging().info().num_allocated == 0);
-  }
-}
-
-void test_capture_is_refused_before_anything_is_queued() {
-  Bench bench;
-  const Batch batch(&bench.random, 3, 100, 1);
-  Target target(batch);
-  for (const auto& [id, name] : {std::pair(1, "home"), std::pair(0, "copy")}) {
-    bench.runtime.capturing = id;
-    CHECK(thrown([&] { bench.send(batch, &target); }) ==
-          std::string("send: the ") + name +
-              " stream must not be under graph capture, but is. Copy outside of the "
-              "capture, into static tensors that the graph reads.");
-    CHECK(bench.runtime.take_calls().empty());
-  }
-}
-
-void test_a_forked_child_is_refused() {
-  Bench bench;
-  const Batch batch(&bench.random, 3, 100);
-  Target target(batch);
-  Sent sent = bench.send(batch, &target);
-  bench.synchronize();
-  const pid_t child = fork();
-  if (child == 0) {
-    const auto refused = [](const std::string& text) {
-      return text ==
-             "send: copies must be queued by the process that queued the first one, "
-             "but "
-             "this one was forked from it. Start processes that use a device by spawn.";
-    };
-    bool good = refused(thrown([&] { bench.send(batch, &target); }));
-    good &= refused(thrown([&] { bench.engine.wait(kHome, *sent.mark); }));
-    good &= refused(thrown([&] { bench.engine.is_done(*sent.mark); }));
-    sent.mark.reset();
-    _exit(good ? 0 : 1);
-  }
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
-  CHECK(bench.engine.is_done(*sent.mark));
-}
-
 }  // namespace
 
 int main() {
@@ -345,10 +188,5 @@ int main() {
   test_idle_blocks_above_the_limit_are_freed();
   test_blocks_fit();
   test_what_has_been_read_is_poisoned();
-  test_an_error_half_way_leaves_nothing_unguarded();
-  test_without_a_mark_nothing_is_used_again();
-  test_an_error_before_anything_is_queued_is_thrown();
-  test_capture_is_refused_before_anything_is_queued();
-  test_a_forked_child_is_refused();
   return finish("transfer");
 }

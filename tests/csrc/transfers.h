@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/slots.h"
@@ -13,7 +14,10 @@
 namespace fake {
 
 using pyparallel::Slot;
+using pyparallel::transfer::Engine;
 using pyparallel::transfer::Job;
+using pyparallel::transfer::Limits;
+using pyparallel::transfer::Sent;
 using Bytes = std::vector<uint8_t>;
 
 // The runtime that a test runs on.
@@ -27,6 +31,7 @@ inline void pack(const pyparallel::Pack& body) {
 
 constexpr Stream kCopies{Runtime::kCopies, 0};
 constexpr Stream kHome{1, 0};
+constexpr Stream kOther{2, 0};
 
 // Leaves of random sizes, up to `largest` bytes, with gaps between them.
 struct Batch {
@@ -95,5 +100,41 @@ struct Target {
   std::vector<Bytes> memory;
   std::vector<Copy> direct;
 };
+
+// An engine on a device without delays.
+struct Bench {
+  explicit Bench(Limits limits = {}, Engine::PackBytes pack_bytes = pack)
+      : runtime(3, 0), engine(&runtime, pack_bytes, limits) {
+    now = &runtime;
+  }
+  ~Bench() { synchronize(); }
+
+  void synchronize() {
+    for (int64_t id = 0; id < 3; ++id) runtime.synchronize({id, 0});
+  }
+
+  // Stops a stream until the gate is opened.
+  GateRef stop(const Stream& stream) {
+    auto gate = std::make_shared<Gate>();
+    runtime.run(stream, [gate] { gate->wait(); });
+    return gate;
+  }
+
+  Sent send(const Batch& batch, Target* target, Stream copies = kCopies) {
+    return engine.send(target->job(batch, kHome, copies));
+  }
+
+  Random random{7};
+  fake::Runtime runtime;
+  Engine engine;
+};
+
+using Calls = std::vector<std::string>;
+
+inline int64_t count(const Calls& calls, const std::string& name) {
+  int64_t num = 0;
+  for (const std::string& call : calls) num += call == name ? 1 : 0;
+  return num;
+}
 
 }  // namespace fake

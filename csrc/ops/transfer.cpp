@@ -1,0 +1,148 @@
+#include "ops/transfer.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+namespace pyparallel::ops {
+namespace {
+
+using transfer::Engine;
+
+transfer::Stream opaque(const c10::Stream& stream) {
+  return {stream.id(), stream.device_index()};
+}
+
+std::string name(c10::DeviceType type) { return c10::DeviceTypeName(type, true); }
+
+bool debugs() {
+  const char* value = std::getenv("PYPARALLEL_DEBUG");
+  return value != nullptr && *value != '\0' && std::string(value) != "0";
+}
+
+// Made at the first call and never destroyed: at the end of the process nobody may call
+// the device. No lock: a forked child would wait for ever for one that was held.
+Engine* engine_for(c10::DeviceType type) {
+  static std::array<std::atomic<Engine*>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> engines{};
+  const Backend* backend = find_backend(type);
+  const bool found = backend != nullptr && backend->runtime != nullptr;
+  TORCH_CHECK_NOT_IMPLEMENTED(found, "send: stream must be of a device type in ",
+                              "transfers(), but is of '", name(type), "'.");
+  std::atomic<Engine*>& place = engines.at(static_cast<size_t>(type));
+  Engine* engine = place.load();
+  if (engine != nullptr) return engine;
+  transfer::Limits limits;
+  limits.poison = debugs();
+  const Engine::PackBytes pack = [](const Pack& body) {
+    find_backend(c10::kCPU)->pack(body, c10::kCPU);
+  };
+  auto made = std::make_unique<Engine>(backend->runtime(), pack, limits);
+  return place.compare_exchange_strong(engine, made.get()) ? made.release() : engine;
+}
+
+void check_device(const Snapshot& snapshot, const Where& where,
+                  const c10::Stream& stream) {
+  const c10::Device device = snapshot.device;
+  const bool same = device.type() == stream.device_type() &&
+                    (!device.has_index() || device.index() == stream.device_index());
+  TORCH_CHECK_VALUE(same, where, " must be on ", stream.device().str(),
+                    ", the device of stream, but is on ", device.str(), ".");
+}
+
+void take_contiguous(const at::Tensor& tensor, const Where& where, Snapshot* snapshot) {
+  take_snapshot(tensor, where, snapshot);
+  TORCH_CHECK_VALUE(snapshot->contiguous, where, " must be contiguous, but has shape ",
+                    Tuple{snapshot->sizes}, " and strides ", Tuple{snapshot->strides},
+                    ".");
+  check_storage(*snapshot, where);
+}
+
+}  // namespace
+
+bool Sent::is_done() const {
+  return sent_.mark != nullptr && engine_->is_done(*sent_.mark);
+}
+
+void Sent::wait(const c10::Stream& stream) const {
+  TORCH_CHECK_VALUE(stream.device_type() == type_, "Sent.wait: stream must be of '",
+                    name(type_), "', but is of '", name(stream.device_type()), "'.");
+  if (sent_.mark == nullptr) check();
+  engine_->wait(opaque(stream), *sent_.mark);
+}
+
+void Sent::check() const {
+  if (sent_.error != nullptr) std::rethrow_exception(sent_.error);
+}
+
+SendJob::SendJob(c10::Stream copies, c10::Stream home, int64_t chunk)
+    : copies_(copies),
+      home_(home),
+      chunk_(chunk),
+      engine_(engine_for(copies.device_type())) {
+  TORCH_CHECK_VALUE(home.device() == copies.device(), "send: home must be on ",
+                    copies.device().str(), ", the device of stream, but is on ",
+                    home.device().str(), ".");
+  TORCH_CHECK_VALUE(chunk >= 1 && chunk <= transfer::kLargestBlock,
+                    "send: chunk_nbytes must be between 1 and ",
+                    transfer::kLargestBlock, ", but is ", chunk, ".");
+}
+
+void SendJob::pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan) {
+  const Where where{"send", "slab"};
+  slab_ = take_slab(slab, where, plan);
+  check_device(slab_, where, copies_);
+  leaves_.emplace("send", leaves, plan, slab_, c10::kCPU);
+}
+
+void SendJob::read_in_place(TensorRefs targets, TensorRefs sources) {
+  TORCH_CHECK_VALUE(targets.size() == sources.size(), "send: targets must have ",
+                    sources.size(), " entries, as sources, but has ", targets.size(),
+                    ".");
+  held_.reserve(2 * sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const Where to{"send", "targets", static_cast<int64_t>(i)};
+    const Where from{"send", "sources", static_cast<int64_t>(i)};
+    Snapshot& target = held_.emplace_back();
+    Snapshot& source = held_.emplace_back();
+    take_contiguous(*targets[i], to, &target);
+    take_contiguous(*sources[i], from, &source);
+    check_device(target, to, copies_);
+    TORCH_CHECK_VALUE(source.device.is_cpu(), from, " must be on the CPU, but is on ",
+                      source.device.str(), ".");
+    TORCH_CHECK_VALUE(source.nbytes == target.nbytes, to, " must have ", source.nbytes,
+                      " bytes, as its source, but has ", target.nbytes, ".");
+    check_apart(source, target, from);
+    if (source.nbytes == 0) continue;
+    direct_.push_back({target.mutable_data(), source.data(), source.nbytes});
+  }
+}
+
+Sent SendJob::run() {
+  transfer::Job job{nullptr,        0,
+                    nullptr,        0,
+                    direct_.data(), static_cast<int64_t>(direct_.size()),
+                    opaque(home_),  opaque(copies_),
+                    chunk_};
+  if (leaves_ && slab_.nbytes > 0) {
+    const std::vector<Slot>& slots = leaves_->read();
+    job.dst = slab_.mutable_data();
+    job.nbytes = slab_.nbytes;
+    job.slots = slots.data();
+    job.num_slots = static_cast<int64_t>(slots.size());
+  }
+  return {engine_, copies_.device_type(), engine_->send(job)};
+}
+
+std::vector<c10::DeviceType> transfers() {
+  std::vector<c10::DeviceType> types;
+  for (const c10::DeviceType type : registered_devices()) {
+    if (find_backend(type)->runtime != nullptr) types.push_back(type);
+  }
+  return types;
+}
+
+}  // namespace pyparallel::ops

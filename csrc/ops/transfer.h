@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ops/slab.h"
+#include "ops/slab_plan.h"
+#include "ops/snapshot.h"
+#include "transfer/engine.h"
+
+namespace pyparallel::ops {
+
+// Copies that were queued; see _C.pyi.
+class Sent {
+ public:
+  Sent(transfer::Engine* engine, c10::DeviceType type, transfer::Sent sent)
+      : engine_(engine), type_(type), sent_(std::move(sent)) {}
+
+  bool is_done() const;
+  void wait(const c10::Stream& stream) const;
+  void check() const;
+
+ private:
+  transfer::Engine* engine_;
+  c10::DeviceType type_;
+  transfer::Sent sent_;
+};
+
+// Packed leaves and tensors that are read in place, to one device. Constructing it
+// needs the GIL, run() does not.
+class SendJob {
+ public:
+  SendJob(c10::Stream copies, c10::Stream home, int64_t chunk);
+
+  void pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan);
+  void read_in_place(TensorRefs targets, TensorRefs sources);
+
+  Sent run();
+
+ private:
+  c10::Stream copies_;
+  c10::Stream home_;
+  int64_t chunk_;
+  transfer::Engine* engine_;
+  Snapshot slab_;
+  std::optional<LeafBytes> leaves_;
+  std::vector<Snapshot> held_;  // of direct_: see Note: [read once]
+  std::vector<transfer::Copy> direct_;
+};
+
+// The devices that a SendJob can send to, in the order of registered_devices().
+std::vector<c10::DeviceType> transfers();
+
+}  // namespace pyparallel::ops

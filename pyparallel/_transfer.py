@@ -1,0 +1,131 @@
+"""How the bytes of a batch get to a device: by the backend's engine, or by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from . import _backend
+from ._cargo import Cargo
+from ._device import DeviceApi
+from ._keeper import Keeper
+from ._trace import span
+
+keeper = Keeper()
+
+_Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Arrival(Protocol):
+    """The moment at which all copies of a flight are done."""
+
+    def wait(self, stream: Any) -> None:
+        """Make ``stream`` wait for it; the host does not."""
+
+    def is_done(self) -> bool:
+        """Tell whether it has passed; the host does not wait."""
+
+
+class Event(NamedTuple):
+    """An event of a device interface as an arrival."""
+
+    api: DeviceApi
+    event: Any
+
+    def wait(self, stream: Any) -> None:
+        """Queue a wait."""
+        self.api.wait(stream, self.event)
+
+    def is_done(self) -> bool:
+        """Ask the event."""
+        return self.api.is_done(self.event)
+
+
+def start(
+    cargo: Cargo,
+    slab: torch.Tensor,
+    direct: _Copies,
+    streams: tuple[Any, Any],
+    api: DeviceApi,
+) -> Arrival:
+    """Queue the copies of one flight, and hold what they read in place until then.
+
+    Args:
+        cargo: what is packed into ``slab``.
+        slab: on the device.
+        direct: targets, and the page-locked tensors that are copied there in place.
+        streams: the one of the copies, and the one on which their targets were
+            allocated just now.
+        api: of the device.
+
+    Raises:
+        RuntimeError: one of the streams is under graph capture; nothing was queued.
+    """
+    if api.has_engine(slab.device):
+        return _by_engine(cargo, slab, direct, streams)
+    return _by_torch(cargo, slab, direct, streams, api)
+
+
+def _by_engine(
+    cargo: Cargo, slab: torch.Tensor, direct: _Copies, streams: tuple[Any, Any]
+) -> Arrival:
+    targets = [target for target, _ in direct]
+    sources = [source for _, source in direct]
+    plan = cargo.plan if cargo.packed else None
+    ticket = keeper.hold(sources) if sources else None
+    is_done = _at_once  # unless something is queued
+    try:
+        sent = _backend.send(slab, cargo.packed, plan, targets, sources, *streams)
+        is_done = sent.is_done
+    finally:
+        if ticket is not None:
+            keeper.release_when(ticket, is_done)
+    sent.check()
+    return sent
+
+
+def _by_torch(
+    cargo: Cargo,
+    slab: torch.Tensor,
+    direct: _Copies,
+    streams: tuple[Any, Any],
+    api: DeviceApi,
+) -> Arrival:
+    stream, home = streams
+    for name, each in (("home", home), ("copy", stream)):
+        if api.is_capturing(each):
+            raise RuntimeError(
+                f"send: the {name} stream must not be under graph capture, but is. "
+                "Copy outside of the capture, into static tensors that the graph reads."
+            )
+    allocated = api.record(home)
+    # All that can fail on the host comes before the first copy is queued.
+    copies = list(direct)
+    if cargo.packed and cargo.plan.nbytes:
+        host = api.pinned(cargo.plan.nbytes)
+        with span("pyparallel.pack"):
+            _backend.pack(host, cargo.packed, cargo.plan)
+        copies.append((slab, host))
+    api.wait(stream, allocated)
+    return queue(copies, [source for _, source in direct], stream, api)
+
+
+def queue(
+    copies: _Copies, lent: Sequence[torch.Tensor], stream: Any, api: DeviceApi
+) -> Event:
+    """Queue copies, hold what they read in place, and return the event behind them."""
+    ticket = keeper.hold(lent) if lent else None
+    try:
+        for target, source in copies:
+            api.copy(target, source, stream)
+    finally:  # also for those that were queued before an error
+        event = Event(api, api.record(stream))
+        if ticket is not None:
+            keeper.release_when(ticket, event.is_done)
+    return event
+
+
+def _at_once() -> bool:
+    return True

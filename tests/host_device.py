@@ -1,0 +1,62 @@
+"""The host as a device that the native engine sends to: all is done at once."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+
+CPU = torch.device("cpu")
+
+
+class HostStream(NamedTuple):
+    """What the engine reads of a stream."""
+
+    stream_id: int
+    device_index: int = -1
+    device_type: int = 0
+    device: torch.device = CPU
+
+
+COPIES, MAIN, SIDE = map(HostStream, range(3))
+
+
+class HostDevice:
+    """The device interface on the memory of the host, with an engine for it."""
+
+    def __init__(self) -> None:
+        self.current = MAIN
+        self.kept: list[HostStream] = []
+        self.locked: set[int] = set()
+
+    def lock(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Call the storage of a tensor page-locked."""
+        self.locked.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    @contextlib.contextmanager
+    def using(self, stream: HostStream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self.locked
+
+    def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        return torch.full((nbytes,), 0xCC, dtype=torch.uint8)
+
+    def copy_stream(self, device: torch.device) -> HostStream:
+        return COPIES
+
+    def current_stream(self, device: torch.device) -> HostStream:
+        return self.current
+
+    def keep(self, tensor: torch.Tensor, stream: HostStream) -> None:
+        self.kept.append(stream)
+
+    def has_engine(self, device: torch.device) -> bool:
+        return True

@@ -1,0 +1,438 @@
+"""The native engine, from flights down to its errors, on the host as its device."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from backends import check, native, needs_native
+from host_device import COPIES, CPU, MAIN, SIDE, HostDevice, HostStream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyparallel import _backend, _cargo, _slab, _transfer
+from pyparallel._backend import _reference
+
+pytestmark = [
+    needs_native,
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
+]
+
+DTYPES = [torch.uint8, torch.bool, torch.int16, torch.bfloat16, torch.float16]
+DTYPES += [torch.float32, torch.int32, torch.int64, torch.float64, torch.complex128]
+
+
+@pytest.fixture(autouse=True)
+def by_the_engine(monkeypatch):
+    """Let flights of either backend use the native operators; leave nothing behind."""
+    names = ("send", "plan_slab", "SlabPlan", "views")
+    for name in names:
+        monkeypatch.setattr(_backend, name, getattr(native, name))
+    yield
+    assert _slab.drain(30), "something is kept for ever"
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def some_leaves(rng: random.Random, num: int, largest: int = 40) -> list[torch.Tensor]:
+    return [
+        (torch.rand(rng.randint(0, 9), rng.randint(1, largest)) * 100).to(dtype)
+        for dtype in rng.choices(DTYPES, k=num)
+    ]
+
+
+def arrive(leaves, device, **options) -> list[bytes]:
+    landed = _slab.send(leaves, CPU, device, **options).land()
+    assert [(x.dtype, x.shape) for x in landed] == [(x.dtype, x.shape) for x in leaves]
+    return list(map(raw, landed))
+
+
+# ---------------------------------------------------------------------------- flights
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num=st.integers(0, 30),
+    chunk=st.sampled_from([64, 100, 4096, 4 << 20]),
+)
+def test_leaves_of_every_dtype_and_layout_arrive(seed, num, chunk):
+    rng = random.Random(seed)
+    leaves = some_leaves(rng, num)
+    leaves += [leaf.t() for leaf in some_leaves(rng, 2)]
+    leaves += [torch.arange(20)[::3], torch.tensor(1.5), torch.ones(1, 3).expand(4, 3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_backend, "send", partial(native.send, chunk_nbytes=chunk))
+        assert arrive(leaves, HostDevice()) == list(map(raw, leaves))
+
+
+def test_bytes_between_leaves_are_zero_in_every_chunk():
+    leaves = [torch.full((n,), 255, dtype=torch.uint8) for n in (1, 65, 0, 130, 64)]
+    plan = native.plan_slab(leaves)
+    for chunk in (1, 7, 64, 100, 4096):
+        slab = torch.full((plan.nbytes,), 0xCC, dtype=torch.uint8)
+        native.send(slab, leaves, plan, [], [], COPIES, MAIN, chunk)
+        expected = torch.zeros_like(slab)
+        native.pack(expected, leaves, plan)
+        assert torch.equal(slab, expected)
+
+
+@pytest.mark.parametrize("num", [1, 7, 8, 20])
+def test_page_locked_leaves_are_read_in_place(num, monkeypatch):
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    device = HostDevice()
+    leaves = []
+    for i in range(num):
+        large = device.lock(torch.full((100 + i,), float(i)))
+        leaves += [torch.tensor([i]), large, torch.empty(0, 3)]
+    flight = _slab.send(leaves, CPU, device)
+    assert len(flight._direct) == num
+    assert list(map(raw, flight.land())) == list(map(raw, leaves))
+
+
+def test_one_span_is_sent_as_it_lies(monkeypatch):
+    monkeypatch.setattr(_cargo, "SPAN_NBYTES", 0)
+    device = HostDevice()
+    memory = device.lock(torch.arange(512, dtype=torch.int64))
+    leaves = [memory[256:].view(16, 16), memory[:200]]
+    flight = _slab.send(leaves, CPU, device)
+    assert list(flight._order) == [1, 0] and not flight._direct
+    assert list(map(raw, flight.land())) == list(map(raw, leaves))
+
+
+def test_a_batch_of_many_megabytes_arrives():
+    leaves = [torch.rand(1_500_000), torch.rand(3_000_001), torch.rand(7)]
+    assert arrive(leaves, HostDevice()) == list(map(raw, leaves))
+
+
+def test_packed_leaves_are_free_when_send_returns():
+    leaves = [torch.full((1000,), 3.0), torch.ones(10, 10).t()]
+    expected = list(map(raw, leaves))
+    flight = _slab.send(leaves, CPU, HostDevice())
+    dead = [weakref.ref(leaf) for leaf in leaves]
+    leaves[0].fill_(9)
+    del leaves
+    assert [ref() for ref in dead] == [None, None]
+    assert list(map(raw, flight.land())) == expected
+
+
+class Late:
+    """Copies that are done when the test says so."""
+
+    def __init__(self, sent, ready: threading.Event) -> None:
+        self.sent, self.is_done = sent, ready.is_set
+
+    def __getattr__(self, name):
+        return getattr(self.sent, name)
+
+
+def test_what_is_read_in_place_lives_until_it_has_been_read(monkeypatch):
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    ready = threading.Event()
+    send = native.send
+    monkeypatch.setattr(_backend, "send", lambda *args: Late(send(*args), ready))
+    device = HostDevice()
+    large = device.lock(torch.zeros(512))
+    freed = weakref.ref(large.untyped_storage())
+    flight = _slab.send([large], CPU, device)
+    del large
+    flight.land()
+    gc.collect()
+    assert _slab.release_done() == 1 and freed() is not None
+    ready.set()
+    assert _slab.release_done() == 0 and freed() is None
+
+
+def test_landing_elsewhere_tells_the_allocator_and_a_stream_may_be_chosen():
+    waits = []
+
+    class Watched:
+        def wait(self, stream):
+            waits.append(stream)
+
+        def is_done(self):
+            return True
+
+        def check(self):
+            pass
+
+    calls = []
+
+    def send(*args):
+        calls.append(args[5:])
+        return Watched()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_backend, "send", send)
+        device = HostDevice()
+        flight = _slab.send([torch.ones(3)], CPU, device)
+        flight.land()
+        assert calls == [(COPIES, MAIN)] and waits == [MAIN] and not device.kept
+        other = HostStream(7)
+        flight = _slab.send([torch.ones(3)], CPU, device, home=SIDE, stream=other)
+        assert calls[1:] == [(other, SIDE)] and device.current is MAIN
+        flight.land()
+        assert waits == [MAIN, MAIN] and device.kept == [MAIN]
+        del flight
+        _slab.send([torch.ones(3)], CPU, device, home=SIDE)  # and never lands
+        assert waits == [MAIN, MAIN, SIDE]
+
+
+def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    ready = threading.Event()
+
+    class Broken:
+        is_done = staticmethod(ready.is_set)
+
+        def check(self):
+            raise RuntimeError("no more")
+
+    monkeypatch.setattr(_backend, "send", lambda *args: Broken())
+    device = HostDevice()
+    large = device.lock(torch.zeros(512))
+    with pytest.raises(RuntimeError, match=r"^no more$"):
+        _slab.send([large], CPU, device)
+    assert _slab.release_done() == 1
+    ready.set()
+    assert _slab.release_done() == 0
+
+
+def test_an_error_before_anything_is_queued_holds_nothing(monkeypatch):
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+
+    def refuse(*args):
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(_backend, "send", refuse)
+    device = HostDevice()
+    with pytest.raises(RuntimeError, match=r"^refused$"):
+        _slab.send([device.lock(torch.zeros(512))], CPU, device)
+    assert _slab.release_done() == 0
+
+
+def test_threads_send_at_the_same_time():
+    wrong = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        device = HostDevice()
+        send = partial(native.send, chunk_nbytes=rng.choice([500, 4 << 20]))
+        for step in range(60):
+            leaves = some_leaves(rng, 12, 300)
+            plan = native.plan_slab(leaves)
+            slab = device.empty(plan.nbytes, CPU)
+            send(slab, leaves, plan, [], [], HostStream(seed % 2), MAIN)
+            expected = torch.zeros_like(slab)
+            native.pack(expected, leaves, plan)
+            if not torch.equal(slab, expected):
+                wrong.append(step)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_large_transfers_release_the_gil():
+    leaves = [torch.zeros(64 << 20, dtype=torch.uint8)]
+    plan = native.plan_slab(leaves)
+    slab = torch.empty(plan.nbytes, dtype=torch.uint8)
+    during = 0
+    for _ in range(30):
+        turns, done = [], threading.Event()
+
+        def count(turns=turns, done=done):
+            while not done.is_set():
+                turns.append(None)
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        before = len(turns)
+        native.send(slab, leaves, plan, [], [], COPIES, MAIN)
+        during = max(during, len(turns) - before)
+        done.set()
+        thread.join()
+        if during > 100:
+            return
+    raise AssertionError("nobody else ran")
+
+
+def test_a_forked_child_is_refused_by_its_parents_engine():
+    leaf = torch.ones(3)
+    plan = native.plan_slab([leaf])
+    slab = torch.zeros(plan.nbytes, dtype=torch.uint8)
+    send = partial(native.send, slab, [leaf], plan, [], [], COPIES, MAIN)
+    sent = send()
+    rule = "send: copies must be queued by the process that queued the first one, "
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        num = 0
+        for call in (send, sent.is_done, lambda: sent.wait(MAIN)):
+            try:
+                call()
+            except RuntimeError as error:
+                num += str(error).startswith(rule)
+        del sent
+        os._exit(0 if num == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sent.is_done()
+
+
+# ----------------------------------------------------------------------------- errors
+
+LEAF = torch.ones(4)
+
+SLAB = torch.zeros(64, dtype=torch.uint8)
+BYTES = torch.zeros(16, dtype=torch.uint8)
+FAR = HostStream(0, 0, device_type=1)
+SENDS = [
+    (
+        {"stream": 3},
+        TypeError,
+        "send: stream must be a torch.Stream, but is of type int.",
+    ),
+    (
+        {"home": None},
+        TypeError,
+        "send: home must be a torch.Stream, but is of type NoneType.",
+    ),
+    (
+        {"stream": HostStream(0, device_type=14)},
+        NotImplementedError,
+        "send: stream must be of a device type in transfers(), but is of 'meta'.",
+    ),
+    (
+        {"home": FAR},
+        ValueError,
+        "send: home must be on cpu, the device of stream, but is on cuda:0.",
+    ),
+    (
+        {"chunk_nbytes": 0},
+        ValueError,
+        "send: chunk_nbytes must be between 1 and 4194304, but is 0.",
+    ),
+    (
+        {"leaves": [3]},
+        TypeError,
+        "send: leaves[0] must be a torch.Tensor, but is of type int.",
+    ),
+    (
+        {"leaves": []},
+        ValueError,
+        "send: leaves must have 1 entries, as planned, but has 0.",
+    ),
+    (
+        {"plan": 3},
+        TypeError,
+        "send: plan must be a SlabPlan, but is of type int.",
+    ),
+    (
+        {"slab": SLAB[:32]},
+        ValueError,
+        "send: slab must have 64 bytes, as planned, but has 32.",
+    ),
+    (
+        {"slab": SLAB, "leaves": [SLAB[:16].view(torch.float32)]},
+        ValueError,
+        "send: leaves[0] must not share memory with dst, but overlaps it. Clone it "
+        "first.",
+    ),
+    (
+        {"targets": [BYTES]},
+        ValueError,
+        "send: targets must have 0 entries, as sources, but has 1.",
+    ),
+    (
+        {"targets": [BYTES], "sources": [LEAF[::2]]},
+        ValueError,
+        "send: sources[0] must be contiguous, but has shape (2,) and strides (2,).",
+    ),
+    (
+        {"targets": [BYTES], "sources": [LEAF[:2]]},
+        ValueError,
+        "send: targets[0] must have 8 bytes, as its source, but has 16.",
+    ),
+    (
+        {"targets": [BYTES], "sources": [BYTES]},
+        ValueError,
+        "send: sources[0] must not share memory with dst, but overlaps it. Clone it "
+        "first.",
+    ),
+    (
+        {"targets": [BYTES], "sources": [BYTES.to("meta")]},
+        TypeError,
+        "send: sources[0] must be a plain strided tensor, but is on the meta device. "
+        "Give it data first.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), SENDS)
+def test_bad_arguments_are_named_and_nothing_is_written(changes, error, message):
+    good = {
+        "slab": SLAB.clone(),
+        "leaves": [LEAF],
+        "plan": native.plan_slab([LEAF]),
+        "targets": [],
+        "sources": [],
+        "stream": COPIES,
+        "home": MAIN,
+    }
+    native.send(**good)
+    good["slab"].zero_()
+    check(lambda: native.send(**{**good, **changes}), (), error, message)
+    assert not good["slab"].any() and not BYTES.any()
+
+
+def test_a_sent_batch_says_what_it_cannot_wait_on():
+    sent = native.send(
+        SLAB.clone(), [LEAF], native.plan_slab([LEAF]), [], [], COPIES, MAIN
+    )
+    assert sent.is_done() and sent.check() is None and sent.wait(SIDE) is None
+    check(
+        sent.wait,
+        (FAR,),
+        ValueError,
+        "Sent.wait: stream must be of 'cpu', but is of 'cuda'.",
+    )
+
+
+def test_pure_python_has_no_engine():
+    check(
+        _reference.send,
+        (),
+        NotImplementedError,
+        "send must be native, but pure Python runs. Copy by torch's operators.",
+    )
+    assert "cpu" in native.transfers()
+    if _backend.name == "python":
+        assert _backend.transfers == ()
+    assert not _slab.TorchDevice().has_engine(torch.device("cuda"))
+    assert _slab.TorchDevice(["cuda"]).has_engine(torch.device("cuda", 1))
+
+
+def test_the_one_choice_is_the_devices(monkeypatch):
+    chosen = []
+    for name in ("_by_engine", "_by_torch"):
+        monkeypatch.setattr(
+            _transfer, name, lambda *args, name=name: chosen.append(name)
+        )
+    device = HostDevice()
+    cargo = _cargo.load([LEAF], device.is_pinned)
+    for answer in (True, False):
+        device.has_engine = lambda device, answer=answer: answer
+        _transfer.start(cargo, SLAB, [], (COPIES, MAIN), device)
+    assert chosen == ["_by_engine", "_by_torch"]
