@@ -1,0 +1,315 @@
+"""The native engine on a GPU: one copy, no waiting, and never a wrong byte."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pyparallel import _backend, _cargo, _slab, scatter
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(
+        "cuda" not in _backend.transfers, reason="this build has no engine for CUDA"
+    ),
+]
+
+CHUNK = 4 << 20
+WAITS = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"}
+WAITS |= {"cudaMemcpy", "cudaFree", "cudaFreeHost"}
+CAPTURED = (
+    "send: the {} stream must not be under graph capture, but is. Copy outside of the "
+    "capture, into static tensors that the graph reads."
+)
+
+
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def keep_busy(cycles: int = 20_000_000) -> None:
+    torch.cuda._sleep(cycles)
+
+
+def many(num: int = 528, value: int = 0) -> list[torch.Tensor]:
+    """Return small leaves of three dtypes, about 150 KB for 528 of them."""
+    dtypes = (torch.float32, torch.int64, torch.uint8)
+    return [
+        torch.full((i % 11 + 1, 8), (value + i) % 120, dtype=dtypes[i % 3])
+        for i in range(num)
+    ]
+
+
+def send(leaves: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
+    return _slab.send(leaves, device(), **options).land()
+
+
+def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    pairs = list(zip(found, expected, strict=True))
+    assert [(a.dtype, a.shape) for a, _ in pairs] == [
+        (b.dtype, b.shape) for _, b in pairs
+    ]
+    return all(torch.equal(a.cpu(), b) for a, b in pairs)
+
+
+def watch(body: Any) -> tuple[list[str], int]:
+    """Return the calls that ``body`` makes to CUDA, and its copies to the device."""
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with profile(activities=activities) as found:
+        with record_function("body"):
+            body()
+        torch.cuda.synchronize()
+    events = list(found.events())
+    if not any(e.device_type == torch.autograd.DeviceType.CUDA for e in events):
+        pytest.xfail("the profiler sees no device events on this machine")
+    on_host = [e for e in events if e.device_type == torch.autograd.DeviceType.CPU]
+    (when,) = [e.time_range for e in on_host if e.name == "body"]
+    calls = [
+        e.name
+        for e in on_host
+        if e.name.startswith("cuda")
+        and when.start <= e.time_range.start
+        and e.time_range.end <= when.end
+    ]
+    return calls, sum("Memcpy HtoD" in e.name for e in events)
+
+
+# ------------------------------------------------------------------ one copy, no wait
+
+
+def test_a_small_batch_is_one_copy_and_nobody_waits():
+    leaves = many()
+    for _ in range(3):
+        send(leaves)
+    landed: list[torch.Tensor] = []
+    calls, num_copies = watch(lambda: landed.extend(send(leaves)))
+    assert num_copies == 1
+    assert calls.count("cudaMemcpyAsync") == 1
+    assert not WAITS.intersection(calls)
+    assert "cudaEventCreateWithFlags" not in calls
+    assert same(landed, leaves)
+
+
+def test_a_large_pageable_batch_goes_in_chunks():
+    leaves = [torch.rand(16 << 20), torch.rand(3 << 20), torch.arange(1000)]
+    nbytes = _backend.plan_slab(leaves).nbytes
+    assert same(send(leaves), leaves)
+    landed: list[torch.Tensor] = []
+    calls, num_copies = watch(lambda: landed.extend(send(leaves)))
+    assert num_copies == -(-nbytes // CHUNK)
+    assert not WAITS.intersection(calls)
+    assert same(landed, leaves)
+
+
+def test_the_steady_state_allocates_no_page_locked_memory():
+    leaves = [torch.rand(2 << 20), *many()]
+
+    def step() -> None:
+        for tensor in send(leaves):
+            tensor.add_(1)
+        torch.cuda.synchronize()
+
+    for _ in range(5):
+        step()
+
+    def steps() -> None:
+        for _ in range(20):
+            step()
+
+    calls, _ = watch(steps)
+    assert not {"cudaHostAlloc", "cudaHostRegister", "cudaFreeHost"}.intersection(calls)
+
+
+def test_the_host_is_done_while_the_device_still_sleeps():
+    leaves = [*many(), torch.rand(3 << 20)]
+    send(leaves)
+    torch.cuda.synchronize()
+    keep_busy(2_000_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    landed = send(leaves)
+    assert not busy.query(), "sending or landing waited for the device"
+    assert same(landed, leaves)
+
+
+# ------------------------------------------------------------------------------ values
+
+
+def test_values_are_right_while_everything_is_used_again():
+    wrong = torch.zeros((), dtype=torch.int64, device=device())
+    side = torch.cuda.Stream()
+    for step in range(10_000):
+        value = step % 100
+        leaves = [
+            torch.full((1000 + 37 * (step % 50),), value, dtype=torch.int32),
+            torch.full((3,), value, dtype=torch.uint8),
+        ]
+        with torch.cuda.stream(side if step % 7 == 0 else torch.cuda.default_stream()):
+            if step % 100 == 0:
+                keep_busy(5_000_000)
+            landed = send(leaves)
+            for leaf in leaves:
+                leaf.fill_(101)  # as the next batch would
+            bad = sum((tensor != value).sum() for tensor in landed)
+        torch.cuda.current_stream().wait_stream(side)
+        bad.record_stream(torch.cuda.current_stream())
+        wrong += bad
+    assert wrong.item() == 0
+
+
+@pytest.mark.parametrize("num", [1, 7, 8, 30])
+@pytest.mark.parametrize("kind", ["own", "default", "side"])
+def test_page_locked_leaves_are_copied_as_they_lie(num, kind):
+    nbytes = _cargo.DIRECT_NBYTES
+    for step in range(5):
+        leaves = [
+            torch.full((nbytes + 64 * i,), (i + step) % 250, dtype=torch.uint8)
+            for i in range(num)
+        ]
+        pinned = [leaf.pin_memory() for leaf in leaves]
+        stream = {
+            "own": None,
+            "default": torch.cuda.default_stream(),
+            "side": torch.cuda.Stream(),
+        }[kind]
+        keep_busy(1_000_000)
+        flight = _slab.send([torch.tensor(step), *pinned], device(), stream=stream)
+        assert len(flight._direct) == num
+        del pinned
+        assert same(flight.land(), [torch.tensor(step), *leaves])
+
+
+def test_many_page_locked_leaves_are_one_call_or_one_each():
+    leaves = [torch.rand(1 << 18).pin_memory() for _ in range(10)]
+    send(leaves)
+    calls, num_copies = watch(lambda: send(leaves))
+    assert num_copies == 10
+    assert calls.count("cudaMemcpyAsync") in (0, 10)
+    assert not WAITS.intersection(calls)
+
+
+def test_one_span_is_one_copy():
+    memory = torch.rand(1 << 20).pin_memory()
+    leaves = [memory[1 << 19 :], memory[: 1 << 19].view(512, -1)]
+    send(leaves)
+    landed: list[torch.Tensor] = []
+    _, num_copies = watch(lambda: landed.extend(send(leaves)))
+    assert num_copies == 1
+    assert same(landed, leaves)
+
+
+def test_threads_send_at_the_same_time():
+    errors: list[Any] = []
+
+    def work(seed: int) -> None:
+        try:
+            home = torch.cuda.Stream()
+            with torch.cuda.stream(home):
+                for step in range(200):
+                    leaves = many(40, seed + step)
+                    if step % 20 == 0:
+                        leaves.append(torch.full((3 << 20,), float(step)))
+                    landed = send(leaves)
+                    keep_busy(100_000)
+                    if not same(landed, leaves):
+                        errors.append((seed, step))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_the_copy_waits_for_those_who_used_its_memory_before():
+    """What the caller's stream reads late must not be overwritten by the copy."""
+    found = []
+    for step in range(50):
+        held = torch.full((1 << 16,), step, dtype=torch.uint8, device=device())
+        keep_busy(2_000_000)
+        found.append(held.max())
+        del held  # the allocator gives this block to the flight
+        send([torch.full((1 << 16,), 255, dtype=torch.uint8)])
+    assert [value.item() for value in found] == list(range(50))
+
+
+def test_scatter_copies_on_the_stream_that_it_is_given(monkeypatch):
+    side, leaves = torch.cuda.Stream(), many()
+    send = mock.Mock(wraps=_backend.send)
+    monkeypatch.setattr(_backend, "send", send)
+    with torch.cuda.stream(side):
+        keep_busy()
+    (landed,) = scatter(leaves, [device()], stream=side)
+    assert send.call_args.args[5:] == (side, torch.cuda.current_stream())
+    assert same(landed, leaves)
+
+
+# ---------------------------------------------------------------------------- capture
+
+
+def test_a_capture_refuses_the_copy_and_goes_on():
+    leaves, static = many(20), torch.zeros(8, device=device())
+    send(leaves)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        static.add_(1)
+        with pytest.raises(RuntimeError) as caught:
+            scatter(leaves, [device()])
+        static.add_(1)
+    assert str(caught.value) == CAPTURED.format("home")
+    graph.replay()
+    assert static.tolist() == [2] * 8
+    assert same(send(leaves), leaves)
+
+
+def test_a_copy_stream_under_capture_is_refused():
+    leaves, side = many(20), torch.cuda.Stream()
+    static = torch.zeros(8, device=device())
+    send(leaves)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        graph.capture_begin(capture_error_mode="relaxed")
+        static.add_(1)  # an empty graph would be warned of
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            with pytest.raises(RuntimeError) as caught:
+                _slab.send(leaves, device(), stream=side)
+        graph.capture_end()
+    assert str(caught.value) == CAPTURED.format("copy")
+    assert same(send(leaves), leaves)
+
+
+def test_a_thread_sends_beside_the_capture_of_another():
+    leaves, static = many(20), torch.zeros(8, device=device())
+    landed: list[Any] = []
+    home = torch.cuda.Stream()
+
+    def work() -> None:
+        with torch.cuda.stream(home):
+            landed[:] = [send(leaves) for _ in range(3)]
+
+    work()
+    torch.cuda.synchronize()
+    landed.clear()  # its memory is there for the thread
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()  # torch.cuda.graph would empty the allocator's cache
+        static.add_(1)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        static.add_(1)
+        graph.capture_end()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert static.tolist() == [2] * 8
+    assert len(landed) == 3 and all(same(batch, leaves) for batch in landed)
