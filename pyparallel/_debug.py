@@ -158,12 +158,14 @@ class Watch:
             self._landed_on.append(stream)
 
     def overwrite(self, block: torch.Tensor, probe: Probe) -> None:
-        """Queue poison for memory of this flight that nobody refers to any more."""
-        api, home = self._api, self._home
-        self.arrival.wait(home)  # it may never have landed
+        """Queue poison for memory of this flight that nobody refers to any more.
+
+        Its home has waited for its copies: by itself where the flight was lost or
+        landed there, or else with the streams of the landings.
+        """
         for stream in self._landed_on:
-            api.wait(home, api.record(stream))
-        probe.fill(block, POISON, home)
+            self._api.wait(self._home, self._api.record(stream))
+        probe.fill(block, POISON, self._home)
 
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")

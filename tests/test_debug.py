@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import gc
-import os
-import re
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice, HastyHostPool, LentMemory, memory
-from hypothesis import given
-from hypothesis import strategies as st
+from fake_device import DEVICE, FakeDevice, memory
+from probed_device import (
+    Device,
+    FakeProbe,
+    Hasty,
+    Lent,
+    Trampling,
+    held_back,
+    passed,
+    stale,
+)
 
-from pyparallel import _cargo, _debug, _probe, _slab
+from pyparallel import _cargo, _debug, _slab
 
-ROOT = Path(__file__).resolve().parents[1]
 POISON = b"\xdb"
-
-
-class FakeProbe:
-    """Sums and fills by address, as a device does, in their turn."""
-
-    def sums(self, block: torch.Tensor, row: int, stream: Any) -> torch.Tensor:
-        found = torch.empty(-(-block.numel() // row), dtype=torch.int64)
-        where = memory(block.data_ptr(), block.numel())
-        stream.queue(lambda: found.copy_(_probe.row_sums(torch.from_numpy(where), row)))
-        return found
-
-    def fill(self, block: torch.Tensor, value: int, stream: Any) -> None:
-        stream.queue(memory(block.data_ptr(), block.numel()).fill, value)
-
-
-class Device(FakeDevice):
-    probe = FakeProbe()
-
-
-class Hasty(HastyHostPool):
-    probe = FakeProbe()
-
-
-class Lent(LentMemory):
-    probe = FakeProbe()
 
 
 @pytest.fixture(autouse=True)
@@ -57,25 +33,6 @@ def _on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     _debug.reset()
-
-
-def passed(device: FakeDevice) -> None:
-    """Wait for all that is queued, the checks too."""
-    device.wait(device.copies, device.record(device.main))
-    assert device.record(device.copies).wait(30)
-    device.wait(device.main, device.record(device.side))
-    assert device.record(device.main).wait(30)
-
-
-def held_back(device: FakeDevice) -> threading.Event:
-    """Let the copies wait until the event is set."""
-    gate = threading.Event()
-    device.wait(device.copies, gate)
-    return gate
-
-
-def stale(tensor: torch.Tensor) -> Any:
-    return memory(tensor.data_ptr(), tensor.nbytes)
 
 
 # ------------------------------------------------------------------ what was sent
@@ -175,14 +132,6 @@ def test_a_leaf_that_is_packed_may_change_at_once():
         assert not _debug._unchecked
 
 
-class Trampling(Device):
-    """Somebody writes one byte of staging memory before it is copied."""
-
-    def copy(self, dst, src, stream):
-        src[64 * 2 + 66] += 1
-        super().copy(dst, src, stream)
-
-
 def test_a_write_to_staging_memory_is_named():
     with Trampling() as device:
         leaves = [torch.ones(3), torch.empty(0), torch.ones(9), torch.ones(40)]
@@ -191,10 +140,10 @@ def test_a_write_to_staging_memory_is_named():
         with pytest.raises(RuntimeError) as caught:
             flight.land()
     assert str(caught.value) == (
-        "the staging memory of leaf 3 of 4 (torch.float32, shape (40,)) must not change "
-        "before its copy to cuda:0 is done, but its bytes from 64 on arrived other than "
-        "they were sent. Nobody but pyparallel has this memory: look for what writes "
-        "beyond the edges of its own."
+        "the staging memory of leaf 3 of 4 (torch.float32, shape (40,)) must not "
+        "change before its copy to cuda:0 is done, but its bytes from 64 on arrived "
+        "other than they were sent. Nobody but pyparallel has this memory: look for "
+        "what writes beyond the edges of its own."
     )
 
 
@@ -348,150 +297,3 @@ def test_a_check_that_fails_gives_no_memory_away_early(monkeypatch):
         passed(device)
         assert device.pools[device.main].num_reused == 1
         assert output.tolist() == [7] * 100
-
-
-# ---------------------------------------------------------------------- checksums
-
-
-def expected_sums(data: bytes, row: int) -> list[int]:
-    """Sum words with the weights that the documentation gives: slowly."""
-    mask, sums = 0xFFFFFFFF, []
-    data += bytes(-len(data) % row)
-    for start in range(0, len(data), row):
-        total = 0
-        for i in range(row // 4):
-            word = data[start + 4 * i : start + 4 * i + 4]
-            h = (i + 1) * 0x9E3779B1 & mask
-            h = (h ^ h >> 15) * 0x85EBCA6B & mask
-            weight = (h ^ h >> 13) & 0xFFFFF | 1
-            total += int.from_bytes(word, "little", signed=True) * weight
-        sums.append(total)
-    return sums
-
-
-@given(
-    st.binary(max_size=600),
-    st.integers(0, 9),
-    st.sampled_from([64, 128, 4096]),
-    st.sampled_from([64, 4096, 1 << 24]),
-)
-def test_checksums_are_those_of_the_bytes(data, offset, row, chunk):
-    held = torch.frombuffer(bytearray(offset) + data + b"x", dtype=torch.uint8)
-    before = _probe._CHUNK
-    _probe._CHUNK = max(chunk, row)
-    try:
-        found = _probe.row_sums(held[offset : offset + len(data)], row)
-    finally:
-        _probe._CHUNK = before
-    assert found.tolist() == expected_sums(data, row)
-
-
-@given(st.binary(min_size=1, max_size=200), st.data())
-def test_checksums_of_different_bytes_differ(data, draw):
-    place = draw.draw(st.integers(0, len(data) - 1))
-    other = bytearray(data)
-    other[place] ^= draw.draw(st.integers(1, 255))
-    sums = [
-        _probe.row_sums(torch.frombuffer(bytearray(x), dtype=torch.uint8), 64)
-        for x in (data, other)
-    ]
-    assert (sums[0] != sums[1]).nonzero().tolist() == [[place // 64]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_checksums_see_signs_and_places(dtype):
-    values = torch.randn(64, dtype=torch.float64).to(dtype)
-    others = [-values, values.flip(0), values.roll(1), values.clone().fill_(2)]
-    zeros = torch.zeros_like(values)
-    for a, b in [*((values, other) for other in others), (zeros, zeros + 2)]:
-        sums = [_probe.row_sums(x.view(torch.uint8), 64) for x in (a, b)]
-        assert bool((sums[0] != sums[1]).all())
-
-
-# -------------------------------------------------------------------- the variable
-
-
-def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "on"), [("", False), ("0", False), ("1", True), ("yes", True)]
-)
-def test_the_environment_says_so_once_at_import(value, on):
-    code = "from pyparallel import _debug, _ring_memory as r; import os\n"
-    code += "os.environ['PYPARALLEL_DEBUG'] = '1'\nprint(_debug.enabled, r.poisons())"
-    done = run(code, PYPARALLEL_DEBUG=value, PYPARALLEL_POISON="0")
-    assert (done.stdout, done.stderr) == (f"{on} {on}\n", "")
-
-
-LAST = """
-import torch
-from test_debug import DEVICE, Trampling, _slab
-device = Trampling()
-flight = _slab.send([torch.ones(100)], DEVICE, device)
-"""
-
-
-def test_the_last_batch_is_looked_at_when_the_interpreter_ends():
-    done = run(LAST, PYPARALLEL_DEBUG="1")
-    assert "RuntimeError: the staging memory of leaf 0 of 1 (torch.float32" in (
-        done.stderr
-    )
-    assert done.returncode == 0
-
-
-FORK = """
-import os, torch
-from test_debug import DEVICE, Device, _debug, _slab, held_back
-device = Device()
-gate = held_back(device)
-tensors = _slab.send([torch.ones(100)], DEVICE, device).land()
-if os.fork() == 0:
-    print(len(_debug._unchecked), len(_debug._watched), flush=True)
-    os._exit(0)
-os.wait()
-gate.set()
-assert _debug._unchecked and _debug._watched
-"""
-
-
-def test_a_forked_process_looks_at_nothing_of_its_parent():
-    done = run(FORK, PYPARALLEL_DEBUG="1", PYTHONWARNINGS="ignore::DeprecationWarning")
-    assert (done.stdout, done.stderr, done.returncode) == ("0 0\n", "", 0)
-
-
-CACHED = """
-import ctypes, torch, pyparallel
-batch = pyparallel.collate([torch.ones(600_000), torch.ones(600_001)][:1] * 2)
-where = (ctypes.c_uint8 * batch.nbytes).from_address(batch.data_ptr())
-assert pyparallel.memory.cache_info().in_use >= batch.nbytes
-del batch
-print(set(where))
-"""
-
-
-def test_recycled_memory_of_the_host_holds_poison():
-    from pyparallel import _backend
-
-    if _backend.name != "native":
-        pytest.skip("pure Python recycles nothing")
-    assert run(CACHED, PYPARALLEL_DEBUG="1").stdout == "{219}\n"
-    assert "219" not in run(CACHED, PYPARALLEL_DEBUG="0").stdout
-
-
-def test_the_report_says_that_it_is_on():
-    done = subprocess.run(
-        [sys.executable, "-m", "pyparallel"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYPARALLEL_DEBUG": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert re.search(r"^debug mode +on, by PYPARALLEL_DEBUG$", done.stdout, re.M)

@@ -1,0 +1,103 @@
+"""What PYPARALLEL_DEBUG=1 does to a process, from its import to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyparallel import _backend
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "on"), [("", False), ("0", False), ("1", True), ("yes", True)]
+)
+def test_the_environment_says_so_once_at_import(value, on):
+    code = "from pyparallel import _debug, _ring_memory as r; import os\n"
+    code += "os.environ['PYPARALLEL_DEBUG'] = '1'\nprint(_debug.enabled, r.poisons())"
+    done = run(code, PYPARALLEL_DEBUG=value, PYPARALLEL_POISON="0")
+    assert (done.stdout, done.stderr) == (f"{on} {on}\n", "")
+
+
+LAST = """
+import torch
+from fake_device import DEVICE
+from probed_device import Trampling
+from pyparallel import _slab
+device = Trampling()
+flight = _slab.send([torch.ones(100)], DEVICE, device)
+"""
+
+
+def test_the_last_batch_is_looked_at_when_the_interpreter_ends():
+    done = run(LAST, PYPARALLEL_DEBUG="1")
+    assert "RuntimeError: the staging memory of leaf 0 of 1 (torch.float32" in (
+        done.stderr
+    )
+    assert done.returncode == 0
+
+
+FORK = """
+import os, torch
+from fake_device import DEVICE
+from probed_device import Device, held_back
+from pyparallel import _debug, _slab
+device = Device()
+gate = held_back(device)
+tensors = _slab.send([torch.ones(100)], DEVICE, device).land()
+if os.fork() == 0:
+    print(len(_debug._unchecked), len(_debug._watched), flush=True)
+    os._exit(0)
+os.wait()
+gate.set()
+assert _debug._unchecked and _debug._watched
+"""
+
+
+def test_a_forked_process_looks_at_nothing_of_its_parent():
+    done = run(FORK, PYPARALLEL_DEBUG="1", PYTHONWARNINGS="ignore::DeprecationWarning")
+    assert (done.stdout, done.stderr, done.returncode) == ("0 0\n", "", 0)
+
+
+CACHED = """
+import ctypes, torch, pyparallel
+batch = pyparallel.collate([torch.ones(600_000), torch.ones(600_001)][:1] * 2)
+where = (ctypes.c_uint8 * batch.nbytes).from_address(batch.data_ptr())
+assert pyparallel.memory.cache_info().in_use >= batch.nbytes
+del batch
+print(set(where))
+"""
+
+
+def test_recycled_memory_of_the_host_holds_poison():
+    if _backend.name != "native":
+        pytest.skip("pure Python recycles nothing")
+    assert run(CACHED, PYPARALLEL_DEBUG="1").stdout == "{219}\n"
+    assert "219" not in run(CACHED, PYPARALLEL_DEBUG="0").stdout
+
+
+def test_the_report_says_that_it_is_on():
+    done = subprocess.run(
+        [sys.executable, "-m", "pyparallel"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYPARALLEL_DEBUG": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert re.search(r"^debug mode +on, by PYPARALLEL_DEBUG$", done.stdout, re.M)

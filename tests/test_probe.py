@@ -1,0 +1,65 @@
+"""Checksums of bytes: those that are documented, and different for different bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyparallel import _probe
+
+
+def expected_sums(data: bytes, row: int) -> list[int]:
+    """Sum words with the weights that the documentation gives: slowly."""
+    mask, sums = 0xFFFFFFFF, []
+    data += bytes(-len(data) % row)
+    for start in range(0, len(data), row):
+        total = 0
+        for i in range(row // 4):
+            word = data[start + 4 * i : start + 4 * i + 4]
+            h = (i + 1) * 0x9E3779B1 & mask
+            h = (h ^ h >> 15) * 0x85EBCA6B & mask
+            weight = (h ^ h >> 13) & 0xFFFFF | 1
+            total += int.from_bytes(word, "little", signed=True) * weight
+        sums.append(total)
+    return sums
+
+
+@given(
+    st.binary(max_size=600),
+    st.integers(0, 9),
+    st.sampled_from([64, 128, 4096]),
+    st.sampled_from([64, 4096, 1 << 24]),
+)
+def test_checksums_are_those_of_the_bytes(data, offset, row, chunk):
+    held = torch.frombuffer(bytearray(offset) + data + b"x", dtype=torch.uint8)
+    before = _probe._CHUNK
+    _probe._CHUNK = max(chunk, row)
+    try:
+        found = _probe.row_sums(held[offset : offset + len(data)], row)
+    finally:
+        _probe._CHUNK = before
+    assert found.tolist() == expected_sums(data, row)
+
+
+@given(st.binary(min_size=1, max_size=200), st.data())
+def test_checksums_of_different_bytes_differ(data, draw):
+    place = draw.draw(st.integers(0, len(data) - 1))
+    other = bytearray(data)
+    other[place] ^= draw.draw(st.integers(1, 255))
+    sums = [
+        _probe.row_sums(torch.frombuffer(bytearray(x), dtype=torch.uint8), 64)
+        for x in (data, other)
+    ]
+    assert (sums[0] != sums[1]).nonzero().tolist() == [[place // 64]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_checksums_see_signs_and_places(dtype):
+    values = torch.randn(64, dtype=torch.float64).to(dtype)
+    others = [-values, values.flip(0), values.roll(1), values.clone().fill_(2)]
+    zeros = torch.zeros_like(values)
+    for a, b in [*((values, other) for other in others), (zeros, zeros + 2)]:
+        sums = [_probe.row_sums(x.view(torch.uint8), 64) for x in (a, b)]
+        assert bool((sums[0] != sums[1]).all())
