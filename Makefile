@@ -37,8 +37,9 @@ NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
 # What is the same for every build and backend is tested once: examples, and what happens
 # between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,examples mmcv_install \
-	preflight loader_exit loader_faults prefetch_device prefetch_ends prefetch_faults \
-	prefetch_state resume_errors resume_iterable)
+	mmengine_differential_optim mmengine_optim mmengine_optim_amp mmengine_optim_dict \
+	mmengine_upstream preflight loader_exit loader_faults prefetch_device prefetch_ends \
+	prefetch_faults prefetch_state resume_errors resume_iterable)
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
@@ -118,11 +119,11 @@ lint-lengths:
 # The extension in the tree serves both environments: same torch, same python.
 peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata and what the benchmark needs
 
-test-peers: peers ## the comparison with mmcv and torchdata, the benchmark; a skipped test fails
+test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
 		$(VPEER)/bin/python $(PYTEST) tests/test_mmcv_differential.py \
-		tests/test_mmengine_image.py tests/test_resume_torchdata.py \
-		$(wildcard tests/test_benchmark_*.py)
+		tests/test_resume_torchdata.py \
+		$(wildcard tests/test_mmengine_*.py tests/test_benchmark_*.py)
 
 bench: peers ## measure; write JSON, the tables of benchmarks/README.md and the charts
 	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)

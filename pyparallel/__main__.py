@@ -26,7 +26,7 @@ from pyparallel._backend import _build
 
 _SETTINGS = (
     *("CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "PYPARALLEL_BACKEND"),
-    *("PYPARALLEL_POISON", "PYPARALLEL_NVTX"),
+    *("PYPARALLEL_MMENGINE", "PYPARALLEL_POISON", "PYPARALLEL_NVTX"),
 )
 _PEERS = (
     *("mmcv", "mmcv-full", "mmcv-lite", "onedl-mmcv"),

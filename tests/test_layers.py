@@ -44,6 +44,15 @@ LAYERS = [
     ["__init__", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+#: The same inside the folder of this name.
+INSIDE = {
+    "mmengine": [
+        ["_upstream", "_accumulation", "_clip"],
+        ["optim"],
+        ["amp", "optim_dict"],
+        ["__init__"],
+    ],
+}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -52,8 +61,8 @@ def module_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imported(path: Path, text: str | None = None) -> set[str]:
-    """Return the modules of the package that a file imports, at any depth of code."""
+def imported_names(path: Path, text: str | None = None) -> list[list[str]]:
+    """Return the parts of the full names that a file imports, at any depth of code."""
     package = ["pyparallel", *path.relative_to(PACKAGE).parent.parts]
     found: list[str] = []
     for node in ast.walk(ast.parse(text or path.read_text(encoding="utf-8"))):
@@ -63,7 +72,12 @@ def imported(path: Path, text: str | None = None) -> set[str]:
             up = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*up, *([node.module] if node.module else [])])
             found += [f"{base}.{alias.name}" for alias in node.names]
-    parts = [name.split(".") for name in found]
+    return [name.split(".") for name in found]
+
+
+def imported(path: Path, text: str | None = None) -> set[str]:
+    """Return the modules of the package that a file imports."""
+    parts = imported_names(path, text)
     inside = {part[1] for part in parts if part[0] == "pyparallel" and len(part) > 1}
     # A name taken from the package itself is not a module: it comes from __init__.
     return {name if name in LEVEL else "__init__" for name in inside}
@@ -81,6 +95,19 @@ def test_imports_run_downwards_only(path: Path) -> None:
     if module == "__main__":
         wrong.discard("__init__")  # which has been imported before it
     assert not wrong, f"{module} must not import {', '.join(sorted(wrong))}"
+
+
+@pytest.mark.parametrize("folder", INSIDE)
+def test_imports_inside_a_folder_run_downwards_only(folder: str) -> None:
+    level = {name: i for i, names in enumerate(INSIDE[folder]) for name in names}
+    files = sorted((PACKAGE / folder).rglob("*.py"))
+    assert sorted(level) == sorted(path.stem for path in files), "one layer for each"
+    for path in files:
+        names = imported_names(path)
+        inside = {part[2] for part in names if part[:2] == ["pyparallel", folder]}
+        modules = {name if name in level else "__init__" for name in inside}
+        wrong = {name for name in modules if level[name] >= level[path.stem]}
+        assert not wrong, f"{folder}/{path.stem} must not import {sorted(wrong)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import optim_runs as runs
@@ -89,6 +90,13 @@ def test_the_state_goes_by_name_and_comes_back() -> None:
     again.load_state_dict(state)
     assert again.get_lr()["generator.base_lr"] == [5.0]
     assert runs.same_state(again.state_dict(), kept) and runs.same_state(state, kept)
+
+
+def test_a_checkpoint_of_the_state_is_read_without_running_code(tmp_path: Path) -> None:
+    wrappers, _, _ = make()
+    torch.save(wrappers.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert runs.same_state(state, wrappers.state_dict())
 
 
 def test_a_state_for_nobody_is_an_error_before_anything_is_loaded() -> None:
