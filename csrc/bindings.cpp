@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "bindings/arguments.h"
+#include "bindings/image.h"
 #include "bindings/memory.h"
 #include "bindings/ring.h"
+#include "bindings/run.h"
 #include "bindings/transfer.h"
 #include "bindings/values.h"
 #include "ops/backend.h"
@@ -26,6 +28,8 @@ namespace pyparallel {
 namespace {
 
 using bindings::item;
+using bindings::kHoldGilBytes;
+using bindings::run;
 using bindings::Tensors;
 using bindings::to_ints;
 using bindings::to_items;
@@ -34,19 +38,6 @@ using bindings::to_tensor;
 using bindings::wrong_type;
 using ops::SlabPlan;
 using ops::Where;
-
-// Copies of fewer bytes finish before another thread would have taken the lock.
-constexpr int64_t kHoldGilBytes = 64 * 1024;
-
-template <typename Job>
-void run(Job* job) {
-  if (job->nbytes() <= kHoldGilBytes) {
-    job->run();
-    return;
-  }
-  const py::gil_scoped_release unlocked;
-  job->run();
-}
 
 std::vector<c10::DimVector> to_starts(py::handle starts) {
   const py::tuple rows =
@@ -207,6 +198,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::register_local_exception_translator(&pp::translate);
   module.doc() = "Native kernels of pyparallel; the contract is in _C.pyi.";
   pp::bindings::define_values(&module);
+  pp::bindings::define_image(&module);
   pp::bindings::define_memory(&module);
   pp::bindings::define_ring(&module);
   pp::bindings::define_transfer(&module);

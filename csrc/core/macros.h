@@ -4,6 +4,13 @@
 
 #if defined(__CUDACC__)
 #define PP_HOST_DEVICE __host__ __device__ __forceinline__
+// Before a loop that is rarely long: unrolling it would cost code and registers.
+#define PP_ROLLED _Pragma("unroll 1")
 #else
 #define PP_HOST_DEVICE inline
+#define PP_ROLLED
 #endif
+
+// For what vector loops consist of: it must become part of the function around them.
+#define PP_INLINED __attribute__((always_inline))
+#define PP_HOST_INLINE inline PP_INLINED

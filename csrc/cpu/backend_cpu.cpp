@@ -1,6 +1,7 @@
 // Torch glue of the CPU: makes 'cpu' a registered device.
 #include <omp.h>
 
+#include "cpu/image.h"
 #include "cpu/launch.h"
 #include "cpu/parallel_for.h"
 #include "cpu/runtime.h"
@@ -39,8 +40,11 @@ at::Tensor contiguous_glue(const at::Tensor& strided) {
 
 void pack_glue(const Pack& body, c10::Device) { pack(body); }
 
+void image_batch_glue(const ImageJob& job, c10::Device) { image_batch(job); }
+
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
-    c10::DeviceType::CPU, {pad_copy_glue, contiguous_glue, pack_glue, runtime});
+    c10::DeviceType::CPU,
+    {pad_copy_glue, contiguous_glue, pack_glue, image_batch_glue, runtime});
 
 }  // namespace
 }  // namespace pyparallel::cpu

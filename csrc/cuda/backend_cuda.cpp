@@ -21,7 +21,7 @@ void pad_copy_glue(const BoxTable& table, const BoxTable& mask, c10::Device devi
 at::Tensor contiguous_glue(const at::Tensor& strided) { return strided.contiguous(); }
 
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
-    c10::DeviceType::CUDA, {pad_copy_glue, contiguous_glue, pack_glue, runtime});
+    c10::DeviceType::CUDA, {pad_copy_glue, contiguous_glue, pack_glue, nullptr, runtime});
 
 }  // namespace
 }  // namespace pyparallel::cuda

@@ -51,8 +51,8 @@ inline bool takes_many_bytes() {
 }
 
 // One warp is one worker: its lanes share a row.
-template <typename Body>
-__global__ void __launch_bounds__(kThreadsPerBlock)
+template <int min_blocks, typename Body>
+__global__ void __launch_bounds__(kThreadsPerBlock, min_blocks)
     run_body(const __grid_constant__ Body body, int64_t num_rows) {
   const int64_t warp =
       static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpSize;
@@ -61,14 +61,16 @@ __global__ void __launch_bounds__(kThreadsPerBlock)
        Lane{static_cast<int>(threadIdx.x % kWarpSize), kWarpSize});
 }
 
-// Queues `body` over num_rows rows on the current device. Returns the launch's error.
-template <typename Body>
+// Queues `body` over num_rows rows on the current device. `min_blocks` are to fit a
+// multiprocessor at a time, which bounds the registers of each. Returns the launch's
+// error.
+template <int min_blocks = 1, typename Body>
 cudaError_t launch(const Body& body, int64_t num_rows, cudaStream_t stream) {
   static_assert(sizeof(Body) + sizeof(int64_t) <= kManyBytes);
   if (num_rows == 0) return cudaSuccess;
   const int64_t blocks = lesser((num_rows - 1) / kWarpsPerBlock + 1, kMaxBlocks);
-  run_body<<<static_cast<unsigned>(blocks), kThreadsPerBlock, 0, stream>>>(body,
-                                                                           num_rows);
+  run_body<min_blocks>
+      <<<static_cast<unsigned>(blocks), kThreadsPerBlock, 0, stream>>>(body, num_rows);
   return cudaGetLastError();
 }
 

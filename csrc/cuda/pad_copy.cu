@@ -11,6 +11,9 @@ namespace {
 // Words that one warp moves before it works out where its next row is.
 constexpr int64_t kWordsPerPiece = kWarpSize * 16;
 
+// All the warps that a multiprocessor can hold, or three quarters of them.
+constexpr int kMinBlocks = 6;
+
 // A body with room for boxes and starts of num_bytes, for the launch's parameters.
 template <typename Body, int64_t num_bytes>
 struct Inline {
@@ -57,7 +60,7 @@ cudaError_t launch_inline(const BoxTable& table, cudaStream_t stream) {
     memcpy(body.bytes + boxes, table.starts,
            static_cast<size_t>(table_nbytes(table)) - boxes);
   }
-  return launch(body, num_pieces(table), stream);
+  return launch<kMinBlocks>(body, num_pieces(table), stream);
 }
 
 template <typename Word, typename Mover>

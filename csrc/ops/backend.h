@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/boxes.h"
+#include "core/image_job.h"
 #include "core/slots.h"
 #include "transfer/runtime.h"
 
@@ -21,6 +22,7 @@ struct Backend {
   void (*pad_copy)(const BoxTable& table, const BoxTable& mask, c10::Device device);
   at::Tensor (*contiguous)(const at::Tensor& strided);
   void (*pack)(const Pack& body, c10::Device device);  // chooses body.piece itself
+  void (*image_batch)(const ImageJob& job, c10::Device device);
   // Sends to the device; null if nothing can be sent there but by torch.
   transfer::Runtime* (*runtime)() = nullptr;
 };

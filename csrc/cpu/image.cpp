@@ -1,0 +1,137 @@
+#include "cpu/image.h"
+
+#include "core/image_runs.h"
+#include "core/partition.h"
+#include "cpu/cache_size.h"
+#include "cpu/parallel_for.h"
+#include "cpu/stream.h"
+
+namespace pyparallel::cpu {
+namespace {
+
+// Rows of fewer bytes are cheaper to write through the caches.
+constexpr int64_t kMinStreamedRow = 512;
+
+constexpr Lane kAlone{0, 1};
+
+// Kinds of CPUs. run(work) compiles `work`, which is inlined, for its instructions: the
+// compiler must know them to emit them, but the module must load where they are absent.
+struct AnyCpu {
+#if defined(__FP_FAST_FMAF)
+  using Math = HostMath;
+#else
+  using Math = RoundingTwiceMath;
+#endif
+  static bool supported() { return true; }
+  template <typename Work>
+  static void run(const Work& work) {
+    work();
+  }
+};
+
+#if defined(__x86_64__)
+
+struct Avx2Cpu {
+  using Math = HostMath;
+  static bool supported() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  }
+  template <typename Work>
+  __attribute__((target("avx2,fma"))) static void run(const Work& work) {
+    work();
+  }
+};
+
+struct Avx512Cpu {
+  using Math = HostMath;
+  static bool supported() {
+    return Avx2Cpu::supported() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  }
+  template <typename Work>
+  __attribute__((
+      target("avx512f,avx512bw,avx512vl,avx2,fma,prefer-vector-width=512"))) static void
+  run(const Work& work) {
+    work();
+  }
+};
+
+#endif
+
+template <typename Cpu, typename Source, typename Value, bool exact>
+void convert(void* to, const void* from, int64_t num, const Pattern& pattern) {
+  Cpu::run([&]() PP_INLINED {
+    convert_loop<Source, Value, exact, typename Cpu::Math>(to, from, num, pattern);
+  });
+}
+
+template <typename Cpu, typename Source>
+void take(void* to, const void* from, int64_t num, int64_t step) {
+  Cpu::run([&]() PP_INLINED { take_loop<Source>(to, from, num, step); });
+}
+
+template <typename Cpu, typename Source>
+void interleave(void* to, const void* from, int64_t num, int64_t channels,
+                int64_t next_column, int64_t next_channel) {
+  Cpu::run([&]() PP_INLINED {
+    interleave_loop<Source>(to, from, num, channels, next_column, next_channel);
+  });
+}
+
+template <typename Cpu>
+ImageLoops loops_of(const ImageJob& job) {
+  return visit_types(job, [&](auto source, auto value) {
+    using Source = decltype(source);
+    using Value = decltype(value);
+    return ImageLoops{job.exact ? &convert<Cpu, Source, Value, true>
+                                : &convert<Cpu, Source, Value, false>,
+                      &take<Cpu, Source>, &interleave<Cpu, Source>};
+  });
+}
+
+ImageTypes types_of(const ImageJob& job) {
+  return visit_types(job, [&](auto source, auto value) {
+    ImageTypes types{sizeof(source), sizeof(value), {}};
+    for (int c = 0; c < job.batch.channels; ++c) {
+      const auto fill = HostMath::round(job.batch.levels.fill[c], value);
+      memcpy(&types.fills[c], &fill, sizeof(fill));
+    }
+    return types;
+  });
+}
+
+template <typename Mover>
+void run_image(const ImageJob& job, const ImageLoops& loops) {
+  const ImageRuns<Mover> body{job.batch, types_of(job), loops, job.last};
+  const int64_t rows = num_pieces(job.batch);
+  const int64_t workers = num_workers(num_bytes(job));
+  parallel_for(workers,
+               [&](int64_t worker) { body(partition(rows, workers, worker), kAlone); });
+}
+
+}  // namespace
+
+bool is_streamed(const ImageJob& job) {
+  const int64_t row = job.batch.width * value_size(job);
+  return num_bytes(job) > last_cache_bytes() / 2 && row >= kMinStreamedRow;
+}
+
+void image_batch(ImageJob job) {
+  cut_rows(&job.batch, job.batch.width);
+  ImageLoops loops = loops_of<AnyCpu>(job);
+#if defined(__x86_64__)
+  if (Avx512Cpu::supported()) {
+    loops = loops_of<Avx512Cpu>(job);
+  } else if (Avx2Cpu::supported()) {
+    loops = loops_of<Avx2Cpu>(job);
+  }
+#endif
+  const auto stream = [&](auto lines) {
+    run_image<StreamMover<decltype(lines)>>(job, loops);
+    return true;
+  };
+  if (is_streamed(job) && visit_lines(stream)) return;
+  run_image<CachedMover>(job, loops);
+}
+
+}  // namespace pyparallel::cpu
