@@ -7,6 +7,8 @@ such tests set them, so that they cannot pass by doing nothing.
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import signal
 from collections.abc import Generator
@@ -24,6 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What a fork server starts has torch then; importing it takes longer than most tests.
+multiprocessing.set_forkserver_preload(["torch"])
+
+
 def _on(name: str) -> bool:
     return os.environ.get(name, "0") not in ("", "0")
 
@@ -38,6 +44,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if _on("PYPARALLEL_REQUIRE_CUDA"):
         pytest.fail(f"PYPARALLEL_REQUIRE_CUDA is set, but the test {NO_GPU}")
     pytest.skip(NO_GPU)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there before the first test out of every later garbage collection.
+
+    Tests collect often, to see that nothing of theirs is left; torch's modules, some
+    hundred thousand objects that live to the end, would be looked at each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _fail_skipped(report: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from pyparallel import __main__ as main_module
 from pyparallel import _backend
 
 
+@functools.cache
 def run(*arguments: str, path: str = ""):
     env = dict(os.environ)
     if path:

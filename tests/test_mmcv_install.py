@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import pickle
-import subprocess
 import sys
 import textwrap
 from itertools import permutations
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -110,22 +109,10 @@ def run(tmp_path):
             file = tmp_path / "mmcv" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(textwrap.dedent(text))
-        paths = [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]
-        result = subprocess.run(
-            [
-                sys.executable,
-                "-W",
-                "error",
-                "-c",
-                PREAMBLE.format(kind=kind) + textwrap.dedent(code),
-            ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+        program = PREAMBLE.format(kind=kind) + textwrap.dedent(code)
+        exit_code, output = fresh.run(program, [str(tmp_path), str(ROOT)])
+        assert exit_code == 0, output
+        return output
 
     return run
 

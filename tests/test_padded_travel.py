@@ -116,10 +116,10 @@ class TestInWorkers:
         assert first == 8
 
     @pytest.mark.timeout(120)
-    def test_spawned_workers_give_the_same_batches(self) -> None:
+    def test_workers_that_are_not_forked_give_the_same_batches(self) -> None:
         two = functools.partial(collate, samples_per_gpu=2)
-        spawned = loader(Samples(), two, multiprocessing_context="spawn")
-        for i, batch in enumerate(spawned):
+        pickled = loader(Samples(), two, multiprocessing_context="forkserver")
+        for i, batch in enumerate(pickled):
             check(scatter(batch, ["cpu", "cpu"])[1], 4 * i + 2, 4 * i + 4)
 
     def test_a_sample_that_requires_grad_is_named(self) -> None:

@@ -198,7 +198,7 @@ def consume(backend, header, slots, counts):
 
 
 @both
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_processes_share_a_ring_and_one_is_killed(backend, method):
     context = multiprocessing.get_context(method)
     name = "reference" if backend is reference else "native"

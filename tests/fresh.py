@@ -1,0 +1,49 @@
+"""Programs in processes of their own that need not import torch first.
+
+Importing it is most of what a short program takes. Here a fork server has done so, and
+nothing else: see ``set_forkserver_preload`` in ``conftest.py``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Sequence
+
+
+def run(code: str, path: Sequence[str], seconds: float = 100) -> tuple[int | None, str]:
+    """Run a program as ``python -W error -c`` does; return its exit code and output.
+
+    Args:
+        code: the program.
+        path: is searched for modules before all others.
+        seconds: after which it is killed; the exit code is then that of the signal.
+    """
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.NamedTemporaryFile("r") as out:
+        arguments = (code, list(path), out.name, dict(os.environ))
+        process = context.Process(target=_execute, args=arguments)
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        return process.exitcode, out.read()
+
+
+def _execute(code: str, path: list[str], out: str, environment: dict[str, str]) -> None:
+    """Run in the new process: ours are its output, its environment and its modules."""
+    with open(out, "w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = path
+    warnings.simplefilter("error")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), main.__dict__)
