@@ -239,6 +239,16 @@ def test_dicts_of_wrappers_answer_the_same() -> None:
     assert runs.same_state(mine.state_dict(), right.state_dict())
 
 
+def test_their_wrappers_in_our_dict_leave_a_loaded_state_whole() -> None:
+    right = make(theirs, True, "sgd", 2)[1]
+    mixed = ours.OptimWrapperDict(a=right)
+    state = mixed.state_dict()
+    mixed.load_state_dict(state)
+    assert list(state["a"]) == [
+        *("state", "param_groups", "base_param_settings", "loss_scaler")
+    ]
+
+
 LOSS = torch.ones(())
 DICT_CALLS: dict[str, Any] = {
     "update_params": lambda wrappers: wrappers.update_params(LOSS),
