@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
 
 from . import _backend, _stack, _tree
 from ._columns import Path, batch_containers
@@ -26,12 +25,10 @@ from ._errors import (
 )
 from ._stacked import listener
 from ._trace import span
-from ._unbatchable import unbatchable
+from ._values import NUMBERS, batch_tensors, batch_values
 from .container import DataContainer
 
 _TEXT = (str, bytes)
-# The dtypes that default_collate gives to numbers; None: by what stands in the column.
-_NUMBERS = {bool: None, int: None, float: torch.float64}
 
 
 def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
@@ -103,17 +100,17 @@ def _column(column: list[Any], path: Path, chunk: int) -> Any:
     first = column[0]
     cls = type(first)  # asked first: isinstance takes long to say no
     if cls is torch.Tensor:
-        return _tensors(column, path)
+        return batch_tensors(column, path)
     if isinstance(first, DataContainer):
         return batch_containers(column, path, chunk)
-    if cls in _NUMBERS:
-        return _values(column, path)
+    if cls in NUMBERS:
+        return batch_values(column, path)
     if isinstance(first, _TEXT):
         text = str if isinstance(first, str) else bytes
         _check_kind(column, text, text.__name__, path)
         return column
     if cls is not dict and isinstance(first, torch.Tensor):
-        return _tensors(column, path)
+        return batch_tensors(column, path)
     if len(path) >= _tree.MAX_DEPTH:
         raise _tree.too_deep(at("batch[0]", path[:3]) + "...")
     if cls is dict or isinstance(first, Mapping):
@@ -122,15 +119,7 @@ def _column(column: list[Any], path: Path, chunk: int) -> Any:
         return _dataclasses(column, path, chunk)
     if isinstance(first, Sequence):
         return _sequences(column, path, chunk)
-    return _values(column, path)
-
-
-def _tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
-    stacked = _stack.stack_equal(column)
-    if stacked is not None:
-        return stacked
-    _check_kind(column, torch.Tensor, "a tensor", path)
-    return _stack.stack(column, None, [0] * len(column), lambda i: _name(path, i))
+    return batch_values(column, path)
 
 
 def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int) -> Any:
@@ -218,17 +207,3 @@ def _sequences(column: list[Any], path: Path, chunk: int) -> Any:
         for step, items in zip(steps, zip(*column, strict=True), strict=True)
     ]
     return _tree.rebuild_sequence(first, columns) if named else columns
-
-
-def _values(column: list[Any], path: Path) -> Any:
-    """Batch numbers and numpy arrays by torch's ``default_collate``."""
-    try:
-        if type(column[0]) in _NUMBERS:
-            return torch.tensor(column, dtype=_NUMBERS[type(column[0])])
-        if _stack.is_array(column[0]):
-            return _tensors([_stack.as_tensor(item) for item in column], path)
-        return default_collate(column)
-    except (BatchTypeError, BatchValueError):
-        raise
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise unbatchable(column, path) from error

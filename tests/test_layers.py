@@ -30,6 +30,7 @@ LAYERS = [
     ["_pad_stack", "ragged", "_packing"],
     ["image"],
     ["_columns", "_split", "_unbatchable"],
+    ["_values"],
     ["_random_state", "_order", "_parts"],
     ["_source"],
     ["_progress"],
