@@ -37,9 +37,10 @@ NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
 # What is the same for every build and backend is tested once: examples, and what happens
 # between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,examples mmcv_install \
-	mmengine_differential_optim mmengine_optim mmengine_optim_amp mmengine_optim_dict \
-	mmengine_upstream preflight loader_exit loader_faults prefetch_device prefetch_ends \
-	prefetch_faults prefetch_state resume_errors resume_iterable)
+	$(patsubst %,mmengine_%,anomaly differential_optim launchers optim \
+		optim_amp optim_dict upstream) \
+	preflight loader_exit loader_faults prefetch_device prefetch_ends prefetch_faults \
+	prefetch_state resume_errors resume_iterable)
 # On the CUDA build, with its own torch, runs what depends on either: the compiled
 # operators, slabs, collate, scatter, loaders, prefetching, tracing, the operators that are
 # registered with torch, the wrappers. What runs on every backend of the other torch, and

@@ -115,12 +115,19 @@ def is_module_wrapper(module: Any) -> bool:
 
     From mmcv 1.x, where a compiled wrapper went unrecognised.
     """
+    module = uncompiled(module)
+    return any(is_instance_of(module, registry) for registry in registries)
+
+
+def uncompiled(module: Any) -> Any:
+    """Return the module that ``torch.compile`` was given, or ``module`` itself."""
     while isinstance(getattr(module, "_orig_mod", None), torch.nn.Module):
         module = module._orig_mod
-    return any(_is_instance(module, registry) for registry in registries)
+    return module
 
 
-def _is_instance(module: Any, registry: Any) -> bool:
+def is_instance_of(module: Any, registry: Any) -> bool:
+    """Tell whether a class of the registry, or of its children, has this instance."""
     return isinstance(module, tuple(registry.module_dict.values())) or any(
-        _is_instance(module, child) for child in registry.children.values()
+        is_instance_of(module, child) for child in registry.children.values()
     )

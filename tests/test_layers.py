@@ -48,9 +48,9 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: The same inside the folder of this name.
 INSIDE = {
     "mmengine": [
-        ["_upstream", "_accumulation", "_clip"],
-        ["optim"],
-        ["amp", "optim_dict"],
+        ["_upstream", "_accumulation", "_clip", "launchers", "stack"],
+        ["_cast", "anomaly", "model_wrappers", "optim"],
+        ["amp", "collate", "optim_dict"],
         ["__init__"],
     ],
 }

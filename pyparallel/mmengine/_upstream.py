@@ -43,6 +43,7 @@ _CLASSES: dict[str, tuple[str, type]] = {
 }
 _OTHERS = {
     "MessageHub": "mmengine.logging",
+    "print_log": "mmengine.logging",
     "OPTIM_WRAPPERS": "mmengine.registry",
     "MODELS": "mmengine.registry",
     "MODEL_WRAPPERS": "mmengine.registry",

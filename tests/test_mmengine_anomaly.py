@@ -1,0 +1,173 @@
+"""detect_anomalous_params and is_model_wrapper."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pyparallel.mmengine import (
+    MODEL_WRAPPERS,
+    anomaly,
+    detect_anomalous_params,
+    is_model_wrapper,
+)
+from pyparallel.registry import Registry
+
+EXPECTED = "parameter {} of shape {} is not in the computational graph of the loss"
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(2, 1)
+        self.unused = nn.Linear(2, 3)
+        self.frozen = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is logged, wherever to."""
+    messages: list[str] = []
+    monkeypatch.setattr(anomaly, "_log", messages.append)
+    return messages
+
+
+def test_parameters_without_a_part_in_the_loss_are_named(logged: Any) -> None:
+    model = Two()
+    loss = model.used(torch.ones(1, 2)).sum()
+    assert detect_anomalous_params(loss, model) == ["unused.weight", "unused.bias"]
+    assert logged == [
+        EXPECTED.format("unused.weight", (3, 2)),
+        EXPECTED.format("unused.bias", (3,)),
+    ]
+
+
+def test_it_works_after_the_backward_pass(logged: Any) -> None:
+    model = Two()
+    loss = model.used(torch.ones(1, 2)).sum()
+    loss.backward()
+    assert detect_anomalous_params(loss, model) == ["unused.weight", "unused.bias"]
+
+
+def test_all_parameters_in_the_graph(logged: Any) -> None:
+    model = nn.Linear(2, 1)
+    assert detect_anomalous_params(model(torch.ones(1, 2)).sum(), model) == []
+    assert logged == []
+
+
+def test_a_loss_without_a_graph_depends_on_nothing(logged: Any) -> None:
+    model = nn.Linear(1, 1)
+    names = ["weight", "bias"]
+    assert detect_anomalous_params(torch.zeros(1), model) == names
+    assert detect_anomalous_params(model.weight, model) == names
+
+
+def test_shared_parts_of_a_graph_are_walked_once(logged: Any) -> None:
+    # By every path there would be 2**200 of them.
+    model = nn.Linear(1, 1)
+    loss = model.weight
+    for _ in range(200):
+        loss = loss + loss
+    assert detect_anomalous_params(loss, model) == ["bias"]
+
+
+def test_nothing_is_run_and_no_hook_is_called(logged: Any) -> None:
+    called = []
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    middle = model[0](torch.ones(1, 1))
+    middle.register_hook(called.append)
+    loss = middle.sum()
+    loss.register_hook(called.append)
+    model[0].weight.register_post_accumulate_grad_hook(called.append)
+    with torch.no_grad():
+        assert detect_anomalous_params(loss, model) == ["1.weight", "1.bias"]
+    with torch.inference_mode(), torch.autograd.set_detect_anomaly(True):
+        assert detect_anomalous_params(loss, model) == ["1.weight", "1.bias"]
+    assert not called and all(each.grad is None for each in model.parameters())
+    loss.backward()
+    assert len(called) == 3 and model[0].weight.grad is not None
+
+
+def test_a_loss_of_many_elements(logged: Any) -> None:
+    model = nn.Linear(2, 3)
+    assert detect_anomalous_params(model.weight * 2, model) == ["bias"]
+
+
+@pytest.mark.parametrize("depth", [10_000, 100_000])
+def test_the_depth_of_a_graph_has_no_limit(depth: int, logged: Any) -> None:
+    model = nn.Linear(1, 1)
+    loss = model.weight.sum()
+    for _ in range(depth):
+        loss = loss + 1
+    assert detect_anomalous_params(loss, model) == ["bias"]
+
+
+def test_the_level_is_error_and_the_logger_has_a_name(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anomaly, "upstream", lambda name: None)
+    caplog.set_level(logging.ERROR, "pyparallel.mmengine")
+    detect_anomalous_params(torch.zeros(()), nn.Linear(2, 1, bias=False))
+    text = EXPECTED.format("weight", (1, 2))
+    assert caplog.record_tuples == [("pyparallel.mmengine", logging.ERROR, text)]
+
+
+def test_a_dict_of_losses_is_refused() -> None:
+    with pytest.raises(TypeError) as caught:
+        detect_anomalous_params({}, nn.Linear(1, 1))  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "detect_anomalous_params: loss must be a tensor, but is dict. Give it the sum "
+        "that is minimised."
+    )
+
+
+class Wrapper(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def test_torchs_wrappers_are_wrappers() -> None:
+    model = nn.Linear(1, 1)
+    assert is_model_wrapper(nn.DataParallel(model))
+    assert not is_model_wrapper(model) and not is_model_wrapper(Wrapper(model))
+    assert not is_model_wrapper(3) and not is_model_wrapper(None)
+
+
+def test_a_compiled_wrapper_is_a_wrapper() -> None:
+    wrapper = nn.DataParallel(nn.Linear(1, 1))
+    assert is_model_wrapper(torch.compile(wrapper, backend="eager"))
+    assert not is_model_wrapper(torch.compile(nn.Linear(1, 1), backend="eager"))
+
+
+def test_registries_below_and_above_are_looked_into() -> None:
+    wrapper = Wrapper(nn.Linear(1, 1))
+    top = Registry("top", scope="top")
+    middle = Registry("middle", parent=top, scope="middle")
+    beside = Registry("beside", parent=top, scope="beside")
+    low = Registry("low", parent=middle, scope="low")
+    assert not is_model_wrapper(wrapper, top)
+    middle.register_module(module=Wrapper)
+    assert [is_model_wrapper(wrapper, each) for each in (top, middle, low)] == [
+        True
+    ] * 3
+    assert not is_model_wrapper(wrapper, beside)
+    top.register_module(module=nn.DataParallel)
+    assert is_model_wrapper(nn.DataParallel(wrapper.module), low)
+
+
+def test_classes_can_be_registered() -> None:
+    class Mine(Wrapper):
+        pass
+
+    wrapper = Mine(nn.Linear(1, 1))
+    assert not is_model_wrapper(wrapper)
+    MODEL_WRAPPERS.register_module(module=Mine)
+    try:
+        assert is_model_wrapper(wrapper)
+    finally:
+        del MODEL_WRAPPERS.module_dict["Mine"]

@@ -1,0 +1,275 @@
+"""init_dist: what each launcher says, and machines without an accelerator."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pyparallel.mmengine import init_dist, launchers
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN = dict(zip(NAMES, ("1", "4", "1", "host", "123"), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Begin without any launcher, and put back what was there."""
+    before = dict(os.environ)
+    for name in list(os.environ):
+        if name in NAMES or name.startswith(("SLURM_", "OMPI_")):
+            del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Return what process groups are asked for, on a machine without accelerators."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        launchers.dist, "init_process_group", lambda **kwargs: made.append(kwargs)
+    )
+    accelerators(monkeypatch, None)
+    return made
+
+
+def accelerators(patch: pytest.MonkeyPatch, kind: str | None, num: int = 0) -> Any:
+    """Make torch see accelerators; return the list of those that become current."""
+    chosen: list[int] = []
+    device = None if kind is None else torch.device(kind)
+    api = torch.accelerator
+    patch.setattr(api, "current_accelerator", lambda check_available: device)
+    patch.setattr(api, "device_count", lambda: num)
+    patch.setattr(api, "set_device_index", chosen.append)
+    return chosen
+
+
+def refused(*args: Any, **kwargs: Any) -> tuple[Any, str]:
+    with pytest.raises(Exception) as caught:
+        init_dist(*args, **kwargs)
+    return caught.value, str(caught.value)
+
+
+def test_torchrun_without_an_accelerator(groups: Any) -> None:
+    os.environ.update(TORCHRUN)
+    init_dist("pytorch")
+    assert groups == [{"backend": "gloo"}]
+    assert {name: os.environ[name] for name in NAMES} == TORCHRUN
+
+
+def test_options_reach_the_group(groups: Any) -> None:
+    os.environ.update(TORCHRUN)
+    init_dist("pytorch", "gloo", timeout=90, group_name="g", port=5)
+    init_dist("pytorch", timeout=timedelta(seconds=90))
+    duration = timedelta(seconds=90)
+    assert groups == [
+        {"backend": "gloo", "timeout": duration, "group_name": "g"},
+        {"backend": "gloo", "timeout": duration},
+    ]
+    assert os.environ["MASTER_PORT"] == "5"
+
+
+def test_a_backend_for_accelerators_is_replaced_where_there_is_none(
+    groups: Any,
+) -> None:
+    os.environ.update(TORCHRUN)
+    with pytest.warns(UserWarning) as caught:
+        init_dist("pytorch", "nccl")
+    assert [str(each.message) for each in caught] == [
+        "init_dist: backend nccl needs an accelerator, and torch "
+        f"{torch.__version__} sees none: gloo is used instead."
+    ]
+    assert caught[0].filename == __file__
+    assert groups == [{"backend": "gloo"}]
+    init_dist("pytorch", "mpi")  # which does not need one
+    assert groups[1:] == [{"backend": "mpi"}]
+
+
+def test_the_accelerator_of_the_rank_becomes_current(
+    groups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    mp = launchers.torch.multiprocessing
+    monkeypatch.setattr(mp, "get_start_method", lambda allow_none: None)
+    monkeypatch.setattr(mp, "set_start_method", started.append)
+    chosen = accelerators(monkeypatch, "cuda", 2)
+    os.environ.update(TORCHRUN)
+    init_dist("pytorch")
+    init_dist("pytorch", "gloo")
+    assert groups == [{"backend": "nccl"}, {"backend": "gloo"}]
+    assert chosen == [1, 1] and started == ["spawn", "spawn"]
+    monkeypatch.setattr(mp, "get_start_method", lambda allow_none: "fork")
+    accelerators(monkeypatch, "xpu", 2)
+    init_dist("pytorch")
+    assert groups[2:] == [{"backend": "xccl"}] and len(started) == 2
+    accelerators(monkeypatch, "cuda", 1)
+    error, text = refused("pytorch")
+    assert type(error) is RuntimeError and text == (
+        "init_dist: LOCAL_RANK must be the number of an accelerator of this machine, "
+        "but is 1 where torch sees 1. Start fewer processes on it."
+    )
+
+
+def test_no_launcher_does_nothing(groups: Any) -> None:
+    before = dict(os.environ)
+    init_dist("none", "nccl")
+    assert groups == [] and dict(os.environ) == before
+
+
+def test_mpi(groups: Any) -> None:
+    os.environ.update(
+        OMPI_COMM_WORLD_RANK="3",
+        OMPI_COMM_WORLD_SIZE="4",
+        OMPI_COMM_WORLD_LOCAL_RANK="1",
+        MASTER_ADDR="first",
+    )
+    init_dist("mpi")
+    found = [os.environ[name] for name in NAMES]
+    assert found == ["3", "4", "1", "first", "29500"]
+    assert groups == [{"backend": "gloo"}]
+
+
+def test_slurm_with_an_address(groups: Any) -> None:
+    os.environ.update(
+        SLURM_PROCID="5",
+        SLURM_NTASKS="8",
+        SLURM_LOCALID="2",
+        MASTER_ADDR="given",
+        MASTER_PORT="77",
+    )
+    init_dist("slurm")
+    assert [os.environ[name] for name in NAMES] == ["5", "8", "2", "given", "77"]
+    init_dist("slurm", port=78)
+    assert os.environ["MASTER_PORT"] == "78"
+
+
+def test_slurm_asks_for_the_first_node(
+    groups: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "scontrol"
+    asked.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        "assert sys.argv[1:] == ['show', 'hostnames', 'n[7-8]; x'], sys.argv\n"
+        "print('n7'); print('n8')\n"
+    )
+    asked.chmod(0o755)
+    os.environ.update(
+        PATH=str(tmp_path),
+        SLURM_PROCID="5",
+        SLURM_NTASKS="8",
+        SLURM_NODELIST="n[7-8]; x",
+    )
+    accelerators(monkeypatch, None)
+    init_dist("slurm")
+    assert [os.environ[name] for name in NAMES] == ["5", "8", "0", "n7", "29500"]
+    asked.unlink()
+    del os.environ["MASTER_ADDR"]
+    error, text = refused("slurm")
+    assert type(error) is RuntimeError
+    assert text.startswith(
+        "init_dist: scontrol show hostnames n[7-8]; x must name the first node, but "
+        "failed: FileNotFoundError"
+    )
+    assert text.endswith("Set MASTER_ADDR.")
+
+
+MISSING = (
+    "init_dist: the launcher must have set {}, but {} is missing. Start the processes "
+    "by the launcher that is named, or set it."
+)
+OMPI = [f"OMPI_COMM_WORLD_{each}" for each in ("RANK", "SIZE", "LOCAL_RANK")]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "given", "wanted", "missing"),
+    [
+        ("pytorch", {"RANK": "0", "WORLD_SIZE": "1"}, NAMES, NAMES[2:]),
+        ("mpi", {}, OMPI, OMPI),
+        ("mpi", dict.fromkeys(OMPI, "0"), NAMES, ["MASTER_ADDR"]),
+        (
+            "slurm",
+            {"SLURM_PROCID": "0"},
+            ["SLURM_PROCID", "SLURM_NTASKS"],
+            ["SLURM_NTASKS"],
+        ),
+        (
+            "slurm",
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+            ["SLURM_NODELIST"],
+            ["SLURM_NODELIST"],
+        ),
+    ],
+)
+def test_what_a_launcher_did_not_set_is_named(
+    launcher: str, given: Any, wanted: Any, missing: Any, groups: Any
+) -> None:
+    os.environ.update(given)
+    error, text = refused(launcher)
+    assert type(error) is RuntimeError
+    assert text == MISSING.format(", ".join(wanted), ", ".join(missing))
+    assert groups == []
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "kind", "text"),
+    [
+        (
+            ("lsf",),
+            {},
+            ValueError,
+            "init_dist: launcher must be pytorch, slurm, mpi, none, but is 'lsf'.",
+        ),
+        (
+            ("pytorch",),
+            {"init_backend": "deepspeed"},
+            ValueError,
+            "init_dist: init_backend must be 'torch', but is 'deepspeed'. Call that "
+            "library's own initialisation instead.",
+        ),
+        (
+            ("pytorch",),
+            {"timeout": "1h"},
+            TypeError,
+            "init_dist: timeout must be a number of seconds or a timedelta, but is "
+            "'1h' (str).",
+        ),
+    ],
+)
+def test_what_is_not_known_is_refused(
+    args: Any, kwargs: Any, kind: Any, text: str, groups: Any
+) -> None:
+    error, found = refused(*args, **kwargs)
+    assert isinstance(error, kind) and found == text
+
+
+def test_a_real_group_of_one(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    os.environ.update(
+        RANK="0",
+        WORLD_SIZE="1",
+        LOCAL_RANK="0",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+    )
+    if torch.accelerator.is_available():
+        pytest.skip("is about a machine without an accelerator")
+    dist = launchers.dist
+    init_dist("pytorch", timeout=30)
+    try:
+        assert dist.get_backend() == "gloo" and dist.get_world_size() == 1
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        assert total.tolist() == [1, 1]
+    finally:
+        dist.destroy_process_group()
