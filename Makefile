@@ -37,8 +37,8 @@ NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
 # What is the same for every build and backend is tested once: examples, and what happens
 # between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,examples mmcv_install \
-	$(patsubst %,mmengine_%,anomaly differential_optim launchers optim \
-		optim_amp optim_dict upstream) \
+	$(patsubst %,mmengine_%,anomaly differential_data differential_model \
+		differential_optim launchers model optim optim_amp optim_dict upstream) \
 	preflight loader_exit loader_faults prefetch_device prefetch_ends prefetch_faults \
 	prefetch_state resume_errors resume_iterable)
 # On the CUDA build, with its own torch, runs what depends on either: the compiled

@@ -50,7 +50,8 @@ INSIDE = {
     "mmengine": [
         ["_upstream", "_accumulation", "_clip", "launchers", "stack"],
         ["_cast", "anomaly", "model_wrappers", "optim"],
-        ["amp", "collate", "optim_dict"],
+        ["amp", "collate", "optim_dict", "preprocessor"],
+        ["image", "model"],
         ["__init__"],
     ],
 }

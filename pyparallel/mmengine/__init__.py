@@ -4,15 +4,21 @@ from .._errors import OptimWarning
 from .amp import AmpOptimWrapper
 from .anomaly import detect_anomalous_params
 from .collate import default_collate, pseudo_collate
+from .image import ImgDataPreprocessor
 from .launchers import init_dist
+from .model import BaseModel
 from .model_wrappers import MODEL_WRAPPERS, is_model_wrapper
 from .optim import OptimWrapper
 from .optim_dict import OptimWrapperDict
+from .preprocessor import BaseDataPreprocessor
 from .stack import stack_batch
 
 __all__ = [
     "MODEL_WRAPPERS",
     "AmpOptimWrapper",
+    "BaseDataPreprocessor",
+    "BaseModel",
+    "ImgDataPreprocessor",
     "OptimWarning",
     "OptimWrapper",
     "OptimWrapperDict",

@@ -1,0 +1,267 @@
+"""BaseModel: what runners call, around the forward of a model."""
+
+from __future__ import annotations
+
+import copy
+import pkgutil
+from abc import ABCMeta, abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._errors import BatchTypeError, BatchValueError, kind
+from ._upstream import (
+    BaseDataPreprocessorBase,
+    BaseModelBase,
+    provided,
+    provides,
+    upstream,
+)
+from .preprocessor import Apply, BaseDataPreprocessor, device_after
+
+_Losses = Mapping[str, torch.Tensor | list[torch.Tensor]]
+
+
+@provides("MODELS")
+class BaseModel(BaseModelBase, metaclass=ABCMeta):
+    """A model that preprocesses its batches and updates its own parameters.
+
+    A subclass defines ``forward``, which gets what `data_preprocessor` returns and a
+    ``mode``: ``"loss"`` (return a dict of losses), ``"predict"`` (return a list of
+    results) or ``"tensor"``.
+
+    Args:
+        data_preprocessor: a module; a config ``dict(type=..., **options)``, whose type
+            is a name in mmengine's ``MODELS`` (without mmengine: of a class here, a
+            dotted path or a class); None for a `BaseDataPreprocessor`.
+        init_cfg: how weights are initialised; mmengine reads it.
+
+    Raises:
+        TypeError: a ``data_preprocessor`` of another kind.
+        ValueError: without mmengine, a type that is not known.
+
+    Models written for mmengine's class run on this one unchanged. Where mmengine is
+    installed this is a subclass of it.
+    """
+
+    data_preprocessor: nn.Module
+
+    # Those of mmengine set the devices of preprocessors, which `_apply` does here.
+    to: Any = nn.Module.to
+    cuda: Any = nn.Module.cuda
+    cpu: Any = nn.Module.cpu
+
+    def __init__(
+        self,
+        data_preprocessor: dict[str, Any] | nn.Module | None = None,
+        init_cfg: Any = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self._is_init = False
+        self.init_cfg = copy.deepcopy(init_cfg)
+        self.data_preprocessor = _preprocessor(data_preprocessor)
+
+    @abstractmethod
+    def forward(
+        self, inputs: Any, data_samples: Any = None, mode: str = "tensor"
+    ) -> Any:
+        """Return losses, results or features, by ``mode``; see the class.
+
+        Args:
+            inputs: what the preprocessor returns under this name.
+            data_samples: annotations, or None.
+            mode: ``"loss"``, ``"predict"`` or ``"tensor"``.
+        """
+
+    def init_weights(self) -> None:
+        """Initialise the weights by ``init_cfg``, once, and those of all children.
+
+        Raises:
+            RuntimeError: there is an ``init_cfg``, and no mmengine to read it.
+        """
+        initialize: Any = getattr(super(), "init_weights", None)
+        if initialize is not None:  # mmengine's
+            initialize()
+            return
+        if self._is_init:
+            return
+        if self.init_cfg:
+            raise RuntimeError(
+                f"{type(self).__name__}: init_cfg must be None without mmengine, which "
+                f"reads it, but is {self.init_cfg!r}. Install mmengine, or initialise "
+                "the weights in __init__."
+            )
+        for child in self.children():
+            initialize = getattr(child, "init_weights", None)
+            if initialize is not None:
+                initialize()
+        self._is_init = True
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Any]:
+        """Preprocess, compute the losses, and update the parameters.
+
+        Args:
+            data: a batch as the loader gives it.
+            optim_wrapper: an `OptimWrapper`.
+
+        Returns:
+            The losses to log; see `parse_losses`.
+        """
+        with optim_wrapper.optim_context(self):
+            data = self.data_preprocessor(data, True)
+            losses = self._run_forward(data, mode="loss")
+        loss, log_vars = self.parse_losses(losses)
+        optim_wrapper.update_params(loss)
+        return log_vars
+
+    def val_step(self, data: Any) -> Any:
+        """Return the predictions for a batch as the loader gives it."""
+        return self._run_forward(self.data_preprocessor(data, False), mode="predict")
+
+    def test_step(self, data: Any) -> Any:
+        """Return the predictions for a batch; the same as `val_step`."""
+        return self._run_forward(self.data_preprocessor(data, False), mode="predict")
+
+    def parse_losses(self, losses: _Losses) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Return the loss to minimise, and what to log.
+
+        Args:
+            losses: tensors, or lists of tensors, by name. A tensor counts with its
+                mean, a list with the sum of its means.
+
+        Returns:
+            The sum of all entries whose name contains ``loss``; and an ``OrderedDict``
+            with that sum as ``loss``, followed by every entry. They are detached. When
+            there are several losses and one of them is named ``loss``, that one is
+            logged as ``loss_own``.
+
+        Raises:
+            TypeError: an entry that is no tensor or list of tensors; tensors of
+                integers, which have no mean.
+            ValueError: no entry is a loss.
+
+        From mmengine, where an entry named ``loss`` took the place of the sum in the
+        log, and where what was logged kept the graph alive.
+        """
+        if not isinstance(losses, Mapping):
+            raise BatchTypeError(
+                "parse_losses: losses must be a dict, which forward returns with "
+                f"mode='loss', but is {kind(losses)}."
+            )
+        means = {name: _mean(name, value) for name, value in losses.items()}
+        entries = [value for name, value in means.items() if "loss" in name]
+        total: Any = sum(entries)
+        if not isinstance(total, torch.Tensor):
+            raise BatchValueError(
+                "parse_losses: losses must have a tensor whose name contains 'loss', "
+                f"but has {', '.join(map(repr, losses)) or 'nothing'}. Name what is to "
+                "be minimised so."
+            )
+        logged: dict[str, Any] = OrderedDict(loss=total)
+        for name, value in means.items():
+            if name == "loss":
+                if len(entries) == 1:
+                    continue
+                name = "loss_own"
+                while name in means:
+                    name += "_"
+            logged[name] = value
+        return total, OrderedDict(
+            (name, value.detach() if isinstance(value, torch.Tensor) else value)
+            for name, value in logged.items()
+        )
+
+    def _run_forward(self, data: Any, mode: str) -> Any:
+        """Call the model with the preprocessed batch as its arguments."""
+        if isinstance(data, Mapping):
+            return self(**data, mode=mode)
+        if isinstance(data, list | tuple):
+            return self(*data, mode=mode)
+        raise BatchTypeError(
+            f"{type(self).__name__}: data_preprocessor must return a dict, a list or a "
+            f"tuple of arguments, but returned {kind(data)}."
+        )
+
+    def _set_device(self, device: torch.device) -> None:
+        """Send batches to this device; for code that calls mmengine's method."""
+        for preprocessor in self._preprocessors():
+            preprocessor._device = device
+
+    def _apply(self, fn: Apply, recurse: bool = True) -> BaseModel:
+        """Let mmengine's own preprocessors follow too; ours do so by themselves."""
+        nn.Module._apply(self, fn, recurse)
+        for preprocessor in self._preprocessors():
+            if not isinstance(preprocessor, BaseDataPreprocessor):
+                preprocessor._device = device_after(fn, preprocessor._device)
+        return self
+
+    def _preprocessors(self) -> list[Any]:
+        """Return all preprocessors in this model, mmengine's own too."""
+        modules = self.modules()
+        return [each for each in modules if isinstance(each, BaseDataPreprocessorBase)]
+
+
+def _mean(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _mean_of(value, f"losses[{name!r}]")
+    if not isinstance(value, list):
+        raise BatchTypeError(
+            f"losses[{name!r}] must be a tensor or a list of tensors, but is "
+            f"{kind(value)}."
+        )
+    means = [_mean_of(each, f"losses[{name!r}][{i}]") for i, each in enumerate(value)]
+    return sum(means)
+
+
+def _mean_of(value: Any, where: str) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise BatchTypeError(f"{where} must be a tensor, but is {kind(value)}.")
+    if not (value.is_floating_point() or value.is_complex()):
+        raise BatchTypeError(
+            f"{where} must have a floating-point dtype, but has {value.dtype}. Convert "
+            "it with float()."
+        )
+    return value.mean()
+
+
+def _preprocessor(given: Any) -> nn.Module:
+    """Return the module that is given, or that a config describes."""
+    if given is None:
+        return BaseDataPreprocessor()
+    if isinstance(given, nn.Module):
+        return given
+    if not isinstance(given, dict):
+        raise BatchTypeError(
+            "BaseModel: data_preprocessor must be a dict, a module or None, but is "
+            f"{kind(given)}."
+        )
+    models = upstream("MODELS")
+    if models is not None:
+        built: nn.Module = models.build(given)
+        return built
+    options = dict(given)
+    cls = options.pop("type", None)
+    made: nn.Module = (cls if isinstance(cls, type) else _named(cls))(**options)
+    return made
+
+
+def _named(name: Any) -> Any:
+    """Return the class of a name without mmengine's registry to ask."""
+    known = {
+        cls.__name__: cls
+        for cls in provided["MODELS"]
+        if isinstance(cls, type) and issubclass(cls, BaseDataPreprocessorBase)
+    }
+    scope, _, bare = str(name).rpartition(".")
+    if scope in ("", "mmengine", "pyparallel") and bare in known:
+        return known[bare]
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise BatchValueError(
+            "BaseModel: the type of data_preprocessor must be "
+            f"{', '.join(known)}, a dotted path or a class, but is {name!r}."
+        ) from error

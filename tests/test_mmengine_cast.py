@@ -1,0 +1,283 @@
+"""BaseDataPreprocessor.cast_data: what goes, how it goes, and what stays."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyparallel import DataContainer, Padded, Padding, Ragged, collate
+from pyparallel.mmengine import BaseDataPreprocessor, _cast
+
+Point = namedtuple("Point", ["x", "y"])
+META = torch.device("meta")
+
+
+@dataclasses.dataclass
+class Sample:
+    box: torch.Tensor
+    name: str
+
+
+class Element:
+    """An object that knows its way."""
+
+    def __init__(self, device: Any = None, **options: Any) -> None:
+        self.device, self.options = device, options
+
+    def to(self, device: Any, **options: Any) -> Element:
+        return Element(device, **options)
+
+
+def to_meta(data: Any, non_blocking: bool = False) -> Any:
+    preprocessor = BaseDataPreprocessor(non_blocking)
+    preprocessor.to("meta")
+    return preprocessor.cast_data(data)
+
+
+def on_host(data: Any) -> Any:
+    return BaseDataPreprocessor().cast_data(data)
+
+
+def test_containers_keep_their_types_and_tensors_go() -> None:
+    t = torch.arange(2)
+    data = {
+        "list": [t, (t, "text")],
+        "ordered": OrderedDict(b=t, a=t),
+        "default": defaultdict(list, a=t),
+        "user": UserDict(a=t),
+        "proxy": MappingProxyType({"a": t}),
+        "point": Point(t, None),
+        "deque": deque([t], maxlen=3),
+        "sample": Sample(t, "a"),
+    }
+    result = to_meta(data)
+    assert {key: type(value) for key, value in result.items()} == {
+        key: type(value) for key, value in data.items()
+    }
+    assert result["default"].default_factory is list
+    assert list(result["ordered"]) == ["b", "a"]
+    assert result["deque"].maxlen == 3
+    assert result["list"][1][1] == "text" and result["point"].y is None
+    sent = [
+        result["list"][0],
+        result["list"][1][0],
+        result["ordered"]["b"],
+        result["default"]["a"],
+        result["user"]["a"],
+        result["proxy"]["a"],
+        result["point"].x,
+        result["deque"][0],
+        result["sample"].box,
+    ]
+    assert all(each.device == META for each in sent)
+    assert data["list"][0] is t and data["sample"].box is t
+
+
+def test_on_the_host_containers_are_new_and_tensors_the_very_ones() -> None:
+    t = torch.zeros(4, 4).t()
+    data = {"a": [t], "b": t}
+    result = on_host(data)
+    assert result is not data and result["a"] is not data["a"]
+    assert result["a"][0] is t and result["b"] is t
+    assert on_host(t) is t
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        range(3),
+        "text",
+        b"bytes",
+        bytearray(b"12"),
+        memoryview(b"12"),
+        array.array("i", [1, 2]),
+        None,
+        3,
+        2.5,
+        True,
+        {1, 2},
+        frozenset({1}),
+        np.arange(3),
+        np.float32(2),
+        slice(1),
+        Element,
+        torch.float32,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_go_is_passed_through(value: Any) -> None:
+    assert to_meta(value) is value
+    assert to_meta({"a": [value, torch.zeros(1)]})["a"][0] is value
+
+
+def test_sequences_of_other_kinds_are_walked() -> None:
+    class Frozen(UserList):
+        def __init__(self, *items: Any) -> None:
+            super().__init__(items)
+
+    t = torch.zeros(1)
+    result = to_meta({"a": UserList([t, 1]), "b": Frozen(t, 1), "c": UserList([1])})
+    assert type(result["a"]) is UserList
+    assert result["a"][0].device == META and result["a"][1] == 1
+    kept = UserList([1, "a"])
+    assert to_meta([kept])[0] is kept
+
+
+def test_objects_with_a_method_go_by_it() -> None:
+    result = to_meta([Element(), {"a": Element()}])
+    assert result[0].device == META and result[0].options == {}
+    assert result[1]["a"].device == META
+    assert to_meta(Element(), non_blocking=True).options == {"non_blocking": True}
+
+
+def test_datacontainers_are_opened_and_metadata_stays() -> None:
+    samples = [
+        {
+            "img": DataContainer(torch.full((1, n), float(n)), stack=True, pad_dims=1),
+            "boxes": DataContainer(torch.zeros(n, 4)),
+            "metas": DataContainer({"n": n, "t": torch.zeros(1)}, cpu_only=True),
+            "tokens": DataContainer(
+                torch.zeros(n),
+                stack=True,
+                pad_dims=1,
+                padding=Padding(sizes=True),
+            ),
+            "points": DataContainer(torch.zeros(n, 2), ragged=True),
+        }
+        for n in (1, 2)
+    ]
+    data = collate(samples, samples_per_gpu=2)
+    result = on_host(data)
+    assert result["img"].tolist() == [[[1, 0]], [[2, 2]]]
+    assert [box.shape[0] for box in result["boxes"]] == [1, 2]
+    assert [meta["n"] for meta in result["metas"]] == [1, 2]
+    assert type(result["tokens"]) is Padded and type(result["points"]) is Ragged
+    result = to_meta(data)
+    assert result["img"].device == META and result["boxes"][1].device == META
+    assert result["tokens"].sizes.device == META and result["tokens"].mask is None
+    assert result["points"].values.device == META
+    assert result["metas"][0]["t"].device == torch.device("cpu")
+    only = to_meta(DataContainer([torch.zeros(1)], cpu_only=True))
+    assert only.device == torch.device("cpu")
+
+
+def test_a_container_of_many_chunks_is_named() -> None:
+    data = {"img": DataContainer([torch.zeros(1), torch.zeros(1)], stack=True)}
+    with pytest.raises(ValueError) as caught:
+        on_host([data])
+    assert str(caught.value) == (
+        "data[0]['img'] must have at most one chunk for each target (1), but has 2. "
+        "Collate with a larger samples_per_gpu, or name more targets."
+    )
+
+
+def test_a_cycle_is_an_error() -> None:
+    data: list[Any] = [torch.zeros(1)]
+    data.append(data)
+    with pytest.raises(ValueError, match="nest its containers at most"):
+        on_host(data)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("is about a machine without")
+    preprocessor = BaseDataPreprocessor()
+    preprocessor._device = torch.device("cuda", 0)
+    with pytest.raises(RuntimeError) as caught:
+        preprocessor.cast_data({"a": torch.zeros(1)})
+    assert str(caught.value).startswith(
+        "cast_data: device cuda:0 must be a device of this machine, but torch "
+    )
+
+
+def test_all_tensors_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    flights = []
+
+    def move(leaves: Any, parts: Any, target: Any, dtype: Any) -> Any:
+        flights.append((list(leaves), target, dtype))
+        return [
+            part.to("meta") if isinstance(part, torch.Tensor) else part
+            for part in parts
+        ]
+
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr(_cast, "move", move)
+    monkeypatch.setattr(_cast, "resolve_target", lambda device, *_: cuda)
+    preprocessor = BaseDataPreprocessor()
+    preprocessor._device = torch.device("cuda")
+    t = torch.zeros(1)
+    data = {"inputs": [t, t], "more": {"a": (t, "b")}, "element": Element()}
+    result = preprocessor.cast_data(data)
+    (flight,) = flights
+    tensors = [leaf for leaf in flight[0] if isinstance(leaf, torch.Tensor)]
+    assert len(tensors) == 3 and flight[1:] == (cuda, None)
+    assert result["more"]["a"][0].device == META
+    assert result["element"].device == torch.device("cuda")
+    preprocessor.cast_data([t, None, 1, "a"])
+    assert len(flights) == 2
+
+
+def test_forward_gives_keyword_arguments_to_the_model() -> None:
+    preprocessor = BaseDataPreprocessor()
+    t = torch.zeros(1)
+    assert preprocessor(UserDict(a=t), True) == {"a": t}
+    assert type(preprocessor(UserDict(a=t))) is dict
+    assert type(preprocessor(OrderedDict(a=t))) is OrderedDict
+    assert preprocessor((t,)) == (t,)
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.integers(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.builds(range, st.integers(0, 3)),
+    st.integers(0, 9).map(lambda n: torch.full((n % 3,), n)),
+    st.builds(Element),
+)
+
+
+def nests(children: Any) -> Any:
+    return st.one_of(
+        st.lists(children, max_size=3),
+        st.lists(children, max_size=3).map(tuple),
+        st.lists(children, max_size=3).map(deque),
+        st.dictionaries(st.text(max_size=2), children, max_size=3),
+        st.dictionaries(st.text(max_size=2), children, max_size=3).map(OrderedDict),
+        st.dictionaries(st.text(max_size=2), children, max_size=3).map(UserDict),
+        st.builds(Point, children, children),
+    )
+
+
+def check_cast(before: Any, after: Any) -> None:
+    """Compare by a walk of its own."""
+    if isinstance(before, torch.Tensor):
+        assert after.device == META and after.shape == before.shape
+        assert after.dtype == before.dtype
+    elif isinstance(before, Element):
+        assert after.device == META
+    elif isinstance(before, dict | UserDict):
+        assert type(after) is type(before) and list(after) == list(before)
+        for key in before:
+            check_cast(before[key], after[key])
+    elif isinstance(before, list | tuple | deque):
+        assert type(after) is type(before) and len(after) == len(before)
+        for one, other in zip(before, after, strict=True):
+            check_cast(one, other)
+    else:
+        assert after is before
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.recursive(LEAVES, nests, max_leaves=12))
+def test_any_nest_keeps_its_form(data: Any) -> None:
+    check_cast(data, to_meta(data))

@@ -1,0 +1,320 @@
+"""Batches beside mmengine 0.10.7: the same answers, but for what is FIXED.
+
+Runs where mmengine is installed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pyparallel import mmengine as ours
+from pyparallel.mmengine import _cast, _upstream
+
+if not _upstream.available:
+    if os.environ.get("PYPARALLEL_NO_SKIP", "0") not in ("", "0"):
+        raise RuntimeError(_upstream.reason)
+    pytest.skip(_upstream.reason, allow_module_level=True)
+
+import mmengine.dataset as their_data
+import mmengine.model as theirs
+from mmengine.model.utils import stack_batch
+from mmengine.registry import MODELS
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+from mmengine_compare import attempt, same
+from mmengine_models import toy_model
+
+bounded = settings(deadline=None, max_examples=150)
+Point = namedtuple("Point", ["x", "y"])
+
+
+class Own(BaseDataElement):
+    """A data element with a way of its own."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        return self.new(metainfo={"by": "itself"})
+
+
+def elements() -> Any:
+    def make(n: int) -> BaseDataElement:
+        boxes = InstanceData(boxes=torch.zeros(n, 4), names=["a"] * n)
+        mask = PixelData(mask=torch.ones(1, 2, n + 1))
+        inner = BaseDataElement(
+            metainfo={"n": n}, t=torch.zeros(n), text="t", own=Own()
+        )
+        data = {"boxes": boxes, "mask": mask, "inner": inner, "array": np.ones(n)}
+        return BaseDataElement(metainfo={"id": n}, **data)
+
+    return st.integers(0, 3).map(make)
+
+
+# --------------------------------------------------------------------- cast_data
+LEAVES = st.one_of(
+    st.none(),
+    st.integers(),
+    st.text(max_size=3),
+    st.binary(max_size=2),
+    st.integers(0, 5).map(lambda n: torch.full((n,), float(n))),
+    st.integers(0, 5).map(np.arange),
+    st.builds(Own),
+    elements(),
+)
+
+
+def nests(children: Any) -> Any:
+    lists = st.lists(children, max_size=3)
+    keys = st.text(max_size=2)
+    return st.one_of(
+        lists,
+        lists.map(tuple),
+        lists.map(deque),
+        st.dictionaries(keys, children, max_size=3),
+        st.builds(Point, children, children),
+    )
+
+
+@bounded
+@given(st.recursive(LEAVES, nests, max_leaves=10), st.sampled_from(["cpu", "meta"]))
+def test_cast_data_as_mmengine_does_it(data: Any, device: str) -> None:
+    mine, other = ours.BaseDataPreprocessor(), theirs.BaseDataPreprocessor()
+    mine.to(device), other.to(device)
+    assert same(mine.cast_data(data), other.cast_data(data))
+
+
+def test_what_is_fixed_in_cast_data() -> None:
+    mine, other = ours.BaseDataPreprocessor(), theirs.BaseDataPreprocessor()
+    data = defaultdict(list, a=1)
+    assert type(other.cast_data(data)) is dict
+    assert type(mine.cast_data(data)) is defaultdict
+    assert isinstance(attempt(other.cast_data, range(3)), TypeError)
+    assert mine.cast_data(range(3)) == range(3)
+
+
+def test_tensors_of_data_elements_go_with_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flights = []
+
+    def move(leaves: Any, parts: Any, *_: Any) -> Any:
+        flights.append([each for each in parts if isinstance(each, torch.Tensor)])
+        return [
+            each.to("meta") if isinstance(each, torch.Tensor) else each
+            for each in parts
+        ]
+
+    monkeypatch.setattr(_cast, "move", move)
+    monkeypatch.setattr(_cast, "resolve_target", lambda *_: None)
+    mine = ours.BaseDataPreprocessor()
+    mine._device = torch.device("cuda", 0)
+    boxes = InstanceData(boxes=torch.zeros(2, 4), labels=torch.zeros(2))
+    sample = BaseDataElement(gt=boxes, t=torch.zeros(1), own=Own())
+    result = mine.cast_data({"inputs": [torch.zeros(3)], "data_samples": [sample]})
+    assert [len(each) for each in flights] == [4]
+    sent = result["data_samples"][0]
+    assert sent.gt.boxes.is_meta and sent.gt.labels.is_meta and sent.t.is_meta
+    assert sent.own.by == "itself" and sample.t.device == torch.device("cpu")
+
+
+def test_our_preprocessors_are_theirs_and_follow_their_models() -> None:
+    for cls in (ours.BaseDataPreprocessor, ours.ImgDataPreprocessor):
+        assert issubclass(cls, getattr(theirs, cls.__name__))
+    model = toy_model(theirs.BaseModel)(ours.BaseDataPreprocessor())
+    model.to("meta")
+    assert model.data_preprocessor.device == torch.device("meta")
+    mixed = toy_model(ours.BaseModel)(theirs.BaseDataPreprocessor())
+    nn.Sequential(mixed).to("meta")
+    assert mixed.data_preprocessor.device == torch.device("meta")
+    built = toy_model(ours.BaseModel)({"type": "ImgDataPreprocessor"})
+    assert type(built.data_preprocessor) is MODELS.get("ImgDataPreprocessor")
+
+
+# ------------------------------------------------------------------------- images
+SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 9))
+OPTIONS = st.fixed_dictionaries(
+    {
+        "pad_size_divisor": st.integers(1, 5),
+        "pad_value": st.sampled_from([0, 114, -0.5, 1e30, math.nan]),
+    },
+    optional={"bgr_to_rgb": st.booleans()},
+)
+NUMBERS = st.sampled_from(
+    [
+        (None, None),
+        ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]),
+        ([1, 2, 3], [3, 2, 1]),
+        ([0.1], [0.3]),
+        ([7], [0.3, 0.1, 9.0]),
+        ([1.0], [0.0]),
+    ]
+)
+DTYPES = [torch.uint8, torch.float32, torch.float64, torch.int16, torch.float16]
+
+
+def bits(result: Any) -> tuple[Any, ...]:
+    """Return what two batches of images must share."""
+    image = result["inputs"].contiguous()
+    return image.shape, image.dtype, image.numpy().tobytes(), result["data_samples"]
+
+
+@bounded
+@given(
+    shapes=st.lists(SHAPES, min_size=1, max_size=4),
+    channels=st.sampled_from([1, 3, 4, 6]),
+    dtype=st.sampled_from(DTYPES),
+    numbers=NUMBERS,
+    options=OPTIONS,
+    cast=st.sampled_from([None, None, torch.float64, torch.float16]),
+    seed=st.integers(0, 99),
+)
+def test_a_list_of_images_has_the_same_bits(
+    shapes: Any,
+    channels: int,
+    dtype: Any,
+    numbers: Any,
+    options: Any,
+    cast: Any,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    images = [
+        torch.randint(0, 256, (channels, *shape), generator=generator).to(dtype)
+        for shape in shapes
+    ]
+    results = []
+    for cls in (ours.ImgDataPreprocessor, theirs.ImgDataPreprocessor):
+        preprocessor = cls(*numbers, **options).to(cast)
+        results.append(attempt(preprocessor, {"inputs": list(images)}))
+        same_size = torch.stack([images[0]] * 2)
+        data = {"inputs": same_size, "data_samples": [1, 2]}
+        results.append(attempt(preprocessor, data))
+    for mine, other in ((results[0], results[2]), (results[1], results[3])):
+        if isinstance(other, Exception):
+            assert isinstance(mine, ValueError | TypeError), (mine, other)
+        else:
+            assert bits(mine) == bits(other)
+
+
+@bounded
+@given(
+    shapes=st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=1, max_size=3),
+    num_dims=st.integers(1, 3),
+    dtypes=st.lists(st.sampled_from(DTYPES), min_size=3, max_size=3),
+    divisor=st.integers(1, 6),
+    value=st.sampled_from([0, 3, -1.5, 300]),
+)
+def test_stack_batch_as_mmengine_does_it(
+    shapes: Any, num_dims: int, dtypes: Any, divisor: int, value: float
+) -> None:
+    tensors = [
+        torch.ones(shape[:num_dims], dtype=dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=False)
+    ]
+    mine = attempt(ours.stack_batch, tensors, divisor, value)
+    other = attempt(stack_batch, tensors, divisor, value)
+    if isinstance(other, Exception):
+        assert isinstance(mine, ValueError), (mine, other)
+    elif not isinstance(mine, Exception):
+        assert same(mine, other)
+    else:  # -1.5 or 300 in a dtype that cannot hold it: mmengine pads with less
+        assert "padding_value that" in str(mine)
+
+
+def test_what_is_fixed_in_stack_batch() -> None:
+    tensors = [torch.zeros(1, size, dtype=torch.uint8) for size in (2**24 + 1, 1)]
+    assert stack_batch(tensors[:1] * 2).shape == (2, 1, 2**24 + 1)
+    assert isinstance(attempt(stack_batch, tensors), RuntimeError)
+    assert ours.stack_batch(tensors).shape == (2, 1, 2**24 + 1)
+
+
+# ----------------------------------------------------------------------- collates
+COLLATES = [
+    (ours.pseudo_collate, their_data.pseudo_collate),
+    (ours.default_collate, their_data.default_collate),
+]
+ITEMS = st.one_of(
+    st.integers(-3, 3),
+    st.floats(-2, 2),
+    st.booleans(),
+    st.text(max_size=2),
+    st.binary(max_size=2),
+    st.none(),
+    st.integers(1, 2).map(torch.zeros),
+    st.integers(1, 2).map(np.ones),
+    elements(),
+)
+
+
+def collated(children: Any) -> Any:
+    lists = st.lists(children, max_size=2)
+    pairs = st.dictionaries(st.sampled_from("ab"), children, max_size=2)
+    return st.one_of(
+        lists,
+        lists.map(tuple),
+        lists.map(deque),
+        lists.map(UserList),
+        st.builds(Point, children, children),
+        st.builds(range, st.integers(0, 2)),
+        pairs,
+        pairs.map(OrderedDict),
+        pairs.map(UserDict),
+    )
+
+
+SAMPLES = st.recursive(ITEMS, collated, max_leaves=5)
+
+
+def is_mixed(batch: Any) -> bool:
+    """Tell whether text or something else stands where the first has a container."""
+    first = batch[0]
+    containers = (dict, UserDict, list, tuple, deque, UserList, range)
+    if isinstance(first, str | bytes) or not isinstance(first, containers):
+        return False
+    mappings = isinstance(first, dict | UserDict)
+    kinds = (dict, UserDict) if mappings else containers[2:]
+    if not all(isinstance(each, kinds) for each in batch):
+        return True
+    keys = first if mappings else range(min(map(len, batch)))
+    return any(is_mixed([each[k] for each in batch]) for k in keys)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), COLLATES)
+@bounded
+@given(data=st.data(), num=st.integers(1, 3), alike=st.booleans(), form=st.booleans())
+def test_collates_as_mmengine_does_it(
+    mine: Any, theirs: Any, data: Any, num: int, alike: bool, form: bool
+) -> None:
+    one = data.draw(SAMPLES)
+    batch = [one if alike else data.draw(SAMPLES) for _ in range(num)]
+    batch = batch if form else tuple(batch)
+    result, expected = attempt(mine, batch), attempt(theirs, batch)
+    if isinstance(expected, Exception):
+        assert isinstance(result, ValueError | TypeError), (result, expected)
+        for cls in (KeyError, RuntimeError):
+            if isinstance(expected, cls) and not is_mixed(batch):
+                assert isinstance(result, cls), (result, expected)
+    elif isinstance(result, Exception):
+        assert is_mixed(batch), result
+    else:
+        assert same(result, expected)
+
+
+def test_what_is_fixed_in_collates() -> None:
+    samples = [defaultdict(list, a="x")] * 2
+    for mine, other in COLLATES:
+        assert isinstance(attempt(other, samples), TypeError)
+        assert mine(samples) == {"a": ["x", "x"]}
+        assert other([["ab"], ["cd"]]) == [("ab", "cd")]
+        assert isinstance(attempt(mine, [[[1, 2]], ["ab"]]), TypeError)
+        assert isinstance(attempt(other, []), IndexError)
+        assert isinstance(attempt(mine, []), IndexError)
+    apart = their_data.pseudo_collate([[[1, 2]], ["ab"]])
+    assert apart == [[(1, "a"), (2, "b")]]

@@ -1,0 +1,369 @@
+"""BaseModel: the steps, the losses and the way of its preprocessors."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections import OrderedDict, UserDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine_models import Steps, batch, toy_model
+from torch import nn
+
+import pyparallel
+from pyparallel.mmengine import (
+    BaseDataPreprocessor,
+    BaseModel,
+    ImgDataPreprocessor,
+    model,
+)
+
+ToyModel = toy_model(BaseModel)
+
+
+@pytest.fixture
+def no_mmengine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave configs to what is known without mmengine."""
+    monkeypatch.setattr(model, "upstream", lambda name: None)
+
+
+def message(call: Any, *args: Any, **kwargs: Any) -> tuple[type, str]:
+    with pytest.raises(Exception) as caught:
+        call(*args, **kwargs)
+    return type(caught.value), str(caught.value)
+
+
+class Only(BaseModel):
+    """A model that returns what it is told to."""
+
+    def __init__(self, result: Any = None, preprocessor: Any = None) -> None:
+        super().__init__(preprocessor)
+        self.result = result
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.seen = args, kwargs
+        return self.result
+
+
+def test_a_model_without_forward_cannot_be_made() -> None:
+    class Unfinished(BaseModel):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Unfinished()
+
+
+def test_a_training_step_updates_the_parameters_as_the_plain_loop_does() -> None:
+    torch.manual_seed(0)
+    model = ToyModel()
+    plain = copy.deepcopy(model)
+    steps = Steps(model)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+    for seed in range(3):
+        log_vars = model.train_step(batch(seed), steps)
+        losses = plain(**batch(seed), mode="loss")
+        loss = losses["loss"] + losses["loss_l1"][0].mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(log_vars["loss"], loss.detach(), rtol=0, atol=0)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    assert steps.calls[:4] == ["context", "enter", "exit", "update"]
+
+
+def test_steps_call_the_preprocessor_with_what_they_are() -> None:
+    calls = []
+
+    class Watching(BaseDataPreprocessor):
+        def forward(self, data: Any, training: bool = False) -> Any:
+            calls.append(training)
+            return super().forward(data, training)
+
+    model = ToyModel(Watching())
+    model.train_step(batch(), Steps(model))
+    predicted = model.val_step(batch())
+    assert calls == [True, False]
+    torch.testing.assert_close(model.test_step(batch()), predicted, rtol=0, atol=0)
+    assert predicted.shape == (3, 1)
+    assert len(model(**batch())) == 2  # mode="tensor"
+
+
+@pytest.mark.parametrize(
+    ("data", "args", "kwargs"),
+    [
+        ({"a": 1}, (), {"a": 1, "mode": "predict"}),
+        (UserDict(a=1), (), {"a": 1, "mode": "predict"}),
+        ([1, 2], (1, 2), {"mode": "predict"}),
+        ((1, 2), (1, 2), {"mode": "predict"}),
+    ],
+)
+def test_a_batch_becomes_the_arguments_of_forward(
+    data: Any, args: Any, kwargs: Any
+) -> None:
+    model = Only()
+    model.val_step(data)
+    assert model.seen == (args, kwargs)
+
+
+def test_what_cannot_be_arguments_is_refused() -> None:
+    assert message(Only().val_step, "text")[1] == (
+        "Only: data_preprocessor must return a dict, a list or a tuple of arguments, "
+        "but returned str."
+    )
+
+
+def test_preprocessors_by_module_by_config_and_by_default() -> None:
+    given = nn.Identity()
+    assert Only(preprocessor=given).data_preprocessor is given
+    assert type(Only().data_preprocessor) is BaseDataPreprocessor
+    config = {"type": "ImgDataPreprocessor", "mean": [0], "std": [1]}
+    before = copy.deepcopy(config)
+    built = Only(preprocessor=config).data_preprocessor
+    assert type(built).__name__ == "ImgDataPreprocessor" and built.mean.shape[0] == 1
+    assert config == before
+    dotted = {"type": "pyparallel.mmengine.ImgDataPreprocessor", "pad_value": 3}
+    assert type(Only(preprocessor=dotted).data_preprocessor) is ImgDataPreprocessor
+    cls = {"type": ImgDataPreprocessor}
+    assert type(Only(preprocessor=cls).data_preprocessor) is ImgDataPreprocessor
+    kind, text = message(Only, preprocessor=[1])
+    assert issubclass(kind, TypeError)
+    assert text == (
+        "BaseModel: data_preprocessor must be a dict, a module or None, but is list."
+    )
+
+
+@pytest.mark.usefixtures("no_mmengine")
+@pytest.mark.parametrize("scope", ["", "mmengine.", "pyparallel."])
+def test_names_of_preprocessors_are_known_without_mmengine(scope: str) -> None:
+    built = Only(preprocessor={"type": f"{scope}ImgDataPreprocessor"}).data_preprocessor
+    assert type(built) is ImgDataPreprocessor
+
+
+@pytest.mark.usefixtures("no_mmengine")
+@pytest.mark.parametrize("name", ["Nothing", "pyparallel.Nothing", None, 3])
+def test_an_unknown_type_of_preprocessor_is_refused(name: Any) -> None:
+    kind, text = message(Only, preprocessor={"type": name})
+    assert issubclass(kind, ValueError)
+    assert text == (
+        "BaseModel: the type of data_preprocessor must be BaseDataPreprocessor, "
+        "ImgDataPreprocessor, a dotted path or a class, but is "
+        f"{name!r}."
+    )
+
+
+INIT = """
+from torch import nn
+from pyparallel.mmengine import BaseModel
+
+class Model(BaseModel):
+    def __init__(self, init_cfg=None):
+        super().__init__(init_cfg=init_cfg)
+        self.child, self.other, self.calls = Child(), nn.Linear(1, 1), 0
+
+    def forward(self):
+        pass
+
+class Child(nn.Module):
+    calls = 0
+
+    def init_weights(self):
+        self.calls += 1
+
+model = Model()
+model.init_weights()
+model.init_weights()
+assert model.child.calls == 1
+config = {"type": "Xavier"}
+model = Model(config)
+assert model.init_cfg == config and model.init_cfg is not config
+try:
+    model.init_weights()
+except RuntimeError as error:
+    print(error, model.child.calls)
+"""
+
+
+def test_an_init_cfg_needs_mmengine() -> None:
+    environment = os.environ | {"PYPARALLEL_MMENGINE": "off"}
+    environment["PYTHONPATH"] = str(Path(pyparallel.__file__).parents[1])
+    command = [sys.executable, "-W", "error", "-c", INIT]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr == "" and done.stdout == (
+        "Model: init_cfg must be None without mmengine, which reads it, but is "
+        "{'type': 'Xavier'}. Install mmengine, or initialise the weights in __init__. "
+        "0\n"
+    )
+
+
+def test_every_way_to_move_a_model_moves_the_target_of_its_batches() -> None:
+    inner = BaseDataPreprocessor()
+    model = ToyModel()
+    model.child = nn.Sequential(inner)
+    both = (model.data_preprocessor, inner)
+    meta, cpu = torch.device("meta"), torch.device("cpu")
+    assert [each.device for each in both] == [cpu, cpu]
+    assert model.to("meta") is model
+    assert [each.device for each in both] == [meta, meta]
+    model.to_empty(device="cpu")
+    assert [each.device for each in both] == [cpu, cpu]
+    model.to(device=meta, dtype=torch.float64)
+    assert model.data_preprocessor.device == meta
+    model.to(torch.float32)
+    assert model.data_preprocessor.device == meta
+    model.double()
+    assert model.data_preprocessor.device == meta
+    model._set_device(cpu)  # as mmengine's code does
+    assert [each.device for each in both] == [cpu, cpu]
+    wrapped = nn.Sequential(model)
+    wrapped.to("meta")
+    assert [each.device for each in both] == [meta, meta]
+    model.to_empty(device="cpu").cpu()
+    assert [each.device for each in both] == [cpu, cpu]
+
+
+class TestLosses:
+    def parse(self, losses: Any) -> tuple[Any, Any]:
+        return Only().parse_losses(losses)
+
+    def test_the_sum_of_means_of_all_losses(self) -> None:
+        losses = {
+            "loss_cls": torch.tensor([1.0, 3.0]),
+            "acc": torch.tensor([0.5, 0.7]),
+            "bbox_loss": [torch.tensor([1.0, 2.0]), torch.tensor(4.0)],
+        }
+        total, log_vars = self.parse(losses)
+        assert total.item() == 2 + 1.5 + 4
+        assert type(log_vars) is OrderedDict
+        assert list(log_vars) == ["loss", "loss_cls", "acc", "bbox_loss"]
+        assert [each.item() for each in log_vars.values()] == [
+            7.5,
+            2.0,
+            pytest.approx(0.6),
+            5.5,
+        ]
+
+    def test_a_loss_of_that_name_alone_is_the_sum(self) -> None:
+        total, log_vars = self.parse({"loss": torch.tensor(3.0), "acc": torch.ones(1)})
+        assert total.item() == log_vars["loss"].item() == 3
+        assert list(log_vars) == ["loss", "acc"]
+
+    def test_a_loss_of_that_name_does_not_hide_the_sum(self) -> None:
+        losses = {"loss_a": torch.tensor(1.0), "loss": torch.tensor(2.0)}
+        total, log_vars = self.parse(losses)
+        assert total.item() == 3
+        assert {key: value.item() for key, value in log_vars.items()} == {
+            "loss": 3,
+            "loss_a": 1,
+            "loss_own": 2,
+        }
+        total, log_vars = self.parse({**losses, "loss_own": torch.tensor(4.0)})
+        assert {key: value.item() for key, value in log_vars.items()} == {
+            "loss": 7,
+            "loss_a": 1,
+            "loss_own_": 2,
+            "loss_own": 4,
+        }
+
+    def test_what_is_logged_keeps_no_graph(self) -> None:
+        weight = torch.ones(2, requires_grad=True)
+        middle = weight * 2
+        total, log_vars = self.parse({"loss_a": middle, "b": [middle, middle]})
+        assert total.requires_grad
+        assert list(log_vars) == ["loss", "loss_a", "b"]
+        assert not any(each.requires_grad for each in log_vars.values())
+
+    @pytest.mark.parametrize(
+        ("losses", "found"),
+        [
+            ({}, "nothing"),
+            ({"acc": torch.ones(1)}, "'acc'"),
+            ({"acc": torch.ones(1), "los": torch.ones(1)}, "'acc', 'los'"),
+            ({"loss": []}, "'loss'"),
+        ],
+    )
+    def test_no_loss_is_an_error(self, losses: Any, found: str) -> None:
+        kind, text = message(self.parse, losses)
+        assert issubclass(kind, ValueError)
+        assert text == (
+            "parse_losses: losses must have a tensor whose name contains 'loss', but "
+            f"has {found}. Name what is to be minimised so."
+        )
+
+    @pytest.mark.parametrize(
+        ("losses", "text"),
+        [
+            (
+                {"loss": 1.0},
+                "losses['loss'] must be a tensor or a list of tensors, but is float.",
+            ),
+            (
+                {"loss": (torch.ones(1),)},
+                "losses['loss'] must be a tensor or a list of tensors, but is tuple.",
+            ),
+            (
+                {"loss": [torch.ones(1), None]},
+                "losses['loss'][1] must be a tensor, but is None.",
+            ),
+            (
+                {"hits": torch.ones(1, dtype=torch.int64)},
+                "losses['hits'] must have a floating-point dtype, but has torch.int64. "
+                "Convert it with float().",
+            ),
+            (
+                torch.ones(1),
+                "parse_losses: losses must be a dict, which forward returns with "
+                "mode='loss', but is torch.Tensor.",
+            ),
+        ],
+    )
+    def test_what_is_no_loss_is_named(self, losses: Any, text: str) -> None:
+        kind, found = message(self.parse, losses)
+        assert issubclass(kind, TypeError)
+        assert found == text
+
+    @settings(deadline=None)
+    @given(
+        st.dictionaries(
+            st.sampled_from(["loss", "loss_a", "b_loss", "acc", "loss_own", "c"]),
+            st.one_of(st.integers(-8, 8), st.lists(st.integers(-8, 8), max_size=3)),
+        )
+    )
+    def test_the_sum_is_that_of_all_losses_and_nothing_is_lost(
+        self, numbers: dict[str, Any]
+    ) -> None:
+        losses = {
+            name: [torch.tensor(float(one)) for one in value]
+            if isinstance(value, list)
+            else torch.full((2,), float(value))
+            for name, value in numbers.items()
+        }
+        sums = {
+            name: sum(value) if isinstance(value, list) else value
+            for name, value in numbers.items()
+        }
+        tensors = [name for name, value in numbers.items() if value != []]
+        if not any("loss" in name for name in tensors):
+            with pytest.raises(ValueError, match="contains 'loss'"):
+                self.parse(losses)
+            return
+        total, log_vars = self.parse(losses)
+        expected = sum(value for name, value in sums.items() if "loss" in name)
+        assert total.item() == log_vars["loss"].item() == expected
+        assert next(iter(log_vars)) == "loss"
+        others = {name: value for name, value in sums.items() if name != "loss"}
+        assert {name: float(log_vars[name]) for name in others} == others
+        extra = set(log_vars) - set(sums) - {"loss"}
+        if "loss" in sums and [name for name in others if "loss" in name]:
+            assert [float(log_vars[name]) for name in extra] == [sums["loss"]]
+        else:
+            assert not extra
