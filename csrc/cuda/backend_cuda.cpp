@@ -3,7 +3,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "cuda/backend_pack.h"
+#include "cuda/pack.h"
 #include "cuda/pad_copy.h"
 #include "cuda/runtime.h"
 #include "ops/backend.h"
@@ -20,8 +20,14 @@ void pad_copy_glue(const BoxTable& table, const BoxTable& mask, c10::Device devi
 
 at::Tensor contiguous_glue(const at::Tensor& strided) { return strided.contiguous(); }
 
+void pack_glue(const Pack& body, c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  C10_CUDA_CHECK(pack(body, c10::cuda::getCurrentCUDAStream()));
+}
+
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
-    c10::DeviceType::CUDA, {pad_copy_glue, contiguous_glue, pack_glue, nullptr, runtime});
+    c10::DeviceType::CUDA,
+    {pad_copy_glue, contiguous_glue, pack_glue, nullptr, runtime});
 
 }  // namespace
 }  // namespace pyparallel::cuda
