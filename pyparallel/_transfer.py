@@ -16,6 +16,7 @@ from ._trace import span
 keeper = Keeper()
 
 _Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
+_Streams = tuple[Any, Any]  # of the copies; on which their targets were allocated
 
 
 class Arrival(Protocol):
@@ -47,7 +48,7 @@ def start(
     cargo: Cargo,
     slab: torch.Tensor,
     direct: _Copies,
-    streams: tuple[Any, Any],
+    streams: _Streams,
     api: DeviceApi,
 ) -> Arrival:
     """Queue the copies of one flight, and hold what they read in place until then.
@@ -69,7 +70,7 @@ def start(
 
 
 def _by_engine(
-    cargo: Cargo, slab: torch.Tensor, direct: _Copies, streams: tuple[Any, Any]
+    cargo: Cargo, slab: torch.Tensor, direct: _Copies, streams: _Streams
 ) -> Arrival:
     targets = [target for target, _ in direct]
     sources = [source for _, source in direct]
@@ -82,7 +83,11 @@ def _by_engine(
     finally:
         if ticket is not None:
             keeper.release_when(ticket, is_done)
-    sent.check()
+    try:
+        sent.check()
+    except BaseException:
+        sent.wait(streams[1])  # where the memory of the targets goes back to
+        raise
     return sent
 
 
@@ -90,7 +95,7 @@ def _by_torch(
     cargo: Cargo,
     slab: torch.Tensor,
     direct: _Copies,
-    streams: tuple[Any, Any],
+    streams: _Streams,
     api: DeviceApi,
 ) -> Arrival:
     stream, home = streams
@@ -120,6 +125,9 @@ def queue(
     try:
         for target, source in copies:
             api.copy(target, source, stream)
+    except BaseException:
+        api.wait(home, api.record(stream))  # their memory goes back there
+        raise
     finally:  # also for those that were queued before an error
         event = Event(api, api.record(stream))
         if ticket is not None:

@@ -274,8 +274,11 @@ def test_a_copy_that_was_queued_before_an_error_keeps_its_source(slow, monkeypat
         copy(dst, src, stream)
 
     slow.copy = fail_second
+    slow.wait = mock.Mock(wraps=slow.wait)
     with pytest.raises(RuntimeError, match="no more"):
         _slab.send([slow.ring.take(512), slow.ring.take(512)], DEVICE, slow)
+    waiting = [call.args[0] for call in slow.wait.mock_calls]
+    assert waiting == [slow.copies, slow.main], "the model may get the memory next"
     gc.collect()
     assert not is_free(slow)
     finish(slow)

@@ -1,4 +1,4 @@
-"""The native engine, from flights down to its errors, on the host as its device."""
+"""The native engine below flights, on the host as its device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import threading
 import weakref
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -193,6 +194,8 @@ def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
 
     class Broken:
         is_done = staticmethod(ready.is_set)
+        waits: ClassVar = []
+        wait = waits.append
 
         def check(self):
             raise RuntimeError("no more")
@@ -202,6 +205,7 @@ def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
     large = device.lock(torch.zeros(512))
     with pytest.raises(RuntimeError, match=r"^no more$"):
         _slab.send([large], CPU, device)
+    assert Broken.waits == [MAIN], "its memory was given back to those who use it"
     assert _slab.release_done() == 1
     ready.set()
     assert _slab.release_done() == 0
@@ -291,123 +295,7 @@ def test_a_forked_child_is_refused_by_its_parents_engine():
     assert sent.is_done()
 
 
-# ----------------------------------------------------------------------------- errors
-
-LEAF = torch.ones(4)
-
-SLAB = torch.zeros(64, dtype=torch.uint8)
-BYTES = torch.zeros(16, dtype=torch.uint8)
-FAR = HostStream(0, 0, device_type=1)
-SENDS = [
-    (
-        {"stream": 3},
-        TypeError,
-        "send: stream must be a torch.Stream, but is of type int.",
-    ),
-    (
-        {"home": None},
-        TypeError,
-        "send: home must be a torch.Stream, but is of type NoneType.",
-    ),
-    (
-        {"stream": HostStream(0, device_type=14)},
-        NotImplementedError,
-        "send: stream must be of a device type in transfers(), but is of 'meta'.",
-    ),
-    (
-        {"home": FAR},
-        ValueError,
-        "send: home must be on cpu, the device of stream, but is on cuda:0.",
-    ),
-    (
-        {"chunk_nbytes": 0},
-        ValueError,
-        "send: chunk_nbytes must be between 1 and 4194304, but is 0.",
-    ),
-    (
-        {"leaves": [3]},
-        TypeError,
-        "send: leaves[0] must be a torch.Tensor, but is of type int.",
-    ),
-    (
-        {"leaves": []},
-        ValueError,
-        "send: leaves must have 1 entries, as planned, but has 0.",
-    ),
-    (
-        {"plan": 3},
-        TypeError,
-        "send: plan must be a SlabPlan, but is of type int.",
-    ),
-    (
-        {"slab": SLAB[:32]},
-        ValueError,
-        "send: slab must have 64 bytes, as planned, but has 32.",
-    ),
-    (
-        {"slab": SLAB, "leaves": [SLAB[:16].view(torch.float32)]},
-        ValueError,
-        "send: leaves[0] must not share memory with dst, but overlaps it. Clone it "
-        "first.",
-    ),
-    (
-        {"targets": [BYTES]},
-        ValueError,
-        "send: targets must have 0 entries, as sources, but has 1.",
-    ),
-    (
-        {"targets": [BYTES], "sources": [LEAF[::2]]},
-        ValueError,
-        "send: sources[0] must be contiguous, but has shape (2,) and strides (2,).",
-    ),
-    (
-        {"targets": [BYTES], "sources": [LEAF[:2]]},
-        ValueError,
-        "send: targets[0] must have 8 bytes, as its source, but has 16.",
-    ),
-    (
-        {"targets": [BYTES], "sources": [BYTES]},
-        ValueError,
-        "send: sources[0] must not share memory with dst, but overlaps it. Clone it "
-        "first.",
-    ),
-    (
-        {"targets": [BYTES], "sources": [BYTES.to("meta")]},
-        TypeError,
-        "send: sources[0] must be a plain strided tensor, but is on the meta device. "
-        "Give it data first.",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "error", "message"), SENDS)
-def test_bad_arguments_are_named_and_nothing_is_written(changes, error, message):
-    good = {
-        "slab": SLAB.clone(),
-        "leaves": [LEAF],
-        "plan": native.plan_slab([LEAF]),
-        "targets": [],
-        "sources": [],
-        "stream": COPIES,
-        "home": MAIN,
-    }
-    native.send(**good)
-    good["slab"].zero_()
-    check(lambda: native.send(**{**good, **changes}), (), error, message)
-    assert not good["slab"].any() and not BYTES.any()
-
-
-def test_a_sent_batch_says_what_it_cannot_wait_on():
-    sent = native.send(
-        SLAB.clone(), [LEAF], native.plan_slab([LEAF]), [], [], COPIES, MAIN
-    )
-    assert sent.is_done() and sent.check() is None and sent.wait(SIDE) is None
-    check(
-        sent.wait,
-        (FAR,),
-        ValueError,
-        "Sent.wait: stream must be of 'cpu', but is of 'cuda'.",
-    )
+# ------------------------------------------------------------------------- the choice
 
 
 def test_pure_python_has_no_engine():
@@ -431,8 +319,9 @@ def test_the_one_choice_is_the_devices(monkeypatch):
             _transfer, name, lambda *args, name=name: chosen.append(name)
         )
     device = HostDevice()
-    cargo = _cargo.load([LEAF], device.is_pinned)
+    leaf, slab = torch.ones(4), torch.zeros(64, dtype=torch.uint8)
+    cargo = _cargo.load([leaf], device.is_pinned)
     for answer in (True, False):
         device.has_engine = lambda device, answer=answer: answer
-        _transfer.start(cargo, SLAB, [], (COPIES, MAIN), device)
+        _transfer.start(cargo, slab, [], (COPIES, MAIN), device)
     assert chosen == ["_by_engine", "_by_torch"]

@@ -35,6 +35,7 @@ struct Block {
   int64_t nbytes() const { return kSmallestBlock << size_class; }
 };
 
+// Outlived by the events of its marks.
 class Staging {
  public:
   // Keeps at most `max_idle` idle bytes. With `poison`, blocks are overwritten with

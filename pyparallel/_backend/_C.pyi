@@ -6,7 +6,8 @@ tensor that is nested, sparse, quantized, a wrapper (of torch.func, or with a
 ``ValueError``: it is of the right kind and does not fit. Nothing is written unless all
 arguments are good.
 
-Gradients are neither used nor recorded.
+Gradients are neither used nor recorded. What sends to devices stands in
+``_C_transfer.pyi``, which is a part of this.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,9 @@ from ._C_memory import ring_format as ring_format
 from ._C_memory import ring_holders as ring_holders
 from ._C_memory import ring_pass as ring_pass
 from ._C_memory import ring_reclaim as ring_reclaim
+from ._C_transfer import Sent as Sent
+from ._C_transfer import send as send
+from ._C_transfer import transfers as transfers
 
 def pad_copy(
     dst: Tensor,
@@ -159,65 +163,6 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
         plan: where the tensors lie.
     """
 
-class Sent:
-    """Copies that `send` queued, and the moment at which all of them are done.
-
-    Every method raises RuntimeError in a process that was forked after the first
-    `send`.
-    """
-
-    def is_done(self) -> bool:
-        """Tell whether nothing is read or written any more; the host does not wait.
-
-        False for ever if the device failed so that nobody can tell.
-        """
-
-    def wait(self, stream: Any) -> None:
-        """Make ``stream``, as `send` takes it, wait until then; the host does not."""
-
-    def check(self) -> None:
-        """Raise the error that stopped the copies half way, if one did."""
-
-def send(
-    slab: Tensor,
-    leaves: Sequence[Tensor],
-    plan: SlabPlan | None,
-    targets: Sequence[Tensor],
-    sources: Sequence[Tensor],
-    stream: Any,
-    home: Any,
-    chunk_nbytes: int = 4194304,
-) -> Sent:
-    """Queue copies of CPU tensors to a device. Native only; see `transfers`.
-
-    The leaves are packed, as `pack` does it, into page-locked memory in chunks, while
-    the device copies the chunk before: one copy for each chunk. They may be changed and
-    dropped when this returns. The GIL is released. The host never waits for the device.
-
-    Args:
-        slab: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on the device of
-            ``stream``.
-        leaves: as for `pack`.
-        plan: where they go, or None: then nothing is packed.
-        targets: contiguous tensors on that device.
-        sources: for each target a contiguous CPU tensor of as many bytes. The device
-            reads it in place: it should be page-locked, and must be neither changed nor
-            dropped until the copies are done.
-        stream: of the copies: a ``torch.Stream``, or any object that has its
-            ``stream_id``, ``device_index`` and ``device_type``.
-        home: the stream, of the same device, on which slab and targets were allocated.
-        chunk_nbytes: between 1 and 4 MiB, the default: enough for eight threads to
-            pack, and for a copy to take twenty times as long as to queue it.
-
-    Raises:
-        RuntimeError: one of the streams is under graph capture, or the process was
-            forked. Whatever is raised here, no copy has been queued; errors after the
-            first are in the result (`Sent.check`).
-        NotImplementedError: the device of ``stream`` is not in `transfers`.
-
-    Stream: the copies wait for what was queued on ``home`` when this was called.
-    """
-
 def columns(dicts: list[Any], stack: bool) -> dict[Any, list[Any] | Tensor] | None:
     """Return for every key the values of all dicts, or None.
 
@@ -272,12 +217,6 @@ def devices() -> tuple[str, ...]:
     """Return the device types that this build has kernels for, ``"cpu"`` first.
 
     Native only, as are `transfers` and `build_info`.
-    """
-
-def transfers() -> tuple[str, ...]:
-    """Return the device types that `send` can send to. Native only.
-
-    The CPU is one, on which all is done at once: for tests.
     """
 
 def build_info() -> dict[str, str]:

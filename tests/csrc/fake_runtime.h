@@ -13,9 +13,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -117,7 +119,7 @@ class Runtime : public pyparallel::transfer::Runtime {
     begin("allocate");
     auto* slab = new Slab(static_cast<size_t>(nbytes) + 64, uint8_t{0xEE});
     const std::lock_guard<std::mutex> lock(mutex_);
-    slabs_.push_back(slab);
+    slabs_.insert(slab);
     const auto past = reinterpret_cast<uintptr_t>(slab->data()) % 64;
     return {slab->data() + (64 - past), slab};
   }
@@ -127,11 +129,8 @@ class Runtime : public pyparallel::transfer::Runtime {
     auto* slab = static_cast<Slab*>(memory.owner);
     check_unread(memory.data, 1);
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (Slab*& each : slabs_) {
-      if (each != slab) continue;
-      delete slab;
-      each = nullptr;
-    }
+    slabs_.erase(slab);
+    delete slab;
   }
 
   void copy(const Copy& copy, const Stream& stream) override {
@@ -163,7 +162,9 @@ class Runtime : public pyparallel::transfer::Runtime {
 
   bool is_done(Event event) override {
     begin("is_done");
-    return bug_ == Bug::kReuseWithoutEvent || gate(event)->is_open();
+    const bool done = bug_ == Bug::kReuseWithoutEvent || gate(event)->is_open();
+    if (Work meanwhile = std::exchange(before_answer, nullptr)) meanwhile();
+    return done;
   }
 
   void wait(const Stream& stream, Event event) override {
@@ -218,6 +219,7 @@ class Runtime : public pyparallel::transfer::Runtime {
 
   static constexpr int64_t kCopies = 0;  // the stream of the copies, by custom
   std::atomic<int64_t> capturing{-1};
+  Work before_answer;  // what others do while is_done has an answer; once
   std::atomic<int64_t> num_overwritten{0};
 
  private:
@@ -285,7 +287,7 @@ class Runtime : public pyparallel::transfer::Runtime {
   std::mutex mutex_;
   std::mutex touching_;
   std::vector<Work> held_;
-  std::vector<Slab*> slabs_;
+  std::set<Slab*> slabs_;
   std::deque<GateRef> events_;
   std::map<int64_t, Copy> unread_;
   std::vector<std::string> calls_;

@@ -160,10 +160,28 @@ void test_blocks_fit() {
   CHECK(staging.info().num_allocated == 3);
 }
 
+void test_two_who_look_at_one_line_take_one_block_each() {
+  Bench bench;
+  Events events(&bench.runtime);
+  Staging staging(&bench.runtime, 64 << 20, false);
+  const Block read = staging.take(100);
+  const Block unread = staging.take(100);
+  staging.give(read, kCopies, events.record(kCopies));
+  bench.synchronize();
+  const auto gate = bench.stop(kCopies);
+  staging.give(unread, kCopies, events.record(kCopies));
+  Block first;
+  bench.runtime.before_answer = [&] { first = staging.take(100); };
+  const Block second = staging.take(100);
+  CHECK(first.data() == read.data());
+  CHECK(second.data() != read.data() && second.data() != unread.data());
+  gate->open();
+}
+
 void test_what_has_been_read_is_poisoned() {
   Bench bench;
-  Staging staging(&bench.runtime, 64 << 20, true);
   Events events(&bench.runtime);
+  Staging staging(&bench.runtime, 64 << 20, true);
   const Block block = staging.take(100);
   memset(block.data(), 1, 100);
   const auto gate = bench.stop(kCopies);
@@ -187,6 +205,7 @@ int main() {
   test_a_long_transfer_uses_its_own_blocks_again();
   test_idle_blocks_above_the_limit_are_freed();
   test_blocks_fit();
+  test_two_who_look_at_one_line_take_one_block_each();
   test_what_has_been_read_is_poisoned();
   return finish("transfer");
 }

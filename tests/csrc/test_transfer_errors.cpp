@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -72,6 +73,21 @@ void test_an_error_half_way_leaves_nothing_unguarded() {
   for (int64_t n : {1, 4}) check_failure("allocate", n, 0);
   for (int64_t n : {2, 4}) check_failure("create_event", n, 1);
   for (int64_t n : {1, 5}) check_failure("record 0", n, 1);
+}
+
+void test_a_block_that_could_not_be_packed_is_free() {
+  const auto fail = [](const pyparallel::Pack&) {
+    throw std::runtime_error("no pack");
+  };
+  Bench bench({}, fail);
+  const Batch batch(&bench.random, 3, 100, 1);
+  Target target(batch);
+  const Sent sent = bench.send(batch, &target);
+  CHECK(message(sent.error) == "no pack" && sent.mark != nullptr);
+  const Staging::Info info = bench.engine.staging().info();
+  CHECK(info.num_allocated == 1 && info.num_idle == 1);
+  bench.synchronize();
+  CHECK(target.memory[1] == batch.sources[0]);
 }
 
 void test_without_a_mark_nothing_is_used_again() {
@@ -145,6 +161,7 @@ void test_a_forked_child_is_refused() {
 
 int main() {
   test_an_error_half_way_leaves_nothing_unguarded();
+  test_a_block_that_could_not_be_packed_is_free();
   test_without_a_mark_nothing_is_used_again();
   test_an_error_before_anything_is_queued_is_thrown();
   test_capture_is_refused_before_anything_is_queued();
