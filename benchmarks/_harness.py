@@ -210,33 +210,24 @@ def measure_all(
 ) -> dict[str, dict[str, list[float]]]:
     """Return as `measure` does all that ``timer`` watches, by its names."""
     with _quiet():
-        return _measure(contenders, rounds, timer, min_seconds, max_seconds, watch)
-
-
-def _measure(
-    contenders: Sequence[Contender],
-    rounds: int,
-    timer: Timer,
-    min_seconds: float,
-    max_seconds: float,
-    watch: Callable[[], float],
-) -> dict[str, dict[str, list[float]]]:
-    calls = {c.name: c.call for c in contenders if c.call is not None}
-    repeats = {}
-    for name, call in calls.items():
-        once = min(timer(call, 1)["seconds"], timer(call, 1)["seconds"])
-        repeats[name] = max(1, min(10_000, math.ceil(min_seconds / max(once, 1e-9))))
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in calls}
-    order, shuffle = list(calls), random.Random(0).shuffle
-    start = watch()
-    for done in range(rounds):
-        if done >= MIN_ROUNDS and watch() - start > max_seconds:
-            break
-        shuffle(order)
-        for name in order:
-            for what, seconds in timer(calls[name], repeats[name]).items():
-                found[name].setdefault(what, []).append(seconds)
-    return found
+        calls = {c.name: c.call for c in contenders if c.call is not None}
+        repeats = {}
+        for name, call in calls.items():
+            once = min(timer(call, 1)["seconds"], timer(call, 1)["seconds"])
+            repeats[name] = max(
+                1, min(10_000, math.ceil(min_seconds / max(once, 1e-9)))
+            )
+        found: dict[str, dict[str, list[float]]] = {name: {} for name in calls}
+        order, shuffle = list(calls), random.Random(0).shuffle
+        start = watch()
+        for done in range(rounds):
+            if done >= MIN_ROUNDS and watch() - start > max_seconds:
+                break
+            shuffle(order)
+            for name in order:
+                for what, seconds in timer(calls[name], repeats[name]).items():
+                    found[name].setdefault(what, []).append(seconds)
+        return found
 
 
 def by(clock: Callable[[], float]) -> Timer:

@@ -92,6 +92,7 @@ def measure(args: argparse.Namespace, path: Path | None) -> Run:
             error = f"not run: {args.total_seconds:g} s (--total-seconds) were over"
             run.add({"title": case.title, "note": case.note, "error": error})
             continue
+        print(f"{time.monotonic() - start:.0f} s: {case.title} ...", flush=True)
         run.add(measure_case(case, where, effort))
     return run
 

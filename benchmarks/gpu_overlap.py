@@ -75,6 +75,7 @@ def _measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
     found = case.make(where)(clock)
     contenders = [contender for contender, _ in found]
     options: dict[str, Any] = {**effort._asdict(), "min_seconds": 0.0}
+    options["max_seconds"] *= 4  # epochs take long
     options |= {"clock": clock, "watch": time.perf_counter}
     try:
         record = compare(case.title, contenders, note=case.note, **options)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ._harness import Record
 from .gpu_case import COLUMNS, judge
-from .report import _head, _ratio, _row, duration
+from .report import _head, _ratio, _row, duration, links
 
 BEGIN, END = "<!-- gpu table -->", "<!-- end of gpu table -->"
 
@@ -74,16 +73,10 @@ def slower(case: Record) -> list[str]:
 
 
 def block(results: Record, name: str) -> str:
-    """Return what stands between the markers of the README.
-
-    Args:
-        results: all records of a run.
-        name: path of the JSON file, without its ending, as the README must write it.
-    """
+    """Return what stands between the markers of the README; see `report.block`."""
     lines = [
-        f"{results.get('date') or Path(name).name}: [all numbers]({name}.json), "
-        f"[all contenders]({name}.md). Medians; times of ours in three clocks, and how "
-        "many times as long others take, in brackets the quartiles round by round.",
+        f"{links(results, name)}. Medians; times of ours in three clocks, and how many "
+        "times as long others take, in brackets the quartiles round by round.",
     ]
     for run in results["runs"]:
         lines += ["", *_summary(run["cases"]), "", *_conclusions(run["cases"]), ""]

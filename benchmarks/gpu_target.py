@@ -139,15 +139,14 @@ class Gpu(DryRun):
         None of them is known where the profiler sees no device, and of page-locking
         what torch's allocator counts is taken too: it sees other threads.
         """
-        for _ in range(3):
-            call()
-            self.sync()
-        before = _host_allocations()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-            with record_function(_RANGE):
-                result = call()
-            self.sync()
-        del result
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        for _ in range(3):  # the first profile of a process may begin too late
+            before = _host_allocations()
+            with profile(activities=activities) as seen:
+                with record_function(_RANGE):
+                    result = call()
+                self.sync()
+            del result
         return count(seen.events(), _host_allocations() - before)
 
     def machine(self) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from . import report
 from ._harness import Record
@@ -59,15 +58,9 @@ def complaints(results: Record) -> list[str]:
 
 
 def block(results: Record, name: str) -> str:
-    """Return what stands between the markers of the README.
-
-    Args:
-        results: all records of a run.
-        name: path of the JSON file, without its ending, as the README must write it.
-    """
+    """Return what stands between the markers of the README; see `report.block`."""
     lines = [
-        f"{results.get('date') or Path(name).name}: [all numbers]({name}.json), "
-        f"[all contenders]({name}.md). Ratios of medians, in brackets the quartiles "
+        f"{report.links(results, name)}. Ratios of medians, in brackets the quartiles "
         "round by round; *limits* in italics.",
     ]
     for run in results["runs"]:

@@ -143,8 +143,7 @@ def block(results: Record, name: str, charts: Sequence[str] = ()) -> str:
         charts: paths of images to show, as the README must write them.
     """
     lines = [
-        f"{results.get('date') or Path(name).name}: [all numbers]({name}.json), "
-        f"[all contenders]({name}.md). Ratios of medians, in brackets the "
+        f"{links(results, name)}. Ratios of medians, in brackets the "
         "quartiles round by round; *limits* in italics.",
         "",
     ]
@@ -157,6 +156,12 @@ def block(results: Record, name: str, charts: Sequence[str] = ()) -> str:
     lines += ["", "### Machine", ""]
     lines += [f"- {key}: {value}" for key, value in machine.items() if value]
     return "\n".join(lines) + "\n"
+
+
+def links(results: Record, name: str) -> str:
+    """Return the day of a run and links to what lies beside a report; see `block`."""
+    day = results.get("date") or Path(name).name
+    return f"{day}: [all numbers]({name}.json), [all contenders]({name}.md)"
 
 
 def write_block(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
