@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from . import _stack
-from ._errors import BatchTypeError, BatchValueError, at, kind
+from . import _stack, _tree
+from ._errors import BatchTypeError, BatchValueError, Field, at, kind
 from .container import DataContainer
 from .padding import Padded
 from .ragged import Ragged, join
@@ -94,6 +94,33 @@ def _check_tensors(samples: list[Any], path: Path, start: int, flag: str) -> Non
                     f"holds {kind(sample)}. Convert it with torch.as_tensor, or use "
                     f"{flag}=False."
                 )
+
+
+def sequence_columns(
+    column: list[Any], path: Path, advice: str
+) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Return the step to every item of the sequences at ``path``, and all its values.
+
+    Args:
+        column: what stands there in every sample; the first is a sequence.
+        path: where it stands.
+        advice: what to do about sequences of unequal length.
+
+    Raises:
+        TypeError: something else than a sequence, or text.
+        ValueError: unequal lengths.
+    """
+    first = column[0]
+    check_kind(column, Sequence, "a sequence", path)
+    for i, item in enumerate(column):
+        if len(item) != len(first):
+            raise BatchValueError(
+                f"{name_of(path, i)} must have {len(first)} items like "
+                f"{name_of(path, 0)}, but has {len(item)}. {advice}"
+            )
+    named = _tree.is_namedtuple(first)
+    steps = map(Field, first._fields) if named else range(len(first))
+    return list(zip(steps, zip(*column, strict=True), strict=True))
 
 
 def name_of(path: Path, i: int) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from . import _backend, _stack, _tree
-from ._columns import Path, batch_containers
+from ._columns import Path, batch_containers, sequence_columns
 from ._columns import check_kind as _check_kind
 from ._columns import name_of as _name
 from ._errors import (
     BatchTypeError,
-    BatchValueError,
     EmptyBatchError,
     Field,
     MissingKeyError,
@@ -192,18 +191,10 @@ def _dataclasses(column: list[Any], path: Path, chunk: int) -> Any:
 
 def _sequences(column: list[Any], path: Path, chunk: int) -> Any:
     first = column[0]
-    _check_kind(column, Sequence, "a sequence", path)
-    for i, item in enumerate(column):
-        if len(item) != len(first):
-            raise BatchValueError(
-                f"{_name(path, i)} must have {len(first)} items like "
-                f"{_name(path, 0)}, but has {len(item)}. Wrap the field in a "
-                "DataContainer to keep lists of any length."
-            )
-    named = _tree.is_namedtuple(first)
-    steps = map(Field, first._fields) if named else range(len(first))
+    advice = "Wrap the field in a DataContainer to keep lists of any length."
     columns = [
         _column(list(items), (*path, step), chunk)
-        for step, items in zip(steps, zip(*column, strict=True), strict=True)
+        for step, items in sequence_columns(column, path, advice)
     ]
+    named = _tree.is_namedtuple(first)
     return _tree.rebuild_sequence(first, columns) if named else columns

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mmengine_compare import same
 from torch.utils.data import DataLoader
 
 from pyparallel import DataContainer
@@ -30,25 +31,6 @@ class Element:
 @dataclasses.dataclass
 class Sample:
     a: int
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Compare by a walk of its own: types, structure and bits."""
-    if isinstance(one, torch.Tensor):
-        return (
-            isinstance(other, torch.Tensor)
-            and one.dtype == other.dtype
-            and torch.equal(one, other)
-        )
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict | UserDict):
-        return list(one) == list(other) and all(equal(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple | deque | UserList):
-        return len(one) == len(other) and all(map(equal, one, other))
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, other))
-    return one is other or bool(one == other)
 
 
 def test_pseudo_collate_turns_samples_inside_out_and_copies_nothing() -> None:
@@ -91,7 +73,7 @@ def test_default_collate_stacks_what_can_be_stacked() -> None:
         "pair": [torch.tensor([0, 1]), (b"x", b"x")],
         "point": Point(torch.tensor([0, 1]), ("p", "p")),
     }
-    assert equal(default_collate(batch), expected)
+    assert same(default_collate(batch), expected)
 
 
 @both
@@ -341,4 +323,4 @@ def test_every_form_by_the_rules(
 ) -> None:
     batch = form(sample_of(schema, i) for i in range(num))
     collate = default_collate if stacks else pseudo_collate
-    assert equal(collate(batch), expected_of(schema, num, stacks, form))
+    assert same(collate(batch), expected_of(schema, num, stacks, form))

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 
 from .. import _tree
-from .._columns import Path, batch_containers, check_kind, name_of
+from .._columns import (
+    Path,
+    batch_containers,
+    check_kind,
+    name_of,
+    sequence_columns,
+)
 from .._errors import (
     BatchTypeError,
-    BatchValueError,
     EmptyBatchError,
-    Field,
     MissingKeyError,
     at,
     kind,
@@ -142,21 +146,12 @@ def _values_of(key: Any, column: Sequence[Any], path: Path) -> list[Any]:
 
 def _sequences(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
     first = column[0]
-    check_kind(list(column), Sequence, "a sequence", path)
-    for i, item in enumerate(column):
-        if len(item) != len(first):
-            raise BatchValueError(
-                f"{name_of(path, i)} must have {len(first)} items like "
-                f"{name_of(path, 0)}, but has {len(item)}. Make it a tensor or an "
-                "array, which is not taken apart."
-            )
-    named = _tree.is_namedtuple(first)
-    steps = map(Field, first._fields) if named else range(len(first))
+    advice = "Make it a tensor or an array, which is not taken apart."
     columns = [
         _column(items, (*path, step), leaves)
-        for step, items in zip(steps, zip(*column, strict=True), strict=True)
+        for step, items in sequence_columns(list(column), path, advice)
     ]
-    if isinstance(first, tuple) and not named:
+    if isinstance(first, tuple) and not _tree.is_namedtuple(first):
         return columns
     return _tree.rebuild_sequence(first, columns)
 
