@@ -124,7 +124,7 @@ class ReturnFlight:
         if snapshot:
             stream = api.copy_stream(device)
             api.wait(stream, api.record(home))
-        self._event = _transfer.queue(copies, [slab], stream, api).event
+        self._event = _transfer.queue(copies, [slab], (stream, home), api).event
 
     def _place(
         self, leaf: torch.Tensor, begin: int

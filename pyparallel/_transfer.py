@@ -114,13 +114,21 @@ def _by_torch(
             _backend.pack(host, cargo.packed, cargo.plan)
         copies.append((slab, host))
     api.wait(stream, allocated)
-    return queue(copies, [source for _, source in direct], stream, api)
+    return queue(copies, [source for _, source in direct], streams, api)
 
 
 def queue(
-    copies: _Copies, lent: Sequence[torch.Tensor], stream: Any, api: DeviceApi
+    copies: _Copies, lent: Sequence[torch.Tensor], streams: _Streams, api: DeviceApi
 ) -> Event:
-    """Queue copies, hold what they read in place, and return the event behind them."""
+    """Queue copies, hold what they read in place, and return the event behind them.
+
+    Args:
+        copies: targets and sources.
+        lent: what is read in place.
+        streams: the one of the copies, and the one that the device's memory belongs to.
+        api: of the device.
+    """
+    stream, home = streams
     ticket = keeper.hold(lent) if lent else None
     try:
         for target, source in copies:

@@ -6,8 +6,8 @@ tensor that is nested, sparse, quantized, a wrapper (of torch.func, or with a
 ``ValueError``: it is of the right kind and does not fit. Nothing is written unless all
 arguments are good.
 
-Gradients are neither used nor recorded. What sends to devices stands in
-``_C_transfer.pyi``, which is a part of this.
+Gradients are neither used nor recorded. ``_C_image.pyi``, ``_C_memory.pyi`` and
+``_C_transfer.pyi`` are parts of this.
 """
 
 from collections.abc import Iterable, Sequence
