@@ -44,6 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
         empty=empty, uint8=torch.uint8, get_device_module=lambda device: module
     )
     monkeypatch.setattr(_device, "torch", fake)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
 
     def views(slab: torch.Tensor, plan: Any) -> list[torch.Tensor]:
         return native_views(slab.as_subclass(torch.Tensor), plan)

@@ -24,9 +24,10 @@ from fake_device import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import DTYPES
+from seeded import shows
 
 from pyparallel import DataContainer as DC
-from pyparallel import _cargo, _slab, start_to_host, to_host
+from pyparallel import _cargo, _slab, _transfer, start_to_host, to_host
 from pyparallel.to_host import HostCopy
 
 OTHER = torch.device("cuda", 1)
@@ -261,15 +262,22 @@ def test_results_are_those_of_the_call_while_memory_is_reused(snapshot, late):
 
 @pytest.mark.parametrize("broken", [NoWaitBeforeCopy, NoWaitOnHost])
 def test_the_harness_finds_a_missing_wait(broken):
-    with broken() as fake:
-        assert train(fake) > 0
+    def wrong():
+        with broken() as fake:
+            return train(fake)
+
+    assert shows(wrong)
 
 
 def test_the_harness_finds_a_source_that_is_reused_before_the_copy(monkeypatch):
     hold = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
-    monkeypatch.setattr(_slab, "_keeper", hold)
-    with FakeDevice(copy_delay=5e-3, compute_delay=0) as fake:
-        assert train(fake) > 0
+    monkeypatch.setattr(_transfer, "keeper", hold)
+
+    def wrong():
+        with FakeDevice(copy_delay=5e-3, compute_delay=0) as fake:
+            return train(fake)
+
+    assert shows(wrong)
 
 
 def test_large_tensors_find_their_place_among_small_ones(monkeypatch):
