@@ -13,6 +13,7 @@ import torch
 from fake_device import DEVICE, FakeDevice, NoWaitAtLanding, NoWaitBeforeCopy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scattered import samples, tensors
 
 from pyparallel import DataContainer as DC
 from pyparallel import _move, _slab, _targets, collate, scatter, scatter_kwargs
@@ -41,27 +42,8 @@ def arrive(fake: FakeDevice) -> None:
         assert fake.record(stream).wait(60)
 
 
-def tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    parts = tree.values() if isinstance(tree, dict) else tree
-    return [tensor for part in parts for tensor in tensors(part)]
-
-
 def lists(tree: Any) -> list[Any]:
     return [tensor.tolist() for tensor in tensors(tree)]
-
-
-def samples(num: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "img": DC(torch.full((2, 3 + i, 4), float(i)), stack=True),
-            "boxes": DC(torch.full((i % 3, 4), i)),
-            "meta": DC({"i": i}, cpu_only=True),
-            "label": torch.tensor(i),
-        }
-        for i in range(num)
-    ]
 
 
 def test_all_are_sent_before_the_first_lands(monkeypatch):
