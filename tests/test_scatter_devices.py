@@ -14,6 +14,7 @@ from fake_device import DEVICE, FakeDevice, NoWaitAtLanding, NoWaitBeforeCopy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scattered import samples, tensors
+from seeded import shows
 
 from pyparallel import DataContainer as DC
 from pyparallel import _move, _slab, _targets, collate, scatter, scatter_kwargs
@@ -195,8 +196,11 @@ class WaitsOnTheFirstDeviceAlone(FakeDevice):
     "broken", [NoWaitAtLanding, NoWaitBeforeCopy, WaitsOnTheFirstDeviceAlone]
 )
 def test_the_harness_finds_a_missing_wait(monkeypatch, broken):
-    with use(monkeypatch, broken(num_devices=2)) as fake:
-        assert train(fake, 40) > 0
+    def wrong():
+        with use(monkeypatch, broken(num_devices=2)) as fake:
+            return train(fake, 40)
+
+    assert shows(wrong)
 
 
 class OneCopyStream(FakeDevice):
@@ -245,8 +249,12 @@ def test_an_error_on_the_second_device_leaves_nothing_half_done(monkeypatch):
     with use(monkeypatch, SecondIsFull(num_devices=2, **delays)) as fake:
         assert fail_on_the_second(fake) == 0
         assert _slab.release_done() == 0
-    with use(monkeypatch, SecondIsFullAndNoWaits(num_devices=2, **delays)) as fake:
-        assert fail_on_the_second(fake) > 0
+
+    def wrong():
+        with use(monkeypatch, SecondIsFullAndNoWaits(num_devices=2, **delays)) as fake:
+            return fail_on_the_second(fake)
+
+    assert shows(wrong)
 
 
 def test_what_is_no_plain_tensor_follows_when_all_are_on_their_way(monkeypatch):
