@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -85,8 +86,13 @@ def test_nothing_is_run_and_no_hook_is_called(logged: Any) -> None:
     model[0].weight.register_post_accumulate_grad_hook(called.append)
     with torch.no_grad():
         assert detect_anomalous_params(loss, model) == ["1.weight", "1.bias"]
-    with torch.inference_mode(), torch.autograd.set_detect_anomaly(True):
+    with torch.inference_mode():
         assert detect_anomalous_params(loss, model) == ["1.weight", "1.bias"]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with torch.autograd.set_detect_anomaly(True):
+            assert detect_anomalous_params(loss, model) == ["1.weight", "1.bias"]
+    assert not said
     assert not called and all(each.grad is None for each in model.parameters())
     loss.backward()
     assert len(called) == 3 and model[0].weight.grad is not None

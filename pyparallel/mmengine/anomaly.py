@@ -89,7 +89,7 @@ def _are_reached(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[boo
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        torch.autograd.set_detect_anomaly(False),
+        torch.autograd.set_detect_anomaly(False),  # it would warn of what we raise
     ):
         nodes = [edge_of(parameter).node for parameter in parameters]
         root: Any = loss.clone()
