@@ -1,5 +1,6 @@
 #include "cpu/image.h"
 
+#include "core/image_loops.h"
 #include "core/image_runs.h"
 #include "core/partition.h"
 #include "cpu/cache_size.h"

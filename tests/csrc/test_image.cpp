@@ -52,6 +52,41 @@ class Destination {
   int64_t first_;
 };
 
+// Reads nothing but the images of one case, and by words nothing but multiples of them.
+struct WatchedMath : HostMath {
+  static inline const ImageCase* watched = nullptr;
+
+  static bool may_read(const void* from, int64_t nbytes) {
+    const auto begin = reinterpret_cast<uintptr_t>(from);
+    const auto size = static_cast<uintptr_t>(nbytes);
+    for (const Image& image : watched->images) {
+      const auto data = reinterpret_cast<uintptr_t>(image.data);
+      const bool bytes = watched->job.source == ImageSource::kByte;
+      const uintptr_t numel = uintptr_t{image.height} * image.width *
+                              static_cast<uintptr_t>(watched->job.batch.channels);
+      const uintptr_t end = data + numel * (bytes ? 1 : 4);
+      if (begin >= data && begin + size <= end) return begin % size == 0;
+    }
+    return false;
+  }
+
+  template <typename Word>
+  static Word load(const Word* from) {
+    CHECK(may_read(from, sizeof(Word)));
+    return HostMath::load(from);
+  }
+
+  static void load_four(const float* from, float* to) {
+    CHECK(may_read(from, 16));
+    HostMath::load_four(from, to);
+  }
+
+  static void store(void* to, const uint32_t (&words)[4]) {
+    CHECK(reinterpret_cast<uintptr_t>(to) % 16 == 0);
+    HostMath::store(to, words);
+  }
+};
+
 // CUDA warps: strided rows, shared by lanes.
 template <typename Body>
 void run_warps(const ImageBatch& batch, int64_t num_warps, int num_lanes) {
@@ -67,7 +102,7 @@ template <typename Source, typename Value, bool exact, ImageRows kind>
 void check_body(const ImageJob& job, const std::vector<int>& lane_counts,
                 Destination* dst, Destination* mask, const Bytes& expected,
                 const Bytes& marks) {
-  using Body = ImageLanes<Source, Value, exact, kind, HostMath>;
+  using Body = ImageLanes<Source, Value, exact, kind, WatchedMath>;
   for (int64_t limit : {int64_t{1} << 20, int64_t{512}, int64_t{24}, int64_t{5}}) {
     ImageBatch batch = job.batch;
     cut_rows(&batch, limit);
@@ -137,6 +172,7 @@ void check_case(ImageCase* made, Random* random) {
   const Bytes marks = made->marks();
   Destination dst(static_cast<int64_t>(expected.size()), shift);
   Destination mask(static_cast<int64_t>(marks.size()), random->between(0, 20));
+  WatchedMath::watched = made;
   ImageJob job = made->job;
   job.batch.dst = dst.data();
   job.batch.mask = masked ? mask.data() : nullptr;
