@@ -51,7 +51,8 @@ INSIDE = {
         ["_upstream", "_accumulation", "_clip", "launchers", "stack"],
         ["_cast", "anomaly", "model_wrappers", "optim"],
         ["amp", "collate", "optim_dict", "preprocessor"],
-        ["image", "model"],
+        ["_steps"],
+        ["distributed", "image", "model"],
         ["__init__"],
     ],
 }

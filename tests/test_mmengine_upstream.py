@@ -25,7 +25,14 @@ def never(name: str) -> Any:
 def whole(name: str) -> Any:
     names = {
         "mmengine.optim": ["OptimWrapper", "AmpOptimWrapper", "OptimWrapperDict"],
-        "mmengine.model": ["BaseModel", "BaseDataPreprocessor", "ImgDataPreprocessor"],
+        "mmengine.model": [
+            "BaseModel",
+            "BaseDataPreprocessor",
+            "ImgDataPreprocessor",
+            "MMDistributedDataParallel",
+            "MMSeparateDistributedDataParallel",
+            "MMFullyShardedDataParallel",
+        ],
         "mmengine.structures": ["BaseDataElement"],
         "mmengine.logging": ["MessageHub", "print_log"],
         "mmengine.registry": [
@@ -48,7 +55,7 @@ def test_all_that_is_used_comes_from_where_mmengine_has_it() -> None:
     assert found[:2] == (True, "mmengine is installed.") and not found.warns
     assert found.names["OptimWrapper"] == "mmengine.optim.OptimWrapper"
     assert found.names["BaseDataElement"] == "mmengine.structures.BaseDataElement"
-    assert len(found.names) == 13
+    assert len(found.names) == 16
 
 
 def test_an_mmengine_that_is_not_installed_is_no_news() -> None:

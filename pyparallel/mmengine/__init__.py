@@ -4,6 +4,7 @@ from .._errors import OptimWarning
 from .amp import AmpOptimWrapper
 from .anomaly import detect_anomalous_params
 from .collate import default_collate, pseudo_collate
+from .distributed import MMDistributedDataParallel
 from .image import ImgDataPreprocessor
 from .launchers import init_dist
 from .model import BaseModel
@@ -19,6 +20,7 @@ __all__ = [
     "BaseDataPreprocessor",
     "BaseModel",
     "ImgDataPreprocessor",
+    "MMDistributedDataParallel",
     "OptimWarning",
     "OptimWrapper",
     "OptimWrapperDict",

@@ -12,7 +12,8 @@ Attributes:
     available: True if mmengine's classes are the bases.
     reason: why, in a sentence.
     OptimWrapperBase, AmpOptimWrapperBase, OptimWrapperDictBase, BaseModelBase,
-    BaseDataPreprocessorBase, ImgDataPreprocessorBase: what our classes derive from.
+    BaseDataPreprocessorBase, ImgDataPreprocessorBase, MMDistributedDataParallelBase,
+    MMSeparateDistributedDataParallelBase: what our classes derive from.
     BaseDataElement: mmengine's class for annotations; without mmengine, a class that
         has no instances.
     provided: what `provides` collected.
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 _Provided = TypeVar("_Provided", bound=Callable[..., Any])
 
@@ -39,11 +41,14 @@ _CLASSES: dict[str, tuple[str, type]] = {
     "BaseModel": ("mmengine.model", nn.Module),
     "BaseDataPreprocessor": ("mmengine.model", nn.Module),
     "ImgDataPreprocessor": ("mmengine.model", nn.Module),
+    "MMDistributedDataParallel": ("mmengine.model", DistributedDataParallel),
+    "MMSeparateDistributedDataParallel": ("mmengine.model", DistributedDataParallel),
     "BaseDataElement": ("mmengine.structures", object),
 }
 _OTHERS = {
     "MessageHub": "mmengine.logging",
     "print_log": "mmengine.logging",
+    "MMFullyShardedDataParallel": "mmengine.model",
     "OPTIM_WRAPPERS": "mmengine.registry",
     "MODELS": "mmengine.registry",
     "MODEL_WRAPPERS": "mmengine.registry",
@@ -162,6 +167,10 @@ if TYPE_CHECKING:  # bases that are chosen at run time have no types
 
     class ImgDataPreprocessorBase(nn.Module): ...
 
+    class MMDistributedDataParallelBase(DistributedDataParallel): ...
+
+    class MMSeparateDistributedDataParallelBase(DistributedDataParallel): ...
+
     class BaseDataElement: ...
 
 else:
@@ -171,4 +180,6 @@ else:
     BaseModelBase = _base("BaseModel")
     BaseDataPreprocessorBase = _base("BaseDataPreprocessor")
     ImgDataPreprocessorBase = _base("ImgDataPreprocessor")
+    MMDistributedDataParallelBase = _base("MMDistributedDataParallel")
+    MMSeparateDistributedDataParallelBase = _base("MMSeparateDistributedDataParallel")
     BaseDataElement = _base("BaseDataElement")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .._errors import BatchTypeError, BatchValueError, kind
+from ._steps import run_forward
 from ._upstream import (
     BaseDataPreprocessorBase,
     BaseModelBase,
@@ -176,14 +177,7 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
 
     def _run_forward(self, data: Any, mode: str) -> Any:
         """Call the model with the preprocessed batch as its arguments."""
-        if isinstance(data, Mapping):
-            return self(**data, mode=mode)
-        if isinstance(data, list | tuple):
-            return self(*data, mode=mode)
-        raise BatchTypeError(
-            f"{type(self).__name__}: data_preprocessor must return a dict, a list or a "
-            f"tuple of arguments, but returned {kind(data)}."
-        )
+        return run_forward(self, data, mode, type(self).__name__)
 
     def _set_device(self, device: torch.device) -> None:
         """Send batches to this device; for code that calls mmengine's method."""

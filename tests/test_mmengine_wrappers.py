@@ -1,0 +1,108 @@
+"""The wrappers on real gloo ranks, beside one process that sees the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from distributed_ranks import Results, launch
+
+CASES = ["plain", "accumulation", "clipping", "amp", "batches", "anomalies"]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Results:
+    folder = tmp_path_factory.mktemp(f"{request.param} ranks")
+    return launch(folder, "mmengine_cases", CASES, world=request.param, limit=180)
+
+
+@pytest.mark.parametrize(
+    "options", ["plain", "given devices", "static_graph", "unused", "views"]
+)
+def test_twenty_steps_are_those_of_one_process(results: Results, options: str) -> None:
+    ranks = [rank[options] for rank in results["plain"]]
+    for rank in ranks:
+        assert rank["deviation"] < 1e-6
+        assert torch.equal(rank["values"], ranks[0]["values"])
+        assert rank["logged"] == [["loss", "loss_square", "acc"], "Tensor"]
+        assert rank["detached"]
+
+
+class TestEightMicroStepsInGroupsOfThree:
+    def test_have_the_gradients_and_values_of_one_process(
+        self, results: Results
+    ) -> None:
+        for rank in results["accumulation"]:
+            assert rank["deviation"] < 1e-6
+
+    def test_divide_by_the_size_of_their_group(self, results: Results) -> None:
+        for rank in results["accumulation"]:
+            assert rank["factors"] == [3, 3, 3, 3, 3, 3, 2, 2]
+
+    def test_step_and_reduce_after_3_6_and_8_only(self, results: Results) -> None:
+        for rank in results["accumulation"]:
+            assert rank["steps"] == rank["reductions"] == [3, 6, 8]
+
+    def test_keep_the_gradients_of_their_rank_in_between(
+        self, results: Results
+    ) -> None:
+        first, second = results["accumulation"][:2]
+        for number, pair in enumerate(
+            zip(first["between"], second["between"], strict=True), 1
+        ):
+            assert torch.equal(*pair) == (number in (3, 6, 8))
+
+
+@pytest.mark.parametrize("way", ["norm", "value"])
+def test_clipped_steps_are_those_of_one_process(results: Results, way: str) -> None:
+    for rank in results["clipping"]:
+        assert rank[way]["deviation"] < 1e-6
+        assert rank[way]["without"] > 1e-2
+
+
+def test_bfloat16_steps_are_those_of_one_process(results: Results) -> None:
+    for rank in results["amp"]:
+        # One process that runs the shares one after the other rounds as the ranks do.
+        assert rank["by parts"] < 1e-6
+        # On the whole batch a sum in bfloat16 (8 bits) is rounded once, and not by
+        # each rank; twenty steps with momentum add that up.
+        assert rank["whole"] < 0.03
+        assert 1e-4 < rank["float32"] < 0.1
+
+
+@pytest.mark.parametrize("preprocessor", ["ours", "foreign"])
+def test_data_containers_are_opened_for_every_step(
+    results: Results, preprocessor: str
+) -> None:
+    for rank in results["batches"]:
+        seen, _ = rank[preprocessor]
+        modes = ["loss", "loss", "predict", "predict"]
+        assert seen == [("Tensor", mode) for mode in modes]
+        validated, tested, expected = rank[preprocessor + " predicted"]
+        assert torch.equal(validated, expected) and torch.equal(tested, expected)
+
+
+def test_what_the_preprocessor_returns_are_arguments(results: Results) -> None:
+    for rank in results["batches"]:
+        assert rank["tuple"] == ([("Tensor", "loss")] * 2, rank["ours"][1])
+        assert rank["nothing"] == (
+            "MMDistributedDataParallel: data_preprocessor must return a dict, a list "
+            "or a tuple of arguments, but returned int."
+        )
+
+
+def test_it_is_a_model_wrapper(results: Results) -> None:
+    assert all(rank["is wrapper"] for rank in results["batches"])
+
+
+def test_parameters_without_a_gradient_are_named(results: Results) -> None:
+    expected: list[Any] = [
+        f"parameter module.unused.{name} of shape {shape} is not in the "
+        "computational graph of the loss"
+        for name, shape in (("bias", (2,)), ("weight", (2, 2)))
+    ]
+    for rank in results["anomalies"]:
+        assert rank == expected
