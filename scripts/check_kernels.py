@@ -1,0 +1,244 @@
+"""Compiles the kernels; fails if one spills, or accesses memory in narrow pieces.
+
+    python scripts/check_kernels.py [--nvcc NVCC] [--archs 80 90] [--python PYTHON]
+
+It needs nvcc, c++filt, and cuobjdump or nvdisasm: from PATH, from CUDA_HOME, or from
+the triton that PYTHON has. Torch and a GPU it does not need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+FLAGS = ["-std=c++17", "-O3", "-cubin", "-Xptxas", "-v", "-Werror=all-warnings"]
+
+
+class Rule(NamedTuple):
+    """How often kernels of such a name must at least access sixteen bytes at a time."""
+
+    pattern: str
+    loads: int
+    stores: int
+    reason: str = ""  # of what is narrower
+
+
+_WORDS = "a store takes 4 or 8 bytes of an image, and lanes read adjacent words"
+# Of the stores one is the mask's, and one writes padding alone.
+RULES = [
+    Rule("PadCopy<Word16, CachedMover>", loads=1, stores=3),
+    Rule(
+        "PadCopy<Word16, MarkMover>",
+        loads=0,
+        stores=3,
+        reason="a mask is made of sizes; no sample is read",
+    ),
+    Rule("ImageLanes<unsigned char, [^,]+, [^,]+, planes>", 0, 4, _WORDS),
+    Rule(
+        "ImageLanes<unsigned char, [^,]+, [^,]+, planes of pixels>",
+        loads=0,
+        stores=7,
+        reason="three stores take 12 or 24 bytes, and lanes read adjacent words",
+    ),
+    Rule("ImageLanes<unsigned char, [^,]+, [^,]+, pixels>", 0, 5, _WORDS),
+    Rule("ImageLanes<float, [^,]+, [^,]+, planes>", loads=2, stores=4),
+    Rule("ImageLanes<float, [^,]+, [^,]+, pixels>", loads=2, stores=5),
+]
+
+
+_FRAME = re.compile(
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+)
+# Its address stands before it in a comment, and a predicate may.
+_INSTRUCTION = re.compile(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
+
+
+class Usage(NamedTuple):
+    """What ptxas says of a kernel, in registers and bytes."""
+
+    registers: int = 0
+    stack: int = 0
+    spills: int = 0
+
+
+class Accesses(NamedTuple):
+    """Instructions of a kernel that access memory."""
+
+    wide_loads: int = 0  # of sixteen bytes
+    wide_stores: int = 0
+    local: int = 0
+
+
+def parse_usage(log: str) -> dict[str, Usage]:
+    """Read the output of ``nvcc -Xptxas -v``, by the mangled names of kernels."""
+    found: dict[str, Usage] = {}
+    name = ""
+    for line in log.splitlines():
+        if entry := re.search(r"Compiling entry function '(\w+)'", line):
+            name = entry[1]
+            found[name] = Usage()
+        elif name and (frame := _FRAME.search(line)):
+            stack, stores, loads = map(int, frame.groups())
+            found[name] = Usage(0, stack, stores + loads)
+        elif name and (used := re.search(r"Used (\d+) registers", line)):
+            found[name] = found[name]._replace(registers=int(used[1]))
+            name = ""
+    return found
+
+
+def parse_sass(text: str) -> dict[str, Accesses]:
+    """Read the output of ``cuobjdump -sass`` or of ``nvdisasm``, by mangled names."""
+    found: dict[str, Accesses] = {}
+    name = ""
+    for line in text.splitlines():
+        if header := re.match(r"\s*Function : (\w+)|\.text\.(\w+):", line):
+            name = header[1] or header[2]
+            found[name] = Accesses()
+        elif name and (code := _INSTRUCTION.search(line)):
+            kind, *parts = code[1].split(".")
+            seen, wide = found[name], "128" in parts
+            found[name] = Accesses(
+                seen.wide_loads + (wide and kind == "LDG"),
+                seen.wide_stores + (wide and kind == "STG"),
+                seen.local + (kind in ("LDL", "STL")),
+            )
+    return found
+
+
+def shorten(name: str) -> str:
+    """Reduce a demangled kernel to its body and the room in its parameters."""
+    kinds = ("planes", "planes of pixels", "pixels")
+    for index, kind in enumerate(kinds):
+        name = name.replace(f"(pyparallel::ImageRows){index}", kind)
+    name = name.replace("(anonymous namespace)::", "")
+    name = re.sub(r"pyparallel::(cuda::)?", "", name).replace(", DeviceMath", "")
+    body = re.search(r"run_body<\d+, (?:Inline<(.+), (\d+)l?>|(.+?)) ?>\(", name)
+    if body is None:
+        return name
+    return f"{body[1]} x {body[2]}" if body[1] else body[3]
+
+
+def faults(name: str, usage: Usage, accesses: Accesses, rules: list[Rule]) -> list[str]:
+    """Say what is wrong with a kernel, given its short name."""
+    found = []
+    if usage.stack or usage.spills or accesses.local:
+        found.append(
+            f"must use no local memory, but has a stack of {usage.stack} bytes, "
+            f"{usage.spills} bytes of spills and {accesses.local} accesses to it"
+        )
+    for rule in rules:
+        if not re.match(rule.pattern, name):
+            continue
+        for what, least, num in (
+            ("load", rule.loads, accesses.wide_loads),
+            ("store", rule.stores, accesses.wide_stores),
+        ):
+            if num < least:
+                found.append(
+                    f"must {what} sixteen bytes at a time in {least} places, but does "
+                    f"so in {num}"
+                )
+    return found
+
+
+def places(tool: str, python: str) -> Iterator[str]:
+    """List where a tool may be, in the order in which it is looked for."""
+    yield from filter(None, [shutil.which(tool)])
+    if os.environ.get("CUDA_HOME"):
+        yield f"{os.environ['CUDA_HOME']}/bin/{tool}"
+    code = (
+        "import importlib.util as u; s = u.find_spec('triton'); print(s and s.origin)"
+    )
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    if done.returncode == 0:
+        yield str(Path(done.stdout.strip()).parent / f"backends/nvidia/bin/{tool}")
+
+
+def find(tool: str, python: str) -> str | None:
+    """Return the first place of a tool that can be run."""
+    return next((each for each in places(tool, python) if shutil.which(each)), None)
+
+
+def disassemble(cubin: Path, python: str) -> str:
+    """Return the machine code of a cubin as text."""
+    for tool, option in (("cuobjdump", "-sass"), ("nvdisasm", "-c")):
+        if path := find(tool, python):
+            return run([path, option, str(cubin)]).stdout
+    raise SystemExit(
+        "check_kernels must find cuobjdump or nvdisasm, but neither is in PATH, in "
+        f"CUDA_HOME, or in the triton of {python}. Install one, or set CUDA_HOME."
+    )
+
+
+def run(command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command that must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, input=given)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def demangle(names: list[str]) -> dict[str, str]:
+    """Return the short form of mangled names."""
+    lines = run(["c++filt"], "\n".join(names)).stdout.splitlines()
+    return {name: shorten(line) for name, line in zip(names, lines, strict=True)}
+
+
+def check(source: Path, arch: str, nvcc: str, python: str, seen: set[str]) -> int:
+    """Print the kernels of one file; return how many faults they have."""
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernels.cubin")
+        include = f"-I{ROOT / 'csrc'}"
+        command = [nvcc, *FLAGS, f"-arch=sm_{arch}", include, "-o", str(cubin)]
+        usages = parse_usage(run([*command, str(source)]).stderr)
+        sass = parse_sass(disassemble(cubin, python))
+    if not usages or set(usages) != set(sass):
+        raise SystemExit(
+            f"{source.name}: ptxas and the machine code name other kernels."
+        )
+    num_faults = 0
+    names = demangle(list(usages))
+    for mangled, name in sorted(names.items(), key=lambda each: each[1]):
+        usage, accesses = usages[mangled], sass[mangled]
+        wide = f"{accesses.wide_loads:3} wide loads {accesses.wide_stores:4} stores"
+        print(f"  {usage.registers:3} registers {wide}  {name}")
+        seen.add(name)
+        for fault in faults(name, usage, accesses, RULES):
+            print(f"sm_{arch}: {name} {fault}.")
+            num_faults += 1
+    return num_faults
+
+
+def main() -> int:
+    """Check all kernels for all architectures; return 1 if there is a fault."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nvcc", default=find("nvcc", sys.executable) or "nvcc")
+    parser.add_argument("--archs", nargs="+", default=["80", "90"])
+    parser.add_argument("--python", default=sys.executable)
+    chosen = parser.parse_args()
+    num_faults = 0
+    seen: set[str] = set()
+    for source in sorted(ROOT.glob("csrc/cuda/*.cu")):
+        for arch in chosen.archs:
+            print(f"{source.name}, sm_{arch}")
+            num_faults += check(source, arch, chosen.nvcc, chosen.python, seen)
+    for rule in RULES:
+        if not any(re.match(rule.pattern, name) for name in seen):
+            print(f"A kernel must match {rule.pattern!r}, but none does.")
+            num_faults += 1
+        elif rule.reason:
+            print(f"{rule.pattern}: {rule.reason}.")
+    return min(num_faults, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
