@@ -119,7 +119,7 @@ def test_the_host_does_not_wait():
     assert [part["x"].sum().item() for part in parts] == [250] * 4
 
 
-@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
+@pytest.mark.two_gpus
 def test_two_devices_take_their_parts_on_their_own_streams():
     sides = [torch.cuda.Stream(index) for index in range(2)]
     for step in range(50):

@@ -231,7 +231,7 @@ def test_it_refuses_to_run_while_a_graph_is_recorded(fetch):
     assert fetch([out])[0].tolist() == [2, 2, 2]
 
 
-@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
+@pytest.mark.two_gpus
 @BOTH
 def test_tensors_of_two_devices_come_in_two_copies(fetch):
     batch = [torch.full((3,), i, device=f"cuda:{i % 2}") for i in range(6)]
@@ -252,6 +252,7 @@ def check_pack(leaves: list[torch.Tensor], there: list[torch.Tensor]) -> None:
     assert slab.cpu().equal(expected)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("shift", range(17))
 def test_leaves_of_every_address_are_packed(shift):
     sizes = [0, 1, 15, 16, 17, 63, 64, 65, 511, 2047, 2048, 2049, 70_000, 1_000_003]
@@ -263,12 +264,14 @@ def test_leaves_of_every_address_are_packed(shift):
     check_pack(leaves, there)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("num", [1, 168, 169, 1362, 1363, 5000])
 def test_any_number_of_leaves_is_packed(num):
     leaves = [of_bytes(i % 150, torch.uint8, i) for i in range(num)]
     check_pack(leaves, [leaf.to(device()) for leaf in leaves])
 
 
+@pytest.mark.kernel
 def test_wide_gaps_become_zero():
     leaf = torch.full((70,), 9, dtype=torch.uint8)
     plan = _backend.SlabPlan((640, 70_400), ((70,), (70,)), (torch.uint8,) * 2, 140_800)
@@ -299,6 +302,7 @@ def test_a_slab_beside_words_and_leaves_elsewhere_are_refused():
     assert not slab.any()
 
 
+@pytest.mark.kernel
 def test_pack_runs_on_the_current_stream():
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
