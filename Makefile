@@ -147,7 +147,8 @@ demo: $(V)/.built ## a training run on two processes
 		examples/ragged_digits.py $(DEMO_ARGS)
 
 # ------------------------------------------------------------------------- CUDA
-cuda-build: $(VCUDA)/.deps ## compile for CUDA, import it, run on its torch what depends on either; no GPU needed
+cuda-build: $(VCUDA)/.deps ## look at the kernels, compile for CUDA, import it, run on its torch what depends on either; no GPU needed
+	$(VCUDA)/bin/python scripts/check_kernels.py
 	scripts/copy_tree $(TREE)
 	cd $(TREE) && $(DEPS:PYTHON_BIN=$(VCUDA)/bin/python) ".[test]"
 	cd $(TREE) && FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$(CUDA_ARCHS)" \

@@ -88,7 +88,9 @@ def parse_usage(log: str) -> dict[str, Usage]:
             found[name] = Usage()
         elif name and (frame := _FRAME.search(line)):
             stack, stores, loads = map(int, frame.groups())
-            found[name] = Usage(0, stack, stores + loads)
+            before = found[name]  # of a function that it calls, perhaps
+            spills = before.spills + stores + loads
+            found[name] = Usage(0, before.stack + stack, spills)
         elif name and (used := re.search(r"Used (\d+) registers", line)):
             found[name] = found[name]._replace(registers=int(used[1]))
             name = ""
@@ -153,8 +155,8 @@ def faults(name: str, usage: Usage, accesses: Accesses, rules: list[Rule]) -> li
 def places(tool: str, python: str) -> Iterator[str]:
     """List where a tool may be, in the order in which it is looked for."""
     yield from filter(None, [shutil.which(tool)])
-    if os.environ.get("CUDA_HOME"):
-        yield f"{os.environ['CUDA_HOME']}/bin/{tool}"
+    for home in filter(None, [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]):
+        yield f"{home}/bin/{tool}"
     code = (
         "import importlib.util as u; s = u.find_spec('triton'); print(s and s.origin)"
     )
