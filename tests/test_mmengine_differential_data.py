@@ -282,8 +282,10 @@ def is_mixed(batch: Any) -> bool:
     kinds = (dict, UserDict) if mappings else containers[2:]
     if not all(isinstance(each, kinds) for each in batch):
         return True
-    keys = first if mappings else range(min(map(len, batch)))
-    return any(is_mixed([each[k] for each in batch]) for k in keys)
+    if not mappings:
+        return any(map(is_mixed, zip(*batch, strict=False)))
+    columns = [[each[key] for each in batch if key in each] for key in first]
+    return any(map(is_mixed, columns))
 
 
 @pytest.mark.parametrize(("mine", "theirs"), COLLATES)

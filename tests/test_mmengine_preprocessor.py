@@ -228,6 +228,14 @@ def test_the_kernel_is_taken_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> N
     assert calls == [3, 2, 1]
 
 
+def test_a_swap_takes_the_first_three_channels_of_more() -> None:
+    four = torch.cat([RAGGED[0], RAGGED[0][:1]])
+    preprocessor = ImgDataPreprocessor([1, 2, 3], [4, 5, 6], bgr_to_rgb=True)
+    expected = preprocessor({"inputs": [RAGGED[0]]})["inputs"]
+    assert same_bits(preprocessor({"inputs": [four]})["inputs"], expected)
+    assert same_bits(preprocessor({"inputs": four[None]})["inputs"], expected)
+
+
 def test_gradients_flow_to_images() -> None:
     given = RAGGED[0].float().requires_grad_()
     ImgDataPreprocessor([1], [4])({"inputs": [given]})["inputs"].sum().backward()

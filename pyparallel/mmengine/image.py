@@ -167,13 +167,15 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
     def _check(self, image: Any, name: str) -> None:
         if not isinstance(image, Tensor):
             raise BatchTypeError(f"{name} must be a tensor, but is {kind(image)}.")
+        self._check_channels(image.shape, 0, name)
         of_three = self._enable_normalize and self.mean.shape[0] == 3
-        if of_three and (image.dim() != 3 or image.shape[0] != 3):
+        # A swap takes the first three channels of more.
+        has_three = self._channel_conversion or image.shape[:1] == (3,)
+        if of_three and not (has_three and image.dim() == 3):
             raise BatchValueError(
                 f"{name} must have the shape (3, h, w) for a mean of 3 channels, but "
                 f"has {tuple(image.shape)}."
             )
-        self._check_channels(image.shape, 0, name)
 
     def _check_channels(self, shape: Sequence[int], dim: int, name: str) -> None:
         if self._channel_conversion and (len(shape) <= dim or shape[dim] < 3):
