@@ -4,10 +4,15 @@
 
 #if defined(__CUDACC__)
 #define PP_HOST_DEVICE __host__ __device__ __forceinline__
-// Before a loop that is rarely long: unrolling it would cost code and registers.
-#define PP_ROLLED _Pragma("unroll 1")
 #else
 #define PP_HOST_DEVICE inline
+#endif
+
+// Before a loop that is rarely long: unrolling it would cost code and registers. The
+// host's compiler, which builds the same source, knows no such pragma.
+#if defined(__CUDA_ARCH__)
+#define PP_ROLLED _Pragma("unroll 1")
+#else
 #define PP_ROLLED
 #endif
 
