@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from ._broadcast import broadcast_from_first
 from .registry import MODULE_WRAPPERS
 from .scatter import first_arguments, scatter_kwargs
 
@@ -50,18 +49,8 @@ class MMDistributedDataParallel(nn.Module):
         state: dict[str, Any] = dict(self.module.state_dict())
         if self.broadcast_buffers:
             state |= dict(self.module.named_buffers())
-        tensors = [
-            value.detach()
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        ]
-        for bucket in _buckets(tensors, self.broadcast_bucket_size):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            # As bytes: gloo refuses some dtypes, int16 and float8 among them.
-            dist.broadcast(flat.view(torch.uint8), 0)
-            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-            for tensor, part in zip(bucket, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
+        tensors = [each for each in state.values() if isinstance(each, torch.Tensor)]
+        broadcast_from_first(tensors, max_nbytes=self.broadcast_bucket_size)
 
     def scatter(
         self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]
@@ -93,19 +82,3 @@ class MMDistributedDataParallel(nn.Module):
         if first is not None and first.device.type != "cpu":
             target = first.device
         return first_arguments(self.scatter(inputs, kwargs, [target]))
-
-
-def _buckets(
-    tensors: Iterable[torch.Tensor], max_nbytes: float
-) -> Iterator[list[torch.Tensor]]:
-    """Group tensors of one dtype into buckets of about ``max_nbytes``, in order."""
-    open_buckets: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
-    sizes: dict[torch.dtype, int] = defaultdict(int)
-    for tensor in tensors:
-        dtype = tensor.dtype
-        open_buckets[dtype].append(tensor)
-        sizes[dtype] += tensor.nbytes
-        if sizes[dtype] >= max_nbytes:
-            yield open_buckets.pop(dtype)
-            sizes.pop(dtype)
-    yield from open_buckets.values()

@@ -35,7 +35,7 @@ LAYERS = [
     ["_source"],
     ["_progress"],
     ["_resume"],
-    ["collate", "scatter", "to_host", "_functions", "registry"],
+    ["_broadcast", "collate", "scatter", "to_host", "_functions", "registry"],
     ["_workers", "_hand_over"],
     ["_prefetch_thread"],
     ["_prefetch_pass"],
@@ -49,10 +49,11 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 INSIDE = {
     "mmengine": [
         ["_upstream", "_accumulation", "_clip", "launchers", "stack"],
-        ["_cast", "anomaly", "model_wrappers", "optim"],
+        ["_cast", "_setting", "anomaly", "model_wrappers", "optim"],
         ["amp", "collate", "optim_dict", "preprocessor"],
         ["_steps"],
         ["distributed", "image", "model"],
+        ["fully_sharded", "separate"],
         ["__init__"],
     ],
 }

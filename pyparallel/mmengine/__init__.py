@@ -1,5 +1,9 @@
 """The mmengine protocol; with mmengine installed, as subclasses of its classes."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .._errors import OptimWarning
 from .amp import AmpOptimWrapper
 from .anomaly import detect_anomalous_params
@@ -12,7 +16,11 @@ from .model_wrappers import MODEL_WRAPPERS, is_model_wrapper
 from .optim import OptimWrapper
 from .optim_dict import OptimWrapperDict
 from .preprocessor import BaseDataPreprocessor
+from .separate import MMSeparateDistributedDataParallel
 from .stack import stack_batch
+
+if TYPE_CHECKING:
+    from .fully_sharded import MMFullyShard, MMFullyShardedDataParallel
 
 __all__ = [
     "MODEL_WRAPPERS",
@@ -21,6 +29,9 @@ __all__ = [
     "BaseModel",
     "ImgDataPreprocessor",
     "MMDistributedDataParallel",
+    "MMFullyShard",
+    "MMFullyShardedDataParallel",
+    "MMSeparateDistributedDataParallel",
     "OptimWarning",
     "OptimWrapper",
     "OptimWrapperDict",
@@ -31,3 +42,12 @@ __all__ = [
     "pseudo_collate",
     "stack_batch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is sharded when it is asked for: torch's part takes a second."""
+    if name not in ("MMFullyShard", "MMFullyShardedDataParallel"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import fully_sharded
+
+    return getattr(fully_sharded, name)

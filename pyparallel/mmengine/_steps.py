@@ -9,6 +9,7 @@ import torch
 
 from .. import _tree
 from .._errors import BatchTypeError, kind
+from .._trace import span
 from ..container import DataContainer
 from ..scatter import scatter
 from .preprocessor import BaseDataPreprocessor
@@ -78,3 +79,40 @@ def opened(data: Any, model: Any) -> Any:
         return data
     device = getattr(preprocessor, "device", None)
     return scatter(data, [device if isinstance(device, torch.device) else _HOST])[0]
+
+
+class ForwardSteps:
+    """The steps of a wrapper that must run every forward pass of its model itself."""
+
+    module: Any
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> Any:
+        """Preprocess, compute the losses, and update the parameters.
+
+        Args:
+            data: a batch as the loader gives it.
+            optim_wrapper: an `OptimWrapper` over the parameters of this wrapper.
+
+        Returns:
+            What ``parse_losses`` of the model gave to log.
+
+        Raises:
+            TypeError: the preprocessor returned neither keyword arguments nor a list
+                or tuple.
+        """
+        with span("pyparallel.step"):
+            return micro_step(self, data, optim_wrapper)[1]
+
+    def val_step(self, data: Any) -> Any:
+        """Return the predictions for a batch. All ranks have to call it together."""
+        with span("pyparallel.step"):
+            data = self.module.data_preprocessor(opened(data, self.module), False)
+            return self._run_forward(data, mode="predict")
+
+    def test_step(self, data: Any) -> Any:
+        """Return the predictions for a batch; the same as `val_step`."""
+        return self.val_step(data)
+
+    def _run_forward(self, data: Any, mode: str) -> Any:
+        call: Any = self
+        return run_forward(call, data, mode, type(self).__name__)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ..registry import Registry, is_instance_of, uncompiled
-from ._upstream import upstream
+from ._upstream import provided, upstream
 
 
 def _registry() -> Any:
@@ -28,9 +28,9 @@ MODEL_WRAPPERS: Any = _registry()
 def is_model_wrapper(model: Any, registry: Any = MODEL_WRAPPERS) -> bool:
     """Tell whether ``model`` wraps the real model in its attribute ``module``.
 
-    True for instances of the classes in the registry, in its children and in the
-    registries above it, and for their subclasses; also when ``torch.compile`` wraps
-    the wrapper. Objects that are not modules give False.
+    True for instances of the wrappers here and of the classes in the registry, in its
+    children and in the registries above it, and for their subclasses; also when
+    ``torch.compile`` wraps the wrapper. Objects that are not modules give False.
 
     Args:
         model: anything.
@@ -39,6 +39,9 @@ def is_model_wrapper(model: Any, registry: Any = MODEL_WRAPPERS) -> bool:
     From mmengine, which looked neither above a registry nor behind ``torch.compile``.
     """
     model = uncompiled(model)
+    ours: tuple[Any, ...] = tuple(provided.get("MODEL_WRAPPERS", ()))
+    if registry is MODEL_WRAPPERS and isinstance(model, ours):
+        return True
     if is_instance_of(model, registry):
         return True
     parent = registry.parent

@@ -1,0 +1,226 @@
+"""Models whose parameters are sharded over the ranks, by torch's two ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+
+from .._errors import SettingTypeError, kind
+from . import _setting
+from ._steps import ForwardSteps
+from ._upstream import provides, upstream
+
+if TYPE_CHECKING:  # chosen at run time
+    _Base = FullyShardedDataParallel
+else:
+    _Base = upstream("MMFullyShardedDataParallel") or FullyShardedDataParallel
+
+
+@provides("MODEL_WRAPPERS")
+class MMFullyShardedDataParallel(ForwardSteps, _Base):
+    """``FullyShardedDataParallel`` with settings from a config, and with the steps.
+
+    Args:
+        module: a `BaseModel`.
+        process_group: of torch's class, as everything that is not named here.
+        sharding_strategy: a ``ShardingStrategy`` or its name: ``"FULL_SHARD"``.
+        cpu_offload: a ``CPUOffload``, or whether parameters are offloaded.
+        auto_wrap_policy: a function, its name in mmengine's ``FUNCTIONS`` or dotted
+            path, or a dict of such a ``type`` and more arguments for it.
+        backward_prefetch: a ``BackwardPrefetch`` or its name; None for no prefetching.
+        mixed_precision: a ``MixedPrecision`` or a dict of its arguments, in which
+            dtypes may be names.
+        param_init_fn: as ``auto_wrap_policy``.
+        use_orig_params: of torch's class; True here.
+        **kwargs: ``device_id`` may be ``"cpu"``. ``ignored_modules`` and
+            ``ignored_parameters`` may be names; torch calls the latter
+            ``ignored_states``.
+
+    Raises:
+        TypeError, ValueError, KeyError: a setting of the wrong kind, or without
+            meaning.
+        RuntimeError: there is no accelerator, and ``device_id`` is not the CPU.
+
+    What callers give stays as it is. `OptimWrapper.optim_context` pauses no reduction
+    here: FSDP looks in the backward pass, which runs outside of it. Accumulation is
+    right, and every micro-step reduces.
+
+    From mmengine ``MMFullyShardedDataParallel``, where a dict as ``param_init_fn`` and
+    ``ignored_parameters`` failed.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: Any = None,
+        sharding_strategy: str | ShardingStrategy | None = None,
+        cpu_offload: bool | CPUOffload | None = None,
+        auto_wrap_policy: Any = None,
+        backward_prefetch: str | BackwardPrefetch | None = None,
+        mixed_precision: Mapping[str, Any] | MixedPrecision | None = None,
+        param_init_fn: Any = None,
+        use_orig_params: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        where = f"{type(self).__name__}: "
+        settings = {
+            "sharding_strategy": _setting.member(
+                sharding_strategy, ShardingStrategy, where + "sharding_strategy"
+            ),
+            "cpu_offload": _offload(cpu_offload, where),
+            "auto_wrap_policy": _setting.function(
+                auto_wrap_policy, where + "auto_wrap_policy"
+            ),
+            "backward_prefetch": _setting.member(
+                backward_prefetch, BackwardPrefetch, where + "backward_prefetch"
+            ),
+            "mixed_precision": _setting.dtypes(
+                mixed_precision, MixedPrecision, where + "mixed_precision"
+            ),
+            "param_init_fn": _setting.function(param_init_fn, where + "param_init_fn"),
+        }
+        kwargs = _ignored(module, kwargs, where)
+        if isinstance(kwargs.get("device_id"), str):
+            kwargs["device_id"] = torch.device(kwargs["device_id"])
+        if kwargs.get("device_id") is None and not torch.accelerator.is_available():
+            raise RuntimeError(
+                f"{where}there must be an accelerator, but torch {torch.__version__} "
+                "sees none. Pass device_id='cpu' to shard on the CPU."
+            )
+        FullyShardedDataParallel.__init__(
+            self,
+            module,
+            process_group=process_group,
+            use_orig_params=use_orig_params,
+            **settings,
+            **kwargs,
+        )
+
+
+@provides("MODEL_WRAPPERS")
+class MMFullyShard(ForwardSteps, nn.Module):
+    """A model under ``torch.distributed.fsdp.fully_shard`` (FSDP2), with the steps.
+
+    Works on the CPU with gloo as well. Make the optimizer after this: the parameters
+    become ``DTensor``s. The model is changed in place, and its ``state_dict`` keeps its
+    keys (with ``module.`` before them).
+
+    Args:
+        module: a `BaseModel`.
+        shard: which submodules are groups of their own, besides the model: names of
+            submodules or of their classes, or a function that tells of a submodule.
+        mixed_precision: a ``MixedPrecisionPolicy``, or a dict of its arguments in which
+            dtypes may be names.
+        cpu_offload: whether parameters are offloaded.
+        ignored_parameters: parameters, or their names, that stay whole.
+        **kwargs: of ``fully_shard``: ``mesh``, ``reshard_after_forward``...
+
+    Raises:
+        TypeError, ValueError, KeyError: a setting of the wrong kind, or without
+            meaning.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shard: Iterable[str] | Callable[[nn.Module], bool] = (),
+        mixed_precision: Mapping[str, Any] | MixedPrecisionPolicy | None = None,
+        cpu_offload: bool = False,
+        ignored_parameters: Iterable[Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        where = f"{type(self).__name__}: "
+        policy = _setting.dtypes(
+            mixed_precision, MixedPrecisionPolicy, where + "mixed_precision"
+        )
+        ignored = _setting.by_name(
+            ignored_parameters,
+            dict(module.named_parameters()),
+            where + "ignored_parameters",
+        )
+        settings = dict(kwargs)
+        if policy is not None:
+            settings["mp_policy"] = policy
+        if cpu_offload:
+            settings["offload_policy"] = CPUOffloadPolicy()
+        if ignored is not None:
+            settings["ignored_params"] = set(ignored)
+        for each in (*reversed(_chosen(module, shard, where)), module):
+            fully_shard(each, **settings)
+        self.module: Any = module
+        self._syncs = True
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the model; whether its backward pass reduces is settled here."""
+        self.module.set_requires_gradient_sync(self._syncs)
+        output = self.module(*inputs, **kwargs)
+        if not torch.is_grad_enabled():
+            # torch leaves that of the root to the backward pass, which will not come.
+            self.module.reshard()
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep gradients of forward passes inside on their rank, as DDP does.
+
+        They are whole until the next reduction, which adds them.
+        """
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+
+def _offload(value: Any, where: str) -> CPUOffload | None:
+    if isinstance(value, bool):
+        return CPUOffload(offload_params=value)
+    if value is not None and not isinstance(value, CPUOffload):
+        raise SettingTypeError(
+            f"{where}cpu_offload must be a bool, a CPUOffload or None, but is "
+            f"{kind(value)}."
+        )
+    return value
+
+
+def _ignored(module: nn.Module, kwargs: Mapping[str, Any], where: str) -> Any:
+    """Return the arguments with names replaced, under the names that torch has."""
+    result = dict(kwargs)
+    for key, named in (
+        ("ignored_modules", dict(module.named_modules())),
+        ("ignored_parameters", dict(module.named_parameters())),
+    ):
+        if key in result:
+            found = _setting.by_name(result.pop(key), named, where + key)
+            result["ignored_states" if key == "ignored_parameters" else key] = found
+    return result
+
+
+def _chosen(module: nn.Module, shard: Any, where: str) -> list[nn.Module]:
+    """Return the submodules to shard, each before what is inside of it."""
+    found = [
+        (name, each) for name, each in module.named_modules() if each is not module
+    ]
+    if callable(shard):
+        return [each for _, each in found if shard(each)]
+    names = {shard} if isinstance(shard, str) else set(shard)
+    known = {name for name, _ in found} | {type(each).__name__ for _, each in found}
+    _setting.by_name(sorted(names), dict.fromkeys(known), where + "shard")
+    return [
+        each for name, each in found if name in names or type(each).__name__ in names
+    ]

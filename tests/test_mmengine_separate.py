@@ -1,0 +1,90 @@
+"""MMSeparateDistributedDataParallel on real ranks, beside one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from distributed_ranks import Results, launch
+
+CASES = ["adversaries", "structure", "no_sync"]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Results:
+    folder = tmp_path_factory.mktemp(f"{request.param} ranks")
+    return launch(
+        folder, "mmengine_separate_cases", CASES, world=request.param, limit=180
+    )
+
+
+@pytest.mark.parametrize("plan", ["each", "groups"])
+def test_two_optimizers_end_where_one_process_ends(results: Results, plan: str) -> None:
+    """The model's own parameters, buffers and frozen children too."""
+    ranks = [rank[plan] for rank in results["adversaries"]]
+    for rank in ranks:
+        assert rank["deviation"] < 1e-6
+        assert torch.equal(rank["values"], ranks[0]["values"])
+        assert rank["logged"] == ["critic", "generator"]
+
+
+class TestAWrappedModel:
+    def test_has_wrappers_for_what_trains_once_each(self, results: Results) -> None:
+        for rank in results["structure"]:
+            assert rank["kinds"] == {
+                "generator": "MMDistributedDataParallel",
+                "critic": "MMDistributedDataParallel",
+                "shifts": "ParameterList",
+                "same_generator": "MMDistributedDataParallel",
+                "frozen": "Linear",
+                "activation": "ReLU",
+                "missing": "NoneType",
+            }
+            assert rank["shared"]
+            assert rank["options"] == [(True, False), True]
+
+    def test_has_the_state_keys_of_mmengine(self, results: Results) -> None:
+        layers = ["0.weight", "0.bias", "2.weight", "2.bias"]
+        for rank in results["structure"]:
+            assert rank["keys"] == [
+                "module.scale",
+                "module.offset",
+                *[f"module.generator.module.{each}" for each in layers],
+                *[f"module.critic.module.{each}" for each in layers],
+                "module.shifts.0",
+                *[f"module.same_generator.module.{each}" for each in layers],
+                "module.frozen.weight",
+                "module.frozen.bias",
+            ]
+
+    def test_validates_what_data_containers_hold(self, results: Results) -> None:
+        for rank in results["structure"]:
+            assert rank["predicted"] == [True, True]
+
+    def test_changes_its_mode_with_all_children(self, results: Results) -> None:
+        for rank in results["structure"]:
+            assert rank["modes"] == [False] * 3 + [True] * 3
+
+    def test_has_no_forward(self, results: Results) -> None:
+        for rank in results["structure"]:
+            assert rank["message"] == (
+                "MMSeparateDistributedDataParallel: forward must be asked of one "
+                "child, but was asked of all together. Call train_step, val_step or "
+                "test_step."
+            )
+
+    def test_is_a_model_wrapper_and_its_model_is_none(self, results: Results) -> None:
+        for rank in results["structure"]:
+            assert rank["is wrapper"] == [True, False]
+
+
+def test_no_sync_is_made_up_for_by_the_next_pass(results: Results) -> None:
+    ranks = results["no_sync"]
+    assert all(rank["flags"] == [False, False, True, True] for rank in ranks)
+    inside = [rank["gradients"][0] for rank in ranks]
+    outside = [rank["gradients"][1] for rank in ranks]
+    for number, mean in enumerate(zip(*inside, strict=True)):
+        assert not torch.equal(mean[0], mean[1])
+        for each in outside:
+            assert torch.allclose(each[number], 2 * sum(mean) / len(ranks), rtol=1e-5)

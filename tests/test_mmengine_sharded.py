@@ -1,0 +1,147 @@
+"""Sharded models: their settings, and on the CPU the training of one process."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from distributed_ranks import Results, launch
+from mmengine_training import Net
+from optim_runs import refuses
+from torch.distributed import fsdp
+
+from pyparallel import mmengine
+from pyparallel.mmengine import _setting
+
+CASES = ["second", "first"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("two ranks")
+    return launch(folder, "mmengine_sharded_cases", CASES, limit=180)
+
+
+@pytest.mark.parametrize(
+    "plan", ["plain", "in groups", "by class", "by function", "accumulated", "clipped"]
+)
+def test_fully_shard_ends_where_one_process_ends(results: Results, plan: str) -> None:
+    for rank in results["second"]:
+        seen = rank[plan]
+        assert seen["deviation"] < 1e-6
+        assert seen["shard"] == 15  # half of the first weight
+        assert seen["predicted"] == [(4, 3)] * 2
+        names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert seen["keys"] == [f"module.body.{name}" for name in names]
+
+
+def test_micro_steps_within_a_group_reduce_nothing(results: Results) -> None:
+    """Reduced gradients lie in ``grad``; a step at the end of a group takes them."""
+    for rank in results["second"]:
+        assert rank["accumulated"]["kept"] == [True] * 8
+        assert rank["wrapper"]
+
+
+@pytest.mark.parametrize("plan", ["plain", "accumulated"])
+def test_fsdp_ends_where_one_process_ends(results: Results, plan: str) -> None:
+    for rank in results["first"]:
+        assert rank[plan]["deviation"] < 1e-6
+        assert rank[plan]["parts"] == 2
+        assert rank[plan]["predicted"] == (4, 3)
+        assert rank["wrapper"]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one")
+def test_without_an_accelerator_the_cpu_must_be_named() -> None:
+    with refuses(
+        "MMFullyShardedDataParallel: there must be an accelerator, but torch "
+        f"{torch.__version__} sees none. Pass device_id='cpu' to shard on the CPU.",
+        RuntimeError,
+    ):
+        mmengine.MMFullyShardedDataParallel(Net())
+
+
+def test_settings_reach_torch_as_its_own_and_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def note(self: Any, module: Any, **kwargs: Any) -> None:
+        seen.update(kwargs)
+
+    monkeypatch.setattr(fsdp.FullyShardedDataParallel, "__init__", note)
+    net = Net()
+    policy = "torch.distributed.fsdp.wrap.size_based_auto_wrap_policy"
+    settings: dict[str, Any] = {
+        "sharding_strategy": "SHARD_GRAD_OP",
+        "cpu_offload": True,
+        "auto_wrap_policy": {"type": policy, "min_num_params": 5},
+        "backward_prefetch": "BACKWARD_POST",
+        "mixed_precision": {"param_dtype": "float16", "reduce_dtype": torch.float32},
+        "param_init_fn": {"type": "torch.nn.init.constant_", "val": 1.0},
+        "ignored_parameters": ["body.0.weight"],
+        "ignored_modules": ["body.2"],
+        "device_id": "cpu",
+    }
+    before = copy.deepcopy(settings)
+    mmengine.MMFullyShardedDataParallel(net, **settings)
+    assert settings == before
+    wrap, init = seen.pop("auto_wrap_policy"), seen.pop("param_init_fn")
+    assert isinstance(wrap, functools.partial) and wrap.keywords == {
+        "min_num_params": 5
+    }
+    assert init.func is torch.nn.init.constant_ and init.keywords == {"val": 1.0}
+    (ignored,) = seen.pop("ignored_states")
+    assert ignored is net.body[0].weight
+    assert seen == {
+        "process_group": None,
+        "use_orig_params": True,
+        "sharding_strategy": fsdp.ShardingStrategy.SHARD_GRAD_OP,
+        "cpu_offload": fsdp.CPUOffload(offload_params=True),
+        "backward_prefetch": fsdp.BackwardPrefetch.BACKWARD_POST,
+        "mixed_precision": fsdp.MixedPrecision(torch.float16, torch.float32),
+        "ignored_modules": [net.body[2]],
+        "device_id": torch.device("cpu"),
+    }
+
+
+REFUSED: dict[str, tuple[Any, str, type[Exception]]] = {
+    "sharding_strategy": ("ALL", "must be one of FULL_SHARD, ", KeyError),
+    "backward_prefetch": (3, "must be a BackwardPrefetch, its name or None", TypeError),
+    "cpu_offload": (
+        "yes",
+        "must be a bool, a CPUOffload or None, but is str",
+        TypeError,
+    ),
+    "auto_wrap_policy": ("no.such", "must be the name of a function, but", ValueError),
+    "param_init_fn": ({"val": 1}, "must be a function, its name, a dict", TypeError),
+    "mixed_precision": ({"param_dtype": "half16"}, "must be a dtype", ValueError),
+    "ignored_modules": (["nose"], "must be of the model, but has 'nose'", KeyError),
+    "ignored_parameters": ([3], "must hold names, parameters or modules", TypeError),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_without_a_meaning_are_named(name: str) -> None:
+    value, message, error = REFUSED[name]
+    with pytest.raises(error) as caught:
+        mmengine.MMFullyShardedDataParallel(Net(), **{name: value})
+    assert str(caught.value).startswith(f"MMFullyShardedDataParallel: {name}")
+    assert message in str(caught.value)
+
+
+def test_a_submodule_to_shard_must_exist() -> None:
+    with refuses(
+        "MMFullyShard: shard must be of the model, but has 'Conv2d'.", KeyError
+    ):
+        mmengine.MMFullyShard(Net(), shard=["Conv2d"])
+
+
+def test_precision_takes_only_arguments_of_its_class() -> None:
+    with pytest.raises(TypeError, match="here must hold arguments of MixedPrecision"):
+        _setting.dtypes({"dtype": "float16"}, fsdp.MixedPrecision, "here")
+    with pytest.raises(TypeError, match=r"here\['param_dtype'\] must be a torch.dtype"):
+        _setting.dtypes({"param_dtype": 3}, fsdp.MixedPrecision, "here")
