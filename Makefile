@@ -38,7 +38,8 @@ NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
 # between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,examples mmcv_install \
 	$(patsubst %,mmengine_%,anomaly differential_data differential_model \
-		differential_optim launchers model optim optim_amp optim_dict upstream) \
+		differential_optim differential_wrappers launchers model optim optim_amp \
+		optim_dict separate sharded upstream wrappers) \
 	preflight loader_exit loader_faults prefetch_device prefetch_ends prefetch_faults \
 	prefetch_state resume_errors resume_iterable)
 # On the CUDA build, with its own torch, runs what depends on either: the compiled

@@ -81,8 +81,8 @@ def opened(data: Any, model: Any) -> Any:
     return scatter(data, [device if isinstance(device, torch.device) else _HOST])[0]
 
 
-class ForwardSteps:
-    """The steps of a wrapper that must run every forward pass of its model itself."""
+class TrainStep:
+    """The training step of a wrapper, by a forward pass of its own."""
 
     module: Any
 
@@ -91,7 +91,8 @@ class ForwardSteps:
 
         Args:
             data: a batch as the loader gives it.
-            optim_wrapper: an `OptimWrapper` over the parameters of this wrapper.
+            optim_wrapper: an `OptimWrapper` over the parameters of this wrapper. It
+                says whether gradients are reduced.
 
         Returns:
             What ``parse_losses`` of the model gave to log.
@@ -101,7 +102,36 @@ class ForwardSteps:
                 or tuple.
         """
         with span("pyparallel.step"):
-            return micro_step(self, data, optim_wrapper)[1]
+            loss, log_vars = micro_step(self, data, optim_wrapper)
+            self._after_update(loss)
+            return log_vars
+
+    def _after_update(self, loss: torch.Tensor) -> None:
+        """Do what a wrapper wants to do with a loss that was minimised."""
+
+    def _run_forward(self, data: Any, mode: str) -> Any:
+        call: Any = self
+        return run_forward(call, data, mode, type(self).__name__)
+
+
+class ModelSteps:
+    """The other steps of a wrapper, as the model's own."""
+
+    module: Any
+
+    def val_step(self, data: Any) -> Any:
+        """Return ``module.val_step`` of the batch. No wrapper of it is called."""
+        with span("pyparallel.step"):
+            return self.module.val_step(opened(data, self.module))
+
+    def test_step(self, data: Any) -> Any:
+        """Return ``module.test_step`` of the batch. No wrapper of it is called."""
+        with span("pyparallel.step"):
+            return self.module.test_step(opened(data, self.module))
+
+
+class ForwardSteps(TrainStep):
+    """The steps of a wrapper that must run every forward pass of its model itself."""
 
     def val_step(self, data: Any) -> Any:
         """Return the predictions for a batch. All ranks have to call it together."""
@@ -112,7 +142,3 @@ class ForwardSteps:
     def test_step(self, data: Any) -> Any:
         """Return the predictions for a batch; the same as `val_step`."""
         return self.val_step(data)
-
-    def _run_forward(self, data: Any, mode: str) -> Any:
-        call: Any = self
-        return run_forward(call, data, mode, type(self).__name__)

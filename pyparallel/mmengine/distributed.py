@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import distributed
-from .._trace import span
-from ._steps import micro_step, opened, run_forward
+from ._steps import ModelSteps, TrainStep
 from ._upstream import MMDistributedDataParallelBase, provides
 from .anomaly import detect_anomalous_params as find_anomalous
 
 
 @provides("MODEL_WRAPPERS")
 class MMDistributedDataParallel(
-    distributed.MMDistributedDataParallel, MMDistributedDataParallelBase
+    TrainStep,
+    ModelSteps,
+    distributed.MMDistributedDataParallel,
+    MMDistributedDataParallelBase,
 ):
     """``DistributedDataParallel`` for a `BaseModel`: it preprocesses, trains and logs.
 
@@ -44,38 +47,9 @@ class MMDistributedDataParallel(
         DistributedDataParallel.__init__(self, module, **kwargs)
         self.detect_anomalous_params = detect_anomalous_params
 
-    def train_step(self, data: Any, optim_wrapper: Any) -> Any:
-        """Preprocess, compute the losses, and update the parameters.
-
-        Args:
-            data: a batch as the loader gives it.
-            optim_wrapper: an `OptimWrapper`. It says whether gradients are reduced.
-
-        Returns:
-            What ``parse_losses`` of the model gave to log.
-
-        Raises:
-            TypeError: the preprocessor returned neither keyword arguments nor a list
-                or tuple.
-        """
-        with span("pyparallel.step"):
-            loss, log_vars = micro_step(self, data, optim_wrapper)
-            if self.detect_anomalous_params:
-                find_anomalous(loss, self)
-            return log_vars
-
-    def val_step(self, data: Any) -> Any:
-        """Return ``module.val_step`` of the batch. The ranks do not talk."""
-        with span("pyparallel.step"):
-            return self.module.val_step(opened(data, self.module))
-
-    def test_step(self, data: Any) -> Any:
-        """Return ``module.test_step`` of the batch. The ranks do not talk."""
-        with span("pyparallel.step"):
-            return self.module.test_step(opened(data, self.module))
-
-    def _run_forward(self, data: Any, mode: str) -> Any:
-        return run_forward(self, data, mode, type(self).__name__)
+    def _after_update(self, loss: torch.Tensor) -> None:
+        if self.detect_anomalous_params:
+            find_anomalous(loss, self)
 
 
 def _is_on_cpu(module: nn.Module) -> bool:

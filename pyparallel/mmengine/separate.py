@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .._broadcast import broadcast_from_first
 from .._errors import NoSingleAnswerError
 from .._trace import span
-from ._steps import opened
+from ._steps import ModelSteps, opened
 from ._upstream import MMSeparateDistributedDataParallelBase, provides
 from .distributed import MMDistributedDataParallel
 
@@ -28,7 +28,9 @@ if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
 
 
 @provides("MODEL_WRAPPERS")
-class MMSeparateDistributedDataParallel(MMSeparateDistributedDataParallelBase):
+class MMSeparateDistributedDataParallel(
+    ModelSteps, MMSeparateDistributedDataParallelBase
+):
     """A model whose children are wrapped in DDP one by one: for GANs and their kind.
 
     Each training step of such a model updates only some of its children, which one DDP
@@ -103,16 +105,6 @@ class MMSeparateDistributedDataParallel(MMSeparateDistributedDataParallelBase):
         """
         with span("pyparallel.step"):
             return self.module.train_step(opened(data, self.module), optim_wrapper)
-
-    def val_step(self, data: Any) -> Any:
-        """Return ``module.val_step`` of the batch."""
-        with span("pyparallel.step"):
-            return self.module.val_step(opened(data, self.module))
-
-    def test_step(self, data: Any) -> Any:
-        """Return ``module.test_step`` of the batch."""
-        with span("pyparallel.step"):
-            return self.module.test_step(opened(data, self.module))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> NoReturn:
         """Raise: the children have forward passes of their own."""
