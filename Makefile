@@ -34,23 +34,28 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp
 
 # The benchmarks are tested beside the peers.
 NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
-# What is the same for every build and backend is tested once: examples, and what happens
-# between processes and threads when something fails or ends.
-ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,examples mmcv_install \
-	$(patsubst %,mmengine_%,anomaly differential_data differential_model \
+# What is the same for every backend is tested once: examples, sources and texts, fake
+# devices, and what happens between processes and threads when something fails or ends.
+ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,check_kernels csrc_rules debug \
+	debug_variable distributed distributed_deprecated docs examples gpu_check \
+	instruction_counts keeper layers loader_exit loader_faults mmcv_install packaging \
+	pipe preflight prefetch_device prefetch_ends prefetch_faults prefetch_state probe \
+	registry resume_errors resume_iterable return_flight scatter_devices stats trace \
+	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
-		optim_dict separate sharded upstream wrappers) \
-	preflight loader_exit loader_faults prefetch_device prefetch_ends prefetch_faults \
-	prefetch_state resume_errors resume_iterable)
+		optim_dict separate sharded upstream wrappers))
 # On the CUDA build, with its own torch, runs what depends on either: the compiled
 # operators, slabs, collate, scatter, loaders, prefetching, tracing, the operators that are
-# registered with torch, the wrappers. What runs on every backend of the other torch, and
-# would find the same faults here, is left out: random draws of what is tested by example,
-# resumed loaders, exits, texts, and the checks of the sources.
-OTHER_TORCH := $(ONCE) $(patsubst %,--ignore=tests/test_%.py,backend_choice \
-	collate_properties columns csrc_rules distributed_deprecated docs gpu_check \
-	instruction_counts keeper layers packaging padding_properties parcel resume \
-	resume_torchdata ring_poison scatter_properties stats stats_padding tree_walks)
+# registered with torch.
+OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,backend_choice collate \
+	collate_worker data_parallel functions image image_operator library loader \
+	loader_kinds memory native_ops pad_stack prefetch scatter slab slab_plan slab_spans \
+	stack_equal to_host trace_spans transfer tree)
+# Beside mmengine its bases are others, and so may be what is built on them.
+BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
+	$(patsubst %,tests/test_%.py,mmengine_collate mmengine_image mmengine_model \
+	mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_upstream \
+	resume_torchdata)
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
@@ -99,8 +104,7 @@ test-native: $(V)/.built
 		$(V)/bin/python $(PYTEST) $(NO_BENCH) $(PYTEST_ARGS)
 
 test-python: $(V)/.built
-	PYPARALLEL_BACKEND=python $(V)/bin/python $(PYTEST) $(ONCE) \
-		--ignore=tests/test_packaging.py $(PYTEST_ARGS)
+	PYPARALLEL_BACKEND=python $(V)/bin/python $(PYTEST) $(ONCE) $(PYTEST_ARGS)
 
 test-core: test-core-address,undefined test-core-thread
 
@@ -132,9 +136,7 @@ peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, t
 
 test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
-		$(VPEER)/bin/python $(PYTEST) tests/test_mmcv_differential.py \
-		tests/test_resume_torchdata.py \
-		$(wildcard tests/test_mmengine_*.py tests/test_benchmark_*.py)
+		$(VPEER)/bin/python $(PYTEST) $(BESIDE) $(PYTEST_ARGS)
 
 bench: peers ## measure; write JSON, the tables of benchmarks/README.md and the charts
 	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)
