@@ -1,19 +1,14 @@
 #include "cpu/image.h"
 
+#include <vector>
+
 #include "core/image_loops.h"
 #include "core/image_runs.h"
 #include "core/partition.h"
-#include "cpu/cache_size.h"
 #include "cpu/parallel_for.h"
-#include "cpu/stream.h"
 
 namespace pyparallel::cpu {
 namespace {
-
-// Rows of fewer bytes are cheaper to write through the caches.
-constexpr int64_t kMinStreamedRow = 512;
-
-constexpr Lane kAlone{0, 1};
 
 // Kinds of CPUs. run(work) compiles `work`, which is inlined, for its instructions: the
 // compiler must know them to emit them, but the module must load where they are absent.
@@ -101,38 +96,36 @@ ImageTypes types_of(const ImageJob& job) {
   });
 }
 
-template <typename Mover>
-void run_image(const ImageJob& job, const ImageLoops& loops) {
-  const ImageRuns<Mover> body{job.batch, types_of(job), loops, job.last};
-  const int64_t rows = num_pieces(job.batch);
-  const int64_t workers = num_workers(num_bytes(job));
-  parallel_for(workers,
-               [&](int64_t worker) { body(partition(rows, workers, worker), kAlone); });
+using LoopsOf = ImageLoops (*)(const ImageJob& job);
+
+// Of the kinds of this CPU, the fastest first.
+std::vector<LoopsOf> find_kinds() {
+  std::vector<LoopsOf> kinds;
+#if defined(__x86_64__)
+  if (Avx512Cpu::supported()) kinds.push_back(&loops_of<Avx512Cpu>);
+  if (Avx2Cpu::supported()) kinds.push_back(&loops_of<Avx2Cpu>);
+#endif
+  kinds.push_back(&loops_of<AnyCpu>);
+  return kinds;
+}
+
+const std::vector<LoopsOf>& kinds() {
+  static const std::vector<LoopsOf> found = find_kinds();
+  return found;
 }
 
 }  // namespace
 
-bool is_streamed(const ImageJob& job) {
-  const int64_t row = job.batch.width * value_size(job);
-  return num_bytes(job) > last_cache_bytes() / 2 && row >= kMinStreamedRow;
-}
+size_t num_image_kinds() { return kinds().size(); }
 
-void image_batch(ImageJob job) {
+void image_batch(ImageJob job, size_t kind) {
   cut_rows(&job.batch, job.batch.width);
-  ImageLoops loops = loops_of<AnyCpu>(job);
-#if defined(__x86_64__)
-  if (Avx512Cpu::supported()) {
-    loops = loops_of<Avx512Cpu>(job);
-  } else if (Avx2Cpu::supported()) {
-    loops = loops_of<Avx2Cpu>(job);
-  }
-#endif
-  const auto stream = [&](auto lines) {
-    run_image<StreamMover<decltype(lines)>>(job, loops);
-    return true;
-  };
-  if (is_streamed(job) && visit_lines(stream)) return;
-  run_image<CachedMover>(job, loops);
+  const ImageRuns body{job.batch, types_of(job), kinds()[kind](job), job.last};
+  const int64_t rows = num_pieces(job.batch);
+  const int64_t workers = num_workers(num_bytes(job));
+  parallel_for(workers, [&](int64_t worker) {
+    body(partition(rows, workers, worker), Lane{0, 1});
+  });
 }
 
 }  // namespace pyparallel::cpu

@@ -1,14 +1,16 @@
 // An image batch over CPU threads. Knows no torch.
 #pragma once
 
+#include <cstddef>
+
 #include "core/image_job.h"
 
 namespace pyparallel::cpu {
 
-// Cuts no rows, whatever job.batch.pieces says.
-void image_batch(ImageJob job);
+// The loops come in kinds, one for each instruction set; this CPU can run so many.
+size_t num_image_kinds();
 
-// Whether image_batch writes this one past the caches, as pad_copy does.
-bool is_streamed(const ImageJob& job);
+// Cuts no rows, whatever job.batch.pieces says. `kind` 0 is the fastest.
+void image_batch(ImageJob job, size_t kind = 0);
 
 }  // namespace pyparallel::cpu
