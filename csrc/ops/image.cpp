@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "core/checked.h"
+#include "ops/mask.h"
 
 namespace pyparallel::ops {
 namespace {
@@ -45,22 +46,12 @@ ImageValue value_of(const Snapshot& dst) {
   return dst.dtype == c10::kHalf ? ImageValue::kHalf : ImageValue::kBFloat16;
 }
 
-void check_mask_apart(const Snapshot& mask, const Snapshot& other, const Where& where) {
-  TORCH_CHECK_VALUE(!overlap(other, mask), kMask, " must not share memory with ",
-                    where.argument,
-                    where.index < 0 ? "" : c10::str("[", where.index, "]"),
-                    ", but overlaps it. Give it memory of its own.");
-}
-
 }  // namespace
 
 ImageBatchJob::ImageBatchJob(const at::Tensor& dst, TensorRefs images,
                              const at::Tensor* mask, const ImageTones& tones) {
   take_snapshot(dst, kDst, &dst_);
-  backend_ = find_backend(dst_.device.type());
-  TORCH_CHECK_NOT_IMPLEMENTED(backend_ != nullptr, kDst,
-                              " must be on a device that this build knows, but is on ",
-                              dst_.device.str(), ". Use the pure Python backend.");
+  backend_ = backend_of(dst_, kDst);
   check_dst(images.size());
   set_levels(tones);
   images_.reserve(images.size());
@@ -121,8 +112,8 @@ void ImageBatchJob::add_image(const at::Tensor& tensor, int64_t index) {
   const Where where{"image_batch", "images", index};
   Snapshot& image = images_.emplace_back();
   take_snapshot(tensor, where, &image);
-  TORCH_CHECK_TYPE(index > 0 || image.dtype == c10::kByte || image.dtype == c10::kFloat,
-                   where, " must have dtype torch.uint8 or torch.float32, but has ",
+  TORCH_CHECK_TYPE(image.dtype == c10::kByte || image.dtype == c10::kFloat, where,
+                   " must have dtype torch.uint8 or torch.float32, but has ",
                    dtype_name(image.dtype), ". Convert it first.");
   TORCH_CHECK_TYPE(image.dtype == images_[0].dtype, where,
                    " must have the dtype of images[0], ", dtype_name(images_[0].dtype),
@@ -156,23 +147,16 @@ void ImageBatchJob::add_image(const at::Tensor& tensor, int64_t index) {
 void ImageBatchJob::add_mask(const at::Tensor& tensor) {
   Snapshot& mask = mask_.emplace();
   take_snapshot(tensor, kMask, &mask);
-  TORCH_CHECK_TYPE(mask.dtype == c10::kBool, kMask,
-                   " must have dtype torch.bool, but has ", dtype_name(mask.dtype),
-                   ".");
-  TORCH_CHECK_VALUE(mask.device == dst_.device, kMask,
-                    " must be on the device of dst, ", dst_.device.str(),
-                    ", but is on ", mask.device.str(), ".");
+  check_mask_kind(mask, dst_, kMask);
   const ImageBatch& batch = job_.batch;
   const c10::DimVector wanted{batch.num_images, batch.height, batch.width};
   TORCH_CHECK_VALUE(mask.sizes == wanted, kMask, " must have shape ", Tuple{wanted},
                     ", one entry for each pixel of dst, but has shape ",
                     Tuple{mask.sizes}, ".");
-  TORCH_CHECK_VALUE(mask.contiguous, kMask, " must be contiguous, but has strides ",
-                    Tuple{mask.strides}, " for shape ", Tuple{mask.sizes}, ".");
-  check_storage(mask, kMask);
-  check_mask_apart(mask, dst_, kDst);
+  check_mask_memory(mask, kMask);
+  check_mask_apart(mask, kMask, dst_, kDst);
   for (size_t i = 0; i < images_.size(); ++i) {
-    check_mask_apart(mask, images_[i],
+    check_mask_apart(mask, kMask, images_[i],
                      {"image_batch", "images", static_cast<int64_t>(i)});
   }
 }

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "ops/mask.h"
+
 namespace pyparallel::ops {
 namespace {
 
@@ -10,14 +12,6 @@ constexpr Where kMask{"pad_copy", "mask"};
 
 c10::IntArrayRef target_of(const Snapshot& dst) {
   return c10::IntArrayRef(dst.sizes).slice(1);
-}
-
-const Backend* backend_of(const Snapshot& dst) {
-  const Backend* backend = find_backend(dst.device.type());
-  TORCH_CHECK_NOT_IMPLEMENTED(backend != nullptr, kDst,
-                              " must be on a device that this build knows, but is on ",
-                              dst.device.str(), ". Use the pure Python backend.");
-  return backend;
 }
 
 void check_dst(const Snapshot& dst, size_t num_samples, size_t fill_nbytes) {
@@ -60,20 +54,13 @@ bool mask_fits(c10::IntArrayRef mask, c10::IntArrayRef dst) {
   return mask.slice(1) == dst.slice(dst.size() - mask.size() + 1);
 }
 
-void check_mask_apart(const Snapshot& mask, const Snapshot& other, const Where& where) {
-  TORCH_CHECK_VALUE(!overlap(other, mask), kMask, " must not share memory with ",
-                    where.argument,
-                    where.index < 0 ? "" : c10::str("[", where.index, "]"),
-                    ", but overlaps it. Give it memory of its own.");
-}
-
 }  // namespace
 
 PadCopyJob::PadCopyJob(const at::Tensor& dst, TensorRefs samples,
                        std::string_view fills, const PadPlaces& places)
     : fills_(fills) {
   take_snapshot(dst, kDst, &dst_);
-  backend_ = backend_of(dst_);
+  backend_ = backend_of(dst_, kDst);
   check_dst(dst_, samples.size(), fills.size());
   samples_.reserve(samples.size());
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -118,23 +105,16 @@ void PadCopyJob::add_starts(const std::vector<c10::DimVector>& starts) {
 void PadCopyJob::add_mask(const at::Tensor& tensor) {
   Snapshot& mask = mask_.emplace();
   take_snapshot(tensor, kMask, &mask);
-  TORCH_CHECK_TYPE(mask.dtype == c10::kBool, kMask,
-                   " must have dtype torch.bool, but has ", dtype_name(mask.dtype),
-                   ".");
-  TORCH_CHECK_VALUE(mask.device == dst_.device, kMask,
-                    " must be on the device of dst, ", dst_.device.str(),
-                    ", but is on ", mask.device.str(), ".");
+  check_mask_kind(mask, dst_, kMask);
   TORCH_CHECK_VALUE(mask_fits(mask.sizes, dst_.sizes), kMask,
                     " must have the first and one or more of the last dimensions of "
                     "dst, ",
                     Tuple{dst_.sizes}, ", but has shape ", Tuple{mask.sizes}, ".");
-  TORCH_CHECK_VALUE(mask.contiguous, kMask, " must be contiguous, but has strides ",
-                    Tuple{mask.strides}, " for shape ", Tuple{mask.sizes}, ".");
-  check_storage(mask, kMask);
-  check_mask_apart(mask, dst_, kDst);
+  check_mask_memory(mask, kMask);
+  check_mask_apart(mask, kMask, dst_, kDst);
   for (size_t i = 0; i < samples_.size(); ++i) {
     const Where where{"pad_copy", "samples", static_cast<int64_t>(i)};
-    if (samples_[i].contiguous) check_mask_apart(mask, samples_[i], where);
+    if (samples_[i].contiguous) check_mask_apart(mask, kMask, samples_[i], where);
   }
 }
 

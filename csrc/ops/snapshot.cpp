@@ -131,6 +131,14 @@ void check_storage(const Snapshot& snapshot, const Where& where) {
                     held, " are left. Copy it before its storage is released.");
 }
 
+const Backend* backend_of(const Snapshot& snapshot, const Where& where) {
+  const Backend* backend = find_backend(snapshot.device.type());
+  TORCH_CHECK_NOT_IMPLEMENTED(backend != nullptr, where,
+                              " must be on a device that this build knows, but is on ",
+                              snapshot.device.str(), ". Use the pure Python backend.");
+  return backend;
+}
+
 bool overlap(const Snapshot& source, const Snapshot& dst) {
   return overlap(source.data(), source.nbytes, dst);
 }

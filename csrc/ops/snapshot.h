@@ -32,7 +32,8 @@ struct Snapshot {
   // A private alias of a tensor that is not contiguous; shares no sizes with it.
   at::Tensor strided;
 
-  // Where the elements are; null when there are none. Contiguous snapshots only.
+  // Where the elements are, from the first byte on; null when there are none. Only of
+  // snapshots without gaps, such as contiguous ones.
   const uint8_t* data() const;
   uint8_t* mutable_data() const;
 };
@@ -58,8 +59,11 @@ void take_snapshot(const at::Tensor& tensor, const Where& where, Snapshot* snaps
 // ValueError unless all elements lie within the storage.
 void check_storage(const Snapshot& snapshot, const Where& where);
 
-// Whether the bytes of two contiguous snapshots overlap. `dst` will be written: if its
-// storage is a lazy clone, it gets its own memory first.
+// The functions for the device of a snapshot; NotImplementedError if there are none.
+const Backend* backend_of(const Snapshot& snapshot, const Where& where);
+
+// Whether the bytes of two snapshots without gaps overlap. `dst` will be written: if
+// its storage is a lazy clone, it gets its own memory first.
 bool overlap(const Snapshot& source, const Snapshot& dst);
 bool overlap(const uint8_t* source, int64_t nbytes, const Snapshot& dst);
 
