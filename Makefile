@@ -12,8 +12,9 @@ DEMO_ARGS  ?=
 BENCH_ARGS ?=
 LOADER_ARGS ?=
 PYTEST_ARGS ?=
-# How many tests run at a time; those of one file run one after the other.
-PYTEST_JOBS ?= 2
+# How many tests run at a time; those of one file run one after the other. Many wait for
+# processes and threads, so there is one more than most machines of CI have cores.
+PYTEST_JOBS ?= 3
 # Warnings of the compilers are errors in what is built here.
 export WERROR ?= 1
 
