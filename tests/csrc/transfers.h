@@ -24,7 +24,7 @@ using Bytes = std::vector<uint8_t>;
 inline Runtime* now = nullptr;
 
 inline void pack(const pyparallel::Pack& body) {
-  now->check_unread(body.dst, body.nbytes);
+  now->check_unread(body.dst, body.end);
   const auto touching = now->touch();
   pyparallel::cpu::pack(body);
 }
