@@ -41,6 +41,8 @@ import pyparallel
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    # Whole epochs are held here, and whichever test is the first is warned of it.
+    pytest.mark.filterwarnings("ignore:DataLoader. a batch must find one of"),
     pytest.mark.timeout(120),
 ]
 
@@ -77,7 +79,6 @@ def compare(dataset: Any, epochs: int = 1, ordered: bool = True, **options: Any)
 MADE = {"generator", "sampler", "batch_sampler"}
 
 
-@pytest.mark.filterwarnings("ignore:DataLoader. a batch must find one of")
 @settings(max_examples=20, deadline=None)
 @given(
     workers=st.sampled_from([0, 1, 2]),
