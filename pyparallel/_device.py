@@ -100,7 +100,7 @@ class TorchDevice:
     def using(self, stream: Any) -> AbstractContextManager[Any]:
         """Return torch's own context manager."""
         context = torch.get_device_module(stream.device).stream(stream)
-        return context  # type: ignore[no-any-return]
+        return context  # type: ignore[no-any-return]  # torch's modules have no types
 
     def holds(self, device: torch.device, tensor: torch.Tensor) -> bool:
         """Compare the devices."""

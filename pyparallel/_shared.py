@@ -56,7 +56,7 @@ def attach(fd: int, nbytes: int) -> torch.Tensor:
     """
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, nbytes)
     result: Any = torch.empty(0, dtype=torch.uint8)
-    return result.set_(storage)  # type: ignore[no-any-return]
+    return result.set_(storage)  # type: ignore[no-any-return]  # not in torch's stubs
 
 
 def sendable(fd: int) -> Any:

@@ -199,6 +199,7 @@ class Meter:
             wait, busy = self._wait, self._busy
         counts["wait_seconds"] += wait / 1e9
         counts["busy_seconds"] += busy / 1e9
+        # Counts are whole where the fields are; one dict has no such type.
         stats = LoaderStats(**counts)  # type: ignore[arg-type]
         if below is None:
             return stats
