@@ -9,6 +9,7 @@ from importlib import metadata as _metadata
 
 from . import memory
 from ._errors import BatchWarning, LoaderWarning
+from ._module_wrappers import MODULE_WRAPPERS, is_module_wrapper
 from ._pad_stack import pad_stack
 from ._stats import LoaderStats
 from .collate import collate
@@ -20,7 +21,6 @@ from .loader import DataLoader
 from .padding import Padded, Padding
 from .prefetch import PreDataLoader
 from .ragged import Ragged
-from .registry import MODULE_WRAPPERS, is_module_wrapper
 from .scatter import scatter, scatter_kwargs
 from .to_host import HostCopy, start_to_host, to_host
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ._broadcast import broadcast_from_first
-from .registry import MODULE_WRAPPERS
+from ._module_wrappers import MODULE_WRAPPERS
 from .scatter import first_arguments, scatter_kwargs
 
 

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from . import _functions, distributed_deprecated
+from ._module_wrappers import MODULE_WRAPPERS, is_module_wrapper, registries
 from .collate import collate
 from .container import DataContainer
 from .data_parallel import MMDataParallel
 from .distributed import MMDistributedDataParallel
-from .registry import MODULE_WRAPPERS, is_module_wrapper, registries
 from .scatter import scatter, scatter_kwargs
 
 _ROOT = "mmcv.parallel"

@@ -35,25 +35,27 @@ LAYERS = [
     ["_source"],
     ["_progress"],
     ["_resume"],
-    ["_broadcast", "collate", "scatter", "to_host", "_functions", "registry"],
+    ["_broadcast", "collate", "scatter", "to_host", "_functions", "_module_wrappers"],
     ["_workers", "_hand_over"],
     ["_prefetch_thread"],
     ["_prefetch_pass"],
     ["data_parallel", "distributed", "distributed_deprecated", "_loading"],
     ["loader", "prefetch"],
     ["mmcv", "mmengine"],
+    ["registry"],
     ["__init__", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: The same inside the folder of this name.
 INSIDE = {
     "mmengine": [
-        ["_upstream", "_accumulation", "_clip", "launchers", "stack"],
-        ["_cast", "_setting", "anomaly", "model_wrappers", "optim"],
+        ["_upstream", "_accumulation", "_checkpoint", "_clip", "launchers", "stack"],
+        ["join", "_cast", "_setting", "anomaly", "model_wrappers", "optim"],
         ["amp", "collate", "optim_dict", "preprocessor"],
         ["_steps"],
         ["distributed", "image", "model"],
         ["fully_sharded", "separate"],
+        ["_install"],
         ["__init__"],
     ],
 }

@@ -159,7 +159,7 @@ def test_uninstall_restores_what_was_importable_before(run, kind):
         elif KIND == 'v2':
             import mmcv.utils
         before = state()
-        registries = list(pyparallel.registry.registries)
+        registries = list(pyparallel._module_wrappers.registries)
         for _ in range(2):
             try:
                 with pyparallel.mmcv.installed():
@@ -172,7 +172,7 @@ def test_uninstall_restores_what_was_importable_before(run, kind):
             except KeyError as error:
                 assert error.args == ('from the block',)
             assert state() == before
-            assert pyparallel.registry.registries == registries
+            assert pyparallel._module_wrappers.registries == registries
         pyparallel.mmcv.uninstall()
         assert state() == before
         if KIND in ('none', 'v2'):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._errors import OptimWarning
+from ._install import install, installed, uninstall
 from .amp import AmpOptimWrapper
 from .anomaly import detect_anomalous_params
 from .collate import default_collate, pseudo_collate
@@ -38,9 +39,12 @@ __all__ = [
     "default_collate",
     "detect_anomalous_params",
     "init_dist",
+    "install",
+    "installed",
     "is_model_wrapper",
     "pseudo_collate",
     "stack_batch",
+    "uninstall",
 ]
 
 
