@@ -44,7 +44,8 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,check_kernels csrc_rul
 	registry resume_errors resume_iterable return_flight scatter_devices stats trace \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
-		optim_dict separate sharded upstream wrappers))
+		optim_dict runner runner_example runner_install separate sharded upstream \
+		wrappers))
 # On the CUDA build, with its own torch, runs what depends on either: the compiled
 # operators, slabs, collate, scatter, loaders, prefetching, tracing, the operators that are
 # registered with torch.
@@ -55,7 +56,8 @@ OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,backend_choice collate \
 # Beside mmengine its bases are others, and so may be what is built on them.
 BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 	$(patsubst %,tests/test_%.py,mmengine_collate mmengine_image mmengine_model \
-	mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_upstream \
+	mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
+	mmengine_runner_example mmengine_runner_install mmengine_upstream \
 	resume_torchdata)
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile
 

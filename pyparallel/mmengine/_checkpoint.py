@@ -19,9 +19,9 @@ _KINDS = "? b B h H i I l L q Q e f d"  # of numpy's numbers, by their character
 def safe_globals() -> list[Callable[..., Any]]:
     """Return the classes and functions that such checkpoints name.
 
-    All of them only make values: arrays and numbers of numpy, histories, and, in the
-    place of ``getattr``, a function that gives the statistics of a history and nothing
-    else. A checkpoint cannot run code of its own by them.
+    All of them only make values: arrays and numbers of numpy, histories. In the places
+    of ``getattr`` and ``bytes`` are functions that give the statistics of a history, no
+    bytes, and nothing else. A checkpoint cannot run code of its own by them.
     """
     numpy = importlib.import_module("numpy")
     buffer = importlib.import_module("mmengine.logging").HistoryBuffer
@@ -35,11 +35,20 @@ def safe_globals() -> list[Callable[..., Any]]:
             )
         return getattr(buffer, name)
 
-    statistic.__module__ = "builtins"
-    statistic.__name__ = statistic.__qualname__ = "getattr"
+    def nothing() -> bytes:  # of an empty array
+        return b""
+
+    _stands_for(statistic, "getattr")
+    _stands_for(nothing, "bytes")
     kinds = {type(numpy.dtype(each)) for each in _KINDS.split()}
     # How an array and a number of numpy are made: the functions that pickle calls.
     make_array = numpy.zeros(1).__reduce__()[0]
     make_number = numpy.float64(1).__reduce__()[0]
-    basic = [buffer, statistic, numpy.ndarray, numpy.dtype, make_array, make_number]
-    return [*basic, *sorted(kinds, key=repr)]
+    basic = [buffer, numpy.ndarray, numpy.dtype, make_array, make_number]
+    return [*basic, statistic, nothing, *sorted(kinds, key=repr)]
+
+
+def _stands_for(function: Any, name: str) -> None:
+    """Let ``torch.load`` call this where a checkpoint asks for the builtin ``name``."""
+    function.__module__ = "builtins"
+    function.__name__ = function.__qualname__ = name

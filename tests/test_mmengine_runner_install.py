@@ -1,0 +1,298 @@
+"""Scope ``pyparallel`` in mmengine's registries: who gives it, what its names mean."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from optim_runs import refuses
+from test_mmengine_upstream import run
+
+import pyparallel
+from pyparallel import mmengine as ours
+from pyparallel.mmengine import _checkpoint, _install, _upstream
+
+beside_mmengine = pytest.mark.skipif(
+    not _upstream.available, reason="mmengine is not installed"
+)
+NAMES = {
+    "MODEL_WRAPPERS": [
+        "MMDistributedDataParallel",
+        "MMSeparateDistributedDataParallel",
+        "MMFullyShardedDataParallel",
+        "MMFullyShard",
+    ],
+    "MODELS": ["BaseModel", "BaseDataPreprocessor", "ImgDataPreprocessor"],
+    "OPTIM_WRAPPERS": ["OptimWrapper", "AmpOptimWrapper"],
+    "FUNCTIONS": ["pseudo_collate", "default_collate"],
+}
+WITHOUT = (
+    "pyparallel.mmengine.install: mmengine must be what our classes derive from, "
+    "but they do without it."
+)
+ITEMS = [(registry, name) for registry, names in NAMES.items() for name in names]
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    if _upstream.available:
+        ours.uninstall()
+
+
+def root(name: str) -> Any:
+    return getattr(importlib.import_module("mmengine.registry"), name)
+
+
+def state() -> Any:
+    """Return everything that installing may change."""
+    registries = _install._roots()
+    return (
+        {name: dict(each.module_dict) for name, each in registries.items()},
+        {name: dict(each.children) for name, each in registries.items()},
+        sorted(map(_install._path, torch.serialization.get_safe_globals())),
+    )
+
+
+@beside_mmengine
+@pytest.mark.parametrize("installs", ["the first name", "a call"])
+@pytest.mark.parametrize(("registry", "name"), ITEMS)
+def test_a_name_means_ours_with_the_scope_and_theirs_without(
+    registry: str, name: str, installs: str
+) -> None:
+    bare = root(registry).module_dict.get(name)
+    if installs == "a call":
+        ours.install()
+    for prefix in ("pyparallel", "pyparallel.mmengine"):
+        assert root(registry).get(f"{prefix}.{name}") is getattr(ours, name)
+    assert root(registry).module_dict.get(name) is bare is not getattr(ours, name)
+
+
+@beside_mmengine
+def test_the_collate_of_data_containers_is_a_function_for_configs() -> None:
+    assert root("FUNCTIONS").get("pyparallel.collate") is pyparallel.collate
+    path = "pyparallel.mmengine.distributed.MMDistributedDataParallel"
+    assert root("MODEL_WRAPPERS").get(path) is ours.MMDistributedDataParallel
+
+
+@beside_mmengine
+def test_names_that_are_not_ours_stay_with_mmengine() -> None:
+    ours.install()
+    importlib.import_module("mmengine.hooks")
+    hooks = root("HOOKS")
+    found = {hooks.get(f"{at}IterTimerHook") for at in ("", "mmengine.", "pyparallel.")}
+    assert found == {hooks.module_dict["IterTimerHook"]}
+    assert root("MODELS").get("pyparallel.nothing") is None
+    assert root("MODELS").get("pyparallel.mmengine.nothing") is None
+    wrapper = root("MODEL_WRAPPERS").module_dict["MMDistributedDataParallel"]
+    assert wrapper is not ours.MMDistributedDataParallel
+    for name in ("mmengine.model.MMDistributedDataParallel", wrapper.__name__):
+        assert root("MODEL_WRAPPERS").get(name) is wrapper
+
+
+@beside_mmengine
+def test_installing_twice_is_once_and_uninstalling_undoes_it() -> None:
+    before = state()
+    ours.install()
+    installed = state()
+    ours.install()
+    assert state() == installed != before
+    assert installed[0] == before[0]  # the registries' own names
+    ours.uninstall()
+    ours.uninstall()
+    assert state() == before
+
+
+@beside_mmengine
+def test_installed_undoes_it_after_an_error_but_not_what_was_there() -> None:
+    before = state()
+    with pytest.raises(KeyError), ours.installed():
+        assert state() != before
+        raise KeyError
+    assert state() == before
+    ours.install()
+    installed = state()
+    with ours.installed():
+        pass
+    assert state() == installed
+
+
+@beside_mmengine
+def test_safe_globals_of_others_outlive_an_uninstall() -> None:
+    class Mine:
+        pass
+
+    history = _checkpoint.safe_globals()[0]
+    torch.serialization.add_safe_globals([Mine, history])
+    try:
+        ours.install()
+        ours.uninstall()
+        assert {Mine, history} <= {*torch.serialization.get_safe_globals()}
+    finally:
+        others = torch.serialization.get_safe_globals()
+        torch.serialization.clear_safe_globals()
+        kept = [each for each in others if each not in (Mine, history)]
+        torch.serialization.add_safe_globals(kept)
+
+
+@beside_mmengine
+def test_threads_that_install_together_install_once() -> None:
+    start = threading.Barrier(8)
+
+    def work(number: int) -> Any:
+        start.wait()
+        if number % 2:
+            ours.install()
+        return root("FUNCTIONS").get("pyparallel.collate")
+
+    with ThreadPoolExecutor(8) as pool:
+        ours.install()
+        once = state()
+        for _ in range(20):
+            ours.uninstall()
+            assert [*pool.map(work, range(8))] == [pyparallel.collate] * 8
+            # The children are new ones, but there are as many.
+            assert state()[::2] == once[::2]
+
+
+@beside_mmengine
+def test_a_scope_that_somebody_else_has_is_refused_and_nothing_changes() -> None:
+    hooks = root("HOOKS")
+    theirs = type(hooks)("my hooks", parent=hooks, scope="pyparallel")
+    try:
+        before = state()
+        with refuses(
+            "pyparallel.mmengine.install: scope 'pyparallel' of mmengine's HOOKS must "
+            "be free, but a registry named 'my hooks' has it. Give that one another "
+            "scope.",
+            RuntimeError,
+        ):
+            ours.install()
+        assert state() == before and hooks.children["pyparallel"] is theirs
+    finally:
+        del hooks.children["pyparallel"]
+
+
+@beside_mmengine
+def test_is_model_wrapper_of_mmengine_knows_the_registered_classes() -> None:
+    from mmengine.model import is_model_wrapper
+
+    wrapper = ours.MMFullyShard.__new__(ours.MMFullyShard)
+    torch.nn.Module.__init__(wrapper)
+    assert not is_model_wrapper(wrapper)
+    ours.install()
+    assert is_model_wrapper(wrapper)
+
+
+# --------------------------------------------------------------------- checkpoints
+def history() -> Any:
+    from mmengine.logging import HistoryBuffer
+
+    buffer = HistoryBuffer()
+    for value in (3.0, 1.0):
+        buffer.update(value)
+    return buffer
+
+
+@beside_mmengine
+def test_checkpoints_with_histories_and_numbers_of_numpy_load() -> None:
+    import numpy
+
+    numbers = [numpy.float64(0.5), numpy.int64(7), numpy.float32(1), numpy.bool_(True)]
+    file = io.BytesIO()
+    torch.save({"loss": history(), "best": numbers, "none": numpy.zeros(0)}, file)
+    with ours.installed():
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)
+    assert loaded["best"] == numbers and loaded["none"].shape == (0,)
+    assert loaded["loss"].data[0].tolist() == [3.0, 1.0]
+    assert loaded["loss"].statistics("min") == 1.0
+    file.seek(0)
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(file, weights_only=True)
+
+
+class Calls:
+    """A pickle of it is a call of ``function``."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@beside_mmengine
+@pytest.mark.parametrize("name", ["__init__", "__class__", "register_statistics"])
+def test_a_checkpoint_gets_nothing_else_by_getattr(name: str) -> None:
+    file = io.BytesIO()
+    torch.save(Calls(getattr, type(history()), name), file)
+    file.seek(0)
+    with ours.installed(), pytest.raises(pickle.UnpicklingError) as caught:
+        torch.load(file, weights_only=True)
+    assert "by getattr, but takes " + repr(name) in str(caught.value)
+
+
+@beside_mmengine
+def test_arrays_of_objects_are_refused_as_before() -> None:
+    import numpy
+
+    file = io.BytesIO()
+    torch.save(numpy.array([None, 1], dtype=object), file)
+    file.seek(0)
+    with ours.installed(), pytest.raises(pickle.UnpicklingError):
+        torch.load(file, weights_only=True)
+
+
+# ------------------------------------------------------------- processes of their own
+@beside_mmengine
+def test_a_plain_import_leaves_room_for_the_scope() -> None:
+    code = """
+import sys, pyparallel
+print({"mmengine", "pyparallel.mmengine", "pyparallel.registry"} & {*sys.modules})
+from mmengine.registry import MODELS
+from pyparallel.registry import MODULE_WRAPPERS
+print([*MODELS.children], MODULE_WRAPPERS is pyparallel.MODULE_WRAPPERS)
+"""
+    done = run(code)
+    assert done.stdout.splitlines() == ["set()", "['pyparallel'] True"]
+
+
+@beside_mmengine
+def test_without_mmengine_a_config_that_names_ours_is_told_why() -> None:
+    code = """
+from mmengine.registry import MODELS
+for name in ("BaseModel", "mmengine.BaseModel"):
+    try:
+        print(MODELS.get(f"pyparallel.{name}"))
+    except RuntimeError as error:
+        print(error)
+"""
+    done = run(code, PYPARALLEL_MMENGINE="off")
+    message = (
+        f"{WITHOUT} PYPARALLEL_MMENGINE=off asks for it. Start again with an "
+        "mmengine that can be imported, and without that variable."
+    )
+    assert done.stdout.splitlines() == [message, message], done.stderr
+
+
+def test_without_mmengine_installing_is_an_error() -> None:
+    code = """
+import sys
+sys.modules["mmengine"] = None
+import pyparallel.mmengine, pyparallel.registry
+try:
+    pyparallel.mmengine.install()
+except RuntimeError as error:
+    print(error)
+pyparallel.mmengine.uninstall()
+"""
+    done = run(code)
+    assert done.stdout.startswith(WITHOUT), done.stderr
