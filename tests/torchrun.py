@@ -1,4 +1,4 @@
-"""Starts a script under torchrun, and leaves none of its processes behind."""
+"""Runs a script as a user does, and leaves none of its processes behind."""
 
 from __future__ import annotations
 
@@ -11,26 +11,21 @@ from pathlib import Path
 import pyparallel
 
 
-def torchrun(
-    script: Path, *arguments: str, processes: int = 2, limit: int = 150
+def python(
+    script: Path, *arguments: str, options: tuple[str, ...] = (), limit: int = 150
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in processes of one group and return how it ended, after ``limit``
-    seconds at the latest.
-    """
-    paths = [
-        str(Path(pyparallel.__file__).parents[1]),
-        os.environ.get("PYTHONPATH", ""),
-    ]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={processes}", str(script), *arguments]
+    """Run a script and return how it ended, after ``limit`` seconds at the latest."""
+    package = Path(pyparallel.__file__).parents[1]
+    paths = [str(package), os.environ.get("PYTHONPATH", "")]
+    settings = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, *options, str(script), *arguments]
     with subprocess.Popen(
         command,
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        },
+        env=os.environ | settings,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -39,10 +34,18 @@ def torchrun(
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            # The agent first: it ends its processes, each of which is a session.
-            process.terminate()
+            process.terminate()  # torchrun then ends its processes: they are sessions
             out, err = process.communicate(timeout=60)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def torchrun(
+    script: Path, *arguments: str, processes: int = 2, limit: int = 150
+) -> subprocess.CompletedProcess[str]:
+    """Do the same in several processes of one group."""
+    options = ("-m", "torch.distributed.run", "--standalone")
+    number = f"--nproc_per_node={processes}"
+    return python(script, *arguments, options=(*options, number), limit=limit)

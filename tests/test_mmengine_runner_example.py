@@ -1,0 +1,51 @@
+"""The example of a Runner: two processes train, one process continues."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchrun import python, torchrun
+
+if importlib.util.find_spec("mmengine") is None:
+    pytest.skip("mmengine is not installed", allow_module_level=True)
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "mmengine_runner.py"
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """Return what the last run in the folder logged."""
+    path = max(folder.glob("*/vis_data/scalars.json"))  # their names are times
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_two_processes_learn_and_one_continues_from_their_checkpoint(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "new"
+    done = torchrun(EXAMPLE, str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    accuracies = [row["accuracy"] for row in logged(folder) if "accuracy" in row]
+    assert len(accuracies) == 2 and accuracies[-1] > 0.9
+    script = tmp_path / "three_epochs.py"
+    text = EXAMPLE.read_text()
+    assert text.count("max_epochs=2") == 1
+    script.write_text(text.replace("max_epochs=2", "max_epochs=3"))
+    alone = python(script, str(folder))
+    assert alone.returncode == 0, alone.stderr[-3000:]
+    assert "resumed epoch: 2" in alone.stdout + alone.stderr
+    rows = logged(folder)
+    assert {row["epoch"] for row in rows if "loss" in row} == {3}
+    assert [row["accuracy"] > 0.9 for row in rows if "accuracy" in row] == [True]
+
+
+def test_the_example_is_short_and_has_no_code_for_the_library() -> None:
+    lines = EXAMPLE.read_text().splitlines()
+    assert len(lines) <= 105
+    imports = [line for line in lines if "import" in line and "pyparallel" in line]
+    assert imports[0] == "from pyparallel import DataContainer"
+    assert len(imports) == 2 and imports[1].startswith("custom_imports = ")
