@@ -3,7 +3,7 @@
     torchrun --nproc_per_node=2 examples/mmengine_runner.py [FOLDER]
     python examples/mmengine_runner.py [FOLDER]            # one process
 
-The data are real and ragged: the names of Unicode characters, 2 to 80 letters long. The
+The data are real and ragged: the names of Unicode characters, 3 to 75 letters long. The
 model learns of what kind they are. In a FOLDER that was used before the run continues.
 """
 

@@ -9,6 +9,7 @@ Cases run in order: those of one process first, then the process group is joined
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -108,9 +109,9 @@ def with_validation(cfg: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def run(cfg: dict[str, Any], kind: Any = Runner, **settings: Any) -> dict[str, Any]:
+def run(cfg: Any, kind: Any = Runner, **settings: Any) -> dict[str, Any]:
     """Train, and return what there is to compare."""
-    runner = kind.from_cfg(Config(cfg))
+    runner = kind.from_cfg(cfg if isinstance(cfg, Config) else Config(cfg))
     model = runner.train()
     scalars = runner.message_hub.log_scalars
 
@@ -307,6 +308,13 @@ def wrapped_before() -> Any:
     return run_in_python(cfg)
 
 
+@case
+def wrapped_twice() -> Any:
+    cfg = config("wrapped_twice", ours="pyparallel")
+    runner = Runner.from_cfg(Config(cfg))
+    return runner.wrap_model(cfg["model_wrapper_cfg"], runner.model)
+
+
 def run_in_python(cfg: dict[str, Any]) -> Any:
     runner = Runner(**cfg)
     runner.train()
@@ -330,16 +338,6 @@ def resumed() -> Any:
     return checkpointed("resumed", 2, resume=True, load_from=saved)
 
 
-@case
-def resumed_without_install() -> Any:
-    import pyparallel.mmengine
-
-    pyparallel.mmengine.uninstall()
-    saved = str(FOLDER / "straight" / "epoch_1.pth")
-    changes = dict(resume=True, load_from=saved)
-    return run(config("resumed_without", epochs=2) | changes)
-
-
 def flexible(name: str, strategy: dict[str, Any]) -> Any:
     cfg = config(name, ours="pyparallel", strategy=strategy)
     del cfg["model_wrapper_cfg"]
@@ -358,6 +356,35 @@ def flexible_sharded() -> Any:
     wrapper = dict(type="pyparallel.MMFullyShardedDataParallel", device_id="cpu")
     strategy = dict(type="FSDPStrategy", model_wrapper=wrapper)
     return flexible("flexible_sharded", strategy)
+
+
+@case
+def documented() -> Any:
+    """Each config on the page is merged into those above it, and trains."""
+    page = Path(__file__).parents[1] / "docs" / "mmengine-runner.md"
+    cfg = Config(config("documented", count=128))
+    cfg.train_dataloader.dataset.containers = True
+    found = []
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        cfg.merge_from_dict(dict(Config.fromstring(block, ".py")))
+        cfg.work_dir = str(FOLDER / f"documented{len(found)}")
+        cfg.experiment_name = f"documented{len(found)}"
+        if "strategy" in cfg:
+            cfg.pop("model_wrapper_cfg", None)
+            found.append(run(cfg, FlexibleRunner))
+        else:
+            found.append(run(cfg))
+    return [(block["classes"], len(block["losses"])) for block in found]
+
+
+@case
+def resumed_without_install() -> Any:
+    import pyparallel.mmengine
+
+    pyparallel.mmengine.uninstall()
+    saved = str(FOLDER / "straight" / "epoch_1.pth")
+    changes = dict(resume=True, load_from=saved)
+    return run(config("resumed_without", epochs=2) | changes)
 
 
 def main() -> None:

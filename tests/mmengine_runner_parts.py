@@ -1,6 +1,6 @@
 """What the configs of the runner tests name: real ragged data, models, a metric.
 
-The names of Unicode characters are 2 to 80 letters long; the model tells what kind of
+The names of Unicode characters are 3 to 75 letters long; the model tells what kind of
 character a name is of. Letters drawn at several sizes are images of different sizes.
 """
 

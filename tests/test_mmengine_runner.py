@@ -23,6 +23,7 @@ OURS = [
     "pyparallel.mmengine.preprocessor.BaseDataPreprocessor",
     "pyparallel.mmengine.optim.OptimWrapper",
 ]
+FULLY_SHARDED = "pyparallel.mmengine.fully_sharded"
 #: Without ranks the model is its own wrapper.
 OURS_ALONE = ["mmengine_runner_parts.Reader", *OURS[1:]]
 
@@ -146,6 +147,14 @@ def test_the_flexible_runner_shards(results: Results) -> None:
         assert one["losses"] == pytest.approx(other["losses"], abs=1e-6)
         numbers = [sum(each.numel() for each in it["weights"]) for it in (one, other)]
         assert 0 < numbers[0] < numbers[1]  # this rank's shard
+
+
+def test_the_configs_of_the_documentation_train(results: Results) -> None:
+    amp = [*OURS[:2], "pyparallel.mmengine.amp.AmpOptimWrapper"]
+    sharded = [f"{FULLY_SHARDED}.MMFullyShardedDataParallel", *amp[1:]]
+    expected = [OURS, OURS, OURS, amp, amp, sharded]
+    for rank in results.of("documented"):
+        assert rank == [(classes, 4) for classes in expected]
 
 
 def test_a_config_can_join_the_process_group(results: Results) -> None:

@@ -93,6 +93,9 @@ def test_names_that_are_not_ours_stay_with_mmengine() -> None:
     assert root("MODELS").get("pyparallel.mmengine.nothing") is None
     wrapper = root("MODEL_WRAPPERS").module_dict["MMDistributedDataParallel"]
     assert wrapper is not ours.MMDistributedDataParallel
+    inside = root("MODEL_WRAPPERS").children["pyparallel"]  # with it as default scope
+    for name in ("MMDistributedDataParallel", "mmengine.MMDistributedDataParallel"):
+        assert inside.get(name) is ours.MMDistributedDataParallel
     for name in ("mmengine.model.MMDistributedDataParallel", wrapper.__name__):
         assert root("MODEL_WRAPPERS").get(name) is wrapper
 
