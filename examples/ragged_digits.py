@@ -3,6 +3,8 @@
     torchrun --nproc_per_node=2 examples/ragged_digits.py
     python examples/ragged_digits.py
 
+With ``--checkpoint FILE`` a run that was stopped goes on where it was.
+
 The pixels are real: handwritten digits that come with scikit-learn. The layout is
 composed: every scene is a canvas of its own size with one to eight digits pasted on
 it. No digit of a held-out scene is ever seen in training.
@@ -36,6 +38,7 @@ from pyparallel import (
 )
 
 try:
+    from _checkpoint import Checkpoint
     from _digits import (
         NUM_CLASSES,
         OUTSIDE,
@@ -137,7 +140,7 @@ class Timed:
 
 @torch.no_grad()
 def evaluate(
-    model: MMDistributedDataParallel, loader: DataLoader
+    model: MMDistributedDataParallel, loader: DataLoader[Any]
 ) -> tuple[dict[str, float], list[dict[str, Tensor]]]:
     """Return the quality over all ranks, and what this rank found."""
     model.eval()
@@ -153,23 +156,34 @@ def evaluate(
     return quality(counts), found
 
 
-def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Train on this rank; return what the summary and the pictures need."""
+def loaders(
+    args: argparse.Namespace, timed_collate: Callable[..., Any]
+) -> tuple[Any, Any]:
+    """Return this rank's loaders of training and of held-out scenes."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    timed_collate = Timed(functools.partial(collate, samples_per_gpu=args.batch))
     options: Any = {"batch_size": args.batch, "num_workers": args.workers}
     scenes, held_out = Scenes(args.scenes, False), Scenes(args.val_scenes, True)
     sampler: Any = DistributedSampler(scenes, seed=0, drop_last=True)
-    loader = DataLoader(scenes, sampler=sampler, collate_fn=timed_collate, **options)
+    loader: Any = DataLoader(
+        scenes, sampler=sampler, collate_fn=timed_collate, **options
+    )
     # DistributedSampler would repeat scenes to give every rank the same number. Counts
     # are added up over the ranks, so here each scene must belong to exactly one.
-    val_loader = DataLoader(
+    val_loader: Any = DataLoader(
         held_out,
         sampler=range(rank, len(held_out), world),
         collate_fn=functools.partial(collate, samples_per_gpu=args.batch),
         **options,
     )
+    return loader, val_loader
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Train on this rank; return what the summary and the pictures need."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    timed_collate = Timed(functools.partial(collate, samples_per_gpu=args.batch))
+    loader, val_loader = loaders(args, timed_collate)
     model = MMDistributedDataParallel(Detector())  # a CPU module: no device_ids
     # mypy lets nobody replace a method; here one is put into a stopwatch.
     model.scatter = timed_scatter = Timed(model.scatter)  # type: ignore[method-assign]
@@ -177,10 +191,14 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 4e-3, total_steps=args.epochs * len(loader), pct_start=0.15
     )
-    losses, scores, seconds = [], [], 0.0
+    checkpoint = Checkpoint(
+        args.checkpoint, loader, model=model, optimizer=optimizer, schedule=schedule
+    )
+    progress = checkpoint.load(epoch=0, losses=[], scores=[])
+    losses, scores, seconds = progress["losses"], progress["scores"], 0.0
     found: list[dict[str, Tensor]] = []
-    for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)
+    for epoch in range(progress["epoch"], args.epochs):
+        loader.sampler.set_epoch(epoch)
         model.train()  # type: ignore[no-untyped-call]  # torch's has no types
         start = time.perf_counter()
         with tqdm(loader, f"epoch {epoch + 1}/{args.epochs}", disable=rank > 0) as bar:
@@ -192,6 +210,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
                 schedule.step()
                 losses.append(outputs["log_vars"]["loss"])
                 bar.set_postfix(loss=f"{losses[-1]:.2f}", refresh=False)
+                last = len(losses) == (epoch + 1) * len(loader)
+                if last or len(losses) % args.every == 0:
+                    checkpoint.save(epoch=epoch, losses=losses, scores=scores)
         seconds += time.perf_counter() - start
         score, found = evaluate(model, val_loader)
         scores.append(score)
@@ -220,6 +241,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16, help="scenes per process")
     parser.add_argument("--workers", type=int, default=0, help="loader workers")
+    parser.add_argument("--checkpoint", type=Path, help="continue from here if it is")
+    parser.add_argument("--every", type=int, default=50, help="steps to a checkpoint")
     parser.add_argument("--min-f1", type=float, default=0.95, help="fail below this")
     parser.add_argument("--out", type=Path, default=Path("demo-output"))
     args = parser.parse_args()
