@@ -1,0 +1,68 @@
+"""What single ranks run in the tests of crashes, in processes of a fork server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from mmengine_training import Net, batch, sgd
+
+from pyparallel import mmengine
+
+STRUCK_STEP = 2
+
+
+def join(rank: int, folder: str, timeout: float) -> None:
+    """Join a group of two ranks on this machine."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(str(Path(folder) / "store"), 2)
+    duration = timedelta(seconds=timeout)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=2, timeout=duration
+    )
+
+
+def undisturbed(rank: int, folder: str) -> None:
+    """Run ``examples/resume.py`` to its end."""
+    import resume
+
+    join(rank, folder, 60)
+    path = Path(folder) / "undisturbed.pt"
+    resume.train(argparse.Namespace(checkpoint=path, every=4, epochs=4))
+
+
+def survive(rank: int, folder: str, how: int, timeout: float) -> None:
+    """Send a signal to rank 1 in the middle of a step; print what rank 0 sees of it.
+
+    Printed are the error and the seconds until it was raised.
+    """
+    join(rank, folder, timeout)
+    net = Net()
+    model, wrapper = mmengine.MMDistributedDataParallel(net), None
+    wrapper = mmengine.OptimWrapper(sgd(model))
+    pids = [torch.zeros(1, dtype=torch.long) for _ in range(2)]
+    dist.all_gather(pids, torch.tensor([os.getpid()]))
+    struck = Path(folder) / "struck"
+
+    def strike(gradient: torch.Tensor) -> None:
+        struck.touch()
+        os.kill(os.getpid(), how)
+
+    for step in range(STRUCK_STEP + 1):
+        if step == STRUCK_STEP and rank == 1:
+            # In the backward pass: the other rank waits for the sum of the gradients.
+            next(net.parameters()).register_hook(strike)
+        try:
+            model.train_step(batch(step, 2, rank), wrapper)
+        except RuntimeError as error:
+            seconds = time.time() - struck.stat().st_mtime
+            print(f"{seconds:.2f} s, step {step}: {error}", flush=True)
+            os.kill(int(pids[1]), signal.SIGKILL)  # it may only have been stopped
+            os._exit(0)

@@ -1,0 +1,62 @@
+"""Ranks that are killed or hang: what the others see, and where the job goes on."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import elastic_runs
+import pytest
+
+JOB = Path(__file__).with_name("elastic_job.py")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return elastic_runs.undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_a_job_that_is_killed_twice_ends_like_one_that_is_not(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    # A rank in the middle of a step; then the one that writes, in the middle of it.
+    faults = "step:1:11,write:0:12"
+    checkpoint, log = tmp_path / "run" / "last.pt", tmp_path / "log"
+    agent = elastic_runs.start(
+        log,
+        "--standalone",
+        "--nproc_per_node=2",
+        "--max-restarts=2",
+        *(str(JOB), faults, str(tmp_path), "--checkpoint", str(checkpoint)),
+    )
+    text = f"{elastic_runs.finish(agent)} {log.read_text()}"
+    assert text.startswith("[0] "), text
+    for fault in faults.split(","):
+        assert (tmp_path / fault).exists(), text
+    # Step 8 is in the middle of an epoch of 6; the checkpoint after 12 was torn.
+    assert elastic_runs.beginnings(log) == {0: [0, 8, 8], 1: [0, 8, 8]}, text
+    assert undisturbed["progress"] == {"epoch": 3, "step": 24}
+    assert elastic_runs.differences(elastic_runs.trained(checkpoint), undisturbed) == []
+    # What was half written went away with the next start.
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.parametrize(
+    ("how", "timeout", "code", "error"),
+    [
+        (signal.SIGKILL, 60, -9, r".*Connection (closed|reset) by peer.*"),
+        (signal.SIGSTOP, 5, -9, r".*Timed out waiting 5000ms for (recv|send) .*"),
+    ],
+)
+def test_the_other_rank_is_told_in_time(
+    how: int, timeout: float, code: int, error: str, tmp_path: Path
+) -> None:
+    call = f"survive({{rank}}, {str(tmp_path)!r}, {int(how)}, {timeout})"
+    (survivor, text), (struck, _) = elastic_runs.in_two(call)
+    assert (survivor, struck) == (0, code), text
+    print(text)
+    found = re.fullmatch(rf"(\d+\.\d\d) s, step 2: {error}\n", text)
+    assert found, text
+    assert float(found[1]) < 30
