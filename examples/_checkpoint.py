@@ -130,7 +130,7 @@ def from_first_rank(content: bytes) -> bytes:
     """Return what the first rank calls this with."""
     size = torch.tensor([len(content)])
     dist.broadcast(size, 0)
-    received, there = buffer(int(size), content)
+    received, there = buffer(int(size), content if dist.get_rank() == 0 else b"")
     if received:
         dist.broadcast(there, 0)
     return bytes(received)

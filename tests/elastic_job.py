@@ -2,9 +2,9 @@
 
     elastic_job.py FAULTS FOLDER [arguments of resume.py]
 
-FAULTS is empty or ``kind:rank:step,...``, and each strikes once: ``step`` kills the rank
-in the backward pass of that step, ``write`` while it writes the checkpoint after it. What
-has struck is a file in FOLDER, because a job that is started again must get further.
+FAULTS is empty or ``kind:rank:step,...``, and each strikes once: ``step`` kills the
+rank in the backward pass of that step, ``write`` while it writes the checkpoint after
+it. What has struck is a file in FOLDER: a job that is started again must get further.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Faults:
             self.strike("write", file)
             self.fsync(file)
 
-        Checkpoint.load, OptimWrapper.update_params = load, update  # type: ignore[method-assign]  # until this process ends
+        # Until this process ends.
+        Checkpoint.load = load  # type: ignore[method-assign]
+        OptimWrapper.update_params = update  # type: ignore[method-assign]
         os.fsync = fsync
 
     def strike(self, kind: str, file: int | None = None) -> None:

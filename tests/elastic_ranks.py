@@ -8,12 +8,14 @@ import signal
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from mmengine_training import Net, batch, sgd
+from torch.utils.data import DistributedSampler
 
-from pyparallel import mmengine
+from pyparallel import DataLoader, mmengine
 
 STRUCK_STEP = 2
 
@@ -38,6 +40,33 @@ def undisturbed(rank: int, folder: str) -> None:
     resume.train(argparse.Namespace(checkpoint=path, every=4, epochs=4))
 
 
+def together(rank: int, folder: str) -> None:
+    """Save in two ranks; the one that writes waits whether the other runs ahead."""
+    import _checkpoint
+
+    join(rank, folder, 60)
+    own = _checkpoint.from_all_ranks(b"rank" * (1 + 2 * rank))
+    first = _checkpoint.from_first_rank(b"of %d" % rank)
+    nothing = _checkpoint.from_first_rank(b"" if rank == 0 else b"of 1")
+    path, returned = Path(folder) / "a.pt", Path(folder) / "returned"
+    write = _checkpoint.write
+
+    def write_late(state: Any, path: Path) -> None:
+        deadline = time.monotonic() + 1
+        while not returned.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        write(state, path)
+
+    _checkpoint.write = write_late
+    loader = DataLoader(range(8), 2, sampler=DistributedSampler(range(8)))
+    next(iter(loader))
+    _checkpoint.Checkpoint(path, loader).save(rank=rank)
+    written = path.exists()
+    returned.touch()
+    print(own, first, nothing, written, flush=True)
+    os._exit(0)
+
+
 def survive(rank: int, folder: str, how: int, timeout: float) -> None:
     """Send a signal to rank 1 in the middle of a step; print what rank 0 sees of it.
 
@@ -45,7 +74,7 @@ def survive(rank: int, folder: str, how: int, timeout: float) -> None:
     """
     join(rank, folder, timeout)
     net = Net()
-    model, wrapper = mmengine.MMDistributedDataParallel(net), None
+    model = mmengine.MMDistributedDataParallel(net)
     wrapper = mmengine.OptimWrapper(sgd(model))
     pids = [torch.zeros(1, dtype=torch.long) for _ in range(2)]
     dist.all_gather(pids, torch.tensor([os.getpid()]))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -23,25 +25,64 @@ HERE = Path(__file__).resolve().parent
 # The job must import the package that is tested, wherever that is.
 PACKAGE = Path(pyparallel.__file__).resolve().parents[1]
 PATHS = [str(PACKAGE), str(HERE), str(HERE.parent / "examples")]
+JOB = HERE / "elastic_job.py"
 #: Seconds that a job may take on a busy machine.
 LIMIT = 200
 
 
+@dataclasses.dataclass
+class Command:
+    """A command of the documentation: its variables and the options of torchrun."""
+
+    variables: dict[str, str]
+    options: list[str]
+
+    def changed(self, *pairs: tuple[str, str]) -> Command:
+        """Return the command with texts replaced."""
+        variables, options = dict(self.variables), list(self.options)
+        for old, new in pairs:
+            variables = {k: v.replace(old, new) for k, v in variables.items()}
+            options = [each.replace(old, new) for each in options]
+        return Command(variables, options)
+
+
+def documented() -> list[Command]:
+    """Return the commands of ``docs/distributed.md`` that start the example."""
+    text = (HERE.parent / "docs" / "distributed.md").read_text(encoding="utf-8")
+    found = []
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        words = shlex.split(block.replace("\\\n", " "), comments=True)
+        first, last = words.index("torchrun"), words.index("examples/resume.py")
+        assert words[0] == "export" and words[last + 1] == "--checkpoint"
+        variables = dict(word.split("=") for word in words[1:first])
+        found.append(Command(variables, words[first + 1 : last]))
+    return found
+
+
 def start(
-    log: Path, *arguments: str, within: Sequence[str] = (), interface: str = "lo"
+    command: Command,
+    log: Path,
+    checkpoint: Path,
+    faults: str = "",
+    within: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start torchrun with one job; ``within`` is a command that starts it elsewhere."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")]),
+    """Start the example with faults; ``within`` is a command that starts it elsewhere.
+
+    What has struck is a file beside the log.
+    """
+    paths = [*PATHS, os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": interface,
-        # See docs/distributed.md.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **command.variables,
     }
-    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    job = [str(JOB), faults, str(log.parent), "--checkpoint", str(checkpoint)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *command.options]
     with log.open("wb") as file:
         return subprocess.Popen(
-            [*within, *command], env=environment, stdout=file, stderr=file
+            [*within, *torchrun, *job], env=environment, stdout=file, stderr=file
         )
 
 
@@ -100,10 +141,10 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
         return [path]
     if isinstance(one, dict):
         keys = [path] if list(one) != list(other) else []
-        both = [key for key in one if key in other]
-        pairs = [(one[key], other[key], f"{path}.{key}") for key in both]
+        pairs = [(one[k], other[k], f"{path}.{k}") for k in one if k in other]
         return keys + [name for pair in pairs for name in differences(*pair)]
     if isinstance(one, list) and len(one) == len(other):
-        pairs = [(*pair, f"{path}[{i}]") for i, pair in enumerate(zip(one, other))]  # noqa: B905  # equally long
+        items = enumerate(zip(one, other, strict=True))
+        pairs = [(*both, f"{path}[{i}]") for i, both in items]
         return [name for pair in pairs for name in differences(*pair)]
     return [] if one == other else [path]

@@ -10,8 +10,6 @@ from typing import Any
 import elastic_runs
 import pytest
 
-JOB = Path(__file__).with_name("elastic_job.py")
-
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -24,13 +22,9 @@ def test_a_job_that_is_killed_twice_ends_like_one_that_is_not(
     # A rank in the middle of a step; then the one that writes, in the middle of it.
     faults = "step:1:11,write:0:12"
     checkpoint, log = tmp_path / "run" / "last.pt", tmp_path / "log"
-    agent = elastic_runs.start(
-        log,
-        "--standalone",
-        "--nproc_per_node=2",
-        "--max-restarts=2",
-        *(str(JOB), faults, str(tmp_path), "--checkpoint", str(checkpoint)),
-    )
+    command = elastic_runs.documented()[0]
+    assert "--max-restarts=2" in command.options
+    agent = elastic_runs.start(command, log, checkpoint, faults)
     text = f"{elastic_runs.finish(agent)} {log.read_text()}"
     assert text.startswith("[0] "), text
     for fault in faults.split(","):
@@ -56,7 +50,6 @@ def test_the_other_rank_is_told_in_time(
     call = f"survive({{rank}}, {str(tmp_path)!r}, {int(how)}, {timeout})"
     (survivor, text), (struck, _) = elastic_runs.in_two(call)
     assert (survivor, struck) == (0, code), text
-    print(text)
     found = re.fullmatch(rf"(\d+\.\d\d) s, step 2: {error}\n", text)
     assert found, text
     assert float(found[1]) < 30

@@ -1,0 +1,116 @@
+"""One job on two hosts: network namespaces, or two addresses of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import elastic_runs
+import pytest
+
+# As in docs/distributed.md, of which each test runs the commands.
+ADDRESSES, CARD = ("10.77.0.1", "10.77.0.2"), "eth0"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return elastic_runs.undisturbed(tmp_path_factory.mktemp("one_host"))
+
+
+def ip() -> str:
+    """Return the program that sets up networks, also where only root has it in PATH."""
+    found = shutil.which("ip", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if found is None:
+        pytest.skip("needs the program ip")
+    return found
+
+
+@contextlib.contextmanager
+def two_networks() -> Iterator[list[list[str]]]:
+    """Give two networks that see only each other, each as a command to start in it.
+
+    Each is held by a process that lives until its input is closed, which also happens
+    when the test is killed: so no name is left, and none is taken from other tests.
+    """
+    program = ip()
+    with contextlib.ExitStack() as held:
+        inside = []
+        for _ in ADDRESSES:
+            holder = subprocess.Popen(
+                ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            held.callback(holder.communicate)
+            assert holder.stdout is not None and holder.stderr is not None
+            if holder.stdout.readline() != "ready\n":
+                pytest.skip(f"needs network namespaces: {holder.stderr.read().strip()}")
+            inside.append(["nsenter", f"--net=/proc/{holder.pid}/ns/net"])
+        peer = ["peer", "name", CARD, "netns", str(holder.pid)]
+        links = [program, "link", "add", CARD, "type", "veth", *peer]
+        subprocess.run([*inside[0], *links], check=True)
+        for enter, address in zip(inside, ADDRESSES, strict=True):
+            settings = ["addr", "add", f"{address}/24", "dev", CARD]
+            subprocess.run([*enter, program, *settings], check=True)
+            for link in ("lo", CARD):  # both are down at first
+                subprocess.run([*enter, program, "link", "set", link, "up"], check=True)
+        yield inside
+
+
+def train(
+    folder: Path,
+    commands: Sequence[elastic_runs.Command],
+    within: Sequence[Sequence[str]] = ((), ()),
+    faults: str = "",
+) -> list[Path]:
+    """Run one job with one rank on each host; return the logs."""
+    checkpoint, logs, agents = folder / "last.pt", [], []
+    for number, (command, prefix) in enumerate(zip(commands, within, strict=True)):
+        logs.append(folder / f"{number}.log")
+        agents.append(elastic_runs.start(command, logs[-1], checkpoint, faults, prefix))
+    codes = elastic_runs.finish(*agents)
+    assert codes == [0, 0], "\n".join([f"{codes}", *(log.read_text() for log in logs)])
+    return logs
+
+
+def networks(log: Path) -> set[str]:
+    return set(re.findall(r"^network (net:\[\d+\])$", log.read_text(), re.M))
+
+
+def test_two_namespaces_train_as_one_host_does_also_when_a_rank_is_killed(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    fault = "step:1:11"
+    with two_networks() as within:
+        logs = train(tmp_path, elastic_runs.documented()[1:], within, fault)
+    assert (tmp_path / fault).exists()
+    assert elastic_runs.beginnings(*logs) == {0: [0, 8], 1: [0, 8]}
+    first, second = map(networks, logs)
+    assert len(first) == len(second) == 1
+    assert len({*first, *second, os.readlink("/proc/self/ns/net")}) == 3
+    state = elastic_runs.trained(tmp_path / "last.pt")
+    assert elastic_runs.differences(state, undisturbed) == []
+
+
+def test_two_addresses_of_this_machine_train_as_one_host_does(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    here = ("10.77.0.", "127.0.0."), (":29400", f":{port}"), ("eth0", "lo")
+    commands = [each.changed(*here) for each in elastic_runs.documented()[1:]]
+    logs = train(tmp_path, commands)
+    assert elastic_runs.beginnings(*logs) == {0: [0], 1: [0]}
+    # Each agent had one of the two ranks.
+    assert [len(elastic_runs.beginnings(log)) for log in logs] == [1, 1]
+    state = elastic_runs.trained(tmp_path / "last.pt")
+    assert elastic_runs.differences(state, undisturbed) == []
