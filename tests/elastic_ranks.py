@@ -70,7 +70,7 @@ def together(rank: int, folder: str) -> None:
 def survive(rank: int, folder: str, how: int, timeout: float) -> None:
     """Send a signal to rank 1 in the middle of a step; print what rank 0 sees of it.
 
-    Printed are the error and the seconds until it was raised.
+    Printed are the error and the seconds until it was raised. Signal 0 is an end.
     """
     join(rank, folder, timeout)
     net = Net()
@@ -83,6 +83,7 @@ def survive(rank: int, folder: str, how: int, timeout: float) -> None:
     def strike(gradient: torch.Tensor) -> None:
         struck.touch()
         os.kill(os.getpid(), how)
+        os._exit(3)
 
     for step in range(STRUCK_STEP + 1):
         if step == STRUCK_STEP and rank == 1:
@@ -93,5 +94,6 @@ def survive(rank: int, folder: str, how: int, timeout: float) -> None:
         except RuntimeError as error:
             seconds = time.time() - struck.stat().st_mtime
             print(f"{seconds:.2f} s, step {step}: {error}", flush=True)
-            os.kill(int(pids[1]), signal.SIGKILL)  # it may only have been stopped
+            if how == signal.SIGSTOP:  # it is still there
+                os.kill(int(pids[1]), signal.SIGKILL)
             os._exit(0)

@@ -40,6 +40,7 @@ def test_a_job_that_is_killed_twice_ends_like_one_that_is_not(
 @pytest.mark.parametrize(
     ("how", "timeout", "code", "error"),
     [
+        (0, 60, 3, r".*Connection (closed|reset) by peer.*"),
         (signal.SIGKILL, 60, -9, r".*Connection (closed|reset) by peer.*"),
         (signal.SIGSTOP, 5, -9, r".*Timed out waiting 5000ms for (recv|send) .*"),
     ],

@@ -57,7 +57,9 @@ def two_networks() -> Iterator[list[list[str]]]:
             inside.append(["nsenter", f"--net=/proc/{holder.pid}/ns/net"])
         peer = ["peer", "name", CARD, "netns", str(holder.pid)]
         links = [program, "link", "add", CARD, "type", "veth", *peer]
-        subprocess.run([*inside[0], *links], check=True)
+        done = subprocess.run([*inside[0], *links], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs virtual network cards: {done.stderr.strip()}")
         for enter, address in zip(inside, ADDRESSES, strict=True):
             settings = ["addr", "add", f"{address}/24", "dev", CARD]
             subprocess.run([*enter, program, *settings], check=True)
