@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _workers
-from ._errors import LoaderWarning
+from ._errors import BatchTypeError, LoaderWarning, kind
 from ._hand_over import HandOver, Item, modes, state_of
 from ._stats import Meter
 
@@ -207,9 +207,20 @@ def stop(generation: Generation, seconds: float = STOP_SECONDS) -> None:
 
 def iterate(loader: Any) -> Any:
     """Return an iterator of a loader, or of what a function returns."""
-    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-        loader = loader()
-    return iter(loader)
+    if is_iterable(loader):
+        return iter(loader)
+    made = loader()
+    if not is_iterable(made):
+        raise BatchTypeError(
+            "PreDataLoader: loader must be a function that returns an iterable, but "
+            f"returned {kind(made)}."
+        )
+    return iter(made)
+
+
+def is_iterable(loader: Any) -> bool:
+    """Tell whether ``iter(loader)`` works; by items from 0 on it does, too."""
+    return isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
 
 
 def _run(generation: Generation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,10 @@ from ._errors import BatchTypeError, BatchValueError, kind
 #: One target: a device, its index, or -1 for "the host, as it is".
 Target = int | str | torch.device
 Targets = Target | Iterable[Target]
+
+# torch keeps the index of a device in eight bits, and cuts longer ones off in silence:
+# "cuda:256" would be the first device.
+_MAX_INDEX = 127
 
 
 def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
@@ -26,7 +31,7 @@ def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
     """
     if isinstance(target_gpus, int | str | torch.device):
         target_gpus = [target_gpus]
-    if not isinstance(target_gpus, Iterable):
+    if not isinstance(target_gpus, Iterable) or isinstance(target_gpus, bytes):
         raise BatchTypeError(
             "scatter: target_gpus must be a device, an index or a list of them, but is "
             f"{kind(target_gpus)}."
@@ -55,12 +60,15 @@ def resolve_target(
         ValueError: torch does not know the name.
         RuntimeError: this machine does not have the device.
     """
-    index = 0
     named = isinstance(target, str | torch.device)
-    if not named and (index := _index(target, f"{who}: a {noun}")) == -1:
-        return None
+    if not named:
+        index = _index(target, f"{who}: a {noun}")
+        if index == -1:
+            return None
+        if index > _MAX_INDEX:
+            raise _absent(f"cuda:{index}", "cuda", f"{who}: {noun}")
     try:
-        device = torch.device(target) if named else torch.device("cuda", index)
+        device = torch.device(target if named else f"cuda:{index}")
     except RuntimeError as error:
         raise BatchValueError(
             f"{who}: a {noun} must be -1 or name a device, but is {target!r}."
@@ -68,6 +76,9 @@ def resolve_target(
     # "cpu:0" is the host too, but torch would copy to it.
     if device.type == "cpu":
         return torch.device("cpu")
+    digits = re.search(r":(\d+)$", str(target))
+    if digits is not None and int(digits[1]) != device.index:
+        raise _absent(target, device.type, f"{who}: {noun}")
     return _present(device, f"{who}: {noun}")
 
 
@@ -85,18 +96,25 @@ def _index(target: Any, where: str) -> int:
 
 def _present(device: torch.device, where: str) -> torch.device:
     """Return ``device`` with its index; RuntimeError if the machine has none such."""
-    try:
-        module = torch.get_device_module(device)
-        count = module.device_count() if module.is_available() else 0
-    except RuntimeError:  # torch knows the type (meta, for one), but no such devices
-        count = 0
-    index = device.index
+    count, index = _num_devices(device.type), device.index
     if index is None and count:
-        index = module.current_device()
-    if count == 0 or index >= count:
-        raise RuntimeError(
-            f"{where} {device} must be a device of this machine, but torch "
-            f"{torch.__version__} sees {count} of type {device.type}. Use -1 or 'cpu' "
-            "to stay on the host."
-        )
+        index = torch.get_device_module(device).current_device()
+    if count == 0 or not 0 <= index < count:
+        raise _absent(device, device.type, where)
     return torch.device(device.type, index)
+
+
+def _num_devices(kind_of_device: str) -> int:
+    try:
+        module = torch.get_device_module(kind_of_device)
+    except RuntimeError:  # torch knows the type (meta, for one), but no such devices
+        return 0
+    return module.device_count() if module.is_available() else 0
+
+
+def _absent(name: Any, kind_of_device: str, where: str) -> RuntimeError:
+    return RuntimeError(
+        f"{where} {name} must be a device of this machine, but torch "
+        f"{torch.__version__} sees {_num_devices(kind_of_device)} of type "
+        f"{kind_of_device}. Use -1 or 'cpu' to stay on the host."
+    )

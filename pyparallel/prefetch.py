@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from ._errors import BatchTypeError, BatchValueError, at_least, kind
 from ._hand_over import HandOver, State
 from ._prefetch_pass import Pass
-from ._prefetch_thread import Generation, Options
+from ._prefetch_thread import Generation, Options, is_iterable
 from ._stats import LoaderStats, Meter
 from ._targets import resolve_target
 from ._workers import shares_iterator
@@ -262,8 +262,7 @@ def _rebuilt(
 
 
 def _check_loader(loader: Any) -> None:
-    iterable = isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
-    if not iterable and not callable(loader):
+    if not is_iterable(loader) and not callable(loader):
         raise BatchTypeError(
             "PreDataLoader: loader must be iterable, or a function that returns an "
             f"iterable, but is {loader!r} ({kind(loader)})."
@@ -274,5 +273,5 @@ def _check_timeout(timeout: Any) -> None:
     rule = "PreDataLoader: timeout must be a number of seconds, 0 or more, but is"
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise BatchTypeError(f"{rule} {timeout!r} ({kind(timeout)}).")
-    if not 0 <= timeout < math.inf:
+    if not 0 <= timeout <= threading.TIMEOUT_MAX:  # nor more than the system can wait
         raise BatchValueError(f"{rule} {timeout!r}.")
