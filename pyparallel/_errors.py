@@ -41,6 +41,10 @@ class EmptyBatchError(ValueError, IndexError):
     """A batch without samples (mmcv 1.x: ``IndexError``)."""
 
 
+class BatchMemoryError(MemoryError, RuntimeError):
+    """A batch that the memory does not hold (torch: ``RuntimeError``)."""
+
+
 class SplitError(ValueError, IndexError, RuntimeError):
     """A tensor that cannot be split as asked.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from operator import attrgetter
@@ -11,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import _backend, _by_torch, _output
-from ._errors import kind
+from ._errors import BatchMemoryError, kind
 from ._integers import integers
 from ._plan import Name, StackPlan, fills, plan_stack
 from ._stacked import listener
@@ -119,7 +120,7 @@ def write(
         patterns = fills(plan, dtype, values, name)
         result = out
         if result is None:
-            result = _output.empty(plan.shape, dtype, samples[0].device)
+            result = _memory(plan, dtype, samples[0].device, name)
         try:
             _backend.pad_copy(result, samples, patterns, plan.starts, mask)
             return counted(result, samples)
@@ -129,6 +130,22 @@ def write(
     if mask is not None:
         _by_torch.fill_mask(mask, plan, list(map(_shape_of, samples)))
     return counted(result, samples)
+
+
+def _memory(
+    plan: StackPlan, dtype: torch.dtype, device: torch.device, name: Name
+) -> torch.Tensor:
+    try:
+        return _output.empty(plan.shape, dtype, device)
+    except RuntimeError as error:
+        if device.type != "cpu":  # torch has a class for memory of devices
+            raise
+        nbytes = math.prod(plan.shape) * dtype.itemsize
+        raise BatchMemoryError(
+            f"{name(0)} and the samples stacked with it must fit into memory, but the "
+            f"padded shape {plan.shape} of {dtype} takes {nbytes} bytes. Put fewer "
+            "samples into a batch, or smaller ones."
+        ) from error
 
 
 def counted(result: torch.Tensor, samples: Sequence[torch.Tensor]) -> torch.Tensor:
