@@ -12,6 +12,7 @@ from . import _tree
 from ._errors import BatchTypeError, BatchValueError, kind
 from .padding import Padding, check_num_dims
 
+_OfTensor = Callable[[torch.Tensor], torch.Tensor]
 _STATE = ("_data", "_stack", "_padding_value", "_cpu_only", "_pad_dims")
 
 
@@ -44,11 +45,10 @@ class DataContainer:
             ``padding`` without ``stack`` or for another number of dimensions;
             ``ragged`` together with ``stack`` or ``cpu_only``.
 
-    The five positional arguments are those of mmcv 1.x, and the attributes, their names
-    and the pickled state too unless one of the others is given, so pickles of its
-    containers load here. `to`, `pin_memory`, indexing and iteration are additions: with
-    them a container travels through ``DataLoader(pin_memory=True)``, accelerate and
-    Lightning.
+    The five positional arguments are those of mmcv 1.x, and so are the attributes and,
+    without the others, the pickled state: pickles of its containers load here. `to`,
+    `pin_memory`, indexing and iteration are additions: with them a container travels
+    through ``DataLoader(pin_memory=True)``, accelerate and Lightning.
 
     Example:
         >>> DataContainer(torch.zeros(3, 4, 5), stack=True).size()
@@ -139,8 +139,7 @@ class DataContainer:
         Raises:
             AttributeError: the data is not a tensor.
         """
-        result: int = self._tensor_attribute("dim")()
-        return result
+        return int(self._tensor_attribute("dim")())
 
     def to(
         self, device: torch.device | str | int, non_blocking: bool = False
@@ -238,23 +237,25 @@ class DataContainer:
             )
         return getattr(self._data, name)
 
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> DataContainer:
+    def _map(self, function: _OfTensor, depth: int = 0) -> DataContainer:
         """Return a container of the same kind with ``function`` on every tensor."""
         if self._cpu_only:
             return self
+        if depth > _tree.MAX_DEPTH:
+            raise _tree.too_deep("the batch")
         result = object.__new__(type(self))
         result.__dict__.update(self.__dict__)
-        result._data = map_tensors(function, self._data)
+        result._data = map_tensors(function, self._data, depth + 1)
         return result
 
 
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+def map_tensors(function: _OfTensor, tree: Any, depth: int = 0) -> Any:
     """Return ``tree`` with ``function`` on all tensors but those in ``cpu_only``."""
 
     def apply(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return function(leaf)
-        return leaf._map(function) if isinstance(leaf, DataContainer) else leaf
+        if isinstance(leaf, DataContainer):
+            return leaf._map(function, depth)
+        return function(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
     return _tree.map_leaves(apply, tree)
 
