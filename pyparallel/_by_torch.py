@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,14 +12,10 @@ import torch.nn.functional as F
 from . import _output
 from ._errors import BatchTypeError, BatchValueError
 from ._plan import Name, StackPlan, check_padding, padding_number
+from ._storage import is_wrapped, lacking
 
 #: The classes whose instances are no more than their elements.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-
-#: Tells whether a transform of torch.func has wrapped a tensor.
-is_wrapped: Callable[[torch.Tensor], bool] = (
-    torch._C._functorch.is_functorch_wrapped_tensor
-)
 
 
 def pad_and_stack(
@@ -69,6 +65,7 @@ def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
             or each.element_size() != itemsize
             or not each.is_contiguous()
             or is_wrapped(each)
+            or each.is_quantized
             or each.untyped_storage().nbytes()
             < each.nbytes + each.storage_offset() * itemsize
         ):
@@ -123,7 +120,7 @@ def check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
 
 
 def check_sample(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
-    """Raise if sample ``i`` is on another device, freed, or has a graph in a worker."""
+    """Raise if sample ``i`` cannot be read, or not be joined with the first one."""
     sample = samples[i]
     if sample.requires_grad and torch.is_grad_enabled() and _output.in_worker():
         raise BatchValueError(
@@ -136,22 +133,41 @@ def check_sample(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
             f"{sample.device}."
         )
     _check_storage(sample, name, i)
+    _check_quantization(samples, name, i)
+
+
+def _check_quantization(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
+    """Raise if torch could not stack quantized samples, or would round them anew."""
+    if not (samples[i].is_quantized or samples[0].is_quantized):
+        return
+    if not samples[i].is_quantized:
+        rule, found = f"be quantized like {name(0)}", "is not"
+    elif samples[i].qscheme() is not torch.per_tensor_affine:
+        rule, found = "be quantized per tensor", f"is {samples[i].qscheme()}"
+    else:
+        first, other = map(_quantization, (samples[0], samples[i]))
+        rule, found = f"have the {first} of {name(0)}", f"has {other}"
+        if first == other:
+            return
+    raise BatchTypeError(
+        f"{name(i)} must {rule}, but {found}. Call dequantize() before collating."
+    )
+
+
+def _quantization(sample: torch.Tensor) -> str:
+    scale, zero_point = sample.q_scale(), sample.q_zero_point()
+    return f"{sample.dtype}, scale {scale} and zero point {zero_point}"
 
 
 def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
     """Raise if the memory of a sample has been freed under it, as sharding does."""
-    num_items = sample.numel()
-    if num_items == 0 or type(sample) not in PLAIN or is_wrapped(sample):
+    if type(sample) not in PLAIN or is_wrapped(sample):
         return
-    end = sample.storage_offset() + num_items
-    if not sample.is_contiguous():
-        pairs = zip(sample.shape, sample.stride(), strict=True)
-        end += sum((size - 1) * stride for size, stride in pairs) + 1 - num_items
-    have, need = sample.untyped_storage().nbytes(), end * sample.element_size()
-    if have < need:
+    found = lacking(sample)
+    if found:
         raise BatchValueError(
-            f"{name(i)} must lie within its storage, but needs {need} bytes where "
-            f"{have} are left. Collate it before its storage is resized."
+            f"{name(i)} must lie within its storage, but {found}. Collate it before "
+            "its storage is resized."
         )
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from . import _slab
-from ._errors import BatchTypeError, kind
+from ._errors import BatchTypeError, BatchValueError, kind
+from ._move import check_memory
 from ._plan import partition
 
 
@@ -57,11 +58,13 @@ def scatter(
 
     Raises:
         TypeError: anything but tensors and lists (mmcv: ``Exception``).
+        ValueError: no devices, not as many streams, a tensor without memory.
 
     Stream: copies are queued on ``streams``; see `synchronize_stream`.
     """
     if streams is None:
         streams = [None] * len(devices)
+    _check_streams("scatter", devices, streams)
     if isinstance(input, list):
         return [
             scatter(item, [devices[part]], [streams[part]])
@@ -69,6 +72,7 @@ def scatter(
         ]
     if not isinstance(input, Tensor):
         raise _unknown(input)
+    check_memory(input, lambda: "scatter: input")
     output = input.contiguous()
     if list(devices) == [-1]:
         return output
@@ -89,7 +93,9 @@ def synchronize_stream(
 
     Raises:
         TypeError: anything but tensors and lists (mmcv: ``Exception``).
+        ValueError: no devices, or not as many streams.
     """
+    _check_streams("synchronize_stream", devices, streams)
     if isinstance(output, list):
         for item, part in _dealt(output, len(devices)):
             synchronize_stream(item, [devices[part]], [streams[part]])
@@ -134,6 +140,14 @@ def _dealt(items: Sequence[Any], num_parts: int) -> Iterator[tuple[Any, int]]:
         for item in items[start : start + size]:
             yield item, part
         start += size
+
+
+def _check_streams(where: str, devices: Sequence[Any], streams: Sequence[Any]) -> None:
+    if not devices or len(streams) != len(devices):
+        raise BatchValueError(
+            f"{where}: devices and streams must be as many, at least one, but are "
+            f"{len(devices)} and {len(streams)}."
+        )
 
 
 def _unknown(value: Any) -> BatchTypeError:

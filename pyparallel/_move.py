@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 
 from . import _slab, _tree
+from ._errors import BatchValueError
+from ._storage import is_wrapped, lacking
 from .container import DataContainer
+
+#: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
+LeafName = Callable[[int], str]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _is_contiguous = torch.Tensor.is_contiguous
@@ -23,9 +29,10 @@ def move(
     target: torch.device | None,
     dtype: torch.dtype | None,
     stream: Any = None,
+    name: LeafName = "tensors[{}]".format,
 ) -> list[Any]:
     """Return the parts of one target, with all their tensors there; see `depart`."""
-    return depart(leaves, parts, target, dtype, stream)()
+    return depart(leaves, parts, target, dtype, stream, name)()
 
 
 def depart(
@@ -34,6 +41,7 @@ def depart(
     target: torch.device | None,
     dtype: torch.dtype | None,
     stream: Any = None,
+    name: LeafName = "tensors[{}]".format,
 ) -> Callable[[], list[Any]]:
     """Send the parts of one target; return what lands them, with all tensors there.
 
@@ -46,10 +54,18 @@ def depart(
         target: None is the host, where only what is not contiguous is copied.
         dtype: of floating-point tensors, or None.
         stream: of the copy, if it is on the target; else the target's own.
+        name: names leaf ``i`` in an error.
+
+    Raises:
+        ValueError: a tensor that is to be read has no memory any more.
     """
     if target is None and dtype is None:
-        return lambda: _keep(leaves, parts)
+        return lambda: _keep(leaves, parts, name)
     moves = list(map(_moves, leaves))
+    if dtype is not None or (target is not None and target.type == "cpu"):
+        for i, part in enumerate(parts):
+            if moves[i]:  # what is packed for a device is looked at there
+                check_memory(part, partial(name, i))
     flat: list[torch.Tensor] = []
     _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
     if dtype is not None:
@@ -78,13 +94,39 @@ def _moves(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def _keep(leaves: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
+def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[Any]:
     if _PLAIN.issuperset(map(type, parts)) and all(map(_is_contiguous, parts)):
         return list(parts)
-    return [
-        _contiguous(part) if _moves(leaf) else part
-        for leaf, part in zip(leaves, parts, strict=True)
-    ]
+    kept = []
+    for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
+        if _moves(leaf):
+            part = _contiguous(part, partial(name, i))
+        kept.append(part)
+    return kept
+
+
+def check_memory(part: Any, where: Callable[[], str]) -> None:
+    """Raise if a tensor, or one in nested lists and namedtuples, has no memory.
+
+    torch would read there all the same.
+
+    Args:
+        part: of a batch.
+        where: names it.
+
+    Raises:
+        ValueError: the storage is smaller than the shape needs it to be.
+    """
+    if isinstance(part, list | tuple):
+        for each in part:
+            check_memory(each, where)
+    elif type(part) in _PLAIN and is_plain(part) and not is_wrapped(part):
+        found = lacking(part)
+        if found:
+            raise BatchValueError(
+                f"{where()} must lie within its storage, but {found}. Use it before "
+                "its storage is resized."
+            )
 
 
 def _collect(items: Sequence[Any], into: list[torch.Tensor]) -> None:
@@ -182,15 +224,21 @@ class Departure:
         return strided and self._api.is_pinned(tensor)
 
 
-def _contiguous(part: Any) -> Any:
-    """Return a tensor, or those of nested lists and namedtuples, contiguous."""
+def _contiguous(part: Any, where: Callable[[], str] | None = None) -> Any:
+    """Return a tensor, or those of nested lists and namedtuples, contiguous.
+
+    With ``where`` the memory of what has to be copied is looked at first.
+    """
     if part is None:
         return None
     if isinstance(part, list):
-        return list(map(_contiguous, part))
+        return [_contiguous(each, where) for each in part]
     if isinstance(part, tuple):
-        return _tree.rebuild_sequence(part, list(map(_contiguous, part)))
+        each_part = [_contiguous(each, where) for each in part]
+        return _tree.rebuild_sequence(part, each_part)
     try:
+        if where is not None and not part.is_contiguous():
+            check_memory(part, where)
         return part.contiguous()
     except RuntimeError:  # sparse tensors have no such thing
         if part.layout is torch.strided:

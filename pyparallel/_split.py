@@ -16,14 +16,13 @@ import torch
 
 from . import _tree
 from ._errors import BatchTypeError, BatchValueError, SplitError, at, kind
+from ._move import LeafName, check_memory
 from ._plan import partition
 from .container import DataContainer
 from .padding import Padded
 from .ragged import Ragged
 
-#: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
-LeafName = Callable[[int], str]
-#: The same for one leaf.
+#: Names one leaf; see `LeafName`.
 Where = Callable[[], str]
 
 _TENSOR = frozenset({torch.Tensor})
@@ -93,7 +92,7 @@ def split(leaves: Sequence[Any], options: Options, name: LeafName) -> list[list[
         i: leaf
         for i, leaf in enumerate(leaves)
         if (isinstance(leaf, torch.Tensor) or kind(leaf) == "numpy.ndarray")
-        and not _goes_whole(leaf, options)
+        and not _goes_whole(leaf, options, partial(name, i))
     }
     sizes = options.chunk_sizes
     if plain and parts and sizes is None and options.num_targets > 1:
@@ -110,8 +109,16 @@ def split(leaves: Sequence[Any], options: Options, name: LeafName) -> list[list[
     ]
 
 
-def _goes_whole(leaf: Any, options: Options) -> bool:
+def _goes_whole(leaf: Any, options: Options, where: Where) -> bool:
     """Tell whether there are no samples to share out: every target gets the leaf."""
+    if isinstance(leaf, torch.Tensor) and (
+        leaf.is_nested or leaf.layout is not torch.strided
+    ):
+        layout = "nested" if leaf.is_nested else leaf.layout
+        raise BatchTypeError(
+            f"{where()} must be a dense tensor to be split, but its layout is {layout}."
+            " Give it to one target, or put it into DataContainer(..., cpu_only=True)."
+        )
     dim, shape = options.dim, leaf.shape
     return (
         options.chunk_sizes is None
@@ -123,7 +130,11 @@ def _goes_whole(leaf: Any, options: Options) -> bool:
 def _split_tensor(
     leaf: Any, sizes: Sequence[int] | None, options: Options, where: Where
 ) -> list[Any]:
-    """Split a tensor or an array along ``dim``."""
+    """Split a tensor or an array along ``dim``.
+
+    A tensor without memory is refused here: its parts would be without a name.
+    """
+    check_memory(leaf, where)
     dim, shape = options.dim, tuple(leaf.shape)
     if not -len(shape) <= dim < len(shape):
         raise SplitError(
@@ -259,6 +270,7 @@ def _recut(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]:
             f"{', '.join(map(str, sorted(shapes)))}. Collate with samples_per_gpu "
             "equal to the batch size."
         )
+    check_memory(chunks, where)
     whole = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
     return list(whole.split(list(sizes)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -168,7 +168,7 @@ def _scatter(
     if not options.divides:
         (target,) = targets
         parts = undivided(leaves, options, name)
-        moved = move(leaves, parts, target, options.dtype, stream)
+        moved = move(leaves, parts, target, options.dtype, stream, name)
         return [_tree.unflatten(structure, moved)]
     bare = _tree.find(structure, Ragged)
     if bare is not None:
@@ -183,7 +183,7 @@ def _scatter(
     # All are on their way before the first lands: landing may wait for what is sent by
     # other means than a flight.
     landings = [
-        depart(leaves, column, target, options.dtype, stream)
+        depart(leaves, column, target, options.dtype, stream, name)
         for column, target in zip(columns, targets, strict=False)
     ]
     return [_tree.unflatten(structure, land()) for land in landings]
@@ -211,6 +211,11 @@ def _options(
 ) -> Options:
     sizes = None
     if chunk_sizes is not None:
+        if not isinstance(chunk_sizes, Iterable):
+            raise BatchTypeError(
+                "scatter: chunk_sizes must be a sequence of integers, but is "
+                f"{chunk_sizes!r} ({kind(chunk_sizes)})."
+            )
         sizes = tuple(_positive(size, "chunk_sizes") for size in chunk_sizes)
         if len(sizes) != len(targets):
             raise BatchValueError(
@@ -224,7 +229,16 @@ def _options(
             f"scatter: dtype must be a floating-point torch.dtype, but is {dtype!r}."
         )
     cap = None if max_size is None else _positive(max_size, "max_size")
-    return Options(len(targets), operator.index(dim), sizes, cap, dtype)
+    return Options(len(targets), _dim(dim), sizes, cap, dtype)
+
+
+def _dim(value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise BatchTypeError(
+            f"scatter: dim must be an integer, but is {value!r} ({kind(value)})."
+        ) from None
 
 
 def _positive(value: Any, option: str) -> int:

@@ -10,6 +10,8 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor
 
+from .._storage import is_wrapped, lacking
+
 _Where = str | tuple[str, int]  # an argument, or an item of one; named only in errors
 
 #: Slots of a slab start at multiples of this many bytes (one cache line).
@@ -21,7 +23,7 @@ QUANTIZED = frozenset(
 )
 EXACT = frozenset((Tensor, torch.nn.Parameter))
 
-wraps: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+wraps = is_wrapped
 _keys: Callable[[Tensor], Any] = torch._C._dispatch_keys
 _PYTHON = torch._C.DispatchKey.Python
 
@@ -100,21 +102,11 @@ def check_plain(tensor: Tensor, where: _Where) -> None:
 
 def check_memory(tensor: Tensor, where: _Where, dst: Tensor | None = None) -> None:
     """Check that a tensor lies within its storage, and outside ``dst``."""
-    numel, end = tensor.numel(), tensor.storage_offset() + 1
-    if numel == 0:
-        return
-    contiguous = tensor.is_contiguous()
-    if contiguous:
-        end += numel - 1
-    else:
-        reach = zip(tensor.shape, tensor.stride(), strict=True)
-        end += sum((size - 1) * step for size, step in reach)
-    needed, held = end * tensor.itemsize, tensor.untyped_storage().nbytes()
-    if needed > held:
-        found = f"needs {needed} bytes where {held} are left"
+    found = lacking(tensor)
+    if found:
         advice = " Copy it before its storage is released."
         raise error(where, "lie within its storage", found, advice)
-    if contiguous and dst is not None and overlap(tensor, dst):
+    if dst is not None and tensor.is_contiguous() and overlap(tensor, dst):
         rule = "not share memory with dst"
         raise error(where, rule, "overlaps it", " Clone it first.")
 

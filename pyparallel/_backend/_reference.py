@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._storage import lacking
 from . import _checks, _checks_pad
 from ._few import pad_few
 from ._plainly import plainly
@@ -50,10 +51,8 @@ _ITEM_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED = frozenset(
     map(torch.__dict__.get, "uint8 int8 int16 int32 int64 float16 bfloat16".split())
 ) | {torch.float32, torch.float64, torch.complex64, torch.complex128}
-_FEW = 8
 _IMAGES = 4  # dimensions of a batch of them
 _STRIDED = torch.strided
-_data_ptr = Tensor.data_ptr
 _stack = torch.stack
 
 
@@ -95,10 +94,11 @@ def pad_copy(
 
 def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
     """See ``_C.pyi``."""
-    # Looking at so many tensors would cost as much as stacking them.
-    few = len(samples) <= _FEW
     try:
-        if samples[0].layout is not _STRIDED or (few and 0 in map(_data_ptr, samples)):
+        first = samples[0]
+        if first.layout is not _STRIDED or first.is_quantized:
+            return None
+        if any(map(lacking, samples)):  # torch reads all the same
             return None
         stacked = _stack(samples)  # type: ignore[arg-type]  # raises if not
         # torch keeps the channels_last format of images.
