@@ -101,6 +101,7 @@ def write(state: Any, path: Path) -> None:
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
     try:
         with unfinished.open("xb") as file:
+            os.chmod(unfinished, 0o600)  # weights may be secret
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
