@@ -20,14 +20,13 @@ from pyparallel import DataLoader, mmengine
 STRUCK_STEP = 2
 
 
-def join(rank: int, folder: str, timeout: float) -> None:
+def join(rank: int, folder: str) -> None:
     """Join a group of two ranks on this machine."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(str(Path(folder) / "store"), 2)
-    duration = timedelta(seconds=timeout)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=2, timeout=duration
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=2)
     )
 
 
@@ -35,7 +34,7 @@ def undisturbed(rank: int, folder: str) -> None:
     """Run ``examples/resume.py`` to its end."""
     import resume
 
-    join(rank, folder, 60)
+    join(rank, folder)
     path = Path(folder) / "undisturbed.pt"
     resume.train(argparse.Namespace(checkpoint=path, every=4, epochs=4))
 
@@ -44,7 +43,7 @@ def together(rank: int, folder: str) -> None:
     """Save in two ranks; the one that writes waits whether the other runs ahead."""
     import _checkpoint
 
-    join(rank, folder, 60)
+    join(rank, folder)
     own = _checkpoint.from_all_ranks(b"rank" * (1 + 2 * rank))
     first = _checkpoint.from_first_rank(b"of %d" % rank)
     nothing = _checkpoint.from_first_rank(b"" if rank == 0 else b"of 1")
@@ -72,12 +71,14 @@ def survive(rank: int, folder: str, how: int, timeout: float) -> None:
 
     Printed are the error and the seconds until it was raised. Signal 0 is an end.
     """
-    join(rank, folder, timeout)
+    join(rank, folder)
     net = Net()
-    model = mmengine.MMDistributedDataParallel(net)
-    wrapper = mmengine.OptimWrapper(sgd(model))
+    wrapper = mmengine.OptimWrapper(sgd(net))
     pids = [torch.zeros(1, dtype=torch.long) for _ in range(2)]
     dist.all_gather(pids, torch.tensor([os.getpid()]))
+    # The bound begins when both are here, however long their start took.
+    group = dist.new_group(timeout=timedelta(seconds=timeout))
+    model = mmengine.MMDistributedDataParallel(net, process_group=group)
     struck = Path(folder) / "struck"
 
     def strike(gradient: torch.Tensor) -> None:

@@ -27,7 +27,7 @@ PACKAGE = Path(pyparallel.__file__).resolve().parents[1]
 PATHS = [str(PACKAGE), str(HERE), str(HERE.parent / "examples")]
 JOB = HERE / "elastic_job.py"
 #: Seconds that a job may take on a busy machine.
-LIMIT = 200
+LIMIT = 400
 
 
 @dataclasses.dataclass
@@ -79,6 +79,7 @@ def start(
         **command.variables,
     }
     job = [str(JOB), faults, str(log.parent), "--checkpoint", str(checkpoint)]
+    job += ["--timeout", "120"]  # also for ranks that take long to start
     torchrun = [sys.executable, "-m", "torch.distributed.run", *command.options]
     with log.open("wb") as file:
         return subprocess.Popen(
@@ -129,7 +130,7 @@ def in_two(call: str) -> list[tuple[int | None, str]]:
     """Call a function of ``elastic_ranks`` in two processes, with their ``{rank}``."""
     codes = [f"import elastic_ranks as r; r.{call.format(rank=n)}" for n in (0, 1)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda code: fresh.run(code, PATHS), codes))
+        return list(pool.map(lambda code: fresh.run(code, PATHS, LIMIT), codes))
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

@@ -253,7 +253,7 @@ def digits(folder: Path, copies: str = "") -> dict[str, Any]:
     arguments += "--scenes 48 --val-scenes 4 --epochs 2 --batch 8".split()
     arguments += "--every 4 --min-f1 0".split()
     code = DIGITS.format(copies=copies, arguments=arguments, script=script)
-    status, text = fresh.run(code, [EXAMPLES, *elastic_runs.PATHS])
+    status, text = fresh.run(code, elastic_runs.PATHS, elastic_runs.LIMIT)
     assert status == 0, text
     return elastic_runs.trained(folder / "a.pt")
 

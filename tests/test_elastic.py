@@ -42,7 +42,7 @@ def test_a_job_that_is_killed_twice_ends_like_one_that_is_not(
     [
         (0, 60, 3, r".*Connection (closed|reset) by peer.*"),
         (signal.SIGKILL, 60, -9, r".*Connection (closed|reset) by peer.*"),
-        (signal.SIGSTOP, 5, -9, r".*Timed out waiting 5000ms for (recv|send) .*"),
+        (signal.SIGSTOP, 10, -9, r".*Timed out waiting 10000ms for (recv|send) .*"),
     ],
 )
 def test_the_other_rank_is_told_in_time(
