@@ -19,6 +19,7 @@ from .distributed import MMDistributedDataParallel
 from .image import ImagePreprocessor
 from .loader import DataLoader
 from .padding import Padded, Padding
+from .parallel_apply import parallel_apply
 from .prefetch import PreDataLoader
 from .ragged import Ragged
 from .scatter import scatter, scatter_kwargs
@@ -48,6 +49,7 @@ __all__ = [
     "is_module_wrapper",
     "memory",
     "pad_stack",
+    "parallel_apply",
     "scatter",
     "scatter_kwargs",
     "start_to_host",

@@ -28,6 +28,9 @@ class DeviceApi(Protocol):
     def copy_stream(self, device: torch.device) -> Any:
         """Return the one copy stream of ``device``."""
 
+    def new_stream(self, device: torch.device) -> Any:
+        """Return a stream of ``device`` for a thread of its own."""
+
     def current_stream(self, device: torch.device) -> Any:
         """Return the stream that is current on ``device`` for this thread."""
 
@@ -89,9 +92,12 @@ class TorchDevice:
         """Return the copy stream of ``device``, made once for the process."""
         with self._lock:
             if device not in self._streams:
-                module = torch.get_device_module(device)
-                self._streams[device] = module.Stream(device=device)
+                self._streams[device] = self.new_stream(device)
             return self._streams[device]
+
+    def new_stream(self, device: torch.device) -> Any:
+        """Return one of the streams that torch has; beyond 32 they are shared."""
+        return torch.get_device_module(device).Stream(device=device)
 
     def current_stream(self, device: torch.device) -> Any:
         """Return the current stream of ``device``."""

@@ -134,6 +134,7 @@ class FakeDevice:
         self.main_streams = {d: Stream(compute_delay, d) for d in self.devices}
         self.copies, self.main = self.copy_streams[DEVICE], self.main_streams[DEVICE]
         self.side = Stream(compute_delay)
+        self.compute_delay, self.new_streams = compute_delay, []
         self.pools: dict[Stream, Pool] = defaultdict(Pool)
         self.host = Pool()
         self.local = threading.local()
@@ -146,7 +147,7 @@ class FakeDevice:
 
     def __exit__(self, *error: object) -> None:
         mains, copies = self.main_streams.values(), self.copy_streams.values()
-        for stream in (*mains, self.side, *copies):
+        for stream in (*mains, self.side, *copies, *self.new_streams):
             stream.close()
 
     @contextlib.contextmanager
@@ -173,6 +174,10 @@ class FakeDevice:
 
     def copy_stream(self, device: torch.device) -> Stream:
         return self.copy_streams[device]
+
+    def new_stream(self, device: torch.device) -> Stream:
+        self.new_streams.append(Stream(self.compute_delay, device))
+        return self.new_streams[-1]
 
     def current_stream(self, device: torch.device) -> Stream:
         current = self.local.__dict__.get("streams", {})

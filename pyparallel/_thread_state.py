@@ -1,0 +1,149 @@
+"""What torch keeps for every thread, taken down in one and entered in another.
+
+Note: [thread state]. A call behaves the same on whatever thread it runs: gradient mode,
+inference mode, autocast with its dtypes and its cache, the default device and the
+current device are the caller's. Python's context variables are carried beside it, by a
+copied context. The default dtype belongs to the process, so a thread has it anyway.
+
+A default device that is the current one of its type goes along without its index: in
+a thread of another device it means that one, as ``torch.device('cuda')`` does.
+
+What a call changes and does not put back stays in its thread, where nobody looks: the
+next call compares what it finds with what its caller has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+#: Of each device type with autocast on, its name and dtype.
+Casts = tuple[tuple[str, torch.dtype], ...]
+
+
+def _autocast_types() -> tuple[str, ...]:
+    """Return the device types that this torch has autocast for."""
+    names = ("cpu", "cuda", "xpu", "mps", "hpu", "ipu", "xla", "mtia", "maia")
+    known = []
+    for name in (*names, "privateuseone"):
+        try:
+            torch.is_autocast_enabled(name)
+        except RuntimeError:
+            continue
+        known.append(name)
+    return tuple(known)
+
+
+_TYPES = _autocast_types()
+# Looking at every type, or for a default device, takes longer than handing a call to a
+# thread; nearly always there is nothing to find, which torch can tell at once.
+_any_cast: Callable[[], Any] = getattr(torch._C, "_is_any_autocast_enabled", bool)
+_knows_casts = hasattr(torch._C, "_is_any_autocast_enabled")
+_num_modes: Callable[[], int] = getattr(
+    torch._C, "_len_torch_function_stack", lambda: 1
+)
+_accelerator = torch.accelerator.current_accelerator()
+
+
+class ThreadState(NamedTuple):
+    """The modes of one thread, a value."""
+
+    grad: bool
+    inference: bool
+    casts: Casts
+    cache: bool
+    default_device: torch.device | None
+    current_device: int | None
+
+
+def take() -> ThreadState:
+    """Return the state of this thread."""
+    return ThreadState(
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        _casts(),
+        torch.is_autocast_cache_enabled(),
+        _default_device() if _num_modes() else None,
+        _current_device(),
+    )
+
+
+@contextmanager
+def entered(state: ThreadState) -> Iterator[None]:
+    """Give this thread ``state`` for a block, and take it back whatever the block did.
+
+    Args:
+        state: of another thread, or of this one to keep changes from it.
+    """
+    before = take()
+    if before == state:
+        try:
+            yield
+        finally:
+            _put_back(before)
+        return
+    with ExitStack() as stack:
+        if state.current_device not in (None, before.current_device):
+            stack.enter_context(_module().device(state.current_device))
+        if state.default_device != before.default_device:
+            stack.enter_context(state.default_device or torch.device("cpu"))
+        if state.inference != before.inference:
+            stack.enter_context(torch.inference_mode(state.inference))
+        entered_so_far = before._replace(default_device=state.default_device)
+        stack.callback(_put_back, entered_so_far)
+        _set(state)
+        yield
+
+
+def _set(state: ThreadState) -> None:
+    """Set what is set and not entered: modes without a guard."""
+    # Entering `torch.autocast` would clear the casts that the caller has in the cache,
+    # when it is left: the cache is the process's, and the caller's region goes on.
+    wanted = dict(state.casts)
+    for name in {name for name, _ in _casts()} | wanted.keys():
+        torch.set_autocast_enabled(name, name in wanted)
+        if name in wanted:
+            torch.set_autocast_dtype(name, wanted[name])
+    torch.set_autocast_cache_enabled(state.cache)
+    torch.set_grad_enabled(state.grad)
+
+
+def _put_back(before: ThreadState) -> None:
+    now = take()
+    if now[:1] + now[2:4] != before[:1] + before[2:4]:
+        _set(before)
+    if now.default_device != before.default_device:
+        torch.set_default_device(before.default_device)
+
+
+def _casts() -> Casts:
+    if _knows_casts and not _any_cast():
+        return ()
+    return tuple(
+        (name, torch.get_autocast_dtype(name))
+        for name in _TYPES
+        if torch.is_autocast_enabled(name)
+    )
+
+
+def _default_device() -> torch.device | None:
+    device = torch.get_default_device()
+    if device.index is not None and device.type != "cpu":
+        module = torch.get_device_module(device)
+        if module.current_device() == device.index:
+            return torch.device(device.type)
+    return None if device == torch.device("cpu") else device
+
+
+def _current_device() -> int | None:
+    """Return the current accelerator, unless asking would be the first use of one."""
+    if _accelerator is None or not getattr(_module(), "is_initialized", bool)():
+        return None
+    return int(_module().current_device())
+
+
+def _module() -> Any:
+    return torch.get_device_module(_accelerator)
