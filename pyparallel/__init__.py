@@ -22,6 +22,7 @@ from .padding import Padded, Padding
 from .parallel_apply import parallel_apply
 from .prefetch import PreDataLoader
 from .ragged import Ragged
+from .replicas import replicate
 from .scatter import scatter, scatter_kwargs
 from .to_host import HostCopy, start_to_host, to_host
 
@@ -50,6 +51,7 @@ __all__ = [
     "memory",
     "pad_stack",
     "parallel_apply",
+    "replicate",
     "scatter",
     "scatter_kwargs",
     "start_to_host",

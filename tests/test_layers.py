@@ -38,6 +38,8 @@ LAYERS = [
     ["_thread_state"],
     ["_device_threads"],
     ["_broadcast", "collate", "scatter", "to_host", "_functions", "_module_wrappers"],
+    ["_carry"],
+    ["replicas", "gather"],
     ["parallel_apply"],
     ["_workers", "_hand_over"],
     ["_prefetch_thread"],
