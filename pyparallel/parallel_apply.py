@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from itertools import chain, count
+from typing import Any, overload
 
 import torch
 from torch import nn
 
-from ._device_threads import threads
+from ._calls import Call, run
+from ._dealing import WHO, deal, items_of, place_of, places_of, resolve, send
 from ._errors import BatchTypeError, BatchValueError, kind
-from ._frame import Frame
-from ._targets import Target, resolve_target
+from ._targets import Target
+from .replicas import replicate
 
-_WHO = "parallel_apply"
+_OF_ITEMS = ("inputs", "devices", "output_device", "dim", "module_kwargs")
+_OF_MODULES = ("inputs", "kwargs_tup", "devices")
 
 
 @overload
@@ -33,16 +35,90 @@ def parallel_apply(
     kwargs_tup: Sequence[Mapping[str, Any] | None] | None = None,
     devices: Sequence[Target | None] | None = None,
 ) -> list[Any]: ...
-def parallel_apply(*args: Any, **kwargs: Any) -> list[Any]:
-    """Call one callable over many inputs, or several modules on one input each.
+def parallel_apply(  # noqa: D417 - they are described form by form
+    *args: Any, **kwargs: Any
+) -> list[Any]:
+    """Call one callable on many items, or each of several modules on its own input.
+
+    ``parallel_apply(fn, inputs, devices=None, output_device=None, dim=0,
+    module_kwargs=None)`` deals items to devices, each with a thread of its own:
 
     Args:
-        args: see the two forms.
-        kwargs: see the two forms.
+        fn: called once for each item, as ``fn(item, **module_kwargs)``. An
+            ``nn.Module`` becomes one replica for each part, made anew by every call
+            (see `replicate`): gradients come together in the module. What a forward
+            pass writes to buffers stays as far as the first part is concerned.
+        inputs: a tensor, whose items have size 1 along ``dim``, or a sequence of items
+            of any kind. An item that is a plain ``tuple`` is a list of arguments.
+        devices: where to compute, one or several, and any of them more than once;
+            `scatter` tells how to name them. The n items are dealt in order into parts
+            that differ in size by one at most. None: all accelerators; without one as
+            many times the host as ``torch.get_num_threads()``.
+        output_device: where the tensors of results go; the first device by default.
+        dim: of a tensor ``inputs``, -dimensions to dimensions - 1.
+        module_kwargs: keyword arguments of every call.
+
+    ``parallel_apply(modules, inputs, kwargs_tup=None, devices=None)`` is torch's form.
+    It is meant if, and only if, the first argument is a sequence (an ``nn.ModuleList``
+    too) of callables. Each gets a thread, and nothing is moved:
+
+    Args:
+        modules: modules or other callables.
+        inputs: one for each. A tuple or a list is a list of arguments.
+        kwargs_tup: keyword arguments for each; None for none.
+        devices: one for each: its current device, and what errors name. None: that of
+            its input, or of its parameters.
+
+    Returns:
+        What the calls return, in the order of the items, in a list.
+
+    Raises:
+        TypeError: a first argument that is neither; an argument of the wrong kind.
+        ValueError: sequences of different lengths; no devices; a tensor without
+            dimensions; a ``dim`` that it has not.
+        RuntimeError: a device that this machine does not have; a current stream under
+            graph capture, with several parts.
+        BaseException: what the first call raised that fails, by the order of the items:
+            the very error, noted to be "in item i on device d". Calls that are under
+            way are waited for; those behind it that have not begun are not made.
+
+    Threads are kept, see Note [lent threads] in ``_device_threads.py``: calls from
+    several threads, and from inside of ``fn``, do not wait for each other. They have
+    the caller's context variables and torch's modes of its thread (gradients,
+    inference, autocast with dtypes and cache, default device), and keep theirs from it.
+    On the host they share the caller's ``torch.get_num_threads()``. A call with a
+    single part runs in the thread of its caller. Ctrl-C lets no further call begin and
+    is raised when those under way are done; a second one does not wait for them.
+
+    Random numbers of the host come from one generator, in the order in which threads
+    ask for them: with dropout two runs differ.
+
+    Stream: what goes to an accelerator is packed and sent as by `scatter`. Each thread
+    has a stream, which waits for what is queued on the device's current stream; that
+    one waits for the results. The host does not wait.
+
+    From ``torch.nn.parallel.parallel_apply``, which starts new threads for every call,
+    carries less, and needs accelerators; the first form is new.
+
+    Example:
+        >>> parallel_apply(torch.square, torch.arange(3), ["cpu", "cpu"])
+        [tensor([0]), tensor([1]), tensor([4])]
     """
-    first = args[0] if args else kwargs.get("fn", kwargs.get("modules"))
-    form = _over_modules if _is_sequence(first) else _over_items
-    return form(*args, **kwargs)
+    if args:
+        first, args = args[0], args[1:]
+    else:
+        name = "modules" if "modules" in kwargs else "fn"
+        first = kwargs.pop(name, None)
+    if _is_sequence(first):
+        _check_names(kwargs, _OF_MODULES, "several modules")
+        return _over_modules(first, *args, **kwargs)
+    if not callable(first):
+        raise BatchTypeError(
+            f"{WHO}: the first argument must be a callable, or a sequence of modules, "
+            f"but is of type {kind(first)}."
+        )
+    _check_names(kwargs, _OF_ITEMS, "one callable")
+    return _over_items(first, *args, **kwargs)
 
 
 def _over_items(
@@ -53,7 +129,41 @@ def _over_items(
     dim: int = 0,
     module_kwargs: Any = None,
 ) -> list[Any]:
-    raise NotImplementedError
+    kwargs = _options(module_kwargs, "module_kwargs")
+    dealt = items_of(inputs, dim)
+    places = places_of(devices)
+    target = places[0] if output_device is None else resolve(output_device)
+    if not dealt:
+        return []
+    parts = deal(dealt, len(places))
+    places = places[: len(parts)]
+    functions = _replicas(fn, places)
+    sent = send([(part, kwargs) for part in parts], places)
+    number = count()
+    calls = [
+        [
+            Call(next(number), each, item if type(item) is tuple else (item,), named)
+            for item in part
+        ]
+        for each, (part, named) in zip(functions, sent, strict=True)
+    ]
+    results: list[Any]
+    (results,) = send([run(places, calls, len(dealt))], [target])
+    return results
+
+
+def _replicas(fn: Any, places: Sequence[torch.device]) -> Sequence[Any]:
+    """Return what to call on every device."""
+    if not isinstance(fn, nn.Module):
+        return [fn] * len(places)
+    if len(places) == 1 and _is_on(fn, places[0]):
+        return [fn]
+    return replicate(fn, places)
+
+
+def _is_on(module: nn.Module, place: torch.device) -> bool:
+    tensors = chain(module.parameters(), module.buffers())
+    return all(tensor.device == place for tensor in tensors)
 
 
 def _over_modules(
@@ -66,7 +176,7 @@ def _over_modules(
     for i, module in enumerate(modules):
         if not callable(module):
             raise BatchTypeError(
-                f"{_WHO}: modules[{i}] must be a module or another callable, but is "
+                f"{WHO}: modules[{i}] must be a module or another callable, but is "
                 f"of type {kind(module)}."
             )
     inputs = _same_length(inputs, "inputs", modules)
@@ -77,99 +187,25 @@ def _over_modules(
     if devices is None:
         devices = [None] * len(modules)
     places = [
-        _device_of(args, module) if device is None else _resolve(device)
+        resolve(device) if device is not None else place_of((args, module))
         for device, args, module in zip(
             _same_length(devices, "devices", modules), inputs, modules, strict=True
         )
     ]
     calls = [
-        _Call(
-            i, module, args if isinstance(args, list | tuple) else (args,), options[i]
-        )
+        Call(i, module, args if isinstance(args, list | tuple) else (args,), options[i])
         for i, (module, args) in enumerate(zip(modules, inputs, strict=True))
     ]
-    return _run(places, [[call] for call in calls], len(calls))
+    return run(places, [[call] for call in calls], len(calls))
 
 
-class _Call(NamedTuple):
-    """One call: of the item or the replica of this number."""
-
-    number: int
-    fn: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-
-
-def _run(
-    devices: Sequence[torch.device], parts: Sequence[Sequence[_Call]], num_calls: int
-) -> list[Any]:
-    """Do every part on its device, and return the results of all calls in order.
-
-    Raises:
-        BaseException: what the first call raised that raises, as if they had been done
-            one after the other: those behind it that have not begun are left out.
-    """
-    if not parts:
-        return []
-    failure = _Failure(num_calls)
-
-    def job(part: Sequence[_Call], device: torch.device) -> Callable[[], list[Any]]:
-        def do() -> list[Any]:
-            results = []
-            for call in part:
-                if call.number >= failure.first:
-                    break
-                try:
-                    results.append(call.fn(*call.args, **call.kwargs))
-                except BaseException as error:
-                    failure.add(call.number, error, device)
-            return results
-
-        return do
-
-    jobs = [job(part, device) for part, device in zip(parts, devices, strict=True)]
-    done = threads.run(devices, jobs, lambda error: failure.stop())
-    try:
-        if failure.error is not None:
-            raise failure.error
-    finally:
-        failure.error = None  # its traceback holds this frame
-    return [result for part in done for result in part]
-
-
-class _Failure:
-    """The first call, by number, that failed."""
-
-    def __init__(self, num_calls: int) -> None:
-        self.first = num_calls
-        self.error: BaseException | None = None
-        self._lock = threading.Lock()
-
-    def add(self, number: int, error: BaseException, device: torch.device) -> None:
-        with self._lock:
-            if number < self.first:
-                self.first, self.error = number, error
-                _add_note(error, f"in item {number} on device {device}")
-
-    def stop(self) -> None:
-        """Let no further call begin."""
-        with self._lock:
-            self.first = -1
-
-
-def _add_note(error: BaseException, note: str) -> None:
-    """Add a line to what is printed of an error, as ``add_note`` of Python 3.11 does.
-
-    The error stays what it is: its class, its attributes and its traceback, however its
-    class is made.
-    """
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-        return
-    noted: Any = error
-    noted.__notes__ = [*getattr(error, "__notes__", ()), note]
-    if error.__cause__ is None:  # Python 3.10 prints causes, and no notes
-        error.__cause__ = error.__context__ or RuntimeError(note)
+def _check_names(found: Iterable[str], known: Sequence[str], what: str) -> None:
+    for name in found:
+        if name not in known:
+            raise BatchTypeError(
+                f"{WHO}: the arguments beside {what} must be {', '.join(known)}, but "
+                f"one is {name}."
+            )
 
 
 def _is_sequence(value: Any) -> bool:
@@ -181,12 +217,12 @@ def _same_length(value: Any, name: str, modules: Sequence[Any]) -> list[Any]:
     """Return a sequence as a list, as long as ``modules``."""
     if not _is_sequence(value) and not isinstance(value, torch.Tensor):
         raise BatchTypeError(
-            f"{_WHO}: {name} must be a sequence with one entry for each module, but is "
+            f"{WHO}: {name} must be a sequence with one entry for each module, but is "
             f"of type {kind(value)}."
         )
     if len(value) != len(modules):
         raise BatchValueError(
-            f"{_WHO}: {name} must have one entry for each of {len(modules)} modules, "
+            f"{WHO}: {name} must have one entry for each of {len(modules)} modules, "
             f"but has {len(value)}."
         )
     return list(value)
@@ -199,17 +235,5 @@ def _options(value: Any, name: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return value
     raise BatchTypeError(
-        f"{_WHO}: {name} must be keyword arguments by name, but is {value!r}."
+        f"{WHO}: {name} must be keyword arguments by name, but is {value!r}."
     )
-
-
-def _resolve(device: Any) -> torch.device:
-    return resolve_target(device, _WHO, "device") or torch.device("cpu")
-
-
-def _device_of(args: Any, module: Any) -> torch.device:
-    """Return where a module computes that nobody has named a device for."""
-    tensors = Frame(args, lambda tensor: True).tensors
-    if isinstance(module, nn.Module):
-        tensors += module.parameters()
-    return tensors[0].device if tensors else torch.device("cpu")
