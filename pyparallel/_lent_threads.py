@@ -28,6 +28,9 @@ import torch
 MOST_IDLE = 32
 #: How long the end of the interpreter waits for jobs, in seconds.
 EXIT_SECONDS = 5.0
+#: A signal that comes just before a lock is waited for does not end the wait. It is
+#: seen when this time is over, in seconds.
+SLICE = 1.0
 
 
 class Worker(threading.Thread):
@@ -36,20 +39,22 @@ class Worker(threading.Thread):
     def __init__(self, owner: Pool, device: torch.device, stream: Any) -> None:
         super().__init__(name=f"pyparallel-{device}", daemon=True)
         self.device, self.stream = device, stream
-        self.inbox: SimpleQueue[tuple[Task, _Round] | None] = SimpleQueue()
+        self.inbox: SimpleQueue[_Given | None] = SimpleQueue()
         self._owner = owner
         self.start()
 
     def run(self) -> None:
         """Do tasks until there is none."""
         while (given := self.inbox.get()) is not None:
-            task, of = given
+            if not given.begin():
+                continue
+            of = given.of
             try:
-                task(self)
+                given.task(self)
             finally:
                 # Free before its caller goes on, so that the next call finds it; and
                 # it holds nothing of the call.
-                del task, given
+                del given
                 self._owner.give_back(self)
                 of.leave()
                 del of
@@ -67,17 +72,32 @@ class _Round:
         self._lock, self._done = threading.Lock(), threading.Lock()
         self._done.acquire()
 
-    def leave(self, num_tasks: int = 1) -> None:
+    def leave(self) -> None:
         with self._lock:
-            self._left -= num_tasks
+            self._left -= 1
             if self._left:
                 return
         self._done.release()
 
     def wait(self) -> None:
         """Wait for the last one. The main thread's signals interrupt this."""
-        with self._done:
+        while not self._done.acquire(timeout=SLICE):
             pass
+        self._done.release()
+
+
+class _Given:
+    """One task of a call. Only one can begin it: its thread, or who takes it back."""
+
+    def __init__(self, task: Task, of: _Round) -> None:
+        self.task, self.of, self._begun = task, of, threading.Lock()
+
+    def begin(self) -> bool:
+        return self._begun.acquire(blocking=False)
+
+
+def _nothing(worker: Worker) -> None:
+    """Do nothing: a thread that has done it is free again."""
 
 
 class Pool:
@@ -114,22 +134,21 @@ class Pool:
         """
         workers: list[Worker] = []
         of = _Round(len(tasks))
-        given = 0
+        given = [_Given(task, of) for task in tasks]
         try:
             for device in devices:
                 workers.append(self._lend(device))
-            for worker, task in zip(workers, tasks, strict=True):
-                worker.inbox.put((task, of))
-                given += 1
+            for worker, each in zip(workers, given, strict=True):
+                worker.inbox.put(each)
             of.wait()
         except BaseException:
             cancel()
-            for worker in workers[given:]:
-                self.give_back(worker)
-            if given:
-                if given < len(tasks):
-                    of.leave(len(tasks) - given)
-                of.wait()
+            for worker, each in zip(workers, given, strict=False):
+                if each.begin():  # nobody else will, whether it was put or not
+                    worker.inbox.put(_Given(_nothing, of))
+            for _ in given[len(workers) :]:
+                of.leave()
+            of.wait()
             raise
 
     def _lend(self, device: torch.device) -> Worker:

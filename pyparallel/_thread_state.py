@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: Of each device type with autocast on, its name and dtype.
-Casts = tuple[tuple[str, torch.dtype], ...]
+#: Of device types their names, whether autocast is on, and its dtype.
+Casts = tuple[tuple[str, bool, torch.dtype], ...]
 
 
 def _autocast_types() -> tuple[str, ...]:
@@ -38,6 +38,9 @@ def _autocast_types() -> tuple[str, ...]:
 
 
 _TYPES = _autocast_types()
+_accelerator = torch.accelerator.current_accelerator()
+#: Those that this torch can compute with; a dtype may be set while autocast is off.
+_HERE = tuple(t for t in _TYPES if t in ("cpu", _accelerator and _accelerator.type))
 # Looking at every type, or for a default device, takes longer than handing a call to a
 # thread; nearly always there is nothing to find, which torch can tell at once.
 _any_cast: Callable[[], Any] = getattr(torch._C, "_is_any_autocast_enabled", bool)
@@ -45,7 +48,6 @@ _knows_casts = hasattr(torch._C, "_is_any_autocast_enabled")
 _num_modes: Callable[[], int] = getattr(
     torch._C, "_len_torch_function_stack", lambda: 1
 )
-_accelerator = torch.accelerator.current_accelerator()
 
 
 class ThreadState(NamedTuple):
@@ -102,11 +104,11 @@ def _set(state: ThreadState) -> None:
     """Set what is set and not entered: modes without a guard."""
     # Entering `torch.autocast` would clear the casts that the caller has in the cache,
     # when it is left: the cache is the process's, and the caller's region goes on.
-    wanted = dict(state.casts)
-    for name in {name for name, _ in _casts()} | wanted.keys():
-        torch.set_autocast_enabled(name, name in wanted)
-        if name in wanted:
-            torch.set_autocast_dtype(name, wanted[name])
+    for name, _, _ in _casts():
+        torch.set_autocast_enabled(name, False)
+    for name, is_on, dtype in state.casts:
+        torch.set_autocast_enabled(name, is_on)
+        torch.set_autocast_dtype(name, dtype)
     torch.set_autocast_cache_enabled(state.cache)
     torch.set_grad_enabled(state.grad)
 
@@ -120,12 +122,11 @@ def _put_back(before: ThreadState) -> None:
 
 
 def _casts() -> Casts:
-    if _knows_casts and not _any_cast():
-        return ()
     return tuple(
-        (name, torch.get_autocast_dtype(name))
-        for name in _TYPES
-        if torch.is_autocast_enabled(name)
+        [
+            (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name))
+            for name in (_HERE if _knows_casts and not _any_cast() else _TYPES)
+        ]
     )
 
 

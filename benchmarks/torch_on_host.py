@@ -1,0 +1,52 @@
+"""torch's own parallel_apply, led past the accelerators that it asks for.
+
+The function is torch's, byte for byte; only the names that it looks up are others:
+without an accelerator there is no device index and no stream. What is left out on the
+host would cost it time on a device, so nothing here makes it slower.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+
+_accelerator = SimpleNamespace(
+    current_stream=lambda device: nullcontext(),
+    is_available=lambda: True,
+    current_accelerator=lambda: torch.device("cpu"),
+    device_index=lambda device: nullcontext(),
+)
+
+
+class _Torch:
+    """torch, with an accelerator that is the host."""
+
+    accelerator = _accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _get_device_index(device: Any, optional: bool = False) -> Any:
+    return "cpu" if device is None else device
+
+
+# The package has the function under the name of the module.
+_module = importlib.import_module("torch.nn.parallel.parallel_apply")
+_names = {
+    **vars(_module),
+    "torch": _Torch(),
+    "_get_device_index": _get_device_index,
+}
+#: ``torch.nn.parallel.parallel_apply``, on the host.
+parallel_apply: Callable[..., list[Any]] = FunctionType(
+    _module.parallel_apply.__code__,
+    _names,
+    "parallel_apply",
+    _module.parallel_apply.__defaults__,
+)

@@ -1,0 +1,201 @@
+"""In a call a thread has the modes of its caller; afterwards both have their own."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from pyparallel import _thread_state, parallel_apply
+
+DEVICES = ["cpu", "cpu", "cpu"]
+#: Modes in which a function sees what it would see without them.
+SAME = ("none", "grad in no grad", "host block in a device block")
+setting: contextvars.ContextVar[str] = contextvars.ContextVar("setting", default="none")
+
+
+def look(_: Any = None) -> dict[str, Any]:
+    """Return what a function can see of its thread."""
+    made = torch.ones(2, 2)
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": {t: torch.is_autocast_enabled(t) for t in ("cpu", "cuda", "xpu")},
+        "dtypes": {
+            t: torch.get_autocast_dtype(t)
+            for t in ("cpu", "cuda", "xpu")
+            if t == "cpu" or torch.is_autocast_enabled(t)
+        },
+        "cache": torch.is_autocast_cache_enabled(),
+        "default dtype": made.dtype,
+        "default device": made.device,
+        "computed": (made @ made).dtype,
+        "context": setting.get(),
+    }
+
+
+@contextmanager
+def raw_autocast(name: str, dtype: torch.dtype) -> Iterator[None]:
+    """Switch autocast on for a type whose devices this machine may lack."""
+    before = torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)
+    torch.set_autocast_enabled(name, True)
+    torch.set_autocast_dtype(name, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(name, before[0])
+        torch.set_autocast_dtype(name, before[1])
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def default_device(name: str) -> Iterator[None]:
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextmanager
+def context(value: str) -> Iterator[None]:
+    token = setting.set(value)
+    try:
+        yield
+    finally:
+        setting.reset(token)
+
+
+MODES = {
+    "none": [],
+    "no grad": [torch.no_grad],
+    "grad in no grad": [torch.no_grad, torch.enable_grad],
+    "inference": [torch.inference_mode],
+    "grad in inference": [torch.inference_mode, torch.enable_grad],
+    "autocast": [lambda: torch.autocast("cpu", torch.bfloat16)],
+    "autocast off inside": [
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.autocast("cpu", torch.float16, enabled=False),
+    ],
+    "autocast half, no cache": [
+        lambda: torch.autocast("cpu", torch.float16, cache_enabled=False)
+    ],
+    "autocast of two others": [
+        lambda: raw_autocast("cuda", torch.bfloat16),
+        lambda: raw_autocast("xpu", torch.float16),
+    ],
+    "default dtype": [lambda: default_dtype(torch.float64)],
+    "default device": [lambda: default_device("meta")],
+    "device block": [lambda: torch.device("meta")],
+    "host block in a device block": [
+        lambda: torch.device("meta"),
+        lambda: torch.device("cpu"),
+    ],
+    "context variable": [lambda: context("mine")],
+    "many": [
+        torch.no_grad,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+        lambda: context("mine"),
+    ],
+}
+
+
+@pytest.mark.parametrize("devices", [DEVICES, ["cpu"]], ids=["threads", "here"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_modes_of_the_caller_hold_in_its_calls_and_only_there(
+    mode: str, devices: list[str]
+) -> None:
+    outside = look()
+    with ExitStack() as stack:
+        for enter in MODES[mode]:
+            stack.enter_context(enter())
+        here = look()
+        assert (here == outside) == (mode in SAME), "the test would see nothing"
+        assert parallel_apply(look, range(6), devices) == [here] * 6
+        assert look() == here
+    assert parallel_apply(look, range(6), devices) == [outside] * 6
+
+
+def spoil(_: Any) -> None:
+    torch.set_grad_enabled(False)
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_dtype("cpu", torch.float16)
+    torch.set_autocast_cache_enabled(False)
+    torch.set_default_device("meta")
+    setting.set("spoilt")
+
+
+@pytest.mark.parametrize(
+    ("mode", "devices"),
+    [
+        *[(mode, DEVICES) for mode in ("none", "no grad", "autocast", "device block")],
+        # Not of a device block: in one thread torch itself cannot undo that.
+        *[(mode, ["cpu"]) for mode in ("none", "no grad", "autocast")],
+    ],
+)
+def test_what_a_call_changes_is_seen_by_no_other(mode: str, devices: list[str]) -> None:
+    before = look()
+    with ExitStack() as stack:
+        for enter in MODES[mode]:
+            stack.enter_context(enter())
+        here = look()
+        parallel_apply(spoil, range(len(devices)), devices)
+        assert parallel_apply(look, range(6), devices) == [here] * 6
+        assert {**look(), "default device": 0} == {**here, "default device": 0}
+    torch.set_default_device(None)
+    assert look() == before
+    assert parallel_apply(look, range(6), devices) == [before] * 6
+
+
+def test_casts_that_the_caller_has_cached_survive() -> None:
+    weight = torch.randn(4, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        first = (torch.ones(4, 4) @ weight).grad_fn
+        parallel_apply(look, range(3), DEVICES)
+        second = (torch.ones(4, 4) @ weight).grad_fn
+
+    def cast_of(node: Any) -> Any:
+        (found,) = [n for n, _ in node.next_functions if n is not None]
+        return found
+
+    assert cast_of(first) is cast_of(second)
+
+
+def test_the_state_is_right_without_the_shortcuts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        quick = _thread_state.take()
+        monkeypatch.setattr(_thread_state, "_knows_casts", False)
+        monkeypatch.setattr(_thread_state, "_num_modes", lambda: 1)
+        assert _thread_state.take() == quick
+        assert ("cpu", True, torch.bfloat16) in quick.casts
+        assert quick.default_device == torch.device("meta")
+
+
+def test_modes_are_put_back_after_an_error() -> None:
+    before = look()
+
+    def fail(_: Any) -> None:
+        spoil(None)
+        raise ValueError("no")
+
+    for devices in (DEVICES, ["cpu"]):
+        with pytest.raises(ValueError, match="no"), torch.no_grad():
+            parallel_apply(fail, range(3), devices)
+        assert look() == before
+        assert parallel_apply(look, range(3), devices) == [before] * 3

@@ -1,0 +1,209 @@
+"""Streams of jobs on a fake device: every wait is there, and every one is needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_device import DEVICE, FakeDevice, NoKeep, Stream, memory
+
+from pyparallel._device_threads import Threads
+
+ROUNDS = 40
+SIZE = 4096
+
+
+class NoWaitInThread(FakeDevice):
+    """A job does not wait for what its caller has queued."""
+
+    def wait(self, stream, event):
+        if stream not in self.new_streams:
+            super().wait(stream, event)
+
+
+class NoWaitInCaller(FakeDevice):
+    """The caller's stream does not wait for a job."""
+
+    def wait(self, stream, event):
+        if stream in self.new_streams:
+            super().wait(stream, event)
+
+
+def threads_on(fake: FakeDevice) -> Threads:
+    return Threads(fake, lambda device: device.type == "cuda")
+
+
+def add(fake: FakeDevice, x: torch.Tensor, number: int) -> torch.Tensor:
+    """Queue a kernel on the current stream; return its result, in new memory."""
+    device = fake.device_of(x)
+    assert device is not None
+    y = fake.empty(x.nbytes, device)
+    src, dst = memory(x.data_ptr(), x.nbytes), memory(y.data_ptr(), y.nbytes)
+    fake.current_stream(device).queue(lambda: np.copyto(dst, src + np.uint8(number)))
+    return y
+
+
+def job(fake: FakeDevice, x: torch.Tensor) -> Callable[[], Any]:
+    return lambda: {"y": [add(fake, add(fake, x, 1), 2)]}
+
+
+def count_wrong(fake: FakeDevice, devices: list[torch.device]) -> int:
+    """Return how many results the caller does not read as they should be."""
+    threads = threads_on(fake)
+    read: list[tuple[int, list[bytes]]] = []
+    try:
+        for i in range(ROUNDS):
+            source = torch.full((SIZE,), i, dtype=torch.uint8)
+            xs = [fake.put(source, device) for device in devices]
+            jobs = [job(fake, x) for x in xs]
+            found = threads.run(devices, jobs, lambda: None)
+            del xs, jobs
+            for device, result in zip(devices, found, strict=True):
+                read.append((i + 3, []))
+                fake.read(result["y"][0], read[-1][1], device)
+            del found, result
+    finally:
+        threads.pool.close()
+    for stream in fake.main_streams.values():
+        done = fake.record(stream)
+        assert done.wait(60)
+    return sum(into != [bytes([value]) * SIZE] for value, into in read)
+
+
+ZERO, ONE = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    "devices", [[ZERO, ZERO], [ZERO, ONE], [ZERO, ONE, ZERO]], ids=str
+)
+def test_results_are_right_however_slow_the_streams_are(devices: Any) -> None:
+    with FakeDevice(num_devices=2) as fake:
+        assert count_wrong(fake, devices) == 0
+        assert len(fake.new_streams) == len(devices)
+
+
+@pytest.mark.parametrize("broken", [NoWaitInThread, NoWaitInCaller])
+def test_each_wait_is_needed(broken: type[FakeDevice]) -> None:
+    with broken(num_devices=2) as fake:
+        assert count_wrong(fake, [ZERO, ONE]) > 0
+
+
+def overwritten(fake: FakeDevice) -> bool:
+    """Tell whether a result that one stream still reads is another call's memory."""
+    threads = threads_on(fake)
+    into: list[bytes] = []
+    try:
+        x = fake.put(torch.zeros(SIZE, dtype=torch.uint8))
+        found = threads.run([ZERO, ZERO], [job(fake, x)] * 2, lambda: None)
+        fake.main.queue(time.sleep, 0.2)  # the reader is late
+        fake.read(found[0]["y"][0], into)
+        del found
+        with fake.using(fake.side):  # another caller's stream, and free at once
+            z = fake.put(torch.full((SIZE,), 9, dtype=torch.uint8))
+            for _ in range(3):
+                threads.run([ZERO, ZERO], [job(fake, z)] * 2, lambda: None)
+        assert fake.record(fake.main).wait(60)
+    finally:
+        threads.pool.close()
+    return into != [bytes([3]) * SIZE]
+
+
+def test_memory_of_results_is_kept_for_the_stream_that_reads_them() -> None:
+    with FakeDevice() as fake:
+        assert not overwritten(fake)
+    with NoKeep() as fake:
+        assert overwritten(fake)
+
+
+def test_the_caller_waits_for_jobs_that_fail_too() -> None:
+    with FakeDevice() as fake:
+        threads = threads_on(fake)
+
+        def fail() -> None:
+            fake.current_stream(DEVICE).queue(time.sleep, 0.05)
+            fake.current_stream(DEVICE).queue(ended.append, 1)
+            raise ValueError("no")
+
+        ended: list[int] = []
+        with pytest.raises(ValueError, match="no"):
+            threads.run([ZERO, ZERO], [fail, fail], lambda: None)
+        seen: list[int] = []
+        fake.main.queue(lambda: seen.append(len(ended)))
+        assert fake.record(fake.main).wait(60)
+        assert seen == [2]
+        threads.pool.close()
+
+
+def test_the_host_does_not_wait() -> None:
+    with FakeDevice() as fake:
+        threads = threads_on(fake)
+        hold = fake.record(Held(fake))
+        fake.main.queue(hold.wait, 60)
+        x = fake.put(torch.zeros(SIZE, dtype=torch.uint8))
+        found = threads.run([ZERO, ZERO], [job(fake, x)] * 2, lambda: None)
+        assert not fake.record(fake.main).is_set()  # all of it is still to be done
+        into: list[bytes] = []
+        fake.read(found[1]["y"][0], into)
+        hold.set()
+        assert fake.record(fake.main).wait(60)
+        assert into == [bytes([3]) * SIZE]
+        threads.pool.close()
+
+
+class Held(Stream):
+    """A stream on which nothing is ever done."""
+
+    def __init__(self, fake: FakeDevice) -> None:
+        self.device = DEVICE
+
+    def queue(self, function, *args) -> None:
+        pass
+
+
+def test_one_job_runs_on_the_callers_stream() -> None:
+    with FakeDevice() as fake:
+        threads = threads_on(fake)
+        with fake.using(fake.side):
+            seen = threads.run(
+                [ZERO], [lambda: fake.current_stream(DEVICE)], lambda: None
+            )
+        assert seen == [fake.side] and not fake.new_streams
+
+
+def test_a_thread_has_its_stream_for_good_and_jobs_run_on_it() -> None:
+    with FakeDevice() as fake:
+        threads = threads_on(fake)
+        look = [lambda: fake.current_stream(DEVICE)] * 2
+        found = {*threads.run([ZERO, ZERO], look, lambda: None)}
+        for _ in range(5):
+            assert {*threads.run([ZERO, ZERO], look, lambda: None)} == found
+        assert found == set(fake.new_streams) and len(found) == 2
+        threads.pool.close()
+
+
+def test_a_stream_under_capture_is_refused_before_anything_runs() -> None:
+    with FakeDevice() as fake:
+        threads = threads_on(fake)
+        fake.captured = fake.main
+        ran: list[int] = []
+        with pytest.raises(
+            RuntimeError, match="must not be under graph capture, but is"
+        ):
+            threads.run([ZERO, ZERO], [lambda: ran.append(1)] * 2, lambda: None)
+        assert not ran
+        assert threads.run([ZERO], [lambda: 4], lambda: None) == [4]
+
+
+def test_casts_are_cached_unless_two_streams_of_one_device_would_share_them() -> None:
+    with FakeDevice(num_devices=2) as fake:
+        threads = threads_on(fake)
+        look = [torch.is_autocast_cache_enabled] * 2
+        assert torch.is_autocast_cache_enabled()
+        assert threads.run([ZERO, ONE], look, lambda: None) == [True, True]
+        assert threads.run([ZERO, ZERO], look, lambda: None) == [False, False]
+        assert torch.is_autocast_cache_enabled()
+        threads.pool.close()
