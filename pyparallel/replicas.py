@@ -173,21 +173,15 @@ def _fill(
     """Put children, parameters and buffers into the shells of one replica."""
     for module in modules:
         shell = shells[id(module)]
-        shell._former_parameters = OrderedDict()
+        former = shell.__dict__["_former_parameters"] = OrderedDict()
         for name, child in module._modules.items():
-            if child is None:
-                shell._modules[name] = None
-            else:
-                setattr(shell, name, shells[id(child)])
+            shell._modules[name] = None if child is None else shells[id(child)]
         for name, parameter in module._parameters.items():
             if parameter is None:
                 shell._parameters[name] = None
             else:
                 # No Parameter any more: a plain attribute, by the class's __setattr__.
                 setattr(shell, name, tensors[id(parameter)])
-                shell._former_parameters[name] = tensors[id(parameter)]
+                former[name] = tensors[id(parameter)]
         for name, buffer in module._buffers.items():
-            if buffer is None:
-                shell._buffers[name] = None
-            else:
-                setattr(shell, name, tensors[id(buffer)])
+            shell._buffers[name] = None if buffer is None else tensors[id(buffer)]

@@ -1,0 +1,259 @@
+"""replicate on the host: gradients, sharing, and what modules do by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from pyparallel import replicate
+
+CPU = torch.device("cpu")
+TWO = ["cpu", "cpu"]
+
+
+class Odd(nn.Module):
+    """Parameters, buffers and children at unusual places, some of them shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.again = self.first
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.first.weight
+        self.listed = nn.ParameterList([torch.ones(3), torch.zeros(3)])
+        self.named = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.LayerNorm(3)})
+        self.keyed = nn.ParameterDict({"scale": torch.full((3,), 2.0)})
+        self.nothing: nn.Module | None = None
+        self.register_module("nobody", None)
+        self.register_parameter("none", None)
+        self.register_buffer("no_buffer", None)
+        self.register_buffer("seen", torch.zeros(1))
+        self.tied.register_buffer("seen", self.seen)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.tied(self.again(x)) + self.listed[0] + self.listed[1]
+        return self.named["b"](self.named["a"](x)) * self.keyed["scale"] * self.frozen
+
+
+class OwnReplica(nn.Linear):
+    """A module that marks its replicas, as torch's RNNs do."""
+
+    marked = False
+
+    def _replicate_for_data_parallel(self) -> Any:
+        replica = super()._replicate_for_data_parallel()
+        replica.marked = True
+        return replica
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+def run_both(module: nn.Module, x: torch.Tensor, sizes: list[int]) -> Any:
+    """Return gradients by replicas of the parts of ``x``, and by the module itself."""
+    outputs = [
+        replica(part)
+        for replica, part in zip(
+            replicate(module, ["cpu"] * len(sizes)), x.split(sizes), strict=True
+        )
+    ]
+    torch.cat(outputs).square().sum().backward()
+    by_replicas = {
+        name: None if grad is None else grad.clone()
+        for name, grad in gradients(module).items()
+    }
+    module.zero_grad()
+    module(x).square().sum().backward()
+    return by_replicas, gradients(module)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(3, 3),
+        Odd,
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+        lambda: parametrize.register_parametrization(
+            nn.Linear(3, 3), "weight", nn.Softplus()
+        ),
+        lambda: nn.utils.spectral_norm(nn.Linear(3, 3)).eval(),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+    ],
+    ids=["linear", "odd", "nested", "parametrized", "hooked", "weight norm"],
+)
+@pytest.mark.parametrize("sizes", [[3, 2], [1, 3, 1]], ids=str)
+def test_gradients_are_those_of_the_module_on_the_whole_batch(
+    make: Any, sizes: list[int]
+) -> None:
+    torch.manual_seed(0)
+    by_replicas, alone = run_both(make(), torch.randn(5, 3), sizes)
+    assert any(grad is not None for grad in alone.values())
+    torch.testing.assert_close(by_replicas, alone)
+
+
+def test_a_parameter_that_no_replica_used_gets_no_gradient() -> None:
+    net = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    first, second = replicate(net, TWO)
+    (first[0](torch.ones(1, 1)) + second[0](torch.ones(1, 1))).backward()
+    assert net[0].weight.grad is not None
+    assert net[1].weight.grad is None
+
+
+def test_gradients_of_gradients_are_those_of_the_module() -> None:
+    x = torch.tensor([[1.0], [3.0]])
+
+    def second(outputs: list[torch.Tensor], weight: torch.Tensor) -> torch.Tensor:
+        loss = torch.cat(outputs).pow(3).sum()
+        (grad,) = torch.autograd.grad(loss, weight, create_graph=True)
+        return torch.autograd.grad(grad.sum(), weight)[0]
+
+    net = nn.Linear(1, 1, bias=False)
+    outputs = [r(part) for r, part in zip(replicate(net, TWO), x.split(1), strict=True)]
+    alone = second([net(x)], net.weight)
+    torch.testing.assert_close(second(outputs, net.weight), alone)
+
+
+def test_lists_of_devices_may_be_empty_short_or_named_in_any_way() -> None:
+    net = nn.Linear(1, 1)
+    assert replicate(net, []) == []
+    for devices in ("cpu", -1, CPU, [-1], (CPU,), iter(["cpu"])):
+        (replica,) = replicate(net, devices)
+        assert type(replica) is nn.Linear and replica is not net
+    assert len(replicate(nn.ReLU(), ["cpu"] * 3)) == 3
+
+
+def test_parameters_share_memory_and_have_a_history_each() -> None:
+    net = nn.Linear(2, 2)
+    first, second = replicate(net, TWO)
+    assert first.weight.data_ptr() == second.weight.data_ptr() == net.weight.data_ptr()
+    assert first.weight.grad_fn is not second.weight.grad_fn
+    assert list(first.parameters()) == []
+    assert list(first._former_parameters) == ["weight", "bias"]
+    assert first._former_parameters["weight"] is first.weight
+
+
+def test_what_an_optimizer_changes_the_next_replicas_have() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), 1.0)
+    before = net.weight.item()
+    for replica in replicate(net, TWO):
+        replica(torch.ones(1, 1)).backward()
+    optimizer.step()
+    assert [r.weight.item() for r in replicate(net, TWO)] == [before - 2] * 2
+
+
+def test_a_change_of_a_parameter_before_the_backward_pass_is_noticed() -> None:
+    net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    (replica,) = replicate(net, ["cpu"])
+    output = replica(torch.ones(1, 1))
+    with torch.no_grad():
+        net[1].weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.backward()
+
+
+def test_detached_replicas_have_parameters_without_a_history() -> None:
+    net = nn.Linear(2, 2)
+    for replica in replicate(net, TWO, detach=True):
+        assert not replica.weight.requires_grad and replica.weight.grad_fn is None
+        assert replica.weight.data_ptr() == net.weight.data_ptr()
+        assert not replica(torch.ones(1, 2)).requires_grad
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_replicas_can_be_made_without_gradients(mode: Any) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    with mode():
+        for replica in replicate(net, TWO):
+            x = torch.ones(3, 2)
+            output = replica(x)
+            assert torch.equal(output, net(x)) and not output.requires_grad
+
+
+class TestBuffers:
+    def test_the_first_replica_has_those_of_the_module_the_others_copies(self) -> None:
+        net = nn.BatchNorm1d(1)
+        first, second, third = replicate(net, ["cpu"] * 3)
+        assert first.running_mean is net.running_mean
+        pointers = {r.running_mean.data_ptr() for r in (first, second, third)}
+        assert len(pointers) == 3
+
+    def test_of_what_replicas_write_that_of_the_first_stays(self) -> None:
+        net = nn.BatchNorm1d(1, momentum=1.0)
+        for value, replica in zip((1.0, 5.0), replicate(net, TWO), strict=True):
+            replica(torch.tensor([[value], [value + 2]]))
+        assert net.running_mean.tolist() == [2.0]
+        assert net.num_batches_tracked == 1
+
+    def test_detached_replicas_write_to_the_module_too(self) -> None:
+        net = nn.BatchNorm1d(1, momentum=1.0)
+        replicate(net, TWO, detach=True)[0](torch.tensor([[1.0], [3.0]]))
+        assert net.running_mean.tolist() == [2.0]
+
+    def test_a_buffer_that_requires_grad_gets_the_sum_of_gradients(self) -> None:
+        net = nn.Module()
+        net.register_buffer("scale", torch.ones(1, requires_grad=True))
+        for replica in replicate(net, TWO):
+            (replica.scale * 3).backward()
+        assert net.scale.grad.tolist() == [6.0]
+
+
+class TestStructure:
+    def test_what_is_shared_in_the_module_is_shared_in_a_replica(self) -> None:
+        net = Odd()
+        first, second = replicate(net, TWO)
+        for replica in (first, second):
+            assert replica.first is replica.again
+            assert replica.tied.weight is replica.first.weight
+            assert replica.tied.seen is replica.seen
+        assert first.first is not second.first
+        assert first.seen is not second.seen
+
+    def test_places_that_hold_nothing_hold_nothing(self) -> None:
+        for replica in replicate(Odd(), TWO):
+            assert replica.nobody is None and replica.none is None
+            assert replica.no_buffer is None and replica.nothing is None
+
+    def test_a_frozen_parameter_is_frozen_in_replicas(self) -> None:
+        assert not replicate(Odd(), ["cpu"])[0].frozen.requires_grad
+
+    def test_the_module_is_left_as_it_is(self) -> None:
+        net = Odd()
+        before = {id(each): dict(vars(each)) for each in net.modules()}
+        names = [name for name, _ in net.named_parameters()]
+        for replica in replicate(net, TWO):
+            replica.own = 1
+            replica.first.bias = None
+        assert {id(each): dict(vars(each)) for each in net.modules()} == before
+        assert [name for name, _ in net.named_parameters()] == names
+
+    def test_modules_may_make_their_own_replicas(self) -> None:
+        net = nn.Sequential(OwnReplica(1, 1))
+        assert [r[0].marked for r in replicate(net, TWO)] == [True, True]
+        assert not net[0].marked
+
+    def test_an_rnn_runs_on_the_tensors_of_its_replica(self) -> None:
+        net = nn.LSTM(2, 3)
+        for replica in replicate(net, TWO):
+            assert replica._flat_weights[0] is replica.weight_ih_l0
+            replica(torch.ones(4, 1, 2))[0].sum().backward()
+        assert net.weight_ih_l0.grad is not None
+
+    def test_hooks_run_with_the_replica(self) -> None:
+        net, seen = nn.Linear(1, 1), []
+        net.register_forward_hook(lambda module, args, output: seen.append(module))
+        replicas = replicate(net, TWO)
+        for replica in replicas:
+            replica(torch.ones(1, 1))
+        assert seen == replicas
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_replicas_are_in_the_mode_of_the_module(self, training: bool) -> None:
+        net = nn.Sequential(nn.Dropout()).train(training)
+        assert [r[0].training for r in replicate(net, TWO)] == [training] * 2

@@ -1,0 +1,232 @@
+"""What replicate refuses; and copies on other devices, driven on the host."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pyparallel import _carry, replicas, replicate
+
+CPU, FAR, FARTHER = torch.device("cpu"), torch.device("meta"), torch.device("meta", 1)
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of its own
+        return nn.Sequential(torch.jit.trace(nn.Linear(1, 1), torch.ones(1, 1)))
+
+
+def compiled_in_place() -> nn.Module:
+    net = nn.Sequential(nn.Linear(1, 1))
+    net[0].compile(backend="eager")
+    return net
+
+
+def refused(error: type[Exception], message: str, *args: Any) -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        replicate(*args)
+
+
+class TestErrors:
+    def test_no_module(self) -> None:
+        refused(
+            TypeError,
+            "replicate: module must be a torch.nn.Module, but is function.",
+            scripted,
+            ["cpu"],
+        )
+
+    @pytest.mark.parametrize(
+        ("make", "place", "cls"),
+        [
+            (scripted, ".0", "torch.jit._trace.TopLevelTracedModule"),
+            (compiled_in_place, ".0", "torch.nn.modules.linear.Linear"),
+            (
+                lambda: torch.compile(nn.Linear(1, 1), backend="eager"),
+                "",
+                "torch._dynamo.eval_frame.OptimizedModule",
+            ),
+        ],
+        ids=["scripted", "compiled in place", "compiled"],
+    )
+    def test_what_would_run_the_module_in_place_of_its_replicas(
+        self, make: Any, place: str, cls: str
+    ) -> None:
+        refused(
+            TypeError,
+            f"replicate: module must be made of plain modules, but module{place} is "
+            f"scripted or compiled ({cls}). Replicate the module that it was made "
+            "from.",
+            make(),
+            ["cpu"],
+        )
+
+    def test_a_module_on_several_devices(self) -> None:
+        net = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, device="meta"))
+        refused(
+            ValueError,
+            "replicate: module must be on one device, but has 0.weight on cpu and "
+            "1.weight on meta.",
+            net,
+            ["cpu"],
+        )
+
+    def test_devices_that_are_none(self) -> None:
+        refused(
+            TypeError,
+            "replicate: devices must be a list of devices, but is 1.5 (float).",
+            nn.Linear(1, 1),
+            1.5,
+        )
+        refused(
+            TypeError,
+            "replicate: a device must be an index, a string or a torch.device, but is "
+            "None (None).",
+            nn.Linear(1, 1),
+            [None],
+        )
+
+    def test_parameters_without_a_shape(self) -> None:
+        with pytest.raises(RuntimeError, match="uninitialized parameters"):
+            replicate(nn.LazyLinear(1), ["cpu"])
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Devices that are far away by name; what is sent there are copies on the host."""
+    calls: list[Any] = []
+
+    def copies(tensors: Any, devices: Any) -> Any:
+        calls.append((len(tensors), list(devices)))
+        return [[tensor.clone() for tensor in tensors] for _ in devices]
+
+    monkeypatch.setattr(_carry, "_copies", copies)
+    monkeypatch.setattr(replicas, "_targets", lambda devices: devices)
+    return calls
+
+
+def make_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).eval()
+
+
+class TestOtherDevices:
+    def test_all_others_get_everything_at_once(self, far: list[Any]) -> None:
+        net = make_net()
+        num_tensors = len([*net.parameters(), *net.buffers()])
+        replicate(net, [CPU, FAR, FARTHER, FAR, CPU])
+        assert far == [(num_tensors, [FAR, FARTHER])]
+
+    @pytest.mark.usefixtures("far")
+    @pytest.mark.parametrize(
+        "devices",
+        [[FAR], [CPU, FAR], [FAR, FARTHER], [FAR, CPU, FAR], [FAR, FAR, FARTHER]],
+        ids=str,
+    )
+    def test_gradients_are_those_of_the_module(self, devices: Any) -> None:
+        net, x = make_net(), torch.randn(6, 2)
+        parts = x.chunk(len(devices))
+        outputs = [
+            replica(part)
+            for replica, part in zip(replicate(net, devices), parts, strict=True)
+        ]
+        torch.cat(outputs).square().sum().backward()
+        by_replicas = [p.grad.clone() for p in net.parameters()]
+        net.zero_grad()
+        net(x).square().sum().backward()
+        alone = [p.grad for p in net.parameters()]
+        torch.testing.assert_close(by_replicas, alone)
+
+    def test_the_gradients_of_one_device_come_back_at_once(
+        self, far: list[Any]
+    ) -> None:
+        net = make_net()
+        loss = sum(r(torch.ones(1, 2)).sum() for r in replicate(net, [FAR, FARTHER]))
+        far.clear()
+        loss.backward()  # type: ignore[union-attr]
+        num_parameters = len(list(net.parameters()))
+        assert far == [(num_parameters, [CPU])] * 2
+
+    @pytest.mark.usefixtures("far")
+    def test_a_parameter_without_a_gradient_gets_none(self) -> None:
+        net = make_net()
+        for replica in replicate(net, [FAR, FARTHER]):
+            replica[0](torch.ones(1, 2)).sum().backward()
+        assert net[0].weight.grad is not None and net[2].weight.grad is None
+
+    @pytest.mark.usefixtures("far")
+    def test_gradients_have_gradients(self) -> None:
+        net = nn.Linear(1, 1, bias=False)
+        (replica,) = replicate(net, [FAR])
+        loss = replica(torch.tensor([[2.0]])).pow(3).sum()
+        (grad,) = torch.autograd.grad(loss, net.weight, create_graph=True)
+        (second,) = torch.autograd.grad(grad.sum(), net.weight)
+        torch.testing.assert_close(second, 6 * 2.0**3 * net.weight.detach())
+
+    @pytest.mark.usefixtures("far")
+    def test_replicas_on_one_far_device_share_parameters_and_not_buffers(self) -> None:
+        net = make_net()
+        first, second = replicate(net, [FAR, FAR])
+        assert first[0].weight.data_ptr() == second[0].weight.data_ptr()
+        assert first[0].weight.data_ptr() != net[0].weight.data_ptr()
+        assert first[1].running_mean is not second[1].running_mean
+        assert net[1].running_mean is not first[1].running_mean
+        pointers = {each[1].running_mean.data_ptr() for each in (net, first, second)}
+        assert len(pointers) == 3
+
+    @pytest.mark.usefixtures("far")
+    def test_detached_copies_have_no_history(self) -> None:
+        for replica in replicate(make_net(), [FAR, CPU], detach=True):
+            assert not replica[0].weight.requires_grad
+            assert replica[0].weight.grad_fn is None
+
+
+class TestCopiesBetweenDevices:
+    def test_devices_with_packed_copies_of_torch_get_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[Any] = []
+
+        def broadcast(tensors: Any, devices: Any) -> Any:
+            seen.append(([each.dtype for each in tensors], devices))
+            return [[(device, each) for each in tensors] for device in devices]
+
+        comm = SimpleNamespace(comm=SimpleNamespace(broadcast_coalesced=broadcast))
+        monkeypatch.setattr(torch, "get_device_module", lambda device=None: comm)
+        tensors = [
+            torch.empty(2, device="meta"),
+            torch.empty(2, device="meta", dtype=torch.complex64),
+            torch.empty(0, device="meta", dtype=torch.int64),
+        ]
+        (copied,) = _carry._copies(tensors, [FARTHER])
+        assert seen == [([torch.float32, torch.int64], [FAR, FARTHER])]
+        assert copied[0] == (FARTHER, tensors[0])  # type: ignore[comparison-overlap]
+        assert copied[1].dtype is torch.complex64  # by Tensor.to
+        assert copied[2] == (FARTHER, tensors[2])  # type: ignore[comparison-overlap]
+
+    def test_what_comes_to_the_host_comes_by_to_host(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            torch, "get_device_module", lambda device=None: SimpleNamespace()
+        )
+        monkeypatch.setattr(_carry, "to_host", lambda tensors: ["came", len(tensors)])
+        tensors = [torch.empty(1, device="meta")]
+        assert _carry._copies(tensors, [CPU]) == [["came", 1]]
+
+    def test_integers_are_carried_without_a_gradient(self) -> None:
+        whole, real = torch.arange(3), torch.ones(2, requires_grad=True)
+        ((moved, also),) = _carry.carry([whole, real], [CPU])
+        assert torch.equal(moved, whole) and not moved.requires_grad
+        also.sum().backward()
+        assert real.grad is not None and real.grad.tolist() == [1.0, 1.0]
+
+    def test_nothing_is_carried_nowhere(self) -> None:
+        assert _carry.carry([], [CPU, FAR]) == [[], []]
+        assert _carry.carry([torch.ones(1)], []) == []
