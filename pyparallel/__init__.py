@@ -16,6 +16,7 @@ from .collate import collate
 from .container import DataContainer
 from .data_parallel import MMDataParallel
 from .distributed import MMDistributedDataParallel
+from .gather import gather
 from .image import ImagePreprocessor
 from .loader import DataLoader
 from .padding import Padded, Padding
@@ -47,6 +48,7 @@ __all__ = [
     "PreDataLoader",
     "Ragged",
     "collate",
+    "gather",
     "is_module_wrapper",
     "memory",
     "pad_stack",

@@ -1,0 +1,230 @@
+"""gather on the host: what replicas returned becomes what one would have returned."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyparallel import DataContainer, Padded, Ragged, collate, gather, scatter
+
+Pair = namedtuple("Pair", ["a", "b"])  # what models return
+
+
+@dataclass
+class Result:
+    boxes: torch.Tensor
+    name: str
+
+
+def parts(*sizes: int) -> list[torch.Tensor]:
+    """Return numbers in ascending order, in parts of these sizes."""
+    return list(torch.arange(float(sum(sizes) * 2)).reshape(-1, 2).split(list(sizes)))
+
+
+class TestTensors:
+    @pytest.mark.parametrize("sizes", [(2, 2), (3, 1), (2, 0, 1), (4,)], ids=str)
+    def test_parts_of_any_sizes_are_joined_in_order(self, sizes: Any) -> None:
+        whole = torch.arange(sum(sizes) * 2.0).reshape(-1, 2)
+        assert torch.equal(gather(parts(*sizes), "cpu"), whole)
+
+    @pytest.mark.parametrize("dim", [1, -1])
+    def test_along_another_dimension(self, dim: int) -> None:
+        gathered = gather([torch.zeros(2, 3), torch.ones(2, 1)], "cpu", dim)
+        assert gathered.tolist() == [[0, 0, 0, 1], [0, 0, 0, 1]]
+
+    @pytest.mark.parametrize("dim", [0, 1])
+    def test_scalars_become_a_vector(self, dim: int) -> None:
+        losses = [torch.tensor(float(i)) for i in range(3)]
+        assert gather(losses, "cpu", dim).tolist() == [0, 1, 2]
+        assert gather(losses[:1], "cpu").tolist() == [0]
+
+    @pytest.mark.parametrize("target", ["cpu", -1, torch.device("cpu"), None])
+    def test_the_host_may_be_named_in_any_way(self, target: Any) -> None:
+        assert gather(parts(1, 1), target).device.type == "cpu"
+
+    @pytest.mark.parametrize(
+        "dtype", [torch.bool, torch.int64, torch.float16, torch.complex64], ids=str
+    )
+    def test_dtypes_stay(self, dtype: torch.dtype) -> None:
+        made = gather([torch.ones(1, dtype=dtype), torch.zeros(2, dtype=dtype)], "cpu")
+        assert made.dtype is dtype and made.tolist() == [1, 0, 0]
+
+    def test_gradients_flow_to_every_output(self) -> None:
+        leaves = [torch.ones(n, requires_grad=True) for n in (2, 1)]
+        scalars = [torch.tensor(1.0, requires_grad=True) for _ in leaves]
+        outputs = [{"x": x * 2, "loss": s * 3} for x, s in zip(leaves, scalars)]  # noqa: B905
+        made = gather(outputs, "cpu")
+        (made["x"] * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+        (made["loss"] * torch.tensor([5.0, 7.0])).sum().backward()
+        assert [leaf.grad.tolist() for leaf in leaves] == [[2, 4], [6]]  # type: ignore[union-attr]
+        assert [leaf.grad.item() for leaf in scalars] == [15, 21]  # type: ignore[union-attr]
+
+    def test_sparse_tensors_are_joined(self) -> None:
+        made = gather([torch.eye(2).to_sparse(), torch.ones(1, 2).to_sparse()], "cpu")
+        assert made.to_dense().tolist() == [[1, 0], [0, 1], [1, 1]]
+
+
+class TestContainers:
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            lambda x: {"b": x, "a": {"c": x + 1}},
+            lambda x: [x, x + 1],
+            lambda x: (x, (x + 1,)),
+            lambda x: Pair(x, x + 1),
+            lambda x: OrderedDict([("z", x), ("y", x)]),
+            lambda x: defaultdict(list, x=x),
+            lambda x: deque([x]),
+            lambda x: {"deep": [(Pair({"x": x}, None),)]},
+            lambda x: {1: x, "one": x},
+        ],
+        ids="dict list tuple namedtuple ordered default deque deep keys".split(),
+    )
+    def test_they_keep_their_types(self, wrap: Any) -> None:
+        one, other, whole = torch.zeros(2), torch.ones(1), torch.tensor([0.0, 0, 1])
+        made, expected = gather([wrap(one), wrap(other)], "cpu"), wrap(whole)
+        assert type(made) is type(expected)
+        assert repr(made) == repr(expected)
+
+    def test_dataclasses_keep_their_class(self) -> None:
+        made = gather([Result(torch.zeros(1), "x"), Result(torch.ones(2), "x")], "cpu")
+        assert type(made) is Result
+        assert made.boxes.tolist() == [0, 1, 1] and made.name == "x"
+
+    def test_outputs_may_have_their_keys_in_another_order(self) -> None:
+        made = gather(
+            [
+                {"x": torch.ones(1), "y": torch.zeros(1)},
+                {"y": torch.zeros(1), "x": torch.ones(1)},
+            ],
+            "cpu",
+        )
+        assert list(made) == ["x", "y"] and made["x"].tolist() == [1, 1]
+
+    def test_outputs_may_be_a_tuple_and_are_left_as_they_are(self) -> None:
+        outputs = ({"x": torch.zeros(1)}, {"x": torch.ones(1)})
+        assert gather(outputs, "cpu")["x"].tolist() == [0, 1]
+        assert [output["x"].tolist() for output in outputs] == [[0], [1]]
+
+
+class TestOtherValues:
+    @pytest.mark.parametrize(
+        "value", [None, "name", 3, 0.5, True, b"x", range(2), math.nan, (), [], {}]
+    )
+    def test_what_is_the_same_everywhere_stays(self, value: Any) -> None:
+        made = gather([{"v": value}, {"v": value}], "cpu")["v"]
+        assert made == value or made is value
+        assert type(made) is type(value)
+
+    def test_equal_numbers_of_several_types_are_the_same(self) -> None:
+        assert gather([{"v": 1}, {"v": 1.0}], "cpu") == {"v": 1}
+        assert math.isnan(gather([float("nan"), float("nan")], "cpu"))
+
+    def test_arrays_are_joined_and_stay_arrays(self) -> None:
+        made = gather([np.zeros((2, 1)), np.ones((1, 1))], "cpu")
+        assert type(made) is np.ndarray and made.ravel().tolist() == [0, 0, 1]
+        assert gather([np.array(1), np.array(2)], "cpu").tolist() == [1, 2]
+        assert gather([np.zeros((1, 2)), np.ones((1, 1))], 0 - 1, 1).shape == (1, 3)
+
+    def test_lists_without_tensors_are_joined(self) -> None:
+        opaque = [object(), object(), object()]
+        made = gather(
+            [
+                {"names": ["a", "b"], "of": [[1], [2, 3]], "results": opaque[:2]},
+                {"names": ["c"], "of": [], "results": opaque[2:]},
+            ],
+            "cpu",
+        )
+        assert made["names"] == ["a", "b", "c"] and made["of"] == [[1], [2, 3]]
+        assert all(a is b for a, b in zip(made["results"], opaque, strict=True))
+
+    def test_lists_with_none_in_the_place_of_tensors_go_item_by_item(self) -> None:
+        one, other = [None, torch.zeros(1)], [None, torch.ones(1)]
+        first, second = gather([one, other], "cpu")
+        assert first is None and second.tolist() == [0, 1]
+        assert gather([[None, None], [None, None]], "cpu") == [None, None]
+
+    def test_tuples_go_item_by_item(self) -> None:
+        assert gather([("a", 1), ("a", 1)], "cpu") == ("a", 1)
+
+
+class TestSamplesInContainers:
+    def test_lists_of_data_containers_are_joined(self) -> None:
+        boxes = [torch.zeros(2, 4), torch.ones(0, 4), torch.ones(1, 4)]
+        made = gather([DataContainer(boxes[:2]), DataContainer(boxes[2:])], "cpu")
+        assert isinstance(made, DataContainer) and len(made.data) == 3
+        assert all(a is b for a, b in zip(made.data, boxes, strict=True))
+
+    def test_flags_and_metadata_stay(self) -> None:
+        metas = [{"id": 1}, {"id": 2}, {"id": 3}]
+        made = gather(
+            [
+                DataContainer(metas[:1], cpu_only=True, pad_dims=None),
+                DataContainer(metas[1:], cpu_only=True),
+            ],
+            "cpu",
+        )
+        assert (made.cpu_only, made.stack, made.pad_dims) == (True, False, None)
+        assert all(a is b for a, b in zip(made.data, metas, strict=True))
+        same = gather([DataContainer(5, cpu_only=True)] * 2, "cpu")
+        assert same.data == 5
+
+    def test_tensors_are_joined_along_dimension_0(self) -> None:
+        made = gather([DataContainer(x, stack=True) for x in parts(2, 1)], "cpu", 1)
+        assert made.stack and made.data.shape == (3, 2)
+
+    def test_nested_lists_keep_their_levels(self) -> None:
+        one, other = [[torch.zeros(1), "a"]], [[torch.ones(1)], "b"]
+        made = gather([DataContainer(one), DataContainer(other)], "cpu").data
+        assert made == [[one[0][0], "a"], [other[0][0]], "b"]
+
+    @pytest.mark.parametrize("wrap", [lambda x: x, DataContainer], ids=["bare", "in"])
+    def test_ragged_samples_come_behind_each_other(self, wrap: Any) -> None:
+        samples = [torch.full((n, 2), float(n)) for n in (2, 0, 3, 1)]
+        made = gather(
+            [
+                wrap(Ragged.from_tensors(samples[:2])),
+                wrap(Ragged.from_tensors(samples[2:3])),
+                wrap(Ragged.from_tensors(samples[3:])),
+            ],
+            "cpu",
+            1,
+        )
+        made = made.data if isinstance(made, DataContainer) else made
+        assert type(made) is Ragged and made.offsets.tolist() == [0, 2, 2, 5, 6]
+        for one, other in zip(made.unbind(), samples, strict=True):
+            assert torch.equal(one, other)
+
+    def test_padded_samples_are_joined_with_their_sizes(self) -> None:
+        one = Padded(torch.zeros(2, 3), torch.tensor([[3], [1]]), None)
+        other = Padded(torch.ones(1, 3), torch.tensor([[2]]), None)
+        for dim in (0, 1):
+            made = gather([one, other], "cpu", dim)
+            assert type(made) is Padded and made.mask is None
+            assert made.data.shape == (3, 3) and made.sizes.tolist() == [[3], [1], [2]]
+
+
+def test_gather_puts_together_what_scatter_has_split() -> None:
+    samples = [
+        {
+            "img": DataContainer(torch.full((3, 4 + i, 5), float(i)), stack=True),
+            "boxes": DataContainer(torch.full((i, 4), float(i))),
+            "meta": DataContainer({"id": i}, cpu_only=True),
+            "label": i,
+        }
+        for i in range(5)
+    ]
+    split = scatter(collate(samples, samples_per_gpu=3), ["cpu", "cpu"])
+    as_lists = [{**part, "boxes": DataContainer(part["boxes"])} for part in split]
+    made = gather([{**p, "img": p["img"][:, :, :4]} for p in as_lists], "cpu")
+    assert made["img"].shape == (5, 3, 4, 5)
+    assert made["img"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert made["label"].tolist() == [0, 1, 2, 3, 4]
+    assert made["meta"] == [{"id": i} for i in range(5)]
+    assert [len(boxes) for boxes in made["boxes"].data] == [0, 1, 2, 3, 4]

@@ -1,0 +1,226 @@
+"""What gather refuses, in whole sentences; and what moves between devices."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyparallel import DataContainer, Ragged, _gathering, gather
+
+ONE, NONE = torch.ones(1), None
+FIX = "Return the same kind of value on every replica."
+
+
+@dataclass
+class Result:
+    boxes: Any
+
+
+CASES: dict[str, tuple[type[Exception], list[Any], str]] = {
+    "kinds": (
+        TypeError,
+        [{"a": ONE}, {"a": NONE}],
+        "gather: outputs[1]['a'] must be of type torch.Tensor like outputs[0]['a'], "
+        f"but is None. {FIX}",
+    ),
+    "containers": (
+        TypeError,
+        [[ONE], [ONE], (ONE,)],
+        f"gather: outputs[2] must be of type list like outputs[0], but is tuple. {FIX}",
+    ),
+    "in a container": (
+        TypeError,
+        [DataContainer([ONE]), DataContainer(ONE)],
+        "gather: outputs[1].data must be of type list like outputs[0].data, but is "
+        f"torch.Tensor. {FIX}",
+    ),
+    "a missing key": (
+        ValueError,
+        [{"a": {"x": ONE, "y": ONE}}, {"a": {"x": ONE}}],
+        "gather: outputs[1]['a'] must have the keys of outputs[0]['a'], but lacks "
+        "'y'. Return the same keys on every replica.",
+    ),
+    "another key": (
+        ValueError,
+        [{"x": ONE}, {"x": ONE, "y": ONE}],
+        "gather: outputs[1] must have the keys of outputs[0], but has 'y' too. Return "
+        "the same keys on every replica.",
+    ),
+    "lengths": (
+        ValueError,
+        [{"boxes": [ONE, ONE]}, {"boxes": [ONE]}],
+        "gather: outputs[1]['boxes'] must have as many items as outputs[0]['boxes'], "
+        "but has 1 where 2 was expected. Put a list with one item for each sample into "
+        "a DataContainer: such lists are joined.",
+    ),
+    "shapes": (
+        ValueError,
+        [Result([torch.ones(2, 3)]), Result([torch.ones(2, 4)])],
+        "gather: outputs[1].boxes[0] must match outputs[0].boxes[0] outside dimension "
+        "0, but has shape (2, 4) where (2, 3) was expected. Pad them to one shape, or "
+        "put a list of them into a DataContainer.",
+    ),
+    "a scalar beside a vector": (
+        ValueError,
+        [ONE, torch.tensor(1.0)],
+        "gather: outputs[1] must match outputs[0] outside dimension 0, but has shape "
+        "() where (1,) was expected. Pad them to one shape, or put a list of them into "
+        "a DataContainer.",
+    ),
+    "numbers of dimensions": (
+        ValueError,
+        [torch.ones(3, 3), torch.ones(3)],
+        "gather: outputs[1] must match outputs[0] outside dimension 0, but has shape "
+        "(3,) where (3, 3) was expected. Pad them to one shape, or put a list of them "
+        "into a DataContainer.",
+    ),
+    "dtypes": (
+        ValueError,
+        [{"x": ONE}, {"x": ONE.double()}],
+        "gather: outputs[1]['x'] must be of the dtype of outputs[0]['x'], but is "
+        "torch.float64 where torch.float32 was expected.",
+    ),
+    "dtypes of arrays": (
+        ValueError,
+        [np.ones(1), np.ones(1, dtype=np.float32)],
+        "gather: outputs[1] must be of the dtype of outputs[0], but is float32 where "
+        "float64 was expected.",
+    ),
+    "values": (
+        ValueError,
+        [{"name": "a"}, {"name": "b"}],
+        "gather: outputs[1]['name'] must equal outputs[0]['name'], but is 'b' where "
+        "'a' was expected. Return a tensor, or a list with one entry for each sample.",
+    ),
+    "values in cpu_only": (
+        ValueError,
+        [DataContainer("a", cpu_only=True), DataContainer("b", cpu_only=True)],
+        "gather: outputs[1].data must equal outputs[0].data, but is 'b' where 'a' was "
+        "expected. Return a tensor, or a list with one entry for each sample.",
+    ),
+    "ragged values": (
+        ValueError,
+        [Ragged.from_tensors([torch.ones(1, n)]) for n in (2, 3)],
+        "gather: outputs[1].values must match outputs[0].values outside dimension 0, "
+        "but has shape (1, 3) where (1, 2) was expected. Pad them to one shape, or put "
+        "a list of them into a DataContainer.",
+    ),
+    "no outputs": (
+        ValueError,
+        [],
+        "gather: outputs must have at least one output, but is empty.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_does_not_fit_is_named_with_its_replica(name: str) -> None:
+    error, outputs, message = CASES[name]
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        gather(outputs, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(ONE, "torch.Tensor"), ({"a": 1}, "dict"), (None, "None")]
+)
+def test_outputs_that_are_no_list(value: Any, shown: str) -> None:
+    message = (
+        "gather: outputs must be a list with one output for each replica, but is "
+        f"{shown}."
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        gather(value, "cpu")
+
+
+def test_a_dimension_that_is_not_there() -> None:
+    message = (
+        "gather: outputs[0]['x'] must have a dimension 1 to be joined along, but has "
+        "shape (1,)."
+    )
+    for error in (ValueError, IndexError):  # torch raised the second
+        with pytest.raises(error, match=f"^{re.escape(message)}$"):
+            gather([{"x": ONE}, {"x": ONE}], "cpu", 1)
+
+
+def test_a_target_that_is_none() -> None:
+    message = "gather: a target_device must be -1 or name a device, but is 'nowhere'."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        gather([ONE], "nowhere")
+
+
+def test_an_output_that_holds_itself() -> None:
+    loop: list[Any] = [ONE]
+    loop.append((loop,))
+    with pytest.raises(ValueError, match="nest"):
+        gather([loop, loop], "cpu")
+
+
+class Strange:
+    """Refuses to be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no")
+
+    __hash__ = object.__hash__
+
+
+def test_what_cannot_be_compared_is_not_the_same_unless_it_is_one_object() -> None:
+    one = Strange()
+    assert gather([one, one], "cpu") is one
+    with pytest.raises(ValueError, match="must equal"):
+        gather([one, Strange()], "cpu")
+
+
+class TestMoving:
+    @pytest.fixture
+    def carried(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """What goes to the host from a device, on which tensors have no values."""
+        calls: list[Any] = []
+
+        def carry(tensors: Any, devices: Any) -> Any:
+            calls.append((len(tensors), tensors[0].device.type, devices))
+            return [[torch.zeros(t.shape, dtype=t.dtype) for t in tensors]]
+
+        monkeypatch.setattr(_gathering, "carry", carry)
+        return calls
+
+    def test_all_tensors_of_one_device_move_at_once(self, carried: list[Any]) -> None:
+        far = {"x": torch.ones(2, 2), "y": [torch.ones(3), torch.tensor(1.0)]}
+        far = {"x": far["x"].to("meta"), "y": [y.to("meta") for y in far["y"]]}  # type: ignore[attr-defined]
+        near = {"x": torch.ones(1, 2), "y": [torch.ones(1), torch.tensor(1.0)]}
+        made = gather([far, near, far], "cpu")
+        assert carried == [(6, "meta", [torch.device("cpu")])]
+        assert made["x"].tolist() == [[0, 0], [0, 0], [1, 1], [0, 0], [0, 0]]
+        assert made["y"][0].tolist() == [0, 0, 0, 1, 0, 0, 0]
+        assert made["y"][1].tolist() == [0, 1, 0]
+
+    def test_none_is_the_device_of_the_first_tensor(self, carried: list[Any]) -> None:
+        gather([{"x": ONE}, {"x": ONE.to("meta")}], None)
+        assert carried == [(1, "meta", [torch.device("cpu")])]
+
+    def test_samples_in_containers_move_and_cpu_only_does_not(
+        self, carried: list[Any]
+    ) -> None:
+        far = torch.ones(2, device="meta")
+        made = gather(
+            [
+                (DataContainer([far]), DataContainer([far], cpu_only=True)),
+                (DataContainer([ONE]), DataContainer([ONE], cpu_only=True)),
+            ],
+            "cpu",
+        )
+        assert carried == [(1, "meta", [torch.device("cpu")])]
+        assert [each.tolist() for each in made[0].data] == [[0, 0], [1]]
+        assert made[1].data[0] is far
+
+    @pytest.mark.usefixtures("carried")
+    def test_nothing_moves_before_all_is_checked(self, carried: list[Any]) -> None:
+        far = torch.ones(1, device="meta")
+        with pytest.raises(ValueError, match="must equal"):
+            gather([{"a": far, "b": 1}, {"a": far, "b": 2}], "cpu")
+        assert carried == []
