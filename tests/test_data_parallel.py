@@ -226,17 +226,6 @@ class TestOnADevice:
         assert wrapper.seen == [[3], [3]]
         assert model.calls == [((torch.ones(1),), {"key": 1}), ((), {})]
 
-    @pytest.mark.parametrize("method", ["train_step", "val_step"])
-    def test_a_step_refuses_several_devices(self, method: str) -> None:
-        message = (
-            f"FakeDevice.{method} must run on one device, but device_ids is [0, 1]. "
-            "Use MMDistributedDataParallel to train on several."
-        )
-        wrapper = FakeDevice(Recorder(), [0, 1])
-        for error in (ValueError, AssertionError):  # mmcv raised the second
-            with pytest.raises(error, match=f"^{re.escape(message)}$"):
-                caller(wrapper, method)(torch.ones(1))
-
     def test_every_tensor_is_checked_once_and_then_only_the_first(self) -> None:
         model = Counting(2, 2)
         wrapper = FakeDevice(model)

@@ -1,0 +1,127 @@
+"""gather joins what any nest was taken apart into, wherever it was cut."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import hypothesis.strategies as st
+import torch
+from hypothesis import given, settings
+
+from pyparallel import DataContainer, MMDataParallel, gather
+
+Pair = namedtuple("Pair", ["one", "other"])  # what models return
+
+
+@dataclass
+class Both:
+    one: Any
+    other: Any
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A leaf before it is cut: rows of numbers, as this kind of value."""
+
+    kind: str
+    width: int
+
+
+kinds = st.sampled_from(["tensor", "integers", "names", "boxes", "constant", "loss"])
+leaves = st.builds(Samples, kinds, st.integers(0, 3))
+nests = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(tuple),
+        st.lists(inner, min_size=1, max_size=3).map(lambda x: [leaf_of("tensor"), *x]),
+        st.dictionaries(st.text("abc", max_size=2), inner, max_size=3),
+        st.dictionaries(st.integers(0, 3), inner, max_size=2).map(OrderedDict),
+        st.tuples(inner, inner).map(lambda x: Pair(*x)),
+        st.tuples(inner, inner).map(lambda x: Both(*x)),
+    ),
+    max_leaves=6,
+)
+cuts = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+
+
+def leaf_of(name: str) -> Samples:
+    return Samples(name, 1)
+
+
+def value(leaf: Samples, start: int, stop: int) -> Any:
+    """Return what a model that saw these samples would return for a leaf."""
+    rows = torch.arange(start, stop).reshape(-1, 1).repeat(1, leaf.width)
+    seen = range(start, stop)
+    made: dict[str, Any] = {
+        "tensor": rows.double(),
+        "integers": rows,
+        "names": [f"{i}" for i in seen],
+        "boxes": DataContainer([torch.ones(i % 3, 4) for i in seen]),
+        "constant": leaf.width,
+        "loss": torch.tensor(float(start)),
+    }
+    return made[leaf.kind]
+
+
+def build(nest: Any, make: Any) -> Any:
+    """Return the nest with every leaf replaced; a walk of its own."""
+    if isinstance(nest, Samples):
+        return make(nest)
+    if isinstance(nest, Both):
+        return Both(build(nest.one, make), build(nest.other, make))
+    if isinstance(nest, Pair):
+        return Pair(*[build(each, make) for each in nest])
+    if isinstance(nest, dict):
+        return type(nest)((key, build(each, make)) for key, each in nest.items())
+    return type(nest)(build(each, make) for each in nest)
+
+
+def same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, DataContainer):
+        return same(one.data, other.data)
+    if isinstance(one, Both):
+        return same(one.one, other.one) and same(one.other, other.other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@settings(deadline=None, max_examples=150)
+@given(nests, cuts)
+def test_what_was_cut_is_whole_again(nest: Any, sizes: list[int]) -> None:
+    ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    outputs = [
+        build(nest, lambda leaf, a=a, b=b: value(leaf, a, b)) for a, b in pairwise(ends)
+    ]
+
+    def whole(leaf: Samples) -> Any:
+        if leaf.kind == "loss":
+            return torch.tensor([float(start) for start in ends[:-1]])
+        return value(leaf, 0, ends[-1])
+
+    assert same(gather(outputs, "cpu"), build(nest, whole))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 9), st.integers(2, 4), st.integers(0, 1))
+def test_a_model_on_replicas_returns_what_it_returns_alone(
+    num_samples: int, num_replicas: int, dim: int
+) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, names: Any) -> Any:
+            rows = x if dim == 0 else x.T
+            return {"x": x * 2, "n": names, "first": Pair(x, None), "rows": [*rows[:0]]}
+
+    x = torch.randn((num_samples, 3) if dim == 0 else (3, num_samples))
+    wrapper = MMDataParallel(Model(), ["cpu"] * num_replicas, dim=dim)
+    made = wrapper(x, "names")
+    assert same(made, Model()(x, "names"))
