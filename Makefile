@@ -51,9 +51,10 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py,check_kernels \
 # operators, slabs, collate, scatter, loaders, prefetching, tracing, the operators that are
 # registered with torch.
 OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,backend_choice collate \
-	collate_worker data_parallel functions image image_operator library loader \
-	loader_kinds memory native_ops pad_stack prefetch scatter slab slab_plan slab_spans \
-	stack_equal to_host trace_spans transfer tree)
+	collate_worker data_parallel data_parallel_several functions gather image \
+	image_operator library loader loader_kinds memory native_ops pad_stack prefetch \
+	replicas scatter slab slab_plan slab_spans stack_equal to_host trace_spans transfer \
+	tree)
 # Beside mmengine its bases are others, and so may be what is built on them.
 BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 	$(patsubst %,tests/test_%.py,mmengine_collate mmengine_image mmengine_model \
