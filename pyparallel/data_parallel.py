@@ -73,7 +73,8 @@ class MMDataParallel(nn.DataParallel):  # type: ignore[type-arg]
             self.device_ids, self.src_device_obj = devices, _CPU
             self.output_device: Any = _CPU
             if output_device is not None:
-                given = resolve_target(output_device, "MMDataParallel", "output_device")
+                who = type(self).__name__
+                given = resolve_target(output_device, who, "device for outputs")
                 self.output_device = given or _CPU
         else:
             super().__init__(module, devices, output_device, dim)

@@ -161,7 +161,7 @@ class TestDevices:
         assert wrapper.output_device == torch.device("cpu")
 
     def test_an_output_device_that_is_none_is_named(self) -> None:
-        message = "MMDataParallel: a output_device must be -1 or name a device"
+        message = "MMDataParallel: a device for outputs must be -1 or name a device"
         with pytest.raises(ValueError, match=message):
             MMDataParallel(nn.Linear(1, 1), ["cpu", "cpu"], "nowhere")
 
