@@ -176,6 +176,7 @@ def test_a_config_can_join_the_process_group(results: Results) -> None:
             "class_as_wrapper",
             "TypeError: The key argument of `Registry.get` must be a ",
         ),
+        ("wrapped_twice", 'TypeError: model has been wrapped and "model_wrapper_cfg"'),
         (
             "fully_shard",
             "NotImplementedError: Operator c10d.broadcast_.default does no",

@@ -280,8 +280,8 @@ for name in ("BaseModel", "mmengine.BaseModel"):
 """
     done = run(code, PYPARALLEL_MMENGINE="off")
     message = (
-        f"{WITHOUT} PYPARALLEL_MMENGINE=off asks for it. Start again with an "
-        "mmengine that can be imported, and without that variable."
+        f"{WITHOUT} PYPARALLEL_MMENGINE=off asks for it. Start again where mmengine "
+        "can be imported, with PYPARALLEL_MMENGINE unset."
     )
     assert done.stdout.splitlines() == [message, message], done.stderr
 

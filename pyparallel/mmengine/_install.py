@@ -58,8 +58,8 @@ def install() -> None:
     if not _upstream.available:
         raise RuntimeError(
             "pyparallel.mmengine.install: mmengine must be what our classes derive "
-            f"from, but they do without it. {_upstream.reason} Start again with an "
-            "mmengine that can be imported, and without that variable."
+            f"from, but they do without it. {_upstream.reason} Start again where "
+            "mmengine can be imported, with PYPARALLEL_MMENGINE unset."
         )
     from . import fully_sharded  # noqa: F401  # its classes are noted when it is imported
 
@@ -121,13 +121,11 @@ def uninstall() -> None:
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
     """Install within a ``with`` block, and undo it at the end, also after an error."""
-    was_installed = _filled.is_set()
-    install()
-    try:
+    with contextlib.ExitStack() as stack:
+        if not _filled.is_set():
+            stack.callback(uninstall)
+        install()
         yield
-    finally:
-        if not was_installed:
-            uninstall()
 
 
 def _path(safe: Any) -> str:
