@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torchrun import python, torchrun
@@ -17,30 +16,28 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "mmengine_runner.py"
 
 
-def logged(folder: Path) -> list[dict[str, Any]]:
+def accuracies(folder: Path) -> list[float]:
     """Return what the last run in the folder logged."""
     path = max(folder.glob("*/vis_data/scalars.json"))  # their names are times
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row["accuracy"] for row in rows if "accuracy" in row]
 
 
 def test_two_processes_learn_and_one_continues_from_their_checkpoint(
     tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "new"
-    done = torchrun(EXAMPLE, str(folder))
-    assert done.returncode == 0, done.stderr[-3000:]
-    accuracies = [row["accuracy"] for row in logged(folder) if "accuracy" in row]
-    assert len(accuracies) == 2 and accuracies[-1] > 0.9
-    script = tmp_path / "three_epochs.py"
+    folder, script = tmp_path / "new", tmp_path / "one_epoch.py"
     text = EXAMPLE.read_text()
     assert text.count("max_epochs=2") == 1
-    script.write_text(text.replace("max_epochs=2", "max_epochs=3"))
-    alone = python(script, str(folder))
+    script.write_text(text.replace("max_epochs=2", "max_epochs=1"))
+    done = torchrun(script, str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    (first,) = accuracies(folder)
+    alone = python(EXAMPLE, str(folder))
     assert alone.returncode == 0, alone.stderr[-3000:]
-    assert "resumed epoch: 2" in alone.stdout + alone.stderr
-    rows = logged(folder)
-    assert {row["epoch"] for row in rows if "loss" in row} == {3}
-    assert [row["accuracy"] > 0.9 for row in rows if "accuracy" in row] == [True]
+    assert "resumed epoch: 1" in alone.stdout + alone.stderr
+    (second,) = accuracies(folder)
+    assert first > 0.85 and second > 0.88  # the most frequent kind has 0.53
 
 
 def test_the_example_is_short_and_has_no_code_for_the_library() -> None:
