@@ -97,6 +97,8 @@ def _is_elsewhere(place: torch.device, tensor: torch.Tensor) -> bool:
 
 def resolve(device: Any) -> torch.device:
     """Return one device; -1 is the host."""
+    if type(device) is str and device == "cpu":  # what most calls name, many times
+        return HOST
     return resolve_target(device, WHO, "device") or HOST
 
 

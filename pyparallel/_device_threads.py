@@ -13,7 +13,7 @@ before it allocates again.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from ._move import has_streams
 from .container import map_tensors
 
 Job = Callable[[], Any]
+_HOST = torch.device("cpu")
 
 
 def _queues(device: torch.device) -> bool:
@@ -74,7 +75,7 @@ class Threads:
         if len(jobs) == 1 or self.pool.closed:
             both = zip(devices, jobs, strict=True)
             return [self._here(device, job, state) for device, job in both]
-        call = _Call(self._api, state, devices, self._homes(devices))
+        call = _Call(self._api, state, devices, self._homes(dict.fromkeys(devices)))
         tasks = [call.task(i, job) for i, job in enumerate(jobs)]
         try:
             self.pool.do(devices, tasks, cancel)
@@ -82,26 +83,27 @@ class Threads:
             call.end()
         for error in call.errors:
             raise error
-        for device, result in zip(devices, call.results, strict=True):
-            if device in call.homes:
-                self._keep(result, device, call.homes[device].stream)
+        if call.homes:
+            for device, result in zip(devices, call.results, strict=True):
+                if device in call.homes:
+                    self._keep(result, device, call.homes[device].stream)
         return call.results
 
     def _here(
         self, device: torch.device, job: Job, state: _thread_state.ThreadState
     ) -> Any:
         """Run a job in this thread, which has its modes already, and keeps them."""
-        with _thread_state.entered(state):
+        with _thread_state.kept(state):
             if not self._queues(device):
                 return contextvars.copy_context().run(job)
             with self._api.using(self._api.current_stream(device)):
                 return contextvars.copy_context().run(job)
 
-    def _homes(self, devices: Sequence[torch.device]) -> dict[torch.device, _Home]:
+    def _homes(self, devices: Iterable[torch.device]) -> dict[torch.device, _Home]:
         """Return the caller's stream of every device that has any."""
         streams: dict[torch.device, Any] = {}
         for device in devices:
-            if device in streams or not self._queues(device):
+            if not self._queues(device):
                 continue
             stream = streams[device] = self._api.current_stream(device)
             if self._api.is_capturing(stream):
@@ -149,7 +151,7 @@ class _Call:
         # The threads inside of operators are divided among the jobs that compute on
         # the host: together they take as many as their caller would.
         self._num_threads = torch.get_num_threads()
-        on_host = sum(device.type == "cpu" for device in devices)
+        on_host = devices.count(_HOST)
         self._host_threads = max(1, self._num_threads // max(1, on_host))
         self._has_set_threads = False
         self.results: list[Any] = [None] * len(devices)
@@ -177,7 +179,7 @@ class _Call:
 
     def _do(self, i: int, job: Job, worker: Worker) -> Any:
         device = worker.device
-        wanted = self._host_threads if device.type == "cpu" else self._num_threads
+        wanted = self._host_threads if device == _HOST else self._num_threads
         if torch.get_num_threads() != wanted:
             self._has_set_threads = True
             torch.set_num_threads(wanted)
@@ -185,6 +187,8 @@ class _Call:
         if device in self._twice:
             # A cast that one stream has queued must not be read by another.
             state = state._replace(cache=False)
+        if worker.stream is None and _thread_state.take() == state:
+            return job()  # what it may leave behind, the next one sees here
         with _thread_state.entered(state):
             if worker.stream is None:
                 return job()

@@ -36,10 +36,11 @@ SLICE = 1.0
 class Worker(threading.Thread):
     """One thread, and what it has for good: a device, and a stream if that has any."""
 
-    def __init__(self, owner: Pool, device: torch.device, stream: Any) -> None:
+    def __init__(
+        self, owner: Pool, device: torch.device, stream: Any, inbox: _Inbox
+    ) -> None:
         super().__init__(name=f"pyparallel-{device}", daemon=True)
-        self.device, self.stream = device, stream
-        self.inbox: SimpleQueue[_Given | None] = SimpleQueue()
+        self.device, self.stream, self.inbox = device, stream, inbox
         self._owner = owner
         self.start()
 
@@ -58,8 +59,10 @@ class Worker(threading.Thread):
                 self._owner.give_back(self)
                 of.leave()
                 del of
+        self._owner.forget(self)
 
 
+_Inbox = SimpleQueue["_Given | None"]
 #: What a thread does. It raises nothing.
 Task = Callable[[Worker], None]
 
@@ -115,6 +118,7 @@ class Pool:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: defaultdict[torch.device, list[Worker]] = defaultdict(list)
+        self._shared: dict[torch.device, _Inbox] = {}
         self._workers: set[Worker] = set()
         self.closed = False
 
@@ -155,7 +159,14 @@ class Pool:
         with self._lock:
             if self._idle[device]:
                 return self._idle[device].pop()  # the warmest one
-        worker = Worker(self, device, self._new_stream(device))
+        stream = self._new_stream(device)
+        with self._lock:
+            # Threads without streams are all alike, so whoever wakes first does what is
+            # next: fewer threads have to wake for short tasks. A worker that is lent
+            # then stands for one of those that wait.
+            shared = self._shared.setdefault(device, SimpleQueue())
+        inbox = shared if stream is None else SimpleQueue()
+        worker = Worker(self, device, stream, inbox)
         with self._lock:
             self._workers.add(worker)
         return worker
@@ -166,8 +177,12 @@ class Pool:
             if len(self._idle[worker.device]) < MOST_IDLE:
                 self._idle[worker.device].append(worker)
                 return
-            self._workers.discard(worker)
         worker.inbox.put(None)
+
+    def forget(self, worker: Worker) -> None:
+        """Let go of a thread that ends."""
+        with self._lock:
+            self._workers.discard(worker)
 
     def close(self) -> None:
         """End all threads, and wait for their tasks as long as that is worth it."""

@@ -75,50 +75,41 @@ def take() -> ThreadState:
 
 @contextmanager
 def entered(state: ThreadState) -> Iterator[None]:
-    """Give this thread ``state`` for a block, and take it back whatever the block did.
-
-    Args:
-        state: of another thread, or of this one to keep changes from it.
-    """
+    """Give a thread of ours the state of another for a block."""
     before = take()
-    if before == state:
-        try:
-            yield
-        finally:
-            _put_back(before)
-        return
     with ExitStack() as stack:
         if state.current_device not in (None, before.current_device):
             stack.enter_context(_module().device(state.current_device))
-        if state.default_device != before.default_device:
-            stack.enter_context(state.default_device or torch.device("cpu"))
         if state.inference != before.inference:
             stack.enter_context(torch.inference_mode(state.inference))
-        entered_so_far = before._replace(default_device=state.default_device)
-        stack.callback(_put_back, entered_so_far)
         _set(state)
         yield
+
+
+@contextmanager
+def kept(state: ThreadState) -> Iterator[None]:
+    """Keep the state of this thread through a block, whatever the block does."""
+    try:
+        yield
+    finally:
+        if take() != state:
+            _set(state)
 
 
 def _set(state: ThreadState) -> None:
     """Set what is set and not entered: modes without a guard."""
     # Entering `torch.autocast` would clear the casts that the caller has in the cache,
     # when it is left: the cache is the process's, and the caller's region goes on.
-    for name, _, _ in _casts():
+    now = take()
+    for name, _, _ in now.casts:
         torch.set_autocast_enabled(name, False)
     for name, is_on, dtype in state.casts:
         torch.set_autocast_enabled(name, is_on)
         torch.set_autocast_dtype(name, dtype)
     torch.set_autocast_cache_enabled(state.cache)
     torch.set_grad_enabled(state.grad)
-
-
-def _put_back(before: ThreadState) -> None:
-    now = take()
-    if now[:1] + now[2:4] != before[:1] + before[2:4]:
-        _set(before)
-    if now.default_device != before.default_device:
-        torch.set_default_device(before.default_device)
+    if now.default_device != state.default_device:
+        torch.set_default_device(state.default_device)
 
 
 def _casts() -> Casts:

@@ -16,6 +16,7 @@ from ._targets import Target
 from .replicas import replicate
 
 _OF_ITEMS = ("inputs", "devices", "output_device", "dim", "module_kwargs")
+_SEQUENCES = (Sequence, nn.ModuleList)
 _OF_MODULES = ("inputs", "kwargs_tup", "devices")
 
 
@@ -210,7 +211,9 @@ def _check_names(found: Iterable[str], known: Sequence[str], what: str) -> None:
 
 def _is_sequence(value: Any) -> bool:
     """Tell whether torch's form is meant: by several modules."""
-    return isinstance(value, Sequence | nn.ModuleList) and not isinstance(value, str)
+    if type(value) in (list, tuple):  # abstract classes take their time
+        return True
+    return isinstance(value, _SEQUENCES) and not isinstance(value, str)
 
 
 def _same_length(value: Any, name: str, modules: Sequence[Any]) -> list[Any]:

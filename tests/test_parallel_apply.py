@@ -26,9 +26,17 @@ def double(x: Any) -> Any:
     return x * 2
 
 
-def threads_of(num_items: int, devices: Any) -> list[str]:
-    """Return the numbers of the threads that ran the items, in their order."""
-    return parallel_apply(lambda i: threading.get_ident(), range(num_items), devices)
+def threads_of(num_items: int, devices: Any, num_parts: int) -> list[int]:
+    """Return the threads that ran the items, when all parts run at the same time."""
+    met = threading.Barrier(num_parts)
+    seen = threading.local()
+
+    def look(item: int) -> int:
+        if not hasattr(seen, "met"):
+            seen.met = met.wait(30)
+        return threading.get_ident()
+
+    return parallel_apply(look, range(num_items), devices)
 
 
 @given(st.integers(0, 40), st.integers(1, 12))
@@ -49,21 +57,21 @@ def test_results_are_those_of_a_loop(items: list[int], num_devices: int) -> None
 
 
 def test_a_part_is_run_by_one_thread_and_a_device_named_twice_is_two() -> None:
-    first, *_, last = found = threads_of(5, TWO)
+    first, *_, last = found = threads_of(5, TWO, 2)
     assert found == [first] * 3 + [last] * 2
     assert first != last and threading.get_ident() not in found
 
 
 def test_one_part_runs_in_the_thread_of_its_caller() -> None:
-    assert threads_of(3, "cpu") == [threading.get_ident()] * 3
-    assert threads_of(1, TWO) == [threading.get_ident()]
+    assert threads_of(3, "cpu", 1) == [threading.get_ident()] * 3
+    assert threads_of(1, TWO, 1) == [threading.get_ident()]
 
 
 def test_by_default_the_host_takes_as_many_threads_as_torch_computes_with() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert len(set(threads_of(9, None))) == 3
+        assert len(set(threads_of(9, None, 3))) == 3
     finally:
         torch.set_num_threads(before)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from benchmarks.torch_on_host import parallel_apply as torch_parallel_apply
 from pyparallel import parallel_apply
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+torch_on_host = importlib.import_module("benchmarks.torch_on_host")
 
 TWO = ["cpu", "cpu"]
 
@@ -57,7 +63,7 @@ FORMS = {
 def test_torchs_form_gives_what_torch_gives(form: str, devices: Any) -> None:
     inputs, kwargs = FORMS[form]
     modules = [Two() for _ in range(3)]
-    expected = torch_parallel_apply(modules, inputs, kwargs, ["cpu"] * 3)
+    expected = torch_on_host.parallel_apply(modules, inputs, kwargs, ["cpu"] * 3)
     for made in (modules, tuple(modules), nn.ModuleList(modules)):
         assert equal(parallel_apply(made, inputs, kwargs, devices), expected)
     named = parallel_apply(modules, inputs, kwargs_tup=kwargs, devices=devices)
