@@ -3,8 +3,9 @@
     python examples/filter_photos.py edges
     python examples/filter_photos.py blur --photos ~/Pictures --out blurred
 
-Without a folder it takes the photographs that scikit-learn brings. Photographs of any sizes are read, filtered by torch and written as PNG files by one
-function for each, on as many threads as there are devices.
+Without a folder it takes the photographs that scikit-learn brings. Photographs of any
+sizes are read, filtered by torch and written as PNG files, by one function for each, on
+as many threads as torch computes with.
 """
 
 from __future__ import annotations
