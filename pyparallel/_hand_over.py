@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,34 +164,3 @@ class HandOver:
 
 def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def modes(device: torch.device | None) -> Callable[[], AbstractContextManager[Any]]:
-    """Take down the torch modes of this thread that are not those of a new one.
-
-    Returns:
-        A function that makes a context manager for another thread, which has them then.
-    """
-    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    default = torch.get_default_device()
-    types = {"cpu"} if device is None else {"cpu", device.type}
-    casts = [
-        (name, torch.get_autocast_dtype(name))
-        for name in sorted(types)
-        if torch.is_autocast_enabled(name)
-    ]
-    cache = torch.is_autocast_cache_enabled()
-
-    def enter() -> AbstractContextManager[Any]:
-        stack = ExitStack()
-        if inference:
-            stack.enter_context(torch.inference_mode())
-        stack.enter_context(torch.set_grad_enabled(grad))
-        if default.type != "cpu":
-            stack.enter_context(default)
-        for name, dtype in casts:
-            cast = torch.autocast(name, dtype, cache_enabled=cache)
-            stack.enter_context(cast)
-        return stack
-
-    return enter

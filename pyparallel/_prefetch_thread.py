@@ -22,9 +22,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from . import _workers
+from . import _thread_state, _workers
 from ._errors import BatchTypeError, LoaderWarning, kind
-from ._hand_over import HandOver, Item, modes, state_of
+from ._hand_over import HandOver, Item, state_of
 from ._stats import Meter
 
 #: How long a stop waits for the thread, in seconds.
@@ -63,7 +63,7 @@ class Generation:
         self.stopping = False  # for the thread: nothing is wanted any more
         self.source: Any = None
         self.home = options.hand_over.home()
-        self.modes = modes(options.hand_over.device)
+        self.state = _thread_state.take()
         self._doing = ("starting", time.monotonic())
         self.thread = threading.Thread(
             target=_run, args=(self,), name="pyparallel-prefetch", daemon=True
@@ -225,7 +225,7 @@ def is_iterable(loader: Any) -> bool:
 
 def _run(generation: Generation) -> None:
     try:
-        with generation.modes():
+        with _thread_state.entered(generation.state):
             _produce(generation)
     except _workers.Stopped:
         pass
