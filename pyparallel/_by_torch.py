@@ -35,14 +35,22 @@ def pad_and_stack(
         out: where to write, if the caller has memory.
     """
     padded = []
+    # For meta tensors torch's operators import its compiler, which takes seconds.
+    shapes_only = out is None and all(
+        each.is_meta and type(each) in PLAIN and not each.requires_grad
+        for each in samples
+    )
     for i, sample in enumerate(samples):
         check_sample(samples, name, i)
         if plan.padded[i]:
             if not sample.is_quantized:
                 check_padding(values[i], sample.dtype, name, i)
             value = padding_number(values[i], name, i)
-            sample = F.pad(sample, margins(plan, sample.shape, i), value=value)
+            if not shapes_only:
+                sample = F.pad(sample, margins(plan, sample.shape, i), value=value)
         padded.append(sample)
+    if shapes_only:
+        return torch.empty(plan.shape, dtype=_promoted(samples), device="meta")
     if out is None:
         out = _out(padded, plan.shape)
     if out is None:
@@ -175,8 +183,11 @@ def _out(samples: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor 
     """Return shared memory for the result in a worker, if torch can write into it."""
     if not _output.in_worker() or not all(map(_fits_out, samples)):
         return None
-    dtype = reduce(torch.promote_types, (sample.dtype for sample in samples))
-    return _output.empty(shape, dtype, samples[0].device)
+    return _output.empty(shape, _promoted(samples), samples[0].device)
+
+
+def _promoted(samples: Sequence[torch.Tensor]) -> torch.dtype:
+    return reduce(torch.promote_types, (sample.dtype for sample in samples))
 
 
 def _fits_out(sample: torch.Tensor) -> bool:

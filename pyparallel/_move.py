@@ -95,8 +95,11 @@ def _moves(leaf: Any) -> bool:
 
 
 def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[Any]:
-    if _PLAIN.issuperset(map(type, parts)) and all(map(_is_contiguous, parts)):
-        return list(parts)
+    try:
+        if _PLAIN.issuperset(map(type, parts)) and all(map(_is_contiguous, parts)):
+            return list(parts)
+    except RuntimeError:  # compressed sparse tensors do not say
+        pass
     kept = []
     for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
         if _moves(leaf):

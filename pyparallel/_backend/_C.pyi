@@ -85,7 +85,7 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
     None means that there is more to it: `pad_copy`, or torch, must have a look. The
     native one stacks plain contiguous CPU tensors of one shape and dtype of which
     autograd wants nothing, a sixth of torch's time for many small ones. The other one
-    stacks whatever torch stacks, but for quantized tensors and freed memory.
+    stacks whatever torch stacks, but for quantized and meta tensors and freed memory.
 
     Args:
         samples: any number of anything.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from math import prod
-from operator import mul
+from operator import attrgetter, mul
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ _COPIED = frozenset(
 ) | {torch.float32, torch.float64, torch.complex64, torch.complex128}
 _IMAGES = 4  # dimensions of a batch of them
 _STRIDED = torch.strided
+_is_meta = attrgetter("is_meta")
 _stack = torch.stack
 
 
@@ -98,7 +99,8 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
         first = samples[0]
         if first.layout is not _STRIDED or first.is_quantized:
             return None
-        if any(map(lacking, samples)):  # torch reads all the same
+        # torch reads freed memory, and imports its compiler for meta tensors.
+        if any(map(_is_meta, samples)) or any(map(lacking, samples)):
             return None
         stacked = _stack(samples)  # type: ignore[arg-type]  # raises if not
         # torch keeps the channels_last format of images.
