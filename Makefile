@@ -38,14 +38,14 @@ NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
 # What is the same for every backend is tested once: examples, sources and texts, fake
 # devices, and what happens between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
-	check_kernels checkpoint_example csrc_rules debug debug_variable distributed \
-	distributed_deprecated docs elastic examples examples_parallel gpu_check \
-	instruction_counts keeper layers loader_exit loader_faults mmcv_install \
-	packaging parallel_apply parallel_apply_errors parallel_apply_modes \
-	parallel_apply_modules parallel_apply_streams parallel_apply_threads pipe \
-	prefetch_device prefetch_ends prefetch_faults prefetch_state preflight probe \
-	registry resume_errors resume_iterable return_flight scatter_devices stats \
-	trace two_hosts \
+	bad_inputs_ranks check_kernels checkpoint_example csrc_rules debug \
+	debug_variable distributed distributed_deprecated docs elastic examples \
+	examples_parallel gpu_check instruction_counts keeper layers loader_exit \
+	loader_faults mmcv_install packaging parallel_apply parallel_apply_errors \
+	parallel_apply_modes parallel_apply_modules parallel_apply_streams \
+	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \
+	prefetch_state preflight probe registry resume_errors resume_iterable \
+	return_flight scatter_devices stats trace two_hosts \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \
