@@ -30,8 +30,9 @@ inline int64_t product(const int64_t* sizes, size_t count) {
 
 // `num` samples that are smaller than target in random dimensions, there all at the
 // start, or `placed` anywhere.
-inline Batch make_batch(Random* random, const std::vector<int64_t>& target, int64_t num,
-                        int64_t itemsize, bool one_byte_fill, bool placed = false) {
+template <typename Numbers>
+Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t num,
+                 int64_t itemsize, bool one_byte_fill, bool placed = false) {
   Batch batch;
   const size_t ndim = target.size();
   batch.shapes.itemsize = itemsize;
@@ -67,6 +68,21 @@ inline Batch make_batch(Random* random, const std::vector<int64_t>& target, int6
         {numel == 0 ? nullptr : sample.data(), repeat_fill(item, itemsize)});
   }
   return batch;
+}
+
+// Of up to six dimensions and four samples.
+template <typename Numbers>
+Batch make_any_batch(Numbers* random) {
+  std::vector<int64_t> target(static_cast<size_t>(random->between(0, 6)));
+  const int64_t limit = target.size() > 3 ? 4 : 9;
+  for (int64_t& size : target) {
+    size = random->between(random->between(0, 30) == 0 ? 0 : 1, limit);
+  }
+  const int64_t itemsize = int64_t{1} << random->between(0, 4);
+  const int64_t num = random->between(0, 4);
+  const bool plain = random->between(0, 1) == 0;
+  const bool placed = random->between(0, 1) == 0;
+  return make_batch(random, target, num, itemsize, plain, placed);
 }
 
 // Where an element of a row of `target` is in a sample that is smaller by these sizes

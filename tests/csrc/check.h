@@ -1,4 +1,6 @@
-// A check that survives NDEBUG, and random numbers that are the same everywhere.
+// A check that survives NDEBUG, and random numbers that are the same everywhere. Cases
+// are made from any source of numbers with next() and between(), such as Random here or
+// the bytes of a fuzzer (fuzz.h).
 #pragma once
 
 #include <cstdint>

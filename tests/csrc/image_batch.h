@@ -149,7 +149,8 @@ struct ImageCase {
   }
 };
 
-inline void set_levels(ImageCase* made, Random* random) {
+template <typename Numbers>
+void set_levels(ImageCase* made, Numbers* random) {
   for (int c = 0; c < made->job.batch.channels; ++c) {
     made->mean[c] = static_cast<float>(random->between(0, 2550)) / 10;
     made->std[c] = static_cast<float>(random->between(1, 900)) / 7;
@@ -163,7 +164,8 @@ inline void set_levels(ImageCase* made, Random* random) {
 
 // Images of at most this height and width, at any address that their items allow.
 // Each one's memory ends where its last item does: a sanitizer sees what lies beyond.
-inline void add_images(ImageCase* made, Random* random) {
+template <typename Numbers>
+void add_images(ImageCase* made, Numbers* random) {
   const ImageBatch& b = made->job.batch;
   const int64_t itemsize = made->job.source == ImageSource::kByte ? 1 : 4;
   made->sources.resize(static_cast<size_t>(b.num_images));
@@ -191,8 +193,9 @@ inline void add_images(ImageCase* made, Random* random) {
   }
 }
 
-inline void make_case(ImageCase* made, Random* random, int64_t num, int64_t max_height,
-                      int64_t max_width) {
+template <typename Numbers>
+void make_case(ImageCase* made, Numbers* random, int64_t num, int64_t max_height,
+               int64_t max_width) {
   ImageJob& job = made->job;
   job.source = random->between(0, 2) > 0 ? ImageSource::kByte : ImageSource::kFloat;
   job.value = static_cast<ImageValue>(random->between(0, 2));

@@ -6,144 +6,22 @@
 #include "check.h"
 #include "core/box_plan.h"
 #include "core/pad_copy.h"
-#include "core/partition.h"
-#include "cpu/stream.h"
+#include "destination.h"
+#include "pad_copy_check.h"
+#include "workers.h"
 
 namespace {
 
 using namespace pyparallel;
 using testing::Batch;
-using testing::Bytes;
-
-// Sixteen-byte aligned bytes with a guard on both sides, none of them written yet.
-class Destination {
- public:
-  explicit Destination(int64_t nbytes, int64_t shift = 0)
-      : nbytes_(nbytes),
-        words_(static_cast<size_t>(nbytes + shift) / 16 + 5),
-        first_(32 + shift) {
-    clear();
-  }
-
-  uint8_t* data() { return bytes() + first_; }
-
-  void clear() { memset(bytes(), kUntouched, words_.size() * sizeof(Word16)); }
-
-  bool holds(const Bytes& expected) {
-    if (static_cast<int64_t>(expected.size()) != nbytes_) return false;
-    if (nbytes_ > 0 && memcmp(data(), expected.data(), expected.size()) != 0) {
-      return false;
-    }
-    const auto size = static_cast<int64_t>(words_.size() * sizeof(Word16));
-    for (int64_t b = 0; b < size; ++b) {
-      const bool guard = b < first_ || b >= first_ + nbytes_;
-      if (guard && bytes()[b] != kUntouched) return false;
-    }
-    return true;
-  }
-
- private:
-  static constexpr uint8_t kUntouched = 0xEE;
-
-  uint8_t* bytes() { return reinterpret_cast<uint8_t*>(words_.data()); }
-
-  int64_t nbytes_;
-  std::vector<Word16> words_;
-  int64_t first_;
-};
-
-// CPU threads: consecutive rows, one lane.
-template <typename Word, typename Mover>
-void run_threads(const BoxTable& table, int64_t num_threads) {
-  const PadCopy<Word, Mover> body{table};
-  const int64_t rows = num_pieces(table);
-  for (int64_t thread = 0; thread < num_threads; ++thread) {
-    body(partition(rows, num_threads, thread), Lane{0, 1});
-  }
-}
-
-// CUDA warps: strided rows, shared by lanes.
-template <typename Word, typename Mover>
-void run_warps(const BoxTable& table, int64_t num_warps, int num_lanes) {
-  const PadCopy<Word, Mover> body{table};
-  const int64_t rows = num_pieces(table);
-  for (int64_t warp = 0; warp < num_warps; ++warp) {
-    for (int lane = 0; lane < num_lanes; ++lane) {
-      body(Rows{warp, rows, num_warps}, Lane{lane, num_lanes});
-    }
-  }
-}
-
-template <typename Word, typename Mover>
-void check_every_worker(const BoxTable& table, Destination* dst,
-                        const Bytes& expected) {
-  for (int64_t threads : {1, 2, 3, 7}) {
-    dst->clear();
-    run_threads<Word, Mover>(table, threads);
-    CHECK(dst->holds(expected));
-  }
-  if (static_cast<int>(sizeof(Word)) > common_word(table)) return;
-  for (int64_t warps : {1, 2, 5}) {
-    for (int lanes : {1, 2, 3, 32}) {
-      dst->clear();
-      run_warps<Word, Mover>(table, warps, lanes);
-      CHECK(dst->holds(expected));
-    }
-  }
-}
-
-template <typename Mover>
-void check_plan(const BoxPlan& plan, Destination* dst, const Bytes& expected) {
-  if (plan.empty()) {
-    CHECK(expected.empty() && dst->holds(expected));
-    return;
-  }
-  for (int64_t limit : {int64_t{1} << 40, int64_t{64}, int64_t{16}}) {
-    BoxTable table = plan.table();
-    cut_rows(&table.frame, limit);
-    CHECK(num_bytes(table) == static_cast<int64_t>(expected.size()));
-    check_every_worker<uint8_t, Mover>(table, dst, expected);
-    check_every_worker<uint16_t, Mover>(table, dst, expected);
-    check_every_worker<uint32_t, Mover>(table, dst, expected);
-    check_every_worker<uint64_t, Mover>(table, dst, expected);
-    check_every_worker<Word16, Mover>(table, dst, expected);
-  }
-}
-
-void check_batch(const Batch& batch, int64_t shift) {
-  Destination dst(batch.nbytes(), shift);
-  const BoxPlan plan(dst.data(), batch.shapes);
-  const Bytes expected = padded_slowly(batch);
-  check_plan<CachedMover>(plan, &dst, expected);
-  cpu::visit_lines([&](auto lines) {
-    check_plan<cpu::StreamMover<decltype(lines)>>(plan, &dst, expected);
-    return false;
-  });
-  if (batch.shapes.target.empty()) return;
-  for (size_t num_dims : {size_t{1}, batch.shapes.target.size()}) {
-    const Bytes marked = marked_slowly(batch, num_dims);
-    Destination mask(static_cast<int64_t>(marked.size()), shift);
-    const PadShapes shapes = mask_shapes(batch.shapes, mask.data(), num_dims);
-    const BoxPlan mask_plan(mask.data(), shapes);
-    check_plan<MarkMover>(mask_plan, &mask, marked);
-  }
-}
 
 void test_random_batches() {
   Random random(1);
   for (int trial = 0; trial < 600; ++trial) {
-    std::vector<int64_t> target(static_cast<size_t>(random.between(0, 6)));
-    const int64_t limit = target.size() > 3 ? 4 : 9;
-    for (int64_t& size : target) {
-      size = random.between(random.between(0, 30) == 0 ? 0 : 1, limit);
-    }
-    const int64_t itemsize = int64_t{1} << random.between(0, 4);
-    const int64_t num = random.between(0, 4);
-    const bool plain = random.between(0, 1) == 0;
-    const bool placed = random.between(0, 1) == 0;
-    const Batch batch =
-        testing::make_batch(&random, target, num, itemsize, plain, placed);
-    check_batch(batch, random.between(0, 64 / itemsize) * itemsize);
+    const Batch batch = testing::make_any_batch(&random);
+    const int64_t itemsize = batch.shapes.itemsize;
+    const int64_t shift = random.between(0, 64 / itemsize) * itemsize;
+    testing::check_batch(batch, shift, testing::PadRuns{});
   }
 }
 
@@ -151,13 +29,14 @@ void test_slices_of_boxes_make_the_whole() {
   Random random(2);
   for (bool placed : {false, true}) {
     const Batch batch = testing::make_batch(&random, {3, 4, 9}, 7, 4, false, placed);
-    Destination dst(batch.nbytes());
+    testing::Destination dst(batch.nbytes());
     const BoxPlan plan(dst.data(), batch.shapes);
     for (int64_t each : {1, 3, 7}) {
       dst.clear();
       for (int64_t first = 0; first < 7; first += each) {
         const int64_t count = lesser(each, 7 - first);
-        run_warps<uint32_t, CachedMover>(slice_boxes(plan.table(), first, count), 2, 3);
+        const BoxTable part = slice_boxes(plan.table(), first, count);
+        testing::run_warps(PadCopy<uint32_t>{part}, num_pieces(part), 2, 3);
       }
       CHECK(dst.holds(padded_slowly(batch)));
     }
