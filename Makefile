@@ -15,6 +15,9 @@ PYTEST_ARGS ?=
 # How many tests run at a time; those of one file run one after the other. Many wait for
 # processes and threads, so there is one more than most machines of CI have cores.
 PYTEST_JOBS ?= 3
+# Of all targets of libFuzzer together.
+FUZZ_SECONDS ?= 60
+FUZZ_CASES ?= 1000000
 # Warnings of the compilers are errors in what is built here.
 export WERROR ?= 1
 
@@ -67,9 +70,9 @@ BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-native test-python test-core test-peers lint lint-python \
-	lint-types lint-cpp lint-lengths bench bench-loader demo peers cuda-build \
-	gpu-check clean
+.PHONY: help test test-native test-python test-core test-peers fuzz fuzz-core \
+	fuzz-corpus lint lint-python lint-types lint-cpp lint-lengths bench bench-loader \
+	demo peers cuda-build gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -120,6 +123,12 @@ test-core-%: $(V)/.deps
 	$(CMAKE) -S . -B "build/core-$*" -DPP_SANITIZE=$*
 	$(CMAKE) --build "build/core-$*" -j2
 	$(CTEST) --test-dir "build/core-$*" --output-on-failure
+
+fuzz-core: $(V)/.deps ## libFuzzer on the C++ core for FUZZ_SECONDS in all; needs clang
+	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --seconds $(FUZZ_SECONDS)
+
+fuzz-corpus: $(V)/.deps ## put what libFuzzer found worth keeping into tests/corpus
+	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --keep
 
 lint: lint-python lint-types lint-cpp lint-lengths ## style, types, formatting, file lengths
 

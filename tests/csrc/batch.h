@@ -70,13 +70,15 @@ Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t nu
   return batch;
 }
 
-// Of up to six dimensions and four samples.
+// Of up to six dimensions and four samples, of at most so many elements each.
 template <typename Numbers>
-Batch make_any_batch(Numbers* random) {
+Batch make_any_batch(Numbers* random, int64_t most = int64_t{1} << 40) {
   std::vector<int64_t> target(static_cast<size_t>(random->between(0, 6)));
   const int64_t limit = target.size() > 3 ? 4 : 9;
   for (int64_t& size : target) {
-    size = random->between(random->between(0, 30) == 0 ? 0 : 1, limit);
+    const int64_t low = random->between(0, 30) == 0 ? 0 : 1;
+    size = random->between(low, most < limit ? most : limit);
+    if (size > 0) most /= size;
   }
   const int64_t itemsize = int64_t{1} << random->between(0, 4);
   const int64_t num = random->between(0, 4);

@@ -1,0 +1,30 @@
+// A ragged batch from any bytes, through one of the ways that a pad-copy can run.
+#include "batch.h"
+#include "fuzz.h"
+#include "pad_copy_check.h"
+
+namespace pyparallel::testing {
+
+constexpr int64_t kMostElements =
+    256;  // of a sample: more inputs instead of larger ones
+
+// The way comes before the batch, so that either changes without the other.
+void fuzz(FuzzedNumbers* numbers) {
+  PadRuns runs;
+  runs.limits = {numbers->one_of({int64_t{1} << 40, 16, 48, 64})};
+  runs.words = {int64_t{1} << numbers->between(0, 4)};
+  if (numbers->between(0, 1) == 0) {
+    runs.threads = {numbers->between(1, 7)};
+    runs.warps.clear();
+  } else {
+    runs.threads.clear();
+    runs.warps = {numbers->between(1, 3)};
+    runs.lanes = {static_cast<int>(numbers->one_of({1, 2, 3, 32}))};
+  }
+  const int64_t shift = numbers->between(0, 63);
+  const Batch batch = make_any_batch(numbers, kMostElements);
+  const int64_t itemsize = batch.shapes.itemsize;
+  check_batch(batch, shift / itemsize * itemsize, runs);
+}
+
+}  // namespace pyparallel::testing
