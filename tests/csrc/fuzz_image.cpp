@@ -15,7 +15,7 @@ void fuzz(FuzzedNumbers* numbers) {
   const int64_t num = numbers->between(0, 2);
   ImageCase made;
   make_case(&made, numbers, num, wide ? 2 : 4, wide ? 150 : 20);
-  check_case(&made, numbers, runs);
+  check_case(made, numbers, runs);
 }
 
 }  // namespace pyparallel::testing

@@ -2,54 +2,12 @@
 // warps run them.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
-#include "check.h"
-#include "core/image_lanes.h"
-#include "cpu/image.h"
-#include "destination.h"
 #include "image_batch.h"
-#include "workers.h"
 
 namespace pyparallel::testing {
-
-// Reads nothing but the images of one case, and by words nothing but multiples of them.
-struct WatchedMath : HostMath {
-  static inline const ImageCase* watched = nullptr;
-
-  static bool may_read(const void* from, int64_t nbytes) {
-    const auto begin = reinterpret_cast<uintptr_t>(from);
-    const auto size = static_cast<uintptr_t>(nbytes);
-    for (const Image& image : watched->images) {
-      const auto data = reinterpret_cast<uintptr_t>(image.data);
-      const bool bytes = watched->job.source == ImageSource::kByte;
-      const uintptr_t numel = uintptr_t{image.height} * image.width *
-                              static_cast<uintptr_t>(watched->job.batch.channels);
-      const uintptr_t end = data + numel * (bytes ? 1 : 4);
-      if (begin >= data && begin + size <= end) return begin % size == 0;
-    }
-    return false;
-  }
-
-  template <typename Word>
-  static Word load(const Word* from) {
-    CHECK(may_read(from, sizeof(Word)));
-    return HostMath::load(from);
-  }
-
-  static void load_four(const float* from, float* to) {
-    CHECK(may_read(from, 16));
-    HostMath::load_four(from, to);
-  }
-
-  static void store(void* to, const uint32_t (&words)[4]) {
-    CHECK(reinterpret_cast<uintptr_t>(to) % 16 == 0);
-    HostMath::store(to, words);
-  }
-};
 
 // In which ways: all combinations, and every loop of the CPU.
 struct ImageRuns {
@@ -58,92 +16,20 @@ struct ImageRuns {
   std::vector<int> lanes{1, 2, 3, 32};
 };
 
-template <typename Source, typename Value, bool exact, ImageRows kind>
-void check_body(const ImageJob& job, const ImageRuns& runs, Destination* dst,
-                Destination* mask, const Bytes& expected, const Bytes& marks) {
-  using Body = ImageLanes<Source, Value, exact, kind, WatchedMath>;
-  for (int64_t limit : runs.limits) {
-    ImageBatch batch = job.batch;
-    cut_rows(&batch, limit);
-    for (int64_t warps : runs.warps) {
-      for (int lanes : runs.lanes) {
-        dst->clear();
-        mask->clear();
-        run_warps(Body{batch, batch.images}, num_pieces(batch), warps, lanes);
-        CHECK(dst->holds(expected));
-        CHECK(batch.mask == nullptr || mask->holds(marks));
-      }
-    }
-  }
-}
+// Where the destination and the mask begin behind a multiple of 64; no mask below 0.
+struct ImagePlaces {
+  int64_t dst;
+  int64_t mask;
+};
 
-template <bool exact>
-void check_lanes(const ImageJob& job, const ImageRuns& runs, Destination* dst,
-                 Destination* mask, const Bytes& expected, const Bytes& marks) {
-  visit_types(job, [&](auto source, auto value) {
-    using Source = decltype(source);
-    using Value = decltype(value);
-    if (job.last) {
-      check_body<Source, Value, exact, ImageRows::kPixels>(job, runs, dst, mask,
-                                                           expected, marks);
-      return;
-    }
-    check_body<Source, Value, exact, ImageRows::kPlanes>(job, runs, dst, mask, expected,
-                                                         marks);
-    if constexpr (sizeof(Source) == 1) {
-      if (job.batch.channels != 3) return;
-      check_body<Source, Value, exact, ImageRows::kPlanesOfPixels>(job, runs, dst, mask,
-                                                                   expected, marks);
-    }
-  });
-}
-
-// What the CPU writes; not exact, its sum may be rounded twice.
-inline void check_threads(const ImageCase& made, const ImageJob& job, size_t kind,
-                          Destination* dst, Destination* mask, const Bytes& expected,
-                          const Bytes& marks) {
-  dst->clear();
-  mask->clear();
-  cpu::image_batch(job, kind);
-  CHECK(job.batch.mask == nullptr || mask->holds(marks));
-  if (job.exact) {
-    CHECK(dst->holds(expected));
-    return;
-  }
-  if (job.value != ImageValue::kFloat) return;  // a rounding may tip another one
-  made.each([&](int64_t i, int64_t c, int64_t y, int64_t x) {
-    float value = 0;
-    if (!made.pixel(i, c, y, x, &value)) return;
-    float found;
-    memcpy(&found, dst->data() + 4 * made.offset(i, c, y, x), sizeof(found));
-    const double mean = static_cast<double>(made.mean[c]);
-    const double std = static_cast<double>(made.std[c]);
-    const double real = (static_cast<double>(value) - mean) / std;
-    const double size = (std::fabs(static_cast<double>(value)) + std::fabs(mean)) / std;
-    CHECK(std::fabs(static_cast<double>(found) - real) <= std::ldexp(size, -22));
-  });
-}
+void check_images(const ImageCase& made, ImagePlaces places, const ImageRuns& runs);
 
 template <typename Numbers>
-void check_case(ImageCase* made, Numbers* random, const ImageRuns& runs) {
+void check_case(const ImageCase& made, Numbers* random, const ImageRuns& runs) {
   const bool masked = random->between(0, 1) == 0;
-  const int64_t shift = random->between(0, 20) * made->value_nbytes;
-  const Bytes expected = made->values();
-  const Bytes marks = made->marks();
-  Destination dst(static_cast<int64_t>(expected.size()), shift);
-  Destination mask(static_cast<int64_t>(marks.size()), random->between(0, 20));
-  WatchedMath::watched = made;
-  ImageJob job = made->job;
-  job.batch.dst = dst.data();
-  job.batch.mask = masked ? mask.data() : nullptr;
-  if (job.exact) {
-    check_lanes<true>(job, runs, &dst, &mask, expected, marks);
-  } else {
-    check_lanes<false>(job, runs, &dst, &mask, expected, marks);
-  }
-  for (size_t kind = 0; kind < cpu::num_image_kinds(); ++kind) {
-    check_threads(*made, job, kind, &dst, &mask, expected, marks);
-  }
+  const int64_t shift = random->between(0, 20) * made.value_nbytes;
+  const int64_t mask_shift = random->between(0, 20);
+  check_images(made, {shift, masked ? mask_shift : -1}, runs);
 }
 
 }  // namespace pyparallel::testing
