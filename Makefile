@@ -15,8 +15,9 @@ PYTEST_ARGS ?=
 # How many tests run at a time; those of one file run one after the other. Many wait for
 # processes and threads, so there is one more than most machines of CI have cores.
 PYTEST_JOBS ?= 3
-# Of all targets of libFuzzer together.
-FUZZ_SECONDS ?= 60
+# Seconds of all targets of libFuzzer together: 1800 for `make fuzz`, 60 for `fuzz-core`.
+FUZZ_SECONDS ?=
+# Generated cases of `make fuzz`, in as many processes as there are cores.
 FUZZ_CASES ?= 1000000
 # Warnings of the compilers are errors in what is built here.
 export WERROR ?= 1
@@ -43,7 +44,7 @@ NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	bad_inputs_ranks check_kernels checkpoint_example csrc_rules debug \
 	debug_variable distributed distributed_deprecated docs elastic examples \
-	examples_parallel gpu_check instruction_counts keeper layers loader_exit \
+	examples_parallel fuzz gpu_check instruction_counts keeper layers loader_exit \
 	loader_faults mmcv_install packaging parallel_apply parallel_apply_errors \
 	parallel_apply_modes parallel_apply_modules parallel_apply_streams \
 	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \
@@ -124,8 +125,12 @@ test-core-%: $(V)/.deps
 	$(CMAKE) --build "build/core-$*" -j2
 	$(CTEST) --test-dir "build/core-$*" --output-on-failure
 
+fuzz: $(V)/.built ## for long: libFuzzer on the C++ core, then FUZZ_CASES on both backends and an oracle
+	$(MAKE) fuzz-core FUZZ_SECONDS=$(or $(FUZZ_SECONDS),1800)
+	$(V)/bin/python tests/fuzz.py --cases $(FUZZ_CASES) --first $$(date +%s)000000
+
 fuzz-core: $(V)/.deps ## libFuzzer on the C++ core for FUZZ_SECONDS in all; needs clang
-	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --seconds $(FUZZ_SECONDS)
+	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --seconds $(or $(FUZZ_SECONDS),60)
 
 fuzz-corpus: $(V)/.deps ## put what libFuzzer found worth keeping into tests/corpus
 	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --keep

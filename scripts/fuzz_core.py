@@ -43,8 +43,9 @@ class Run(NamedTuple):
 
 def find_clang() -> str | None:
     """Return a clang++ that links libFuzzer and the sanitizers."""
-    names = [os.environ["CLANG"]] if os.environ.get("CLANG") else ["clang++"]
-    names += [f"clang++-{version}" for version in range(21, 13, -1)]
+    names = ["clang++", *(f"clang++-{version}" for version in range(21, 13, -1))]
+    if os.environ.get("CLANG"):
+        names = [os.environ["CLANG"]]
     BUILD.mkdir(parents=True, exist_ok=True)
     empty = BUILD / "empty.cpp"
     empty.write_text(
@@ -132,12 +133,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="of all targets")
     parser.add_argument("--cmake", default="cmake")
+    parser.add_argument("--find", action="store_true", help="only print the compiler")
     parser.add_argument("--keep", action="store_true", help="fill tests/corpus anew")
     args = parser.parse_args()
     clang = find_clang()
     if clang is None:
         print(ABSENT, file=sys.stderr)
         return 1
+    if args.find:
+        print(clang)
+        return 0
     names = build(clang, args.cmake)
     if args.keep:
         for name in names:

@@ -25,18 +25,17 @@ each_backend = [
     pytest.param(reference, id="reference"),
     pytest.param(native, id="native", marks=needs_native),
 ]
+#: Without memory and rings: what one of them made, the other one cannot take back.
+_SWAPPED = ("pad_copy", "pad_few", "stack_equal", "image_batch", "SlabPlan")
+_SWAPPED += ("plan_slab", "pack", "views", "send", "columns", "flatten")
 both = pytest.mark.parametrize("backend", each_backend)
 
 
 @contextmanager
 def using(backend: ModuleType) -> Iterator[None]:
-    """Pad and stack on this implementation, whichever was chosen at import."""
-    chosen: dict[str, Any] = {
-        "name": "python" if backend is reference else "native",
-        "pad_copy": backend.pad_copy,
-        "stack_equal": backend.stack_equal,
-        "image_batch": backend.image_batch,
-    }
+    """Run on this implementation, whichever was chosen at import."""
+    chosen: dict[str, Any] = {each: getattr(backend, each) for each in _SWAPPED}
+    chosen["name"] = "python" if backend is reference else "native"
     before = {name: getattr(_backend, name) for name in chosen}
     _backend.__dict__.update(chosen)
     try:

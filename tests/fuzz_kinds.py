@@ -1,0 +1,18 @@
+"""One case of any kind."""
+
+from __future__ import annotations
+
+from fuzz_batches import batches, flights, pad_stacks
+from fuzz_operators import pad_copies, plans, slabs
+from fuzzed import Numbers
+
+#: As often as they stand here.
+KINDS = [batches, batches, batches, pad_stacks, pad_stacks, pad_copies, pad_copies]
+KINDS += [slabs, plans, flights]
+
+
+def any_case(numbers: Numbers) -> str:
+    """Run one case; return its kind."""
+    kind = numbers.choose(KINDS)
+    kind(numbers)
+    return kind.__name__

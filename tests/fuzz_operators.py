@@ -1,0 +1,179 @@
+"""Cases for the operators: native against pure Python against bytes found by numpy."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import raw_bytes
+import torch
+from backends import native, reference
+from fuzzed import Numbers
+
+#: Both implementations, or what there is.
+BACKENDS: list[ModuleType] = [each for each in (native, reference) if each]
+MOST = 2**63 - 1
+
+
+def tensor(
+    numbers: Numbers, rng: np.random.Generator, shape: Any, dtype: torch.dtype
+) -> tuple[torch.Tensor, np.ndarray]:
+    """Return a tensor of random bytes in some layout, and its items."""
+    items = raw_bytes.random_items(rng, shape, dtype)
+    return raw_bytes.lay_out(rng, items, dtype, numbers.choose(raw_bytes.LAYOUTS))
+
+
+def generator(numbers: Numbers) -> np.random.Generator:
+    """Return what the contents of a case come from."""
+    return np.random.default_rng(numbers.between(0, 2**16))
+
+
+def outcome(call: Any, *args: Any) -> tuple[Any, str]:
+    """Return what a call returned, or what it raised."""
+    try:
+        return call(*args), ""
+    except (TypeError, ValueError, OverflowError) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def sizes(numbers: Numbers, count: int, most: int = 5) -> tuple[int, ...]:
+    """Draw a shape; a tenth of the sizes are 0."""
+    most = most if count < 4 else min(most, 3)
+    return tuple(
+        0 if numbers.maybe(10) else numbers.between(1, most) for _ in range(count)
+    )
+
+
+def raw(numbers: Numbers) -> int:
+    """Return any number of 64 bits, often one at which arithmetic breaks."""
+    kind = numbers.between(0, 4)
+    if kind == 0:
+        return numbers.between(0, 9)
+    if kind == 1:
+        return min(MOST, 2 ** numbers.between(20, 63) + numbers.between(-1, 1))
+    if kind == 2:
+        return MOST - numbers.between(0, 130)
+    if kind == 3:
+        return -numbers.between(0, 2**63)
+    return numbers.between(0, MOST)
+
+
+def pad_copies(numbers: Numbers) -> None:
+    """Samples of up to 5 dimensions, in place; some starts are beyond the target."""
+    rng, dtype = generator(numbers), numbers.choose(raw_bytes.DTYPES)
+    ndim, count = numbers.between(0, 5), numbers.between(0, 4)
+    target = sizes(numbers, ndim)
+    placed = numbers.maybe() and ndim > 0
+    samples, items, starts = [], [], []
+    for _ in range(count):
+        shape = tuple(numbers.between(0, size) for size in target)
+        sample, its = tensor(numbers, rng, shape, dtype)
+        samples.append(sample)
+        items.append(its)
+        room = zip(target, shape, strict=True)
+        starts.append(tuple(numbers.between(0, a - b) for a, b in room))
+    good = True
+    if placed and count and numbers.maybe(8):
+        at, dim = numbers.between(0, count - 1), numbers.between(0, ndim - 1)
+        wrong = list(starts[at])
+        wrong[dim] = raw(numbers)
+        starts[at] = tuple(wrong)
+        good = 0 <= wrong[dim] <= target[dim] - samples[at].shape[dim]
+    num_fills = numbers.choose([1, count]) if count else 1
+    fills = raw_bytes.random_items(rng, (num_fills,), dtype).tobytes()
+    masked = numbers.between(0, ndim)
+    texts = []
+    for backend in BACKENDS:
+        dst = raw_bytes.poisoned((count, *target), dtype)
+        shape = (count, *target[ndim - masked :])
+        mask = raw_bytes.poisoned(shape, torch.uint8).view(torch.bool)
+        before = raw_bytes.bytes_of(dst), raw_bytes.bytes_of(mask)
+        args = (dst, samples, fills, starts if placed else None)
+        _, text = outcome(backend.pad_copy, *args, mask if masked else None)
+        texts.append(text)
+        found = raw_bytes.bytes_of(dst), raw_bytes.bytes_of(mask)
+        if not good:
+            assert found == before, "written before it was checked"
+            continue
+        assert not text, text
+        places = starts if placed else None
+        right = raw_bytes.padded(target, items, fills, dtype.itemsize, places)
+        assert found[0] == right
+        if masked:
+            assert found[1] == raw_bytes.marked(shape, items, places)
+    assert (texts[0] == "") is good and len(set(texts)) == 1, texts
+
+
+def slabs(numbers: Numbers) -> None:
+    """Leaves of any dtypes through a slab that held something else before."""
+    rng = generator(numbers)
+    leaves, items = [], []
+    for _ in range(numbers.between(0, 6)):
+        dtype = numbers.choose(raw_bytes.DTYPES)
+        shape = sizes(numbers, numbers.between(0, 4))
+        leaf, its = tensor(numbers, rng, shape, dtype)
+        leaves.append(leaf)
+        items.append(its)
+    right = b""
+    offsets = []
+    for its in items:
+        offsets.append(len(right))
+        right += its.tobytes()
+        right += bytes(-len(right) % 64)
+    for backend in BACKENDS:
+        plan = backend.plan_slab(leaves)
+        assert list(plan.offsets) == offsets and plan.nbytes == len(right)
+        slab = raw_bytes.poisoned((plan.nbytes,), torch.uint8)
+        backend.pack(slab, leaves, plan)
+        assert raw_bytes.bytes_of(slab) == right
+        views = backend.views(slab, plan)
+        for view, leaf, its in zip(views, leaves, items, strict=True):
+            assert (view.dtype, view.shape) == (leaf.dtype, leaf.shape)
+            assert view.is_contiguous()
+            assert raw_bytes.bytes_of(view) == its.tobytes()
+
+
+def plans(numbers: Numbers) -> None:
+    """Plans of sizes that no memory holds, made from leaves and from any numbers."""
+    dtypes = [numbers.choose(raw_bytes.DTYPES) for _ in range(numbers.between(0, 4))]
+    shapes = []
+    for _ in dtypes:
+        dims = numbers.between(0, 5)
+        shapes.append([raw(numbers) if numbers.maybe(3) else dims for _ in range(dims)])
+    offsets, end, good = [], 0, True
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        start = -(-end // 64) * 64 + 64 * numbers.between(0, 1)
+        offsets.append(raw(numbers) if numbers.maybe(6) else start % 2**63)
+        nbytes = math.prod(shape) * dtype.itemsize
+        good &= all(size >= 0 for size in shape)
+        good &= offsets[-1] >= end and offsets[-1] % 64 == 0
+        good &= offsets[-1] + nbytes <= MOST
+        end = offsets[-1] + nbytes
+    whole = -(-end // 64) * 64 % 2**63
+    nbytes = raw(numbers) if numbers.maybe(6) else whole
+    good &= nbytes >= end and nbytes % 64 == 0
+    made = [outcome(b.SlabPlan, offsets, shapes, dtypes, nbytes) for b in BACKENDS]
+    same_plans(made, good, tuple(offsets), nbytes)
+    if all(size >= 0 for shape in shapes for size in shape):
+        leaf_plans(shapes, dtypes)
+
+
+def leaf_plans(shapes: list[list[int]], dtypes: list[torch.dtype]) -> None:
+    leaves, offsets, end = [], [], 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        if math.prod(size for size in shape if size) * dtype.itemsize > MOST:
+            return  # torch has no such tensor
+        leaves.append(torch.empty((), dtype=dtype).expand(shape))
+        offsets.append(end)
+        end += -(-math.prod(shape) * dtype.itemsize // 64) * 64
+    made = [outcome(backend.plan_slab, leaves) for backend in BACKENDS]
+    same_plans(made, end <= MOST, tuple(offsets), end)
+
+
+def same_plans(made: Any, good: bool, offsets: tuple[int, ...], nbytes: int) -> None:
+    texts = {text for _, text in made}
+    assert len(texts) == 1 and (texts == {""}) is good, texts
+    for plan, _ in made:
+        assert plan is None or (plan.offsets, plan.nbytes) == (offsets, nbytes)
