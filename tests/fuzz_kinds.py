@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fuzz_batches import batches, flights, pad_stacks
-from fuzz_operators import pad_copies, plans, slabs
+from fuzz_operators import headers, pad_copies, plans, slabs
 from fuzzed import Numbers
 
 #: As often as they stand here.
 KINDS = [batches, batches, batches, pad_stacks, pad_stacks, pad_copies, pad_copies]
-KINDS += [slabs, plans, flights]
+KINDS += [slabs, plans, flights, headers]
 
 
 def any_case(numbers: Numbers) -> str:

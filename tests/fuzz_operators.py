@@ -177,3 +177,84 @@ def same_plans(made: Any, good: bool, offsets: tuple[int, ...], nbytes: int) -> 
     assert len(texts) == 1 and (texts == {""}) is good, texts
     for plan, _ in made:
         assert plan is None or (plan.offsets, plan.nbytes) == (offsets, nbytes)
+
+
+MAGIC = 0x5050_5249_4E47_0001
+LINE = 8  # words
+
+
+def headers(numbers: Numbers) -> None:
+    """Any bytes as the header of a ring, as another process may have left them."""
+    num_slots = numbers.between(1, 6)
+    words = [0] * (LINE * (1 + num_slots))
+    words[:3] = [MAGIC, num_slots, numbers.between(1, 2)]
+    for slot in range(num_slots):
+        words[LINE * (1 + slot)] = numbers.choose([0, 1, 2, raw(numbers)])
+    for _ in range(numbers.between(0, 2)):
+        last = 2 if numbers.maybe() else len(words) - 1
+        words[numbers.between(0, last)] = numbers.choose(
+            [0, 1, 2, 3, MAGIC, num_slots + 1, raw(numbers)]
+        )
+    nbytes = 64 * (1 + num_slots)
+    if numbers.maybe(6):
+        nbytes = numbers.between(0, nbytes)
+    start = numbers.between(0, 64) if numbers.maybe(6) else 0
+    right_size = nbytes % 64 == 0 and nbytes > 64 and start % 64 == 0
+    good = right_size and words[:2] == [MAGIC, nbytes // 64 - 1] and words[2] in (1, 2)
+    left = np.array(words, dtype=np.int64).tobytes()
+    # What torch allocates starts at a multiple of 64.
+    memory = [torch.zeros(1024, dtype=torch.uint8) for _ in BACKENDS]
+    memory = [each[start : start + nbytes] for each in memory]
+    for each in memory:
+        each.numpy()[:] = np.frombuffer(left, dtype=np.uint8)[:nbytes]
+    words = words[: nbytes // 8]
+    for _ in range(numbers.between(1, 5)):
+        name, args = draw_ring_call(numbers, num_slots)
+        before = [raw_bytes.bytes_of(each) for each in memory]
+        calls = zip(BACKENDS, memory, strict=True)
+        done = [outcome(getattr(each, name), header, *args) for each, header in calls]
+        assert len({repr(each) for each in done}) == 1, done
+        value, text = done[0]
+        assert (text == "") is (good and may_call(len(words), name, args)), text
+        if not text:
+            assert value == on_words(words, name, args)
+        right = np.array(words, dtype=np.int64).tobytes() if good else before[0]
+        for header, was in zip(memory, before, strict=True):
+            assert raw_bytes.bytes_of(header) == (was if text else right)
+
+
+def draw_ring_call(numbers: Numbers, num_slots: int) -> tuple[str, tuple[int, ...]]:
+    name = numbers.choose(["ring_holders", "ring_pass", "ring_pass", "ring_reclaim"])
+
+    def number(good: int) -> int:
+        return raw(numbers) if numbers.maybe(8) else good
+
+    holder = number(numbers.between(1, 2))
+    if name == "ring_pass":
+        slot = number(numbers.between(0, num_slots - 1))
+        return name, (slot, holder, number(numbers.between(0, 2)))
+    return name, ((holder,) if name == "ring_reclaim" else ())
+
+
+def may_call(num_words: int, name: str, args: tuple[int, ...]) -> bool:
+    if name == "ring_pass":
+        slot, holder, to = args
+        return 0 <= slot < num_words // LINE - 1 and holder >= 1 and to >= 0
+    return name == "ring_holders" or args[0] >= 1
+
+
+def on_words(words: list[int], name: str, args: tuple[int, ...]) -> Any:
+    """Do to a list what an operator does to a header; return what it returns."""
+    places = range(LINE, len(words), LINE)
+    if name == "ring_holders":
+        return [words[at] for at in places]
+    if name == "ring_reclaim":
+        found = [slot for slot, at in enumerate(places) if words[at] == args[0]]
+        for slot in found:
+            words[places[slot]] = 0
+        return found
+    slot, holder, to = args
+    if words[places[slot]] != holder:
+        return False
+    words[places[slot]] = to
+    return True
