@@ -1,7 +1,8 @@
 """Decides what to compile, prints the decision, and compiles it.
 
 Environment: ``PYPARALLEL_BUILD=native|python``; switches ``FORCE_CUDA``, ``DEBUG``,
-``FORCE_ONLY_CPU``, ``WERROR``; ``TORCH_CUDA_ARCH_LIST NVCC_FLAGS MAX_JOBS CUDA_HOME``.
+``FORCE_ONLY_CPU``, ``WERROR``; ``TORCH_CUDA_ARCH_LIST NVCC_FLAGS MAX_JOBS CUDA_HOME
+PYPARALLEL_SANITIZE`` (see scripts/sanitizers.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,7 +24,6 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 MODULE = "pyparallel._backend._C"
-# For every kind of build.
 FOLDERS = ("", "bindings/", "cpu/", "host/", "ops/", "python/", "transfer/")
 COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"}
 COMPILING.add("develop")
@@ -129,11 +130,8 @@ def arch_list(
 ) -> str:
     """Choose TORCH_CUDA_ARCH_LIST: as set, for the visible GPUs, or as torch has it.
 
-    Args:
-        env: environment.
-        visible: compute capabilities of the GPUs that this process sees.
-        compiled: torch's own architectures, such as ``"sm_80 sm_90"``.
-        known: what nvcc can compile (``nvcc --list-gpu-code``); empty if unknown.
+    ``visible`` are compute capabilities of the GPUs here, ``compiled`` are torch's own
+    architectures (``"sm_80 sm_90"``), ``known`` are nvcc's; empty if unknown.
     """
     if env.get("TORCH_CUDA_ARCH_LIST"):
         return env["TORCH_CUDA_ARCH_LIST"]
@@ -156,12 +154,18 @@ def default_jobs(meminfo: Path, cores: int) -> int:
     return max(1, min(cores, int(free[1]) // 3_000_000 if free else cores))
 
 
+def sanitizers(env: Mapping[str, str], cuda: bool) -> list[str]:
+    """Return the flags that ``PYPARALLEL_SANITIZE`` asks for."""
+    known = runpy.run_path(str(ROOT / "scripts" / "sanitizers.py"))
+    return known["flags"](env, cuda)
+
+
 def flags(env: Mapping[str, str], cuda: bool) -> dict[str, list[str]]:
     """Return the compilers' flags. torch passes the -std that its headers need."""
-    debug = on(env, "DEBUG")
     # A user's newer compiler may warn of more: it must not stop an installation.
     strict = ["-Wall", "-Wextra", *(["-Werror"] if on(env, "WERROR") else [])]
-    level = ["-O0", "-g"] if debug else ["-O3", "-g0"]
+    usual = ["-O0", "-g"] if on(env, "DEBUG") else ["-O3", "-g0"]
+    level = sanitizers(env, cuda) or usual
     device = [f"-Xcompiler={','.join(strict)}"]
     device += ["-Werror=all-warnings"] if on(env, "WERROR") else []
     device += env.get("NVCC_FLAGS", "").split()
@@ -179,8 +183,7 @@ def sources(cuda: bool) -> list[str]:
 def system_headers(dirs: list[str], nvcc: Nvcc | None, site: Path) -> list[str]:
     """Return flags that make foreign headers exempt from our warnings.
 
-    A toolkit reduced to the compiler lacks the headers of cuSPARSE and its like, which
-    torch's headers include; the wheels that torch depends on carry them.
+    A bare toolkit lacks cuSPARSE's, say, which torch's include; torch's wheels do not.
     """
     if nvcc and not Path(nvcc.home, "include", "cusparse.h").exists():
         dirs = [*dirs, *map(str, sorted(site.glob("nvidia/*/include")))]
@@ -222,8 +225,8 @@ def native() -> dict[str, Any]:
         compiled = torch._C._cuda_getArchFlags() or ""
         archs = arch_list(env, list(gpus), compiled, known.stdout.decode())
         os.environ.update(CUDA_HOME=nvcc.home, TORCH_CUDA_ARCH_LIST=archs)
-    jobs = default_jobs(Path("/proc/meminfo"), len(os.sched_getaffinity(0)))
-    os.environ.setdefault("MAX_JOBS", str(jobs))
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("MAX_JOBS", f"{default_jobs(Path('/proc/meminfo'), cores)}")
     record = {
         "version": version(),
         "kind": choice.kind,
@@ -233,6 +236,7 @@ def native() -> dict[str, Any]:
         "archs": archs,
         "nvcc": f"{nvcc.version} ({nvcc.home})" if cuda and nvcc else None,
         "compiler": compiler(),
+        "sanitize": env.get("PYPARALLEL_SANITIZE", ""),
         "python": platform.python_version(),
     }
     print_table({**record, "jobs": os.environ["MAX_JOBS"]})
@@ -253,17 +257,17 @@ def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str
             text = json.dumps(record, indent=2) + "\n"
             built.with_suffix(".json").write_text(text, encoding="utf-8")
 
-    names = {"VERSION": "version", "TORCH_VERSION": "torch", "CUDA_VERSION": "cuda"}
-    names["ARCHS"] = "archs"
-    macros = [(f"PP_{k}", f'"{record[v] or ""}"') for k, v in names.items()]
-    own = str(ROOT / "csrc")
+    names = ("version", "torch", "cuda", "archs", "sanitize")
+    macros = [(f"PP_BUILD_{k.upper()}", f'"{record[k] or ""}"') for k in names]
+    own, usual = str(ROOT / "csrc"), [] if on(os.environ, "DEBUG") else ["-s"]
+    link = sanitizers(os.environ, nvcc is not None) or usual
     make = cpp_extension.CUDAExtension if nvcc else cpp_extension.CppExtension
     extension: Extension = make(
         MODULE,
         sources(cuda=nvcc is not None),
         include_dirs=[own],
         define_macros=macros,
-        extra_link_args=["-fopenmp", *([] if on(os.environ, "DEBUG") else ["-s"])],
+        extra_link_args=["-fopenmp", *link],
     )
     foreign = [folder for folder in extension.include_dirs if folder != own]
     headers = system_headers(foreign, nvcc, site)
@@ -272,8 +276,8 @@ def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str
         tool: [*ours, *headers] for tool, ours in flags(os.environ, bool(nvcc)).items()
     }
     # Builds for different torches share no object file.
-    base = {"build_base": f"build/{record['kind']}-torch{record['torch']}"}
-    options, commands = {"build": base}, {"build_ext": Build}
+    base = f"build/{record['kind']}{record['sanitize']}-torch{record['torch']}"
+    options, commands = {"build": {"build_base": base}}, {"build_ext": Build}
     return {"ext_modules": [extension], "cmdclass": commands, "options": options}
 
 

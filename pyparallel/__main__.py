@@ -129,6 +129,7 @@ def report() -> dict[str, Any]:
         "present": _versions(torch.__version__, torch.version.cuda, {"torch": 1}),
         "build kind": built.get("kind") and f"{built['kind']}: {built.get('reason')}",
         "compiler": built.get("compiler"),
+        "sanitizers": built.get("sanitize") or None,
         "archs": built.get("archs") or None,
         "older than csrc": older_than_sources(module and module.path, package.parent),
         "gpus": gpus(built.get("archs")),

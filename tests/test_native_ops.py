@@ -288,7 +288,7 @@ def test_samples_that_another_thread_sets_are_copied_whole():
 @needs_native
 def test_build_info_and_devices():
     info = native.build_info()
-    keys = {"torch", "cuda", "compiler", "cxx_standard", "archs", "version"}
+    keys = {"torch", "cuda", "compiler", "cxx_standard", "archs", "version", "sanitize"}
     assert set(info) == keys and all(isinstance(each, str) for each in info.values())
     assert native.devices()[0] == "cpu"
     assert ("cuda" in native.devices()) == bool(info["cuda"])

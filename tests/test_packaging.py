@@ -247,6 +247,7 @@ def test_module_stub_and_record_agree():
     assert info["cuda"] == (_backend.built_for["cuda"] or "")
     assert info["archs"] == _backend.built_for["archs"]
     assert info["version"] == _backend.built_for["version"]
+    assert info["sanitize"] == _backend.built_for["sanitize"]
 
 
 @pytest.mark.skipif(_backend.name != "native", reason="pure Python runs")

@@ -222,5 +222,5 @@ def build_info() -> dict[str, str]:
     """Return what the extension was built with.
 
     Keys: ``version``, ``torch``, ``cuda`` (empty in a CPU build), ``compiler``,
-    ``cxx_standard`` (``"17"``), ``archs``.
+    ``cxx_standard`` (``"17"``), ``archs``, ``sanitize`` (empty but in tests).
     """

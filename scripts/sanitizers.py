@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""What sanitizers need: flags for setup.py, an environment for what runs with them.
+
+``python scripts/sanitizers.py address,undefined python -m pytest`` runs a command with
+an extension that was built with ``PYPARALLEL_SANITIZE=address,undefined``. Note:
+[sanitizer runtimes]. Python is not built with them, so theirs must be loaded before it:
+AddressSanitizer's together with libstdc++, whose ``__cxa_throw`` it looks up once, at
+its start. Python's own allocator would hide what is freed. Leaks are looked for by
+tests/test_leaks.py, because no sanitizer sees references of Python. ThreadSanitizer
+does not see what OpenMP's runtime does: our threads are ``std::thread`` there and
+torch's are one. Workers of loaders may start threads after a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+#: For every value, what it takes beside -fsanitize. UBSan leaves out casts of floats by
+#: itself; vptr needs torch's own type information.
+_UNDEFINED = ["-fno-sanitize=vptr", "-fsanitize=float-cast-overflow"]
+FLAGS = {
+    "address": [],
+    "address,undefined": _UNDEFINED,
+    "thread": ["-DPP_STD_THREADS"],
+    "undefined": _UNDEFINED,
+}
+#: What is loaded first, and settings; those of the caller stay.
+RUNTIMES = {
+    "address": (
+        ["libasan.so", "libstdc++.so"],
+        {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"},
+    ),
+    "thread": (
+        ["libtsan.so"],
+        {"TSAN_OPTIONS": "exitcode=66 die_after_fork=0", "OMP_NUM_THREADS": "1"},
+    ),
+    "undefined": ([], {"UBSAN_OPTIONS": "print_stacktrace=1"}),
+}
+
+
+def flags(env: Mapping[str, str], cuda: bool) -> list[str]:
+    """Return the compiler's flags for ``PYPARALLEL_SANITIZE``; none if it is empty."""
+    rule, wanted = "PYPARALLEL_SANITIZE must", env.get("PYPARALLEL_SANITIZE", "")
+    if not wanted:
+        return []
+    if wanted not in FLAGS:
+        raise SystemExit(f"{rule} be one of {' | '.join(FLAGS)}, but is {wanted!r}.")
+    if cuda:
+        raise SystemExit(f"{rule} be unset for CUDA, or FORCE_ONLY_CPU=1 be set.")
+    found = [f"-fsanitize={wanted}", "-fno-sanitize-recover=all", *FLAGS[wanted]]
+    compiler = env.get("CXX", "c++").split()
+    probe = [*compiler, *found, "-x", "c++", "-", "-o", os.devnull]
+    done = subprocess.run(probe, input="int main() {}", capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(
+            f"{rule} be what the C++ compiler can do, but {compiler[0]} says:\n"
+            f"{done.stderr}Install its sanitizers, or unset the variable."
+        )
+    return ["-O1", "-g", *found, "-fno-omit-frame-pointer"]
+
+
+def environment(wanted: str, compiler: list[str]) -> dict[str, str]:
+    """Return the variables under which a module built with ``wanted`` can be loaded."""
+    found: dict[str, str] = {}
+    preload = []
+    for name in wanted.split(","):
+        libraries, settings = RUNTIMES[name]
+        found.update(settings)
+        for library in libraries:
+            command = [*compiler, f"-print-file-name={library}"]
+            preload.append(subprocess.check_output(command, text=True).strip())
+    if preload:
+        found["LD_PRELOAD"] = " ".join(preload)
+    return found
+
+
+def main() -> None:
+    """Become the command that is given, under the environment of the sanitizers."""
+    if len(sys.argv) < 3 or sys.argv[1] not in FLAGS:
+        raise SystemExit(f"usage: {sys.argv[0]} {'|'.join(FLAGS)} command ...")
+    compiler = os.environ.get("CXX", "c++").split()
+    found = environment(sys.argv[1], compiler)
+    os.execvpe(sys.argv[2], sys.argv[2:], {**found, **os.environ})
+
+
+if __name__ == "__main__":
+    main()
