@@ -31,7 +31,8 @@ from typing import Any
 
 import psutil
 import torch
-from prefetch_loaders import prefetch_threads
+from census import memfds, shared_names
+from prefetch_loaders import num_fds, prefetch_threads
 from soak_faults import IN_WORKERS, Collating, Faults, Planned, Scenes, is_right
 from torch.utils.data import _utils
 
@@ -72,19 +73,19 @@ class Soak:
 
     Args:
         seed: of all that is drawn.
-        num_workers: processes of a loader.
         length: batches of an epoch.
     """
 
-    def __init__(self, seed: int, num_workers: int, length: int) -> None:
+    def __init__(self, seed: int, length: int) -> None:
         self.random = random.Random(seed)
-        self.num_workers, self.length = num_workers, length
+        self.length = length
         self.counts: collections.Counter[str] = collections.Counter()
         self.faults: collections.Counter[str] = collections.Counter()
         self.notes: list[str] = []
 
     def epoch(self, kinds: list[str], start: str, prefetching: bool) -> None:
-        """Run an epoch with these faults, and see that nothing is left of it."""
+        """Run an epoch with these faults; ``start`` is a method and a number."""
+        method, num_workers = start.split(":")
         folder = Path(tempfile.mkdtemp(prefix="soak"))
         size = 3
         order = self.random.sample(range(self.length * size), self.length * size)
@@ -94,10 +95,10 @@ class Soak:
         faults = Faults(folder, plan)
         options: dict[str, Any] = {
             "batch_size": size,
-            "num_workers": self.num_workers,
+            "num_workers": int(num_workers),
             "sampler": order,
             "timeout": TIMEOUT if "sample hangs" in kinds else 0,
-            "multiprocessing_context": start,
+            "multiprocessing_context": method,
             "persistent_workers": self.random.random() < 0.5,
             "collate_fn": Collating(faults),
         }
@@ -227,19 +228,13 @@ LEFT = ("workers", "prefetch threads", "threads", "descriptors", "memfds", "name
 
 def left_over() -> tuple[int, ...]:
     """Return how much there is of what an epoch must not leave, as LEFT names it."""
-    descriptors = 0
-    memfds = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            memfds += "memfd:" in os.readlink(f"/proc/self/fd/{name}")
-            descriptors += 1
     return (
         sum(map(is_worker, psutil.Process().children(recursive=True))),
         len(prefetch_threads()),
         threading.active_count(),
-        descriptors,
-        memfds,
-        sum(name.startswith("torch_") for name in os.listdir("/dev/shm")),
+        num_fds(),
+        memfds(),
+        shared_names(),
     )
 
 
@@ -298,7 +293,7 @@ def prepare() -> None:
     signal.signal(signal.SIGALRM, give_up)
     torch.multiprocessing.set_forkserver_preload(["torch", "soak_faults"])
     for prefetching in (False, True):  # what the first one starts lives on
-        Soak(0, 1, 4).epoch([], "forkserver", prefetching)
+        Soak(0, 4).epoch([], "forkserver:1", prefetching)
 
 
 def main() -> int:
@@ -306,13 +301,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=0, help="0: each kind once")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--batches", type=int, default=60, help="of an epoch")
-    parser.add_argument("--starts", default="fork forkserver spawn")
+    parser.add_argument("--starts", default="fork:8 forkserver:8 spawn:8")
     options = parser.parse_args()
     prepare()
     began = time.monotonic()
-    soak = Soak(options.seed, options.workers, options.batches)
+    soak = Soak(options.seed, options.batches)
     starts = options.starts.split()
     rest = soak.random.sample(KINDS, len(KINDS))
     number = 0

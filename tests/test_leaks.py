@@ -6,17 +6,19 @@ reference that is kept to an object of Python, so Python's own counts are compar
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 import torch
+from census import memfds, shared_names
+from fake_device import FakeDevice
 from loader_sets import Numbers, children, num_fds, wait_for
 
 from pyparallel import (
@@ -28,8 +30,8 @@ from pyparallel import (
     collate,
     pad_stack,
     scatter,
-    to_host,
 )
+from pyparallel.to_host import HostCopy
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -39,9 +41,9 @@ pytestmark = [
 ]
 
 BATCHES = int(os.environ.get("PYPARALLEL_LEAK_BATCHES", "2000"))
-#: What Python keeps for itself comes and goes by some blocks, and the system's
+#: What Python keeps for itself grows by some blocks, ever more slowly, and the system's
 #: allocator by some pages. A leak of one block for a batch is BATCHES of them.
-BLOCKS, OBJECTS, NBYTES = 200, 20, 6 << 20
+BLOCKS, OBJECTS, NBYTES = 300, 20, 6 << 20
 
 
 class Counts(NamedTuple):
@@ -64,18 +66,13 @@ def count() -> Counts:
         num_fds(),
         threading.active_count(),
         len(children()),
-        len(os.listdir("/dev/shm")) + sum(map(is_memfd, os.listdir("/proc/self/fd"))),
+        shared_names() + memfds(),
     )
 
 
-def is_memfd(fd: str) -> bool:
-    with contextlib.suppress(OSError):
-        return "memfd:" in os.readlink(f"/proc/self/fd/{fd}")
-    return False
-
-
 def sizes(i: int) -> tuple[int, int]:
-    return 3 + i % 7, 5 + i % 11
+    """Return one of few shapes: plans of those that were met are kept."""
+    return 3 + i % 3, 5 + i % 4
 
 
 def scenes(i: int) -> list[dict[str, Any]]:
@@ -85,7 +82,7 @@ def scenes(i: int) -> list[dict[str, Any]]:
             "ids": DataContainer(
                 torch.arange(2 + j), stack=True, pad_dims=1, padding=Padding(mask=True)
             ),
-            "points": DataContainer(torch.ones(i % 5, 3), ragged=True),
+            "points": DataContainer(torch.ones(i % 3, 3), ragged=True),
             "boxes": DataContainer(torch.ones(j, 4)),
             "meta": DataContainer({"name": f"{i}"}, cpu_only=True),
             "label": torch.tensor(j),
@@ -121,9 +118,18 @@ def stacking(i: int) -> None:
 
 
 def fetching(i: int) -> None:
-    nest = {"a": [torch.ones(sizes(i))], "b": (torch.zeros(3), "text", {"c": i})}
-    assert to_host(nest)["b"][2] == {"c": i}
-    refused(lambda: to_host({"a": torch.ones(2).to_sparse()}), "sparse")
+    if i % 20:
+        return
+    with FakeDevice(copy_delay=0, compute_delay=0) as fake:  # it notes all it does
+        for n in range(i, i + 20):
+            there = [fake.put(torch.full(sizes(n + j), float(j))) for j in range(3)]
+            nest = {"a": there, "b": ("text", {"c": n})}
+            found = HostCopy(nest, fake, n % 2 == 0).get()
+            assert [int(tensor[0, 0]) for tensor in found["a"]] == [0, 1, 2]
+            HostCopy(nest, fake, True)  # dropped
+            fake.captured = fake.main
+            refused(partial(HostCopy, there, fake, False), "captur")
+            fake.captured = None
 
 
 preprocess = ImagePreprocessor([1.0, 2, 3], [4.0, 5, 6], size_divisor=8)
@@ -132,7 +138,7 @@ preprocess = ImagePreprocessor([1.0, 2, 3], [4.0, 5, 6], size_divisor=8)
 def imaging(i: int) -> None:
     images = [torch.ones(3, *sizes(i + j), dtype=torch.uint8) for j in range(2)]
     assert len(preprocess(images)) == 2
-    refused(lambda: preprocess([torch.ones(3, 4)]), "dim")
+    refused(lambda: preprocess([torch.ones(3, 4)]), "must have shape")
 
 
 @pytest.mark.parametrize("call", [collating, scattering, stacking, fetching, imaging])
@@ -145,8 +151,8 @@ def test_good_and_bad_calls_leave_nothing(call: Callable[[int], None]) -> None:
 
 
 def check(run: Callable[[int], None], times: int = BATCHES) -> None:
-    """Run a tenth, which may fill caches, and then compare before and after."""
-    run(max(2, times // 10))
+    """Run a quarter, which may fill caches, and then compare before and after."""
+    run(times // 4)
     before = count()
     run(times)
     wait_for(lambda: not grown(before))
@@ -177,7 +183,7 @@ def batches_of(source: Any) -> Iterator[Any]:
         except StopIteration:
             return
         except KeyError as error:
-            assert "KeyError" in str(error)
+            assert "7" in str(error)
             if not isinstance(source, DataLoader):
                 return
 
