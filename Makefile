@@ -8,6 +8,7 @@ CUDA_TORCH ?= torch==2.11.0
 CUDA_ARCHS ?= 8.0;9.0
 # More options for installing torch, such as an index of CPU builds.
 TORCH_PIP  ?=
+SOAK_MINUTES ?= 30
 DEMO_ARGS  ?=
 BENCH_ARGS ?=
 LOADER_ARGS ?=
@@ -44,12 +45,13 @@ NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	bad_inputs_ranks check_kernels checkpoint_example csrc_rules debug \
 	debug_variable distributed distributed_deprecated docs elastic examples \
-	examples_parallel fuzz gpu_check instruction_counts keeper layers loader_exit \
-	loader_faults mmcv_install packaging parallel_apply parallel_apply_errors \
-	parallel_apply_modes parallel_apply_modules parallel_apply_streams \
-	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \
-	prefetch_state preflight probe registry resume_errors resume_iterable \
-	return_flight scatter_devices stats trace two_hosts \
+	examples_parallel fuzz gpu_check instruction_counts keeper layers leaks \
+	loader_exit loader_faults mmcv_install packaging parallel_apply \
+	parallel_apply_errors parallel_apply_modes parallel_apply_modules \
+	parallel_apply_streams parallel_apply_threads pipe prefetch_device \
+	prefetch_ends prefetch_faults prefetch_state preflight probe registry \
+	resume_errors resume_iterable return_flight scatter_devices soak stats trace \
+	two_hosts \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \
@@ -62,6 +64,19 @@ OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,backend_choice collate \
 	image_operator library loader loader_kinds memory native_ops pad_stack prefetch \
 	replicas scatter slab slab_plan slab_spans stack_equal to_host trace_spans transfer \
 	tree)
+	collate_worker data_parallel functions image image_operator library loader \
+	loader_kinds memory native_ops pad_stack prefetch scatter slab slab_plan slab_spans \
+	stack_equal to_host trace_spans transfer tree)
+# The extension under sanitizers: the operators and what shares memory or threads. UBSan
+# goes with ASan; ThreadSanitizer takes what has threads of its own.
+SANITIZED_address,undefined := tests/csrc $(patsubst %,tests/test_%.py,collate \
+	collate_errors collate_properties columns image image_errors image_operator loader \
+	loader_kinds loader_ring memory native_ops pad_copy_places pad_stack padding \
+	padding_properties races ring_header ring_memory ring_poison scatter scatter_errors \
+	scatter_properties slab slab_plan slab_spans stack_equal to_host transfer tree \
+	tree_walks)
+SANITIZED_thread := $(patsubst %,tests/test_%.py,memory native_ops pipe prefetch races \
+	return_flight ring_header ring_memory slab to_host transfer)
 # Beside mmengine its bases are others, and so may be what is built on them.
 BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 	$(patsubst %,tests/test_%.py,mmengine_collate mmengine_image mmengine_model \
@@ -74,6 +89,9 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile
 .PHONY: help test test-native test-python test-core test-peers fuzz fuzz-core \
 	fuzz-corpus lint lint-python lint-types lint-cpp lint-lengths bench bench-loader \
 	demo peers cuda-build gpu-check clean
+.PHONY: help test test-native test-python test-core test-asan test-tsan soak test-peers \
+	lint lint-python lint-types lint-cpp lint-lengths bench bench-loader demo peers \
+	cuda-build gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -134,6 +152,23 @@ fuzz-core: $(V)/.deps ## libFuzzer on the C++ core for FUZZ_SECONDS in all; need
 
 fuzz-corpus: $(V)/.deps ## put what libFuzzer found worth keeping into tests/corpus
 	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --keep
+# In trees of their own, as the CUDA build; some minutes to compile, more to run.
+test-asan: test-extension-address,undefined ## the extension under AddressSanitizer and UBSan; a long run
+
+test-tsan: test-extension-thread ## the extension under ThreadSanitizer; a long run
+
+test-extension-%: $(V)/.deps
+	scripts/copy_tree "$(CURDIR)/build/$*-tree"
+	cd "build/$*-tree" && FORCE_ONLY_CPU=1 PYPARALLEL_SANITIZE=$* \
+		$(V)/bin/python setup.py -q build_ext --inplace
+	cd "build/$*-tree" && PYPARALLEL_BACKEND=native $(V)/bin/python \
+		scripts/sanitizers.py $* $(V)/bin/python -m pytest \
+		$(SANITIZED_$*) $(PYTEST_ARGS)
+
+soak: $(V)/.built ## leaks over 10,000 batches; loaders with random faults for SOAK_MINUTES=30
+	PYPARALLEL_LEAK_BATCHES=10000 PYPARALLEL_BACKEND=native \
+		$(V)/bin/python -m pytest tests/test_leaks.py $(PYTEST_ARGS)
+	PYTHONPATH=. $(V)/bin/python tests/soak.py --minutes $(SOAK_MINUTES)
 
 lint: lint-python lint-types lint-cpp lint-lengths ## style, types, formatting, file lengths
 
