@@ -64,9 +64,6 @@ OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,backend_choice collate \
 	image_operator library loader loader_kinds memory native_ops pad_stack prefetch \
 	replicas scatter slab slab_plan slab_spans stack_equal to_host trace_spans transfer \
 	tree)
-	collate_worker data_parallel functions image image_operator library loader \
-	loader_kinds memory native_ops pad_stack prefetch scatter slab slab_plan slab_spans \
-	stack_equal to_host trace_spans transfer tree)
 # The extension under sanitizers: the operators and what shares memory or threads. UBSan
 # goes with ASan; ThreadSanitizer takes what has threads of its own.
 SANITIZED_address,undefined := tests/csrc $(patsubst %,tests/test_%.py,collate \
@@ -86,12 +83,9 @@ BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-native test-python test-core test-peers fuzz fuzz-core \
-	fuzz-corpus lint lint-python lint-types lint-cpp lint-lengths bench bench-loader \
-	demo peers cuda-build gpu-check clean
-.PHONY: help test test-native test-python test-core test-asan test-tsan soak test-peers \
-	lint lint-python lint-types lint-cpp lint-lengths bench bench-loader demo peers \
-	cuda-build gpu-check clean
+.PHONY: help test test-native test-python test-core test-asan test-tsan test-peers \
+	fuzz fuzz-core fuzz-corpus soak lint lint-python lint-types lint-cpp lint-lengths \
+	bench bench-loader demo peers cuda-build gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -152,6 +146,7 @@ fuzz-core: $(V)/.deps ## libFuzzer on the C++ core for FUZZ_SECONDS in all; need
 
 fuzz-corpus: $(V)/.deps ## put what libFuzzer found worth keeping into tests/corpus
 	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --keep
+
 # In trees of their own, as the CUDA build; some minutes to compile, more to run.
 test-asan: test-extension-address,undefined ## the extension under AddressSanitizer and UBSan; a long run
 
