@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ._device_threads import threads
 
@@ -48,13 +49,28 @@ def run(
         return do
 
     jobs = [job(part, device) for part, device in zip(parts, devices, strict=True)]
-    done = threads.run(devices, jobs, failure.stop)
+
+    def uses(i: int) -> Any:
+        return [(call.args, call.kwargs, tensors_of(call.fn)) for call in parts[i]]
+
+    done = threads.run(devices, jobs, failure.stop, uses)
     try:
         if failure.error is not None:
             raise failure.error
     finally:
         failure.error = None  # its traceback holds this frame
     return [result for part in done for result in part]
+
+
+def tensors_of(fn: Any) -> list[torch.Tensor]:
+    """Return what a module, a replica too, or a method of one computes with."""
+    module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    if not isinstance(module, nn.Module):
+        return []
+    tensors = [*module.parameters(), *module.buffers()]
+    for each in module.modules():  # a replica's parameters are plain tensors
+        tensors += each.__dict__.get("_former_parameters", {}).values()
+    return tensors
 
 
 class _Failure:

@@ -4,10 +4,12 @@ Note: [streams of jobs]. A job's stream waits for what its caller had queued on 
 device; the caller's streams wait for the job. Nothing waits on the host. What the
 caller's memory is used for on a job's stream therefore comes before whatever it is
 reused for on the caller's, as long as it is not freed before the caller's streams wait:
-jobs are held until then. What a job returns belongs to its stream, so the allocator is
-told of the caller's. A tensor inside of an object that is no container is not seen
-there: it is safe where one stream calls, since the job's stream waits for that one
-before it allocates again.
+jobs are held until then. But a backward pass runs on the job's stream later, and gives
+back what the forward pass saved when nobody waits: so the allocator is told of that
+stream too. What a job returns belongs to the job's stream, so the allocator is told of
+the caller's. A tensor inside of an object that is no container is not seen there: it is
+safe where one stream calls, since the job's stream waits for that one before it
+allocates again.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Threads:
         devices: Sequence[torch.device],
         jobs: Sequence[Job],
         cancel: Callable[[], None],
+        uses: Callable[[int], Any] = lambda i: (),
     ) -> list[Any]:
         """Run every job on a thread of its device; return what they return, in order.
 
@@ -64,6 +67,8 @@ class Threads:
             devices: one for each job; any may be there more than once.
             jobs: they return tensors of their device, in containers, or anything.
             cancel: see `Pool.do`.
+            uses: gives the tensors that job ``i`` is given, in containers. It is asked
+                by the job's thread, and where there are streams only.
 
         Raises:
             RuntimeError: a stream is under graph capture; nothing has run.
@@ -75,7 +80,8 @@ class Threads:
         if len(jobs) == 1 or self.pool.closed:
             both = zip(devices, jobs, strict=True)
             return [self._here(device, job, state) for device, job in both]
-        call = _Call(self._api, state, devices, self._homes(dict.fromkeys(devices)))
+        homes = self._homes(dict.fromkeys(devices))
+        call = _Call(self._api, state, devices, homes, uses)
         tasks = [call.task(i, job) for i, job in enumerate(jobs)]
         try:
             self.pool.do(devices, tasks, cancel)
@@ -86,7 +92,7 @@ class Threads:
         if call.homes:
             for device, result in zip(devices, call.results, strict=True):
                 if device in call.homes:
-                    self._keep(result, device, call.homes[device].stream)
+                    _keep(self._api, result, device, call.homes[device].stream)
         return call.results
 
     def _here(
@@ -116,16 +122,16 @@ class Threads:
             d: _Home(stream, self._api.record(stream)) for d, stream in streams.items()
         }
 
-    def _keep(self, result: Any, device: torch.device, home: Any) -> None:
-        """Tell the allocator that the caller's stream has a job's result."""
-        api = self._api
 
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            if api.holds(device, tensor):
-                api.keep(tensor, home)
-            return tensor
+def _keep(api: DeviceApi, tree: Any, device: torch.device, stream: Any) -> None:
+    """Tell the allocator that a stream reads tensors that belong to another one."""
 
-        map_tensors(keep, result)
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if api.holds(device, tensor) and tensor.layout is torch.strided:
+            api.keep(tensor, stream)
+        return tensor
+
+    map_tensors(keep, tree)
 
 
 class _Home(NamedTuple):
@@ -144,7 +150,9 @@ class _Call:
         state: _thread_state.ThreadState,
         devices: Sequence[torch.device],
         homes: dict[torch.device, _Home],
+        uses: Callable[[int], Any],
     ) -> None:
+        self._uses = uses
         self._api, self._state, self._devices = api, state, devices
         self.homes = homes
         self._twice = {d for d in homes if devices.count(d) > 1}
@@ -195,6 +203,7 @@ class _Call:
             with self._api.using(worker.stream):
                 self._api.wait(worker.stream, self.homes[device].event)
                 try:
+                    _keep(self._api, self._uses(i), device, worker.stream)
                     return job()
                 finally:
                     self._done[i] = self._api.record(worker.stream)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from fake_device import DEVICE, FakeDevice, NoKeep, Stream, memory
 
+import pyparallel
+from pyparallel import _calls
 from pyparallel._device_threads import Threads
 
 ROUNDS = 40
@@ -112,6 +114,44 @@ def overwritten(fake: FakeDevice) -> bool:
     return into != [bytes([3]) * SIZE]
 
 
+def overwritten_later(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Tell whether what a job was given is overwritten when its stream reads it later.
+
+    As a backward pass does: it runs after the call, on the stream of the job.
+    """
+    threads = threads_on(fake)
+    monkeypatch.setattr(_calls, "threads", threads)
+    into: list[bytes] = []
+
+    def own_stream(x: Any, y: Any = None) -> Stream:
+        return fake.current_stream(ZERO)
+
+    try:
+        x = fake.put(torch.full((SIZE,), 5, dtype=torch.uint8))
+        first = _calls.Call(0, own_stream, ({"x": [x]},), {})
+        second = _calls.Call(1, own_stream, (1,), {"y": 2})
+        streams = _calls.run([ZERO, ZERO], [[first], [second]], 2)
+        streams[0].queue(time.sleep, 0.2)  # the pass is late
+        with fake.using(streams[0]):
+            fake.read(x, into)
+        del x, first
+        with fake.using(fake.main):  # the next batch takes free memory
+            fake.put(torch.full((SIZE,), 9, dtype=torch.uint8))
+        assert fake.record(streams[0]).wait(60)
+    finally:
+        threads.pool.close()
+    return into != [bytes([5]) * SIZE]
+
+
+def test_memory_of_arguments_is_kept_for_a_backward_pass_on_the_stream_of_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeDevice() as fake:
+        assert not overwritten_later(fake, monkeypatch)
+    with NoKeep() as fake:
+        assert overwritten_later(fake, monkeypatch)
+
+
 def test_memory_of_results_is_kept_for_the_stream_that_reads_them() -> None:
     with FakeDevice() as fake:
         assert not overwritten(fake)
@@ -207,3 +247,16 @@ def test_casts_are_cached_unless_two_streams_of_one_device_would_share_them() ->
         assert threads.run([ZERO, ZERO], look, lambda: None) == [False, False]
         assert torch.is_autocast_cache_enabled()
         threads.pool.close()
+
+
+def test_what_modules_compute_with_is_among_what_is_kept() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    own = {id(each) for each in (*net.parameters(), *net.buffers())}
+    assert {id(each) for each in _calls.tensors_of(net)} == own
+    assert {id(each) for each in _calls.tensors_of(net.forward)} == own
+    _, replica = pyparallel.replicate(net, ["cpu", "cpu"])
+    addresses = [each.data_ptr() for each in _calls.tensors_of(replica)]
+    shared = {each.data_ptr() for each in net.parameters()}  # one memory on one device
+    copied = {each.data_ptr() for each in replica.buffers()}
+    assert len(copied) == 3 and {*addresses} == shared | copied
+    assert _calls.tensors_of(len) == _calls.tensors_of("x".join) == []

@@ -255,7 +255,9 @@ def test_an_interrupt_before_all_is_given_takes_the_rest_back(
 def test_after_an_interrupt_no_further_call_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(devices: Any, jobs: Any, cancel: Callable[[], None]) -> None:
+    def interrupted(
+        devices: Any, jobs: Any, cancel: Callable[[], None], uses: Any
+    ) -> None:
         jobs[0]()  # a part that is done already
         cancel()
         for job in jobs[1:]:
