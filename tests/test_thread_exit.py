@@ -1,0 +1,64 @@
+"""The interpreter ends while a daemon thread is in native code of ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyparallel import _backend
+
+ROOT = Path(__file__).parents[1]
+#: An end, and the exit code of the process.
+ENDS = {
+    "pass": 0,
+    "raise ValueError('on purpose')": 1,
+    "sys.exit(5)": 5,
+    "os.kill(os.getpid(), signal.SIGINT); threading.Event().wait(30)": -signal.SIGINT,
+}
+# The thread wants the interpreter's lock back all the time, but seldom has it.
+WORKING = """
+import os, signal, sys, threading
+import torch
+import pyparallel
+torch.set_num_threads(1)
+images = [torch.ones(3, 300 + i, 400, dtype=torch.uint8) for i in range(4)]
+pre = pyparallel.ImagePreprocessor()
+work = {
+    "pad_stack": lambda: pyparallel.pad_stack(images),
+    "image_batch": lambda: pre(images),
+}[sys.argv[1]]
+begun = threading.Event()
+def run():
+    while True:
+        work()
+        begun.set()
+threading.Thread(target=run, daemon=True).start()
+begun.wait()
+"""
+
+
+@pytest.mark.skipif(_backend.name != "native", reason="torch's operators abort here")
+@pytest.mark.parametrize("work", ["pad_stack", "image_batch"])
+def test_a_thread_in_native_code_does_not_abort_the_process(work: str) -> None:
+    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"{WORKING}{end}", work],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for end in ENDS
+        for _ in range(2)
+    ]
+    for process, code in zip(
+        started, [c for c in ENDS.values() for _ in range(2)], strict=True
+    ):
+        _, error = process.communicate(timeout=100)
+        assert process.returncode == code, error
+        assert "terminate" not in error
