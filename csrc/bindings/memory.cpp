@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "bindings/arguments.h"
+#include "bindings/run.h"
 #include "host/block_cache.h"
 #include "ops/host_memory.h"
 
@@ -31,14 +32,19 @@ void bound_cache(int64_t limit, double idle_seconds) {
                     std::chrono::duration_cast<std::chrono::milliseconds>(patience));
 }
 
+int64_t clear_cache() {
+  int64_t freed = 0;
+  unlocked([&] { freed = host::clear_cache(); });
+  return freed;
+}
+
 }  // namespace
 
 void define_memory(py::module_* module) {
   module->def("empty", &empty, py::arg("shape"), py::arg("dtype"));
   module->def("cache_info", &cache_info);
   module->def("bound_cache", &bound_cache, py::arg("limit"), py::arg("idle_seconds"));
-  module->def("clear_cache", &host::clear_cache,
-              py::call_guard<py::gil_scoped_release>());
+  module->def("clear_cache", &clear_cache);
 }
 
 }  // namespace pyparallel::bindings

@@ -25,21 +25,24 @@ inline void lock_again(PyThreadState* state) {
   }
 }
 
-template <typename Job>
-void run(Job* job) {
-  if (job->nbytes() <= kHoldGilBytes) {
-    job->run();
-    return;
-  }
+// Calls work() without the lock.
+template <typename Work>
+void unlocked(const Work& work) {
   std::exception_ptr error;
   PyThreadState* const state = PyEval_SaveThread();
   try {
-    job->run();
+    work();
   } catch (...) {
     error = std::current_exception();
   }
   lock_again(state);
   if (error) std::rethrow_exception(error);
+}
+
+template <typename Job>
+void run(Job* job) {
+  if (job->nbytes() <= kHoldGilBytes) return job->run();
+  unlocked([&] { job->run(); });
 }
 
 }  // namespace pyparallel::bindings

@@ -2,7 +2,11 @@
 
 #include <c10/core/Stream.h>
 
+#include <optional>
+#include <utility>
+
 #include "bindings/arguments.h"
+#include "bindings/run.h"
 #include "ops/transfer.h"
 
 namespace pyparallel::bindings {
@@ -40,8 +44,9 @@ ops::Sent send(py::handle slab, py::handle leaves, py::handle plan, py::handle t
   const Tensors from(sources, "send", "sources");
   job.read_in_place(to.refs, from.refs);
   // Also for few bytes: a driver may block in any call.
-  const py::gil_scoped_release unlocked;
-  return job.run();
+  std::optional<ops::Sent> sent;
+  unlocked([&] { sent.emplace(job.run()); });
+  return *std::move(sent);
 }
 
 py::tuple transfers() { return to_names(ops::transfers()); }
