@@ -77,6 +77,13 @@ class UnknownNameError(KeyError, AssertionError):
         return AssertionError.__str__(self)
 
 
+class ModelsDifferError(ValueError, RuntimeError):
+    """Models that differ between ranks.
+
+    torch raised ``RuntimeError`` on some of the ranks, was aborted, or said nothing.
+    """
+
+
 class NoSingleAnswerError(NotImplementedError, AttributeError):
     """What each of several wrappers has, and all of them together have not.
 

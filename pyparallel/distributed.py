@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ._same_model import check_same_model
 from ._trace import span
 from .scatter import first_arguments, scatter_kwargs
 
 _HOST = -1
+_SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
 
 
 class MMDistributedDataParallel(DistributedDataParallel):
@@ -24,9 +29,33 @@ class MMDistributedDataParallel(DistributedDataParallel):
     DataContainers are opened for CPU modules (``device_ids=None``, gloo) too. What is
     ``cpu_only`` stays on the host.
 
+    Models that differ between the ranks in shapes, dtypes or what is frozen are a
+    `ModelsDifferError` on every rank, which names the tensor; it is raised before
+    anything is changed, unless ``init_sync=False``, as torch's own comparison.
+
     Subclasses may override ``scatter``, ``to_kwargs`` and ``_run_ddp_forward``. From
     mmcv 1.x ``MMDistributedDataParallel``.
     """
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        self._check_same_model(module, *args, **kwargs)
+        super().__init__(module, *args, **kwargs)
+
+    def _check_same_model(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """Compare the ranks' models where torch is about to do so."""
+        given = _SIGNATURE.bind(self, module, *args, **kwargs)
+        given.apply_defaults()
+        options = given.arguments
+        group, mesh = options["process_group"], options["device_mesh"]
+        if group is None and mesh is not None:
+            group = mesh.get_group(mesh_dim=0)
+        # Without a group, or out of it, torch says what is wrong.
+        ready = dist.is_initialized() and dist.get_rank(group) >= 0
+        if ready and options["init_sync"]:
+            # From torch 2.13 on, `forward_sync_buffers` has them sent in any case.
+            sent = options["broadcast_buffers"] in (None, True)
+            sent = sent or options.get("forward_sync_buffers") is not None
+            check_same_model(type(self).__name__, module, group, buffers=sent)
 
     def to_kwargs(
         self, inputs: Any, kwargs: Any, device_id: Any

@@ -8,7 +8,8 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,25 @@ def train(
     commands: Sequence[elastic_runs.Command],
     within: Sequence[Sequence[str]] = ((), ()),
     faults: str = "",
+    meanwhile: Callable[[list[Path]], None] = lambda logs: None,
 ) -> list[Path]:
-    """Run one job with one rank on each host; return the logs."""
+    """Run one job with one rank on each host; return the logs.
+
+    Args:
+        folder: gets the logs and the checkpoint.
+        commands: of each host.
+        within: commands that start something on each host.
+        faults: of ``elastic_job.py``.
+        meanwhile: is called with the logs while the job runs.
+    """
     checkpoint, logs, agents = folder / "last.pt", [], []
     for number, (command, prefix) in enumerate(zip(commands, within, strict=True)):
         logs.append(folder / f"{number}.log")
         agents.append(elastic_runs.start(command, logs[-1], checkpoint, faults, prefix))
-    codes = elastic_runs.finish(*agents)
+    try:
+        meanwhile(logs)
+    finally:
+        codes = elastic_runs.finish(*agents)
     assert codes == [0, 0], "\n".join([f"{codes}", *(log.read_text() for log in logs)])
     return logs
 
@@ -99,6 +112,43 @@ def test_two_namespaces_train_as_one_host_does_also_when_a_rank_is_killed(
     first, second = map(networks, logs)
     assert len(first) == len(second) == 1
     assert len({*first, *second, os.readlink("/proc/self/ns/net")}) == 3
+    state = elastic_runs.trained(tmp_path / "last.pt")
+    assert elastic_runs.differences(state, undisturbed) == []
+
+
+FAILED = r"^step 11 failed: \[.*\] Timed out waiting 8000ms for (recv|send) operation "
+
+
+def test_a_link_that_is_cut_for_a_moment_or_for_long_changes_no_result(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    # The first cut is shorter than the timeout: the bytes are sent again.
+    faults = "blink:1:5,cut:1:11"
+
+    def failed(log: Path) -> bool:
+        return "\nstep 11 failed" in log.read_text()
+
+    with two_networks() as within:
+
+        def mend(logs: list[Path]) -> None:
+            deadline = time.monotonic() + elastic_runs.LIMIT / 2
+            while not all(map(failed, logs)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            # One of the hosts has rank 1: on the other one it is up.
+            for enter in within:
+                subprocess.run([*enter, ip(), "link", "set", CARD, "up"], check=True)
+
+        commands = elastic_runs.documented()[1:]
+        logs = train(tmp_path, commands, within, faults, mend)
+    for fault in faults.split(","):
+        assert (tmp_path / fault).exists()
+    assert elastic_runs.beginnings(*logs) == {0: [0, 8], 1: [0, 8]}
+    for log in logs:
+        text = log.read_text()
+        seconds = dict(re.findall(r"^step (\d+): ([\d.]+) s$", text, re.M)[:11])
+        # The link was down for two seconds; then TCP had still to try again.
+        assert 1 < float(seconds["5"]) < 8 < float(seconds["11"]) < 30, text
+        assert re.search(FAILED, text, re.M), text
     state = elastic_runs.trained(tmp_path / "last.pt")
     assert elastic_runs.differences(state, undisturbed) == []
 

@@ -44,6 +44,7 @@ class MMDistributedDataParallel(
     ) -> None:
         if _is_on_cpu(module):
             kwargs = {**kwargs, "device_ids": None, "output_device": None}
+        self._check_same_model(module, **kwargs)
         DistributedDataParallel.__init__(self, module, **kwargs)
         self.detect_anomalous_params = detect_anomalous_params
 
