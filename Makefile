@@ -44,9 +44,9 @@ NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
 # devices, and what happens between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	bad_inputs_ranks check_kernels checkpoint_example csrc_rules debug \
-	debug_variable distributed distributed_deprecated docs elastic examples \
-	examples_parallel fuzz gpu_check instruction_counts keeper layers leaks \
-	loader_exit loader_faults mmcv_install packaging parallel_apply \
+	debug_variable distributed distributed_deprecated distributed_faults docs \
+	elastic examples examples_parallel fuzz gpu_check instruction_counts keeper \
+	layers leaks loader_exit loader_faults mmcv_install packaging parallel_apply \
 	parallel_apply_errors parallel_apply_modes parallel_apply_modules \
 	parallel_apply_streams parallel_apply_threads pipe prefetch_device \
 	prefetch_ends prefetch_faults prefetch_state preflight probe registry \
