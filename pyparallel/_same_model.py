@@ -49,20 +49,21 @@ def check_same_model(
         ModelsDifferError: on every rank, which can go on and use the group.
     """
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    tensors = {n: p for n, p in module.named_parameters() if n not in ignored}
-    trained = [each for each in tensors.values() if each.requires_grad]
+    tensors = [each for each in module.named_parameters() if each[0] not in ignored]
+    trained = [tensor for _, tensor in tensors if tensor.requires_grad]
     if not trained or any(map(is_lazy, module.parameters())):
         return
+    own = [_described(*each) for each in tensors]
     if buffers:
-        tensors |= {n: b for n, b in module.named_buffers() if n not in ignored}
-    own = [_described(name, tensor) for name, tensor in tensors.items()]
+        found = module.named_buffers()
+        own += [_described(*each) for each in found if each[0] not in ignored]
     # Where torch's own comparison would be: nccl reduces nothing on the host.
     place = _first_difference(own, group, trained[0].device)
     if place is None:
         return
-    found = _at_all_ranks(_text(own, place), group, trained[0].device)
+    texts = _at_all_ranks(_text(own, place), group, trained[0].device)
     ranks: dict[str, list[str]] = {}
-    for rank, text in zip(dist.get_process_group_ranks(group), found, strict=True):
+    for rank, text in zip(dist.get_process_group_ranks(group), texts, strict=True):
         ranks.setdefault(text, []).append(str(rank))
     parts = [
         f"{text} on rank{'s' * (len(of) > 1)} {', '.join(of)}"
