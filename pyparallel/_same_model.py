@@ -42,26 +42,27 @@ def check_same_model(
         group: a process group; None for all ranks. All of its ranks must call this.
         buffers: whether buffers are compared too.
 
-    Names may differ, as torch allows. Models that torch refuses itself, without
-    parameters to train or with uninitialized ones, are left to it.
+    Names may differ, as torch allows. Models without parameters or with uninitialized
+    ones are left to torch, which refuses them.
 
     Raises:
         ModelsDifferError: on every rank, which can go on and use the group.
     """
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     tensors = [each for each in module.named_parameters() if each[0] not in ignored]
-    trained = [tensor for _, tensor in tensors if tensor.requires_grad]
-    if not trained or any(map(is_lazy, module.parameters())):
+    if not tensors or any(map(is_lazy, module.parameters())):
         return
     own = [_described(*each) for each in tensors]
     if buffers:
         found = module.named_buffers()
         own += [_described(*each) for each in found if each[0] not in ignored]
     # Where torch's own comparison would be: nccl reduces nothing on the host.
-    place = _first_difference(own, group, trained[0].device)
+    trained = [tensor for _, tensor in tensors if tensor.requires_grad]
+    device = trained[0].device if trained else tensors[0][1].device
+    place = _first_difference(own, group, device)
     if place is None:
         return
-    texts = _at_all_ranks(_text(own, place), group, trained[0].device)
+    texts = _at_all_ranks(_text(own, place), group, device)
     ranks: dict[str, list[str]] = {}
     for rank, text in zip(dist.get_process_group_ranks(group), texts, strict=True):
         ranks.setdefault(text, []).append(str(rank))

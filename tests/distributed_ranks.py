@@ -97,12 +97,8 @@ def _collect(
     return results
 
 
-def run_rank() -> None:
-    """Run the cases that the command line names, as the rank that it names."""
-    rank, world, timeout = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    folder = Path(sys.argv[4])
-    torch.set_num_threads(1)
-    importlib.import_module(sys.argv[5])
+def join(folder: Path, rank: int, world: int, timeout: float) -> None:
+    """Join a group of gloo ranks that meet in a folder."""
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(str(folder / "store"), world),
@@ -110,6 +106,15 @@ def run_rank() -> None:
         world_size=world,
         timeout=timedelta(seconds=timeout),
     )
+
+
+def run_rank() -> None:
+    """Run the cases that the command line names, as the rank that it names."""
+    rank, world, timeout = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    folder = Path(sys.argv[4])
+    torch.set_num_threads(1)
+    importlib.import_module(sys.argv[5])
+    join(folder, rank, world, timeout)
     for name in sys.argv[6:]:
         result, error = None, ""
         try:

@@ -171,29 +171,17 @@ def _out_of_step(rank: Rank, what: str, buffers: bool = False) -> list[float]:
     return trained
 
 
-@case
-def skips_a_step(rank: Rank) -> list[float]:
-    return _out_of_step(rank, "step")
-
-
-@case
-def skips_a_backward(rank: Rank) -> list[float]:
-    return _out_of_step(rank, "backward")
-
-
-@case
-def skips_a_backward_with_buffers(rank: Rank) -> list[float]:
-    return _out_of_step(rank, "backward", buffers=True)
-
-
-@case
-def runs_forward_twice(rank: Rank) -> list[float]:
-    return _out_of_step(rank, "forward")
-
-
-@case
-def runs_forward_twice_with_buffers(rank: Rank) -> list[float]:
-    return _out_of_step(rank, "forward", buffers=True)
+for name, what in {
+    "skips_a_step": "step",
+    "skips_a_backward": "backward",
+    "runs_forward_twice": "forward",
+}.items():
+    part = functools.partial(_out_of_step, what=what)
+    CASES[name] = functools.partial(in_rank, part)
+    part = functools.partial(_out_of_step, what=what, buffers=True)
+    CASES[f"{name}_with_buffers"] = functools.partial(in_rank, part)
+# Its next step broadcasts buffers as the others do, so it is as without them.
+del CASES["skips_a_step_with_buffers"]
 
 
 # ------------------------------------------------------------- models that differ
@@ -235,6 +223,10 @@ def _frozen(net: Net) -> None:
     net.body[0].bias.requires_grad_(False)
 
 
+def _all_frozen(net: Net) -> None:
+    net.requires_grad_(False)
+
+
 def _double(net: Net) -> None:
     net.body[2].double()
 
@@ -260,7 +252,7 @@ def builds_another_model(rank: Rank) -> Any:
     Returned are the errors, whether each left the model alone, and what was trained.
     """
     found = []
-    for change in (_wider, _deeper, _frozen, _double, _buffer):
+    for change in (_wider, _deeper, _frozen, _all_frozen, _double, _buffer):
         net = Net()
         if rank.faulty:
             change(net)

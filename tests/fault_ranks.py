@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch._dynamo  # what DDP imports, which takes longer than all that a rank does
 import torch.distributed as dist
+from distributed_ranks import join
 from mmengine_training import Net, batch, sgd
 from torch import nn
 
@@ -83,13 +84,7 @@ class Rank:
         self.faulty, self.number = rank == FAULTY, -1
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(str(folder / "store"), WORLD),
-            rank=rank,
-            world_size=WORLD,
-            timeout=timedelta(seconds=LIMIT),
-        )
+        join(folder, rank, WORLD, LIMIT)
 
     def training(self, net: Net | None = None, **options: Any) -> Training:
         """Return the model in its wrapper."""

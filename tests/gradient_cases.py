@@ -59,39 +59,32 @@ def in_worlds(rank: Rank, train: Callable[[Training, int, torch.dtype], float]) 
 
 @case
 def every_step(rank: Rank) -> Any:
-    def train(training: Training, world: int, dtype: torch.dtype) -> float:
-        largest = 0.0
-        for step in range(6):
-            body, whole = training.net.body, data_of(step, world, None, dtype)
-            expected = plain(body, [whole], 1.0)
-            training.optimizer.zero_grad()
-            training.loss(data_of(step, world, rank.rank, dtype)).backward()
-            largest = max(largest, deviation(gradients(body), expected))
-            training.optimizer.step()
-        return largest
-
-    return in_worlds(rank, train)
+    return in_worlds(rank, functools.partial(_accumulated, rank, count=1))
 
 
 @case
 def accumulated_without_sync(rank: Rank) -> Any:
-    def train(training: Training, world: int, dtype: torch.dtype) -> float:
-        largest = 0.0
-        for step in range(0, 6, 3):
-            body, steps = training.net.body, range(step, step + 3)
-            whole = [data_of(each, world, None, dtype) for each in steps]
-            expected = plain(body, whole, 1.0)
-            training.optimizer.zero_grad()
-            *first, last = (data_of(n, world, rank.rank, dtype) for n in steps)
-            with training.model.no_sync():
-                for each in first:
-                    training.loss(each).backward()
-            training.loss(last).backward()
-            largest = max(largest, deviation(gradients(body), expected))
-            training.optimizer.step()
-        return largest
+    return in_worlds(rank, functools.partial(_accumulated, rank, count=3))
 
-    return in_worlds(rank, train)
+
+def _accumulated(
+    rank: Rank, training: Training, world: int, dtype: torch.dtype, count: int
+) -> float:
+    """Train on six batches; ``count`` of them make a step, reduced with its last."""
+    largest, body = 0.0, training.net.body
+    for first in range(0, 6, count):
+        steps = range(first, first + count)
+        whole = [data_of(each, world, None, dtype) for each in steps]
+        expected = plain(body, whole, 1.0)
+        training.optimizer.zero_grad()
+        *parts, last = (data_of(each, world, rank.rank, dtype) for each in steps)
+        with training.model.no_sync():
+            for part in parts:
+                training.loss(part).backward()
+        training.loss(last).backward()
+        largest = max(largest, deviation(gradients(body), expected))
+        training.optimizer.step()
+    return largest
 
 
 @case
