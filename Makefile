@@ -43,15 +43,16 @@ NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
 # What is the same for every backend is tested once: examples, sources and texts, fake
 # devices, and what happens between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
-	bad_inputs_ranks check_kernels checkpoint_example csrc_rules debug \
-	debug_variable distributed distributed_deprecated distributed_faults docs \
-	elastic examples examples_parallel fuzz gpu_check instruction_counts keeper \
+	bad_inputs_ranks check_kernels checkpoint_example csrc_rules \
+	data_parallel_several data_parallel_steps debug debug_variable distributed \
+	distributed_deprecated distributed_faults docs elastic examples \
+	examples_parallel fuzz gather_errors gpu_check instruction_counts keeper \
 	layers leaks loader_exit loader_faults mmcv_install packaging parallel_apply \
 	parallel_apply_errors parallel_apply_modes parallel_apply_modules \
 	parallel_apply_streams parallel_apply_threads pipe prefetch_device \
 	prefetch_ends prefetch_faults prefetch_state preflight probe registry \
-	resume_errors resume_iterable return_flight scatter_devices soak stats trace \
-	two_hosts \
+	replicas_errors resume_errors resume_iterable return_flight scatter_devices \
+	security soak stats trace two_hosts \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \
@@ -68,8 +69,8 @@ OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,backend_choice collate \
 # goes with ASan, which keeps what is freed for a while, so nothing is said of the size of
 # the process; ThreadSanitizer takes what has threads of its own.
 SANITIZED_address,undefined := tests/csrc \
-	--deselect tests/test_loader_ring.py::test_epochs_leave_nothing $(patsubst %,tests/test_%.py,collate \
-	collate_errors collate_properties columns image image_errors image_operator loader \
+	--deselect tests/test_loader_ring.py::test_epochs_leave_nothing \
+	$(patsubst %,tests/test_%.py,collate collate_errors collate_properties columns image image_errors image_operator loader \
 	loader_kinds loader_ring memory native_ops pad_copy_places pad_stack padding \
 	padding_properties races ring_header ring_memory ring_poison scatter scatter_errors \
 	scatter_properties slab slab_plan slab_spans stack_equal to_host transfer tree \
