@@ -70,9 +70,9 @@ OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,backend_choice collate \
 # the process; ThreadSanitizer takes what has threads of its own.
 SANITIZED_address,undefined := tests/csrc \
 	--deselect tests/test_loader_ring.py::test_epochs_leave_nothing \
-	$(patsubst %,tests/test_%.py,collate collate_errors collate_properties columns image image_errors image_operator loader \
-	loader_kinds loader_ring memory native_ops pad_copy_places pad_stack padding \
-	padding_properties races ring_header ring_memory ring_poison scatter scatter_errors \
+	$(patsubst %,tests/test_%.py,collate collate_errors collate_properties columns \
+	image image_errors image_operator loader loader_kinds loader_ring memory \
+	native_ops pad_copy_places pad_stack padding padding_properties races ring_header ring_memory ring_poison scatter scatter_errors \
 	scatter_properties slab slab_plan slab_spans stack_equal to_host transfer tree \
 	tree_walks)
 SANITIZED_thread := $(patsubst %,tests/test_%.py,memory native_ops pipe prefetch races \
