@@ -24,8 +24,8 @@ GLOO = r"\[[^\]]+/gloo/[^\]]+\] "
 PEER = r"\[[\d.]+\]:\d+"
 LOST = (
     rf"{GLOO}(Connection closed by peer {PEER}|"
-    rf"Read error {PEER}: Connection reset by peer)\. This is typically caused by a "
-    r"remote worker .*"
+    rf"Read error {PEER}: Connection reset by peer)"
+    r"(\. This is typically caused by a remote worker .*)?"  # from torch 2.13 on
 )
 TIMED_OUT = rf"{GLOO}Timed out waiting {SHORT * 1000:.0f}ms for (recv|send) operation.*"
 #: Of ranks that wait, the first to give up ends, and the others lose its connection.
