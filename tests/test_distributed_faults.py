@@ -208,7 +208,7 @@ def test_models_that_differ_are_named_on_every_rank_which_can_go_on(
     first = f"parameter of shape (6, 5), torch.float32, named '{at}body.0.weight'"
     differences = [
         f"2 is {weight} on ranks 0, 2, 3, but {weight.replace('6', '7')} on rank 1",
-        f"4 is missing on ranks 0, 2, 3, but a parameter of shape (3, 3), "
+        f"4 is missing on ranks 0, 2, 3, but a parameter of shape (3,), "
         f"torch.float32, named '{at}body.3.weight' on rank 1",
         f"1 is a {bias} on ranks 0, 2, 3, but a frozen {bias} on rank 1",
         f"0 is a {first} on ranks 0, 2, 3, but a frozen {first} on rank 1",
