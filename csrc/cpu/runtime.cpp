@@ -32,6 +32,7 @@ class HostRuntime final : public transfer::Runtime {
   void record(transfer::Event, const transfer::Stream&) override {}
   bool is_done(transfer::Event) override { return true; }
   void wait(const transfer::Stream&, transfer::Event) override {}
+  void wait_on_host(transfer::Event) override {}
   bool is_capturing(const transfer::Stream&) override { return false; }
 };
 

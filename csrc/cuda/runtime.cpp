@@ -156,6 +156,11 @@ class CudaRuntime final : public transfer::Runtime {
         cudaStreamWaitEvent(handle(stream), static_cast<cudaEvent_t>(event), 0));
   }
 
+  void wait_on_host(Event event) override {
+    const Beside beside;
+    C10_CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+  }
+
   bool is_capturing(const Stream& stream) override {
     const auto guard = guard_for(stream);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

@@ -31,10 +31,7 @@ int64_t cut(const Job& job, int64_t begin, int64_t end, int64_t first,
 }  // namespace
 
 Engine::Engine(Runtime* runtime, PackBytes pack, Limits limits)
-    : runtime_(runtime),
-      pack_(pack),
-      events_(runtime),
-      staging_(runtime, limits.max_idle, limits.poison) {}
+    : runtime_(runtime), pack_(pack), events_(runtime), staging_(runtime, limits) {}
 
 Sent Engine::send(const Job& job) {
   check_usable();
@@ -67,6 +64,10 @@ bool Engine::is_done(const Mark& mark) const {
 void Engine::wait(const Stream& stream, const Mark& mark) const {
   check_usable();
   runtime_->wait(stream, mark.event());
+}
+
+void Engine::set_limit(int64_t max_bytes) {
+  if (!events_.forked()) staging_.set_limit(max_bytes);
 }
 
 void Engine::check_usable() const {
@@ -107,7 +108,7 @@ MarkRef Engine::copy_packed(const Job& job) {
       body.slots = slots.data();
       body.num_slots = static_cast<int64_t>(slots.size());
     }
-    const Block block = staging_.take(nbytes);
+    const Block block = staging_.take(nbytes, job.copies);
     body.dst = block.data();
     try {
       pack_(body);
@@ -115,24 +116,25 @@ MarkRef Engine::copy_packed(const Job& job) {
       staging_.give(block);
       throw;
     }
-    last = queue(block, {job.dst + begin, block.data(), nbytes}, job.copies);
+    last = queue(block, {job.dst + begin, block.data(), nbytes});
   }
   return last;
 }
 
 // If no mark can be recorded, the block is lost: see Note: [staging lifetime].
-MarkRef Engine::queue(const Block& block, const Copy& copy, const Stream& stream) {
+MarkRef Engine::queue(const Block& block, const Copy& copy) {
   std::exception_ptr error;
   try {
-    runtime_->copy(copy, stream);
+    runtime_->copy(copy, block.stream);
   } catch (...) {  // nobody knows how much of it was queued
     error = std::current_exception();
   }
   MarkRef mark;
   try {
-    mark = events_.record(stream);
-    staging_.give(block, stream, mark);
+    mark = events_.record(block.stream);
+    staging_.give(block, mark);
   } catch (...) {
+    staging_.lose(block);
     if (error == nullptr) throw;
   }
   if (error != nullptr) std::rethrow_exception(error);

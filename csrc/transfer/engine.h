@@ -1,5 +1,6 @@
 // Sends batches to a device: packs leaves into staging blocks, queues copies, marks the
-// place behind them. The host never waits for the device. Knows no torch.
+// place behind them. The host waits for the device only when blocks would take more
+// memory than they may (Note: [staging limit]). Knows no torch.
 //
 // Note: [order of a transfer]
 // The destination was allocated on the home stream, and whoever used that memory before
@@ -47,11 +48,6 @@ struct Sent {
   std::exception_ptr error;
 };
 
-struct Limits {
-  int64_t max_idle = 64 << 20;  // bytes of idle staging blocks
-  bool poison = false;
-};
-
 // For all devices of one runtime. Must not be destroyed before its last mark.
 class Engine {
  public:
@@ -67,6 +63,10 @@ class Engine {
   bool is_done(const Mark& mark) const;
   void wait(const Stream& stream, const Mark& mark) const;
 
+  // As Staging::set_limit. Does nothing in a forked process, where locks may be held by
+  // threads that do not exist.
+  void set_limit(int64_t max_bytes);
+
   const Events& events() const { return events_; }
   const Staging& staging() const { return staging_; }
 
@@ -75,7 +75,7 @@ class Engine {
   void check_not_capturing(const Stream& stream, const char* name) const;
   void copy_direct(const Job& job);
   MarkRef copy_packed(const Job& job);
-  MarkRef queue(const Block& block, const Copy& copy, const Stream& stream);
+  MarkRef queue(const Block& block, const Copy& copy);
 
   Runtime* runtime_;
   PackBytes pack_;

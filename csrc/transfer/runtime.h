@@ -48,6 +48,8 @@ class Runtime {
   // Whether all that was queued before the last record is done; the host does not wait.
   virtual bool is_done(Event event) = 0;
   virtual void wait(const Stream& stream, Event event) = 0;
+  // Blocks the host until is_done, or until it is known that it never will be.
+  virtual void wait_on_host(Event event) = 0;
 
   // Whether what is queued on `stream` goes to a graph instead of the device.
   virtual bool is_capturing(const Stream& stream) = 0;

@@ -3,6 +3,7 @@
 // is counted. Runtimes that forget one protection show that the tests would find it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -120,6 +121,8 @@ class Runtime : public pyparallel::transfer::Runtime {
     auto* slab = new Slab(static_cast<size_t>(nbytes) + 64, uint8_t{0xEE});
     const std::lock_guard<std::mutex> lock(mutex_);
     slabs_.insert(slab);
+    nbytes_ += nbytes;
+    most_nbytes = std::max(most_nbytes.load(), nbytes_);
     const auto past = reinterpret_cast<uintptr_t>(slab->data()) % 64;
     return {slab->data() + (64 - past), slab};
   }
@@ -130,6 +133,7 @@ class Runtime : public pyparallel::transfer::Runtime {
     check_unread(memory.data, 1);
     const std::lock_guard<std::mutex> lock(mutex_);
     slabs_.erase(slab);
+    nbytes_ -= static_cast<int64_t>(slab->size()) - 64;
     delete slab;
   }
 
@@ -172,6 +176,12 @@ class Runtime : public pyparallel::transfer::Runtime {
     const GateRef reached = gate(event);
     if (bug_ == Bug::kNoWaitForHome && stream.id == kCopies) return;
     push(stream, [reached] { reached->wait(); });
+  }
+
+  void wait_on_host(Event event) override {
+    begin("wait_on_host");
+    if (Work meanwhile = std::exchange(before_waiting, nullptr)) meanwhile();
+    gate(event)->wait();
   }
 
   bool is_capturing(const Stream& stream) override { return stream.id == capturing; }
@@ -219,8 +229,10 @@ class Runtime : public pyparallel::transfer::Runtime {
 
   static constexpr int64_t kCopies = 0;  // the stream of the copies, by custom
   std::atomic<int64_t> capturing{-1};
-  Work before_answer;  // what others do while is_done has an answer; once
+  Work before_answer;   // what others do while is_done has an answer; once
+  Work before_waiting;  // what others do when the host is about to wait; once
   std::atomic<int64_t> num_overwritten{0};
+  std::atomic<int64_t> most_nbytes{0};  // that were allocated at a time
 
  private:
   using Slab = std::vector<uint8_t>;
@@ -294,6 +306,7 @@ class Runtime : public pyparallel::transfer::Runtime {
   std::string failing_;
   int64_t calls_until_failure_ = 0;
   int64_t num_copies_ = 0;
+  int64_t nbytes_ = 0;
   std::vector<std::unique_ptr<Queue>> queues_;
 };
 

@@ -146,14 +146,14 @@ void test_idle_blocks_above_the_limit_are_freed() {
 
 void test_blocks_fit() {
   Bench bench;
-  Staging staging(&bench.runtime, 64 << 20, false);
+  Staging staging(&bench.runtime, {});
   for (int64_t nbytes : {int64_t{1}, kSmallestBlock, kSmallestBlock + 1,
                          kLargestBlock / 2 + 1, kLargestBlock}) {
-    const Block block = staging.take(nbytes);
+    const Block block = staging.take(nbytes, kCopies);
     CHECK(block.nbytes() >= nbytes);
     CHECK(block.nbytes() == kSmallestBlock || block.nbytes() / 2 < nbytes);
     staging.give(block);
-    const Block again = staging.take(nbytes);
+    const Block again = staging.take(nbytes, kCopies);
     CHECK(again.data() == block.data());
     staging.give(again);
   }
@@ -163,16 +163,16 @@ void test_blocks_fit() {
 void test_two_who_look_at_one_line_take_one_block_each() {
   Bench bench;
   Events events(&bench.runtime);
-  Staging staging(&bench.runtime, 64 << 20, false);
-  const Block read = staging.take(100);
-  const Block unread = staging.take(100);
-  staging.give(read, kCopies, events.record(kCopies));
+  Staging staging(&bench.runtime, {});
+  const Block read = staging.take(100, kCopies);
+  const Block unread = staging.take(100, kCopies);
+  staging.give(read, events.record(kCopies));
   bench.synchronize();
   const auto gate = bench.stop(kCopies);
-  staging.give(unread, kCopies, events.record(kCopies));
+  staging.give(unread, events.record(kCopies));
   Block first;
-  bench.runtime.before_answer = [&] { first = staging.take(100); };
-  const Block second = staging.take(100);
+  bench.runtime.before_answer = [&] { first = staging.take(100, kCopies); };
+  const Block second = staging.take(100, kCopies);
   CHECK(first.data() == read.data());
   CHECK(second.data() != read.data() && second.data() != unread.data());
   gate->open();
@@ -181,16 +181,18 @@ void test_two_who_look_at_one_line_take_one_block_each() {
 void test_what_has_been_read_is_poisoned() {
   Bench bench;
   Events events(&bench.runtime);
-  Staging staging(&bench.runtime, 64 << 20, true);
-  const Block block = staging.take(100);
+  Limits poisoned;
+  poisoned.poison = true;
+  Staging staging(&bench.runtime, poisoned);
+  const Block block = staging.take(100, kCopies);
   memset(block.data(), 1, 100);
   const auto gate = bench.stop(kCopies);
-  staging.give(block, kCopies, events.record(kCopies));
-  const Block other = staging.take(100);
+  staging.give(block, events.record(kCopies));
+  const Block other = staging.take(100, kCopies);
   CHECK(other.data() != block.data() && block.data()[99] == 1);
   gate->open();
   bench.synchronize();
-  CHECK(staging.take(100).data() == block.data());
+  CHECK(staging.take(100, kCopies).data() == block.data());
   for (int i = 0; i < 100; ++i) CHECK(block.data()[i] == Staging::kPoison);
 }
 

@@ -121,12 +121,14 @@ struct Outcome {
   int64_t num_overwritten;
 };
 
-Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us) {
+// With a limit, in blocks, unless there is a bug to be found.
+Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us,
+              int64_t limit = 1000) {
   // Two loaders share the copy stream; the third has one of its own.
   fake::Runtime runtime(5, max_delay_us, bug);
   fake::now = &runtime;
   // A bug must show as wrong values: freed or poisoned memory would be the sanitizers'.
-  const Limits strict{kSmallestBlock * 4, true};
+  const Limits strict{kSmallestBlock * 4, true, kSmallestBlock * limit};
   Engine engine(&runtime, fake::pack, bug == Bug::kNone ? strict : Limits());
   std::deque<Loader> loaders;
   for (int i = 0; i < num_loaders; ++i) {
@@ -147,12 +149,23 @@ Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us) {
   CHECK(engine.events().num_idle() + info.num_read == engine.events().num_created());
   const int64_t num_sent = int64_t{num_loaders} * num_batches;
   CHECK(engine.events().num_created() < num_sent);
+  // There are two copy streams, and all chunks fit the smallest block.
+  CHECK(runtime.most_nbytes <= kSmallestBlock * (limit + 1));
+  CHECK(limit > 100 || info.num_waits > 0);
   return outcome;
 }
 
 void test_every_byte_arrives_while_everything_is_used_again() {
   for (int max_delay_us : {0, 200}) {
     const Outcome outcome = train(Bug::kNone, 3, 400, max_delay_us);
+    CHECK(outcome.num_wrong == 0);
+    CHECK(outcome.num_overwritten == 0);
+  }
+}
+
+void test_every_byte_arrives_at_the_limit() {
+  for (int64_t limit : {1, 2, 5}) {
+    const Outcome outcome = train(Bug::kNone, 3, 300, 200, limit);
     CHECK(outcome.num_wrong == 0);
     CHECK(outcome.num_overwritten == 0);
   }
@@ -173,6 +186,7 @@ void test_a_forgotten_protection_is_found() {
 
 int main() {
   test_every_byte_arrives_while_everything_is_used_again();
+  test_every_byte_arrives_at_the_limit();
   test_a_forgotten_protection_is_found();
   return finish("transfer_threads");
 }
