@@ -52,7 +52,7 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	parallel_apply_streams parallel_apply_threads pipe prefetch_device \
 	prefetch_ends prefetch_faults prefetch_state preflight probe registry \
 	replicas_errors resume_errors resume_iterable return_flight scatter_devices \
-	security soak stats trace two_hosts \
+	security soak stats thread_exit trace two_hosts \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \

@@ -4,8 +4,9 @@
 // While a copy runs without the GIL another thread may call set_() or resize_() on the
 // tensors it was given. A snapshot therefore holds the storage itself, and sizes that
 // were read once and checked against that storage; nothing asks the tensor again.
-// Shrinking the storage object in place (untyped_storage().resize_()) during a copy is
-// outside this promise, as it is for torch's own operators.
+// Resizing the storage object in place during a copy (untyped_storage().resize_(), or a
+// resize_() to more than it holds) frees memory that is being read. That is outside
+// this promise, as it is for torch's own operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
