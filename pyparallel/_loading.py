@@ -22,6 +22,7 @@ from ._packing import Note, Packing, Preparing
 from ._parcel import Message, Miss, Parcel
 from ._resume import Changed, Followed, enter
 from ._ring import Ring
+from ._ring_memory import largest_slab, total_nbytes
 from ._source import worker_extra
 from ._stacked import recording
 from ._stats import Meter
@@ -71,10 +72,21 @@ class Receiving:
             left = _preflight.Machine().memory_left()
             limit = (left[0] if left else _UNKNOWN_NBYTES) // 2
         limit = min(limit, _MOST_BYTES)
-        if not _shared.is_supported() or limit < 64 * num_slabs or not num_slabs:
+        if not _shared.is_supported() or not limit or not num_slabs:
+            return None
+        slab_nbytes = largest_slab(num_slabs, limit)
+        if not slab_nbytes:
+            warn_once(
+                "ring size",
+                f"DataLoader: a ring of {num_slabs} slabs must have "
+                f"{total_nbytes(num_slabs, 1)} bytes or more, but may have {limit}. "
+                "Raise max_ring_bytes, or lower ring_slabs; 0 is no ring. Until then "
+                "every batch takes fresh memory.",
+                LoaderWarning,
+            )
             return None
         try:
-            return Ring(num_slabs, limit // num_slabs)
+            return Ring(num_slabs, slab_nbytes)
         except OSError as error:
             warn_once(
                 "ring",
@@ -92,7 +104,7 @@ class Receiving:
         return _preflight.check(
             num_workers=loader.num_workers,
             prefetch_factor=loader.prefetch_factor,
-            ring_nbytes=ring.num_slabs * ring.slab_nbytes if ring else 0,
+            ring_nbytes=total_nbytes(ring.num_slabs, ring.slab_nbytes) if ring else 0,
             pin_memory=loader.pin_memory,
             start_method=context.get_start_method() if context else None,
         )
@@ -256,8 +268,8 @@ def _explain(message: Message, ring: Ring) -> None:
         "full": f"a batch must find one of {ring.num_slabs} slabs free, but all were "
         "in use. Raise ring_slabs, or let go of batches earlier",
         "large": f"a batch of {nbytes} bytes must fit a slab, but slabs have "
-        f"{ring.slab_nbytes} (max_ring_bytes / ring_slabs). Raise max_ring_bytes to "
-        f"{ring.num_slabs * nbytes}",
+        f"{ring.slab_nbytes} (max_ring_bytes / ring_slabs, in whole pages). Raise "
+        f"max_ring_bytes to {total_nbytes(ring.num_slabs, nbytes)}",
         "memory": f"a slab must get {nbytes} bytes of memory, but the system has no "
         "more. Lower max_ring_bytes, or free memory",
         "kept": "no tensor of a batch must be kept in the worker that made it, but one "

@@ -241,6 +241,15 @@ def total_nbytes(num_slabs: int, slab_nbytes: int) -> int:
     return _slabs_at(num_slabs) + num_slabs * _stride(slab_nbytes)
 
 
+def largest_slab(num_slabs: int, nbytes: int) -> int:
+    """Return the bytes of the largest slabs with which a ring takes ``nbytes`` at most.
+
+    0 if there are none: slabs have whole pages, edges, and a header before them.
+    """
+    pages = (nbytes - _slabs_at(num_slabs)) // num_slabs // mmap.PAGESIZE
+    return max(pages * mmap.PAGESIZE - 2 * _LINE, 0)
+
+
 def _slabs_at(num_slabs: int) -> int:
     return _whole_pages(_LINE * (1 + num_slabs))
 

@@ -39,9 +39,10 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
         ring_slabs: how many slabs there are, one for every batch that is on its way
             or in use; 0: no ring. None: enough for all that workers are asked for,
             and 6 more.
-        max_ring_bytes: the most bytes of memory that all slabs take together. A slab
-            takes what the batches in it need, and keeps it as long as the loader
-            lives. None: half of the memory that is available now.
+        max_ring_bytes: the most bytes of memory that the ring ever takes, its header
+            and the rest of every page included; 0: no ring. A slab takes what the
+            batches in it need, and keeps it as long as the loader lives. None: half of
+            the memory that is available now.
         **kwargs: as for torch.
 
     Raises:

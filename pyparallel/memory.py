@@ -1,4 +1,4 @@
-"""The host memory of batches: how much of it is kept for the next one.
+"""The host memory of batches: how much is kept for the next one, or page-locked.
 
 A large batch is written several times faster into memory that has been written before:
 the system clears every fresh page first. So with the compiled backend the memory of a
@@ -8,6 +8,9 @@ and by time: what nothing asked for is given back to the system.
 
 Not affected: batches made in ``DataLoader`` workers, which lie in shared memory, and
 pure Python, where torch's allocator decides.
+
+Batches that go to a device are packed into page-locked blocks on the way, of which no
+more than a limit exist: `pinned_info`, `set_pinned_limit`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import operator
 from typing import NamedTuple
 
 from . import _backend
-from ._errors import BatchTypeError, BatchValueError, kind
+from ._errors import BatchTypeError, BatchValueError, at_least, kind
+
+_LARGEST_BLOCK = 4 << 20  # kLargestBlock of csrc/transfer/staging.h
 
 
 class CacheInfo(NamedTuple):
@@ -36,6 +41,23 @@ class CacheInfo(NamedTuple):
     limit: int
     hits: int
     misses: int
+
+
+class PinnedInfo(NamedTuple):
+    """The page-locked blocks that batches for a device are packed into.
+
+    Attributes:
+        in_use: bytes of blocks that are written, or read by copies under way. What a
+            failed device may read for ever counts here for ever.
+        cached: bytes of blocks that wait for the next batch: at most 64 MiB.
+        limit: the most bytes that both may be together.
+        waits: how often the host had to wait for a copy because of the limit.
+    """
+
+    in_use: int
+    cached: int
+    limit: int
+    waits: int
 
 
 def cache_info() -> CacheInfo:
@@ -82,3 +104,40 @@ def set_cache_limit(nbytes: int, idle_seconds: float = 10.0) -> None:
 def empty_cache() -> int:
     """Give back to the system all that waits; return how many bytes that was."""
     return _backend.clear_cache()
+
+
+def pinned_info() -> PinnedInfo:
+    """Return what is page-locked; zeros in pure Python, where torch's allocator decides.
+
+    Example:
+        >>> pinned_info().cached <= 64 << 20
+        True
+    """
+    return PinnedInfo(*_backend.pinned_info())
+
+
+def set_pinned_limit(nbytes: int) -> None:
+    """Bound the page-locked blocks that batches for a device are packed into.
+
+    At the limit the host waits, without the GIL, for the oldest copy of the same stream
+    and packs into its block. So a batch of any size goes to the device; what a tight
+    limit costs is time, and ``pinned_info().waits`` counts it. A stream that has no
+    block at all gets one, so that no device waits for another one: with n devices the
+    blocks may take 4 MiB more for each but the first.
+
+    Blocks above a lower limit are given back now, or when they have been read: to
+    torch's allocator of page-locked memory, which may keep them.
+
+    Args:
+        nbytes: the most bytes; at least 4 MiB, the largest block. Until this is called
+            it is 1 GiB, or an eighth of the machine's memory if that is less.
+
+    Raises:
+        TypeError: ``nbytes`` is not an integer.
+        ValueError: it is below 4 MiB, or beyond 64 bits.
+    """
+    where = "set_pinned_limit: nbytes"
+    limit = at_least(nbytes, _LARGEST_BLOCK, where)
+    if limit >= 2**63:
+        raise BatchValueError(f"{where} must be less than 2**63, but is {nbytes}.")
+    _backend.bound_pinned(limit)

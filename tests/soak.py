@@ -45,7 +45,7 @@ BY_CONSUMER = (
 )
 #: Options of a loader that are a fault in themselves.
 OPTIONS: dict[str, dict[str, int]] = {
-    "ring too small": {"max_ring_bytes": 64 * 1024},
+    "ring too small": {"max_ring_bytes": 128 * 1024},
     "too few slabs": {"ring_slabs": 2},
     "no ring": {"ring_slabs": 0},
 }

@@ -22,15 +22,21 @@ ENDS = {
 }
 # The thread wants the interpreter's lock back all the time, but seldom has it.
 WORKING = """
-import os, signal, sys, threading
+import os, signal, sys, threading, types
 import torch
 import pyparallel
 torch.set_num_threads(1)
 images = [torch.ones(3, 300 + i, 400, dtype=torch.uint8) for i in range(4)]
 pre = pyparallel.ImagePreprocessor()
+stream = types.SimpleNamespace(stream_id=0, device_index=-1, device_type=0)
+slab = torch.empty(64, dtype=torch.uint8)
+plan = pyparallel._backend.plan_slab([slab])
 work = {
     "pad_stack": lambda: pyparallel.pad_stack(images),
     "image_batch": lambda: pre(images),
+    "send": lambda: pyparallel._backend.send(
+        slab, [slab.clone()], plan, [], [], stream, stream
+    ),
 }[sys.argv[1]]
 begun = threading.Event()
 def run():
@@ -44,7 +50,7 @@ begun.wait()
 
 @pytest.mark.skipif(_backend.name != "native", reason="torch's operators abort here")
 def test_a_thread_in_native_code_does_not_abort_the_process() -> None:
-    cases = [*((end, "pad_stack") for end in ENDS), ("pass", "image_batch")]
+    cases = [*((end, "pad_stack") for end in ENDS), ("pass", "image_batch"), ("pass", "send")]
     started = [
         subprocess.Popen(
             [sys.executable, "-c", f"{WORKING}{end}", work],

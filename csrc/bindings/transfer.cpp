@@ -43,10 +43,19 @@ ops::Sent send(py::handle slab, py::handle leaves, py::handle plan, py::handle t
   const Tensors to(targets, "send", "targets");
   const Tensors from(sources, "send", "sources");
   job.read_in_place(to.refs, from.refs);
-  // Also for few bytes: a driver may block in any call.
+  // Also for few bytes: a driver may block in any call, and staging at its limit.
   std::optional<ops::Sent> sent;
   unlocked([&] { sent.emplace(job.run()); });
   return *std::move(sent);
+}
+
+py::tuple pinned_info() {
+  const ops::PinnedInfo info = ops::pinned_info();
+  return py::make_tuple(info.in_use, info.cached, info.limit, info.waits);
+}
+
+void bound_pinned(int64_t limit) {
+  unlocked([limit] { ops::bound_pinned(limit); });
 }
 
 py::tuple transfers() { return to_names(ops::transfers()); }
@@ -67,6 +76,8 @@ void define_transfer(py::module_* module) {
               py::arg("targets"), py::arg("sources"), py::arg("stream"),
               py::arg("home"), py::arg("chunk_nbytes") = transfer::kLargestBlock);
   module->def("transfers", &transfers);
+  module->def("pinned_info", &pinned_info);
+  module->def("bound_pinned", &bound_pinned, py::arg("limit"));
 }
 
 }  // namespace pyparallel::bindings

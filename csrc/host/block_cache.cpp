@@ -44,13 +44,6 @@ struct State {
 // Never destroyed: tensors may be freed after static objects are.
 State* state = nullptr;
 
-// An eighth of the memory, or less: it is held on top of what the process uses.
-int64_t default_limit() {
-  const int64_t pages = sysconf(_SC_PHYS_PAGES);
-  const int64_t eighth = pages > 0 ? pages / 8 * sysconf(_SC_PAGESIZE) : kDefaultLimit;
-  return eighth < kDefaultLimit ? eighth : kDefaultLimit;
-}
-
 void unmap(const Blocks& blocks) {
   for (const Block& block : blocks) {
     munmap(block.data, static_cast<size_t>(block.capacity));
@@ -207,6 +200,12 @@ Blocks keep(State& cache, Block block) {
 }
 
 }  // namespace
+
+int64_t default_limit() {
+  const int64_t pages = sysconf(_SC_PHYS_PAGES);
+  const int64_t eighth = pages > 0 ? pages / 8 * sysconf(_SC_PAGESIZE) : kDefaultLimit;
+  return eighth < kDefaultLimit ? eighth : kDefaultLimit;
+}
 
 Block take_block(int64_t nbytes) {
   State& cache = shared();

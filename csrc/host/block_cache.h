@@ -30,6 +30,10 @@ struct CacheInfo {
   int64_t misses;  // blocks that were mapped
 };
 
+// What may be held on top of what the process uses, unless somebody says otherwise:
+// an eighth of the machine's memory, at most 1 GiB.
+int64_t default_limit();
+
 // All functions may be called from any thread, and around fork().
 
 // A block of at least nbytes > 0, at a multiple of the page size, of 2 MiB for large

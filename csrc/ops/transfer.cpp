@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include "host/block_cache.h"
+
 namespace pyparallel::ops {
 namespace {
 
@@ -24,10 +26,17 @@ bool debugs() {
   return value != nullptr && *value != '\0' && std::string(value) != "0";
 }
 
-// Made at the first call and never destroyed: at the end of the process nobody may call
-// the device. No lock: a forked child would wait for ever for one that was held.
+// By device type. Made at the first call and never destroyed: at the end of the process
+// nobody may call the device. No lock: a forked child would wait for ever for one that
+// was held.
+std::array<std::atomic<Engine*>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> engines{};
+
+std::atomic<int64_t>& pinned_limit() {
+  static std::atomic<int64_t> limit{host::default_limit()};
+  return limit;
+}
+
 Engine* engine_for(c10::DeviceType type) {
-  static std::array<std::atomic<Engine*>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> engines{};
   const Backend* backend = find_backend(type);
   const bool found = backend != nullptr && backend->runtime != nullptr;
   TORCH_CHECK_NOT_IMPLEMENTED(found, "send: stream must be of a device type in ",
@@ -37,11 +46,15 @@ Engine* engine_for(c10::DeviceType type) {
   if (engine != nullptr) return engine;
   transfer::Limits limits;
   limits.poison = debugs();
+  limits.max_bytes = pinned_limit();
   const Engine::PackBytes pack = [](const Pack& body) {
     find_backend(c10::kCPU)->pack(body, c10::kCPU);
   };
   auto made = std::make_unique<Engine>(backend->runtime(), pack, limits);
-  return place.compare_exchange_strong(engine, made.get()) ? made.release() : engine;
+  if (!place.compare_exchange_strong(engine, made.get())) return engine;
+  engine = made.release();
+  engine->set_limit(pinned_limit());  // it may have changed before anybody saw this one
+  return engine;
 }
 
 void check_device(const Snapshot& snapshot, const Where& where,
@@ -135,6 +148,27 @@ Sent SendJob::run() {
     job.num_slots = static_cast<int64_t>(slots.size());
   }
   return {engine_, copies_.device_type(), engine_->send(job)};
+}
+
+PinnedInfo pinned_info() {
+  PinnedInfo sum{0, 0, pinned_limit(), 0};
+  for (const std::atomic<Engine*>& place : engines) {
+    const Engine* const engine = place.load();
+    // A forked child can use none of it.
+    if (engine == nullptr || engine->events().forked()) continue;
+    const transfer::Staging::Info info = engine->staging().info();
+    sum.in_use += info.nbytes - info.idle_nbytes;
+    sum.cached += info.idle_nbytes;
+    sum.waits += info.num_waits;
+  }
+  return sum;
+}
+
+void bound_pinned(int64_t limit) {
+  pinned_limit() = limit;
+  for (const std::atomic<Engine*>& place : engines) {
+    if (Engine* const engine = place.load()) engine->set_limit(limit);
+  }
 }
 
 std::vector<c10::DeviceType> transfers() {

@@ -53,6 +53,18 @@ class SendJob {
   std::vector<transfer::Copy> direct_;
 };
 
+// Staging blocks of all engines; see _C_transfer.pyi.
+struct PinnedInfo {
+  int64_t in_use;
+  int64_t cached;
+  int64_t limit;
+  int64_t waits;
+};
+PinnedInfo pinned_info();
+
+// The limit of each engine, those to come too; transfer::kLargestBlock or more.
+void bound_pinned(int64_t limit);
+
 // The devices that a SendJob can send to, in the order of registered_devices().
 std::vector<c10::DeviceType> transfers();
 

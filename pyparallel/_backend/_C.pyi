@@ -28,6 +28,8 @@ from ._C_memory import ring_holders as ring_holders
 from ._C_memory import ring_pass as ring_pass
 from ._C_memory import ring_reclaim as ring_reclaim
 from ._C_transfer import Sent as Sent
+from ._C_transfer import bound_pinned as bound_pinned
+from ._C_transfer import pinned_info as pinned_info
 from ._C_transfer import send as send
 from ._C_transfer import transfers as transfers
 

@@ -1,4 +1,7 @@
-"""The part of ``_C.pyi`` that sends batches to devices. Native only."""
+"""The part of ``_C.pyi`` that sends batches to devices.
+
+Native only, but for `pinned_info` and `bound_pinned`.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +43,9 @@ def send(
 
     The leaves are packed, as `pack` does it, into page-locked memory in chunks, while
     the device copies the chunk before: one copy for each chunk. They may be changed and
-    dropped when this returns. The GIL is released. The host never waits for the device.
+    dropped when this returns. The GIL is released. The host waits for the device only
+    at the limit of page-locked memory (`bound_pinned`), and then for copies on
+    ``stream`` alone.
 
     Args:
         slab: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on the device of
@@ -64,6 +69,26 @@ def send(
         NotImplementedError: the device of ``stream`` is not in `transfers`.
 
     Stream: the copies wait for what was queued on ``home`` when this was called.
+    """
+
+def pinned_info() -> tuple[int, int, int, int]:
+    """Return bytes in use, bytes idle, their limit, and how often the host waited.
+
+    They are of the page-locked blocks that `send` packs into, of all devices. In use
+    are those that are written, read by copies, or lost because a failed device may read
+    them for ever. Zeros in a forked process, and in pure Python, which has none.
+    """
+
+def bound_pinned(limit: int) -> None:
+    """Let the blocks of every device type take at most ``limit`` bytes.
+
+    Idle blocks above it are freed now, others when they have been read. A stream that
+    has no block gets one of up to 4 MiB all the same, so that it never waits for
+    another stream: with n streams of copies ``limit`` may be exceeded by n - 1 blocks.
+
+    Args:
+        limit: 4 MiB or more. Before the first call it is 1 GiB, or an eighth of the
+            machine's memory if that is less.
     """
 
 def transfers() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ Attributes:
         views, send: the operators, and SlabPlan the value that some of them take;
         ``_C.pyi`` is their contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
+    pinned_info, bound_pinned: page-locked memory that ``send`` packs into.
     ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: who holds which slot
         of memory that processes share.
 """
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ._C import (
         SlabPlan,
         bound_cache,
+        bound_pinned,
         cache_info,
         clear_cache,
         columns,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         pack,
         pad_copy,
         pad_few,
+        pinned_info,
         plan_slab,
         ring_claim,
         ring_format,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SlabPlan",
     "bound_cache",
+    "bound_pinned",
     "built_for",
     "cache_info",
     "clear_cache",
@@ -74,6 +78,7 @@ __all__ = [
     "pack",
     "pad_copy",
     "pad_few",
+    "pinned_info",
     "plan_slab",
     "reason",
     "ring_claim",
@@ -88,6 +93,7 @@ __all__ = [
 
 _VALUES = ("auto", "native", "python")
 _MEMORY = ("empty", "cache_info", "bound_cache", "clear_cache")
+_PINNED = ("pinned_info", "bound_pinned")
 _RING = ("ring_format", "ring_claim", "ring_pass", "ring_reclaim", "ring_holders")
 _OPERATORS = (
     "pad_copy",
@@ -102,6 +108,7 @@ _OPERATORS = (
     "columns",
     "flatten",
     *_MEMORY,
+    *_PINNED,
     *_RING,
 )
 _CONTRACT = (*_OPERATORS, "devices", "transfers", "build_info")

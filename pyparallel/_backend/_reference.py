@@ -162,6 +162,15 @@ def send(*args: Any, **kwargs: Any) -> None:
     )
 
 
+def pinned_info() -> tuple[int, int, int, int]:
+    """See ``_C.pyi``."""
+    return (0, 0, 0, 0)
+
+
+def bound_pinned(limit: int) -> None:
+    """See ``_C.pyi``."""
+
+
 def columns(dicts: list[Any], stack: bool) -> None:
     """See ``_C.pyi``: none are gathered."""
 
