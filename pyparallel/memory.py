@@ -107,7 +107,7 @@ def empty_cache() -> int:
 
 
 def pinned_info() -> PinnedInfo:
-    """Return what is page-locked; zeros in pure Python, where torch's allocator decides.
+    """Return what is page-locked; zeros in pure Python: torch's allocator decides.
 
     Example:
         >>> pinned_info().cached <= 64 << 20

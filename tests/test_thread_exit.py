@@ -50,7 +50,11 @@ begun.wait()
 
 @pytest.mark.skipif(_backend.name != "native", reason="torch's operators abort here")
 def test_a_thread_in_native_code_does_not_abort_the_process() -> None:
-    cases = [*((end, "pad_stack") for end in ENDS), ("pass", "image_batch"), ("pass", "send")]
+    cases = [
+        *((end, "pad_stack") for end in ENDS),
+        ("pass", "image_batch"),
+        ("pass", "send"),
+    ]
     started = [
         subprocess.Popen(
             [sys.executable, "-c", f"{WORKING}{end}", work],
