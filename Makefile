@@ -75,7 +75,7 @@ SANITIZED_address,undefined := tests/csrc \
 	native_ops pad_copy_places pad_stack padding padding_properties races ring_header ring_memory ring_poison scatter scatter_errors \
 	scatter_properties slab slab_plan slab_spans stack_equal to_host transfer tree \
 	tree_walks)
-SANITIZED_thread := $(patsubst %,tests/test_%.py,memory native_ops pipe prefetch races \
+SANITIZED_thread := $(patsubst %,tests/test_%.py,memory pipe prefetch races \
 	return_flight ring_header ring_memory slab to_host transfer)
 # Beside mmengine its bases are others, and so may be what is built on them.
 BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
