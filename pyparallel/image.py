@@ -140,8 +140,9 @@ class ImagePreprocessor(nn.Module):
 
         Stream: with a ``device``, images on the host go in one packed copy on its copy
         stream, their bytes as they are; its current stream waits for them and runs the
-        kernel. The host waits for nothing. Page-locked images may be dropped at once,
-        but not changed before the copy is done.
+        kernel. The host waits for neither, unless staging memory is at its limit
+        (`memory.set_pinned_limit`). Page-locked images may be dropped at once, but not
+        changed before the copy is done.
         """
         listed = _listed(images)
         _images.check(listed)

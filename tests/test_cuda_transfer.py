@@ -1,4 +1,4 @@
-"""The native engine on a GPU: one copy, no waiting, and never a wrong byte."""
+"""The native engine on a GPU: one copy, no needless wait, and never a wrong byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pyparallel import _backend, _cargo, _slab, scatter
+from pyparallel import _backend, _cargo, _slab, memory, scatter
 
 pytestmark = [
     pytest.mark.cuda,
@@ -313,3 +313,18 @@ def test_a_thread_sends_beside_the_capture_of_another():
     torch.cuda.synchronize()
     assert static.tolist() == [2] * 8
     assert len(landed) == 3 and all(same(batch, leaves) for batch in landed)
+
+
+def test_at_its_limit_the_host_waits_and_every_byte_arrives():
+    leaves = [torch.arange(5_000_000, dtype=torch.int32), torch.ones(7)]
+    before = memory.pinned_info()
+    memory.set_pinned_limit(CHUNK)
+    try:
+        keep_busy()
+        landed = send(leaves)  # five chunks, one block
+        info = memory.pinned_info()
+    finally:
+        memory.set_pinned_limit(before.limit)
+    assert info.waits > before.waits
+    assert CHUNK <= info.in_use + info.cached <= 2 * CHUNK  # the host's engine has one
+    assert same(landed, leaves)
