@@ -20,16 +20,8 @@ using fake::Bench;
 using fake::count;
 using fake::kCopies;
 using fake::kHome;
+using fake::message;
 using fake::Target;
-
-std::string message(const std::exception_ptr& error) {
-  if (error == nullptr) return "";
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& caught) {
-    return caught.what();
-  }
-}
 
 template <typename Body>
 std::string thrown(const Body& body) {

@@ -1,4 +1,5 @@
 // The engine at the limit of its memory: who waits for whom, and who never does.
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <stdexcept>
@@ -20,21 +21,13 @@ using fake::count;
 using fake::GateRef;
 using fake::kCopies;
 using fake::kOther;
+using fake::message;
 using fake::Target;
 
 Limits blocks(int64_t num) {
   Limits limits;
   limits.max_bytes = num * kSmallestBlock;
   return limits;
-}
-
-std::string message(const std::exception_ptr& error) {
-  if (error == nullptr) return "";
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& caught) {
-    return caught.what();
-  }
 }
 
 // Of one block each, to a stream that stands still.
@@ -217,8 +210,13 @@ void test_a_thread_waits_for_one_that_writes() {
     Staging staging(&bench.runtime, blocks(1));
     const Block block = staging.take(1, kCopies);
     Block second;
-    std::thread thread([&] { second = staging.take(1, kCopies); });
-    while (staging.info().num_waits == 0) std::this_thread::yield();
+    std::atomic<bool> has_it{false};
+    std::thread thread([&] {
+      second = staging.take(1, kCopies);
+      has_it = true;
+    });
+    while (staging.info().num_waits == 0 && !has_it) std::this_thread::yield();
+    CHECK(!has_it);
     if (gives_back) {
       staging.give(block);
     } else {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -135,6 +136,16 @@ inline int64_t count(const Calls& calls, const std::string& name) {
   int64_t num = 0;
   for (const std::string& call : calls) num += call == name ? 1 : 0;
   return num;
+}
+
+// What an error says; nothing if there is none.
+inline std::string message(const std::exception_ptr& error) {
+  if (error == nullptr) return "";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& caught) {
+    return caught.what();
+  }
 }
 
 }  // namespace fake
