@@ -59,6 +59,7 @@ class Runtime : public pyparallel::transfer::Runtime {
 
   void free(const Pinned& memory) noexcept override {
     begin("free");
+    if (Work meanwhile = std::exchange(before_freeing, nullptr)) meanwhile();
     auto* slab = static_cast<Slab*>(memory.owner);
     check_unread(memory.data, 1);
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -161,6 +162,7 @@ class Runtime : public pyparallel::transfer::Runtime {
   std::atomic<int64_t> capturing{-1};
   Work before_answer;   // what others do while is_done has an answer; once
   Work before_waiting;  // what others do when the host is about to wait; once
+  Work before_freeing;  // what others do before memory is free; once
   std::atomic<int64_t> num_overwritten{0};
   std::atomic<int64_t> most_nbytes{0};  // that were allocated at a time
 
