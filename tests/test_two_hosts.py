@@ -147,7 +147,7 @@ def test_a_link_that_is_cut_for_a_moment_or_for_long_changes_no_result(
         text = log.read_text()
         seconds = dict(re.findall(r"^step (\d+): ([\d.]+) s$", text, re.M)[:11])
         # The link was down for two seconds; then TCP had still to try again.
-        assert 1 < float(seconds["5"]) < 8 < float(seconds["11"]) < 30, text
+        assert 1 < float(seconds["5"]) < 7.9 < float(seconds["11"]) < 30, text
         assert re.search(FAILED, text, re.M), text
     state = elastic_runs.trained(tmp_path / "last.pt")
     assert elastic_runs.differences(state, undisturbed) == []
