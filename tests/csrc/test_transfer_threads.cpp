@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -42,6 +43,8 @@ class Loader {
   }
 
   int64_t num_wrong = 0;
+  // Whether sources live on: the device of a bug may read them after their mark.
+  bool keeps = false;
 
  private:
   static constexpr size_t kSlabBytes = 40000;
@@ -103,6 +106,7 @@ class Loader {
       expected.insert(expected.end(), source.begin(), source.end());
     }
     num_wrong += flight.found == expected ? 0 : 1;
+    if (keeps) kept_.push_back(std::move(flights_.front()));
     flights_.pop_front();
   }
 
@@ -114,6 +118,7 @@ class Loader {
   Bytes memory_ = Bytes(2 * 2 * kSlabBytes);
   uint8_t* slabs_[2] = {memory_.data(), memory_.data() + 2 * kSlabBytes};
   std::deque<std::unique_ptr<Flight>> flights_;
+  std::deque<std::unique_ptr<Flight>> kept_;
 };
 
 struct Outcome {
@@ -134,6 +139,7 @@ Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us,
   for (int i = 0; i < num_loaders; ++i) {
     const Stream copies{i < 2 ? kCopies.id : 4, 0};
     loaders.emplace_back(&runtime, &engine, Stream{i + 1, 0}, copies);
+    loaders.back().keeps = bug != Bug::kNone;
   }
   std::vector<std::thread> threads;
   for (Loader& loader : loaders) {
