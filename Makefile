@@ -40,10 +40,13 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp
 
 # The benchmarks are tested beside the peers.
 NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
+# Errors under `python -O`: where most checks are Python's, in the run without extension.
+NO_O := --deselect tests/test_bad_inputs.py::test_the_same_holds_where_asserts_are_off \
+	--deselect tests/test_collate_errors.py::test_the_same_errors_are_raised_under_python_O
 # What is the same for every backend is tested once: examples, sources and texts, fake
 # devices, and what happens between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
-	bad_inputs_ranks check_kernels checkpoint_example csrc_rules \
+	backend_choice bad_inputs_ranks check_kernels checkpoint_example csrc_rules \
 	data_parallel_several data_parallel_steps debug debug_variable distributed \
 	distributed_deprecated distributed_faults docs elastic examples \
 	examples_parallel fuzz gather_errors gpu_check instruction_counts keeper \
@@ -51,8 +54,8 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	parallel_apply_errors parallel_apply_modes parallel_apply_modules \
 	parallel_apply_streams parallel_apply_threads pipe prefetch_device \
 	prefetch_ends prefetch_faults prefetch_state preflight probe registry \
-	replicas_errors resume_errors resume_iterable return_flight scatter_devices \
-	security soak stats thread_exit trace two_hosts \
+	replicas_errors resume resume_errors resume_iterable return_flight \
+	scatter_devices security soak stats thread_exit trace two_hosts \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \
@@ -128,7 +131,7 @@ test: test-native test-python test-core ## everything without a GPU: both backen
 # Freed slabs are overwritten here and their edges checked; in the other runs they are not.
 test-native: $(V)/.built
 	PYPARALLEL_POISON=1 PYPARALLEL_BACKEND=native \
-		$(V)/bin/python $(PYTEST) $(NO_BENCH) $(PYTEST_ARGS)
+		$(V)/bin/python $(PYTEST) $(NO_BENCH) $(NO_O) $(PYTEST_ARGS)
 
 test-python: $(V)/.built
 	PYPARALLEL_BACKEND=python $(V)/bin/python $(PYTEST) $(ONCE) $(PYTEST_ARGS)
