@@ -86,7 +86,8 @@ BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 	mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
 	mmengine_runner_example mmengine_runner_install mmengine_upstream \
 	resume_torchdata)
-PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile
+# Files begin in the order of tests/conftest.py, not those with most tests first.
+PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
 .PHONY: help test test-native test-python test-core test-asan test-tsan test-peers \
