@@ -61,13 +61,12 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 		optim_dict runner runner_example runner_install separate sharded upstream \
 		wrappers))
 # On the CUDA build, with its own torch, runs what depends on either: the compiled
-# operators, slabs, collate, scatter, loaders, prefetching, tracing, the operators that are
+# operators, slabs, collate, scatter, replicas, a loader, tracing, the operators that are
 # registered with torch.
-OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,backend_choice collate \
-	collate_worker data_parallel data_parallel_several functions gather image \
-	image_operator library loader loader_kinds memory native_ops pad_stack prefetch \
-	replicas scatter slab slab_plan slab_spans stack_equal to_host trace_spans transfer \
-	tree)
+OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,collate data_parallel \
+	data_parallel_several functions gather image image_operator library loader memory \
+	native_ops pad_stack replicas scatter slab slab_plan stack_equal to_host \
+	trace_spans transfer)
 # The extension under sanitizers: the operators and what shares memory or threads. UBSan
 # goes with ASan, which keeps what is freed for a while, so nothing is said of the size of
 # the process; ThreadSanitizer takes what has threads of its own.
@@ -167,9 +166,10 @@ test-extension-%: $(V)/.deps
 		scripts/sanitizers.py $* $(V)/bin/python -m pytest \
 		$(SANITIZED_$*) $(PYTEST_ARGS)
 
-soak: $(V)/.built ## leaks over 10,000 batches; loaders with random faults for SOAK_MINUTES=30
+soak: $(V)/.built ## leaks over 10,000 batches; a link that is cut; loaders with random faults for SOAK_MINUTES=30
 	PYPARALLEL_LEAK_BATCHES=10000 PYPARALLEL_BACKEND=native \
 		$(V)/bin/python -m pytest tests/test_leaks.py $(PYTEST_ARGS)
+	PYPARALLEL_LONG=1 $(V)/bin/python -m pytest tests/test_two_hosts.py $(PYTEST_ARGS)
 	PYTHONPATH=. $(V)/bin/python tests/soak.py --minutes $(SOAK_MINUTES)
 
 lint: lint-python lint-types lint-cpp lint-lengths ## style, types, formatting, file lengths

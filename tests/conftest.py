@@ -33,7 +33,8 @@ multiprocessing.set_forkserver_preload(["torch"])
 #: Files that take long, most of them with few tests, the longest first. They begin
 #: before the others, so that none runs alone while the other processes have nothing.
 LONG = """
-    two_hosts checkpoint_example mmengine_runner elastic soak leaks distributed_faults
+    benchmark_report benchmark_loader mmengine_runner_example mmengine_runner
+    two_hosts checkpoint_example elastic soak leaks distributed_faults
     mmengine_runner_install bad_inputs thread_exit fuzz bad_inputs_ranks prefetch_faults
     loader_faults distributed mmengine_sharded prefetch_ends loader_exit resume loader
     library
