@@ -43,7 +43,7 @@ pytestmark = [
 BATCHES = int(os.environ.get("PYPARALLEL_LEAK_BATCHES", "2000"))
 #: What Python keeps for itself grows by some blocks, ever more slowly, and the system's
 #: allocator by some pages. A leak of one block for a batch is BATCHES of them.
-BLOCKS, OBJECTS, NBYTES = 300, 20, 6 << 20
+BLOCKS, OBJECTS, NBYTES = 600, 20, 6 << 20
 
 
 class Counts(NamedTuple):
