@@ -68,10 +68,10 @@ class NameReader(BaseModel):
 
 @METRICS.register_module()
 class Accuracy(BaseMetric):  # noqa: D101  # mmengine's
-    def process(self, data_batch, data_samples):  # noqa: D102
+    def process(self, data_batch, data_samples):  # noqa: D102  # mmengine's
         self.results += data_samples
 
-    def compute_metrics(self, results):  # noqa: D102
+    def compute_metrics(self, results):  # noqa: D102  # mmengine's
         return dict(accuracy=sum(results) / len(results))
 
 

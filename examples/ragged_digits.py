@@ -103,7 +103,8 @@ class Detector(nn.Module):
             layers.append(nn.Conv2d(inputs, channels, 3, stride, 1, bias=False))
             layers += [nn.GroupNorm(4, channels), nn.ReLU()]
         head = nn.Conv2d(channels, NUM_CLASSES, 3, padding=1)
-        nn.init.constant_(head.bias, -4.6)  # type: ignore[arg-type]  # 1 % of cells
+        # 1 % of cells. That a bias may be None is what mypy sees of it.
+        nn.init.constant_(head.bias, -4.6)  # type: ignore[arg-type]
         self.layers = nn.Sequential(*layers, head)
 
     def forward(self, return_loss: bool = True, **data: Any) -> Any:
