@@ -51,8 +51,8 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	distributed_deprecated distributed_faults docs elastic examples \
 	examples_parallel fuzz gather_errors gpu_check instruction_counts keeper \
 	layers leaks loader_exit loader_faults mmcv_install packaging parallel_apply \
-	parallel_apply_errors parallel_apply_modes parallel_apply_modules \
-	parallel_apply_streams parallel_apply_threads pipe prefetch_device \
+	parallel_apply_caller parallel_apply_errors parallel_apply_modes \
+	parallel_apply_modules parallel_apply_streams parallel_apply_threads pipe prefetch_device \
 	prefetch_ends prefetch_faults prefetch_state preflight probe registry \
 	replicas_errors resume resume_errors resume_iterable return_flight \
 	scatter_devices security soak stats thread_exit trace two_hosts \

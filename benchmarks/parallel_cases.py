@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,11 +43,17 @@ class Comparison(NamedTuple):
 def cases(quick: bool) -> list[Comparison]:
     """Return all comparisons."""
     works = [
-        ("numpy: sort", "8 arrays of 250,000 doubles", _numbers, np.sort),
+        ("numpy: sort", "8 arrays of 100,000 doubles", _numbers, np.sort),
         (
-            "numpy: Fourier transform",
+            "numpy: Fourier transform of large images",
             "8 images of 512 x 512 doubles",
-            _planes,
+            partial(_planes, 8, 512),
+            _fourier,
+        ),
+        (
+            "numpy: Fourier transform of small images",
+            "64 images of 128 x 128 doubles",
+            partial(_planes, 64, 128),
             _fourier,
         ),
         ("torch: blur", "8 photographs, 300x200 at most, 15 x 15 taps", _photos, _blur),
@@ -149,10 +156,10 @@ def _numbers(quick: bool) -> list[Any]:
     return [random.random(1000 if quick else 100_000) for _ in range(8)]
 
 
-def _planes(quick: bool) -> list[Any]:
+def _planes(number: int, side: int, quick: bool) -> list[Any]:
     random = np.random.default_rng(0)
-    side = 16 if quick else 128
-    return [random.random((side, side)) for _ in range(64)]
+    side = 16 if quick else side
+    return [random.random((side, side)) for _ in range(number)]
 
 
 def _fourier(plane: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock, get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ def run(
     """
     if not parts:
         return []
-    failure = _Failure(num_calls)
+    failure, caller = _Failure(num_calls), get_ident()
 
     def job(part: Sequence[Call], device: torch.device) -> Callable[[], list[Any]]:
         def do() -> list[Any]:
@@ -44,6 +44,9 @@ def run(
                     results.append(call.fn(*call.args, **call.kwargs))
                 except BaseException as error:
                     failure.add(call.number, error, device)
+                    # A signal's: what is not begun is not, wherever it stands.
+                    if isinstance(error, KeyboardInterrupt) and get_ident() == caller:
+                        raise
             return results
 
         return do
@@ -53,8 +56,8 @@ def run(
     def uses(i: int) -> Any:
         return [(call.args, call.kwargs, tensors_of(call.fn)) for call in parts[i]]
 
-    done = threads.run(devices, jobs, failure.stop, uses)
     try:
+        done = threads.run(devices, jobs, failure.stop, uses)
         if failure.error is not None:
             raise failure.error
     finally:
@@ -79,7 +82,7 @@ class _Failure:
     def __init__(self, num_calls: int) -> None:
         self.first = num_calls
         self.error: BaseException | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def add(self, number: int, error: BaseException, device: torch.device) -> None:
         with self._lock:

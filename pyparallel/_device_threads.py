@@ -15,6 +15,7 @@ allocates again.
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import torch
 
 from . import _thread_state
 from ._device import DeviceApi, torch_device
-from ._lent_threads import Pool, Task, Worker
+from ._lent_threads import Place, Pool, Task
 from ._move import has_streams
 from .container import map_tensors
 
@@ -61,7 +62,8 @@ class Threads:
         """Run every job on a thread of its device; return what they return, in order.
 
         Jobs have the modes and the context variables of this thread. One alone runs in
-        this thread, on its current stream.
+        this thread, on its current stream; of several this thread does the first one
+        that needs no stream, unless it has modes that are not carried.
 
         Args:
             devices: one for each job; any may be there more than once.
@@ -72,7 +74,8 @@ class Threads:
 
         Raises:
             RuntimeError: a stream is under graph capture; nothing has run.
-            BaseException: what a job raised, when all are done.
+            BaseException: what a job raised, when all are done. What it raises in this
+                thread cancels the others.
 
         Stream: see Note [streams of jobs].
         """
@@ -83,8 +86,11 @@ class Threads:
         homes = self._homes(dict.fromkeys(devices))
         call = _Call(self._api, state, devices, homes, uses)
         tasks = [call.task(i, job) for i, job in enumerate(jobs)]
+        own = None
+        if _thread_state.is_plain():
+            own = next((i for i, d in enumerate(devices) if d not in homes), None)
         try:
-            self.pool.do(devices, tasks, cancel)
+            self.pool.do(devices, tasks, cancel, own)
         finally:
             call.end()
         for error in call.errors:
@@ -152,7 +158,7 @@ class _Call:
         homes: dict[torch.device, _Home],
         uses: Callable[[int], Any],
     ) -> None:
-        self._uses = uses
+        self._uses, self._caller = uses, threading.get_ident()
         self._api, self._state, self._devices = api, state, devices
         self.homes = homes
         self._twice = {d for d in homes if devices.count(d) > 1}
@@ -170,9 +176,13 @@ class _Call:
         """Return job ``i`` as a thread does it."""
         context = contextvars.copy_context()
 
-        def task(worker: Worker) -> None:
+        def task(place: Place) -> None:
+            if threading.get_ident() == self._caller:
+                with _thread_state.kept(self._state):
+                    self.results[i] = context.run(self._do, i, job, place)
+                return
             try:
-                self.results[i] = context.run(self._do, i, job, worker)
+                self.results[i] = context.run(self._do, i, job, place)
             except BaseException as error:
                 self.errors.append(error)
 
@@ -185,8 +195,8 @@ class _Call:
         if self._has_set_threads:  # what threads start with that others start later
             torch.set_num_threads(self._num_threads)
 
-    def _do(self, i: int, job: Job, worker: Worker) -> Any:
-        device = worker.device
+    def _do(self, i: int, job: Job, place: Place) -> Any:
+        device = place.device
         wanted = self._host_threads if device == _HOST else self._num_threads
         if torch.get_num_threads() != wanted:
             self._has_set_threads = True
@@ -195,18 +205,18 @@ class _Call:
         if device in self._twice:
             # A cast that one stream has queued must not be read by another.
             state = state._replace(cache=False)
-        if worker.stream is None and _thread_state.take() == state:
+        if place.stream is None and _thread_state.take() == state:
             return job()  # what it may leave behind, the next one sees here
         with _thread_state.entered(state):
-            if worker.stream is None:
+            if place.stream is None:
                 return job()
-            with self._api.using(worker.stream):
-                self._api.wait(worker.stream, self.homes[device].event)
+            with self._api.using(place.stream):
+                self._api.wait(place.stream, self.homes[device].event)
                 try:
-                    _keep(self._api, self._uses(i), device, worker.stream)
+                    _keep(self._api, self._uses(i), device, place.stream)
                     return job()
                 finally:
-                    self._done[i] = self._api.record(worker.stream)
+                    self._done[i] = self._api.record(place.stream)
 
 
 #: Those of the process.

@@ -6,6 +6,12 @@ threads, several callers do not wait for each other, and a call inside a job can
 for a thread that waits for it. There are as many threads as have ever been at work at a
 time; what is more than `MOST_IDLE` for a device ends.
 
+Note: [the caller helps]. A thread that waits takes some 50 us to wake, its caller none.
+So the caller does one of the jobs that need no stream, and then every other such job
+that no thread has begun: a thread that comes too late finds nothing and waits again.
+This takes no thread from a job that waits for another one: what is not begun has one.
+Not so in a thread with modes that are not carried: all calls must see the same.
+
 They are daemons, ended and joined by ``atexit`` (as in `_prefetch_thread`); from then
 on jobs run in the thread of their caller. A forked child begins without any.
 """
@@ -19,8 +25,10 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,54 +41,61 @@ EXIT_SECONDS = 5.0
 SLICE = 1.0
 
 
-class Worker(threading.Thread):
-    """One thread, and what it has for good: a device, and a stream if that has any."""
+class Place(NamedTuple):
+    """Where a task is done: a device, and the stream of a thread if that has any."""
 
-    def __init__(
-        self, owner: Pool, device: torch.device, stream: Any, inbox: _Inbox
-    ) -> None:
-        super().__init__(name=f"pyparallel-{device}", daemon=True)
-        self.device, self.stream, self.inbox = device, stream, inbox
+    device: torch.device
+    stream: Any
+
+
+class Worker(threading.Thread):
+    """One thread, and the place that it has for good."""
+
+    def __init__(self, owner: Pool, place: Place, inbox: _Inbox) -> None:
+        super().__init__(name=f"pyparallel-{place.device}", daemon=True)
+        self.place, self.inbox = place, inbox
         self._owner = owner
         self.start()
 
     def run(self) -> None:
         """Do tasks until there is none."""
         while (given := self.inbox.get()) is not None:
-            if not given.begin():
+            task = given.begin()
+            if task is None:
                 continue
-            of = given.of
             try:
-                given.task(self)
+                task(self.place)
             finally:
                 # Free before its caller goes on, so that the next call finds it; and
                 # it holds nothing of the call.
-                del given
+                del task
                 self._owner.give_back(self)
-                of.leave()
-                del of
+                given.leave()
+                del given
         self._owner.forget(self)
 
 
 _Inbox = SimpleQueue["_Given | None"]
-#: What a thread does. It raises nothing.
-Task = Callable[[Worker], None]
+#: What a thread does. It raises nothing in a thread of ours.
+Task = Callable[[Place], None]
 
 
 class _Round:
     """Tasks of one call that are not done yet."""
 
-    def __init__(self, num_tasks: int) -> None:
-        self._left = num_tasks
+    def __init__(self) -> None:
+        self.open: set[_Given] = set()
         self._lock, self._done = threading.Lock(), threading.Lock()
         self._done.acquire()
 
-    def leave(self) -> None:
+    def leave(self, given: _Given) -> None:
+        """Count a task as done. To say it twice is to say it once."""
         with self._lock:
-            self._left -= 1
-            if self._left:
+            self.open.discard(given)
+            if self.open:
                 return
-        self._done.release()
+        with suppress(RuntimeError):  # it is released already
+            self._done.release()
 
     def wait(self) -> None:
         """Wait for the last one. The main thread's signals interrupt this."""
@@ -90,17 +105,28 @@ class _Round:
 
 
 class _Given:
-    """One task of a call. Only one can begin it: its thread, or who takes it back."""
+    """One task of a call. Only one thread can begin it."""
 
     def __init__(self, task: Task, of: _Round) -> None:
-        self.task, self.of, self._begun = task, of, threading.Lock()
+        self._task: Task | None = task
+        self._of, self._by = of, dict[str, int]()
+        of.open.add(self)
 
-    def begin(self) -> bool:
-        return self._begun.acquire(blocking=False)
+    def begin(self) -> Task | None:
+        """Return the task to the first who asks."""
+        me = threading.get_ident()
+        if self._by.setdefault("thread", me) != me:  # in one go, whatever interrupts
+            return None
+        task, self._task = self._task, None
+        return task
 
+    def is_mine(self) -> bool:
+        """Tell whether this thread has begun it."""
+        return self._by.get("thread") == threading.get_ident()
 
-def _nothing(worker: Worker) -> None:
-    """Do nothing: a thread that has done it is free again."""
+    def leave(self) -> None:
+        """Say that it is done."""
+        self._of.leave(self)
 
 
 class Pool:
@@ -127,33 +153,62 @@ class Pool:
         devices: Sequence[torch.device],
         tasks: Sequence[Task],
         cancel: Callable[[], None],
+        own: int | None = None,
     ) -> None:
         """Have every task done by a thread of its device, and wait.
 
         Args:
             devices: one for each task.
-            tasks: they raise nothing.
-            cancel: called when something, Ctrl-C for one, ends the wait. Tasks should
-                end soon then, and are waited for; a second interrupt is raised at once.
+            tasks: they raise nothing in a thread of ours.
+            cancel: called when something, Ctrl-C for one, ends the wait, or a task in
+                this thread. Tasks should end soon then, and are waited for; a second
+                interrupt is raised at once.
+            own: the task that this thread does, which has no stream, before it helps;
+                see Note [the caller helps]. None: this thread only waits.
         """
-        workers: list[Worker] = []
-        of = _Round(len(tasks))
+        workers: list[Worker | None] = []
+        of = _Round()
         given = [_Given(task, of) for task in tasks]
         try:
-            for device in devices:
-                workers.append(self._lend(device))
+            for i, device in enumerate(devices):
+                workers.append(None if i == own else self._lend(device))
             for worker, each in zip(workers, given, strict=True):
-                worker.inbox.put(each)
+                if worker is not None:
+                    worker.inbox.put(each)
+            if own is not None:
+                self._help(devices, workers, given, own)
             of.wait()
         except BaseException:
             cancel()
-            for worker, each in zip(workers, given, strict=False):
-                if each.begin():  # nobody else will, whether it was put or not
-                    worker.inbox.put(_Given(_nothing, of))
-            for _ in given[len(workers) :]:
-                of.leave()
+            for worker, each in zip_longest(workers, given):
+                # What nobody has begun, put or not, nobody will; what this thread was
+                # at is over.
+                if not each.is_mine() and each.begin() and worker is not None:
+                    self.give_back(worker)
+                if each.is_mine():
+                    each.leave()
             of.wait()
             raise
+
+    def _help(
+        self,
+        devices: Sequence[torch.device],
+        workers: Sequence[Worker | None],
+        given: Sequence[_Given],
+        own: int,
+    ) -> None:
+        """Do one task in this thread, then what no other has begun, the last first."""
+        for i in (own, *reversed(range(len(given)))):
+            worker = workers[i]
+            if worker is not None and worker.place.stream is not None:
+                continue
+            task = given[i].begin()
+            if task is None:
+                continue
+            if worker is not None:
+                self.give_back(worker)
+            task(Place(devices[i], None))
+            given[i].leave()
 
     def _lend(self, device: torch.device) -> Worker:
         with self._lock:
@@ -166,7 +221,7 @@ class Pool:
             # then stands for one of those that wait.
             shared = self._shared.setdefault(device, SimpleQueue())
         inbox = shared if stream is None else SimpleQueue()
-        worker = Worker(self, device, stream, inbox)
+        worker = Worker(self, Place(device, stream), inbox)
         with self._lock:
             self._workers.add(worker)
         return worker
@@ -174,8 +229,9 @@ class Pool:
     def give_back(self, worker: Worker) -> None:
         """Let others have a thread, or end it if there are enough."""
         with self._lock:
-            if len(self._idle[worker.device]) < MOST_IDLE:
-                self._idle[worker.device].append(worker)
+            idle = self._idle[worker.place.device]
+            if len(idle) < MOST_IDLE:
+                idle.append(worker)
                 return
         worker.inbox.put(None)
 

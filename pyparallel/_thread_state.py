@@ -48,6 +48,12 @@ _knows_casts = hasattr(torch._C, "_is_any_autocast_enabled")
 _num_modes: Callable[[], int] = getattr(
     torch._C, "_len_torch_function_stack", lambda: 1
 )
+_num_dispatch_modes: Callable[[], int] = getattr(
+    torch._C, "_len_torch_dispatch_stack", lambda: 1
+)
+_saved_hooks: Callable[[bool], Any] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", bool
+)
 
 
 class ThreadState(NamedTuple):
@@ -71,6 +77,15 @@ def take() -> ThreadState:
         _default_device() if _num_modes() else None,
         _current_device(),
     )
+
+
+def is_plain() -> bool:
+    """Tell whether this thread is one for calls: nothing in it that is not carried.
+
+    That is any function or dispatch mode (a block of a default device is one, which no
+    call may put back), and hooks of saved tensors.
+    """
+    return not (_num_modes() or _num_dispatch_modes() or _saved_hooks(True))
 
 
 @contextmanager

@@ -83,13 +83,15 @@ def parallel_apply(  # noqa: D417 - they are described form by form
             the very error, noted to be "in item i on device d". Calls that are under
             way are waited for; those behind it that have not begun are not made.
 
-    Threads are kept, see Note [lent threads] in ``_device_threads.py``: calls from
+    Threads are kept, see Note [lent threads] in ``_lent_threads.py``: calls from
     several threads, and from inside of ``fn``, do not wait for each other. They have
     the caller's context variables and torch's modes of its thread (gradients,
     inference, autocast with dtypes and cache, default device), and keep theirs from it.
-    On the host they share the caller's ``torch.get_num_threads()``. A call with a
-    single part runs in the thread of its caller. Ctrl-C lets no further call begin and
-    is raised when those under way are done; a second one does not wait for them.
+    On the host they share the caller's ``torch.get_num_threads()``. The caller's thread
+    does one part on the host itself, and what is left of others when it is done; with
+    modes in it that are not carried it waits only. A call with a single part runs
+    there. Ctrl-C lets no further call begin and is raised when those under way are
+    done; a second one does not wait for them.
 
     Random numbers of the host come from one generator, in the order in which threads
     ask for them: with dropout two runs differ.

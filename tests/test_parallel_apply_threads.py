@@ -20,7 +20,7 @@ import torch
 import pyparallel
 from pyparallel import _calls, _lent_threads, parallel_apply
 from pyparallel._device_threads import threads
-from pyparallel._lent_threads import Pool, Worker
+from pyparallel._lent_threads import Place, Pool, Worker
 from pyparallel._lent_threads import _Round as Round
 
 # Python 3.12 and later warn of every fork in a process with threads.
@@ -170,7 +170,7 @@ def test_more_threads_than_are_needed_end(
 ) -> None:
     monkeypatch.setattr(_lent_threads, "MOST_IDLE", 2)
     met = threading.Barrier(5)
-    pool.do([HOST] * 5, [lambda worker: met.wait(SOON) and None] * 5, lambda: None)
+    pool.do([HOST] * 5, [lambda place: met.wait(SOON) and None] * 5, lambda: None)
     until(lambda: len(pool._workers) == 2)
     assert len(pool._idle[HOST]) == 2
 
@@ -183,8 +183,8 @@ def test_an_interrupt_waits_for_what_is_under_way(pool: Pool) -> None:
     under_way = [threading.Event() for _ in range(2)]
     cancelled, ended = threading.Event(), []
 
-    def task(number: int) -> Callable[[Worker], None]:
-        def do(worker: Worker) -> None:
+    def task(number: int) -> Callable[[Place], None]:
+        def do(place: Place) -> None:
             under_way[number].set()
             assert cancelled.wait(SOON)
             ended.append(number)
@@ -219,7 +219,7 @@ def test_an_interrupt_before_all_is_given_takes_the_rest_back(
     ran: list[int] = []
     begun, cancelled = threading.Event(), threading.Event()
 
-    def first(worker: Worker) -> None:
+    def first(place: Place) -> None:
         begun.set()
         assert cancelled.wait(SOON)
         ran.append(1)
@@ -234,21 +234,20 @@ def test_an_interrupt_before_all_is_given_takes_the_rest_back(
         given: Any = None
 
         def put(self, task: Any) -> None:
-            if self.given is None:
-                self.given = task
-                assert begun.wait(SOON)
-                raise Interrupt
-            queue.put(self.given)
-            queue.put(task)
+            self.given = task
+            assert begun.wait(SOON)
+            raise Interrupt
 
-    monkeypatch.setattr(two, "inbox", Inbox())
+    late = Inbox()
+    monkeypatch.setattr(two, "inbox", late)
     pool._idle[HOST] = [two, one]  # taken from the end
     with pytest.raises(Interrupt):
         pool.do([HOST] * 2, [first, never], cancelled.set)
     assert ran == [1]
     until(lambda: len(pool._idle[HOST]) == 2)
     two.inbox = queue
-    queue.put(_lent_threads._Given(lambda worker: ran.append(2), Round(1)))
+    queue.put(late.given)  # nothing is left in it
+    queue.put(_lent_threads._Given(lambda place: ran.append(2), Round()))
     until(lambda: ran == [1, 2])  # and it goes on
 
 
