@@ -52,10 +52,10 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	examples_parallel fuzz gather_errors gpu_check instruction_counts keeper \
 	layers leaks loader_exit loader_faults mmcv_install packaging parallel_apply \
 	parallel_apply_caller parallel_apply_errors parallel_apply_modes \
-	parallel_apply_modules parallel_apply_streams parallel_apply_threads pipe prefetch_device \
-	prefetch_ends prefetch_faults prefetch_state preflight probe registry \
-	replicas_errors resume resume_errors resume_iterable return_flight \
-	scatter_devices security soak stats thread_exit trace two_hosts \
+	parallel_apply_modules parallel_apply_streams parallel_apply_threads pipe \
+	prefetch_device prefetch_ends prefetch_faults prefetch_state preflight probe \
+	public_api registry replicas_errors resume resume_errors resume_iterable \
+	return_flight scatter_devices security soak stats thread_exit trace two_hosts \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \

@@ -59,3 +59,9 @@ __all__ = [
     "start_to_host",
     "to_host",
 ]
+
+
+def __dir__() -> list[str]:
+    """Offer what is public, also to completion; modules inside keep their names."""
+    imported = {"mmcv", "mmengine"}.intersection(globals())
+    return sorted([*__all__, *imported, *(n for n in globals() if n[:2] == "__")])

@@ -22,11 +22,21 @@ from typing import NamedTuple
 from . import _backend
 from ._errors import BatchTypeError, BatchValueError, at_least, kind
 
+__all__ = [
+    "CacheInfo",
+    "PinnedInfo",
+    "cache_info",
+    "empty_cache",
+    "pinned_info",
+    "set_cache_limit",
+    "set_pinned_limit",
+]
+
 _LARGEST_BLOCK = 4 << 20  # kLargestBlock of csrc/transfer/staging.h
 
 
 class CacheInfo(NamedTuple):
-    """What is kept.
+    """How much memory is kept for the next batches.
 
     Attributes:
         in_use: bytes of recyclable blocks that tensors use now.
@@ -44,7 +54,7 @@ class CacheInfo(NamedTuple):
 
 
 class PinnedInfo(NamedTuple):
-    """The page-locked blocks that batches for a device are packed into.
+    """How much is page-locked, for batches on their way to a device.
 
     Attributes:
         in_use: bytes of blocks that are written, or read by copies under way. What a

@@ -32,6 +32,8 @@ from .data_parallel import MMDataParallel
 from .distributed import MMDistributedDataParallel
 from .scatter import scatter, scatter_kwargs
 
+__all__ = ["install", "installed", "uninstall"]
+
 _ROOT = "mmcv.parallel"
 
 ScatterInputs = (
