@@ -56,6 +56,7 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	prefetch_device prefetch_ends prefetch_faults prefetch_state preflight probe \
 	public_api registry replicas_errors resume resume_errors resume_iterable \
 	return_flight scatter_devices security soak stats thread_exit trace two_hosts \
+	typed \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \

@@ -55,17 +55,17 @@ class Generation:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.pid = os.getpid()
-        self.changed = threading.Condition()
+        self.pid: int = os.getpid()
+        self.changed: threading.Condition = threading.Condition()
         self.items: deque[Item] = deque()
-        self.num_taken = 0
-        self.over = False  # for consumers: nothing comes any more
-        self.stopping = False  # for the thread: nothing is wanted any more
+        self.num_taken: int = 0
+        self.over: bool = False  # for consumers: nothing comes any more
+        self.stopping: bool = False  # for the thread: nothing is wanted any more
         self.source: Any = None
-        self.home = options.hand_over.home()
-        self.state = _thread_state.take()
+        self.home: Any = options.hand_over.home()
+        self.state: _thread_state.ThreadState = _thread_state.take()
         self._doing = ("starting", time.monotonic())
-        self.thread = threading.Thread(
+        self.thread: threading.Thread = threading.Thread(
             target=_run, args=(self,), name="pyparallel-prefetch", daemon=True
         )
 

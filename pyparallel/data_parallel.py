@@ -21,7 +21,7 @@ _HOST = [-1]
 _CPU = torch.device("cpu")
 
 
-class MMDataParallel(nn.DataParallel):  # type: ignore[type-arg]
+class MMDataParallel(nn.DataParallel[nn.Module]):
     """``torch.nn.DataParallel`` for batches made by `collate`, with the step API.
 
     Args:
@@ -62,6 +62,8 @@ class MMDataParallel(nn.DataParallel):  # type: ignore[type-arg]
         output_device: Any = None,
         dim: int = 0,
     ) -> None:
+        self.module: nn.Module
+        self.src_device_obj: torch.device
         devices = _devices(device_ids)
         if devices == []:
             nn.Module.__init__(self)

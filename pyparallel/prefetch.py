@@ -153,7 +153,7 @@ class PreDataLoader:
             raise
 
     def next(self) -> Any:
-        """Return ``next(self)``."""
+        """Return the next batch; the same as ``next(self)``."""
         return next(self)
 
     def __len__(self) -> int:

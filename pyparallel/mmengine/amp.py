@@ -57,9 +57,10 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.cast_dtype = _dtype(dtype, self._device_type())
+        self.cast_dtype: torch.dtype | None = _dtype(dtype, self._device_type())
         settings, self._scale_update_param = _scaling(loss_scale)
-        self.loss_scaler = _scaler(use_fsdp, self._device_type(), settings)
+        found = _scaler(use_fsdp, self._device_type(), settings)
+        self.loss_scaler: torch.amp.GradScaler = found
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Scale the loss, call its ``backward`` and count the micro-step."""

@@ -91,7 +91,7 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
                 self.register_buffer(option, column, persistent=False)
         self._channel_conversion = rgb_to_bgr or bgr_to_rgb
         where = "ImgDataPreprocessor: pad_size_divisor"
-        self.pad_size_divisor = at_least(pad_size_divisor, 1, where)
+        self.pad_size_divisor: int = at_least(pad_size_divisor, 1, where)
         self.pad_value = pad_value
         self._prepared: _Prepared | None = None
 

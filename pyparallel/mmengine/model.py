@@ -62,7 +62,7 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
     ) -> None:
         nn.Module.__init__(self)
         self._is_init = False
-        self.init_cfg = copy.deepcopy(init_cfg)
+        self.init_cfg: Any = copy.deepcopy(init_cfg)
         self.data_preprocessor = _preprocessor(data_preprocessor)
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -67,6 +67,8 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
     ) -> None:
         Accumulation.__init__(self, accumulative_counts)
         self.clip_grad_kwargs: dict[str, Any] | None = None
+        self.clip_func: Callable[..., Any]
+        self.grad_name: str
         if clip_grad is not None:
             self.clip_func, self.grad_name, self.clip_grad_kwargs = clip_from(clip_grad)
         if not hasattr(optimizer, "param_groups"):
@@ -77,7 +79,7 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         self.optimizer = optimizer
         self.grad_norm: torch.Tensor | None = None
         hub = upstream("MessageHub")
-        self.message_hub = None if hub is None else hub.get_current_instance()
+        self.message_hub: Any = None if hub is None else hub.get_current_instance()
         # With several groups of parameters, none has the settings of the optimizer
         # itself any more. Schedulers treat this as one more group: it is what `base_lr`
         # is read from.
@@ -120,7 +122,7 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         self.optimizer.step(**kwargs)
 
     def zero_grad(self, **kwargs: Any) -> None:
-        """Call ``optimizer.zero_grad``."""
+        """Forget all gradients: ``optimizer.zero_grad``."""
         self.optimizer.zero_grad(**kwargs)
 
     @contextmanager
