@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
-from torch import Tensor
+from torch import Tensor, nn
 
 SIDE = 8  # pixels of a digit; every box is 8 x 8, so a detector only finds centres
 STRIDE = 2  # pixels of a heat-map cell
@@ -93,6 +93,19 @@ def draw_heatmap(scene: Scene) -> Tensor:
         bell = torch.exp(-((rows[:, None] - y) ** 2 + (columns - x) ** 2) / 1.5)
         heatmap[label] = torch.maximum(heatmap[label], bell)
     return heatmap
+
+
+def network(channels: int = 24) -> nn.Sequential:
+    """Return six convolutions from ``(n, 1, h, w)`` to scores of every cell."""
+    layers: list[nn.Module] = []
+    for i in range(5):
+        inputs, stride = (1 if i == 0 else channels), (STRIDE if i == 1 else 1)
+        layers.append(nn.Conv2d(inputs, channels, 3, stride, 1, bias=False))
+        layers += [nn.GroupNorm(4, channels), nn.ReLU()]
+    head = nn.Conv2d(channels, NUM_CLASSES, 3, padding=1)
+    # 1 % of cells. That a bias may be None is what mypy sees of it.
+    nn.init.constant_(head.bias, -4.6)  # type: ignore[arg-type]
+    return nn.Sequential(*layers, head)
 
 
 def focal_loss(scores: Tensor, target: Tensor) -> Tensor:
