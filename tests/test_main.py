@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import pyparallel
-from pyparallel import __main__ as main_module
 from pyparallel import _backend
+from pyparallel import _doctor as main_module
 
 
 @functools.cache
