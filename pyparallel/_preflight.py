@@ -23,8 +23,8 @@ DOCKER_SHM_NBYTES = 64 << 20
 # What torch's iterator opens in the parent: measured with 1 to 8 workers and all start
 # methods, 4 pipe ends for each worker and up to 3 besides. The ring takes 2, and a
 # batch that misses it one while it arrives.
-_FILES_PER_WORKER = 4
-_MORE_FILES = 6
+FILES_PER_WORKER = 4
+MORE_FILES = 6
 _CAP_IPC_LOCK = 14
 # Files of a control group: its limit, its usage; and the cached part in memory.stat.
 _GROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -84,34 +84,46 @@ class Machine:
             if line.startswith("MemAvailable:"):
                 yield int(line.split()[1]) << 10, "the machine's memory"
 
-    def _groups_left(self) -> Iterator[tuple[int, str]]:
-        """Yield what every control group around this process leaves (v1 and v2)."""
+    def cores_left(self) -> float | None:
+        """Return for how many cores the control groups give time; None: for all."""
+        left = []
+        for group, is_v2 in self._groups("cpu"):
+            if is_v2:
+                numbers = " ".join(self._lines(group / "cpu.max")).split()
+            else:
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                numbers = [each for name in names for each in self._lines(group / name)]
+            if len(numbers) == 2 and all(each.isdecimal() for each in numbers):
+                left.append(int(numbers[0]) / int(numbers[1]))
+        return min(left, default=None)
+
+    def _groups(self, controller: str) -> Iterator[tuple[Path, bool]]:
+        """Yield every control group around this process, and whether it is of v2."""
         for line in self._lines("proc/self/cgroup"):
             _, controllers, path = line.split(":", 2)
             base = self.root / "sys/fs/cgroup"
-            names = _GROUP_V2
-            if "memory" in controllers.split(","):
-                base, names = base / "memory", _GROUP_V1
+            if controller in controllers.split(","):
+                base /= controller
             elif controllers:
                 continue
             # Without a namespace of its own a container sees its group as the base.
             folder = base / path.lstrip("/")
             for group in (folder, *folder.parents):
                 if group.is_relative_to(base):
-                    yield from self._group_left(group, *names)
+                    yield group.relative_to(self.root), not controllers
 
-    def _group_left(
-        self, group: Path, limit: str, usage: str, reclaimed: str
-    ) -> Iterator[tuple[int, str]]:
-        where = group.relative_to(self.root)
-        most, used = self._number(where / limit), self._number(where / usage)
-        if most is None or used is None:
-            return
-        for line in self._lines(where / "memory.stat"):
-            if line.split()[0] == reclaimed:  # cached files, given up when asked
-                used -= int(line.split()[1])
-        text = f"the limit of {nbytes_text(most)} in {self.root / where / limit}"
-        yield max(0, most - used), text
+    def _groups_left(self) -> Iterator[tuple[int, str]]:
+        """Yield what memory every control group around this process leaves."""
+        for where, is_v2 in self._groups("memory"):
+            limit, usage, reclaimed = _GROUP_V2 if is_v2 else _GROUP_V1
+            most, used = self._number(where / limit), self._number(where / usage)
+            if most is None or used is None:
+                continue
+            for line in self._lines(where / "memory.stat"):
+                if line.split()[0] == reclaimed:  # cached files, given up when asked
+                    used -= int(line.split()[1])
+            text = f"the limit of {nbytes_text(most)} in {self.root / where / limit}"
+            yield max(0, most - used), text
 
     def shm_left(self) -> int | None:
         """Return how many bytes are free in /dev/shm."""
@@ -208,7 +220,7 @@ def _check_shm(machine: Machine, ring_nbytes: int, num_batches: int) -> Finding 
 def _check_files(machine: Machine, num_workers: int) -> Finding | None:
     soft, hard = machine.getrlimit(resource.RLIMIT_NOFILE)
     opened = machine.open_files()
-    needed = _FILES_PER_WORKER * num_workers + _MORE_FILES
+    needed = FILES_PER_WORKER * num_workers + MORE_FILES
     if opened is None or soft == resource.RLIM_INFINITY or opened + needed <= soft:
         return None
     text = (
@@ -256,22 +268,6 @@ def default_start_method() -> str:
     """Return how processes start here, without settling it."""
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or multiprocessing.get_all_start_methods()[0]
-
-
-def limits(machine: Machine | None = None) -> dict[str, str | None]:
-    """Return the machine's numbers by name, as ``python -m pyparallel`` prints them."""
-    machine = machine or Machine()
-    left, shm, opened = machine.memory_left(), machine.shm_left(), machine.open_files()
-    files, most_files = machine.getrlimit(resource.RLIMIT_NOFILE)
-    locked, _ = machine.getrlimit(resource.RLIMIT_MEMLOCK)
-    locked_text = locked if locked == resource.RLIM_INFINITY else nbytes_text(locked)
-    free = ", but this process may lock more" if machine.may_lock() else ""
-    return {
-        "memory left": left and f"{nbytes_text(left[0])} of {left[1]}",
-        "/dev/shm left": None if shm is None else nbytes_text(shm),
-        "open files": f"{opened} of {_limit(files)}, hard limit {_limit(most_files)}",
-        "locked memory": f"up to {_limit(locked_text)}{free}",
-    }
 
 
 def _limit(value: int | str) -> str:

@@ -58,6 +58,11 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: The same inside the folder of this name.
 INSIDE = {
+    "_doctor": [
+        ["_problem", "_bandwidth", "_one_process", "_rank"],
+        ["_build", "_packages", "_machine", "_text", "_two_processes"],
+        ["__init__"],
+    ],
     "mmengine": [
         ["_upstream", "_accumulation", "_checkpoint", "_clip", "launchers", "stack"],
         ["join", "_cast", "_setting", "anomaly", "model_wrappers", "optim"],

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pyparallel import _preflight
-from pyparallel._preflight import Finding, Machine, check, limits
+from pyparallel._preflight import Finding, Machine, check
 
 GB = 10**9
 MIB = 1 << 20
@@ -85,8 +85,7 @@ def test_what_cannot_be_read_is_not_judged(tmp_path):
 
     nothing = Machine(tmp_path, missing, lambda _: (64, 64), lambda: None)
     assert run(nothing, ring_nbytes=0) == []
-    assert limits(nothing)["memory left"] is None
-    assert limits(nothing)["/dev/shm left"] is None
+    assert nothing.memory_left() is nothing.shm_left() is nothing.cores_left() is None
 
 
 def test_memory_of_the_machine_is_compared_with_the_ring(tmp_path):
@@ -214,7 +213,7 @@ def test_the_limit_of_locked_memory_does_not_hold_for_the_privileged(tmp_path):
     at = machine(tmp_path)
     write(tmp_path, **{"proc/self/status": "Name: x\nCapEff:\t0000000000004000\n"})
     assert run(at, pin_memory=True) == []
-    assert limits(at)["locked memory"] == "up to 8.4 MB, but this process may lock more"
+    assert at.may_lock()
 
 
 def test_a_device_before_the_fork_is_a_note(tmp_path):
@@ -263,14 +262,37 @@ def test_the_device_is_asked_and_not_woken(monkeypatch, accelerator, module, fou
     assert _preflight.initialised_device() == found
 
 
-def test_limits_are_told_in_a_line_each(tmp_path):
-    assert limits(machine(tmp_path, available=1024 * 10**6, files=(64, -1))) == {
-        "memory left": "1.0 GB of the machine's memory",
-        "/dev/shm left": "8.0 GB",
-        "open files": "10 of 64, hard limit unlimited",
-        "locked memory": "up to 8.4 MB",
-    }
-    assert limits(machine(tmp_path, locked=-1))["locked memory"] == "up to unlimited"
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, None),
+        (V2, None),
+        ({**V2, "sys/fs/cgroup/job/step/cpu.max": "max 100000\n"}, None),
+        ({**V2, "sys/fs/cgroup/job/cpu.max": "150000 100000\n"}, 1.5),
+        (
+            {
+                **V2,
+                "sys/fs/cgroup/job/cpu.max": "150000 100000\n",
+                "sys/fs/cgroup/job/step/cpu.max": "50000 100000\n",
+            },
+            0.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/job\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "200000\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            2.0,
+        ),
+    ],
+)
+def test_cores_are_those_of_the_narrowest_control_group(tmp_path, files, cores):
+    at = machine(tmp_path)
+    write(tmp_path, **files)
+    assert at.cores_left() == cores
 
 
 # What follows runs on this machine.
@@ -288,7 +310,7 @@ class Numbers(torch.utils.data.Dataset):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_real_loader_opens_as_many_files_as_are_reckoned_with(method):
     num_workers = 2
-    needed = _preflight._FILES_PER_WORKER * num_workers + _preflight._MORE_FILES
+    needed = _preflight.FILES_PER_WORKER * num_workers + _preflight.MORE_FILES
     loader: Any = DataLoader(
         Numbers(), 4, num_workers=num_workers, multiprocessing_context=method,
         collate_fn=list,

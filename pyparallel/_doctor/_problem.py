@@ -1,0 +1,34 @@
+"""What the doctor finds wrong, and programs that it asks."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import NamedTuple
+
+
+class Problem(NamedTuple):
+    """Something to do.
+
+    Attributes:
+        text: what must hold, what was found, and what to do.
+        fails: whether the exit code is 1 for it; otherwise it is advice.
+    """
+
+    text: str
+    fails: bool
+
+
+def output_of(*command: str) -> str | None:
+    """Return what a program prints; None if it does not run, or not to an end."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None

@@ -1,0 +1,198 @@
+"""What the doctor tells of the extension, its GPUs and the programs that build it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pyparallel
+from pyparallel import _backend
+from pyparallel._backend import _build as records
+from pyparallel._doctor import _build
+from pyparallel._doctor._problem import Problem
+
+
+def test_a_module_older_than_a_source_is_named(tmp_path):
+    source, module = tmp_path / "csrc" / "ops" / "pack.cpp", tmp_path / "_C.so"
+    source.parent.mkdir(parents=True)
+    module.touch()
+    assert _build.newer_source(module, tmp_path) is None
+    source.touch()
+    os.utime(module, (1, 1))
+    assert _build.newer_source(None, tmp_path) is None
+    assert _build.newer_source(module, tmp_path) == "csrc/ops/pack.cpp"
+    os.utime(source, (0, 0))
+    assert _build.newer_source(module, tmp_path) is None
+
+
+def test_an_extension_that_was_found_and_is_not_used_is_an_error(monkeypatch, tmp_path):
+    module = tmp_path / "_C.so"
+    module.touch()
+    monkeypatch.setattr(records, "find", lambda _: records.Build(module, {}))
+    monkeypatch.setattr(_backend, "name", "python")
+    monkeypatch.setattr(_backend, "reason", "It must fit, but does not.")
+    monkeypatch.setattr(_backend, "built_for", {"torch": "1.2.3", "sanitize": ""})
+    monkeypatch.setattr(_backend, "load_error", ImportError("undefined symbol: x"))
+    monkeypatch.delenv("PYPARALLEL_BACKEND", raising=False)
+    problems: list[Problem] = []
+    told = _build.backend(problems)
+    assert problems == [Problem("It must fit, but does not.", fails=True)]
+    assert told["load_error"] == "ImportError: undefined symbol: x"
+    assert told["built_for"] == {"torch": "1.2.3"}
+    assert told["present"]["torch"] == torch.__version__
+    monkeypatch.setenv("PYPARALLEL_BACKEND", "python")  # then nobody wants it
+    problems.clear()
+    _build.backend(problems)
+    assert problems == []
+
+
+def test_where_native_must_run_and_cannot_the_import_says_why(tmp_path):
+    package = Path(pyparallel.__file__).parent
+    (tmp_path / "pyparallel").mkdir()
+    for each in package.iterdir():
+        if each.name not in ("_backend", "__pycache__"):
+            (tmp_path / "pyparallel" / each.name).symlink_to(each)
+    (tmp_path / "pyparallel" / "_backend").mkdir()
+    for each in (package / "_backend").glob("*.py"):
+        (tmp_path / "pyparallel" / "_backend" / each.name).write_bytes(
+            each.read_bytes()
+        )
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "PYPARALLEL_BACKEND": "native"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pyparallel", "doctor", "--quick"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: PYPARALLEL_BACKEND=native must use the extension, but: No "
+        "extension is installed. To build one in the source folder: "
+        f"{records.REBUILD}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "runs"),
+    [
+        ("8.0;9.0", (9, 0), True),
+        ("8.0;9.0", (8, 6), True),
+        ("8.6", (8, 0), False),
+        ("8.0 9.0", (10, 0), False),
+        ("8.0;9.0+PTX", (12, 0), True),
+        ("9.0a", (9, 0), True),
+        ("10.0a", (10, 3), False),
+        ("", (9, 0), False),
+        ("Hopper", (9, 0), False),
+    ],
+)
+def test_architectures_cover_gpus_as_cuda_defines_it(archs, capability, runs):
+    assert _build.covered(archs, capability) is runs
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Let torch see a V100 and an H100, and the extension be native."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda i: [(7, 0), (9, 0)][i]
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: ["V100", "H100"][i])
+    monkeypatch.setattr(_backend, "name", "native")
+    return lambda record: monkeypatch.setattr(_backend, "built_for", record)
+
+
+def test_a_gpu_without_kernels_is_an_error_with_what_to_type(two_gpus, monkeypatch):
+    monkeypatch.setattr(_backend, "devices", ("cpu", "cuda"))
+    two_gpus({"archs": "8.0;9.0"})
+    problems: list[Problem] = []
+    assert _build.gpus(problems) == [
+        {"device": "cuda:0", "name": "V100", "capability": "7.0", "kernels": False},
+        {"device": "cuda:1", "name": "H100", "capability": "9.0", "kernels": True},
+    ]
+    assert problems == [
+        Problem(
+            "The extension must have kernels for every visible GPU, but has none for "
+            "cuda:0 (7.0): it was built for 8.0;9.0. Rebuild it in the source folder: "
+            f"TORCH_CUDA_ARCH_LIST='7.0;9.0' {records.REBUILD}",
+            True,
+        )
+    ]
+    two_gpus({"archs": "7.0+PTX"})
+    assert [gpu["kernels"] for gpu in _build.gpus(problems)] == [True, True]
+    assert len(problems) == 1
+
+
+def test_a_cpu_build_beside_a_gpu_is_advice(two_gpus, monkeypatch):
+    monkeypatch.setattr(_backend, "devices", ("cpu",))
+    two_gpus({"archs": "", "reason": "no nvcc was found"})
+    problems: list[Problem] = []
+    assert [gpu["kernels"] for gpu in _build.gpus(problems)] == [None, None]
+    assert problems == [
+        Problem(
+            "The extension should be built for CUDA where a GPU is visible, but was "
+            "built for the CPU only (no nvcc was found): torch's own operators do what "
+            "its kernels would. Rebuild it in the source folder, with nvcc: "
+            f"FORCE_CUDA=1 {records.REBUILD}",
+            False,
+        )
+    ]
+
+
+# ------------------------------------------------------------------- the toolchain
+def program(path: Path, text: str, code: int = 0) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_programs_are_found_where_a_build_finds_them(tmp_path, monkeypatch):
+    compiler = program(tmp_path / "bin" / "clang++", "clang version 19")
+    nvcc = program(tmp_path / "cuda" / "bin" / "nvcc", "nvcc: release 12.4, V12.4.1")
+    program(tmp_path / "bin" / "ninja", "no such option", code=1)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("CXX", "clang++ -O1")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    problems: list[Problem] = []
+    told = _build.toolchain(problems)
+    assert told["cxx"] == {"version": "clang version 19", "path": compiler}
+    assert told["nvcc"] == {"version": "12.4", "path": nvcc}
+    assert told["ninja"] is None
+    assert told["environment"]["CXX"] == "clang++ -O1"
+    assert problems == [
+        Problem(
+            "nvcc should have the major version of torch's CUDA 13.0 to build for "
+            f"GPUs, but {nvcc} is of 12.4. Point CUDA_HOME at another toolkit.",
+            False,
+        )
+    ]
+
+
+def test_no_compiler_matters_only_where_there_is_no_extension(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    for name, record, texts in (
+        ("native", {"torch": "2"}, []),
+        (
+            "python",
+            {},
+            [
+                "A C++ compiler should be there to build the extension, but c++ is not "
+                "on PATH. Install one (Debian: apt-get install g++), or name it in "
+                "CXX. Until then pure Python runs."
+            ],
+        ),
+    ):
+        monkeypatch.setattr(_backend, "name", name)
+        monkeypatch.setattr(_backend, "built_for", record)
+        problems: list[Problem] = []
+        assert _build.toolchain(problems)["cxx"] is None
+        assert [problem.text for problem in problems] == texts

@@ -1,0 +1,192 @@
+"""What the doctor tells of cores, memory, limits and the speed of copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_preflight import machine, write
+
+from pyparallel import _preflight
+from pyparallel._doctor import _bandwidth, _machine
+from pyparallel._doctor._problem import Problem
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """Look at a machine of files, with 2 cores and 4 threads of torch."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+
+    def look(at):
+        problems: list[Problem] = []
+        return _machine.machine(problems, at), [problem.text for problem in problems]
+
+    return look
+
+
+def test_a_machine_with_enough_of_all_is_ok(looked, tmp_path):
+    told, problems = looked(machine(tmp_path, available=1024 * 10**6))
+    assert problems == []
+    assert told["memory"] == {
+        "left_nbytes": 1024 * 10**6,
+        "of": "the machine's memory",
+        "judgement": "ok",
+    }
+    assert told["shared_memory"] == {
+        "left_nbytes": 8 * 10**9 // 4096 * 4096,
+        "judgement": "ok",
+    }
+    assert told["file_descriptors"] == {
+        "open": 10,
+        "limit": 1024,
+        "hard_limit": 4096,
+        "enough_for_workers": (1024 - 10 - 6) // 4,
+        "judgement": "ok",
+    }
+    assert told["locked_memory"] == {
+        "limit_nbytes": 8 << 20,
+        "hard_limit_nbytes": 8 << 20,
+        "may_lock_more": False,
+        "judgement": "ok",
+    }
+    assert told["cores"] == {
+        "present": os.cpu_count(),
+        "allowed": 2,
+        "of_control_group": None,
+        "threads_of_torch": 4,
+        "judgement": "ok",
+    }
+
+
+def test_no_limit_is_unlimited(looked, tmp_path):
+    told, _ = looked(machine(tmp_path, files=(-1, -1), locked=-1))
+    files, locked = told["file_descriptors"], told["locked_memory"]
+    assert (files["limit"], files["hard_limit"]) == ("unlimited", "unlimited")
+    assert files["enough_for_workers"] is None
+    assert locked["limit_nbytes"] == "unlimited"
+
+
+def test_what_is_short_is_judged_and_told_as_a_loader_tells_it(looked, tmp_path):
+    poor = machine(tmp_path, available=10**8, shm=1 << 20, files=(20, 4096))
+    told, problems = looked(poor)
+    judged = {name: part.get("judgement") for name, part in told.items()}
+    assert judged == {
+        "cores": "ok",
+        "start_method": None,
+        "memory": "short",
+        "shared_memory": "short",
+        "file_descriptors": "short",
+        "locked_memory": "ok",
+    }
+    assert told["file_descriptors"]["enough_for_workers"] == 1
+    expected = _preflight.check(
+        num_workers=2,
+        prefetch_factor=None,
+        ring_nbytes=10**9,
+        pin_memory=False,
+        start_method="spawn",
+        machine=poor,
+    )
+    assert problems == [finding.text for finding in expected]
+    assert len(problems) == 3
+
+
+def test_more_threads_than_cores_of_the_group_are_told(looked, tmp_path):
+    at = machine(tmp_path)
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}
+    write(tmp_path, **files)
+    told, problems = looked(at)
+    assert told["cores"]["of_control_group"] == 1.5
+    assert told["cores"]["judgement"] == "too many threads"
+    assert problems == [
+        "torch should use no more threads than its control group has cores, but uses 4 "
+        "where the group has the time of 1.5: they stop each other. Set "
+        "OMP_NUM_THREADS=2."
+    ]
+    write(tmp_path, **{"sys/fs/cgroup/cpu.max": "350000 100000\n"})
+    assert looked(at)[1] == []
+
+
+def test_a_lowered_limit_of_files_is_told_by_a_real_process():
+    command = f"ulimit -n 9; exec {sys.executable} -m pyparallel doctor --quick --json"
+    env = {**os.environ, "PYTHONWARNINGS": "default"}
+    done = subprocess.run(
+        ["bash", "-c", command], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr  # it is advice
+    told = json.loads(done.stdout)
+    files = told["machine"]["file_descriptors"]
+    workers, opened = told["machine"]["cores"]["allowed"], files["open"]
+    needed = 4 * workers + 6
+    assert (files["limit"], files["hard_limit"], files["judgement"]) == (
+        9,
+        9,
+        "short",
+    )
+    assert {
+        "text": f"DataLoader: RLIMIT_NOFILE must leave {needed} file descriptors for "
+        f"{workers} workers, but {opened} of 9 are open. Raise it above "
+        f"{opened + needed} (ulimit -n; the hard limit is 9).",
+        "fails": False,
+    } in told["problems"]
+
+
+# ----------------------------------------------------------------------- bandwidth
+def test_bandwidth_is_that_of_the_fastest_copy_and_the_first_is_not_counted():
+    times = iter([0.0, 0.05, 0.07, 0.1, 0.16])  # the third copy ends the measurement
+    copies = []
+    speed = _bandwidth.best(
+        lambda: copies.append(1), 2_000_000_000, lambda: next(times)
+    )
+    assert speed == pytest.approx(2 / 0.02)
+    assert len(copies) == 1 + 4
+    steady = iter(range(99))
+    _bandwidth.best(lambda: copies.append(1), 1, lambda: next(steady) / 1000)
+    assert len(copies) == 5 + 1 + 10
+
+
+def test_bandwidth_is_measured_on_memory_of_a_bounded_size(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    left = [16 << 20]
+    monkeypatch.setattr(
+        _preflight.Machine, "memory_left", lambda _: (left[0], "a limit")
+    )
+    told = _bandwidth.bandwidth()
+    assert told["copied_nbytes"] == 1 << 20
+    assert told["memcpy_gb_per_s"] > 0.01 and told["to_devices"] == []
+    left[0] = 0
+    assert _bandwidth.bandwidth() == {
+        "copied_nbytes": 0,
+        "memcpy_gb_per_s": None,
+        "to_devices": [],
+    }
+
+
+def test_what_a_device_refuses_is_told_and_the_rest_is_measured(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    told = _bandwidth.to_device(torch.device("cpu"), 1 << 16)
+    assert told["pageable_gb_per_s"] > 0
+    del told["pageable_gb_per_s"]
+    assert told == {
+        "device": "cpu",
+        "error": "RuntimeError: out of memory",
+        "pinned_gb_per_s": None,
+    }
+
+
+@pytest.mark.cuda
+def test_both_kinds_of_memory_are_measured_to_every_gpu():
+    told = _bandwidth.bandwidth()["to_devices"]
+    names = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    assert [each["device"] for each in told] == names
+    for each in told:
+        assert each["error"] is None
+        assert each["pinned_gb_per_s"] > 0 and each["pageable_gb_per_s"] > 0
