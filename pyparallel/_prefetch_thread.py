@@ -26,6 +26,7 @@ from . import _thread_state, _workers
 from ._errors import BatchTypeError, LoaderWarning, kind
 from ._hand_over import HandOver, Item, state_of
 from ._stats import Meter
+from ._trace import span
 
 #: How long a stop waits for the thread, in seconds.
 STOP_SECONDS = 1.0
@@ -207,9 +208,7 @@ def stop(generation: Generation, seconds: float = STOP_SECONDS) -> None:
 
 def iterate(loader: Any) -> Any:
     """Return an iterator of a loader, or of what a function returns."""
-    if is_iterable(loader):
-        return iter(loader)
-    made = loader()
+    made = loader if is_iterable(loader) else loader()
     if not is_iterable(made):
         raise BatchTypeError(
             "PreDataLoader: loader must be a function that returns an iterable, but "
@@ -271,7 +270,8 @@ def _produce(generation: Generation) -> None:
         generation.at("next(loader)")
         start = time.perf_counter()
         try:
-            batch = next(source)
+            with span("pyparallel.fetch"):
+                batch = next(source)
         except StopIteration as end:
             error = _workers.cut_short(end, loader, num_batches)
             if error is not None:

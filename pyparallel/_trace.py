@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.autograd import profiler
+
+Range = AbstractContextManager[object]
+#: Makes a context manager of a range's name and the one that it is to be around.
+Around = Callable[[str, Range], Range]
 
 #: Every name that a range can have.
 SPANS = (
@@ -17,17 +22,21 @@ SPANS = (
     "pyparallel.scatter",
     "pyparallel.step",
     "pyparallel.wait",
+    "pyparallel.fetch",
     "pyparallel.transform",
+    "pyparallel.gather",
+    "pyparallel.to_host",
 )
 
 
-def span(name: str) -> AbstractContextManager[object]:
+def span(name: str) -> Range:
     """Return a context manager that shows its block to profilers as ``name``.
 
     While ``torch.profiler.profile`` or ``torch.autograd.profiler.profile`` is on, the
     block is a ``torch.profiler.record_function``. With ``PYPARALLEL_NVTX=1`` in the
     environment at import, and a torch built for CUDA, it is an NVTX range as well.
-    With neither, an object that does nothing is returned, always the same one.
+    With neither, an object that does nothing is returned, always the same one, unless
+    `surround` says otherwise.
 
     Args:
         name: one of `SPANS`.
@@ -36,8 +45,15 @@ def span(name: str) -> AbstractContextManager[object]:
     # too: ``torch.autograd._profiler_enabled`` tells of its own thread only.
     if profiler._is_profiler_enabled:
         recorded = profiler.record_function(name)
-        return _Nvtx(name, recorded) if _nvtx else recorded
-    return _Nvtx(name, _OFF) if _nvtx else _OFF
+        return recorded if _around is None else _around(name, recorded)
+    return _OFF if _around is None else _around(name, _OFF)
+
+
+def surround(around: Around | None) -> Around | None:
+    """Put something else around every range from now on; return what was there."""
+    global _around
+    before, _around = _around, around
+    return before
 
 
 def wants_nvtx() -> bool:
@@ -60,7 +76,7 @@ class _Nvtx:
 
     __slots__ = ("_inner", "_name")
 
-    def __init__(self, name: str, inner: AbstractContextManager[object]) -> None:
+    def __init__(self, name: str, inner: Range) -> None:
         self._name = name
         self._inner = inner
 
@@ -74,4 +90,4 @@ class _Nvtx:
 
 
 _OFF: Any = _Off()
-_nvtx = wants_nvtx()
+_around: Around | None = _Nvtx if wants_nvtx() else None
