@@ -11,6 +11,7 @@ from . import memory
 from ._errors import BatchWarning, LoaderWarning
 from ._module_wrappers import MODULE_WRAPPERS, is_module_wrapper
 from ._pad_stack import pad_stack
+from ._profile.install import install_if_asked as _watch_if_asked
 from ._stats import LoaderStats
 from .collate import collate
 from .container import DataContainer
@@ -22,6 +23,7 @@ from .loader import DataLoader
 from .padding import Padded, Padding
 from .parallel_apply import parallel_apply
 from .prefetch import PreDataLoader
+from .profile import profile
 from .ragged import Ragged
 from .replicas import replicate
 from .scatter import scatter, scatter_kwargs
@@ -31,6 +33,8 @@ try:
     __version__ = _metadata.version("pyparallel-torch")
 except _metadata.PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
+
+_watch_if_asked()
 
 __all__ = [
     "MODULE_WRAPPERS",
@@ -53,6 +57,7 @@ __all__ = [
     "memory",
     "pad_stack",
     "parallel_apply",
+    "profile",
     "replicate",
     "scatter",
     "scatter_kwargs",

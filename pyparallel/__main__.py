@@ -22,6 +22,7 @@ class Command(NamedTuple):
 #: it reads its own options.
 COMMANDS = {
     "doctor": Command("_doctor", "report what is installed here, and whether it works"),
+    "profile": Command("_profile.command", "run a script and draw its steps' time"),
 }
 _DEFAULT = "doctor"
 
