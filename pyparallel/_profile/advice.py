@@ -13,9 +13,9 @@ class Advice(NamedTuple):
     """One thing to change."""
 
     title: str
-    #: The figures that say so, and what the change would give at best.
+    #: The figures that say so, and what the change is about.
     text: str
-    #: At most so many nanoseconds of a step; None: not known.
+    #: Up to so many nanoseconds of a step; None: not known.
     gain: float | None = None
 
 
@@ -181,8 +181,9 @@ def _less_padding(summary: Summary) -> list[Advice]:
         Advice(
             "Batch samples of like sizes together",
             f"{percent(summary.padding_fraction)} of the stacked bytes are padding: "
-            f"{nbytes_text(padding)} of {nbytes_text(stacked)}. All of it is written, "
-            "sent and computed on as the rest is.",
+            f"{nbytes_text(padding)} of {nbytes_text(stacked)}. All of it is written "
+            "and sent, and a model that does not skip it computes on it.",
+            summary.padding_fraction * _busy(summary),
         )
     ]
 

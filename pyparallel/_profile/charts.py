@@ -15,7 +15,7 @@ from .summary import Step, Summary
 
 #: A step that is longer than so many means is cut off, and its time written above it.
 _TALLEST = 6
-_BAR, _LANE, _GAP = 34, 18, 8
+_BAR, _LANE, _GAP, _LABEL = 34, 18, 8, 19
 
 
 def draw_mean(drawing: Drawing, summary: Summary, top: float) -> float:
@@ -80,33 +80,30 @@ def _numbered(count: int, plot: float) -> range:
     return range(0, count, max(1, math.ceil(count / (plot / 36))))
 
 
-def draw_lanes(
-    drawing: Drawing, summary: Summary, top: float, num_steps: int = 8
-) -> float:
+def draw_lanes(drawing: Drawing, summary: Summary, top: float) -> float:
     """Draw what the loop, the prefetcher and the workers did in a few steps."""
-    steps = typical(summary, num_steps)
+    beside = drawing.width >= 600
+    steps = typical(summary, 8 if beside else 4)
     start, end = steps[0].start, steps[-1].end
     names = {lane: _lane_name(lane, summary.lane) for lane in summary.lanes}
-    beside = drawing.width >= 600
     left = 12 + max(map(text_width, names.values())) if beside else 0.0
     scale = (drawing.width - left) / (end - start)
     shown = list(summary.lanes.items())[:13]
     top = draw_legend(drawing, [did for _, did in shown], top)
     y = top + 18
-    pitch = _LANE + _GAP + (0 if beside else 16)
+    pitch = _LANE + _GAP + (0 if beside else _LABEL)
     bottom = y + pitch * len(shown)
     for i, step in enumerate(steps):
         x = left + (step.start - start) * scale
         drawing.add(Line(x, top + 4, x, bottom))
-        if (step.end - step.start) * scale > 26:
-            number = summary.steps.index(step)
-            name = f"step {_number(summary, number)}" if not i else ""
-            name = name or str(_number(summary, number))
+        number = _number(summary, summary.steps.index(step))
+        name = str(number) if i else f"step {number}"
+        if (step.end - step.start) * scale > text_width(name, 11):
             drawing.add(Text(x + 4, top + 13, name, "muted", size=11))
     for lane, did in shown:
         label = y + 13.5
         if not beside:
-            y += 16
+            y += _LABEL
         drawing.add(Text(0, label, names[lane]))
         for part, begin, finish in cut(did, start, end):
             x, width = left + (begin - start) * scale, (finish - begin) * scale
@@ -195,7 +192,8 @@ def picture(summary: Summary, headline: str, width: float = 960) -> Drawing:
 def subtitle(summary: Summary) -> str:
     """Return what the steps are of and how many there are."""
     record, count = summary.record, len(summary.steps)
-    rank = "" if record.rank is None else f", rank {record.rank} of {record.world_size}"
+    ranks = record.world_size or 1
+    rank = f", rank {record.rank} of {ranks}" if ranks > 1 else ""
     warm = f" after {summary.left_out} to warm up" if summary.left_out else ""
     steps = plural(count, "step")
     return f"{record.script}{rank}: {steps}{warm}, {time_text(summary.step)} each"

@@ -41,7 +41,7 @@ def segments(events: Iterable[Event]) -> list[Segment]:
             found.append(Segment(part_of(stack[-1].kind), at, time))
         at = max(at, time)
 
-    for event in sorted(events, key=lambda e: (e.start, -e.end)):
+    for event in _outer_first(events):
         while stack and stack[-1].end <= event.start:
             until(stack[-1].end)
             stack.pop()
@@ -53,6 +53,11 @@ def segments(events: Iterable[Event]) -> list[Segment]:
     return joined(found)
 
 
+def _outer_first(events: Iterable[Event]) -> list[Event]:
+    """Return events by their start; of equal ones the one that was written last."""
+    return sorted(reversed([*events]), key=lambda event: (event.start, -event.end))
+
+
 def part_of(kind: str) -> str:
     """Return the part of a step that an event counts as."""
     part = _PART_OF.get(kind, kind)
@@ -62,7 +67,7 @@ def part_of(kind: str) -> str:
 def outermost(events: Iterable[Event], kind: str | None = None) -> list[Event]:
     """Return the events that are not inside another one, of a kind or of any."""
     found: list[Event] = []
-    for event in sorted(events, key=lambda e: (e.start, -e.end)):
+    for event in _outer_first(events):
         if kind in (None, event.kind) and (not found or event.start >= found[-1].end):
             found.append(event)
     return found

@@ -79,7 +79,7 @@ class Drawing:
         """Draw a coloured square and words for each part; return where they end."""
         x = left
         for part, text in items.items():
-            width = 26 + text_width(text)
+            width = 34 + text_width(text)
             if x > left and x + width > self.width:
                 x, top = left, top + 20
             self.add(
@@ -124,7 +124,7 @@ class Drawing:
 
 def text_width(text: str, size: float = 12) -> float:
     """Return about how wide words are; rather too much."""
-    return 0.58 * size * len(text)
+    return 0.62 * size * len(text)
 
 
 def style() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable
 from html import escape
@@ -42,6 +43,7 @@ svg{display:block;width:100%;height:auto}
 .narrow{display:none}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+.one,th,td+td{white-space:nowrap}
 th,td{text-align:right;padding:6px 0 6px 16px;border-bottom:1px solid var(--faint)}
 th:first-child,td:first-child{text-align:left;padding-left:0}
 table+p,.scroll+p{margin-top:16px}
@@ -50,7 +52,8 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 20px;margin:0}
 dd{margin:0;overflow-wrap:anywhere}
 footer{margin-top:40px;font-size:.875rem}
 @media (max-width:640px){main{padding:20px 16px 32px}.wide{display:none}
-.narrow{display:block}.what{display:none}h1{font-size:1.4rem}}
+.narrow{display:block}
+th,td{padding-left:8px;font-size:.85rem}.what{display:none}h1{font-size:1.4rem}}
 """
 
 
@@ -89,13 +92,18 @@ def page(summary: Summary) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{script}: {escape(summary.kind)}</title>\n<style>{_inks()}{_CSS}"
         f"{_parts()}{style()}</style></head>\n<body><main>\n"
-        + "\n".join(body)
+        + _glued("\n".join(body))
         + "\n</main></body></html>\n"
     )
 
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def _glued(text: str) -> str:
+    """Return text in which no line ends between a number and its unit."""
+    return re.sub(r"(\d) (?=(?:us|ms|s|%|bytes|[KMGT]B)\b|%)", "\\1\xa0", text)
 
 
 def _inks() -> str:
@@ -127,7 +135,7 @@ def _tiles(summary: Summary) -> str:
 def _advice(advice: Iterable[Advice]) -> str:
     items = []
     for title, text, gain in advice:
-        most = f" Saves at most {time_text(gain)} of a step." if gain else ""
+        most = f" Saves up to {time_text(gain)} of a step." if gain else ""
         items.append(f"<li><b>{escape(title)}</b><p>{escape(text + most)}</p></li>")
     return f'<ol class="advice">{"".join(items)}</ol>'
 
@@ -153,7 +161,7 @@ def _table(summary: Summary) -> str:
             mean = summary.mean[part]
             cells = [mean, statistics.median(times), times[-1]]
             rows.append(
-                f'<tr><td><i class="{part}"></i>{part} '
+                f'<tr><td><span class="one"><i class="{part}"></i>{part}</span> '
                 f'<span class="muted what">{meaning}</span></td>'
                 + "".join(f"<td>{time_text(ns)}</td>" for ns in cells)
                 + f"<td>{percent(mean / summary.step)}</td></tr>"

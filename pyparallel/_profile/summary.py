@@ -142,18 +142,24 @@ class Summary:
         batches = self._ended("collate", lanes) or self._ended("fetch", lanes)
         if not batches:
             return None
+        # Batches that were begun before or ended behind the steps would be half ones.
         parts: Counter[str] = Counter()
-        for part, begin, finish in itertools.chain(*map(self.lanes.__getitem__, lanes)):
-            parts[part] += finish - begin
+        for lane in lanes:
+            did = segments(_of_lane(self.record, lane))
+            for whole in self._ended(None, [lane]):
+                for part, begin, finish in cut(did, whole.start, whole.end):
+                    parts[part] += finish - begin
         del parts["wait"]
+        cuts = itertools.chain.from_iterable(self.lanes[lane] for lane in lanes)
+        busy = sum(e - b for part, b, e in cuts if part != "wait")
         return Work(
             lanes,
             len(batches),
-            {part: ns / len(batches) for part, ns in parts.items() if ns},
-            sum(parts.values()) / ((end - start) * len(lanes)),
+            {part: parts[part] / len(batches) for part in PARTS if parts[part]},
+            busy / ((end - start) * len(lanes)),
         )
 
-    def _ended(self, kind: str, lanes: Iterable[str]) -> list[Event]:
+    def _ended(self, kind: str | None, lanes: Iterable[str]) -> list[Event]:
         """Return what ended in some lanes while the steps went on."""
         start, end = self.window
         return [

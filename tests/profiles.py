@@ -1,0 +1,59 @@
+"""Records of which every nanosecond is known: nothing here was measured."""
+
+from __future__ import annotations
+
+from pyparallel._profile.record import Event, Record
+
+MS = 1_000_000
+#: Two parts of every step are equal in all of `steady`'s records.
+WORKER = {"fetch": 6 * MS, "collate": 2 * MS, "pack": 1 * MS}
+
+
+def steady(
+    *,
+    wait: int = 3 * MS,
+    copy: int = 1 * MS,
+    compute: int = 6 * MS,
+    steps: int = 10,
+    warmup: int = 0,
+    workers: int = 2,
+    stacked: int = 1000,
+    padding: int = 100,
+    cores: int = 8,
+    device: str = "CPU",
+) -> Record:
+    """Return a record of equal steps, with workers that make a batch in 9 ms."""
+    step = wait + copy + compute
+    events = []
+    for i in range(steps):
+        start = i * step
+        events.append(Event("loop", "wait", start, start + wait, 1, 1))
+        events.append(Event("loop", "scatter", start + wait, start + wait + copy))
+        # The step of a wrapper is compute, but for what is inside it.
+        events.append(Event("loop", "step", start + wait + copy, start + step))
+        if workers:
+            events += made(f"worker {i % workers}", start, stacked, padding)
+    end = steps * step
+    events.append(Event("loop", "stop", end, end, 1, 1))
+    return Record(
+        "train.py",
+        tuple(events),
+        exit_code=0,
+        steps=steps,
+        warmup=warmup,
+        environment={"cores": str(cores), "torch": "2.13.0", "device": device},
+        loaders=({"name": "DataLoader", "num_workers": workers, "batch_size": 4},),
+    )
+
+
+def made(lane: str, start: int, stacked: int = 1000, padding: int = 100) -> list[Event]:
+    """Return what a worker does for a batch: pack is in collate, collate in fetch."""
+    collate = start + WORKER["fetch"]
+    pack = collate + WORKER["collate"]
+    end = pack + WORKER["pack"]
+    return [
+        Event(lane, "pack", pack, end),
+        Event(lane, "collate", collate, pack, 0, 0, stacked, padding),
+        Event(lane, "collate", collate, end, 0, 0, stacked, padding),
+        Event(lane, "fetch", start, end),
+    ]

@@ -1,0 +1,328 @@
+"""Steps are cut where they should be, every nanosecond is counted once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profiles import MS, steady
+
+from pyparallel._profile.advice import Advice, advise
+from pyparallel._profile.cut import PARTS, Segment, segments
+from pyparallel._profile.record import Event, Record, collect
+from pyparallel._profile.summary import Summary, summarize
+
+
+def summary(record: Record) -> Summary:
+    found = summarize(record)
+    assert found is not None
+    return found
+
+
+def test_the_parts_of_a_known_step_are_known():
+    found = summary(steady())
+    assert len(found.steps) == 10
+    parts = {"compute": 6, "copy": 1, "pack": 0, "collate": 0, "fetch": 0, "wait": 3}
+    assert found.mean == {part: ms * MS for part, ms in parts.items()}
+    assert [step.parts for step in found.steps] == [found.mean] * 10
+    assert (found.step, found.input, found.waited) == (10 * MS, 3 * MS, 0.3)
+    assert found.window == (0, 100 * MS)
+    assert found.verdict == "input-bound: 30 % of a step went into getting its batch"
+
+
+def test_what_workers_do_is_counted_by_what_is_innermost():
+    work = summary(steady()).work("worker")
+    assert work is not None
+    assert (work.lanes, work.batches) == (("worker 0", "worker 1"), 10)
+    assert work.parts == {"pack": 1 * MS, "collate": 2 * MS, "fetch": 6 * MS}
+    assert (work.per_batch, work.busy) == (9 * MS, 0.45)  # 90 of 2 x 100 ms
+
+
+def test_stacks_within_stacks_count_once():
+    found = summary(steady(stacked=1000, padding=410))
+    assert found.stacked == (10_000, 4_100)
+    assert found.padding_fraction == 0.41
+
+
+def test_a_loop_without_workers_fetches_and_collates_in_its_wait():
+    events = [
+        Event("loop", "wait", 0, 10, 1, 1),
+        Event("loop", "fetch", 1, 9),
+        Event("loop", "collate", 6, 9),
+        Event("loop", "end", 40, 41, 1, 1),
+    ]
+    (step,) = summary(Record("x.py", tuple(events))).steps
+    assert step.segments == (
+        Segment("wait", 0, 1),
+        Segment("fetch", 1, 6),
+        Segment("collate", 6, 9),
+        Segment("wait", 9, 10),
+        Segment("compute", 10, 40),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wait", "kind"), [(5, "compute-bound"), (6, "input-bound"), (0, "compute-bound")]
+)
+def test_more_than_five_percent_are_input_bound(wait, kind):
+    assert summary(steady(wait=wait, copy=0, compute=100 - wait)).kind == kind
+
+
+def test_warm_up_is_left_out_but_never_all():
+    first = summary(steady(warmup=3))
+    assert (first.left_out, len(first.steps), first.window[0]) == (3, 7, 30 * MS)
+    assert len(summary(steady(warmup=10)).steps) == 1
+
+
+def test_epochs_and_what_is_between_them_are_no_steps():
+    marks = [("wait", 0, 1), ("wait", 10, 1), ("end", 20, 1), ("wait", 500, 2)]
+    marks += [("wait", 510, 2)]  # the loop was left here
+    events = [Event("loop", kind, at, at + 2, 1, epoch) for kind, at, epoch in marks]
+    found = summary(Record("x.py", tuple(events)))
+    assert [(s.start, s.end) for s in found.steps] == [(0, 10), (10, 20), (500, 510)]
+    assert [step.is_first for step in found.steps] == [True, False, True]
+
+
+def test_steps_with_another_loader_in_them_are_left_out():
+    marks = [(0, 1), (10, 1), (12, 2), (14, 2), (90, 1), (100, 1)]
+    events = [Event("loop", "wait", at, at + 1, n, n) for at, n in marks]
+    found = summary(Record("x.py", tuple(events)))
+    assert [(s.start, s.end) for s in found.steps] == [(0, 10), (90, 100)]
+    assert (found.interrupted, found.loader, found.others) == (1, 1, ((2, 2),))
+
+
+def test_a_prefetcher_that_waits_is_not_the_loop():
+    ahead = [Event("prefetch", "wait", 10 * i, 10 * i + 1) for i in range(9)]
+    mine = [Event("loop", "wait", 20 * i, 20 * i + 1, 1, 1) for i in range(3)]
+    found = summary(Record("x.py", (*ahead, *mine)))
+    assert (found.lane, len(found.steps)) == ("loop", 2)
+    assert list(found.lanes) == ["loop", "prefetch"]
+
+
+def test_without_a_loader_a_loop_is_cut_at_its_first_range():
+    events = []
+    for at in (0, 100, 200):
+        events.append(Event("loop", "collate", at, at + 10))
+        events.append(Event("loop", "scatter", at + 22, at + 27))
+        events.append(Event("loop", "step", at + 20, at + 90))
+    found = summary(Record("x.py", tuple(events)))
+    assert [step.start for step in found.steps] == [0, 100]
+    assert found.mean["collate"] == 10 and found.mean["copy"] == 5
+    assert found.is_input_bound is None
+    (advice,) = advise(found)
+    assert advice.title == "Use a loader of torch or pyparallel"
+
+
+def test_nothing_is_no_summary():
+    assert summarize(Record("x.py", ())) is None
+    one = Event("loop", "wait", 0, 1, 1, 1)
+    assert summarize(Record("x.py", (one,))) is None
+
+
+@st.composite
+def nests(draw: st.DrawFn) -> list[Event]:
+    """Draw events of one lane, one after the other or one inside the other."""
+    events: list[Event] = []
+
+    def fill(start: int, end: int, depth: int) -> None:
+        at = start
+        while at < end and depth < 4 and draw(st.booleans()):
+            first = draw(st.integers(at, end - 1))
+            last = draw(st.integers(first + 1, end))
+            fill(first, last, depth + 1)
+            events.append(Event("loop", draw(st.sampled_from([*PARTS])), first, last))
+            at = last
+
+    fill(0, draw(st.integers(1, 40)), 0)
+    return events
+
+
+@settings(deadline=None)
+@given(nests())
+def test_at_every_time_the_innermost_event_counts(events):
+    found = {
+        at: part for part, start, end in segments(events) for at in range(start, end)
+    }
+    expected = {}
+    for at in range(40):
+        # Inner events were appended before those around them.
+        inside = [e.kind for e in events if e.start <= at < e.end]
+        if inside:
+            expected[at] = inside[0]
+    assert found == expected
+
+
+# Advice.
+
+
+def only(record: Record) -> Advice:
+    (advice,) = advise(summary(record))
+    return advice
+
+
+def test_a_compute_bound_loop_has_nothing_to_change():
+    assert only(steady(wait=0, copy=0, compute=10 * MS)) == Advice(
+        "Nothing in the input",
+        "Compute is 10.0 ms of a step, 100 %. Batches that were there at once would "
+        "save 0 us at most.",
+        0,
+    )
+
+
+def test_workers_that_cannot_keep_up_should_be_more():
+    # 9 ms of work in a batch, a step of 2 ms: five workers, of which two are there.
+    found = only(steady(wait=3 * MS, copy=0, compute=2 * MS))
+    assert found == Advice(
+        "Use more workers: num_workers=5",
+        "A batch takes 9.00 ms of a worker's time: one is ready every 4.50 ms with 2 "
+        "workers. The rest of a step takes 2.00 ms. 5 workers would give one every "
+        "1.80 ms.",
+        3 * MS,
+    )
+
+
+def test_where_cores_are_short_the_work_should_be_less():
+    found = only(steady(wait=3 * MS, copy=0, compute=2 * MS, cores=2))
+    assert found.title == "Make batches cheaper: fetch comes first"
+    assert "More workers than the 2 cores here would not help." in found.text
+    assert found.text.endswith("Most of the work is fetch, 6.00 ms a batch.")
+
+
+def test_workers_that_keep_up_but_come_late_should_run_ahead():
+    found = only(steady(wait=1 * MS, copy=0, compute=9 * MS))
+    assert found.title == "Let workers run further ahead: prefetch_factor"
+    assert "the longest wait is 1.00 ms" in found.text
+
+
+def test_what_the_loop_fetches_itself_belongs_into_workers():
+    events: list[Event] = []
+    for at in range(0, 4000, 1000):
+        events.append(Event("loop", "fetch", at * MS, (at + 600) * MS))
+        events.append(Event("loop", "wait", at * MS, (at + 600) * MS, 1, 1))
+    record = Record("x.py", tuple(events), environment={"cores": "8"})
+    assert only(record) == Advice(
+        "Make batches in workers: num_workers=2",
+        "Fetching and collating a batch takes 600 ms in the loop itself, and the rest "
+        "of a step 400 ms. 2 workers would do it meanwhile: a batch every 300 ms.",
+        600 * MS,
+    )
+
+
+def test_workers_that_are_slow_to_start_should_be_kept():
+    events: list[Event] = []
+    for epoch in (1, 2, 3):
+        first = Event(
+            "loop", "wait", 500 * epoch * MS, (500 * epoch + 90) * MS, 1, epoch
+        )
+        later = [(500 * epoch + 100 * i) * MS for i in (1, 2)]
+        events += [
+            first,
+            *(Event("loop", "wait", at, at + MS, 1, epoch) for at in later),
+        ]
+    found = only(Record("x.py", tuple(events)))
+    assert found.title == "Keep workers from epoch to epoch: persistent_workers=True"
+    assert found.text.startswith(
+        "The first batch of an epoch takes 90.0 ms, each other "
+    )
+
+
+def test_copies_in_the_loop_belong_ahead():
+    found = only(steady(wait=0, copy=1 * MS, compute=9 * MS))
+    assert (
+        found.title == "Send batches ahead of the step: PreDataLoader(loader, device)"
+    )
+    assert "takes 1.00 ms of a step, 10 %" in found.text
+    assert found.gain == 1 * MS
+
+
+@pytest.mark.parametrize(("padding", "says"), [(400, False), (401, True)])
+def test_more_than_forty_percent_of_padding_is_much(padding, says):
+    record = steady(wait=0, copy=0, compute=10 * MS, padding=padding)
+    titles = [advice.title for advice in advise(summary(record))]
+    assert ("Batch samples of like sizes together" in titles) is says
+
+
+def test_what_saves_most_comes_first():
+    record = steady(wait=3 * MS, copy=1 * MS, compute=2 * MS, padding=900)
+    gains = [advice.gain for advice in advise(summary(record))]
+    assert len(gains) == 3 and gains == sorted(gains, reverse=True)
+
+
+# The record.
+
+
+def test_a_record_survives_json():
+    record = dataclasses.replace(steady(), rank=1, world_size=2)
+    assert Record.from_json(record.to_json()) == record
+
+
+def changed(**fields: object) -> str:
+    return json.dumps({**json.loads(steady(steps=1).to_json()), **fields})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "x.json must be JSON of a profile, but is not: Expecting property name"),
+        ("[1]", "x.json must be JSON of a profile, but is not: no object."),
+        (
+            changed(version=2),
+            "x.json must have the format 'pyparallel-profile' and the version 1, but "
+            "has 'pyparallel-profile' and 2. Draw it with the pyparallel that wrote "
+            "it.",
+        ),
+        (
+            changed(events=[["loop", "wait", 5, 1, 0, 0, 0, 0]]),
+            "x.json must have the fields of a profile, but does not: an event is "
+            "['loop', 'wait', 5, 1, 0, 0, 0, 0].",
+        ),
+        (changed(events=[[1]]), "x.json must have the fields of a profile, but does"),
+        (changed(more=1), "x.json must have the fields of a profile, but does not: "),
+    ],
+)
+def test_what_is_no_record_is_refused(text, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        Record.from_json(text, "x.json")
+
+
+def written(folder, pid, rows, parent=None, rank=None):
+    head = {"pid": pid, "parent": parent, "script": "x.py", "rank": rank}
+    head |= {"world_size": 2, "steps": 1, "warmup": 0, "synchronize": True}
+    head |= {"environment": {}, "folder": "/home/somebody"}
+    lines = [json.dumps(row) for row in [head, *rows]]
+    (folder / f"{pid}-0.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def row(lane, start, end, kind="fetch"):
+    return {"lane": lane, "kind": kind, "start": start, "end": end, "thread": 1}
+
+
+def test_processes_are_put_together_with_their_workers(tmp_path):
+    written(tmp_path, 10, [row("loop", 1000, 1010, "wait")], rank=1)
+    # Of two epochs, and then of two loaders at a time.
+    written(tmp_path, 11, [row("worker 0", 1001, 1005)], parent=10)
+    written(tmp_path, 12, [row("worker 0", 1005, 1009)], parent=10)
+    written(tmp_path, 13, [row("worker 0", 1004, 1006)], parent=10)
+    written(tmp_path, 20, [row("loop", 900, 910, "wait")], rank=0)
+    first, second = collect(tmp_path)
+    assert (first.rank, second.rank) == (0, 1)
+    assert first.events == (Event("loop", "wait", 0, 10),)
+    assert [event[:4] for event in second.events] == [
+        ("worker 0", "fetch", 1, 5),
+        ("worker 0 (2)", "fetch", 4, 6),
+        ("worker 0", "fetch", 5, 9),
+        ("loop", "wait", 0, 10),
+    ]
+    assert "somebody" not in second.to_json()
+
+
+def test_the_last_line_of_a_killed_process_may_be_cut_off(tmp_path):
+    written(tmp_path, 10, [row("loop", 0, 5, "wait"), row("loop", 5, 9, "wait")])
+    path = tmp_path / "10-0.jsonl"
+    path.write_text(path.read_text()[:-7])
+    (record,) = collect(tmp_path)
+    assert [event.end for event in record.events] == [5]
