@@ -49,7 +49,7 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	backend_choice bad_inputs_ranks check_kernels checkpoint_example csrc_rules \
 	data_parallel_several data_parallel_steps debug debug_variable distributed \
 	distributed_deprecated distributed_faults docs elastic examples \
-	examples_parallel fuzz gather_errors gpu_check instruction_counts keeper \
+	examples_each examples_parallel examples_peers fuzz gather_errors gpu_check instruction_counts keeper \
 	layers leaks loader_exit loader_faults mmcv_install packaging parallel_apply \
 	parallel_apply_caller parallel_apply_errors parallel_apply_modes \
 	parallel_apply_modules parallel_apply_streams parallel_apply_threads pipe \
@@ -82,7 +82,7 @@ SANITIZED_thread := $(patsubst %,tests/test_%.py,memory pipe prefetch races \
 	return_flight ring_header ring_memory slab to_host transfer)
 # Beside mmengine its bases are others, and so may be what is built on them.
 BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
-	$(patsubst %,tests/test_%.py,mmengine_collate mmengine_image mmengine_model \
+	$(patsubst %,tests/test_%.py,examples_peers mmengine_collate mmengine_image mmengine_model \
 	mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
 	mmengine_runner_example mmengine_runner_install mmengine_upstream \
 	resume_torchdata)
@@ -113,7 +113,8 @@ $(V)/.built: $(V)/.deps $(SOURCES)
 $(VPEER)/.deps: pyproject.toml
 	test -x $(VPEER)/bin/python || $(PYTHON) -m venv $(VPEER)
 	$(VPEER)/bin/python $(PIP) $(TOOLS)
-	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7 torchdata==0.11.0
+	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7 torchdata==0.11.0 \
+		"accelerate>=1.2,<2" "lightning>=2.4,<3"
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
 # Both ask for the OpenCV that needs a display's libraries; the headless one is enough.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
@@ -192,7 +193,7 @@ lint-lengths:
 
 # ------------------------------------------------------------- beside the peers
 # The extension in the tree serves both environments: same torch, same python.
-peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata and what the benchmark needs
+peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata, accelerate, Lightning and what the benchmark needs
 
 test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \

@@ -3,8 +3,8 @@
     torchrun --nproc_per_node=2 examples/mmengine_runner.py [FOLDER]
     python examples/mmengine_runner.py [FOLDER]            # one process
 
-The data are real and ragged: the names of Unicode characters, 3 to 75 letters long. The
-model learns of what kind they are. In a FOLDER that was used before the run continues.
+Real, ragged data: names of Unicode characters, 3 to 75 letters. The model learns of
+what kind they are. In a FOLDER that was used before the run continues.
 """
 
 import os
@@ -17,7 +17,6 @@ from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS
 from mmengine.runner import Runner
-from torch import nn
 
 from pyparallel import DataContainer
 
@@ -30,9 +29,8 @@ class CharacterNames(torch.utils.data.Dataset):
 
     def __init__(self, held_out=False):
         chars = [chr(i) for i in range(0x20, 0x3000) if unicodedata.name(chr(i), "")]
-        kinds = [KINDS.find(unicodedata.category(char)[0]) for char in chars]
-        named = zip(map(unicodedata.name, chars), kinds, strict=True)
-        rows = [(name, kind) for name, kind in named if kind >= 0]
+        kinds = [(c, KINDS.find(unicodedata.category(c)[0])) for c in chars]
+        rows = [(unicodedata.name(c), kind) for c, kind in kinds if kind >= 0]
         self.rows = [row for i, row in enumerate(rows) if (i % 5 == 0) == held_out]
 
     def __len__(self):
@@ -54,15 +52,15 @@ class NameReader(BaseModel):
 
     def __init__(self, data_preprocessor):
         super().__init__(data_preprocessor)
-        self.letters = nn.Embedding(128, 16, padding_idx=0)
-        self.words = nn.Conv1d(16, 32, 5, padding=2)
-        self.kind = nn.Linear(32, len(KINDS))
+        self.letters = torch.nn.Embedding(128, 16, padding_idx=0)
+        self.words = torch.nn.Conv1d(16, 32, 5, padding=2)
+        self.kind = torch.nn.Linear(32, len(KINDS))
 
     def forward(self, inputs, kinds, names, mode):  # noqa: D102  # mmengine's
-        found = self.words(self.letters(inputs.flatten(1)).transpose(1, 2)).relu()
-        scores = self.kind(found.amax(2))
+        letters = self.letters(inputs.flatten(1)).transpose(1, 2)
+        scores = self.kind(self.words(letters).relu().amax(2))
         if mode == "loss":
-            return dict(loss=nn.functional.cross_entropy(scores, kinds))
+            return dict(loss=torch.nn.functional.cross_entropy(scores, kinds))
         return (scores.argmax(1) == kinds).tolist()
 
 
@@ -96,6 +94,6 @@ val_evaluator, randomness, resume = dict(type="Accuracy"), dict(seed=0), True
 """
 if __name__ == "__main__":
     config = Config.fromstring(CONFIG, ".py")
-    config.work_dir = sys.argv[1] if sys.argv[1:] else "mmengine-output"
+    config.work_dir = (sys.argv[1:] or ["mmengine-output"])[0]
     config.launcher = "pytorch" if "RANK" in os.environ else "none"
     Runner.from_cfg(config).train()

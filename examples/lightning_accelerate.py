@@ -1,0 +1,92 @@
+"""The names of `unicode_names.py`, trained by accelerate, and by Lightning.
+
+    pip install accelerate lightning
+    python examples/lightning_accelerate.py accelerate
+    python examples/lightning_accelerate.py lightning
+
+accelerate moves what is in a batch by its ``.to``, which containers have; Lightning has
+a hook. `scatter` opens the batch: what is on the device is not copied again.
+"""
+
+import functools
+from argparse import ArgumentParser
+from typing import Any
+
+import torch
+from unicode_names import Reader, samples
+
+from pyparallel import DataLoader, collate, scatter
+
+
+def loaders(batch: int, every: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Return loaders of every n-th name for training, and of held-out ones."""
+    names: Any = samples()[::every]
+    merge = functools.partial(collate, samples_per_gpu=batch)
+    options: Any = {"batch_size": batch, "collate_fn": merge}
+    train = [name for i, name in enumerate(names) if i % 10]
+    return DataLoader(train, shuffle=True, **options), DataLoader(
+        names[::10], **options
+    )
+
+
+def by_accelerate(args: Any) -> float:
+    """Train; return the share of held-out names whose kind is right."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    model, (train, held_out) = Reader(), loaders(args.batch, args.every)
+    optimizer = torch.optim.Adam(model.parameters(), 4e-3)
+    parts = accelerator.prepare(model, optimizer, train, held_out)
+    model, optimizer, train, held_out = parts
+    for batch in train:
+        data = scatter(batch, [accelerator.device])[0]
+        loss = torch.nn.functional.cross_entropy(model(**data), data["kind"])
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        optimizer.step()
+    right = []
+    for batch in held_out:
+        data = scatter(batch, [accelerator.device])[0]
+        found = model(**data).argmax(1) == data["kind"]
+        right.append(accelerator.gather_for_metrics(found))
+    return torch.cat(right).float().mean().item()
+
+
+def by_lightning(args: Any) -> float:
+    """Train; return the share of held-out names whose kind is right."""
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reader = Reader()
+
+        def transfer_batch_to_device(self, batch: Any, device: Any, _: int) -> Any:
+            """Open the batch and send it in one copy; Lightning would call ``.to``."""
+            return scatter(batch, [device])[0]
+
+        def training_step(self, data: dict[str, torch.Tensor]) -> Any:
+            return self.reader.train_step(data, None)["loss"]
+
+        def validation_step(self, data: dict[str, torch.Tensor]) -> None:
+            right = self.reader.val_step(data, None) / len(data["kind"])
+            self.log("right", right, batch_size=len(data["kind"]))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), 4e-3)
+
+    quiet = {"logger": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(max_epochs=1, enable_progress_bar=False, **quiet)
+    trainer.fit(Module(), *loaders(args.batch, args.every))
+    return float(trainer.callback_metrics["right"])
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("trainer", choices=["accelerate", "lightning"])
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--every", type=int, default=1, help="take one name of so many")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    train = {"accelerate": by_accelerate, "lightning": by_lightning}[args.trainer]
+    print(f"{args.trainer}: {train(args):.3f} of held-out names")
