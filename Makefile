@@ -199,12 +199,14 @@ test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the bench
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
 		$(VPEER)/bin/python $(PYTEST) $(BESIDE) $(PYTEST_ARGS)
 
-bench: peers ## measure; write JSON, the tables of benchmarks/README.md and the charts
+bench: peers ## measure; write JSON, the tables of README.md and benchmarks/README.md, the charts
 	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)
 	$(VPEER)/bin/python -m benchmarks.loader $(LOADER_ARGS)
+	$(VPEER)/bin/python -m benchmarks.summary
 
 bench-loader: peers ## measure loaders alone; some five minutes on a quiet machine
 	$(VPEER)/bin/python -m benchmarks.loader $(LOADER_ARGS)
+	$(VPEER)/bin/python -m benchmarks.summary
 
 demo: $(V)/.built ## a training run on two processes
 	OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \

@@ -1,0 +1,170 @@
+"""The tables in the project's README, from the newest records that are kept.
+
+    python -m benchmarks.summary
+
+`make bench` and `make bench-loader` end with it. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import report
+from ._harness import Record
+from .environment import malloc_mode
+from .loader_cases import MMCV, ONE_PASS, TORCH
+from .report import _head, _row
+
+BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+NATIVE, PYTHON = "ours, native", "ours, Python"
+#: What the README shows of the two kinds of records, and what it is called there.
+CASES = {
+    "photos float32": "12 photographs for 1333x800, float32",
+    "photos uint8": "the same in uint8",
+    "detection float32": "16 COCO-like images, float32",
+    "small uint8": "16 small images, uint8",
+    "many small fields": "256 samples of 10 small tensors",
+    "scatter 528 leaves": "`scatter` of 528 small leaves to the host",
+}
+LOADER_CASES = {
+    "photos uint8": "photographs for 1333x800, uint8",
+    "photos uint8, read whole": "the same, of which the step reads every byte",
+    "photos float32": "photographs, float32",
+    "equal uint8": "16 equal images, uint8",
+}
+CROSSING = "112 small fields, to cross"
+
+
+def newest(kind: str) -> Path:
+    """Return the file of the newest records of a kind: ``cpu``, ``loader-cpu``."""
+    name = re.compile(rf"\d{{4}}-\d\d-\d\d-{kind}\.json")
+    return max(path for path in RESULTS.iterdir() if name.fullmatch(path.name))
+
+
+def times(row: Record | None, ours: str = NATIVE) -> str:
+    """Return how many times as long as ours something takes; empty if unknown."""
+    over = (row or {}).get("over", {}).get(ours)
+    if not over:
+        return ""
+    ratio = over["of_medians"]
+    return f"{ratio:.0f}" if ratio >= 20 else f"{ratio:.{1 if ratio >= 2 else 2}f}"
+
+
+def _both(cells: list[str]) -> str:
+    return " / ".join(cells) if all(cells) else ""
+
+
+def _rows(case: Record) -> dict[str, Record]:
+    return {row["name"]: row for row in case["rows"] if row["installed"]}
+
+
+def _megabytes(case: Record) -> str:
+    nbytes = (case.get("nbytes") or 0) / case.get("batches", 1)
+    return f", {nbytes / 1e6:.0f} MB" if nbytes >= 1e6 else ""
+
+
+def runs_of(results: Record) -> list[dict[str, Record]]:
+    """Return the cases of one thread by title: as usual, and with memory kept."""
+    found = {
+        malloc_mode(run["machine"]): {case["title"]: case for case in run["cases"]}
+        for run in results["runs"]
+        if run["machine"]["threads"] == "1"
+    }
+    return [found["default"], found["warm"]]
+
+
+def batches(results: Record) -> Iterator[str]:
+    """Yield the table of `collate` and `scatter` in one process."""
+    titles = [
+        "",
+        "mmcv 1.7.2",
+        "fill, then copy (detectron2)",
+        "*memcpy of the result*",
+    ]
+    yield from _head(titles)
+    runs = runs_of(results)
+    contenders = "mmcv 1.x", "new_full + copy_", "non-temporal memcpy"
+    for title, label in CASES.items():
+        both = [_rows(run[title]) for run in runs]
+        cells = [_both([_first(rows, name) for rows in both]) for name in contenders]
+        yield _row([label + _megabytes(runs[0][title]), *cells])
+
+
+def _first(rows: dict[str, Record], name: str) -> str:
+    """Return the times of the contender whose name begins like that."""
+    return next((times(row) for full, row in rows.items() if full.startswith(name)), "")
+
+
+def pure_python(results: Record) -> str:
+    """Return how much of mmcv's time pure Python takes: the least and the most."""
+    shares = [
+        1 / row["over"][PYTHON]["of_medians"]
+        for run in results["runs"]
+        for case in run["cases"]
+        for row in case["rows"]
+        if row["name"].startswith("mmcv") and PYTHON in row.get("over", {})
+    ]
+    return f"{min(shares):.1f} to {max(shares):.1f}"
+
+
+def loaded(results: Record) -> Iterator[str]:
+    """Yield the table of loaders with one worker and with two."""
+    (run,) = results["runs"]
+    cases = {case["title"]: case for case in run["cases"]}
+    titles = ["", "mmcv 1.7.2 collate", "one pass, torch's loader", "`default_collate`"]
+    yield from _head(titles)
+    for title, label in LOADER_CASES.items():
+        both = [cases[f"{title}, {number}"] for number in ("1 worker", "2 workers")]
+        cells = [
+            _both([times(_rows(case).get(name)) for case in both])
+            for name in (MMCV, ONE_PASS, TORCH)
+        ]
+        yield _row([label + _megabytes(both[0]), *cells])
+    crossed = times(_rows(cases[CROSSING]).get("torch's loader"))
+    yield _row(["112 small tensors, from worker to parent", "", "", crossed])
+
+
+def block(results: Record, loader: Record) -> str:
+    """Return what stands between the markers of the README."""
+    machine = results["runs"][0]["machine"]
+    lines = [
+        "How many times as long as ours others take: ratios of medians, one thread, "
+        f"{machine['cpu'].replace(' for this process', '')}, torch {machine['torch']}, "
+        f"{results['date']}. Left with fresh pages, as a training process has them; "
+        "right with an allocator told to keep its memory.",
+        "",
+        *batches(results),
+        "",
+        f"A batch of a loader, with one worker / with two ({loader['date']}):",
+        "",
+        *loaded(loader),
+        "",
+        f"Pure Python takes {pure_python(results)} of mmcv's time.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read(path: Path) -> Record:
+    """Return the records of a file."""
+    records: Record = json.loads(path.read_text(encoding="utf-8"))
+    return records
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Put the tables of the newest records into the README."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.summary")
+    parser.description = __doc__
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    args = parser.parse_args(arguments)
+    text = block(read(newest("cpu")), read(newest("loader-cpu")))
+    report.write_block(args.readme, text, BEGIN, END)
+
+
+if __name__ == "__main__":
+    main()
