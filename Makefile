@@ -10,6 +10,7 @@ CUDA_ARCHS ?= 8.0;9.0
 TORCH_PIP  ?=
 SOAK_MINUTES ?= 30
 DEMO_ARGS  ?=
+DIST       ?= $(CURDIR)/dist
 BENCH_ARGS ?=
 LOADER_ARGS ?=
 PYTEST_ARGS ?=
@@ -48,15 +49,15 @@ NO_O := --deselect tests/test_bad_inputs.py::test_the_same_holds_where_asserts_a
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	backend_choice bad_inputs_ranks check_kernels checkpoint_example csrc_rules \
 	data_parallel_several data_parallel_steps debug debug_variable distributed \
-	distributed_deprecated distributed_faults docs elastic examples \
-	examples_each examples_parallel examples_peers fuzz gather_errors gpu_check instruction_counts keeper \
-	layers leaks loader_exit loader_faults mmcv_install packaging parallel_apply \
-	parallel_apply_caller parallel_apply_errors parallel_apply_modes \
-	parallel_apply_modules parallel_apply_streams parallel_apply_threads pipe \
-	prefetch_device prefetch_ends prefetch_faults prefetch_state preflight probe \
-	public_api registry replicas_errors resume resume_errors resume_iterable \
-	return_flight scatter_devices security soak stats thread_exit trace two_hosts \
-	typed \
+	distributed_deprecated distributed_faults docs elastic examples examples_each \
+	examples_parallel examples_peers fuzz gather_errors gpu_check \
+	instruction_counts keeper layers leaks loader_exit loader_faults mmcv_install \
+	packaging parallel_apply parallel_apply_caller parallel_apply_errors \
+	parallel_apply_modes parallel_apply_modules parallel_apply_streams \
+	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \
+	prefetch_state preflight probe public_api registry release replicas_errors \
+	resume resume_errors resume_iterable return_flight scatter_devices security \
+	soak stats thread_exit trace two_hosts typed \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \
@@ -91,7 +92,7 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
 .PHONY: help test test-native test-python test-core test-asan test-tsan test-peers \
-	fuzz fuzz-core fuzz-corpus soak lint lint-python lint-types lint-cpp lint-lengths \
+	fuzz fuzz-core fuzz-corpus soak wheel lint lint-python lint-types lint-cpp lint-lengths \
 	bench bench-loader demo peers cuda-build gpu-check clean
 
 help: ## list the targets
@@ -100,7 +101,7 @@ help: ## list the targets
 # ---------------------------------------------------------------- environments
 $(V)/.deps: pyproject.toml
 	test -x $(V)/bin/python || $(PYTHON) -m venv $(V)
-	$(V)/bin/python $(PIP) $(TOOLS)
+	$(V)/bin/python $(PIP) $(TOOLS) "build>=1.2,<2"
 	$(V)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)"
 	test -x "$(CMAKE)" || $(V)/bin/python $(PIP) "cmake>=3.22"
 	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[test,lint,demo]"
@@ -173,6 +174,13 @@ soak: $(V)/.built ## leaks over 10,000 batches; a link that is cut; loaders with
 		$(V)/bin/python -m pytest tests/test_leaks.py $(PYTEST_ARGS)
 	PYPARALLEL_LONG=1 $(V)/bin/python -m pytest tests/test_two_hosts.py $(PYTEST_ARGS)
 	PYTHONPATH=. $(V)/bin/python tests/soak.py --minutes $(SOAK_MINUTES)
+
+# Compiled with the settings of .built, so nothing is compiled again. From a fresh clone:
+# what was deleted since stays in the wheel otherwise, which the check finds.
+wheel: $(V)/.built ## an sdist and a wheel for this Python and torch in dist/, or DIST=folder
+	FORCE_ONLY_CPU=1 $(V)/bin/python -m build --no-isolation --sdist --wheel \
+		--outdir "$(DIST)" . >"$(V)/wheel.log" 2>&1 || { cat "$(V)/wheel.log"; false; }
+	$(V)/bin/python scripts/check_dist.py "$(DIST)"
 
 lint: lint-python lint-types lint-cpp lint-lengths ## style, types, formatting, file lengths
 

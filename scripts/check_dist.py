@@ -1,0 +1,119 @@
+"""What must hold of the files that are published: one sdist and one wheel.
+
+    python scripts/check_dist.py DIST [NAMES]
+
+The sdist has every tracked file and no other. The wheel has the modules, stubs and
+``py.typed``, the stripped extension and its record, is tagged for this Python and
+Linux, and has nothing of tests or sources. ``NAMES`` is a file with the tracked files,
+as ``git ls-files`` lists them; by default git is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from email.parser import Parser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Tracked, but of use in a checkout only.
+NOT_IN_SDIST = (".ci/", ".gitignore", ".pre-commit-config.yaml")
+#: Made by setuptools.
+MADE = re.compile(r"PKG-INFO|setup\.cfg|pyparallel_torch\.egg-info/.*")
+EXTENSION = re.compile(r"pyparallel/_backend/_C\.[\w.-]+\.(so|json)")
+
+
+def tag() -> str:
+    """Return what a wheel of the extension is tagged with."""
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return f"{python}-{python}-linux_"
+
+
+def in_sdist(path: Path) -> set[str]:
+    """Return the files of an sdist, below its folder."""
+    with tarfile.open(path) as archive:
+        names = [member.name for member in archive.getmembers() if member.isfile()]
+    return {name.partition("/")[2] for name in names}
+
+
+def of_sdist(path: Path, tracked: set[str]) -> Iterator[str]:
+    """Yield what is wrong with an sdist."""
+    wanted = {name for name in tracked if not name.startswith(NOT_IN_SDIST)}
+    found = {name for name in in_sdist(path) if not MADE.fullmatch(name)}
+    for name in sorted(wanted - found):
+        yield f"{path.name} must have {name}, but has not. See MANIFEST.in."
+    for name in sorted(found - wanted):
+        yield f"{path.name} must have tracked files only, but has {name}."
+
+
+def of_wheel(path: Path, tracked: set[str], version: str) -> Iterator[str]:
+    """Yield what is wrong with a wheel."""
+    beginning = f"pyparallel_torch-{version}-{tag()}"
+    if not path.name.startswith(beginning):
+        yield f"{path.name} must begin with {beginning}, but does not."
+    shipped = re.compile(r"pyparallel/.*(\.pyi?|py\.typed)")
+    wanted = {name for name in tracked if shipped.fullmatch(name)}
+    with zipfile.ZipFile(path) as archive:
+        names = {name for name in archive.namelist() if not name.endswith("/")}
+        info = f"pyparallel_torch-{version}.dist-info/"
+        found = {name for name in names if not name.startswith(info)}
+        extension = {name for name in found if EXTENSION.fullmatch(name)}
+        for name in sorted(wanted - found):
+            yield f"{path.name} must have {name}, but has not."
+        for name in sorted(found - wanted - extension):
+            yield f"{path.name} must have modules and stubs only, but has {name}."
+        if sorted(name.rpartition(".")[2] for name in extension) != ["json", "so"]:
+            yield f"{path.name} must have one extension with its record."
+        for name in sorted(extension):
+            if name.endswith(".so") and (left := symbols(archive.read(name))):
+                yield f"{path.name} must be stripped, but {name} has {left}."
+        text = archive.read(f"{info}METADATA").decode() if names > found else ""
+    for field, value in (("Name", "pyparallel-torch"), ("Version", version)):
+        if (said := Parser().parsestr(text)[field]) != value:
+            yield f"{path.name} must say {field}: {value}, but says {said}."
+
+
+def symbols(content: bytes) -> str:
+    """Return the names of sections that a stripped module has not."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        command = ["readelf", "--section-headers", "--wide", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return ", ".join(re.findall(r"\.symtab|\.debug_\w+", done.stdout))
+
+
+def problems(dist: Path, tracked: set[str], version: str) -> Iterator[str]:
+    """Yield what is wrong in a folder of files to publish."""
+    files = sorted(path.name for path in dist.iterdir())
+    sdists, wheels = sorted(dist.glob("*.tar.gz")), sorted(dist.glob("*.whl"))
+    if (len(sdists), len(wheels), len(files)) != (1, 1, 2):
+        yield f"{dist} must have one sdist and one wheel, but has {files}."
+        return
+    if sdists[0].name != f"pyparallel_torch-{version}.tar.gz":
+        yield f"{sdists[0].name} must be of version {version}."
+    yield from of_sdist(sdists[0], tracked)
+    yield from of_wheel(wheels[0], tracked, version)
+
+
+def main(arguments: list[str]) -> int:
+    """Print what is wrong; return 1 if anything is."""
+    if arguments[1:]:
+        listed = Path(arguments[1]).read_text(encoding="utf-8")
+    else:
+        command = ["git", "ls-files"]
+        listed = subprocess.check_output(command, cwd=ROOT, text=True)
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^version = "(.+)"$', text, re.MULTILINE)
+    found = list(problems(Path(arguments[0]), set(listed.splitlines()), version))
+    print(*found, sep="\n", end="\n" if found else "")
+    return min(len(found), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
