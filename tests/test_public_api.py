@@ -11,22 +11,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import from_scripts
 import pytest
 
 import pyparallel
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "scripts" / "public_api.py"
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="there are no scripts here")
+pytestmark = pytest.mark.skipif(
+    not from_scripts.FOLDER.exists(), reason="there are no scripts here"
+)
 
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("public_api", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield from_scripts.load("public_api")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import io
 import shutil
 import subprocess
@@ -14,21 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import from_scripts
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(
-    not (ROOT / "scripts").exists(), reason="there are no scripts here"
+    not from_scripts.FOLDER.exists(), reason="there are no scripts here"
 )
-
-
-def script(name: str) -> ModuleType:
-    path = ROOT / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ------------------------------------------------------------------- what is published
@@ -53,7 +44,7 @@ SDIST |= {"PKG-INFO": b"", "pyparallel_torch.egg-info/SOURCES.txt": b""}
 
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
-    return script("check_dist")
+    return from_scripts.load("check_dist")
 
 
 @pytest.fixture
@@ -185,7 +176,7 @@ API = "# head\n  pyparallel.a()\n"
 
 @pytest.fixture(scope="module")
 def release() -> Iterator[ModuleType]:
-    yield script("release_notes")
+    yield from_scripts.load("release_notes")
 
 
 def test_a_version_that_all_agree_on_has_notes(release: ModuleType) -> None:
