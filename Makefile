@@ -47,7 +47,8 @@ NO_O := --deselect tests/test_bad_inputs.py::test_the_same_holds_where_asserts_a
 # What is the same for every backend is tested once: examples, sources and texts, fake
 # devices, and what happens between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
-	backend_choice bad_inputs_ranks check_kernels checkpoint_example csrc_rules \
+	backend_choice bad_inputs_ranks check_kernels checkpoint_example command_line \
+	csrc_rules doctor doctor_build doctor_machine doctor_self_test \
 	data_parallel_several data_parallel_steps debug debug_variable distributed \
 	distributed_deprecated distributed_faults docs elastic examples examples_each \
 	examples_parallel examples_peers fuzz gather_errors gpu_check \

@@ -28,6 +28,7 @@ class Cargo(NamedTuple):
         span: page-locked bytes that are one already, or None; it may lack the last 63.
         direct: indices of the other leaves, each of which the device reads in place.
         order: for each view of the slab the index of its leaf; None: all, as they are.
+        pageable_nbytes: what is packed only because it is not page-locked.
     """
 
     plan: _backend.SlabPlan
@@ -35,6 +36,7 @@ class Cargo(NamedTuple):
     span: torch.Tensor | None = None
     direct: Sequence[int] = ()
     order: Sequence[int] | None = None
+    pageable_nbytes: int = 0
 
 
 def load(
@@ -54,10 +56,14 @@ def load(
     if plan.nbytes >= DIRECT_NBYTES:  # else no leaf is large
         large = [i for i, leaf in enumerate(leaves) if _is_large(leaf)]
         direct = [i for i in large if is_pinned(leaves[i])]
+        pageable = sum(leaves[i].nbytes for i in large)
         if direct:
+            pageable -= sum(leaves[i].nbytes for i in direct)
             alone = frozenset(direct)
             packed = [leaf for i, leaf in enumerate(leaves) if i not in alone]
-            return Cargo(_backend.plan_slab(packed), packed, direct=direct)
+            plan = _backend.plan_slab(packed)
+            return Cargo(plan, packed, direct=direct, pageable_nbytes=pageable)
+        return Cargo(plan, leaves, pageable_nbytes=pageable)
     return Cargo(plan, leaves)
 
 

@@ -161,10 +161,25 @@ class OptimWarning(UserWarning):
 _warned: set[str] = set()
 
 
+def has_warned(code: str, place: str = "") -> bool:
+    """Tell whether `warn_once` would say nothing."""
+    return f"{code} {place}" in _warned
+
+
 def warn_once(
-    key: str, message: str, category: type[UserWarning] = BatchWarning
+    code: str,
+    message: str,
+    category: type[UserWarning] = BatchWarning,
+    place: str = "",
 ) -> None:
-    """Warn with ``category`` the first time this process meets ``key``."""
-    if key not in _warned:
-        _warned.add(key)
-        warnings.warn(message, category, stacklevel=2)
+    """Warn the first time that this process meets ``code`` at ``place``.
+
+    Args:
+        code: ``PP`` and three digits; `docs/warnings.md` has all of them.
+        message: what should hold, what was found, and what to do.
+        category: of the warning.
+        place: tells apart what one code may stand for.
+    """
+    if not has_warned(code, place):
+        _warned.add(f"{code} {place}")
+        warnings.warn(f"[{code}] {message}", category, stacklevel=2)

@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from . import _page_lock, _preflight, _shared, _tree, _workers
+from . import _advice, _page_lock, _preflight, _shared, _tree, _workers
 from ._errors import BatchValueError, LoaderWarning, warn_once
 from ._packing import Note, Packing, Preparing
 from ._parcel import Message, Miss, Parcel
@@ -77,7 +77,7 @@ class Receiving:
         slab_nbytes = largest_slab(num_slabs, limit)
         if not slab_nbytes:
             warn_once(
-                "ring size",
+                "PP206",
                 f"DataLoader: a ring of {num_slabs} slabs must have "
                 f"{total_nbytes(num_slabs, 1)} bytes or more, but may have {limit}. "
                 "Raise max_ring_bytes, or lower ring_slabs; 0 is no ring. Until then "
@@ -89,7 +89,7 @@ class Receiving:
             return Ring(num_slabs, slab_nbytes)
         except OSError as error:
             warn_once(
-                "ring",
+                "PP207",
                 "DataLoader: the system must give memory for a ring, but says "
                 f"{error.strerror!r}. Raise the limit of open files (ulimit -n) or of "
                 "memory. Until then every batch takes fresh memory.",
@@ -124,6 +124,7 @@ class Receiving:
             ring_hits=int(message.is_in_ring and not missed),
             ring_misses=int(missed),
         )
+        _advice.of_padding(self.meter, note.stacked_nbytes, note.padding_nbytes)
         # A worker that began while there was no memory for a ring knows of none.
         had_ring = message.miss is None or message.miss.reason != "off"
         if missed and had_ring and self.ring is not None:
@@ -170,6 +171,7 @@ class InProcess(Followed, _SingleProcessDataLoaderIter):
             stacked_nbytes=stacked.stacked_nbytes,
             padding_nbytes=stacked.padding_nbytes,
         )
+        _advice.of_padding(meter, stacked.stacked_nbytes, stacked.padding_nbytes)
         return batch
 
 
@@ -188,7 +190,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         if receiving.is_new:
             receiving.is_new = False
             for finding in filter(operator.attrgetter("warns"), loader.preflight()):
-                warn_once(finding.name, finding.text, LoaderWarning)
+                warn_once("PP209", finding.text, LoaderWarning, finding.name)
         self._first_holder = 0
         if self._ring is not None:
             self._first_holder = self._ring.new_holders(loader.num_workers)
@@ -265,18 +267,34 @@ def _explain(message: Message, ring: Ring) -> None:
     miss = message.miss or Miss("foreign", 0)
     nbytes = miss.nbytes
     texts = {
-        "full": f"a batch must find one of {ring.num_slabs} slabs free, but all were "
-        "in use. Raise ring_slabs, or let go of batches earlier",
-        "large": f"a batch of {nbytes} bytes must fit a slab, but slabs have "
-        f"{ring.slab_nbytes} (max_ring_bytes / ring_slabs, in whole pages). Raise "
-        f"max_ring_bytes to {total_nbytes(ring.num_slabs, nbytes)}",
-        "memory": f"a slab must get {nbytes} bytes of memory, but the system has no "
-        "more. Lower max_ring_bytes, or free memory",
-        "kept": "no tensor of a batch must be kept in the worker that made it, but one "
-        "was. Clone what collate_fn keeps",
-        "foreign": "tensors of a batch must be dense CPU tensors without gradient, but "
-        "some are not: they cross as torch sends them. Convert them in collate_fn",
+        "full": (
+            "PP201",
+            f"a batch must find one of {ring.num_slabs} slabs free, but all were in "
+            "use. Raise ring_slabs, or let go of batches earlier",
+        ),
+        "large": (
+            "PP202",
+            f"a batch of {nbytes} bytes must fit a slab, but slabs have "
+            f"{ring.slab_nbytes} (max_ring_bytes / ring_slabs, in whole pages). Raise "
+            f"max_ring_bytes to {total_nbytes(ring.num_slabs, nbytes)}",
+        ),
+        "memory": (
+            "PP203",
+            f"a slab must get {nbytes} bytes of memory, but the system has no more. "
+            "Lower max_ring_bytes, or free memory",
+        ),
+        "kept": (
+            "PP204",
+            "no tensor of a batch must be kept in the worker that made it, but one "
+            "was. Clone what collate_fn keeps",
+        ),
+        "foreign": (
+            "PP205",
+            "tensors of a batch must be dense CPU tensors without gradient, but some "
+            "are not: they cross as torch sends them. Convert them in collate_fn",
+        ),
     }
     rest = "Until then such batches take memory that is slow to write."
-    text = f"DataLoader: {texts[miss.reason]}. {rest}"
-    warn_once(f"ring {miss.reason}", text, LoaderWarning)
+    code, found = texts[miss.reason]
+    text = f"DataLoader: {found}. {rest}"
+    warn_once(code, text, LoaderWarning)

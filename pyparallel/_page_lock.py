@@ -30,7 +30,7 @@ class AcceleratorPageLock:
         if error == 0:
             return True
         warn_once(
-            "page-lock",
+            "PP208",
             f"DataLoader: a slab of {nbytes} bytes must be page-locked, but CUDA "
             f"refuses with error {error}. Raise the limit of locked memory (ulimit -l) "
             "or lower max_ring_bytes. Until then torch copies every batch once more.",

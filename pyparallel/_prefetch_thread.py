@@ -199,8 +199,8 @@ def stop(generation: Generation, seconds: float = STOP_SECONDS) -> None:
         thread.join(seconds - PATIENCE)
     if thread.is_alive():
         warnings.warn(
-            f"PreDataLoader: the thread must end within {seconds} s, but is still at "
-            f"'{generation._doing[0]}'. It ends when that returns.",
+            f"[PP210] PreDataLoader: the thread must end within {seconds} s, but is "
+            f"still at '{generation._doing[0]}'. It ends when that returns.",
             LoaderWarning,
             stacklevel=2,
         )

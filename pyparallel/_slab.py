@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import _backend, _cargo, _debug, _transfer
+from . import _advice, _backend, _cargo, _debug, _transfer
 from ._device import DeviceApi, TorchDevice, torch_device
 from ._trace import span
 from ._transfer import keeper as _keeper
@@ -46,6 +46,8 @@ class Flight:
         self._device, self._api = device, api
         cargo = _cargo.load(leaves, api.is_pinned)
         self._plan, self._order = cargo.plan, cargo.order
+        if cargo.pageable_nbytes:
+            _advice.of_pageable(cargo.pageable_nbytes, device)
         with nullcontext() if home is None else api.using(home):
             self._slab = api.empty(cargo.plan.nbytes, device)
             self._direct = {

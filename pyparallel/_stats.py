@@ -171,6 +171,17 @@ class Meter:
             for name, number in counters.items():
                 counts[name] += number
 
+    def padding(self) -> tuple[int, int, int]:
+        """Return the number of batches, the bytes stacked, and the bytes of padding."""
+        counts = self._counts
+        with self._lock:
+            found = (
+                counts["batches"],
+                counts["stacked_nbytes"],
+                counts["padding_nbytes"],
+            )
+        return int(found[0]), int(found[1]), int(found[2])
+
     def waiting(self) -> _Waiting:
         """Return a context manager for the block in which the consumer waits.
 

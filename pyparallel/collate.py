@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import _backend, _stack, _tree
+from . import _advice, _backend, _stack, _tree
 from ._columns import Path, batch_containers, sequence_columns
 from ._columns import check_kind as _check_kind
 from ._columns import name_of as _name
@@ -107,6 +107,8 @@ def _column(column: list[Any], path: Path, chunk: int) -> Any:
     if isinstance(first, _TEXT):
         text = str if isinstance(first, str) else bytes
         _check_kind(column, text, text.__name__, path)
+        if text is bytes:
+            _advice.of_bytes(at("batch[0]", path), len(column))
         return column
     if cls is not dict and isinstance(first, torch.Tensor):
         return batch_tensors(column, path)
@@ -170,10 +172,11 @@ def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
         extra = [repr(key) for key in item if key not in first]
         if extra:
             warn_once(
-                f"extra keys {path}",
+                "PP101",
                 f"{_name(path, i)} should have the keys of {_name(path, 0)}, but also "
                 f"has {', '.join(extra)}: dropped, as mmcv does. Give every sample the "
                 "same keys.",
+                place=str(path),
             )
 
 

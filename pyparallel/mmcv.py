@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from . import _functions, distributed_deprecated
+from . import _advice, _functions, distributed_deprecated
 from ._module_wrappers import MODULE_WRAPPERS, is_module_wrapper, registries
 from .collate import collate
 from .container import DataContainer
@@ -71,6 +71,7 @@ def install() -> None:
     sys.modules.update(modules)
     _old_attribute[:] = [getattr(package, "parallel", None)]
     package.parallel = modules[_ROOT]  # type: ignore[attr-defined]
+    _advice.set_for_mmcv(True)
 
 
 def uninstall() -> None:
@@ -89,6 +90,7 @@ def uninstall() -> None:
         if module is not None:
             sys.modules[name] = module
     _replaced.clear()
+    _advice.set_for_mmcv(False)
     while _added_registries:
         registries.remove(_added_registries.pop())
 

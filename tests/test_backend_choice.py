@@ -234,7 +234,7 @@ def test_process_with_a_tampered_record_warns_once_and_does_not_load(copy):
         f"{RULE}, but it was built for torch 1.2.3 (CUDA 9.0) and {present} is "
         f"installed. {REBUILD}"
     )
-    assert texts == [f"{reason}\nUntil then, pure Python runs."]
+    assert texts == [f"[PP001] {reason}\nUntil then, pure Python runs."]
 
 
 def test_process_with_a_broken_module_warns_once_and_keeps_the_error(copy):
@@ -242,7 +242,7 @@ def test_process_with_a_broken_module_warns_once_and_keeps_the_error(copy):
     name, reason, error, texts = shown(copy, "auto")
     assert (name, error) == ("python", "ImportError")
     assert str(module) in reason and "file too short" in reason
-    assert texts == [f"{reason}\nUntil then, pure Python runs."]
+    assert texts == [f"[PP001] {reason}\nUntil then, pure Python runs."]
 
 
 def test_process_that_must_be_native_fails_with_the_reason(copy):

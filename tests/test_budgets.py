@@ -85,9 +85,9 @@ def test_a_ring_that_may_have_too_little_is_a_warning_that_names_the_number() ->
     with pytest.warns(LoaderWarning) as caught:
         assert len(list(loader)) == 1
     assert [str(warning.message) for warning in caught] == [
-        "DataLoader: a ring of 4 slabs must have 20480 bytes or more, but may have "
-        "20000. Raise max_ring_bytes, or lower ring_slabs; 0 is no ring. Until then "
-        "every batch takes fresh memory."
+        "[PP206] DataLoader: a ring of 4 slabs must have 20480 bytes or more, but may "
+        "have 20000. Raise max_ring_bytes, or lower ring_slabs; 0 is no ring. Until "
+        "then every batch takes fresh memory."
     ]
     enough = pyparallel.DataLoader(
         Sizes([3]), num_workers=1, ring_slabs=4, max_ring_bytes=20_480

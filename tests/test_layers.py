@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "pyparallel"
 LAYERS = [
     ["_errors"],
     ["_stats", "_stacked", "_storage", "_trace", "_pipe", "_probe"],
-    ["_backend", "_preflight"],
+    ["_backend", "_preflight", "_advice"],
     ["_tree", "padding"],
     ["container"],
     ["_plan", "_image_plan", "_frame"],

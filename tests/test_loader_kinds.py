@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant):UserWarning"),
     pytest.mark.filterwarnings("ignore:.*quant:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*quant:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:DataLoader. tensors of a batch must be dense"),
+    pytest.mark.filterwarnings("ignore:.PP205. DataLoader. tensors of a batch"),
     pytest.mark.timeout(120),
 ]
 
@@ -195,14 +195,15 @@ def test_a_tensor_with_a_graph_is_refused() -> None:
     ) in str(caught.value)
 
 
-@pytest.mark.filterwarnings("default:DataLoader. tensors of a batch must be dense")
+@pytest.mark.filterwarnings("default:.PP205. DataLoader. tensors of a batch")
 def test_foreign_tensors_are_counted_and_explained_once() -> None:
     _warned.clear()
     loader = pyparallel.DataLoader(Making(leaf, 3), num_workers=1, collate_fn=only)
     with pytest.warns(UserWarning) as caught:
         assert all(batch.requires_grad for batch in loader)
     assert [str(warning.message) for warning in caught] == [
-        "DataLoader: tensors of a batch must be dense CPU tensors without gradient, "
+        "[PP205] DataLoader: tensors of a batch must be dense CPU tensors without "
+        "gradient, "
         "but some are not: they cross as torch sends them. Convert them in collate_fn. "
         "Until then such batches take memory that is slow to write."
     ]

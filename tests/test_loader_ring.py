@@ -116,8 +116,8 @@ def test_a_list_of_more_batches_than_slabs() -> None:
     with pytest.warns(LoaderWarning) as caught:
         batches = list(loader)
     assert messages(caught) == [
-        "DataLoader: a batch must find one of 4 slabs free, but all were in use. "
-        f"Raise ring_slabs, or let go of batches earlier.{REST}"
+        "[PP201] DataLoader: a batch must find one of 4 slabs free, but all were in "
+        f"use. Raise ring_slabs, or let go of batches earlier.{REST}"
     ]
     assert [batch[0].tolist() for batch in batches] == [[i] * 3 for i in range(40)]
     stats = loader.stats()
@@ -137,8 +137,8 @@ def test_a_batch_too_large_for_a_slab_and_the_advice_that_it_gives() -> None:
     with pytest.warns(LoaderWarning) as caught:
         assert [batch[0, 999] for batch in small] == [0, 1, 2]
     assert messages(caught) == [
-        "DataLoader: a batch of 8000 bytes must fit a slab, but slabs have 3968 "
-        "(max_ring_bytes / ring_slabs, in whole pages). Raise max_ring_bytes to "
+        "[PP202] DataLoader: a batch of 8000 bytes must fit a slab, but slabs have "
+        "3968 (max_ring_bytes / ring_slabs, in whole pages). Raise max_ring_bytes to "
         f"36864.{REST}"
     ]
     assert small.stats().ring_misses == 3
@@ -166,7 +166,8 @@ def test_without_memory_for_slabs_batches_arrive_all_the_same() -> None:
     with pytest.warns(LoaderWarning) as caught:
         assert [batch[0, 0] for batch in loader] == [0, 1, 2, 3]
     assert messages(caught) == [
-        "DataLoader: a slab must get 64 bytes of memory, but the system has no more. "
+        "[PP203] DataLoader: a slab must get 64 bytes of memory, but the system has no "
+        "more. "
         f"Lower max_ring_bytes, or free memory.{REST}"
     ]
     assert loader.stats().ring_misses == 4
@@ -192,8 +193,8 @@ def test_a_tensor_that_a_worker_keeps_does_not_change() -> None:
     with pytest.warns(LoaderWarning) as caught:
         batches = list(loader)
     assert messages(caught) == [
-        "DataLoader: no tensor of a batch must be kept in the worker that made it, "
-        f"but one was. Clone what collate_fn keeps.{REST}"
+        "[PP204] DataLoader: no tensor of a batch must be kept in the worker that made "
+        f"it, but one was. Clone what collate_fn keeps.{REST}"
     ]
     for i, batch in enumerate(batches):
         assert batch["same"].unique().tolist() == [0]
@@ -227,9 +228,9 @@ def test_an_iterator_that_began_without_a_ring_goes_on_beside_one(
             ring = loader._receiving.ring_for(1, 2)
     assert ring is None
     assert messages(caught) == [
-        "DataLoader: the system must give memory for a ring, but says 'Cannot allocate "
-        "memory'. Raise the limit of open files (ulimit -n) or of memory. Until then "
-        "every batch takes fresh memory."
+        "[PP207] DataLoader: the system must give memory for a ring, but says 'Cannot "
+        "allocate memory'. Raise the limit of open files (ulimit -n) or of memory. "
+        "Until then every batch takes fresh memory."
     ]
     with monkeypatch.context() as patch:
         patch.setattr(type(loader._receiving), "ring_for", lambda *_: None)

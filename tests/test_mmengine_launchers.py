@@ -85,7 +85,7 @@ def test_a_backend_for_accelerators_is_replaced_where_there_is_none(
     with pytest.warns(UserWarning) as caught:
         init_dist("pytorch", "nccl")
     assert [str(each.message) for each in caught] == [
-        "init_dist: backend nccl needs an accelerator, and torch "
+        "[PP003] init_dist: backend nccl needs an accelerator, and torch "
         f"{torch.__version__} sees none: gloo is used instead."
     ]
     assert caught[0].filename == __file__

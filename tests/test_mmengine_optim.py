@@ -165,8 +165,9 @@ def test_resuming_at_the_end_of_a_group_goes_on_as_if_undisturbed() -> None:
 def test_resuming_within_a_group_is_told() -> None:
     model, wrapper = make(accumulative_counts=3)
     message = (
-        "OptimWrapper.initialize_count_status: init_counts must be a multiple of 3 to "
-        "lose no gradient, but is 4. The next update lacks 1 of its 3 micro-steps."
+        r"\[PP301\] OptimWrapper.initialize_count_status: init_counts must be a "
+        "multiple of 3 to lose no gradient, but is 4. The next update lacks 1 of its 3 "
+        "micro-steps."
     )
     with pytest.warns(UserWarning, match=f"^{message}$"):
         wrapper.initialize_count_status(model, 4, 9)
@@ -178,7 +179,8 @@ def test_batch_norm_under_accumulation_is_told_once() -> None:
     wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), 2)
     OptimWrapper(wrapper.optimizer).initialize_count_status(model, 0, 4)  # no news
     message = (
-        "OptimWrapper: 2 micro-steps give the gradient of one large batch, but 1 "
+        r"\[PP302\] OptimWrapper: 2 micro-steps give the gradient of one large batch, "
+        "but 1 "
         r"BatchNorm layers \(first: '1.0'\) take their statistics from each small one."
     )
     with pytest.warns(UserWarning, match=f"^{message}$"):

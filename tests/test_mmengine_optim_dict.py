@@ -115,8 +115,8 @@ def test_a_state_for_nobody_is_an_error_before_anything_is_loaded() -> None:
 def test_a_wrapper_without_a_state_is_told() -> None:
     wrappers, _, other = make()
     message = (
-        "OptimWrapperDict.load_state_dict: state_dict must have a state for every "
-        "wrapper, but has none for 'generator'. They stay as they are."
+        r"\[PP303\] OptimWrapperDict.load_state_dict: state_dict must have a state for "
+        "every wrapper, but has none for 'generator'. They stay as they are."
     )
     with pytest.warns(UserWarning, match=f"^{message}$"):
         wrappers.load_state_dict({"critic": other.state_dict()})

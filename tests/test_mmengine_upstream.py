@@ -145,8 +145,9 @@ print(OptimWrapper.__mro__[-2].__module__, _upstream.available)
         "",
         [
             "1 RuntimeWarning",
-            "mmengine must be importable, but importing it raised RuntimeError: built "
-            "for another torch. Repair it, or set PYPARALLEL_MMENGINE=off.",
+            "[PP002] mmengine must be importable, but importing it raised "
+            "RuntimeError: built for another torch. Repair it, or set "
+            "PYPARALLEL_MMENGINE=off.",
             "Until then, our classes are not subclasses of mmengine's.",
             "pyparallel.mmengine._upstream False",
         ],

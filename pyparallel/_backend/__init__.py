@@ -208,7 +208,7 @@ _choice = choose(
     _load,
 )
 if _choice.warns:
-    _text = f"{_choice.reason}\nUntil then, pure Python runs."
+    _text = f"[PP001] {_choice.reason}\nUntil then, pure Python runs."
     warnings.warn(_text, RuntimeWarning, stacklevel=2)
 
 name = _choice.name

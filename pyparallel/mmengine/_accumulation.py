@@ -79,7 +79,7 @@ class Accumulation:
         every = self._accumulative_counts
         if done % every:
             warnings.warn(
-                f"{where}init_counts must be a multiple of {every} to lose no "
+                f"[PP301] {where}init_counts must be a multiple of {every} to lose no "
                 f"gradient, but is {done}. The next update lacks {done % every} of its "
                 f"{every} micro-steps.",
                 OptimWarning,
@@ -153,7 +153,7 @@ class Accumulation:
         ]
         if found:
             warn_once(
-                "OptimWrapper: BatchNorm",
+                "PP302",
                 f"OptimWrapper: {self._accumulative_counts} micro-steps give the "
                 f"gradient of one large batch, but {len(found)} BatchNorm layers "
                 f"(first: {found[0]!r}) take their statistics from each small one.",

@@ -103,7 +103,8 @@ def find(requested: str, load: Callable[[str], Any] = importlib.import_module) -
 _found = find(os.environ.get("PYPARALLEL_MMENGINE") or "auto")
 if _found.warns:
     _text = (
-        f"{_found.reason}\nUntil then, our classes are not subclasses of mmengine's."
+        f"[PP002] {_found.reason}\nUntil then, our classes are not subclasses of "
+        "mmengine's."
     )
     warnings.warn(_text, RuntimeWarning, stacklevel=2)
 

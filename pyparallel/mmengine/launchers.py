@@ -82,7 +82,7 @@ def _backend(requested: str | None, accelerator: torch.device | None) -> str:
     if requested is None or requested.lower() not in needs_one - {"gloo"}:
         return requested or "gloo"
     warnings.warn(
-        f"init_dist: backend {requested} needs an accelerator, and torch "
+        f"[PP003] init_dist: backend {requested} needs an accelerator, and torch "
         f"{torch.__version__} sees none: gloo is used instead.",
         UserWarning,
         stacklevel=3,

@@ -138,9 +138,9 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         missing = [name for name in self if name not in state_dict]
         if missing:
             warnings.warn(
-                "OptimWrapperDict.load_state_dict: state_dict must have a state for "
-                f"every wrapper, but has none for {', '.join(map(repr, missing))}. "
-                "They stay as they are.",
+                "[PP303] OptimWrapperDict.load_state_dict: state_dict must have a "
+                "state for every wrapper, but has none for "
+                f"{', '.join(map(repr, missing))}. They stay as they are.",
                 OptimWarning,
                 stacklevel=2,
             )
