@@ -48,9 +48,9 @@ NO_O := --deselect tests/test_bad_inputs.py::test_the_same_holds_where_asserts_a
 # devices, and what happens between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	backend_choice bad_inputs_ranks check_kernels checkpoint_example command_line \
-	csrc_rules doctor doctor_build doctor_machine doctor_self_test \
-	data_parallel_several data_parallel_steps debug debug_variable distributed \
-	distributed_deprecated distributed_faults docs elastic examples examples_each \
+	csrc_rules data_parallel_several data_parallel_steps debug debug_variable \
+	distributed distributed_deprecated distributed_faults docs doctor doctor_build \
+	doctor_machine doctor_self_test elastic examples examples_each \
 	examples_parallel examples_peers fuzz gather_errors gpu_check \
 	instruction_counts keeper layers leaks loader_exit loader_faults mmcv_install \
 	packaging parallel_apply parallel_apply_caller parallel_apply_errors \

@@ -1,7 +1,7 @@
 """pyparallel: ragged samples go to the device in one copy.
 
 `DataContainer` says how a field is batched, `collate` makes the batch, `scatter` sends
-it, and the wrappers run the training step on it. ``python -m pyparallel`` tells which
+it, and the wrappers run the training step on it. ``pyparallel doctor`` tells which
 backend is in use and why.
 """
 

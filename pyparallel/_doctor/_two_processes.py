@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ._rank import PASSED, STAGE, WORLD_SIZE
 
 #: After so many seconds the processes are killed.
-SECONDS = 25.0
+SECONDS = 28.0
 _MOST_PRINTED = 1 << 16
 _LOOPBACK = 772  # the number of such interfaces in Linux
 _CODE = (
