@@ -48,6 +48,9 @@ def test_an_extension_that_was_found_and_is_not_used_is_an_error(monkeypatch, tm
     monkeypatch.setenv("PYPARALLEL_BACKEND", "python")  # then nobody wants it
     problems.clear()
     _build.backend(problems)
+    monkeypatch.setattr(records, "find", lambda _: None)
+    monkeypatch.setenv("PYPARALLEL_BACKEND", "auto")  # there is none to be mended
+    _build.backend(problems)
     assert problems == []
 
 
