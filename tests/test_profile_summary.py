@@ -281,6 +281,7 @@ def changed(**fields: object) -> str:
             "['loop', 'wait', 5, 1, 0, 0, 0, 0].",
         ),
         (changed(events=[[1]]), "x.json must have the fields of a profile, but does"),
+        (changed(loaders=[{}]), "x.json must have the fields of a profile, but does "),
         (changed(more=1), "x.json must have the fields of a profile, but does not: "),
     ],
 )

@@ -95,7 +95,7 @@ class Drawing:
         parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"']
         if alone:
             parts.append(f' width="{self.width:g}" height="{self.height:g}"')
-        parts.append(f' role="img"><title>{html.escape(self.title)}</title>\n')
+        parts.append(f' role="img"><title>{escape(self.title)}</title>\n')
         if alone:
             parts.append(f"<style>{style()}</style>\n")
             parts.append('<rect class="paper" width="100%" height="100%"/>\n')
@@ -148,7 +148,7 @@ def _svg(shape: Rect | Line | Text) -> str:
         x, y, width, height, style, title = shape
         return (
             f'<rect class="{style}" x="{x:.3f}" y="{y:.3f}" width="{width:.3f}" '
-            f'height="{height:.3f}"><title>{html.escape(title)}</title></rect>'
+            f'height="{height:.3f}"><title>{escape(title)}</title></rect>'
         )
     if isinstance(shape, Line):
         x, y, to_x, to_y = shape
@@ -157,8 +157,13 @@ def _svg(shape: Rect | Line | Text) -> str:
     return (
         f'<text class="{shape.style}{bold}" x="{shape.x:.2f}" y="{shape.y:.2f}" '
         f'font-size="{shape.size:g}" text-anchor="{shape.anchor}">'
-        f"{html.escape(_printable(shape.text))}</text>"
+        f"{escape(shape.text)}</text>"
     )
+
+
+def escape(text: str) -> str:
+    """Return text for XML or HTML; what neither can hold becomes a question mark."""
+    return html.escape(_printable(text))
 
 
 def _printable(text: str) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Iterable
-from html import escape
 
 from .._stats import nbytes_text
 from .advice import Advice, advise, percent, plural, time_text
 from .charts import draw_lanes, draw_mean, draw_steps, subtitle
 from .cut import PARTS
-from .drawing import COLOURS, DARK, LIGHT, Drawing, style
+from .drawing import COLOURS, DARK, LIGHT, Drawing, escape, style
 from .summary import Summary, Work
 
 #: The charts are drawn for wide and for narrow windows; one of both is shown.

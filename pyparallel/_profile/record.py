@@ -103,7 +103,8 @@ class Record:
         try:
             rows = [dict(zip(columns, row, strict=True)) for row in data.pop("events")]
             events = tuple(_checked(Event(**row)) for row in rows)
-            return cls(events=events, loaders=tuple(data.pop("loaders")), **data)
+            loaders = tuple(map(_loader, data.pop("loaders")))
+            return cls(events=events, loaders=loaders, **data)
         except (KeyError, TypeError, ValueError) as error:
             raise BatchValueError(
                 f"{where} must have the fields of a profile, but does not: {error}."
@@ -117,6 +118,10 @@ def _checked(event: Event) -> Event:
     if not texts or not numbers or event.end < event.start:
         raise ValueError(f"an event is {list(event)}")
     return event
+
+
+def _loader(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("name", "num_workers", "batch_size")}
 
 
 def collect(folder: Path) -> list[Record]:
@@ -177,10 +182,7 @@ def _record(head: dict[str, Any], rows: list[dict[str, Any]]) -> Record:
         warmup=head["warmup"],
         synchronized=head["synchronize"],
         environment=head["environment"],
-        loaders=tuple(
-            {name: row[name] for name in ("name", "num_workers", "batch_size")}
-            for row in loaders
-        ),
+        loaders=tuple(map(_loader, loaders)),
     )
 
 

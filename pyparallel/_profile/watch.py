@@ -197,15 +197,9 @@ class Watch:
         key = id(getattr(loader, "_dataset", loader))
         if key not in self._loaders:
             self._loaders[key] = len(self._loaders) + 1
-            workers = getattr(loader, "_num_workers", getattr(loader, "num_workers", 0))
-            size = getattr(loader, "batch_size", None)
-            sampler = getattr(loader, "_index_sampler", None)
-            sampler = getattr(sampler, "sampler", sampler)
-            size = getattr(sampler, "batch_size", size)
-            row = {"name": "DataLoader" if options is None else "PreDataLoader"}
-            numbers = {"num_workers": workers, "batch_size": size}
-            whole = {k: v if type(v) is int else None for k, v in numbers.items()}
-            self._line({"kind": "loader", **row, **whole})
+            name = "DataLoader" if options is None else "PreDataLoader"
+            row = {"kind": "loader", "name": name, **_sizes(loader)}
+            self._line(row)
         return self._loaders[key]
 
     def _epoch(self, source: Any, is_over: bool) -> int:
@@ -246,3 +240,15 @@ class _Range:
             more["padding_nbytes"] = stacked.padding_nbytes
         self._inner.__exit__(*error)
         self._watch.write(self._kind, self._start, end, **more)
+
+
+def _sizes(loader: Any) -> dict[str, int | None]:
+    """Return what a loader, or an iterator of torch's, says of itself, if it does."""
+    sampler = getattr(loader, "_index_sampler", None)
+    owners = (loader, sampler, getattr(sampler, "sampler", None))
+    sizes = [getattr(owner, "batch_size", None) for owner in owners]
+    workers = getattr(loader, "_num_workers", getattr(loader, "num_workers", 0))
+    return {
+        "num_workers": workers if type(workers) is int else None,
+        "batch_size": next((size for size in sizes if type(size) is int), None),
+    }

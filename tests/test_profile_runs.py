@@ -1,0 +1,331 @@
+"""Scripts and blocks that are profiled: what is seen, and what is left behind."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import profile_script
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import dataloader
+
+import pyparallel
+from pyparallel import DataLoader, MMDataParallel, PreDataLoader, _trace, collate
+from pyparallel._prefetch_pass import Pass
+from pyparallel._profile import command, environment, install
+from pyparallel._profile.record import Record
+from pyparallel._profile.summary import Summary, summarize
+from pyparallel._profile.watch import VARIABLE
+
+SCRIPT = Path(profile_script.__file__)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays():
+    yield
+    assert VARIABLE not in os.environ
+    assert not hasattr(dataloader._BaseDataLoaderIter.__next__, "__wrapped__")
+    assert not hasattr(Pass.__next__, "__wrapped__")
+    assert not [cls for cls in install._FETCHERS if hasattr(cls.fetch, "__wrapped__")]
+    assert _trace.span("pyparallel.step") is _trace.span("pyparallel.wait")
+
+
+def seen(folder: Path, name: str = "profile") -> Summary:
+    text = (folder / f"{name}.json").read_text(encoding="utf-8")
+    found = summarize(Record.from_json(text))
+    assert found is not None
+    return found
+
+
+def loop(loader, collated: bool = True) -> int:
+    model = MMDataParallel(profile_script.Net(), [-1])
+    count = 0
+    for data in loader:
+        model.train_step(data if collated else collate([data]), None)
+        count += 1
+    return count
+
+
+def pairs():
+    return functools.partial(collate, samples_per_gpu=2)
+
+
+# Blocks.
+
+
+def test_a_loader_without_workers_fetches_in_the_loop(tmp_path):
+    loader = TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs())
+    with pyparallel.profile(tmp_path, steps=6, warmup=2) as found:
+        assert loop(loader) == 32, "the block goes on unwatched"
+    summary = seen(tmp_path)
+    assert (len(summary.steps), summary.left_out) == (6, 2)
+    # In each batch are 1 and 3 floats: 6 of 4 bytes are stacked, 2 of them padding.
+    assert summary.stacked == (6 * 24, 6 * 8)
+    for step in summary.steps:
+        parts = step.parts
+        assert all(parts[name] for name in ("fetch", "collate", "copy", "compute"))
+        assert sum(parts.values()) == step.end - step.start
+    assert found.verdict == summary.verdict and found.verdict in str(found)
+    assert found.files[0] == tmp_path / "profile.html"
+    assert summary.record.environment["device"] == "CPU"
+    (of_loader,) = summary.record.loaders
+    assert of_loader == {"name": "DataLoader", "num_workers": 0, "batch_size": 2}
+
+
+class Slow(profile_script.Ragged):
+    def __getitem__(self, index: int):
+        time.sleep(0.005)  # the subject of the test: it never returns earlier
+        return super().__getitem__(index)
+
+
+def test_a_loader_whose_workers_are_slow_is_input_bound(tmp_path):
+    loader = DataLoader(Slow(), 2, collate_fn=pairs(), num_workers=1)
+    with pyparallel.profile(tmp_path, steps=8, warmup=3) as found:
+        loop(loader)
+    summary = seen(tmp_path)
+    work = summary.work("worker")
+    assert work is not None and work.lanes == ("worker 0",)
+    assert work.parts["fetch"] >= 10e6 and work.parts["collate"] and work.parts["pack"]
+    assert summary.mean["wait"] > 1e6 and not summary.mean["fetch"]
+    assert found.verdict.startswith("input-bound")
+    assert summary.stacked[1] * 3 == summary.stacked[0]
+    assert summary.record.loaders[0]["num_workers"] == 1
+
+
+def test_workers_stop_writing_when_enough_was_seen(tmp_path):
+    loader = DataLoader(profile_script.Ragged(), 2, collate_fn=pairs(), num_workers=1)
+    with pyparallel.profile(tmp_path, steps=2, warmup=0):
+        for _ in range(3):
+            loop(loader)
+    events = seen(tmp_path).record.events
+    (stop,) = [event for event in events if event.kind == "stop"]
+    # Two batches are made ahead for a worker, and one may just have been begun.
+    assert len([e for e in events if e.kind == "fetch" and e.start > stop.end]) <= 3
+
+
+def test_a_prefetcher_has_a_lane_of_its_own(tmp_path):
+    with (
+        pyparallel.profile(tmp_path, steps=5, warmup=0),
+        PreDataLoader([torch.ones(1)] * 9) as ahead,
+    ):
+        assert loop(ahead, collated=False) == 9
+    summary = seen(tmp_path)
+    assert next(iter(summary.lanes)) == "loop"
+    assert summary.record.loaders[0]["name"] == "PreDataLoader"
+    fetches = [e for e in summary.record.events if e.kind == "fetch"]
+    assert fetches and {event.lane for event in fetches} == {"prefetch"}
+    # What the loop collates itself is input, too.
+    assert summary.mean["collate"] > 0 and summary.mean["copy"] > 0
+
+
+def test_a_validation_between_epochs_is_another_loader(tmp_path):
+    train, val = (TorchLoader(range(n)) for n in (8, 4))
+    with pyparallel.profile(tmp_path, steps=12, warmup=0):
+        for _ in range(2):
+            sum(1 for _ in train)
+            sum(1 for _ in val)
+    summary = seen(tmp_path)
+    assert (summary.loader, summary.others) == (1, ((2, 4),))
+    assert len(summary.steps) == 12 and not summary.interrupted
+    assert [step.is_first for step in summary.steps].count(True) == 2
+
+
+def test_a_block_that_fails_has_its_report(tmp_path):
+    with pytest.raises(KeyError, match="seven"), pyparallel.profile(tmp_path) as found:
+        loop(TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs()))
+        raise KeyError("seven")
+    assert len(seen(tmp_path).steps) == 27  # of 32, after five to warm up
+    assert found.files
+
+
+def test_a_block_without_steps_says_so(tmp_path):
+    message = (
+        "^profile: two steps or more must be made within the block, but none was seen. "
+        "Iterate over a loader of torch or pyparallel there.$"
+    )
+    with pytest.raises(RuntimeError, match=message), pyparallel.profile(tmp_path / "x"):
+        pass
+    assert not (tmp_path / "x").exists()
+
+
+def test_one_profile_at_a_time(tmp_path):
+    message = (
+        "^profile: a process must be profiled by one at a time, but this one is "
+        "already, by a block around this one or by the command. Leave one away.$"
+    )
+    with pyparallel.profile(tmp_path / "outer"):
+        loop(TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs()))
+        with pytest.raises(RuntimeError, match=message), pyparallel.profile(tmp_path):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["outer"]
+
+
+@pytest.mark.parametrize("name", ["steps", "warmup"])
+def test_numbers_of_steps_are_checked(name, tmp_path):
+    with pytest.raises(TypeError, match=f"profile: {name} must be"):
+        pyparallel.profile(tmp_path, **{name: "4"}).__enter__()
+    with pytest.raises(ValueError, match=f"profile: {name} must be"):
+        pyparallel.profile(tmp_path, **{name: -1}).__enter__()
+
+
+def test_a_step_ends_when_a_device_in_use_has_done_its_work(tmp_path, monkeypatch):
+    calls: list[None] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: calls.append(None))
+    loader = TorchLoader(range(8))
+    for is_in_use, wanted, count in (
+        (True, True, 9),
+        (False, True, 0),
+        (True, False, 0),
+    ):
+        calls.clear()
+        module = type("Device", (), {"get_device_name": lambda: "Imagined 9"})
+        monkeypatch.setattr(
+            environment,
+            "_device_in_use",
+            lambda m=module, on=is_in_use: m if on else None,
+        )
+        with pyparallel.profile(tmp_path, warmup=0, synchronize=wanted):
+            assert sum(1 for _ in loader) == 8
+        assert len(calls) == count  # before each batch, and before the end
+    assert seen(tmp_path).record.environment["device"] == "Imagined 9"
+    assert "the host goes on" in (tmp_path / "profile.html").read_text()
+
+
+# Commands.
+
+
+def profiled(tmp_path: Path, *options: str, script: tuple[str, ...]) -> int:
+    return command.main(["--out", str(tmp_path / "out"), *options, "--", *script])
+
+
+@pytest.fixture(autouse=True)
+def _paths(monkeypatch):
+    package = str(Path(pyparallel.__file__).parents[1])
+    paths = [package, os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+def python(how: str) -> tuple[str, ...]:
+    return sys.executable, "-W", "error", str(SCRIPT), how
+
+
+def test_a_script_is_ended_behind_its_steps_also_with_spawned_workers(tmp_path, capfd):
+    options = ("--steps", "4", "--warmup", "1")
+    assert profiled(tmp_path, *options, script=python("spawn")) == 0
+    out, err = capfd.readouterr()
+    assert "to its end" not in out and "Traceback" not in err
+    assert err.startswith("profile_script.py: 4 steps after 1 to warm up, ")
+    summary = seen(tmp_path / "out")
+    assert len(summary.steps) == 4 and summary.record.exit_code == 0
+    # A prefetcher's thread, and a worker that imported everything anew.
+    lanes = {event.lane for event in summary.record.events}
+    assert lanes == {"loop", "prefetch", "worker 0"}
+    collates = [e for e in summary.record.events if e.kind == "collate"]
+    assert {(e.lane, e.stacked_nbytes, e.padding_nbytes) for e in collates} == {
+        ("worker 0", 24, 8)
+    }
+
+
+def test_a_script_that_is_killed_is_reported_as_far_as_it_came(tmp_path, capfd):
+    assert profiled(tmp_path, "--warmup", "0", script=python("killed")) == 128 + 9
+    summary = seen(tmp_path / "out")
+    # Of five batches the last one was not followed by another.
+    assert len(summary.steps) == 4 and summary.record.exit_code == 137
+    assert "ended with exit code 137" in (tmp_path / "out/profile.html").read_text()
+
+
+def test_a_script_may_run_to_its_end_and_keeps_its_exit_code(tmp_path, capfd):
+    options = ("--keep-going", "--steps", "2")
+    assert profiled(tmp_path, *options, script=python("fails")) == 1
+    out, err = capfd.readouterr()
+    assert "to its end" in out and "ValueError: nine of ten" in err
+    assert len(seen(tmp_path / "out").steps) == 2
+
+
+def test_every_rank_is_reported(tmp_path, capfd):
+    run = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    script = (*run, "--nproc_per_node=2", str(SCRIPT), "ranks")
+    assert profiled(tmp_path, "--steps", "3", script=script) == 0, (
+        capfd.readouterr().err
+    )
+    for rank in (0, 1):
+        summary = seen(tmp_path / "out", f"profile-rank{rank}")
+        assert (summary.record.rank, summary.record.world_size) == (rank, 2)
+        assert len(summary.steps) == 3
+
+
+NOTHING = (
+    "pyparallel profile: the script must make two steps or more, but none was seen. "
+    "Loaders of torch and pyparallel are seen, and collate, scatter and the wrappers, "
+    "in every process that imports pyparallel.\n"
+)
+
+
+def test_a_script_without_steps_is_an_error(tmp_path, capfd):
+    for code, status in (("", 1), ("raise SystemExit(5)", 5)):
+        script = (sys.executable, "-S", "-c", code)
+        assert profiled(tmp_path, script=script) == status
+        assert capfd.readouterr().err == NOTHING
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_program_is_an_error(tmp_path, capfd):
+    assert profiled(tmp_path, script=(str(tmp_path / "train.py"),)) == 127
+    assert capfd.readouterr().err == (
+        f"pyparallel profile: the command must be a program, but "
+        f"'{tmp_path}/train.py' is not: No such file or directory. Begin with python "
+        "or torchrun.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a command behind --, as in: -- python train.py"),
+        (["--steps", "0", "--", "x"], "must be a whole number from 1 on, but is '0'"),
+        (["train.py"], "unrecognized arguments: train.py"),
+        (["--from", "x.json", "--", "python"], "give a command behind --"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_record_is_drawn_once_more(tmp_path, capsys):
+    first, again = tmp_path / "first", tmp_path / "again"
+    with pyparallel.profile(first, warmup=0) as found:
+        loop(TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs()))
+    record = str(first / "profile.json")
+    assert command.main(["--from", record, "--out", str(again)]) == 0
+    assert capsys.readouterr().out == found.text.replace(str(first), str(again)) + "\n"
+    for name in ("profile.html", "profile.svg", "profile.json"):
+        assert (again / name).read_bytes() == (first / name).read_bytes()
+    assert command.main(["--from", str(tmp_path / "none.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_what_ends_the_command_ends_the_script(tmp_path):
+    code = "import time; print('ready', flush=True); time.sleep(60)"
+    ours = (sys.executable, "-m", "pyparallel", "profile", "--out", str(tmp_path))
+    with subprocess.Popen(
+        [*ours, "--", sys.executable, "-S", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + signal.SIGTERM, NOTHING)
