@@ -56,9 +56,10 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	packaging parallel_apply parallel_apply_caller parallel_apply_errors \
 	parallel_apply_modes parallel_apply_modules parallel_apply_streams \
 	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \
-	prefetch_state preflight probe public_api registry release replicas_errors \
-	resume resume_errors resume_iterable return_flight scatter_devices security \
-	soak stats thread_exit trace two_hosts typed \
+	prefetch_state preflight probe profile_browser profile_drawing profile_runs \
+	profile_summary public_api registry release replicas_errors resume \
+	resume_errors resume_iterable return_flight scatter_devices security soak \
+	stats thread_exit trace two_hosts typed \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \

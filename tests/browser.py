@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import io
 import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,4 +156,20 @@ def opened(folder: Path) -> Iterator[Browser]:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """Write a picture of a page: ``browser.py PAGE.html PICTURE.png WIDTH``."""
+    from PIL import Image  # few colours make a small file
+
+    page, picture, width = sys.argv[1:]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with opened(Path(folder)) as browser:
+            browser.open(Path(page).resolve(), int(width))
+            image = Image.open(io.BytesIO(browser.screenshot()))
+    image.convert("RGB").quantize(48, dither=Image.Dither.NONE).save(picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,8 @@ from .cut import PARTS, Segment, cut
 from .drawing import Drawing, Line, Rect, Text, text_width
 from .summary import Step, Summary
 
+#: Characters of a script's name in a heading.
+_LONGEST_NAME = 48
 #: A step that is longer than so many means is cut off, and its time written above it.
 _TALLEST = 6
 _BAR, _LANE, _GAP, _LABEL = 34, 18, 8, 19
@@ -89,7 +91,7 @@ def draw_lanes(drawing: Drawing, summary: Summary, top: float) -> float:
     left = 12 + max(map(text_width, names.values())) if beside else 0.0
     scale = (drawing.width - left) / (end - start)
     shown = list(summary.lanes.items())[:13]
-    top = draw_legend(drawing, [did for _, did in shown], top)
+    top = draw_legend(drawing, [did for _, did in shown], top + 4)
     y = top + 18
     pitch = _LANE + _GAP + (0 if beside else _LABEL)
     bottom = y + pitch * len(shown)
@@ -195,5 +197,7 @@ def subtitle(summary: Summary) -> str:
     ranks = record.world_size or 1
     rank = f", rank {record.rank} of {ranks}" if ranks > 1 else ""
     warm = f" after {summary.left_out} to warm up" if summary.left_out else ""
-    steps = plural(count, "step")
-    return f"{record.script}{rank}: {steps}{warm}, {time_text(summary.step)} each"
+    steps, name = plural(count, "step"), record.script
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[: _LONGEST_NAME - 3]}..."
+    return f"{name}{rank}: {steps}{warm}, {time_text(summary.step)} each"

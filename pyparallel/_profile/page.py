@@ -21,8 +21,8 @@ _CSS = """
 *{box-sizing:border-box}
 body{margin:0;font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",
 sans-serif;background:var(--paper);color:var(--ink)}
-main{max-width:960px;margin:0 auto;padding:32px 24px 48px}
-h1{font-size:1.75rem;line-height:1.25;margin:0 0 4px;overflow-wrap:anywhere}
+main{overflow-wrap:anywhere;max-width:960px;margin:0 auto;padding:32px 24px 48px}
+h1{font-size:1.75rem;line-height:1.25;margin:0 0 4px}
 h2{font-size:1.15rem;margin:40px 0 10px}
 p{margin:0 0 12px}
 .muted,figcaption,dt{color:var(--muted)}
@@ -34,7 +34,6 @@ margin:24px 0 0}
 padding:12px 16px}
 .tiles b{display:block;font-size:1.4rem;font-variant-numeric:tabular-nums}
 .advice{list-style-position:inside;padding:0;margin:0;display:grid;gap:10px}
-.advice b{overflow-wrap:anywhere}
 .advice p{margin:4px 0 0}
 figure{margin:0}
 figcaption{font-size:.875rem;margin:0 0 10px}
@@ -48,7 +47,7 @@ th:first-child,td:first-child{text-align:left;padding-left:0}
 table+p,.scroll+p{margin-top:16px}
 i{display:inline-block;width:11px;height:11px;margin-right:8px}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 20px;margin:0}
-dd{margin:0;overflow-wrap:anywhere}
+dd{margin:0}
 footer{margin-top:40px;font-size:.875rem}
 @media (max-width:640px){main{padding:20px 16px 32px}.wide{display:none}
 .narrow{display:block}
