@@ -83,7 +83,7 @@ class LoaderStats:
 
     @property
     def verdict(self) -> str:
-        """One line: what bounds the loop, and what the numbers advise, if they do.
+        """What bounds the loop, and what the numbers advise, if they do, in one line.
 
         ``input-bound`` means that the step waited for more than 5 % of the time.
         """

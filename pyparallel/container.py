@@ -90,7 +90,7 @@ class DataContainer:
 
     @property
     def datatype(self) -> type | str:
-        """The type; of a tensor, its legacy type string: ``'torch.FloatTensor'``."""
+        """The type, of a tensor its legacy string as in ``'torch.FloatTensor'``."""
         if isinstance(self._data, torch.Tensor):
             return self._data.type()
         return type(self._data)
@@ -117,7 +117,7 @@ class DataContainer:
 
     @property
     def padding(self) -> Padding | None:
-        """How the padded dimensions become equal; None: as by ``Padding()``."""
+        """How the padded dimensions become equal; None is the same as ``Padding()``."""
         return self._padding
 
     @property

@@ -85,7 +85,7 @@ class Padding:
 
     @property
     def num_dims(self) -> int | None:
-        """How many padded dimensions the options are for; None: for any number."""
+        """How many padded dimensions the options are for, or None for any number."""
         return next((len(sizes) for _, sizes in _per_dim(self)), None)
 
     def __repr__(self) -> str:

@@ -34,7 +34,7 @@ _filled = threading.Event()
 def install() -> None:
     """Let configs of mmengine name what is here, in scope ``pyparallel``.
 
-    Every registry of mmengine gets a child of this scope. Then a `Runner` understands
+    Every registry of mmengine gets a child of this scope. Then a ``Runner`` understands
     ``type="pyparallel.MMDistributedDataParallel"``, for wrappers, preprocessors,
     models, optimizer wrappers and collate functions (``pyparallel.collate``,
     ``pyparallel.pseudo_collate``, ``pyparallel.default_collate``). mmengine's own names

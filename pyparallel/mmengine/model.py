@@ -30,7 +30,7 @@ _Losses = Mapping[str, torch.Tensor | list[torch.Tensor]]
 class BaseModel(BaseModelBase, metaclass=ABCMeta):
     """A model that preprocesses its batches and updates its own parameters.
 
-    A subclass defines ``forward``, which gets what `data_preprocessor` returns and a
+    A subclass defines ``forward``, which gets what ``data_preprocessor`` returns and a
     ``mode``: ``"loss"`` (return a dict of losses), ``"predict"`` (return a list of
     results) or ``"tensor"``.
 
@@ -41,7 +41,7 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         init_cfg: how weights are initialised; mmengine reads it.
 
     Raises:
-        TypeError: a ``data_preprocessor`` of another kind.
+        TypeError: a ```data_preprocessor``` of another kind.
         ValueError: without mmengine, a type that is not known.
 
     Models written for mmengine's class run on this one unchanged. Where mmengine is

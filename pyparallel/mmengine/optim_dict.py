@@ -91,7 +91,7 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
 
     @property
     def inner_count(self) -> NoReturn:
-        """Raises: each wrapper counts by itself."""
+        """Raise an error, since each wrapper counts by itself."""
         self._refuse("inner_count")
 
     def initialize_count_status(

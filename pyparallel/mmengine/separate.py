@@ -35,7 +35,7 @@ class MMSeparateDistributedDataParallel(
 
     Each training step of such a model updates only some of its children, which one DDP
     around all of them would wait for. The model runs its own ``train_step`` and uses
-    its children as before, with one optimizer wrapper for each:
+    its children as before, with one optimizer wrapper for each::
 
         with optim_wrapper["critic"].optim_context(self.critic):
             loss = self.critic(fake.detach()).mean()
