@@ -49,7 +49,8 @@ NO_O := --deselect tests/test_bad_inputs.py::test_the_same_holds_where_asserts_a
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	backend_choice bad_inputs_ranks check_kernels checkpoint_example command_line \
 	csrc_rules data_parallel_several data_parallel_steps debug debug_variable \
-	distributed distributed_deprecated distributed_faults docs doctor doctor_build \
+	distributed distributed_deprecated distributed_faults docs docs_blocks \
+	docs_commands docs_differential docs_messages docs_site doctor doctor_build \
 	doctor_machine doctor_self_test elastic examples examples_each \
 	examples_parallel examples_peers fuzz gather_errors gpu_check \
 	instruction_counts keeper layers leaks loader_exit loader_faults mmcv_install \
@@ -94,7 +95,8 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
 .PHONY: help test test-native test-python test-core test-asan test-tsan test-peers \
-	fuzz fuzz-core fuzz-corpus soak wheel lint lint-python lint-types lint-cpp lint-lengths \
+	fuzz fuzz-core fuzz-corpus soak wheel docs lint lint-python lint-types lint-cpp \
+	lint-lengths \
 	bench bench-loader demo peers cuda-build gpu-check clean
 
 help: ## list the targets
@@ -111,6 +113,11 @@ $(V)/.deps: pyproject.toml
 
 $(V)/.built: $(V)/.deps $(SOURCES)
 	FORCE_ONLY_CPU=1 $(V)/bin/python setup.py -q build_ext --inplace
+	touch $@
+
+# Apart from the rest, so that tests need none of it.
+$(V)/.docs: $(V)/.deps pyproject.toml
+	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[docs]"
 	touch $@
 
 $(VPEER)/.deps: pyproject.toml
@@ -183,6 +190,12 @@ wheel: $(V)/.built ## an sdist and a wheel for this Python and torch in dist/, o
 	FORCE_ONLY_CPU=1 $(V)/bin/python -m build --no-isolation --sdist --wheel \
 		--outdir "$(DIST)" . >"$(V)/wheel.log" 2>&1 || { cat "$(V)/wheel.log"; false; }
 	$(V)/bin/python scripts/check_dist.py "$(DIST)"
+
+# It needs no network, and neither the extension nor a compiler.
+docs: $(V)/.docs ## the documentation site in build/docs; a warning is an error
+	PYPARALLEL_BACKEND=python PYPARALLEL_MMENGINE=off \
+		$(V)/bin/python -m sphinx -W --keep-going -n -q -c docs \
+		-d build/docs-doctrees . build/docs
 
 lint: lint-python lint-types lint-cpp lint-lengths ## style, types, formatting, file lengths
 
