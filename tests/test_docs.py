@@ -57,21 +57,6 @@ def test_python_in_the_readme_runs(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda p: p.name)
-def test_sessions_in_the_documentation_give_what_they_show(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"```pycon\n(.*?)```", text, re.DOTALL)
-    assert blocks or page.name != "padding.md"
-    names: dict[str, object] = {}  # a page is one session
-    for block in blocks:
-        runner = doctest.DocTestRunner(verbose=False)
-        test = doctest.DocTestParser().get_doctest(block, names, page.name, None, None)
-        report: list[str] = []
-        runner.run(test, out=report.append, clear_globs=False)
-        names = test.globs
-        assert test.examples and not report, "".join(report)
-
-
 def test_every_public_name_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     private_detail = {"BatchWarning"}
