@@ -94,7 +94,7 @@ COVERED: dict[str, Step | In | Not] = {
     "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1": In(
         "tests/elastic_runs.py", "distributed.md"
     ),
-    "cmake -S . -B build/": In("Makefile", '$(CMAKE) -S . -B "build/core-$*"'),
+    "cmake -S . -B build": In("Makefile", '$(CMAKE) -S . -B "build/core-$*"'),
     "cmake --build build/core": In("Makefile", '$(CMAKE) --build "build/core-$*"'),
     "ctest --test-dir build/core": In(
         "Makefile", '$(CTEST) --test-dir "build/core-$*"'
@@ -128,7 +128,7 @@ COMMANDS = typed()
 def row_of(words: list[str]) -> str | None:
     """Return the row with the longest beginning that the command has."""
     text = " ".join(words)
-    fits = [row for row in COVERED if text == row or text.startswith(row)]
+    fits = [row for row in COVERED if f"{text} ".startswith((f"{row} ", f"{row}/"))]
     return max(fits, key=len, default=None)
 
 

@@ -27,7 +27,7 @@ def pieces() -> Iterator[str]:
                 yield from map(squeezed, re.split(r"\{\w+\}", node.value))
 
 
-PIECES = {piece for piece in pieces() if len(piece.strip()) >= LETTERS}
+PIECES = {piece.strip() for piece in pieces() if len(piece.strip()) >= LETTERS}
 
 
 def unknown(message: str) -> list[str]:
@@ -35,8 +35,10 @@ def unknown(message: str) -> list[str]:
     text = squeezed(message).strip()
     known = [False] * len(text)
     for piece in PIECES:
-        for found in re.finditer(re.escape(piece.strip()), text):
-            known[found.start() : found.end()] = [True] * len(found[0])
+        start = text.find(piece)
+        while start >= 0:
+            known[start : start + len(piece)] = [True] * len(piece)
+            start = text.find(piece, start + 1)
     left = "".join(" " if known[i] else letter for i, letter in enumerate(text))
     return re.findall(r"[A-Za-z]{3,}", left)
 
