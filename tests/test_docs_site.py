@@ -92,12 +92,11 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_a_page_has_a_title_and_an_end(page: str) -> None:
+def test_a_page_has_one_title_and_is_short(page: str) -> None:
     lines = text_of(page).splitlines()
     assert lines[0].startswith("# ")
     assert sum(line.startswith("# ") for line in prose(page).splitlines()) == 1
-    new = ("api/", "install", "quickstart", "performance", "troubleshooting")
-    if page.startswith(tuple(f"docs/{name}" for name in new)):
+    if page.startswith("docs/"):
         assert len(lines) <= 300
 
 
