@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,15 +16,13 @@ import profile_script
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import dataloader
 
 import pyparallel
 from pyparallel import DataLoader, MMDataParallel, PreDataLoader, _trace, collate
-from pyparallel._prefetch_pass import Pass
-from pyparallel._profile import command, environment, install
+from pyparallel._profile import command, environment, install, report
 from pyparallel._profile.record import Record
 from pyparallel._profile.summary import Summary, summarize
-from pyparallel._profile.watch import VARIABLE
+from pyparallel._profile.watch import VARIABLE, Settings
 
 SCRIPT = Path(profile_script.__file__)
 
@@ -31,9 +31,9 @@ SCRIPT = Path(profile_script.__file__)
 def _nothing_stays():
     yield
     assert VARIABLE not in os.environ
-    assert not hasattr(dataloader._BaseDataLoaderIter.__next__, "__wrapped__")
-    assert not hasattr(Pass.__next__, "__wrapped__")
-    assert not [cls for cls in install._FETCHERS if hasattr(cls.fetch, "__wrapped__")]
+    methods = [getattr(cls, name) for cls, name in install.replaced()]
+    assert len(methods) == 4
+    assert not [method for method in methods if hasattr(method, "__wrapped__")]
     assert _trace.span("pyparallel.step") is _trace.span("pyparallel.wait")
 
 
@@ -226,6 +226,8 @@ def test_a_script_is_ended_behind_its_steps_also_with_spawned_workers(tmp_path, 
     assert err.startswith("profile_script.py: 4 steps after 1 to warm up, ")
     summary = seen(tmp_path / "out")
     assert len(summary.steps) == 4 and summary.record.exit_code == 0
+    names = [loader["name"] for loader in summary.record.loaders]
+    assert names == ["PreDataLoader"]
     # A prefetcher's thread, and a worker that imported everything anew.
     lanes = {event.lane for event in summary.record.events}
     assert lanes == {"loop", "prefetch", "worker 0"}
@@ -329,3 +331,18 @@ def test_what_ends_the_command_ends_the_script(tmp_path):
         process.terminate()
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (128 + signal.SIGTERM, NOTHING)
+
+
+def test_the_script_of_the_documentation_can_be_profiled(tmp_path, monkeypatch):
+    page = SCRIPT.parents[1] / "docs" / "profile-command.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    path = tmp_path / "train.py"
+    path.write_text(code, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [str(path), "--blurs", "1", "--workers", "0"])
+    settings = Settings(str(tmp_path), 2, 0, leave=True)
+    with pytest.raises(SystemExit) as ended, install.watching(settings):
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 0, "its next step ends it, as sys.exit()"
+    (written,) = report.write(report.gather(tmp_path, 0), tmp_path / "out")
+    assert report.text(written).startswith("train.py: 2 steps, ")
+    assert written.summary.record.loaders[0]["batch_size"] == 8

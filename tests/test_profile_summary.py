@@ -80,7 +80,7 @@ def test_warm_up_is_left_out_but_never_all():
 
 def test_epochs_and_what_is_between_them_are_no_steps():
     marks = [("wait", 0, 1), ("wait", 10, 1), ("end", 20, 1), ("wait", 500, 2)]
-    marks += [("wait", 510, 2)]  # the loop was left here
+    marks += [("wait", 510, 2), ("wait", 900, 3)]  # it was left before its end
     events = [Event("loop", kind, at, at + 2, 1, epoch) for kind, at, epoch in marks]
     found = summary(Record("x.py", tuple(events)))
     assert [(s.start, s.end) for s in found.steps] == [(0, 10), (10, 20), (500, 510)]

@@ -15,12 +15,6 @@ from torch.utils.data import _utils, dataloader
 from .. import _prefetch_pass, _trace
 from .watch import VARIABLE, Settings, Watch
 
-_FETCHERS: tuple[Any, ...] = (
-    _utils.fetch._MapDatasetFetcher,
-    _utils.fetch._IterableDatasetFetcher,
-)
-_ITERATORS: tuple[Any, ...] = (dataloader._BaseDataLoaderIter, _prefetch_pass.Pass)
-
 
 @contextmanager
 def watching(settings: Settings) -> Iterator[Watch]:
@@ -41,8 +35,7 @@ def watching(settings: Settings) -> Iterator[Watch]:
 
 def install(watch: Watch) -> Callable[[], None]:
     """Let a watch see what happens; return a function that undoes it."""
-    originals = [(cls, "fetch", cls.fetch) for cls in _FETCHERS]
-    originals += [(cls, "__next__", cls.__next__) for cls in _ITERATORS]
+    originals = [(cls, name, getattr(cls, name)) for cls, name in replaced()]
     for cls, name, original in originals:
         new = _fetch if name == "fetch" else _next
         setattr(cls, name, new(original, watch))
@@ -59,6 +52,15 @@ def install(watch: Watch) -> Callable[[], None]:
             setattr(cls, name, original)
 
     return undo
+
+
+def replaced() -> list[tuple[Any, str]]:
+    """Return the methods that are replaced: classes and names."""
+    fetchers = _utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher
+    iterators = dataloader._BaseDataLoaderIter, _prefetch_pass.Pass
+    return [(cls, "fetch") for cls in fetchers] + [
+        (cls, "__next__") for cls in iterators
+    ]
 
 
 def _next(original: Any, watch: Watch) -> Any:
