@@ -66,6 +66,8 @@ html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
 pygments_style = "friendly"
+# Error texts are looked for with the quotes that they have.
+smartquotes = False
 
 
 def _on_the_site(page: Path) -> Any:
