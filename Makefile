@@ -65,6 +65,8 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \
 		wrappers))
+ONCE += $(patsubst %,--ignore=tests/test_%.py, \
+	examples_each examples_peers public_api release typed)
 # On the CUDA build, with its own torch, runs what depends on either: the compiled
 # operators, slabs, collate, scatter, replicas, a loader, tracing, the operators that are
 # registered with torch.
@@ -90,6 +92,7 @@ BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 	mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
 	mmengine_runner_example mmengine_runner_install mmengine_upstream \
 	resume_torchdata)
+BESIDE += tests/test_examples_peers.py
 # Files begin in the order of tests/conftest.py, not those with most tests first.
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
@@ -234,6 +237,14 @@ bench-loader: peers ## measure loaders alone; some five minutes on a quiet machi
 demo: $(V)/.built ## a training run on two processes
 	OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \
 		examples/ragged_digits.py $(DEMO_ARGS)
+
+# The settings are those of .built, so nothing is compiled again. What was deleted since an
+# earlier build would be in the wheel too, and is found by the check.
+.PHONY: wheel
+wheel: $(V)/.built ## an sdist and a wheel for this Python and torch, in dist/ or DIST=folder
+	FORCE_ONLY_CPU=1 $(V)/bin/python -m build --no-isolation --sdist --wheel \
+		--outdir "$(DIST)" . >"$(V)/wheel.log" 2>&1 || { cat "$(V)/wheel.log"; false; }
+	$(V)/bin/python scripts/check_dist.py "$(DIST)"
 
 # ------------------------------------------------------------------------- CUDA
 cuda-build: $(VCUDA)/.deps ## look at the kernels, compile for CUDA, import it, run on its torch what depends on either; no GPU needed
