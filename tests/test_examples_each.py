@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from torchrun import python
@@ -81,3 +82,25 @@ def test_code_of_mmcv_1_trains_without_mmcv() -> None:
         r"^trained by a loop: (\d\.\d\d) digits off, on average$", done.stdout
     )
     assert float(off) < 1  # of one to eight; always four and a half: two
+
+
+def test_the_readme_begins_with_two_commands_a_picture_and_twelve_lines() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    screen = "\n".join(text.splitlines()[:25])
+    commands, code = re.findall(r"^```(?:sh|python)\n(.*?)```", text, re.M | re.S)[:2]
+    assert [line.split()[:2] for line in commands.splitlines()] == [
+        ["make", "demo"],
+        ["make", "test"],
+    ]
+    assert commands in screen
+    assert len(code.splitlines()) == 12
+    assert max(map(len, code.splitlines())) <= 88
+    (picture,) = re.findall(r"^!\[[^]]+\]\((\S+\.svg)\)$", screen, re.M)
+    drawn = ElementTree.parse(ROOT / picture).getroot()
+    assert drawn.tag.endswith("}svg") and drawn.attrib["role"] == "img"
+    source = (ROOT / picture).read_text("utf-8")
+    # Both themes, and nothing that a page showing it as an image would not load.
+    assert "prefers-color-scheme: dark" in source
+    assert (
+        re.findall(r"https?://(?!www\.w3\.org/2000/svg)|<script|@import", source) == []
+    )
