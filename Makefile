@@ -88,19 +88,17 @@ SANITIZED_thread := $(patsubst %,tests/test_%.py,memory pipe prefetch races \
 	return_flight ring_header ring_memory slab to_host transfer)
 # Beside mmengine its bases are others, and so may be what is built on them.
 BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
-	$(patsubst %,tests/test_%.py,examples_peers mmengine_collate mmengine_image mmengine_model \
-	mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
+	$(patsubst %,tests/test_%.py,examples_peers mmengine_collate mmengine_image \
+	mmengine_model mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
 	mmengine_runner_example mmengine_runner_install mmengine_upstream \
 	resume_torchdata)
-BESIDE += tests/test_examples_peers.py
 # Files begin in the order of tests/conftest.py, not those with most tests first.
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
 .PHONY: help test test-native test-python test-core test-asan test-tsan test-peers \
 	fuzz fuzz-core fuzz-corpus soak wheel docs lint lint-python lint-types lint-cpp \
-	lint-lengths \
-	bench bench-loader demo peers cuda-build gpu-check clean
+	lint-lengths bench bench-loader demo ahead peers cuda-build gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -123,7 +121,7 @@ $(V)/.docs: $(V)/.deps pyproject.toml
 	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[docs]"
 	touch $@
 
-$(VPEER)/.deps: pyproject.toml
+$(VPEER)/.others: Makefile
 	test -x $(VPEER)/bin/python || $(PYTHON) -m venv $(VPEER)
 	$(VPEER)/bin/python $(PIP) $(TOOLS)
 	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7 torchdata==0.11.0 \
@@ -132,13 +130,19 @@ $(VPEER)/.deps: pyproject.toml
 # Both ask for the OpenCV that needs a display's libraries; the headless one is enough.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
 	$(VPEER)/bin/python $(PIP) opencv-python-headless
+	touch $@
+
+$(VPEER)/.deps: $(VPEER)/.others pyproject.toml
 	$(DEPS:PYTHON_BIN=$(VPEER)/bin/python) ".[test,bench]"
 	touch $@
 
-$(VCUDA)/.deps: pyproject.toml
+$(VCUDA)/.deps: Makefile
 	test -x $(VCUDA)/bin/python || $(PYTHON) -m venv $(VCUDA)
 	$(VCUDA)/bin/python $(PIP) --no-cache-dir $(TOOLS) "$(CUDA_TORCH)"
 	touch $@
+
+# What takes long to fetch and touches nothing here, while something else runs.
+ahead: $(VPEER)/.others $(VCUDA)/.deps ## fetch what test-peers and cuda-build need
 
 # ----------------------------------------------------------------------- checks
 test: test-native test-python test-core ## everything without a GPU: both backends, poisoned slabs, the C++ core
@@ -237,14 +241,6 @@ bench-loader: peers ## measure loaders alone; some five minutes on a quiet machi
 demo: $(V)/.built ## a training run on two processes
 	OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \
 		examples/ragged_digits.py $(DEMO_ARGS)
-
-# The settings are those of .built, so nothing is compiled again. What was deleted since an
-# earlier build would be in the wheel too, and is found by the check.
-.PHONY: wheel
-wheel: $(V)/.built ## an sdist and a wheel for this Python and torch, in dist/ or DIST=folder
-	FORCE_ONLY_CPU=1 $(V)/bin/python -m build --no-isolation --sdist --wheel \
-		--outdir "$(DIST)" . >"$(V)/wheel.log" 2>&1 || { cat "$(V)/wheel.log"; false; }
-	$(V)/bin/python scripts/check_dist.py "$(DIST)"
 
 # ------------------------------------------------------------------------- CUDA
 cuda-build: $(VCUDA)/.deps ## look at the kernels, compile for CUDA, import it, run on its torch what depends on either; no GPU needed
