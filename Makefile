@@ -65,8 +65,6 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \
 		wrappers))
-ONCE += $(patsubst %,--ignore=tests/test_%.py, \
-	examples_each examples_peers public_api release typed)
 # On the CUDA build, with its own torch, runs what depends on either: the compiled
 # operators, slabs, collate, scatter, replicas, a loader, tracing, the operators that are
 # registered with torch.
