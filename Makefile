@@ -21,6 +21,8 @@ PYTEST_JOBS ?= 3
 FUZZ_SECONDS ?=
 # Generated cases of `make fuzz`, in as many processes as there are cores.
 FUZZ_CASES ?= 1000000
+# The same under AddressSanitizer and UBSan.
+SANITIZED_CASES ?= 100000
 # Warnings of the compilers are errors in what is built here.
 export WERROR ?= 1
 
@@ -31,6 +33,13 @@ VPEER := $(CURDIR)/.venv-peers
 TREE  := $(CURDIR)/build/cuda-tree
 CMAKE := $(or $(shell command -v cmake),$(V)/bin/cmake)
 CTEST := $(or $(shell command -v ctest),$(V)/bin/ctest)
+
+# A thread that lives on has memory that is no leak: only lost memory is one.
+empty :=
+MEMCHECK := $(subst $(empty) $(empty),;,valgrind --quiet --error-exitcode=9 \
+	--leak-check=full --show-leak-kinds=definite,indirect \
+	--errors-for-leak-kinds=definite,indirect \
+	--suppressions=$(CURDIR)/tests/csrc/valgrind.supp)
 
 PIP     := -m pip install -q --disable-pip-version-check
 # torch 2.11 wants setuptools < 82, and mmcv 1.7.2 wants pkg_resources (< 81).
@@ -94,9 +103,9 @@ BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-native test-python test-core test-asan test-tsan test-peers \
-	fuzz fuzz-core fuzz-corpus soak wheel docs lint lint-python lint-types lint-cpp \
-	lint-lengths bench bench-loader demo ahead peers cuda-build gpu-check clean
+.PHONY: help test test-native test-python test-core test-asan test-tsan test-valgrind \
+	test-peers fuzz fuzz-core fuzz-corpus soak wheel docs lint lint-python lint-types \
+	lint-cpp lint-lengths bench bench-loader demo ahead peers cuda-build gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -160,6 +169,12 @@ test-core-%: $(V)/.deps
 	$(CMAKE) --build "build/core-$*" -j2
 	$(CTEST) --test-dir "build/core-$*" --output-on-failure
 
+# What reads memory that nobody has written, which no sanitizer above sees, and leaks.
+test-valgrind: $(V)/.deps ## the C++ core under valgrind; a long run
+	$(CMAKE) -S . -B build/core-valgrind -DCMAKE_BUILD_TYPE=Debug -DPP_RUN="$(MEMCHECK)"
+	$(CMAKE) --build build/core-valgrind -j2
+	$(CTEST) --test-dir build/core-valgrind -j2 --output-on-failure
+
 fuzz: $(V)/.built ## for long: libFuzzer on the C++ core, then FUZZ_CASES on both backends and an oracle
 	$(MAKE) fuzz-core FUZZ_SECONDS=$(or $(FUZZ_SECONDS),1800)
 	$(V)/bin/python tests/fuzz.py --cases $(FUZZ_CASES) --first $$(date +%s)000000
@@ -182,12 +197,15 @@ test-extension-%: $(V)/.deps
 	cd "build/$*-tree" && PYPARALLEL_BACKEND=native $(V)/bin/python \
 		scripts/sanitizers.py $* $(V)/bin/python -m pytest \
 		$(SANITIZED_$*) $(PYTEST_ARGS)
+	$(if $(findstring address,$*),cd "build/$*-tree" && $(V)/bin/python \
+		scripts/sanitizers.py $* $(V)/bin/python tests/fuzz.py \
+		--cases $(SANITIZED_CASES))
 
 soak: $(V)/.built ## leaks over 10,000 batches; a link that is cut; loaders with random faults for SOAK_MINUTES=30
 	PYPARALLEL_LEAK_BATCHES=10000 PYPARALLEL_BACKEND=native \
 		$(V)/bin/python -m pytest tests/test_leaks.py $(PYTEST_ARGS)
 	PYPARALLEL_LONG=1 $(V)/bin/python -m pytest tests/test_two_hosts.py $(PYTEST_ARGS)
-	PYTHONPATH=. $(V)/bin/python tests/soak.py --minutes $(SOAK_MINUTES)
+	PYTHONPATH=. $(V)/bin/python tests/soak.py --minutes $(SOAK_MINUTES) --limit 900
 
 # Compiled with the settings of .built, so nothing is compiled again. From a fresh clone:
 # what was deleted since stays in the wheel otherwise, which the check finds.

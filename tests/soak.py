@@ -56,8 +56,8 @@ EXPECTED = (
     *("Too many open files", "ulimit -n", "unable to open", "received 0 items"),
 )
 BAD = ("lost", "duplicated", "wrong", "unexplained", "leaked", "hung")
-#: Seconds that a sample may take before its loader gives up, and an epoch altogether.
-TIMEOUT, TOO_LONG = 2.0, 120
+#: Seconds that a sample may take before its loader gives up.
+TIMEOUT = 2.0
 
 
 class HungError(Exception):
@@ -74,11 +74,12 @@ class Soak:
     Args:
         seed: of all that is drawn.
         length: batches of an epoch.
+        limit: seconds after which an epoch is hung.
     """
 
-    def __init__(self, seed: int, length: int) -> None:
+    def __init__(self, seed: int, length: int, limit: int = 120) -> None:
         self.random = random.Random(seed)
-        self.length = length
+        self.length, self.limit = length, limit
         self.counts: collections.Counter[str] = collections.Counter()
         self.faults: collections.Counter[str] = collections.Counter()
         self.notes: list[str] = []
@@ -105,7 +106,7 @@ class Soak:
         for kind in kinds:
             options.update(OPTIONS.get(kind, {}))
             self.faults[kind] += kind in OPTIONS
-        signal.alarm(TOO_LONG)
+        signal.alarm(self.limit)
         try:
             seen = self.batches(faults, mine, options, prefetching)
             self.account(order, seen, f"{kinds} {start} {options}")
@@ -302,11 +303,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0, help="0: each kind once")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batches", type=int, default=60, help="of an epoch")
+    parser.add_argument(
+        "--limit", type=int, default=120, help="seconds of an epoch that is not hung"
+    )
     parser.add_argument("--starts", default="fork:8 forkserver:8 spawn:8")
     options = parser.parse_args()
     prepare()
     began = time.monotonic()
-    soak = Soak(options.seed, options.batches)
+    soak = Soak(options.seed, options.batches, options.limit)
     starts = options.starts.split()
     rest = soak.random.sample(KINDS, len(KINDS))
     number = 0
