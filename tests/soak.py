@@ -17,6 +17,7 @@ import contextlib
 import faulthandler
 import gc
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -208,6 +209,7 @@ class Soak:
         end = time.monotonic() + 10
         while True:
             gc.collect()
+            multiprocessing.active_children()  # waits for those that have ended
             left = left_over()
             pairs = zip(LEFT, before, left, strict=True)
             grown = [f"{name}: {a} to {b}" for name, a, b in pairs if b > a]
