@@ -168,7 +168,7 @@ def main() -> None:
         with opened(Path(folder)) as browser:
             browser.open(Path(page).resolve(), int(width))
             image = Image.open(io.BytesIO(browser.screenshot()))
-    image.convert("RGB").quantize(48, dither=Image.Dither.NONE).save(picture)
+    image.convert("RGB").quantize(160, dither=Image.Dither.NONE).save(picture)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_a_step_that_dwarfs_the_others_is_cut_off_and_says_so():
     assert found[-1][2] == pytest.approx((6 * mean - 9) * scale, abs=1e-3)
     drawing = Drawing(960, "")
     draw_steps(drawing, summary(record), 0)
-    assert ">1000 ms</text>" in drawing.to_svg()
+    assert ">1.00 s</text>" in drawing.to_svg()
 
 
 @pytest.mark.parametrize("width", [912, 336])

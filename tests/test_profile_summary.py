@@ -169,7 +169,6 @@ def test_a_compute_bound_loop_has_nothing_to_change():
         "Nothing in the input",
         "Compute is 10.0 ms of a step, 100 %. Batches that were there at once would "
         "save 0 us at most.",
-        0,
     )
 
 

@@ -33,8 +33,8 @@ def advise(summary: Summary) -> list[Advice]:
 def time_text(ns: float) -> str:
     """Return a time with a unit in which it has three figures or so."""
     ms = ns / 1e6
-    if ms >= 10_000:
-        return f"{ms / 1e3:.1f} s"
+    if ms >= 1000:
+        return f"{ms / 1e3:.2f} s"
     if ms >= 100:
         return f"{ms:.0f} ms"
     if ms >= 10:
@@ -200,5 +200,4 @@ def _nothing(summary: Summary) -> Advice:
         f"Compute is {time_text(compute)} of a step, "
         f"{percent(compute / summary.step)}. Batches that were there at once would "
         f"save {time_text(summary.input)} at most.",
-        summary.input,
     )
