@@ -6,6 +6,7 @@ The source folder is the root of the repository, so that a link such as
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -53,7 +54,7 @@ default_role = "py:obj"
 # What is described elsewhere: there are no links to other sites, so that the build
 # needs none. The rest are names of types that only annotations use.
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|collections|typing|numpy|nn|mmengine|mmcv)\..*"),
+    ("py:.*", r"(?!pyparallel)\w+\..*"),
     ("py:class", r"_?[A-Z]\w*|optional|pyparallel\.replicas\.Module"),
 ]
 
@@ -79,6 +80,9 @@ def _on_the_site(page: Path) -> Any:
         path = page.parent / name
         if name and path.is_dir():
             return text
+        if path.resolve() == ROOT / "README.md":  # the first page is in its place
+            target = os.path.relpath(ROOT / "docs/index.md", page.parent)
+            return f"[{text}]({target})"
         if path.suffix != ".md" or not text.endswith(path.name):
             return link[0]
         # A page that is called by the name of its file has a title here.
@@ -109,7 +113,7 @@ def _skip(
 
 def _from_the_top(app: Any, env: Any, node: Any, content: Any) -> Any:
     """Find a public name, or one of an error, that a docstring of a module mentions."""
-    for module in ("pyparallel", "pyparallel._errors"):
+    for module in ("pyparallel", "pyparallel._errors", "pyparallel.profile"):
         name = f"{module}.{node.get('reftarget')}"
         if node.get("reftype") == "obj" and name in env.domains.python_domain.objects:
             node["reftarget"] = name

@@ -62,6 +62,10 @@ paths, read_page = ["a", "b"], str.upper
 replicas, inputs = [network, network], [(torch.ones(1, 3, 32, 32),)] * 2
 kwargs_tup, devices = None, ["cpu", "cpu"]
 """,
+    "docs/profile-command.md": """
+import sys
+sys.argv = ["train.py", "--pictures", "16", "--blurs", "1"]
+""",
     "docs/prefetch.md": """
 import torch
 numbers = torch.utils.data.TensorDataset(torch.arange(4))
@@ -82,6 +86,7 @@ PYTHON = sorted({block.page for block in all_blocks("python", "pycon")})
 @pytest.fixture(autouse=True)
 def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["page"])
     yield
     pyparallel.mmcv.uninstall()
     if dist.is_initialized():

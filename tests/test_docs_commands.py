@@ -46,6 +46,7 @@ COVERED: dict[str, Step | In | Not] = {
     "make fuzz-core": Step("make fuzz-core"),
     "make test-peers": Step("make test-peers"),
     "make cuda-build": Step("make cuda-build"),
+    "make wheel": In("tests/test_release.py", "check_dist"),
     "make help": In("tests/test_docs_commands.py", '"make", "help"'),
     "make fuzz": Not(LONG),
     "make fuzz-corpus": Not(LONG),
@@ -61,9 +62,12 @@ COVERED: dict[str, Step | In | Not] = {
         "scripts/check_sdist", "-m pip install -q --no-build-isolation"
     ),
     "pip install pyparallel-torch[demo]": In("Makefile", '".[test,lint,demo]"'),
+    "pip install accelerate lightning": In("Makefile", '"accelerate>='),
     "pip install mmengine": In("Makefile", "mmengine==0.10.7"),
     "pip install --target": Not(ANOTHER),
-    "python -m pyparallel": In("tests/test_main.py", "pyparallel"),
+    "pyparallel doctor": In("tests/test_command_line.py", "doctor"),
+    "pyparallel profile": In("tests/test_profile_runs.py", "profile"),
+    "python -m pyparallel": In("tests/test_command_line.py", '"-m", "pyparallel"'),
     "python -m benchmarks.loader": In("tests/test_benchmark_loader.py", "loader.main("),
     "python -m benchmarks.parallel_apply": In(
         "tests/test_benchmark_parallel_apply.py", "benchmark.main("
@@ -76,6 +80,15 @@ COVERED: dict[str, Step | In | Not] = {
     "python tests/fuzz.py": In("tests/test_fuzz.py", "fuzz"),
     "python tests/soak.py": In("tests/test_soak.py", "soak"),
     "python examples/ragged_digits.py": In("tests/test_examples.py", "ragged_digits"),
+    "python examples/unicode_names.py": In(
+        "tests/test_examples_each.py", "unicode_names"
+    ),
+    "python examples/mmcv1_install.py": In(
+        "tests/test_examples_each.py", "mmcv1_install"
+    ),
+    "python examples/lightning_accelerate.py": In(
+        "tests/test_examples_peers.py", "lightning_accelerate"
+    ),
     "python examples/mmengine_runner.py": In(
         "tests/test_mmengine_runner_example.py", "mmengine_runner"
     ),
