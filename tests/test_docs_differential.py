@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import importlib
 import importlib.util
 import re
@@ -214,7 +215,22 @@ def of_mmengine(name: str) -> Any:
     return getattr(importlib.import_module(f"mmengine.{module}"), attribute)
 
 
+def build(what: str, *arguments: Any) -> Any:
+    """Call a method of a Runner that is not made, where it looks at nothing else."""
+    runner = of_mmengine("runner.Runner")
+    alone = object.__new__(runner)
+    alone._distributed, alone._model_wrapper_cfg = True, None
+    return getattr(runner, what)(alone, *arguments)
+
+
 OF_MMENGINE: list[Callable[[], Any]] = [
+    lambda: functools.partial(of_mmengine("registry.FUNCTIONS").get("collate")),
+    lambda: build("build_optim_wrapper", object()),
+    lambda: build(
+        "wrap_model",
+        dict(type="MMDistributedDataParallel"),
+        of_mmengine("model.MMDistributedDataParallel")(nn.Linear(1, 1)),
+    ),
     lambda: of_mmengine("model.MMDistributedDataParallel")(
         nn.Linear(1, 1), device_ids=[0]
     ),
