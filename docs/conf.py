@@ -68,7 +68,7 @@ html_show_copyright = False
 html_show_sphinx = False
 pygments_style = "friendly"
 # Error texts are looked for with the quotes that they have.
-smartquotes = False
+smartquotes_action = "D"
 
 
 def _on_the_site(page: Path) -> Any:
