@@ -29,6 +29,8 @@ MODULES = [PACKAGE, *(f"{PACKAGE}.{n}" for n in ("memory", "mmcv", "mmengine"))]
 MODULES += [f"{PACKAGE}.registry"]
 #: Their classes are not exported, but which builtins catch them is promised.
 ERRORS = f"{PACKAGE}._errors"
+#: Not exported either, but public functions return them: modules and names.
+RESULTS = [(f"{PACKAGE}.profile", "Profile"), (f"{PACKAGE}._preflight", "Finding")]
 #: Special methods that are part of how a class is used; others come with the class.
 SPECIAL = {"__call__", "__contains__", "__enter__", "__exit__", "__getitem__"}
 SPECIAL |= {"__iter__", "__len__", "__next__"}
@@ -159,6 +161,9 @@ def present() -> list[str]:
     modules = [importlib.import_module(name) for name in MODULES]
     lines = [line for module in modules for line in of_module(module)]
     lines += of_errors(importlib.import_module(ERRORS))
+    for module, name in RESULTS:
+        cls = getattr(importlib.import_module(module), name)
+        lines += of_class(f"{module}.{name}", cls)
     return sorted(lines)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from pyparallel import (
     mmengine,
     pad_stack,
     parallel_apply,
+    profile,
     registry,
     replicate,
     scatter,
@@ -142,6 +144,16 @@ def transfers(batch: Any, model: nn.Module) -> Any:
     handle = start_to_host(gather(outputs, 0))
     assert_type(handle, HostCopy)
     return handle.get() if handle.is_done() else to_host(outputs)
+
+
+def profiled(loader: DataLoader[Sample]) -> str:
+    """Where the time of some steps goes."""
+    with profile("where", steps=10, warmup=2, synchronize=False) as found:
+        for batch in loader:
+            print(batch)
+    assert_type(found.files, tuple[Path, ...])
+    assert_type(found.text, str)
+    return found.verdict
 
 
 def wrappers(model: nn.Module, batch: Sample) -> Any:
