@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -41,7 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What follows a command belongs to it, `--help` too.
     chosen = _parser().parse_args(arguments[:1]).command
     module = importlib.import_module(f"pyparallel.{COMMANDS[chosen].module}")
-    return int(module.main(arguments[1:]))
+    try:
+        code = int(module.main(arguments[1:]))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `pyparallel doctor | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -112,3 +113,17 @@ def test_a_command_does_not_import_another():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_reader_that_has_seen_enough_is_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does
+    done = subprocess.run(
+        [sys.executable, "-m", "pyparallel", "--quick"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
