@@ -13,7 +13,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 import torch
-from unicode_names import Reader, samples
+from unicode_names import Reader, of_like_sizes, samples
 
 from pyparallel import DataLoader, collate, scatter
 
@@ -23,10 +23,10 @@ def loaders(batch: int, every: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
     names: Any = samples()[::every]
     merge = functools.partial(collate, samples_per_gpu=batch)
     options: Any = {"batch_size": batch, "collate_fn": merge}
-    train = [name for i, name in enumerate(names) if i % 10]
-    return DataLoader(train, shuffle=True, **options), DataLoader(
-        names[::10], **options
-    )
+    rest = [name for i, name in enumerate(names) if i % 10]
+    train: Any = DataLoader(of_like_sizes(rest, batch), **options)
+    held_out: Any = DataLoader(of_like_sizes(names[::10], batch), **options)
+    return train, held_out
 
 
 def by_accelerate(args: Any) -> float:
@@ -84,7 +84,7 @@ def by_lightning(args: Any) -> float:
 if __name__ == "__main__":
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trainer", choices=["accelerate", "lightning"])
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--every", type=int, default=1, help="take one name of so many")
     args = parser.parse_args()
     torch.manual_seed(0)

@@ -2,8 +2,8 @@
 
     python examples/unicode_names.py
 
-Names have 2 to 88 letters. A worker pads each batch to its longest name, and the next
-batch is fetched while the model trains. Every tenth name is held out.
+Names have 2 to 88 letters. A worker pads batches of like lengths to the longest name of
+each; the next is fetched while the model trains. Every tenth name is held out.
 """
 
 import functools
@@ -19,7 +19,6 @@ from pyparallel import DataContainer, DataLoader, MMDataParallel, PreDataLoader,
 
 KINDS = ("Lo", "So", "Ll", "Mn", "Lu", "Sm", "No", "Nd")  # general categories
 ALIKE = ("CJK", "HANGUL SYLLABLE", "TANGUT", "NUSHU", "KHITAN")  # and a number
-
 Sample = dict[str, DataContainer]
 
 
@@ -31,13 +30,18 @@ def samples() -> list[Sample]:
         if name and kind in KINDS and not name.startswith(ALIKE):
             letters = torch.tensor([list(name.encode())])  # (1, length)
             number = torch.tensor(KINDS.index(kind))
-            found.append(
-                {
-                    "letters": DataContainer(letters, stack=True, pad_dims=1),
-                    "kind": DataContainer(number, stack=True, pad_dims=None),
-                }
-            )
+            sample = {"letters": DataContainer(letters, stack=True, pad_dims=1)}
+            sample["kind"] = DataContainer(number, stack=True, pad_dims=None)
+            found.append(sample)
     return found
+
+
+def of_like_sizes(names: list[Sample], batch: int) -> list[Sample]:
+    """Return names batch by batch, each of like lengths, in an order by chance."""
+    names = sorted(names, key=lambda name: name["letters"].size(1))
+    starts = (torch.randperm(len(names) // batch) * batch).tolist()
+    order = [name for start in starts for name in names[start : start + batch]]
+    return order + names[len(order) :]
 
 
 class Reader(nn.Module):
@@ -51,14 +55,12 @@ class Reader(nn.Module):
 
     def forward(self, letters: Tensor, kind: Tensor) -> Tensor:
         """Return scores ``(n, 8)`` of names ``(n, 1, longest)``."""
-        found = self.words(self.letters(letters.squeeze(1)).mT).relu().amax(2)
-        scores: Tensor = self.kind(found)
-        return scores
+        words = self.words(self.letters(letters.squeeze(1)).mT)
+        return self.kind(words.relu().amax(2))
 
     def train_step(self, data: dict[str, Tensor], optimizer: Any) -> dict[str, Any]:
-        """Return the loss of a batch whose containers have been opened."""
-        loss = nn.functional.cross_entropy(self(**data), data["kind"])
-        return {"loss": loss, "num_samples": len(data["kind"])}
+        """Return the loss of a batch; its containers have been opened."""
+        return {"loss": nn.functional.cross_entropy(self(**data), data["kind"])}
 
     def val_step(self, data: dict[str, Tensor], optimizer: Any) -> Tensor:
         """Return how many kinds are right."""
@@ -69,16 +71,16 @@ def main() -> None:
     """Train, then count on names that were held out."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=64)
     args = parser.parse_args()
 
     start, names = time.perf_counter(), samples()
     torch.manual_seed(0)
     merge = functools.partial(collate, samples_per_gpu=args.batch)
     options: Any = {"batch_size": args.batch, "num_workers": 1, "collate_fn": merge}
-    rest: Any = [name for i, name in enumerate(names) if i % 10]
-    train = DataLoader(rest, shuffle=True, **options)
-    held_out = DataLoader(names[::10], **options)
+    rest = [name for i, name in enumerate(names) if i % 10]
+    train: Any = DataLoader(of_like_sizes(rest, args.batch), **options)
+    held_out: Any = DataLoader(of_like_sizes(names[::10], args.batch), **options)
     model = MMDataParallel(Reader(), device_ids=[0])  # the host if there is no GPU
     optimizer = torch.optim.Adam(model.parameters(), 4e-3)
     for epoch in range(args.epochs):
