@@ -92,7 +92,10 @@ if end == "is outlived":
 elif end == "is late":
     late.append(try_again)
 elif end != "is idle":
-    pre = PreDataLoader(loader(num_workers, Busy(), sampler=[0] * 10**6), queue_size=1)
+    # With room for all it is never idle, at its end least of all.
+    pre = PreDataLoader(
+        loader(num_workers, Busy(), sampler=[0] * 10**6), queue_size=10**6
+    )
     running = iter(pre)
     for _ in range(5):
         next(running)

@@ -104,6 +104,24 @@ def test_one_place_launches():
     assert text.count("<<<") == text.count("cudaGetLastError()") == 1
 
 
+def test_no_instruction_is_used_without_asking():
+    text = without_comments(CSRC / "cpu" / "stream.h")
+    chosen = re.findall(r"visit\((\w+)\{\}\)", text)
+    asked = re.findall(r"if \((\w+)::supported\(\) && visit\(\1\{\}\)\)", text)
+    assert chosen == asked and len(chosen) == 3
+    text = without_comments(CSRC / "cpu" / "image.cpp")
+    chosen = re.findall(r"push_back\(&loops_of<(\w+)>\)", text)
+    asked = re.findall(r"if \((\w+)::supported\(\)\) kinds\.push_back", text)
+    assert [name for name in chosen if name != "AnyCpu"] == asked and len(asked) == 2
+    for path in [ROOT / "setup.py", ROOT / "CMakeLists.txt"]:
+        assert not re.search(r"-m(arch|avx|fma|cpu)", path.read_text(encoding="utf-8"))
+
+
+def test_no_memory_is_write_combined():
+    for path in SOURCES:
+        assert "writecombined" not in without_comments(path).lower(), path
+
+
 @pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: path.name)
 def test_files_are_short_and_narrow(path):
     lines = path.read_text(encoding="utf-8").splitlines()

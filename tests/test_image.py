@@ -7,6 +7,7 @@ import pickle
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -123,6 +124,19 @@ def test_padding_may_be_normalised_with_the_pixels(backend: ModuleType) -> None:
         assert torch.equal(pre(photos()), by_hand(padded, (26, 31), swap=True))
         after = ImagePreprocessor(MEAN, STD, **options)(photos())
         assert after[2, :, 0, -1].tolist() == [10, 20, 30]
+
+
+@both
+def test_padding_is_normalised_in_two_steps_as_pixels_are(backend: ModuleType) -> None:
+    # For these numbers one rounding of all of it gives another last bit.
+    value, mean, std = (np.float32(each) for each in (31.7, 116.82, 56.47))
+    expected = (value - mean) / std
+    assert expected != np.float32((float(value) - float(mean)) / float(std))
+    options: dict[str, Any] = {"pad_value": 31.7, "pad_before_normalize": True}
+    images = [torch.zeros(1, 2, 2), torch.zeros(1, 2, 3)]
+    with using(backend):
+        batch = ImagePreprocessor(116.82, 56.47, **options)(images)
+    assert batch[0, 0, :, 2].tolist() == [float(expected)] * 2
 
 
 @both

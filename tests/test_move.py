@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +81,23 @@ def test_an_odd_one_goes_by_itself(
     assert [ids(flight) for flight in sent] == [ids([first, last])]
     assert [tensor.device.type for tensor in moved] == ["cpu", "meta", "cpu"]
     assert [tensor.shape for tensor in moved] == [(3,), (2,), (4,)]
+
+
+def test_what_torch_reads_in_place_is_held_until_then() -> None:
+    done: list[bool] = []
+    api: Any = SimpleNamespace(
+        is_pinned=lambda tensor: True,
+        current_stream=lambda device: "home",
+        record=lambda stream: (stream, len(done)),
+        is_done=lambda event: event == ("home", 0) and bool(done),
+    )
+    odd = torch.ones(2, requires_grad=True)
+    lent = weakref.ref(odd)
+    _move.Departure([odd], META, api).land()
+    del odd
+    assert _slab.release_done() == 1 and lent() is not None
+    done.append(True)
+    assert _slab.release_done() == 0 and lent() is None
 
 
 def test_without_grad_mode_a_parameter_is_packed(

@@ -157,6 +157,14 @@ def test_a_tensor_at_two_places_is_one_and_two_views_are_two() -> None:
     assert opened[2].tolist() == list(range(10, 100))
 
 
+def test_an_expanded_tensor_is_sent_as_small_as_it_is() -> None:
+    wide = torch.tensor([3.0]).expand(1 << 22)
+    _, parcel = through(Ring(1, 1 << 20), lambda: [wide, torch.ones(2)])
+    arrived, beside = parcel.open()
+    assert arrived.shape == wide.shape and arrived[-1] == 3 and beside.sum() == 2
+    assert arrived.untyped_storage().nbytes() == 4
+
+
 def test_what_is_made_in_the_slab_is_not_copied() -> None:
     ring = Ring(1, 1 << 20)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
+import sys
 
 import pytest
 import torch
@@ -105,6 +107,19 @@ def test_the_sign_of_zero_is_kept() -> None:
     assert fills(plan, torch.float32, [0.0, -0.0, 5], name) == both
     assert fills(plan, torch.float32, [-0.0, -0.0, 5], name) == minus
     assert fills(plan, torch.int32, [-0.0, -0.0, 5], name) == zero
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)
+def test_a_value_that_is_just_too_large_is_refused(dtype: torch.dtype) -> None:
+    plan = plan_stack([(1, 1), (1, 2)], 1, name)
+    first = 2**64 if dtype == torch.uint64 else 2**63  # whose double is exact
+    below = int(math.nextafter(first, 0))
+    assert fills(plan, dtype, [below, 0], name) == below.to_bytes(8, sys.byteorder)
+    with pytest.raises(ValueError) as caught:
+        fills(plan, dtype, [first, 0], name)
+    assert str(caught.value) == (
+        f"batch[0] must have a padding_value that {dtype} can hold, but has {first}."
+    )
 
 
 def test_the_value_of_the_largest_sample_is_not_looked_at() -> None:

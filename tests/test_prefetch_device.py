@@ -6,6 +6,7 @@ The device is that of ``fake_device``: a missing wait shows as a wrong value.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -216,6 +217,32 @@ def test_a_batch_without_tensors_is_handed_out_as_it_is() -> None:
     with prefetching(fake, [batch]) as pre:
         assert next(iter(pre)) is batch
     assert fake.num_copies == 0
+
+
+def test_what_lies_on_the_device_is_handed_out_as_it_is() -> None:
+    batch = [torch.ones(2, device="meta"), {"a": torch.ones(3, device="meta")}]
+    with FakeDevice() as fake:
+        land, nbytes = HandOver(torch.device("meta"), None, fake).start(batch, None)
+        assert land() is batch and nbytes == fake.num_copies == 0
+
+
+def test_streams_and_page_locked_memory_are_first_used_by_the_consumer() -> None:
+    users: list[threading.Thread] = []
+
+    class Noting(FakeDevice):
+        def pinned(self, nbytes: int) -> torch.Tensor:
+            users.append(threading.current_thread())
+            return super().pinned(nbytes)
+
+        def copy_stream(self, device: torch.device) -> Any:
+            users.append(threading.current_thread())
+            return super().copy_stream(device)
+
+    fake = Noting()
+    with prefetching(fake, lambda: numbers(3)) as pre:
+        assert len([batch["a"].shape for batch in pre]) == 3
+    here = threading.current_thread()
+    assert users[:2] == [here, here] and here not in users[2:]
 
 
 def test_an_error_of_the_device_arrives_in_its_place() -> None:

@@ -87,6 +87,25 @@ def test_a_closed_generator_of_the_loader_runs_its_finally() -> None:
     assert ended == ["pyparallel-prefetch"]
 
 
+def test_an_iterator_that_others_hold_is_closed() -> None:
+    class Rows:
+        closed = 0
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            return 1
+
+        def close(self) -> None:
+            self.closed += 1
+
+    rows = Rows()
+    for _ in PreDataLoader(lambda: rows):
+        break
+    assert rows.closed == 1
+
+
 def test_a_pass_in_a_cycle_is_collected() -> None:
     with nothing_left():
         cycle: dict[str, Any] = {"pass": iter(PreDataLoader(loader(2)))}

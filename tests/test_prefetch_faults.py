@@ -317,7 +317,7 @@ def test_workers_in_the_middle_of_a_batch_are_ended_by_close() -> None:
 
 
 def test_a_batch_that_cannot_land_ends_the_iterator() -> None:
-    with passes([1, 2, 3]) as pre:
+    with passes(range(20)) as pre:
         it = iter(pre)
 
         def fail(batch: Any, home: Any) -> Any:

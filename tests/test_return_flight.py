@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_device import DEVICE
 
-from pyparallel import _backend, _device
+from pyparallel import _backend, _device, _slab
 from pyparallel._return_flight import ReturnFlight, TorchReturn, torch_return
 
 
@@ -113,6 +113,11 @@ def test_both_directions_have_streams_of_their_own(calls):
     back = TorchReturn()
     assert there.copy_stream(DEVICE) is not back.copy_stream(DEVICE)
     assert back.copy_stream(DEVICE) is back.copy_stream(torch.device("cuda:0"))
+    real = (_slab.torch_device, torch_return)
+    streams = [api.copy_stream(DEVICE) for api in real]
+    for api in real:
+        del api._streams[DEVICE]
+    assert streams[0] is not streams[1]
 
 
 def test_tensors_come_back_from_where_they_are():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import subprocess
 import threading
 from typing import Any
 
+import census
 import loader_sets
 import pytest
 import torch
@@ -324,6 +326,14 @@ def test_a_ring_takes_two_descriptors_and_gives_them_back() -> None:
     del batch
     gc.collect()
     assert loader_sets.num_fds() == before
+
+
+def test_a_program_that_is_started_inherits_no_ring() -> None:
+    ring = Ring(1, 1 << 12)
+    command = ["ls", "-l", "/proc/self/fd"]
+    done = subprocess.run(command, capture_output=True, text=True, close_fds=False)
+    assert done.returncode == 0 and "memfd:" not in done.stdout
+    assert census.memfds() and ring.fd >= 0
 
 
 def test_a_ring_that_gets_no_memory_leaves_nothing(monkeypatch: Any) -> None:

@@ -183,6 +183,19 @@ def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
     assert found == expected
 
 
+def test_large_leaves_of_ordinary_memory_are_packed(monkeypatch):
+    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 512)
+    found: list[bytes] = []
+    with FakeDevice(copy_delay=0, compute_delay=0) as device:
+        pinned = device.pinned(512)
+        leaves = [torch.full((512,), 1, dtype=torch.uint8), pinned.fill_(2)]
+        for tensor in _slab.send(leaves, DEVICE, device).land():
+            device.read(tensor, found)
+        assert device.record(device.main).wait(30)
+        assert device.num_copies == 2 and len(device.host.blocks) == 2
+    assert found == [b"\1" * 512, b"\2" * 512]
+
+
 def test_nothing_is_queued_when_packing_fails():
     with FakeDevice() as device:
         conjugated = torch.ones(2, dtype=torch.complex64).conj()

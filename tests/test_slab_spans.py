@@ -141,6 +141,15 @@ def test_leaves_that_do_not_fill_a_span_are_packed(make):
         assert len(device.host.blocks) == device.num_copies == 1
 
 
+def test_empty_leaves_beside_a_span_may_be_anywhere():
+    with LentMemory(copy_delay=0, compute_delay=0) as device:
+        memory = device.ring.take(512).fill_(5)
+        leaves = [torch.empty(0, 3), memory[:256], memory[256:]]
+        landed = arrived(device, _slab.send(leaves, DEVICE, device))
+        assert [raw(x) for x in landed] == [raw(x) for x in leaves]
+        assert device.num_copies == 1 and not device.host.blocks, "it was packed"
+
+
 def test_ordinary_memory_and_small_batches_are_packed(monkeypatch):
     with LentMemory() as device:
         ordinary = torch.ones(512, dtype=torch.uint8)

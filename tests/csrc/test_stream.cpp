@@ -68,6 +68,28 @@ void test_every_mover_writes_every_byte_and_no_other() {
   }
 }
 
+// What is written past the caches is seen by others behind a fence, and no earlier.
+void test_a_worker_ends_with_a_fence() {
+#if defined(__x86_64__)
+  static int num_fences = 0;
+  struct Counted : cpu::Sse2Lines {
+    static void fence() {
+      ++num_fences;
+      Sse2Lines::fence();
+    }
+  };
+  alignas(kLineBytes) uint8_t room[4 * kLineBytes];
+  const std::vector<uint8_t> from(sizeof(room), 7);
+  for (const int64_t nbytes : {4 * kLineBytes, kLineBytes + 5, kLineBytes - 5}) {
+    num_fences = 0;
+    cpu::StreamMover<Counted> mover;
+    mover.copy(room, from.data(), nbytes);
+    mover.finish();
+    CHECK(num_fences == 1);
+  }
+#endif
+}
+
 void test_this_machine_has_a_mover() {
   int num = 0;
   const bool found = cpu::visit_lines([&](auto) { return ++num == 1; });
@@ -118,6 +140,7 @@ void test_large_copies_are_whole() {
 
 int main() {
   test_every_mover_writes_every_byte_and_no_other();
+  test_a_worker_ends_with_a_fence();
   test_this_machine_has_a_mover();
   test_large_copies_of_long_rows_are_streamed();
   test_large_copies_are_whole();
