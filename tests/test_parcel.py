@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from unittest import mock
@@ -15,7 +16,8 @@ import samples
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_sets import Boxes, Scene, same
+from loader_sets import Boxes, Scene, num_fds, same
+from prefetch_loaders import until
 from test_ring_memory import Worker, whole
 
 import pyparallel
@@ -162,7 +164,8 @@ def test_an_expanded_tensor_is_sent_as_small_as_it_is() -> None:
     _, parcel = through(Ring(1, 1 << 20), lambda: [wide, torch.ones(2)])
     arrived, beside = parcel.open()
     assert arrived.shape == wide.shape and arrived[-1] == 3 and beside.sum() == 2
-    assert arrived.untyped_storage().nbytes() == 4
+    nbytes = arrived.untyped_storage().nbytes()
+    assert nbytes == 4
 
 
 def test_what_is_made_in_the_slab_is_not_copied() -> None:
@@ -186,6 +189,20 @@ def test_without_a_slab_the_bytes_take_memory_of_their_own() -> None:
     message = seal(batch, None, None)
     assert isinstance(message.place, _shared.Sent)
     assert same(sent(message).open(), batch)
+
+
+def test_fresh_memory_keeps_no_descriptor_on_either_side() -> None:
+    def there_and_back(value: int) -> torch.Tensor:
+        fresh = _shared.Fresh(64)
+        fresh.bytes.fill_(value)
+        return _shared.receive(fresh.send())
+
+    there_and_back(0)  # starts what multiprocessing has for all that is sent
+    before = num_fds()
+    arrived = [there_and_back(i) for i in range(5)]
+    until(lambda: num_fds() == before)
+    assert [int(each[-1]) for each in arrived] == [0, 1, 2, 3, 4]
+    resource_sharer.stop(10)
 
 
 @pytest.mark.parametrize("batch", [None, [], "text", torch.empty(0, 3), {"a": 1}])

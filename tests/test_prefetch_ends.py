@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefetch_loaders import (
     SOON,
+    Numbers,
     children,
     firsts,
     loader,
@@ -104,6 +106,18 @@ def test_an_iterator_that_others_hold_is_closed() -> None:
     for _ in PreDataLoader(lambda: rows):
         break
     assert rows.closed == 1
+
+
+def test_a_death_is_told_by_next_and_not_in_the_middle_of_a_step() -> None:
+    list(loader(1))  # from now on torch looks for the dead in the main thread
+    with passes(loader(1, Numbers(4, lambda: time.sleep(60)))) as pre:
+        it = iter(pre)
+        next(it)
+        os.kill(it._generation.source._workers[0].pid, signal.SIGKILL)
+        items = it._generation.items
+        until(lambda: items and items[-1].error is not None)  # a step
+        with pytest.raises(RuntimeError, match=r"^PreDataLoader: .* worker pid \d+"):
+            list(it)
 
 
 def test_a_pass_in_a_cycle_is_collected() -> None:

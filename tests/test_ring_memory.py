@@ -159,7 +159,7 @@ def test_a_slab_takes_no_more_than_its_stride(monkeypatch: Any) -> None:
     assert ring.committed(0) == (5 << 20) + 4096
 
 
-def full(fd: int, start: int, nbytes: int) -> None:
+def full(*args: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -336,10 +336,13 @@ def test_a_program_that_is_started_inherits_no_ring() -> None:
     assert census.memfds() and ring.fd >= 0
 
 
-def test_a_ring_that_gets_no_memory_leaves_nothing(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("refused", ["ftruncate", "posix_fallocate"])
+def test_a_ring_that_gets_no_memory_leaves_nothing(
+    monkeypatch: Any, refused: str
+) -> None:
     gc.collect()
     before = loader_sets.num_fds()
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, refused, full)
     with pytest.raises(OSError, match="No space left"):
         Ring(4, 1 << 20)
     gc.collect()
