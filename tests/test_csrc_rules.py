@@ -117,6 +117,17 @@ def test_no_instruction_is_used_without_asking():
         assert not re.search(r"-m(arch|avx|fma|cpu)", path.read_text(encoding="utf-8"))
 
 
+def test_each_call_on_a_stream_makes_its_device_current():
+    text = without_comments(CSRC / "cuda" / "runtime.cpp")
+    calls = re.findall(
+        r"\n  \w+ (\w+)\(([^)]*)\) override \{\n(.*?)\n  \}", text, flags=re.S
+    )
+    on_streams = {name: body for name, args, body in calls if "Stream& stream" in args}
+    assert list(on_streams) == ["copy", "copy_batch", "record", "wait", "is_capturing"]
+    for name, body in on_streams.items():
+        assert body.startswith("    const auto guard = guard_for(stream);\n"), name
+
+
 def test_no_memory_is_write_combined():
     for path in SOURCES:
         assert "writecombined" not in without_comments(path).lower(), path
