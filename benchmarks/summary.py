@@ -85,7 +85,7 @@ def batches(results: Record) -> Iterator[str]:
         "",
         "mmcv 1.7.2",
         "fill, then copy (detectron2)",
-        "*memcpy of the result*",
+        "*non-temporal memcpy of the result*",
     ]
     yield from _head(titles)
     runs = runs_of(results)
