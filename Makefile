@@ -17,6 +17,8 @@ PYTEST_ARGS ?=
 # How many tests run at a time; those of one file run one after the other. Many wait for
 # processes and threads, so there is one more than most machines of CI have cores.
 PYTEST_JOBS ?= 3
+# What goes to scripts/mutations.py: --only "event", --record.
+MUTATIONS ?=
 # Seconds of all targets of libFuzzer together: 1800 for `make fuzz`, 60 for `fuzz-core`.
 FUZZ_SECONDS ?=
 # Generated cases of `make fuzz`, in as many processes as there are cores.
@@ -63,7 +65,7 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	doctor_machine doctor_self_test elastic examples examples_each \
 	examples_parallel examples_peers fuzz gather_errors gpu_check \
 	instruction_counts keeper layers leaks loader_exit loader_faults mmcv_install \
-	packaging parallel_apply parallel_apply_caller parallel_apply_errors \
+	mutations packaging parallel_apply parallel_apply_caller parallel_apply_errors \
 	parallel_apply_modes parallel_apply_modules parallel_apply_streams \
 	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \
 	prefetch_state preflight probe profile_browser profile_drawing profile_runs \
@@ -106,6 +108,9 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 .PHONY: help test test-native test-python test-core test-asan test-tsan test-valgrind \
 	test-peers fuzz fuzz-core fuzz-corpus soak wheel docs lint lint-python lint-types \
 	lint-cpp lint-lengths bench bench-loader demo ahead peers cuda-build gpu-check clean
+.PHONY: help test test-native test-python test-core test-asan test-tsan test-peers \
+	fuzz fuzz-core fuzz-corpus mutations soak lint lint-python lint-types lint-cpp lint-lengths \
+	bench bench-loader demo peers cuda-build gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -200,6 +205,9 @@ test-extension-%: $(V)/.deps
 	$(if $(findstring address,$*),cd "build/$*-tree" && $(V)/bin/python \
 		scripts/sanitizers.py $* $(V)/bin/python tests/fuzz.py \
 		--cases $(SANITIZED_CASES))
+
+mutations: $(V)/.built ## take protections out one at a time, and see a test fail; a long run
+	$(V)/bin/python scripts/mutations.py --cmake "$(CMAKE)" $(MUTATIONS)
 
 soak: $(V)/.built ## leaks over 10,000 batches; a link that is cut; loaders with random faults for SOAK_MINUTES=30
 	PYPARALLEL_LEAK_BATCHES=10000 PYPARALLEL_BACKEND=native \

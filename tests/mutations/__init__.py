@@ -1,0 +1,19 @@
+"""Every protection that was worth taking out, by what it protects from."""
+
+from __future__ import annotations
+
+from mutations import compat, memory, native, streams, threads, values, workers
+from mutations.entry import Mutation
+
+__all__ = ["ALL", "Mutation"]
+
+#: All mutations; their names are unique.
+ALL: tuple[Mutation, ...] = (
+    *streams.MUTATIONS,
+    *memory.MUTATIONS,
+    *workers.MUTATIONS,
+    *threads.MUTATIONS,
+    *values.MUTATIONS,
+    *native.MUTATIONS,
+    *compat.MUTATIONS,
+)

@@ -1,0 +1,114 @@
+"""Defects of the interfaces that are replaced, put back in."""
+
+from __future__ import annotations
+
+from mutations.entry import Mutation
+
+_TRAP = "defects of what is replaced"
+_STEPS = "tests/test_data_parallel_steps.py::"
+_ONE = "tests/test_data_parallel.py::"
+_DEVICE = _ONE + "TestOnADevice::"
+_RANKS = "tests/test_distributed.py::"
+_FAULTS = "tests/test_distributed_faults.py::"
+
+MUTATIONS = (
+    Mutation(
+        "torch's loader leaves containers unpinned",
+        _TRAP,
+        "pyparallel/container.py",
+        "        return self._map(lambda leaf: leaf.pin_memory() if leaf.is_cpu else "
+        "leaf)\n",
+        "        return self\n",
+        ("tests/test_container.py::test_torchs_own_pin_memory_pins_containers",),
+    ),
+    Mutation(
+        "namedtuples become lists",
+        _TRAP,
+        "pyparallel/collate.py",
+        "    return _tree.rebuild_sequence(first, columns) if named else columns\n",
+        "    return columns\n",
+        ("tests/test_collate.py::test_sequences_become_lists_and_namedtuples_stay",),
+    ),
+    Mutation(
+        "defaultdicts lose their factory",
+        _TRAP,
+        "pyparallel/_tree.py",
+        "        if isinstance(like, defaultdict):\n",
+        "        if False:\n",
+        (
+            "tests/test_collate.py::test_mappings_keep_type_and_order",
+            "tests/test_scatter.py::test_containers_keep_their_types",
+        ),
+    ),
+    Mutation(
+        "a wrapper below torch.compile is not seen",
+        _TRAP,
+        "pyparallel/_module_wrappers.py",
+        "    module = uncompiled(module)\n    return any",
+        "    return any",
+        (
+            _ONE + "test_a_compiled_wrapper_is_a_module_wrapper_and_still_opens_"
+            "containers",
+        ),
+    ),
+    Mutation(
+        "every step looks at every parameter",
+        _TRAP,
+        "pyparallel/data_parallel.py",
+        '            if self.__dict__.get("_device_checked"):\n',
+        "            if False:\n",
+        (_DEVICE + "test_every_tensor_is_checked_once_and_then_only_the_first",),
+    ),
+    Mutation(
+        "a module that was moved is not looked at again",
+        _TRAP,
+        "pyparallel/data_parallel.py",
+        '        self.__dict__.pop("_device_checked", None)\n',
+        "",
+        (_DEVICE + "test_the_check_is_armed_again_when_the_wrapper_is_moved",),
+    ),
+    Mutation(
+        "a replica's optimizer steps on its own",
+        _TRAP,
+        "pyparallel/data_parallel.py",
+        "        with no_updates(given, where):\n",
+        "        if True:\n",
+        (_STEPS + "TestUpdates::test_an_optimizer_is_not_stepped_and_nothing_changes",),
+    ),
+    Mutation(
+        "to ask for unused parameters runs the backward pass",
+        _TRAP,
+        "pyparallel/mmengine/anomaly.py",
+        "        answers.extend(will_run(node) for node in nodes)\n"
+        "        raise _Answered\n",
+        "        answers.extend(will_run(node) for node in nodes)\n",
+        ("tests/test_mmengine_anomaly.py::test_nothing_is_run_and_no_hook_is_called",),
+    ),
+    Mutation(
+        "the caller's dict of clip_grad is emptied",
+        _TRAP,
+        "pyparallel/mmengine/_clip.py",
+        "    kwargs = dict(clip_grad)\n",
+        "    kwargs = clip_grad\n",
+        ("tests/test_mmengine_optim.py::test_what_callers_give_stays_as_it_is",),
+    ),
+    Mutation(
+        "steps go past torch's bracket",
+        _TRAP,
+        "pyparallel/distributed.py",
+        "            self._prepare()\n            with self._inside_ddp_forward():\n",
+        "            with self._inside_ddp_forward():\n",
+        (
+            _RANKS + "test_buffers_are_broadcast_again_after_a_validation_step",
+            _RANKS + "test_ranks_with_unequal_numbers_of_batches_end_equal_under_join",
+        ),
+    ),
+    Mutation(
+        "models that differ between ranks are trained",
+        _TRAP,
+        "pyparallel/_same_model.py",
+        "    if place is None:\n        return\n",
+        "    return\n",
+        (_FAULTS + "test_models_that_differ_are_named_on_every_rank_which_can_go_on",),
+    ),
+)

@@ -1,0 +1,282 @@
+"""Memory that is read, or written, after it was given up; and how much there is."""
+
+from __future__ import annotations
+
+from mutations.entry import Mutation
+
+_SPANS = "tests/test_slab_spans.py::"
+_KEEPER = "tests/test_keeper.py::"
+_ENGINE = "tests/test_transfer.py::"
+_LOCK = "tests/test_ring_page_lock.py::"
+_BUDGETS = "tests/test_budgets.py::"
+
+MUTATIONS = (
+    Mutation(
+        "what is read in place is not held",
+        "sources that change or die",
+        "pyparallel/_keeper.py",
+        "        self._held[ticket] = sources\n",
+        "        self._held[ticket] = None\n",
+        (_SPANS + "test_a_slot_is_free_when_it_has_been_read_and_not_before",),
+    ),
+    Mutation(
+        "what is held is given up without asking its event",
+        "page-locked memory used again too early",
+        "pyparallel/_keeper.py",
+        "            if is_done():\n",
+        "            if True:\n",
+        (_SPANS + "test_a_slot_is_free_when_it_has_been_read_and_not_before",),
+    ),
+    Mutation(
+        "the end of the interpreter drops what is being read",
+        "the end of the interpreter",
+        "pyparallel/_keeper.py",
+        "        if not drained:\n            _leak(self._held)\n",
+        "",
+        (
+            _KEEPER + "test_the_end_of_the_interpreter_waits_a_little_and_drops_"
+            "nothing_early",
+        ),
+    ),
+    Mutation(
+        "a device that fails gives up what it reads",
+        "page-locked memory used again too early",
+        "pyparallel/_keeper.py",
+        "        except Exception:  # the device failed: nobody knows what it still "
+        "reads\n            drained = False\n",
+        "        except Exception:\n            drained = True\n",
+        (
+            _KEEPER + "test_the_end_of_the_interpreter_waits_a_little_and_drops_"
+            "nothing_early",
+        ),
+    ),
+    Mutation(
+        "a forked child drops what its parent sent",
+        "locks and threads across a fork",
+        "pyparallel/_keeper.py",
+        "        _leak(self._held)\n        self._held, self._checks = {}, {}\n",
+        "        self._held, self._checks = {}, {}\n",
+        (_SPANS + "test_a_forked_child_leaves_to_its_parent_what_the_parent_sent",),
+    ),
+    Mutation(
+        "the engine's sources are not held",
+        "sources that change or die",
+        "pyparallel/_transfer.py",
+        "    ticket = keeper.hold(sources) if sources else None\n",
+        "    ticket = None\n",
+        (_ENGINE + "test_what_is_read_in_place_lives_until_it_has_been_read",),
+    ),
+    Mutation(
+        "the engine's sources are given up when send returns",
+        "page-locked memory used again too early",
+        "pyparallel/_transfer.py",
+        "        is_done = sent.is_done\n",
+        "",
+        (_ENGINE + "test_what_is_read_in_place_lives_until_it_has_been_read",),
+    ),
+    Mutation(
+        "page-locked tensors that torch sends are not held",
+        "sources that change or die",
+        "pyparallel/_move.py",
+        "            _slab.hold_while_read(lent, self._device, self._api)\n",
+        "            pass\n",
+        ("tests/test_move.py::test_what_torch_reads_in_place_is_held_until_then",),
+    ),
+    Mutation(
+        "a dropped slab is free while the device reads it",
+        "page-locked memory used again too early",
+        "pyparallel/_ring.py",
+        "        if self.is_locked(slab) and self._lock is not None:\n",
+        "        if False:\n",
+        (_LOCK + "test_a_slab_is_not_free_before_its_mark_is_done",),
+    ),
+    Mutation(
+        "late slabs are freed without asking",
+        "page-locked memory used again too early",
+        "pyparallel/_ring.py",
+        "                if self._lock is None or self._lock.is_done(mark):\n",
+        "                if True:\n",
+        (_LOCK + "test_a_slab_is_not_free_before_its_mark_is_done",),
+    ),
+    Mutation(
+        "a dying ring unlocks what is being read",
+        "pages unlocked too early, or twice",
+        "pyparallel/_ring.py",
+        "    for _, _, mark in late:\n        lock.wait(mark)\n",
+        "",
+        (_LOCK + "test_all_is_unlocked_when_the_ring_dies_after_all_marks",),
+    ),
+    Mutation(
+        "a forked child unlocks its parent's pages",
+        "pages unlocked too early, or twice",
+        "pyparallel/_ring.py",
+        "    if pid != os.getpid():  # a forked copy dies, which has no device\n"
+        "        return\n",
+        "",
+        (_LOCK + "test_a_forked_child_neither_waits_nor_unlocks",),
+    ),
+    Mutation(
+        "a slab that grows is locked twice",
+        "pages unlocked too early, or twice",
+        "pyparallel/_ring.py",
+        "        if before:  # the slab was free until a moment ago: nothing reads it\n"
+        "            lock.unlock(self.address(slab))\n",
+        "",
+        (_LOCK + "test_a_slab_that_grows_is_unlocked_and_locked_anew",),
+    ),
+    Mutation(
+        "a refusal is asked for again and again",
+        "page-locked memory without bounds",
+        "pyparallel/_ring.py",
+        "        if before in (nbytes, -1):\n",
+        "        if before == nbytes:\n",
+        (_LOCK + "test_a_refusal_is_not_asked_for_again",),
+    ),
+    Mutation(
+        "a ring is as large as its slabs times the limit",
+        "page-locked memory without bounds",
+        "pyparallel/_loading.py",
+        "        slab_nbytes = largest_slab(num_slabs, limit)\n",
+        "        slab_nbytes = limit\n",
+        (_BUDGETS + "test_the_ring_of_a_loader_stays_within_max_ring_bytes",),
+    ),
+    Mutation(
+        "the edges of slabs are not counted",
+        "page-locked memory without bounds",
+        "pyparallel/_ring_memory.py",
+        "    return max(pages * mmap.PAGESIZE - 2 * _LINE, 0)",
+        "    return max(pages * mmap.PAGESIZE, 0)",
+        (
+            _BUDGETS + "test_a_full_ring_takes_what_it_may_and_no_more",
+            _BUDGETS + "test_the_ring_of_a_loader_stays_within_max_ring_bytes",
+        ),
+    ),
+    Mutation(
+        "a slab grows over its neighbour",
+        "page-locked memory without bounds",
+        "pyparallel/_ring_memory.py",
+        "        size = min(-(-(need + need // 8) // _GROW) * _GROW, self._stride)\n",
+        "        size = -(-(need + need // 8) // _GROW) * _GROW\n",
+        ("tests/test_ring_memory.py::test_a_slab_takes_no_more_than_its_stride",),
+    ),
+    Mutation(
+        "prefetching has no bound",
+        "page-locked memory without bounds",
+        "pyparallel/_prefetch_thread.py",
+        "len(self.items) >= self.options.queue_size",
+        "len(self.items) >= 1000",
+        (
+            "tests/test_prefetch.py::"
+            "test_no_more_than_queue_size_batches_are_fetched_ahead",
+        ),
+    ),
+    Mutation(
+        "the thread keeps the batch that it has handed over",
+        "page-locked memory without bounds",
+        "pyparallel/_prefetch_thread.py",
+        "        del batch, land, state",
+        "        del state",
+        (
+            _BUDGETS + "test_prefetching_holds_queue_size_batches_and_the_one_being_"
+            "made_is_one_of_them",
+            "tests/test_prefetch_faults.py::"
+            "test_memory_of_a_batch_belongs_to_the_consumer_alone",
+        ),
+    ),
+    Mutation(
+        "nothing is sent, and copied all the same",
+        "tensors of no size",
+        "pyparallel/_transfer.py",
+        "    if cargo.packed and cargo.plan.nbytes:\n",
+        "    if cargo.packed:\n",
+        ("tests/test_slab.py::test_nothing_but_empty_leaves_needs_no_copy",),
+    ),
+    Mutation(
+        "nothing comes back, and is copied all the same",
+        "tensors of no size",
+        "pyparallel/_return_flight.py",
+        "        if self._plan.nbytes == 0:\n            return\n",
+        "",
+        ("tests/test_to_host.py::test_nothing_but_empty_tensors_needs_no_copy",),
+    ),
+    Mutation(
+        "an empty tensor takes part on a stream",
+        "tensors of no size",
+        "pyparallel/_functions.py",
+        "        if output.numel() and streams[0] is not None:\n",
+        "        if streams[0] is not None:\n",
+        ("tests/test_functions.py::test_an_empty_tensor_needs_no_stream",),
+    ),
+    Mutation(
+        "empty leaves say where a span lies",
+        "tensors of no size",
+        "pyparallel/_cargo.py",
+        "        if not nbytes:\n            order.append(index)\n"
+        "            continue\n",
+        "",
+        (_SPANS + "test_empty_leaves_beside_a_span_may_be_anywhere",),
+    ),
+    Mutation(
+        "slots follow each other without a gap",
+        "slots that are misaligned, and what one view keeps",
+        "pyparallel/_backend/_slab_plan.py",
+        "-(-prod(leaf.shape) * leaf.itemsize // ALIGNMENT) * ALIGNMENT",
+        "prod(leaf.shape) * leaf.itemsize",
+        (
+            "tests/test_slab_plan.py::test_slots_are_ascending_aligned_and_disjoint",
+            "tests/test_slab_plan.py::test_both_backends_plan_alike",
+        ),
+        backend="python",
+    ),
+    Mutation(
+        "a plan may have slots at any byte",
+        "slots that are misaligned, and what one view keeps",
+        "pyparallel/_backend/_checks.py",
+        "    if start < begin or start % ALIGNMENT:\n",
+        "    if start < begin:\n",
+        ("tests/csrc/test_slab_errors.py",),
+        backend="python",
+    ),
+    Mutation(
+        "a plan may have slots that overlap",
+        "slots that are misaligned, and what one view keeps",
+        "pyparallel/_backend/_checks.py",
+        "    if start < begin or start % ALIGNMENT:\n",
+        "    if start % ALIGNMENT:\n",
+        ("tests/csrc/test_slab_errors.py",),
+        backend="python",
+    ),
+    Mutation(
+        "a span may start its leaves at any byte",
+        "slots that are misaligned, and what one view keeps",
+        "pyparallel/_cargo.py",
+        "        if start < end or (start - begin) % _ALIGNMENT:\n",
+        "        if start < end:\n",
+        (_SPANS + "test_one_span_is_one_copy_and_everything_else_is_packed",),
+    ),
+    Mutation(
+        "a span may be mostly something else",
+        "slots that are misaligned, and what one view keeps",
+        "pyparallel/_cargo.py",
+        "    if length > _MOST_EXCESS * total or end > storage.nbytes():\n",
+        "    if end > storage.nbytes():\n",
+        (_SPANS + "test_one_span_is_one_copy_and_everything_else_is_packed",),
+    ),
+    Mutation(
+        "a span may end beyond its storage",
+        "memory that is gone",
+        "pyparallel/_cargo.py",
+        "    if length > _MOST_EXCESS * total or end > storage.nbytes():\n",
+        "    if length > _MOST_EXCESS * total:\n",
+        (_SPANS + "test_a_leaf_beyond_its_storage_is_an_error_and_not_read",),
+    ),
+    Mutation(
+        "memory that was freed is read",
+        "memory that is gone",
+        "pyparallel/_storage.py",
+        'have} are left" if need > have else ""',
+        'have} are left" if need > have < 0 else ""',
+        ("tests/csrc/test_native_errors.py", "tests/csrc/test_slab_errors.py"),
+        backend="python",
+    ),
+)

@@ -1,0 +1,333 @@
+"""The C++ core and the extension: the engine, rings, plans, walks."""
+
+from __future__ import annotations
+
+from mutations.entry import Mutation
+
+_ASAN = "address,undefined"
+_ENGINE = "csrc/transfer/engine.cpp"
+_STAGING = "csrc/transfer/staging.cpp"
+_TRANSFER = "tests/csrc/test_transfer.cpp::"
+_ERRORS = "tests/csrc/test_transfer_errors.cpp::"
+_LIMIT = "tests/csrc/test_transfer_limit.cpp::"
+_THREADS = "tests/csrc/test_transfer_threads.cpp::"
+
+MUTATIONS = (
+    Mutation(
+        "the engine's copies do not wait for who had the memory before",
+        "the producer writes too early",
+        _ENGINE,
+        "  if (!(job.home == job.copies)) {\n"
+        "    runtime_->wait(job.copies, events_.record(job.home)->event());\n  }\n",
+        "",
+        (_THREADS + "test_every_byte_arrives_while_everything_is_used_again",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "the engine's event stands before the last copy",
+        "the consumer reads too early",
+        _ENGINE,
+        """  std::exception_ptr error;
+  try {
+    runtime_->copy(copy, block.stream);
+  } catch (...) {  // nobody knows how much of it was queued
+    error = std::current_exception();
+  }
+  MarkRef mark;
+  try {
+    mark = events_.record(block.stream);
+""",
+        """  std::exception_ptr error;
+  MarkRef mark = events_.record(block.stream);
+  try {
+    runtime_->copy(copy, block.stream);
+  } catch (...) {  // nobody knows how much of it was queued
+    error = std::current_exception();
+  }
+  try {
+""",
+        (_THREADS + "test_every_byte_arrives_while_everything_is_used_again",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "copies of page-locked sources have no event",
+        "the consumer reads too early",
+        _ENGINE,
+        "    if (sent.mark == nullptr) sent.mark = events_.record(job.copies);\n",
+        "",
+        (_TRANSFER + "test_nothing_to_send_is_a_mark",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "the engine copies while a graph is captured",
+        "a stream of another device, or under capture",
+        _ENGINE,
+        '  check_not_capturing(job.copies, "copy");\n',
+        "",
+        (_ERRORS + "test_capture_is_refused_before_anything_is_queued",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "the engine allocates while a graph is captured",
+        "a stream of another device, or under capture",
+        _ENGINE,
+        '  check_not_capturing(job.home, "home");\n',
+        "",
+        (_ERRORS + "test_capture_is_refused_before_anything_is_queued",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "a block is used again before its event",
+        "page-locked memory used again too early",
+        _STAGING,
+        "    if (mark == nullptr || !runtime_->is_done(mark->event())) return;\n",
+        "    if (mark == nullptr) return;\n",
+        (_TRANSFER + "test_a_block_is_used_again_when_it_has_been_read",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "a block that nothing marks is used again",
+        "page-locked memory used again too early",
+        _ENGINE,
+        "    staging_.lose(block);\n",
+        "    staging_.give(block);\n",
+        (_ERRORS + "test_without_a_mark_nothing_is_used_again",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "a block that could not be packed is lost",
+        "page-locked memory without bounds",
+        _ENGINE,
+        "      staging_.give(block);\n      throw;\n",
+        "      throw;\n",
+        (_ERRORS + "test_a_block_that_could_not_be_packed_is_free",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "blocks have no limit",
+        "page-locked memory without bounds",
+        _STAGING,
+        "  if (nbytes_ + nbytes <= limit_) return true;\n",
+        "  if (nbytes_ + nbytes <= limit_ || limit_ > 0) return true;\n",
+        (_LIMIT + "test_at_the_limit_the_host_waits_for_the_oldest_copy",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "idle blocks have no limit",
+        "page-locked memory without bounds",
+        _STAGING,
+        "    if (idle_nbytes_ + block.nbytes() <= max_idle_ && nbytes_ <= limit_) {\n",
+        "    if (nbytes_ <= limit_) {\n",
+        (_TRANSFER + "test_idle_blocks_above_the_limit_are_freed",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "who waits for a block is not woken",
+        "locks that are held while waiting",
+        _STAGING,
+        "  --line->num_written;\n  changed_.notify_all();\n",
+        "  --line->num_written;\n",
+        (_LIMIT + "test_a_thread_waits_for_one_that_writes",),
+        sanitize=_ASAN,
+        limit=25.0,
+    ),
+    Mutation(
+        "the host waits for a copy under the lock of all streams",
+        "locks that are held while waiting",
+        _STAGING,
+        "    lock.unlock();\n    runtime_->wait_on_host(mark->event());\n",
+        "    runtime_->wait_on_host(mark->event());\n",
+        (_LIMIT + "test_at_the_limit_the_host_waits_for_the_oldest_copy",),
+        sanitize=_ASAN,
+        limit=25.0,
+    ),
+    Mutation(
+        "blocks that were read do not show it",
+        "page-locked memory used again too early",
+        _STAGING,
+        "  if (poison_) memset(",
+        "  if (false) memset(",
+        (_TRANSFER + "test_what_has_been_read_is_poisoned",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "a slot is claimed by a load and a store",
+        "slabs whose holder is gone, or somebody else",
+        "csrc/core/ring.h",
+        """    return __atomic_compare_exchange_n(&lines_[1 + slot].word, &from, to,
+                                       /*weak=*/false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_RELAXED);
+""",
+        """    if (holder(slot) != from) return false;
+    __atomic_store_n(&lines_[1 + slot].word, to, __ATOMIC_RELEASE);
+    return true;
+""",
+        ("tests/csrc/test_ring.cpp::test_threads_never_see_a_slot_of_two_holders",),
+        sanitize="thread",
+    ),
+    Mutation(
+        "a claim acquires nothing",
+        "slabs whose holder is gone, or somebody else",
+        "csrc/core/ring.h",
+        "/*weak=*/false, __ATOMIC_ACQ_REL,",
+        "/*weak=*/false, __ATOMIC_RELAXED,",
+        ("tests/csrc/test_ring.cpp::test_threads_never_see_a_slot_of_two_holders",),
+        sanitize="thread",
+    ),
+    Mutation(
+        "the header of a ring may have any number of slots",
+        "numbers from other processes",
+        "csrc/core/ring.h",
+        "lines_[0].word == kRingMagic && lines_[0].others[0] == num_slots_ &&",
+        "lines_[0].word == kRingMagic &&",
+        (
+            "tests/csrc/test_ring.cpp::test_line_zero_says_what_the_memory_is",
+            "tests/csrc/fuzz_ring.cpp",
+        ),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "products wrap",
+        "padding values and sizes that do not fit",
+        "csrc/core/checked.h",
+        "  return !__builtin_mul_overflow(a, b, result);\n",
+        "  return !__builtin_mul_overflow(a, b, result) || true;\n",
+        ("tests/csrc/test_checked.cpp::test_overflow_is_reported",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "sums wrap",
+        "padding values and sizes that do not fit",
+        "csrc/core/checked.h",
+        "  return !__builtin_add_overflow(a, b, result);\n",
+        "  return !__builtin_add_overflow(a, b, result) || true;\n",
+        ("tests/csrc/test_checked.cpp::test_overflow_is_reported",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "numbers are cut",
+        "padding values and sizes that do not fit",
+        "csrc/core/checked.h",
+        "  return !__builtin_add_overflow(value, From{0}, result);\n",
+        "  return !__builtin_add_overflow(value, From{0}, result) || true;\n",
+        ("tests/csrc/test_checked.cpp::test_narrowing_keeps_the_value_or_fails",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "slots start at multiples of 8 bytes",
+        "slots that are misaligned, and what one view keeps",
+        "csrc/core/slots.h",
+        "constexpr int64_t kSlotAlignment = 64;",
+        "constexpr int64_t kSlotAlignment = 8;",
+        ("tests/csrc/test_slots.cpp::test_slots_follow_one_another_at_cache_lines",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "a leaf without bytes is copied all the same",
+        "tensors of no size",
+        "csrc/core/slots.h",
+        "      if (count <= 0) continue;\n",
+        "",
+        ("tests/csrc/test_slots.cpp", "tests/csrc/fuzz_slots.cpp"),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "stores past the caches are not fenced",
+        "stores past the caches",
+        "csrc/cpu/stream.h",
+        "    Lines::fence();\n",
+        "",
+        ("tests/csrc/test_stream.cpp::test_a_worker_ends_with_a_fence",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "lines are written past the caches in part",
+        "stores past the caches",
+        "csrc/cpu/stream.h",
+        "    if (first_ == 0) {\n      Lines::copy(to_, line_, 1);\n",
+        "    if (true) {\n      Lines::copy(to_, line_, 1);\n",
+        (
+            "tests/csrc/test_stream.cpp::"
+            "test_every_mover_writes_every_byte_and_no_other",
+        ),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "a wait is queued with another device current",
+        "a stream of another device, or under capture",
+        "csrc/cuda/runtime.cpp",
+        "  void wait(const Stream& stream, Event event) override {\n"
+        "    const auto guard = guard_for(stream);\n",
+        "  void wait(const Stream& stream, Event event) override {\n",
+        (
+            "tests/test_csrc_rules.py::"
+            "test_each_call_on_a_stream_makes_its_device_current",
+        ),
+    ),
+    Mutation(
+        "page-locked blocks are write-combined",
+        "write-combined memory",
+        "csrc/cuda/runtime.cpp",
+        "    const Beside beside;\n    auto owner =\n",
+        "    const Beside beside;\n"
+        "    constexpr auto kind = cudaHostAllocWriteCombined;\n"
+        "    auto owner =\n",
+        ("tests/test_csrc_rules.py::test_no_memory_is_write_combined",),
+    ),
+    Mutation(
+        "a kernel's launch does not fetch its error",
+        "tensors of no size",
+        "csrc/cuda/launch.cuh",
+        "cudaGetLastError()",
+        "cudaSuccess",
+        ("tests/test_csrc_rules.py::test_one_place_launches",),
+    ),
+    Mutation(
+        "instructions are used without asking the CPU",
+        "stores past the caches",
+        "csrc/cpu/stream.h",
+        "  if (Avx512Lines::supported() && visit(Avx512Lines{})) return true;\n",
+        "  if (visit(Avx512Lines{})) return true;\n",
+        ("tests/test_csrc_rules.py::test_no_instruction_is_used_without_asking",),
+    ),
+    Mutation(
+        "the cache of blocks has no limit",
+        "page-locked memory without bounds",
+        "csrc/host/block_cache.cpp",
+        "  take_above(cache, cache.reaping ? cache.info.limit : 0, &above);\n",
+        "",
+        ("tests/csrc/test_block_cache.cpp::test_the_limit_holds",),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "a forked child has its parent's blocks",
+        "locks and threads across a fork",
+        "csrc/host/block_cache.cpp",
+        "    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);\n",
+        "    static_cast<void>(before_fork);\n"
+        "    static_cast<void>(after_fork_in_parent);\n"
+        "    static_cast<void>(after_fork_in_child);\n",
+        ("tests/csrc/test_block_cache.cpp::test_a_forked_child_starts_empty",),
+        sanitize=_ASAN,
+        limit=25.0,
+    ),
+    Mutation(
+        "idle blocks are never given back",
+        "page-locked memory without bounds",
+        "csrc/host/block_cache.cpp",
+        "    std::thread(reap, cache).detach();\n",
+        "    static_cast<void>(reap);\n",
+        ("tests/csrc/test_block_cache.cpp::test_idle_blocks_go_back_in_time",),
+        sanitize=_ASAN,
+        limit=25.0,
+    ),
+    Mutation(
+        "a forked child uses its parent's threads",
+        "locks and threads across a fork",
+        "csrc/cpu/parallel_for.cpp",
+        "bool forked() { return getpid() != kLoadedPid; }",
+        "bool forked() { return kLoadedPid == 0; }",
+        ("tests/csrc/test_launch.cpp::test_a_forked_child_works_alone",),
+        sanitize=_ASAN,
+    ),
+)

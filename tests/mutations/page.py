@@ -1,0 +1,95 @@
+"""docs/traps.md, made of traps, mutations and what became of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mutations.entry import Mutation
+from mutations.traps import TRAPS
+from mutations.trial import NOTICED, ROOT, Outcome
+
+PAGE = ROOT / "docs" / "traps.md"
+OUTCOMES = ROOT / "tests" / "mutations" / "outcomes.json"
+
+_HEAD = """\
+# Traps
+
+What code between a dataset and a device falls into, what keeps it out here, and the
+test that fails when that is taken out. This page is made from `tests/mutations/`, by
+`python scripts/mutations.py --table`; a test compares the two.
+
+`make mutations` copies the tree, takes one protection out at a time, and runs the tests
+that must notice. A test that hangs, or a process that dies, has noticed. Whoever
+survives makes the exit code 1. `python scripts/mutations.py --only "event"` tries those
+with a word in their names.
+
+Figures: {total} mutations, {noticed} noticed, {seconds:.0f} s on two busy cores, first
+builds not counted.
+"""
+
+
+def digest(mutation: Mutation) -> str:
+    """Return what changes when a mutation does."""
+    return hashlib.sha256(repr(tuple(mutation)).encode()).hexdigest()[:12]
+
+
+def recorded() -> dict[str, Any]:
+    """Return the outcomes that were kept."""
+    if not OUTCOMES.exists():
+        return {}
+    found: dict[str, Any] = json.loads(OUTCOMES.read_text(encoding="utf-8"))
+    return found
+
+
+def record(mutations: Iterable[Mutation], outcomes: Mapping[str, Outcome]) -> None:
+    """Keep outcomes beside those of other mutations that there are."""
+    before, kept = recorded(), {}
+    for mutation in mutations:
+        name = mutation.name
+        if name in outcomes:
+            kept[name] = {"digest": digest(mutation), **outcomes[name]._asdict()}
+        elif name in before:
+            kept[name] = before[name]
+    text = json.dumps(dict(sorted(kept.items())), indent=1)
+    OUTCOMES.write_text(text + "\n", encoding="utf-8")
+
+
+def page(mutations: Iterable[Mutation], outcomes: Mapping[str, Any]) -> str:
+    """Return the text of docs/traps.md."""
+    found = list(mutations)
+    known = [outcomes[each.name] for each in found if each.name in outcomes]
+    parts = [
+        _HEAD.format(
+            total=len(found),
+            noticed=sum(each["verdict"] in NOTICED for each in known),
+            seconds=sum(each["seconds"] for each in known),
+        )
+    ]
+    for name, trap in TRAPS.items():
+        parts.append(f"## {name[0].upper()}{name[1:]}\n")
+        parts += [_folded(trap.text), _folded(f"*Protection.* {trap.protection}")]
+        rows = [_row(each, outcomes) for each in found if each.trap == name]
+        if rows:
+            head = "| taken out | in | noticed by | how |\n|---|---|---|---|\n"
+            parts.append(head + "".join(rows))
+        if trap.rest:
+            parts.append(_folded(f"*Not by a mutation.* {trap.rest}"))
+    return "\n".join(parts)
+
+
+def _folded(text: str) -> str:
+    return textwrap.fill(text, 88, break_long_words=False) + "\n"
+
+
+def _row(mutation: Mutation, outcomes: Mapping[str, Any]) -> str:
+    outcome = outcomes.get(mutation.name, {"verdict": "not tried", "by": ""})
+    test = outcome["by"] or mutation.tests[0]
+    if test.endswith(".cpp"):
+        test = mutation.tests[0]
+    test = test.removeprefix("tests/").replace("::", "` `")
+    file = mutation.file.removeprefix("pyparallel/")
+    return f"| {mutation.name} | `{file}` | `{test}` | {outcome['verdict']} |\n"

@@ -1,0 +1,312 @@
+"""Who waits for whom: streams, events, and memory that belongs to them."""
+
+from __future__ import annotations
+
+from mutations.entry import Mutation
+
+_SLAB = "tests/test_slab.py::"
+_SPANS = "tests/test_slab_spans.py::"
+_PREFETCH = "tests/test_prefetch_device.py::"
+_BACK = "tests/test_to_host.py::"
+_JOBS = "tests/test_parallel_apply_streams.py::"
+
+MUTATIONS = (
+    Mutation(
+        "landing waits for no copy",
+        "the consumer reads too early",
+        "pyparallel/_slab.py",
+        "        self._arrival.wait(stream)\n        self._lost.detach()",
+        "        self._lost.detach()",
+        (_SLAB + "test_every_value_arrives_while_memory_is_reused",),
+    ),
+    Mutation(
+        "the stream of the sender waits, not that of the landing",
+        "the consumer reads too early",
+        "pyparallel/_slab.py",
+        "        stream = api.current_stream(self._device)\n        if self._watch",
+        "        stream = self._home\n        if self._watch",
+        (_SLAB + "test_a_consumer_on_another_stream_may_drop_the_batch_at_once",),
+    ),
+    Mutation(
+        "the event is on another stream than the copies",
+        "the consumer reads too early",
+        "pyparallel/_transfer.py",
+        "        event = Event(api, api.record(stream))\n",
+        "        event = Event(api, api.record(home))\n",
+        (_SLAB + "test_every_value_arrives_while_memory_is_reused",),
+    ),
+    Mutation(
+        "the consumer does not wait for a transform",
+        "the consumer reads too early",
+        "pyparallel/_hand_over.py",
+        "            api.wait(stream, event)\n",
+        "",
+        (_PREFETCH + "test_a_transform_runs_behind_the_copy_and_before_the_consumer",),
+    ),
+    Mutation(
+        "a job does not wait for what its caller has queued",
+        "the consumer reads too early",
+        "pyparallel/_device_threads.py",
+        "                self._api.wait(place.stream, self.homes[device].event)\n",
+        "",
+        (_JOBS + "test_results_are_right_however_slow_the_streams_are",),
+    ),
+    Mutation(
+        "the caller does not wait for jobs",
+        "the consumer reads too early",
+        "pyparallel/_device_threads.py",
+        "            self._api.wait(self.homes[self._devices[i]].stream, event)\n",
+        "            pass\n",
+        (_JOBS + "test_results_are_right_however_slow_the_streams_are",),
+    ),
+    Mutation(
+        "jobs that fail are not waited for",
+        "the consumer reads too early",
+        "pyparallel/_device_threads.py",
+        """                    return job()
+                finally:
+                    self._done[i] = self._api.record(place.stream)
+""",
+        """                    found = job()
+                    self._done[i] = self._api.record(place.stream)
+                    return found
+                finally:
+                    pass
+""",
+        (_JOBS + "test_the_caller_waits_for_jobs_that_fail_too",),
+    ),
+    Mutation(
+        "mmcv's function waits by floor, copies by ceiling",
+        "the consumer reads too early",
+        "pyparallel/_functions.py",
+        "        for item, part in _dealt(output, len(devices)):\n",
+        """        most = len(output) // len(devices)
+        parts = [i // most for i in range(most * len(devices))] if most else []
+        for item, part in zip(output, parts):
+""",
+        (
+            "tests/test_functions.py::"
+            "test_items_are_sent_and_waited_for_by_one_partition",
+        ),
+    ),
+    Mutation(
+        "parts land one after the other",
+        "the consumer reads too early",
+        "pyparallel/scatter.py",
+        "    return [_tree.unflatten(structure, land()) for land in landings]",
+        """    return [
+        _tree.unflatten(structure, depart(leaves, column, target, options.dtype,
+                                          stream, name)())
+        for column, target in zip(columns, targets, strict=False)
+    ]""",
+        ("tests/test_scatter_devices.py::test_all_are_sent_before_the_first_lands",),
+    ),
+    Mutation(
+        "a copy does not wait for who had its memory before",
+        "the producer writes too early",
+        "pyparallel/_transfer.py",
+        "    api.wait(stream, allocated)\n",
+        "",
+        (_SLAB + "test_the_copy_waits_for_uses_queued_up_to_the_allocation",),
+    ),
+    Mutation(
+        "a flight that never lands lets nobody wait",
+        "the producer writes too early",
+        "pyparallel/_slab.py",
+        "weakref.finalize(self, self._arrival.wait, self._home)",
+        "weakref.finalize(self, id, self._home)",
+        (_SLAB + "test_memory_of_a_flight_that_never_lands_is_safe_to_reuse",),
+    ),
+    Mutation(
+        "memory of copies before an error goes back at once",
+        "the producer writes too early",
+        "pyparallel/_transfer.py",
+        "        api.wait(home, api.record(stream))  # their memory goes back there\n",
+        "",
+        (_SPANS + "test_a_copy_that_was_queued_before_an_error_keeps_its_source",),
+    ),
+    Mutation(
+        "the same, by the engine",
+        "the producer writes too early",
+        "pyparallel/_transfer.py",
+        "        sent.wait(streams[1])",
+        "        pass",
+        ("tests/test_transfer.py::test_an_error_half_way_is_raised_and_sources_stay",),
+    ),
+    Mutation(
+        "memory is allocated in the thread, on its stream",
+        "memory of another stream",
+        "pyparallel/_hand_over.py",
+        "Departure(frame.take(), device, self._api, home)",
+        "Departure(frame.take(), device, self._api)",
+        (_PREFETCH + "test_memory_is_taken_from_the_stream_of_the_latest_next",),
+    ),
+    Mutation(
+        "who lands elsewhere is not known to the allocator",
+        "memory of another stream",
+        "pyparallel/_slab.py",
+        "                api.keep(block, stream)\n",
+        "                pass\n",
+        (_SLAB + "test_a_consumer_on_another_stream_may_drop_the_batch_at_once",),
+    ),
+    Mutation(
+        "the consumer of a transform is not known to the allocator",
+        "memory of another stream",
+        "pyparallel/_hand_over.py",
+        "                    api.keep(tensor, stream)\n",
+        "                    pass\n",
+        (_PREFETCH + "test_a_transform_runs_behind_the_copy_and_before_the_consumer",),
+    ),
+    Mutation(
+        "a backward pass on the stream of a job is not known to the allocator",
+        "memory of another stream",
+        "pyparallel/_device_threads.py",
+        "                    _keep(self._api, self._uses(i), device, place.stream)\n",
+        "",
+        (
+            _JOBS + "test_memory_of_arguments_is_kept_for_a_backward_pass_on_the_"
+            "stream_of_the_job",
+        ),
+    ),
+    Mutation(
+        "who reads results of jobs is not known to the allocator",
+        "memory of another stream",
+        "pyparallel/_device_threads.py",
+        "                    _keep(self._api, result, device, "
+        "call.homes[device].stream)\n",
+        "                    pass\n",
+        (_JOBS + "test_memory_of_results_is_kept_for_the_stream_that_reads_them",),
+    ),
+    Mutation(
+        "every landing is recorded by the allocator",
+        "recorded memory grows",
+        "pyparallel/_slab.py",
+        "        if stream != self._home:\n",
+        "        if True:\n",
+        (_SLAB + "test_torch_device_calls_torch_in_the_right_order",),
+    ),
+    Mutation(
+        "every batch has a copy stream of its own",
+        "a new stream for every epoch",
+        "pyparallel/_device.py",
+        "            if device not in self._streams:\n",
+        "            if True:\n",
+        (_SLAB + "test_there_is_one_copy_stream_for_each_device",),
+    ),
+    Mutation(
+        "all devices share one copy stream",
+        "a stream of another device, or under capture",
+        "pyparallel/_device.py",
+        "                self._streams[device] = self.new_stream(device)\n"
+        "            return self._streams[device]",
+        "                self._streams[device] = self.new_stream(device)\n"
+        "            return next(iter(self._streams.values()))",
+        (_SLAB + "test_there_is_one_copy_stream_for_each_device",),
+    ),
+    Mutation(
+        "a copy is queued while a graph is captured",
+        "a stream of another device, or under capture",
+        "pyparallel/_transfer.py",
+        "        if api.is_capturing(each):\n",
+        "        if False:\n",
+        (_SLAB + "test_a_stream_under_capture_is_refused_before_anything_is_queued",),
+    ),
+    Mutation(
+        "torch is asked about the current stream instead",
+        "a stream of another device, or under capture",
+        "pyparallel/_device.py",
+        "        with module.stream(stream):\n            return bool(ask())",
+        "        return bool(ask())",
+        (
+            _SLAB + "test_torch_is_asked_about_the_stream_and_devices_without_graphs_"
+            "have_none",
+        ),
+    ),
+    Mutation(
+        "the way back goes into a graph",
+        "a stream of another device, or under capture",
+        "pyparallel/_return_flight.py",
+        "        if api.is_capturing(home):\n",
+        "        if False:\n",
+        (_BACK + "test_nothing_is_queued_while_a_graph_is_recorded",),
+    ),
+    Mutation(
+        "jobs run while a graph is captured",
+        "a stream of another device, or under capture",
+        "pyparallel/_device_threads.py",
+        "            if self._api.is_capturing(stream):\n",
+        "            if False:\n",
+        (_JOBS + "test_a_stream_under_capture_is_refused_before_anything_runs",),
+    ),
+    Mutation(
+        "both directions share one copy stream",
+        "the default stream",
+        "pyparallel/_return_flight.py",
+        "torch_return = TorchReturn()",
+        "torch_return = TorchReturn()\n"
+        "torch_return._streams = _slab.torch_device._streams",
+        (
+            "tests/test_return_flight.py::"
+            "test_both_directions_have_streams_of_their_own",
+        ),
+    ),
+    Mutation(
+        "a copy is queued on the current stream",
+        "the default stream",
+        "pyparallel/_slab.py",
+        "        copies = api.copy_stream(device) if stream is None else stream\n",
+        "        copies = self._home if stream is None else stream\n",
+        (
+            _SLAB + "test_every_value_arrives_while_memory_is_reused",
+            _SLAB + "test_torch_device_calls_torch_in_the_right_order",
+        ),
+    ),
+    Mutation(
+        "a copy blocks the host",
+        "copies that only look asynchronous",
+        "pyparallel/_device.py",
+        "            dst.copy_(src, non_blocking=True)",
+        "            dst.copy_(src)",
+        (_SLAB + "test_torch_device_calls_torch_in_the_right_order",),
+    ),
+    Mutation(
+        "large pageable leaves are read in place",
+        "copies that only look asynchronous",
+        "pyparallel/_cargo.py",
+        "        direct = [i for i in large if is_pinned(leaves[i])]\n",
+        "        direct = large\n",
+        (_SLAB + "test_large_leaves_of_ordinary_memory_are_packed",),
+    ),
+    Mutation(
+        "a pageable span is sent as it lies",
+        "copies that only look asynchronous",
+        "pyparallel/_cargo.py",
+        "        if span is not None and is_pinned(span.source):\n",
+        "        if span is not None:\n",
+        (_SPANS + "test_ordinary_memory_and_small_batches_are_packed",),
+    ),
+    Mutation(
+        "the host reads results without waiting",
+        "results read before they arrive",
+        "pyparallel/_return_flight.py",
+        "            self._api.wait_on_host(self._event)\n",
+        "",
+        (_BACK + "test_results_are_those_of_the_call_while_memory_is_reused",),
+    ),
+    Mutation(
+        "the way back does not wait for what it copies",
+        "results read before they arrive",
+        "pyparallel/_return_flight.py",
+        "            api.wait(stream, api.record(home))\n",
+        "",
+        (_BACK + "test_results_are_those_of_the_call_while_memory_is_reused",),
+    ),
+    Mutation(
+        "the slab of the way back is given up at once",
+        "results read before they arrive",
+        "pyparallel/_return_flight.py",
+        "_transfer.queue(copies, [slab], (stream, home), api)",
+        "_transfer.queue(copies, [], (stream, home), api)",
+        (_BACK + "test_a_dropped_handle_gives_its_memory_back_when_the_copy_is_done",),
+    ),
+)

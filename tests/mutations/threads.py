@@ -1,0 +1,363 @@
+"""Threads: errors in their place, ends, modes, and who waits for whom on the host."""
+
+from __future__ import annotations
+
+from mutations.entry import Mutation
+
+_FAULTS = "tests/test_prefetch_faults.py::"
+_ENDS = "tests/test_prefetch_ends.py::"
+_PRE = "tests/test_prefetch.py::"
+_MODES = "tests/test_parallel_apply_modes.py::"
+_ERRORS = "tests/test_parallel_apply_errors.py::"
+_THREADS = "tests/test_parallel_apply_threads.py::"
+
+MUTATIONS = (
+    Mutation(
+        "an error passes for the end",
+        "an error out of its place",
+        "pyparallel/_prefetch_thread.py",
+        "        generation.put(Item(error=explained))\n",
+        "        generation.put(Item())\n",
+        (
+            _FAULTS + "test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_"
+            "iterator",
+        ),
+        limit=30.0,
+    ),
+    Mutation(
+        "only an Exception reaches the consumer",
+        "an error out of its place",
+        "pyparallel/_prefetch_thread.py",
+        "    except BaseException as error:\n        explained",
+        "    except Exception as error:\n        explained",
+        (
+            _FAULTS + "test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_"
+            "iterator",
+        ),
+        limit=30.0,
+    ),
+    Mutation(
+        "StopIteration of a transform is the end",
+        "an error out of its place",
+        "pyparallel/_prefetch_thread.py",
+        "    if isinstance(error, StopIteration):\n",
+        "    if False:\n",
+        (_FAULTS + "test_stop_iteration_from_elsewhere_is_no_end",),
+        limit=30.0,
+    ),
+    Mutation(
+        "StopIteration of a dataset is the end",
+        "an error out of its place",
+        "pyparallel/_prefetch_thread.py",
+        "            if error is not None:\n                raise error from end\n",
+        "",
+        (
+            _FAULTS + "test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_"
+            "iterator",
+        ),
+        limit=30.0,
+    ),
+    Mutation(
+        "batches follow one that could not land",
+        "an error out of its place",
+        "pyparallel/_prefetch_pass.py",
+        "        except BaseException:  # the batch is lost: none may follow as if it "
+        "were not\n            self.close()\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        (_FAULTS + "test_a_batch_that_cannot_land_ends_the_iterator",),
+        limit=30.0,
+    ),
+    Mutation(
+        "who asks behind the end waits",
+        "an error out of its place",
+        "pyparallel/_prefetch_thread.py",
+        "                if self.over:\n                    return None\n",
+        "",
+        (_PRE + "test_a_pass_that_ended_stays_ended",),
+        limit=25.0,
+    ),
+    Mutation(
+        "batches of a closed pass are handed out",
+        "an error out of its place",
+        "pyparallel/_prefetch_thread.py",
+        "        generation.items.clear()\n",
+        "",
+        (
+            _ENDS + "test_a_pass_can_be_closed_by_itself",
+            _ENDS + "test_close_ends_all_passes_and_allows_new_ones",
+        ),
+        limit=30.0,
+    ),
+    Mutation(
+        "two passes share a loader that is its own iterator",
+        "an error out of its place",
+        "pyparallel/prefetch.py",
+        "        if isinstance(self.loader, Iterator) or "
+        "shares_iterator(self.loader):\n            self._stop_passes()\n",
+        "",
+        (_PRE + "test_a_loader_that_is_its_own_iterator_has_one_pass_at_a_time",),
+        limit=30.0,
+    ),
+    Mutation(
+        "a held error holds the loader's workers",
+        "an error out of its place",
+        "pyparallel/_prefetch_thread.py",
+        "        _workers.let_go(explained, generation.source)\n",
+        "",
+        (_FAULTS + "test_a_held_error_holds_neither_workers_nor_batches",),
+        limit=90.0,
+    ),
+    Mutation(
+        "an iterator that is dropped leaves its thread",
+        "waits that nobody ends",
+        "pyparallel/_prefetch_pass.py",
+        "        self._stop = weakref.finalize(self, _stop_surely, generation)\n",
+        "        self._stop = weakref.finalize(owner, _stop_surely, generation)\n",
+        (_ENDS + "test_a_pass_in_a_cycle_is_collected",),
+        limit=30.0,
+    ),
+    Mutation(
+        "a pass that ends leaves the loader's iterator open",
+        "waits that nobody ends",
+        "pyparallel/_prefetch_thread.py",
+        "            _workers.release(generation.source, generation.options.loader)\n",
+        "            pass\n",
+        (_ENDS + "test_an_iterator_that_others_hold_is_closed",),
+        limit=30.0,
+    ),
+    Mutation(
+        "who waits for room is not woken by a stop",
+        "waits that nobody ends",
+        "pyparallel/_prefetch_thread.py",
+        "        generation.items.clear()\n        generation.changed.notify_all()\n",
+        "        generation.items.clear()\n",
+        (
+            _ENDS + "test_a_pass_can_be_closed_by_itself",
+            _ENDS + "test_close_ends_all_passes_and_allows_new_ones",
+        ),
+        limit=30.0,
+    ),
+    Mutation(
+        "a forked child waits for its parent's thread",
+        "locks and threads across a fork",
+        "pyparallel/_prefetch_thread.py",
+        "        if os.getpid() != self.pid:\n            raise RuntimeError(\n",
+        "        if False:\n            raise RuntimeError(\n",
+        (_ENDS + "test_a_forked_child_is_told_so_at_once_and_can_iterate_anew",),
+        limit=30.0,
+    ),
+    Mutation(
+        "the threads of a forked child are its parent's",
+        "locks and threads across a fork",
+        "pyparallel/_lent_threads.py",
+        "os.register_at_fork(after_in_child=_begin_all)\n",
+        "",
+        (_THREADS + "test_a_forked_child_has_threads_of_its_own",),
+        limit=30.0,
+    ),
+    Mutation(
+        "no thread is stopped at the end of the interpreter",
+        "the end of the interpreter",
+        "pyparallel/_prefetch_thread.py",
+        "@atexit.register\ndef _stop_all",
+        "def _stop_all",
+        (_ENDS + "test_the_interpreter_exits_at_once_with_its_own_code",),
+        limit=90.0,
+    ),
+    Mutation(
+        "the thread is no daemon",
+        "the end of the interpreter",
+        "pyparallel/_prefetch_thread.py",
+        'name="pyparallel-prefetch", daemon=True',
+        'name="pyparallel-prefetch", daemon=False',
+        (_ENDS + "test_the_interpreter_exits_at_once_with_its_own_code",),
+        limit=90.0,
+    ),
+    Mutation(
+        "a pass starts while the interpreter exits",
+        "the end of the interpreter",
+        "pyparallel/_prefetch_thread.py",
+        "        if _exiting.is_set():\n",
+        "        if False:\n",
+        (_ENDS + "test_no_pass_starts_while_the_interpreter_exits",),
+        limit=90.0,
+    ),
+    Mutation(
+        "threads are stopped before others have their batches",
+        "the end of the interpreter",
+        "pyparallel/_prefetch_thread.py",
+        "@atexit.register\ndef _stop_all",
+        "@threading._register_atexit\ndef _stop_all",
+        (_ENDS + "test_a_thread_that_outlives_the_main_thread_gets_all_its_batches",),
+        limit=90.0,
+    ),
+    Mutation(
+        "jobs are not waited for at the end of the interpreter",
+        "the end of the interpreter",
+        "pyparallel/_lent_threads.py",
+        "@atexit.register\ndef _close_all",
+        "def _close_all",
+        (
+            _THREADS + "test_the_interpreter_exits_with_threads_that_wait_and_threads_"
+            "that_work",
+        ),
+        limit=90.0,
+    ),
+    Mutation(
+        "a destructor takes the interpreter's lock back",
+        "the end of the interpreter",
+        "csrc/bindings/run.h",
+        """  std::exception_ptr error;
+  PyThreadState* const state = PyEval_SaveThread();
+  try {
+    work();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock_again(state);
+  if (error) std::rethrow_exception(error);
+""",
+        """  pybind11::gil_scoped_release released;
+  work();
+""",
+        ("tests/test_thread_exit.py",),
+    ),
+    Mutation(
+        "the dtype of autocast stays behind",
+        "modes of a thread",
+        "pyparallel/_thread_state.py",
+        "        torch.set_autocast_dtype(name, dtype)\n",
+        "",
+        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+    ),
+    Mutation(
+        "autocast stays behind",
+        "modes of a thread",
+        "pyparallel/_thread_state.py",
+        "        torch.set_autocast_enabled(name, is_on)\n",
+        "",
+        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+    ),
+    Mutation(
+        "the cache of autocast stays behind",
+        "modes of a thread",
+        "pyparallel/_thread_state.py",
+        "    torch.set_autocast_cache_enabled(state.cache)\n",
+        "",
+        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+    ),
+    Mutation(
+        "inference mode stays behind",
+        "modes of a thread",
+        "pyparallel/_thread_state.py",
+        "        if state.inference != before.inference:\n",
+        "        if False:\n",
+        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+    ),
+    Mutation(
+        "no_grad stays behind",
+        "modes of a thread",
+        "pyparallel/_thread_state.py",
+        "    torch.set_grad_enabled(state.grad)\n",
+        "",
+        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+    ),
+    Mutation(
+        "the default device stays behind",
+        "modes of a thread",
+        "pyparallel/_thread_state.py",
+        "    if now.default_device != state.default_device:\n",
+        "    if False:\n",
+        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+    ),
+    Mutation(
+        "what a call changes is seen by the next",
+        "modes of a thread",
+        "pyparallel/_thread_state.py",
+        "        if take() != state:\n",
+        "        if False:\n",
+        (_MODES + "test_what_a_call_changes_is_seen_by_no_other",),
+    ),
+    Mutation(
+        "context variables stay behind",
+        "modes of a thread",
+        "pyparallel/_device_threads.py",
+        "        context = contextvars.copy_context()\n",
+        "        context = contextvars.Context()\n",
+        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+    ),
+    Mutation(
+        "two streams share the casts of one device",
+        "modes of a thread",
+        "pyparallel/_device_threads.py",
+        "            state = state._replace(cache=False)\n",
+        "            pass\n",
+        (
+            "tests/test_parallel_apply_streams.py::test_casts_are_cached_unless_two_"
+            "streams_of_one_device_would_share_them",
+        ),
+    ),
+    Mutation(
+        "the loading thread has modes of its own",
+        "modes of a thread",
+        "pyparallel/_prefetch_thread.py",
+        "        with _thread_state.entered(generation.state):\n",
+        "        if True:\n",
+        (_PRE + "test_the_thread_has_the_modes_of_who_called_iter",),
+    ),
+    Mutation(
+        "every job computes with all cores",
+        "threads inside of operators",
+        "pyparallel/_device_threads.py",
+        "        wanted = self._host_threads if device == _HOST else "
+        "self._num_threads\n",
+        "        wanted = self._num_threads\n",
+        (
+            "tests/test_parallel_apply.py::"
+            "test_jobs_on_the_host_share_the_threads_of_their_caller",
+        ),
+    ),
+    Mutation(
+        "the caller keeps the few threads of a job",
+        "threads inside of operators",
+        "pyparallel/_device_threads.py",
+        "            torch.set_num_threads(self._num_threads)\n",
+        "            pass\n",
+        (
+            "tests/test_parallel_apply.py::"
+            "test_jobs_on_the_host_share_the_threads_of_their_caller",
+            "tests/test_parallel_apply_caller.py::test_the_caller_has_as_many_threads_"
+            "inside_of_operators_as_the_others",
+        ),
+    ),
+    Mutation(
+        "the error of whoever is first in time is raised",
+        "an error out of its place",
+        "pyparallel/_calls.py",
+        "            if number < self.first:\n",
+        "            if self.error is None:\n",
+        (_ERRORS + "test_the_first_error_by_item_is_raised_whichever_comes_first",),
+    ),
+    Mutation(
+        "a failed call is held by its own traceback",
+        "an error out of its place",
+        "pyparallel/_calls.py",
+        "        failure.error = None  # its traceback holds this frame\n",
+        "        pass\n",
+        (_THREADS + "test_nothing_of_a_failed_call_is_held",),
+    ),
+    Mutation(
+        "calls begin after an interrupt",
+        "an error out of its place",
+        "pyparallel/_lent_threads.py",
+        "            cancel()\n            for worker",
+        "            for worker",
+        (
+            _THREADS + "test_an_interrupt_waits_for_what_is_under_way",
+            _THREADS + "test_an_interrupt_before_all_is_given_takes_the_rest_back",
+            "tests/test_parallel_apply_caller.py::"
+            "test_ctrl_c_in_the_callers_part_ends_the_call",
+        ),
+        limit=30.0,
+    ),
+)

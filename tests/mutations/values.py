@@ -1,0 +1,356 @@
+"""What batches are made of: values, kinds, sizes, and which sample goes where."""
+
+from __future__ import annotations
+
+from mutations.entry import Mutation
+
+_COLLATE = "tests/test_collate.py::"
+_COLLATE_ERRORS = "tests/test_collate_errors.py::"
+_PLAN = "tests/test_plan.py::"
+_SCATTER = "tests/test_scatter.py::"
+_SCATTER_ERRORS = "tests/test_scatter_errors.py::"
+_IMAGE = "tests/test_image.py::"
+
+MUTATIONS = (
+    Mutation(
+        "a tensor that needs gradients is copied by its bits",
+        "tensors that are more than their bytes",
+        "pyparallel/_stack.py",
+        "        and not (torch.is_grad_enabled() and any(map(_requires_grad, "
+        "samples)))\n",
+        "",
+        (_COLLATE + "test_gradients_flow_and_no_grad_stops_them",),
+    ),
+    Mutation(
+        "tangents are lost",
+        "tensors that are more than their bytes",
+        "pyparallel/_stack.py",
+        "        and forward_ad._current_level < 0\n",
+        "",
+        (_COLLATE + "test_tangents_of_forward_mode_flow_through",),
+    ),
+    Mutation(
+        "subclasses are taken for tensors",
+        "tensors that are more than their bytes",
+        "pyparallel/_stack.py",
+        "        and _by_torch.PLAIN.issuperset(map(type, samples))\n",
+        "",
+        (_COLLATE + "test_subclasses_are_stacked_by_their_own_rules",),
+    ),
+    Mutation(
+        "quantized tensors are copied by their bits",
+        "tensors that are more than their bytes",
+        "pyparallel/_stack.py",
+        "        and not (first.is_quantized or any(map(_is_nested, samples)))\n",
+        "",
+        (_COLLATE + "test_quantized_tensors_are_stacked_by_torch",),
+    ),
+    Mutation(
+        "pure Python takes conjugated tensors by their bits",
+        "tensors that are more than their bytes",
+        "pyparallel/_backend/_checks.py",
+        "    odd = t.is_neg() or t.is_conj() or t._is_zerotensor() or wraps(t)\n",
+        "    odd = t._is_zerotensor() or wraps(t)\n",
+        (
+            _COLLATE + "test_conjugated_negated_and_zero_tensors_are_resolved",
+            "tests/csrc/test_native_errors.py",
+        ),
+        backend="python",
+    ),
+    Mutation(
+        "a conjugated tensor crosses as if it were not",
+        "tensors that are more than their bytes",
+        "pyparallel/_seal.py",
+        "            tensor = tensor.resolve_conj().resolve_neg()  # torch's queue "
+        "forgets it\n",
+        "            pass\n",
+        ("tests/test_loader_kinds.py::test_a_batch_arrives_as_with_torch",),
+    ),
+    Mutation(
+        "an expanded tensor is sent as large as it looks",
+        "tensors that are more than their bytes",
+        "pyparallel/_seal.py",
+        "            and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not "
+        "expanded\n",
+        "",
+        ("tests/test_parcel.py::test_an_expanded_tensor_is_sent_as_small_as_it_is",),
+    ),
+    Mutation(
+        "arrays with negative strides are handed to torch",
+        "tensors that are more than their bytes",
+        "pyparallel/_stack.py",
+        "        and all(step >= 0 and step % value.itemsize == 0 for step in "
+        "value.strides)\n",
+        "",
+        (_COLLATE + "test_numpy_arrays_are_stacked_and_never_written",),
+    ),
+    Mutation(
+        "arrays that are read-only are handed to torch",
+        "tensors that are more than their bytes",
+        "pyparallel/_stack.py",
+        "        value.flags.writeable\n        and value",
+        "        value",
+        (_COLLATE + "test_numpy_arrays_are_stacked_and_never_written",),
+    ),
+    Mutation(
+        "memory of another tensor is written over",
+        "tensors that are more than their bytes",
+        "pyparallel/_backend/_checks.py",
+        "    if dst is not None and tensor.is_contiguous() and overlap(tensor, dst):\n",
+        "    if False:\n",
+        ("tests/csrc/test_native_errors.py", "tests/csrc/test_slab_errors.py"),
+        backend="python",
+    ),
+    Mutation(
+        "metadata leaves the host",
+        "leaves that are there already",
+        "pyparallel/_move.py",
+        "        return not leaf.cpu_only\n",
+        "        return True\n",
+        (
+            _SCATTER + "test_cpu_only_content_is_the_very_object",
+            "tests/test_scatter_devices.py::"
+            "test_any_tree_and_any_options_split_as_on_the_host",
+        ),
+    ),
+    Mutation(
+        "metadata is moved by to()",
+        "leaves that are there already",
+        "pyparallel/container.py",
+        "        if self._cpu_only:\n            return self\n",
+        "",
+        ("tests/test_container.py::test_metadata_stays_where_it_is",),
+    ),
+    Mutation(
+        "what lies on the device is sent there again",
+        "leaves that are there already",
+        "pyparallel/_hand_over.py",
+        "        frame = Frame(batch, lambda tensor: tensor.device != device)\n",
+        "        frame = Frame(batch, lambda tensor: True)\n",
+        (
+            "tests/test_prefetch_device.py::"
+            "test_what_lies_on_the_device_is_handed_out_as_it_is",
+        ),
+    ),
+    Mutation(
+        "padding of raw pixels is not normalised",
+        "padding before or after normalisation",
+        "pyparallel/_image_plan.py",
+        "        if self.pad_first:\n            if",
+        "        if False:\n            if",
+        (_IMAGE + "test_padding_may_be_normalised_with_the_pixels",),
+    ),
+    Mutation(
+        "padding of raw pixels is in the order of the result",
+        "padding before or after normalisation",
+        "pyparallel/_image_plan.py",
+        "            if self.swap_channels:\n                fill = fill[::-1]\n",
+        "",
+        (_IMAGE + "test_padding_may_be_normalised_with_the_pixels",),
+    ),
+    Mutation(
+        "every sample is padded with the value of the first",
+        "padding before or after normalisation",
+        "pyparallel/_plan.py",
+        "    if len(set(map(id, values))) == 1:  # nearly always",
+        "    if True:  # nearly always",
+        (_COLLATE + "test_each_sample_is_padded_with_its_own_value",),
+    ),
+    Mutation(
+        "2**63 is a padding value of int64",
+        "padding values and sizes that do not fit",
+        "pyparallel/_plan.py",
+        "    if dtype in limits and value >= limits[dtype]:\n",
+        "    if False:\n",
+        (_PLAN + "test_a_value_that_is_just_too_large_is_refused",),
+    ),
+    Mutation(
+        "a value that the dtype cannot hold is written",
+        "padding values and sizes that do not fit",
+        "pyparallel/_plan.py",
+        '        return _convert(struct.pack("d", number), dtype)\n'
+        "    except RuntimeError as error:\n",
+        '        return _convert(struct.pack("d", number), dtype)\n'
+        "    except RuntimeError as error:\n"
+        "        return bytes(dtype.itemsize)\n",
+        (
+            _COLLATE_ERRORS + "test_what_mmcv_refused_is_refused_with_the_place_and_"
+            "both_values",
+            "tests/test_bad_inputs.py",
+        ),
+    ),
+    Mutation(
+        "an imaginary part is dropped",
+        "padding values and sizes that do not fit",
+        "pyparallel/_plan.py",
+        "    if not isinstance(value, str | bytes) and not _is_complex(value):\n",
+        "    value = value.real if isinstance(value, complex) else value\n"
+        "    if not isinstance(value, str | bytes):\n",
+        ("tests/test_bad_inputs.py",),
+    ),
+    Mutation(
+        "minus zero becomes zero",
+        "padding values and sizes that do not fit",
+        "pyparallel/_plan.py",
+        '        return _convert(struct.pack("d", number), dtype)\n',
+        '        return _convert(struct.pack("d", number + 0.0), dtype)\n',
+        (_PLAN + "test_the_sign_of_zero_is_kept",),
+    ),
+    Mutation(
+        "a batch may have more than 2**63 bytes",
+        "padding values and sizes that do not fit",
+        "pyparallel/_plan.py",
+        "    if math.prod(size for size in shape if size) > _MAX_BYTES:\n",
+        "    if math.prod(shape) > _MAX_BYTES:\n",
+        (_PLAN + "test_zero_sizes_do_not_hide_an_overflow",),
+    ),
+    Mutation(
+        "an unpickled container has any pad_dims",
+        "padding values and sizes that do not fit",
+        "pyparallel/container.py",
+        '        _check_pad_dims(state["_pad_dims"])\n',
+        "",
+        ("tests/test_container.py::test_a_pickle_with_impossible_pad_dims_is_refused",),
+    ),
+    Mutation(
+        "the user's default device decides about padding",
+        "modes of a thread",
+        "pyparallel/_plan.py",
+        '    cells = torch.empty(2, dtype=dtype, device="cpu").fill_(value)\n',
+        "    cells = torch.empty(2, dtype=dtype).fill_(value)\n",
+        (
+            _COLLATE + "test_a_default_device_does_not_matter",
+            "tests/test_pad_stack.py::test_a_default_device_does_not_matter",
+        ),
+    ),
+    Mutation(
+        "bfloat16 is rounded away from even",
+        "rounding",
+        "csrc/core/half.h",
+        "(bits + 0x7FFF + ((bits >> 16) & 1)) >> 16",
+        "(bits + 0x8000) >> 16",
+        ("tests/csrc/test_half.cpp::test_every_bfloat16_and_what_lies_between",),
+    ),
+    Mutation(
+        "halves are rounded away from even",
+        "rounding",
+        "csrc/core/half.h",
+        "(magnitude >> 13) & 1;",
+        "1;",
+        ("tests/csrc/test_half.cpp::test_every_half_and_what_lies_between",),
+    ),
+    Mutation(
+        "not a number becomes infinity",
+        "rounding",
+        "csrc/core/half.h",
+        "(is_number ? rounded : 0x7FC0)",
+        "(is_number ? rounded : 0x7F80)",
+        ("tests/csrc/test_half.cpp::test_every_bfloat16_and_what_lies_between",),
+    ),
+    Mutation(
+        "padding is normalised in one step",
+        "rounding",
+        "pyparallel/_image_plan.py",
+        "            less = [_float32(v - m) for v, m in zip(fill, mean, "
+        "strict=True)]\n",
+        "            less = [v - m for v, m in zip(fill, mean, strict=True)]\n",
+        (_IMAGE + "test_padding_is_normalised_in_two_steps_as_pixels_are",),
+    ),
+    Mutation(
+        "a batch is dealt by floor",
+        "empty, single, equal and uneven batches",
+        "pyparallel/_plan.py",
+        "    size = -(-num_items // num_parts)\n",
+        "    size = max(1, num_items // num_parts)\n",
+        (_PLAN + "test_a_partition_is_that_of_torch_chunk",),
+    ),
+    Mutation(
+        "no samples have no part",
+        "empty, single, equal and uneven batches",
+        "pyparallel/_plan.py",
+        "    if num_items == 0:\n        return [0]\n",
+        "    if num_items == 0:\n        return []\n",
+        (_PLAN + "test_a_partition_is_that_of_torch_chunk",),
+    ),
+    Mutation(
+        "chunks without a device are dropped",
+        "empty, single, equal and uneven batches",
+        "pyparallel/_split.py",
+        "    if len(chunks) > options.num_targets:\n",
+        "    if False:\n",
+        (_SCATTER_ERRORS + "test_more_chunks_than_targets",),
+    ),
+    Mutation(
+        "labels are dealt apart from their images",
+        "empty, single, equal and uneven batches",
+        "pyparallel/_split.py",
+        "    if plain and parts and sizes is None and options.num_targets > 1:\n",
+        "    if False:\n",
+        (_SCATTER + "test_tensors_beside_a_container_follow_its_chunks",),
+    ),
+    Mutation(
+        "fields of different numbers of parts are cut to the fewest",
+        "empty, single, equal and uneven batches",
+        "pyparallel/_split.py",
+        "        if len(part) != len(expected):\n",
+        "        if False:\n",
+        (_SCATTER_ERRORS + "test_containers_with_different_numbers_of_chunks",),
+    ),
+    Mutation(
+        "an empty container makes arguments disappear",
+        "empty, single, equal and uneven batches",
+        "pyparallel/_split.py",
+        "    if not data:\n        raise",
+        "    if False:\n        raise",
+        (_SCATTER_ERRORS + "test_an_empty_container",),
+    ),
+    Mutation(
+        "lists of unequal length are cut",
+        "empty, single, equal and uneven batches",
+        "pyparallel/_columns.py",
+        "        if len(item) != len(first):\n",
+        "        if False:\n",
+        (
+            _COLLATE_ERRORS + "test_what_mmcv_refused_is_refused_with_the_place_and_"
+            "both_values",
+        ),
+    ),
+    Mutation(
+        "keys that other samples have are dropped in silence",
+        "empty, single, equal and uneven batches",
+        "pyparallel/collate.py",
+        "        if extra:\n",
+        "        if False:\n",
+        (_COLLATE_ERRORS + "test_extra_keys_are_dropped_with_one_warning",),
+    ),
+    Mutation(
+        "text is walked letter by letter",
+        "empty, single, equal and uneven batches",
+        "pyparallel/collate.py",
+        "    if isinstance(first, _TEXT):\n",
+        "    if False:\n",
+        (_COLLATE + "test_text_becomes_a_list",),
+    ),
+    Mutation(
+        "a nest without a bottom is an error of Python's stack",
+        "empty, single, equal and uneven batches",
+        "pyparallel/_tree.py",
+        '            raise too_deep("the batch") from None\n',
+        "            raise\n",
+        ("tests/test_tree.py::test_cycles_and_bottomless_nests_are_refused",),
+    ),
+    Mutation(
+        "one sample is handed out as it is",
+        "empty, single, equal and uneven batches",
+        "pyparallel/_backend/_reference.py",
+        "        return stacked if stacked.dim() < _IMAGES else stacked.contiguous()\n",
+        "        if len(samples) == 1:\n            return first[None]\n"
+        "        return stacked if stacked.dim() < _IMAGES else stacked.contiguous()\n",
+        (
+            "tests/test_stack_equal.py::"
+            "test_the_result_shares_no_memory_with_one_sample",
+            _COLLATE + "test_one_sample_is_copied_not_aliased",
+        ),
+        backend="python",
+    ),
+)

@@ -1,0 +1,337 @@
+"""Processes: rings between them, forks, workers that die, and what crosses."""
+
+from __future__ import annotations
+
+from mutations.entry import Mutation
+
+_RING = "tests/test_ring_memory.py::"
+_HEADER = "tests/test_ring_header.py::"
+_LOADER = "tests/test_loader_ring.py::"
+_FAULTS = "tests/test_loader_faults.py::"
+_PREFETCH = "tests/test_prefetch_faults.py::"
+_PIPE = "tests/test_pipe.py::"
+
+MUTATIONS = (
+    Mutation(
+        "a slab is taken over from whoever holds it",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_ring.py",
+        "        if not _backend.ring_pass(self.header, slab, holder, PARENT):\n",
+        "        _backend.ring_pass(self.header, slab, holder, PARENT)\n"
+        "        if False:\n",
+        (_RING + "test_a_slab_that_is_not_the_workers_is_not_adopted",),
+    ),
+    Mutation(
+        "slabs of dead workers stay theirs",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_loading.py",
+        "                ring.reclaim(self._first_holder + i)\n",
+        "                pass\n",
+        (_FAULTS + "test_a_worker_that_dies_with_a_slab",),
+    ),
+    Mutation(
+        "a full ring is waited for",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_ring_memory.py",
+        "        if slab < 0:\n            return None\n",
+        "        while slab < 0:\n"
+        "            slab = _backend.ring_claim(self.header, holder, self.fd)\n",
+        (_RING + "test_a_full_ring_is_a_miss_that_knows_its_size",),
+        limit=25.0,
+    ),
+    Mutation(
+        "a tensor that a worker keeps is written over",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_ring_memory.py",
+        "        if self._owner() is not None:  # of a tensor that may lie in a gap\n"
+        "            return False\n",
+        "",
+        (_RING + "test_what_a_worker_keeps_of_a_slab_stays_as_it_is",),
+    ),
+    Mutation(
+        "a slab is free while a tensor on it lives in the worker",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_ring_memory.py",
+        "        if owner is None:\n            self._ring.release",
+        "        if True:\n            self._ring.release",
+        (
+            _RING + "test_what_a_worker_keeps_of_a_slab_stays_as_it_is",
+            _RING + "test_an_error_in_a_collate_function_frees_its_slab",
+        ),
+    ),
+    Mutation(
+        "an error in a collate function costs a slab",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_packing.py",
+        "            if slab is not None:\n                slab.release()\n"
+        "            raise\n",
+        "            raise\n",
+        (_RING + "test_an_error_in_a_collate_function_frees_its_slab",),
+    ),
+    Mutation(
+        "a batch that missed its slab keeps it",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_packing.py",
+        "            if slab is not None and not message.is_in_ring:\n"
+        "                slab.release()\n",
+        "",
+        (
+            _RING + "test_without_memory_for_a_slab_a_batch_takes_other_memory",
+            _LOADER + "test_a_batch_too_large_for_a_slab_and_the_advice_that_it_gives",
+        ),
+    ),
+    Mutation(
+        "a signal while a batch is dropped costs its slab",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_ring.py",
+        "            if self.holders()[slab] == PARENT:\n",
+        "            if False:\n",
+        (_RING + "test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab",),
+    ),
+    Mutation(
+        "a forked child frees its parent's slabs",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_ring.py",
+        "        if not self.is_mine or sys.is_finalizing():\n",
+        "        if sys.is_finalizing():\n",
+        (_LOADER + "test_a_child_that_drops_its_copies_frees_nothing",),
+    ),
+    Mutation(
+        "a forked child uses its parent's ring",
+        "locks and threads across a fork",
+        "pyparallel/_loading.py",
+        "        if self.ring is None or not self.ring.is_mine:  # this",
+        "        if self.ring is None:  # this",
+        (_LOADER + "test_a_forked_child_has_workers_and_a_ring_of_its_own",),
+    ),
+    Mutation(
+        "gaps show an earlier batch",
+        "bytes of an earlier batch",
+        "pyparallel/_ring_memory.py",
+        "                memory[first:last].zero_()\n",
+        "                pass\n",
+        (_RING + "test_no_byte_of_an_earlier_batch_can_be_reached",),
+    ),
+    Mutation(
+        "gaps between slots are left as they are",
+        "bytes of an earlier batch",
+        "csrc/core/slots.h",
+        "        writer.zero(dst + at, next - at);\n",
+        "",
+        ("tests/csrc/test_slots.cpp::test_a_lone_lane_writes_a_leaf_or_zero",),
+        sanitize="address,undefined",
+    ),
+    Mutation(
+        "memory of a slab is written before it is reserved",
+        "shared memory that is short, or stays",
+        "pyparallel/_ring_memory.py",
+        "            _shared.reserve(self.fd, self.start(slab), size)\n",
+        "            pass\n",
+        (_RING + "test_without_memory_for_a_slab_a_batch_takes_other_memory",),
+    ),
+    Mutation(
+        "fresh memory is written before it is reserved",
+        "shared memory that is short, or stays",
+        "pyparallel/_shared.py",
+        "            reserve(self._fd, 0, nbytes)\n",
+        "",
+        (_RING + "test_without_any_memory_the_error_says_what_to_do",),
+    ),
+    Mutation(
+        "a ring that gets no memory keeps its descriptor",
+        "shared memory that is short, or stays",
+        "pyparallel/_shared.py",
+        "    except OSError:\n        os.close(fd)\n        raise\n",
+        "    except OSError:\n        raise\n",
+        (_RING + "test_a_ring_that_gets_no_memory_leaves_nothing",),
+    ),
+    Mutation(
+        "programs that a worker starts inherit the ring",
+        "shared memory that is short, or stays",
+        "pyparallel/_shared.py",
+        'os.memfd_create("pyparallel", os.MFD_CLOEXEC)',
+        'os.memfd_create("pyparallel", 0)',
+        (_RING + "test_a_program_that_is_started_inherits_no_ring",),
+    ),
+    Mutation(
+        "the memory of a ring is private",
+        "page-locked private memory across a fork",
+        "pyparallel/_ring_memory.py",
+        "mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes))",
+        "mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes), mmap.MAP_PRIVATE)",
+        (
+            _HEADER + "test_processes_share_a_ring_and_one_is_killed",
+            _LOADER + "test_slabs_are_free_when_the_last_view_dies",
+        ),
+    ),
+    Mutation(
+        "a batch that was sent keeps its descriptor in the worker",
+        "a descriptor for each tensor",
+        "pyparallel/_shared.py",
+        "        os.close(self._fd)\n        del self.bytes\n",
+        "        del self.bytes\n",
+        ("tests/test_parcel.py::test_fresh_memory_keeps_no_descriptor_on_either_side",),
+    ),
+    Mutation(
+        "a batch that arrived keeps its descriptor",
+        "a descriptor for each tensor",
+        "pyparallel/_shared.py",
+        "    finally:\n        os.close(fd)\n",
+        "    finally:\n        pass\n",
+        ("tests/test_parcel.py::test_fresh_memory_keeps_no_descriptor_on_either_side",),
+    ),
+    Mutation(
+        "claims of pure Python are not serialised",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_backend/_ring.py",
+        "            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "            return True\n",
+        "            return True\n",
+        (_HEADER + "test_a_claim_does_not_wait_for_who_was_stopped",),
+        backend="python",
+    ),
+    Mutation(
+        "a claim of pure Python waits for ever",
+        "waits that nobody ends",
+        "pyparallel/_backend/_ring.py",
+        "            if time.monotonic() > deadline:\n                return False\n",
+        "            pass\n",
+        (_HEADER + "test_a_claim_does_not_wait_for_who_was_stopped",),
+        backend="python",
+        limit=25.0,
+    ),
+    Mutation(
+        "a child that was forked in a claim inherits its lock",
+        "locks and threads across a fork",
+        "pyparallel/_backend/_ring.py",
+        "    os.register_at_fork(after_in_child=_renew_mutex)\n",
+        "    pass\n",
+        (_HEADER + "test_a_child_that_was_forked_in_a_claim_can_claim",),
+        backend="python",
+        limit=25.0,
+    ),
+    Mutation(
+        "any bytes are the header of a ring",
+        "numbers from other processes",
+        "pyparallel/_backend/_ring.py",
+        "        if words[:2] == [_MAGIC, num_slots] and words[2] in (_NATIVE, "
+        "_PYTHON):\n",
+        "        if True:\n",
+        ("tests/csrc/test_ring_errors.py",),
+        backend="python",
+    ),
+    Mutation(
+        "the rest of a message is waited for, though its writer died",
+        "waits that nobody ends",
+        "pyparallel/_pipe.py",
+        "            was_lost = timeout > 0 and self.is_lost()",
+        "            was_lost = timeout > 0 and False",
+        (_PIPE + "test_behind_half_a_message_there_is_nothing_but_no_message",),
+        limit=25.0,
+    ),
+    Mutation(
+        "a lock that died with a worker is waited for",
+        "waits that nobody ends",
+        "pyparallel/_workers.py",
+        "        if self._lock.acquire(True, GRACE if lost else _LOCKED):\n",
+        "        if self._lock.acquire(True):\n",
+        (
+            _PREFETCH + "test_a_worker_killed_under_the_lock_of_all_is_named_and_"
+            "waited_for_by_none",
+        ),
+        limit=30.0,
+    ),
+    Mutation(
+        "a stop waits for a batch of workers",
+        "waits that nobody ends",
+        "pyparallel/_workers.py",
+        "            if stopped():\n                raise Stopped\n",
+        "",
+        (
+            _PREFETCH + "test_a_close_waits_for_no_batch_of_persistent_workers_and_"
+            "lets_them_live",
+        ),
+        limit=30.0,
+    ),
+    Mutation(
+        "nobody looks for dead workers while the thread hangs",
+        "waits that nobody ends",
+        "pyparallel/_prefetch_thread.py",
+        "        if watched and not self.items and not self.over:\n"
+        "            self._check_workers()\n",
+        "",
+        (_PREFETCH + "test_the_consumer_finds_the_dead_when_the_thread_hangs",),
+        limit=30.0,
+    ),
+    Mutation(
+        "torch raises the death of a worker in the main thread",
+        "an error out of its place",
+        "pyparallel/_workers.py",
+        "        _signals._remove_worker_pids(id(source))\n"
+        "        source._worker_pids_set = False\n",
+        "        pass\n",
+        (
+            "tests/test_prefetch_ends.py::"
+            "test_a_death_is_told_by_next_and_not_in_the_middle_of_a_step",
+        ),
+        limit=30.0,
+    ),
+    Mutation(
+        "an error that does not pickle never arrives",
+        "errors and tensors that do not pickle",
+        "pyparallel/_packing.py",
+        "        ForkingPickler.dumps(wrapper)\n",
+        "        pass\n",
+        (_FAULTS + "test_errors_arrive_and_the_epoch_goes_on",),
+        limit=30.0,
+    ),
+    Mutation(
+        "a tensor with a graph is sent",
+        "errors and tensors that do not pickle",
+        "pyparallel/_seal.py",
+        "        if tensor.requires_grad and not tensor.is_leaf:\n",
+        "        if False:\n",
+        ("tests/test_loader_kinds.py::test_a_tensor_with_a_graph_is_refused",),
+        limit=30.0,
+    ),
+    Mutation(
+        "a batch that needs no tensor is unpickled by its numbers",
+        "errors and tensors that do not pickle",
+        "pyparallel/_parcel.py",
+        '    raise pickle.UnpicklingError(f"the pickle of a parcel has no tensor '
+        '{number}.")',
+        "    return torch.empty(0)",
+        (
+            "tests/test_parcel.py::"
+            "test_a_parcel_is_opened_once_and_its_number_means_nothing_elsewhere",
+        ),
+    ),
+    Mutation(
+        "a machine's device is woken to look at it",
+        "devices in workers",
+        "pyparallel/_preflight.py",
+        '    ask = getattr(torch.get_device_module(found), "is_initialized", None)\n',
+        '    ask = getattr(torch.get_device_module(found), "is_available", None)\n',
+        ("tests/test_preflight.py::test_the_device_is_asked_and_not_woken",),
+    ),
+    Mutation(
+        "the thread makes the first page-locked block of the process",
+        "devices in workers",
+        "pyparallel/_prefetch_thread.py",
+        "        self.options.hand_over.prepare()\n",
+        "",
+        (
+            "tests/test_prefetch_device.py::"
+            "test_streams_and_page_locked_memory_are_first_used_by_the_consumer",
+        ),
+    ),
+    Mutation(
+        "a forked child queues copies of its parent's engine",
+        "devices in workers",
+        "csrc/transfer/engine.cpp",
+        "  if (!events_.forked()) return;\n  throw",
+        "  if (this != nullptr) return;\n  throw",
+        ("tests/csrc/test_transfer_errors.cpp::test_a_forked_child_is_refused",),
+        sanitize="address,undefined",
+    ),
+)
