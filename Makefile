@@ -106,11 +106,9 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
 .PHONY: help test test-native test-python test-core test-asan test-tsan test-valgrind \
-	test-peers fuzz fuzz-core fuzz-corpus soak wheel docs lint lint-python lint-types \
-	lint-cpp lint-lengths bench bench-loader demo ahead peers cuda-build gpu-check clean
-.PHONY: help test test-native test-python test-core test-asan test-tsan test-peers \
-	fuzz fuzz-core fuzz-corpus mutations soak lint lint-python lint-types lint-cpp lint-lengths \
-	bench bench-loader demo peers cuda-build gpu-check clean
+	test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint lint-python \
+	lint-types lint-cpp lint-lengths bench bench-loader demo ahead peers cuda-build \
+	gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14

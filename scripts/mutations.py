@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 # The folder in tests, and not this file.
 from mutations import ALL, Mutation
-from mutations.page import PAGE, page, record, recorded
+from mutations.page import pages, record, recorded
 from mutations.trial import NOTICED, Tree, preload, problem, run
 
 
@@ -47,8 +47,14 @@ def attempt(chosen: list[Mutation], root: Path, cmake: str, keeps: bool) -> int:
             print(f"\n---- {name}\n{outcome.by}")
     if keeps:
         record(ALL, outcomes)
-        PAGE.write_text(page(ALL, recorded()), encoding="utf-8")
+        write_pages()
     return 0 if noticed == len(outcomes) else 1
+
+
+def write_pages() -> None:
+    """Write docs/traps*.md."""
+    for path, text in pages(ALL, recorded()).items():
+        path.write_text(text, encoding="utf-8")
 
 
 def main() -> int:
@@ -57,12 +63,12 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], help="part of a name")
     parser.add_argument("--list", action="store_true", help="print names and files")
     parser.add_argument("--record", action="store_true", help="keep the outcomes")
-    parser.add_argument("--table", action="store_true", help="write docs/traps.md")
+    parser.add_argument("--table", action="store_true", help="write docs/traps*.md")
     parser.add_argument("--cmake", default="cmake")
     parser.add_argument("--tree", type=Path, help="a folder to copy to, which stays")
     args = parser.parse_args()
     if args.table:
-        PAGE.write_text(page(ALL, recorded()), encoding="utf-8")
+        write_pages()
         return 0
     chosen = choose(args.only)
     if args.list:

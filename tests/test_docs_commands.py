@@ -54,6 +54,7 @@ COVERED: dict[str, Step | In | Not] = {
     "make test-asan": Not(LONG),
     "make test-tsan": Not(LONG),
     "make test-valgrind": Not(LONG),
+    "make mutations": Not(LONG),
     "make bench": In("tests/test_benchmark_report.py", "run.main("),
     "make bench-loader": In("tests/test_benchmark_loader.py", "loader.main("),
     "make gpu-check": In("tests/test_gpu_check.py", "gpu_check"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from mutations import ALL, Mutation
-from mutations.page import PAGE, digest, page, recorded
+from mutations.page import digest, pages, recorded
 from mutations.traps import TRAPS
 from mutations.trial import NOTICED, ROOT, Tree, execute, judge, problem, run
 
@@ -65,9 +65,12 @@ def test_every_outcome_is_of_the_mutation_as_it_stands_and_it_was_noticed() -> N
         assert outcome["verdict"] in NOTICED, mutation.name
 
 
-def test_the_page_is_that_of_the_mutations() -> None:
-    is_current = PAGE.read_text(encoding="utf-8") == page(ALL, recorded())
-    assert is_current, "run python scripts/mutations.py --table"
+def test_the_pages_are_those_of_the_mutations() -> None:
+    for path, text in pages(ALL, recorded()).items():
+        is_current = path.read_text(encoding="utf-8") == text
+        assert is_current, "run python scripts/mutations.py --table"
+    titles = re.findall("^## (.+)$", "".join(pages(ALL, {}).values()), re.M)
+    assert [title.lower() for title in titles] == list(TRAPS), "each is on one page"
 
 
 SOURCE = """\

@@ -1,25 +1,35 @@
-"""docs/traps.md, made of traps, mutations and what became of them."""
+"""docs/traps*.md, made of traps, mutations and what became of them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from mutations.entry import Mutation
 from mutations.traps import TRAPS
 from mutations.trial import NOTICED, ROOT, Outcome
 
-PAGE = ROOT / "docs" / "traps.md"
+FOLDER = ROOT / "docs"
 OUTCOMES = ROOT / "tests" / "mutations" / "outcomes.json"
+
+#: Pages by the end of their name: the title, and the trap that each begins with.
+CHAPTERS = {
+    "streams": ("Traps: streams", "the consumer reads too early"),
+    "memory": ("Traps: memory", "page-locked memory used again too early"),
+    "workers": ("Traps: workers", "devices in workers"),
+    "threads": ("Traps: threads and errors", "an error out of its place"),
+    "values": ("Traps: values", "leaves that are there already"),
+}
 
 _HEAD = """\
 # Traps
 
 What code between a dataset and a device falls into, what keeps it out here, and the
-test that fails when that is taken out. This page is made from `tests/mutations/`, by
+test that fails when that is taken out. These pages are made from `tests/mutations/`, by
 `python scripts/mutations.py --table`; a test compares the two.
 
 `make mutations` copies the tree, takes one protection out at a time, and runs the tests
@@ -58,27 +68,48 @@ def record(mutations: Iterable[Mutation], outcomes: Mapping[str, Outcome]) -> No
     OUTCOMES.write_text(text + "\n", encoding="utf-8")
 
 
-def page(mutations: Iterable[Mutation], outcomes: Mapping[str, Any]) -> str:
-    """Return the text of docs/traps.md."""
+def pages(
+    mutations: Iterable[Mutation], outcomes: Mapping[str, Any]
+) -> dict[Path, str]:
+    """Return the text of every page."""
     found = list(mutations)
+    first = {trap: chapter for chapter, (_, trap) in CHAPTERS.items()}
+    chapter, parts = "", dict[str, list[str]]()
+    for name in TRAPS:
+        chapter = first.get(name, chapter)
+        parts.setdefault(chapter, []).extend(_part(name, found, outcomes))
+    texts = {
+        FOLDER / f"traps-{chapter}.md": "\n".join([f"# {title}\n", *parts[chapter]])
+        for chapter, (title, _) in CHAPTERS.items()
+    }
+    return {FOLDER / "traps.md": _first(found, outcomes), **texts}
+
+
+def _first(found: list[Mutation], outcomes: Mapping[str, Any]) -> str:
     known = [outcomes[each.name] for each in found if each.name in outcomes]
-    parts = [
-        _HEAD.format(
-            total=len(found),
-            noticed=sum(each["verdict"] in NOTICED for each in known),
-            seconds=sum(each["seconds"] for each in known),
-        )
-    ]
-    for name, trap in TRAPS.items():
-        parts.append(f"## {name[0].upper()}{name[1:]}\n")
-        parts += [_folded(trap.text), _folded(f"*Protection.* {trap.protection}")]
-        rows = [_row(each, outcomes) for each in found if each.trap == name]
-        if rows:
-            head = "| taken out | in | noticed by | how |\n|---|---|---|---|\n"
-            parts.append(head + "".join(rows))
-        if trap.rest:
-            parts.append(_folded(f"*Not by a mutation.* {trap.rest}"))
-    return "\n".join(parts)
+    head = _HEAD.format(
+        total=len(found),
+        noticed=sum(each["verdict"] in NOTICED for each in known),
+        seconds=sum(each["seconds"] for each in known),
+    )
+    links = [f"- [{title}](traps-{end}.md)\n" for end, (title, _) in CHAPTERS.items()]
+    return head + "\n" + "".join(links)
+
+
+def _part(
+    name: str, found: list[Mutation], outcomes: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what is said of one trap."""
+    trap = TRAPS[name]
+    yield f"## {name[0].upper()}{name[1:]}\n"
+    yield _folded(trap.text)
+    yield _folded(f"*Protection.* {trap.protection}")
+    rows = [_row(each, outcomes) for each in found if each.trap == name]
+    if rows:
+        head = "| taken out | in | noticed by | how |\n|---|---|---|---|\n"
+        yield head + "".join(rows)
+    if trap.rest:
+        yield _folded(f"*Not by a mutation.* {trap.rest}")
 
 
 def _folded(text: str) -> str:
