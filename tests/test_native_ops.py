@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from raw_bytes import (
     random_items,
     to_tensor,
 )
+from turns import others_run_during
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
@@ -238,26 +238,15 @@ def test_a_forked_child_pads_after_its_parent_used_threads():
 @needs_native
 def test_large_copies_release_the_gil():
     samples = [torch.ones(8_000_000) for _ in range(4)]
-    spans = SimpleNamespace(call=0.0, stall=0.0)
+    dst = torch.empty(4, 8_000_003)
+    assert others_run_during(lambda: native.pad_copy(dst, samples, bytes(4)))
 
-    def copy():
-        dst = torch.empty(4, 8_000_003)
-        begin = time.perf_counter()
-        native.pad_copy(dst, samples, bytes(4))
-        spans.call = time.perf_counter() - begin
 
-    for _ in range(5):  # a busy machine may stall us for reasons of its own
-        spans.stall = 0.0
-        thread = threading.Thread(target=copy)
-        thread.start()
-        last = time.perf_counter()
-        while thread.is_alive():
-            now = time.perf_counter()
-            spans.stall, last = max(spans.stall, now - last), now
-        thread.join()
-        if spans.stall < spans.call / 2:
-            return
-    raise AssertionError(f"the GIL was held: {spans}")
+@pytest.mark.parametrize(("library", "expected"), [("CDLL", True), ("PyDLL", False)])
+def test_whether_others_run_is_found_out(library: str, expected: bool) -> None:
+    """``ctypes`` calls functions of C without the interpreter's lock, or with it."""
+    wait = getattr(ctypes, library)(None).usleep
+    assert others_run_during(lambda: wait(10_000)) is expected
 
 
 @needs_native

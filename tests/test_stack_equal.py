@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from backends import each_backend, native, needs_native, reference
+from turns import others_run_during
 
 Stack = Callable[[list[Any]], "torch.Tensor | None"]
 DTYPES = [
@@ -70,25 +69,9 @@ def test_a_large_batch_is_the_same_and_lets_other_threads_run(
     samples = [
         torch.randint(0, 255, (3, 700, 900), dtype=torch.uint8) for _ in range(24)
     ]
-    ticks: list[float] = []
-    done = threading.Event()
-
-    def tick() -> None:
-        while not done.is_set():
-            ticks.append(time.perf_counter())
-            time.sleep(0)
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
-        begin = time.perf_counter()
-        stacked = stack_equal(samples)
-        end = time.perf_counter()
-    finally:
-        done.set()
-        thread.join()
+    stacked = stack_equal(samples)
     assert stacked is not None and torch.equal(stacked, torch.stack(samples))
-    assert any(begin < at < end for at in ticks)
+    assert others_run_during(lambda: stack_equal(samples))
 
 
 @needs_native

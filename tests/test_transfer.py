@@ -17,6 +17,7 @@ from backends import check, native, needs_native
 from host_device import COPIES, CPU, MAIN, SIDE, HostDevice, HostStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from turns import others_run_during
 
 from pyparallel import _backend, _cargo, _slab, _transfer
 from pyparallel._backend import _reference
@@ -253,24 +254,8 @@ def test_large_transfers_release_the_gil():
     leaves = [torch.zeros(64 << 20, dtype=torch.uint8)]
     plan = native.plan_slab(leaves)
     slab = torch.empty(plan.nbytes, dtype=torch.uint8)
-    during = 0
-    for _ in range(30):
-        turns, done = [], threading.Event()
-
-        def count(turns=turns, done=done):
-            while not done.is_set():
-                turns.append(None)
-
-        thread = threading.Thread(target=count)
-        thread.start()
-        before = len(turns)
-        native.send(slab, leaves, plan, [], [], COPIES, MAIN)
-        during = max(during, len(turns) - before)
-        done.set()
-        thread.join()
-        if during > 100:
-            return
-    raise AssertionError("nobody else ran")
+    send = partial(native.send, slab, leaves, plan, [], [], COPIES, MAIN)
+    assert others_run_during(send)
 
 
 def test_a_forked_child_is_refused_by_its_parents_engine():

@@ -190,8 +190,9 @@ TRAPS: dict[str, Trap] = {
         "Waiting with the interpreter's lock, or under a mutex, stops everybody else.",
         "Long copies run without the interpreter's lock; mutexes are held for list "
         "operations only.",
-        "A copy that keeps the interpreter's lock is not noticed yet: the tests that "
-        "look at other threads also see it change hands right behind such a call.",
+        "That a copy gives the interpreter's lock away is in `test_native_ops.py`, "
+        "`test_stack_equal.py` and `test_transfer.py`; a call of C that keeps it, and "
+        "one that does not, show that they would notice (`tests/turns.py`).",
     ),
     "modes of a thread": Trap(
         "Gradient mode, inference mode, autocast with dtype and cache, the default "
