@@ -217,7 +217,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
     def _next_data(self) -> Any:
         meter = self._receiving.meter
         try:
-            with meter.waiting(), span("pyparallel.wait"):
+            with meter.waiting(), span("pyparallel.wait"), _workers.Explaining(self):
                 # torch's iterators have no types.
                 parcel: Parcel = super()._next_data()  # type: ignore[no-untyped-call]
                 batch = self._receiving.receive(parcel)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _thread_state, _workers
+from ._cut_short import cut_short
 from ._errors import BatchTypeError, LoaderWarning, kind
 from ._hand_over import HandOver, Item, state_of
 from ._stats import Meter
@@ -273,8 +274,7 @@ def _produce(generation: Generation) -> None:
             with span("pyparallel.fetch"):
                 batch = next(source)
         except StopIteration as end:
-            error = _workers.cut_short(end, loader, num_batches)
-            if error is not None:
+            if error := cut_short(end, loader, num_batches):
                 raise error from end
             generation.put(Item(state=state_of(loader)))
             return

@@ -17,12 +17,9 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import synchronize
-from types import TracebackType
 from typing import Any
 
-from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _DatasetKind
 
 from ._pipe import outlive_writers
 
@@ -42,7 +39,6 @@ _ITERATOR = (
 )
 _TORCH_SAYS_DEAD = "DataLoader worker (pid"
 # Where torch calls the dataset, in the process and for a worker: see `cut_short`.
-_CALLS_OF_DATASET = (("fetch", "fetch.py"), ("reraise", "_utils.py"))
 
 
 class Stopped(Exception):
@@ -204,7 +200,7 @@ def find_dead(source: Any, *, any_code: bool = False) -> tuple[int, int] | None:
     return failed[0] if failed else None
 
 
-def death(pid: int, code: int) -> RuntimeError:
+def death(pid: int, code: int, who: str = "PreDataLoader") -> RuntimeError:
     """Return the error for a dead worker."""
     name = ""
     if code < 0:
@@ -214,7 +210,7 @@ def death(pid: int, code: int) -> RuntimeError:
     if code == -signal.SIGKILL:
         advice = "Look for an out-of-memory kill in the system's log."
     return RuntimeError(
-        "PreDataLoader: a DataLoader worker must live to the end of its epoch, but "
+        f"{who}: a DataLoader worker must live to the end of its epoch, but "
         f"worker pid {pid} died (exit code {code}{name}). {advice}"
     )
 
@@ -224,7 +220,9 @@ def is_report(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith(_TORCH_SAYS_DEAD)
 
 
-def explained(error: BaseException, source: Any) -> BaseException:
+def explained(
+    error: BaseException, source: Any, who: str = "PreDataLoader"
+) -> BaseException:
     """Return the error for a dead worker if that is what ``error`` comes from."""
     if not has_workers(source) or not (is_report(error) or isinstance(error, _BROKEN)):
         return error
@@ -233,9 +231,29 @@ def explained(error: BaseException, source: Any) -> BaseException:
         if time.monotonic() >= deadline:
             return error
         time.sleep(GRACE / 30)
-    found = death(*dead)
+    found = death(*dead, who)
     found.__cause__ = error
     return found
+
+
+class Explaining:
+    """Raises the error for a dead worker where its connection broke before torch knew.
+
+    Args:
+        source: the iterator that waits in the block.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, _BROKEN):
+            found = explained(error, self._source, "DataLoader")
+            if found is not error:
+                raise found
 
 
 def let_go(error: BaseException, source: Any) -> None:
@@ -248,36 +266,3 @@ def let_go(error: BaseException, source: Any) -> None:
     while link is not None and has_workers(source):
         traceback.clear_frames(link.__traceback__)
         link = link.__cause__ or link.__context__
-
-
-def cut_short(end: StopIteration, loader: Any, num_batches: int) -> RuntimeError | None:
-    """Return an error if the dataset, not the sampler, ended the epoch.
-
-    Where samples are looked up by index, ``StopIteration`` from the dataset or
-    ``collate_fn`` is a mistake there; torch takes it for the end of the epoch.
-    """
-    if not isinstance(loader, DataLoader) or (
-        getattr(loader, "_dataset_kind", None) != _DatasetKind.Map
-    ):
-        return None
-    if not _came_through_dataset(end.__traceback__):
-        return None
-    try:
-        length = f"{len(loader)}"
-    except TypeError:  # the sampler does not know
-        length = "an unknown number of"
-    return RuntimeError(
-        "PreDataLoader: an epoch must end when its sampler does, but the dataset or "
-        f"collate_fn raised StopIteration after {num_batches} of {length} batches. "
-        "Raise another error there."
-    )
-
-
-def _came_through_dataset(step: TracebackType | None) -> bool:
-    while step is not None:
-        code = step.tb_frame.f_code
-        for name, file in _CALLS_OF_DATASET:
-            if code.co_name == name and code.co_filename.endswith(file):
-                return True
-        step = step.tb_next
-    return False

@@ -44,7 +44,7 @@ LAYERS = [
     ["_gathering", "_step_outputs"],
     ["replicas", "gather"],
     ["parallel_apply"],
-    ["_workers", "_hand_over"],
+    ["_cut_short", "_workers", "_hand_over"],
     ["_prefetch_thread"],
     ["_prefetch_pass"],
     ["data_parallel", "distributed", "distributed_deprecated", "_loading"],

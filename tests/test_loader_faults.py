@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import pickle
+import re
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from loader_sets import Making, Numbers, all_free, children, only, same, wait_fo
 from prefetch_loaders import die_with_the_lock
 
 import pyparallel
+from pyparallel import _workers
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -341,3 +343,33 @@ def test_the_state_of_a_dataset_is_that_of_its_batch_or_an_error() -> None:
         state = loader.state_dict()["workers"][0]["state"]["own"]
         found.append(float(state["seen"][0]))
     assert found == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_connection_that_a_dead_worker_broke_is_its_death(
+    dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch asks whether a worker lives before the system has told its parent."""
+    batches = iter(pyparallel.DataLoader(Numbers(8), 2, num_workers=1))
+    next(batches)
+    (pid,) = [worker.pid for worker in batches._workers]
+    _workers.take_over(batches)  # nor does its signal handler look
+
+    def broken(self: Any) -> Any:
+        if dies:
+            os.kill(pid, signal.SIGKILL)
+        raise ConnectionResetError("by peer")
+
+    torchs: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(torchs, "_next_data", broken)
+    kind: type[Exception] = RuntimeError
+    rule = (
+        "DataLoader: a DataLoader worker must live to the end of its epoch, but worker "
+        f"pid {pid} died (exit code -9, SIGKILL). Look for an out-of-memory kill in "
+        "the system's log."
+    )
+    if not dies:  # then it has broken nothing: the error is the dataset's own
+        kind, rule = ConnectionResetError, "by peer"
+    with pytest.raises(kind, match=f"^{re.escape(rule)}$") as caught:
+        next(batches)
+    assert dies == isinstance(caught.value.__cause__, ConnectionResetError)

@@ -49,7 +49,8 @@ MUTATIONS = (
         "StopIteration of a dataset is the end",
         "an error out of its place",
         "pyparallel/_prefetch_thread.py",
-        "            if error is not None:\n                raise error from end\n",
+        "            if error := cut_short(end, loader, num_batches):\n"
+        "                raise error from end\n",
         "",
         (
             _FAULTS + "test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_"

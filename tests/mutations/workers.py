@@ -334,4 +334,12 @@ MUTATIONS = (
         ("tests/csrc/test_transfer_errors.cpp::test_a_forked_child_is_refused",),
         sanitize="address,undefined",
     ),
+    Mutation(
+        "a connection that a dead worker broke is raised as it is",
+        "slabs whose holder is gone, or somebody else",
+        "pyparallel/_loading.py",
+        ', span("pyparallel.wait"), _workers.Explaining(self):',
+        ', span("pyparallel.wait"):',
+        (_FAULTS + "test_a_connection_that_a_dead_worker_broke_is_its_death",),
+    ),
 )
