@@ -79,6 +79,8 @@ def compare(dataset: Any, epochs: int = 1, ordered: bool = True, **options: Any)
 MADE = {"generator", "sampler", "batch_sampler"}
 
 
+# A ring that is too small for the workers says so.
+@pytest.mark.filterwarnings(r"ignore:\[PP201\]")
 @settings(max_examples=20, deadline=None)
 @given(
     workers=st.sampled_from([0, 1, 2]),
