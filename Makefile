@@ -200,7 +200,7 @@ test-extension-%: $(V)/.deps
 	cd "build/$*-tree" && PYPARALLEL_BACKEND=native $(V)/bin/python \
 		scripts/sanitizers.py $* $(V)/bin/python -m pytest \
 		$(SANITIZED_$*) $(PYTEST_ARGS)
-	$(if $(findstring address,$*),cd "build/$*-tree" && $(V)/bin/python \
+	$(if $(findstring address,$*),cd "build/$*-tree" && PYTHONPATH=. $(V)/bin/python \
 		scripts/sanitizers.py $* $(V)/bin/python tests/fuzz.py \
 		--cases $(SANITIZED_CASES))
 
