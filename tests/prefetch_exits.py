@@ -35,11 +35,14 @@ ENDS = [
 
 
 class Busy(Numbers):
-    """Works in native code, without the lock of the interpreter."""
+    """Works in native code, nearly always without the lock of the interpreter.
+
+    Else each step of an exit would wait for its turn, which says nothing of ours.
+    """
 
     def __getitem__(self, index: int) -> torch.Tensor:
         square = torch.ones(300, 300)
-        for _ in range(3):
+        for _ in range(30):
             square = square @ square / 300
         return super().__getitem__(index)
 
