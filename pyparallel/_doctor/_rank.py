@@ -68,7 +68,8 @@ def _train(rank: int, folder: str, seconds: float) -> None:
     path = str(Path(folder) / "store")
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(path, WORLD_SIZE),  # type: ignore[attr-defined]  # it is
+        # torch exports it, but without saying so to type checkers.
+        store=dist.FileStore(path, WORLD_SIZE),  # type: ignore[attr-defined]
         rank=rank,
         world_size=WORLD_SIZE,
         timeout=timedelta(seconds=seconds),
