@@ -1,0 +1,168 @@
+"""Signals that arrive while samples are copied, loaded or waited for."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from backends import native
+
+import pyparallel
+from pyparallel import (
+    DataContainer,
+    DataLoader,
+    PreDataLoader,
+    collate,
+    memory,
+    scatter,
+)
+
+ROWS = (700, 900, 500, 800)
+
+
+class Interrupt(Exception):
+    """What a handler raises."""
+
+
+@contextmanager
+def signals(handler: Callable[[], None], pause: float = 0.002) -> Iterator[None]:
+    """Send this thread one signal after the other, and let each call a handler."""
+    main, done, handled = threading.get_ident(), threading.Event(), threading.Event()
+
+    def handle(number: int, frame: Any) -> None:
+        try:
+            handler()
+        finally:
+            handled.set()
+
+    def send() -> None:
+        while not done.wait(pause):
+            handled.clear()
+            signal.pthread_kill(main, signal.SIGUSR1)
+            handled.wait()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def samples(number: int = 0) -> list[torch.Tensor]:
+    return [torch.full((3, n, 512), float(n + number)) for n in ROWS]
+
+
+def is_right(batch: torch.Tensor, number: int = 0) -> bool:
+    """Whether a batch is what `samples` make, padded with zeros."""
+    return all(
+        bool(row[:, :n].eq(n + number).all() and row[:, n:].eq(0).all())
+        for row, n in zip(batch, ROWS, strict=True)
+    )
+
+
+class Numbered(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples of eight batches."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return samples(index // len(ROWS))[index % len(ROWS)]
+
+    def __len__(self) -> int:
+        return 8 * len(ROWS)
+
+
+def stacked() -> None:
+    assert is_right(pyparallel.pad_stack(samples()))
+
+
+def collated() -> None:
+    batch = collate([{"x": DataContainer(x, stack=True)} for x in samples()], 4)
+    assert is_right(batch["x"].data[0])
+    (kwargs,) = scatter(batch, [-1])
+    assert is_right(kwargs["x"])
+
+
+def loaded(**options: Any) -> Iterator[None]:
+    loader: Any = DataLoader(
+        Numbered(), batch_size=len(ROWS), collate_fn=pyparallel.pad_stack, **options
+    )
+    for loads in (loader, PreDataLoader(loader, device="cpu")):
+        for number, batch in enumerate(loads):
+            assert is_right(batch, number), number
+            yield
+
+
+@pytest.mark.parametrize(
+    "works",
+    [
+        lambda: (stacked() for _ in range(40)),
+        lambda: (collated() for _ in range(40)),
+        lambda: loaded(),
+        lambda: loaded(num_workers=2),
+    ],
+    ids=["pad_stack", "collate", "loader", "workers"],
+)
+def test_nothing_is_lost_when_handlers_run_meanwhile(
+    works: Callable[[], Iterator[None]],
+) -> None:
+    calls: list[None] = []
+    with signals(lambda: calls.append(None)):
+        steps = sum(1 for _ in works())
+    assert steps >= 16
+    assert len(calls) >= 3, "no signal came while anything was under way"
+
+
+def test_what_a_handler_raises_costs_no_memory_and_spoils_no_later_batch() -> None:
+    inputs, kept = samples(), samples()
+    state = torch.get_rng_state()
+    gc.collect()
+    before = memory.cache_info().in_use
+    armed, num_raised, num_right = False, 0, 0
+
+    def handler() -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise Interrupt
+
+    with signals(handler):
+        for _ in range(300):
+            try:
+                armed = True
+                batch = pyparallel.pad_stack(inputs)
+                armed = False
+            except Interrupt:
+                num_raised += 1
+            else:
+                num_right += is_right(batch)
+                del batch
+    gc.collect()
+    assert num_raised >= 3 and num_raised + num_right == 300
+    assert memory.cache_info().in_use == before
+    assert all(map(torch.equal, inputs, kept))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.skipif(native is None, reason="pure Python copies in several steps")
+def test_a_handler_sees_a_copy_whole_or_not_begun() -> None:
+    inputs = samples()
+    dst = torch.empty(4, 3, max(ROWS), 512)
+    seen: list[bool] = []
+
+    def handler() -> None:
+        seen.append(bool(dst.eq(-1).all()) or is_right(dst))
+
+    with signals(handler, pause=0.0005):
+        for _ in range(40):
+            dst.fill_(-1)
+            native.pad_copy(dst, inputs, bytes(4))
+    assert len(seen) >= 3 and all(seen)
