@@ -70,7 +70,7 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \
 	prefetch_state preflight probe profile_browser profile_drawing profile_runs \
 	profile_summary public_api registry release replicas_errors resume \
-	resume_errors resume_iterable return_flight scatter_devices security soak \
+	resume_errors resume_iterable return_flight sanitizers scatter_devices security soak \
 	stats thread_exit trace two_hosts typed \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
@@ -90,11 +90,12 @@ SANITIZED_address,undefined := tests/csrc \
 	--deselect tests/test_loader_ring.py::test_epochs_leave_nothing \
 	$(patsubst %,tests/test_%.py,collate collate_errors collate_properties columns \
 	image image_errors image_operator loader loader_kinds loader_ring memory \
-	native_ops pad_copy_places pad_stack padding padding_properties races ring_header ring_memory ring_poison scatter scatter_errors \
-	scatter_properties slab slab_plan slab_spans stack_equal to_host transfer tree \
+	native_ops pad_copy_places pad_stack padding padding_properties races ring_header \
+	ring_memory ring_poison scatter scatter_errors scatter_properties signals slab \
+	slab_plan slab_spans stack_equal to_host transfer tree \
 	tree_walks)
 SANITIZED_thread := $(patsubst %,tests/test_%.py,memory pipe prefetch races \
-	return_flight ring_header ring_memory slab to_host transfer)
+	return_flight ring_header ring_memory signals slab to_host transfer)
 # Beside mmengine its bases are others, and so may be what is built on them.
 BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 	$(patsubst %,tests/test_%.py,examples_peers mmengine_collate mmengine_image \

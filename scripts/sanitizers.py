@@ -8,7 +8,9 @@ AddressSanitizer's together with libstdc++, whose ``__cxa_throw`` it looks up on
 its start. Python's own allocator would hide what is freed. Leaks are looked for by
 tests/test_leaks.py, because no sanitizer sees references of Python. ThreadSanitizer
 does not see what OpenMP's runtime does: our threads are ``std::thread`` there and
-torch's are one. Workers of loaders may start threads after a fork.
+torch's are one. Workers of loaders may start threads after a fork. Reports go to files,
+and from there to the end of the output: pytest drops what is printed in a test that
+passes, and a child of it may end with any code.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 #: For every value, what it takes beside -fsanitize. UBSan leaves out casts of floats by
 #: itself; vptr needs torch's own type information.
@@ -39,6 +43,13 @@ RUNTIMES = {
     ),
     "undefined": ([], {"UBSAN_OPTIONS": "print_stacktrace=1"}),
 }
+#: Where each runtime reads what to do.
+OPTIONS = {
+    "address": "ASAN_OPTIONS",
+    "thread": "TSAN_OPTIONS",
+    "undefined": "UBSAN_OPTIONS",
+}
+REPORTED = 66  # the exit code of a command that ended well, but for reports
 
 
 def flags(env: Mapping[str, str], cuda: bool) -> list[str]:
@@ -77,13 +88,30 @@ def environment(wanted: str, compiler: list[str]) -> dict[str, str]:
     return found
 
 
+def run(wanted: str, command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run a command, show what the sanitizers report, and return an exit code."""
+    with tempfile.TemporaryDirectory(prefix="sanitizers-") as folder:
+        logged = {
+            option: f"log_path={folder}/{name} {variables.get(option, '')}".strip()
+            for name, option in OPTIONS.items()
+            if name in wanted.split(",")
+        }
+        code = subprocess.run(command, env={**variables, **logged}).returncode
+        reports = sorted(Path(folder).iterdir())
+        for report in reports:
+            sys.stderr.write(report.read_text(encoding="utf-8", errors="replace"))
+    if code < 0:
+        return 128 - code
+    return code or (REPORTED if reports else 0)
+
+
 def main() -> None:
-    """Become the command that is given, under the environment of the sanitizers."""
+    """Run the command that is given, under the environment of the sanitizers."""
     if len(sys.argv) < 3 or sys.argv[1] not in FLAGS:
         raise SystemExit(f"usage: {sys.argv[0]} {'|'.join(FLAGS)} command ...")
     compiler = os.environ.get("CXX", "c++").split()
     found = environment(sys.argv[1], compiler)
-    os.execvpe(sys.argv[2], sys.argv[2:], {**found, **os.environ})
+    sys.exit(run(sys.argv[1], sys.argv[2:], {**found, **os.environ}))
 
 
 if __name__ == "__main__":
