@@ -118,6 +118,30 @@ def test_it_must_be_a_list() -> None:
     check(native.columns, [({"a": 1},), True], TypeError, message)
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="nothing is collected in the middle of a call"
+)
+def test_a_list_that_is_cut_by_a_garbage_collection_is_left() -> None:
+    keys = [str(i) for i in range(50)]
+    dicts = [dict.fromkeys(keys, i) for i in range(8)]
+    kept: list[Any] = []
+
+    def cut(phase: str, info: dict[str, int]) -> None:
+        if not kept:
+            kept.append(dicts.pop())
+
+    before = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(cut)
+    gc.set_threshold(20)  # lists, of which the call makes one for each key
+    try:
+        found = native.columns(dicts, False)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(cut)
+    assert found is None and kept == [dict.fromkeys(keys, 7)]
+
+
 def test_a_thousand_batches_leave_nothing_behind() -> None:
     tensor, number = torch.ones(2), 10**30
     key = "".join(["na", "me"])

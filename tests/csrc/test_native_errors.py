@@ -244,6 +244,34 @@ def test_every_tensor_must_be_plain(backend, name):
 
 
 @both
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("missing", [0, 1, 4])
+def test_a_tensor_reaches_to_the_last_byte_of_its_storage(backend, turned, missing):
+    sample = torch.arange(20.0).view(4, 5)
+    expected = (sample.t() if turned else sample).clone()
+    if turned:
+        sample.t_()
+    plan = backend.plan_slab([sample])
+    sample.untyped_storage().resize_(80 - missing)
+    dst, slab = torch.zeros(1, *sample.shape), torch.zeros(plan.nbytes).byte()
+    if not missing:
+        backend.pad_copy(dst, [sample], bytes(4))
+        assert dst[0].equal(expected)
+        backend.pack(slab, [sample], plan)
+        assert backend.views(slab, plan)[0].equal(expected)
+        return
+    message = (
+        f"must lie within its storage, but needs 80 bytes where {80 - missing} are "
+        "left. Copy it before its storage is released."
+    )
+    args = (dst, [sample], bytes(4))
+    check(backend.pad_copy, args, ValueError, f"pad_copy: samples[0] {message}")
+    args = (slab, [sample], plan)
+    check(backend.pack, args, ValueError, f"pack: leaves[0] {message}")
+    assert dst.eq(0).all() and slab.eq(0).all()
+
+
+@both
 def test_tensors_under_vmap_are_refused(backend):
     def inner(sample):
         backend.pad_copy(torch.ones(1, 2), [sample], bytes(4))

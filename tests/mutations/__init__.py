@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from mutations import compat, memory, native, streams, threads, values, workers
+from mutations import (
+    compat,
+    extension,
+    memory,
+    native,
+    streams,
+    threads,
+    values,
+    workers,
+)
 from mutations.entry import Mutation
 
 __all__ = ["ALL", "Mutation"]
@@ -15,5 +24,6 @@ ALL: tuple[Mutation, ...] = (
     *threads.MUTATIONS,
     *values.MUTATIONS,
     *native.MUTATIONS,
+    *extension.MUTATIONS,
     *compat.MUTATIONS,
 )

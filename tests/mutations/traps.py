@@ -190,9 +190,8 @@ TRAPS: dict[str, Trap] = {
         "Waiting with the interpreter's lock, or under a mutex, stops everybody else.",
         "Long copies run without the interpreter's lock; mutexes are held for list "
         "operations only.",
-        "That a copy gives the interpreter's lock away is in `test_native_ops.py`, "
-        "`test_stack_equal.py` and `test_transfer.py`; a call of C that keeps it, and "
-        "one that does not, show that they would notice (`tests/turns.py`).",
+        "That a call of C which keeps the lock is found, and one that does not is not: "
+        "the way to ask is tested itself (`tests/turns.py`).",
     ),
     "modes of a thread": Trap(
         "Gradient mode, inference mode, autocast with dtype and cache, the default "
@@ -205,9 +204,11 @@ TRAPS: dict[str, Trap] = {
         "Jobs on the host share the number of their caller, who has it back.",
     ),
     "containers and tensors that change meanwhile": Trap(
-        "The user, or another thread, changes a batch while it is walked or copied.",
-        "The walk of the extension runs no Python code and holds every leaf; tensors "
-        "are read once, with the interpreter's lock (Note [read once]).",
+        "The user, or another thread, changes a batch while it is walked or copied, or "
+        "has put a list into itself.",
+        "The walk of the extension runs no Python code, holds every leaf and goes 200 "
+        "deep; tensors are read once, with the interpreter's lock (Note [read once]), "
+        "and compared with what was planned.",
         "Free-threaded Python is not claimed: the extension does not declare it.",
     ),
     "leaves that are there already": Trap(
@@ -251,6 +252,11 @@ TRAPS: dict[str, Trap] = {
     "memory that is gone": Trap(
         "Sharding frees the storage under a tensor, and torch's operators read there.",
         "Every source is compared with its storage before it is read.",
+    ),
+    "an output that is an input, or too small": Trap(
+        "A copy writes over what it has still to read, or beyond what it was given.",
+        "Where something is written is compared with all that is read, and its size "
+        "with what was planned, before the first byte.",
     ),
     "numbers from other processes": Trap(
         "The header of a ring is written by other processes.",

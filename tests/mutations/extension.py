@@ -1,0 +1,233 @@
+"""What the extension checks before the engine reads: each has to be compiled anew."""
+
+from __future__ import annotations
+
+from mutations.entry import Mutation
+
+_RACES = "tests/test_races.py::"
+_NATIVE_OPS = "tests/test_native_ops.py::"
+_NATIVE = "tests/csrc/test_native_errors.py::"
+_SLABS = "tests/csrc/test_slab_errors.py::"
+_RINGS = "tests/csrc/test_ring_errors.py::"
+_SEND = "tests/csrc/test_send_errors.py::"
+_WALKS = "tests/test_tree_walks.py::"
+_PLACES = "tests/test_pad_copy_places.py::"
+_OTHERS = "containers and tensors that change meanwhile"
+_GONE = "memory that is gone"
+_SHARED = "an output that is an input, or too small"
+
+MUTATIONS = (
+    Mutation(
+        "a sample is padded from a storage that is cut",
+        _GONE,
+        "csrc/ops/pad_copy.cpp",
+        "  check_storage(sample, where);\n",
+        "",
+        (
+            _RACES
+            + "test_a_padded_sample_that_changed_is_refused_or_does_not_reach_beyond",
+        ),
+    ),
+    Mutation(
+        "a leaf is packed from a storage that is cut",
+        _GONE,
+        "csrc/ops/slab.cpp",
+        "    if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {\n",
+        "    if (leaf.is_contiguous()) {\n",
+        (_RACES + "test_a_packed_leaf_that_changed_is_refused_and_nothing_is_written",),
+    ),
+    Mutation(
+        "equal samples are stacked from a storage that is cut",
+        _GONE,
+        "csrc/ops/stack_equal.cpp",
+        "  return holds(sample, nbytes);\n",
+        "  return nbytes >= 0;\n",
+        ("tests/test_stack_equal.py::test_memory_that_was_freed_is_not_read",),
+    ),
+    Mutation(
+        "a tensor may end behind its storage",
+        _GONE,
+        "csrc/ops/snapshot.cpp",
+        "  TORCH_CHECK_VALUE(static_cast<uint64_t>(end) <= held, where,\n",
+        "  TORCH_CHECK_VALUE(static_cast<uint64_t>(end) <= held + 4, where,\n",
+        (_NATIVE + "test_a_tensor_reaches_to_the_last_byte_of_its_storage",),
+    ),
+    Mutation(
+        "a leaf may have another shape than planned",
+        _OTHERS,
+        "csrc/ops/slab.cpp",
+        " leaf.sizes() == planned.shape, where,\n",
+        " planned.nbytes >= 0, where,\n",
+        (_RACES + "test_a_packed_leaf_that_changed_is_refused_and_nothing_is_written",),
+    ),
+    Mutation(
+        "a walk borrows its leaves",
+        _OTHERS,
+        "csrc/python/tree.cpp",
+        "    leaves_.push_back(object);\n    Py_INCREF(object);\n",
+        "    leaves_.push_back(object);\n",
+        (_WALKS + "test_a_thousand_walks_leave_nothing_behind",),
+    ),
+    Mutation(
+        "a walk runs the Python code of a class",
+        _OTHERS,
+        "csrc/python/tree.cpp",
+        "    if (!is_simple_class(type)) return false;\n",
+        "    static_cast<void>(is_simple_class);\n",
+        (_WALKS + "test_what_might_be_a_container_is_left_to_optree",),
+    ),
+    Mutation(
+        "a walk follows a list that holds itself",
+        _OTHERS,
+        "csrc/python/tree.cpp",
+        "constexpr int kMaxDepth = 200;",
+        "constexpr int kMaxDepth = 200'000'000;",
+        (_WALKS + "test_deep_nests_are_left_to_optree",),
+    ),
+    Mutation(
+        "a list that was cut meanwhile is read",
+        _OTHERS,
+        "csrc/python/columns.cpp",
+        "  if (static_cast<size_t>(PyList_GET_SIZE(dicts)) != columns->num_dicts)",
+        "  if (columns->num_dicts == 0)",
+        (
+            "tests/test_columns.py::"
+            "test_a_list_that_is_cut_by_a_garbage_collection_is_left",
+        ),
+    ),
+    Mutation(
+        "a sample starts before its row",
+        "padding values and sizes that do not fit",
+        "csrc/ops/pad_copy.cpp",
+        "    TORCH_CHECK_VALUE(start[d] >= 0, where,",
+        "    TORCH_CHECK_VALUE(start[d] >= -9, where,",
+        (_PLACES + "test_wrong_starts_are_refused",),
+    ),
+    Mutation(
+        "a sample ends behind its row",
+        "padding values and sizes that do not fit",
+        "csrc/ops/pad_copy.cpp",
+        "    TORCH_CHECK_VALUE(start[d] <= target[d] - sample.sizes[d], where,\n",
+        "    TORCH_CHECK_VALUE(start[d] <= target[d], where,\n",
+        (_PLACES + "test_wrong_starts_are_refused",),
+    ),
+    Mutation(
+        "a sample is larger than its row",
+        "padding values and sizes that do not fit",
+        "csrc/ops/pad_copy.cpp",
+        "    TORCH_CHECK_VALUE(sample.sizes[d] <= target[d], where,",
+        "    TORCH_CHECK_VALUE(sample.sizes[d] <= target[d] + 9, where,",
+        (_NATIVE + "test_pad_copy_refuses",),
+    ),
+    Mutation(
+        "a copy reads and writes the same memory",
+        _SHARED,
+        "csrc/ops/snapshot.cpp",
+        "      !overlap(source, nbytes, dst), where,\n",
+        "      nbytes < 0 || !overlap(source, 0, dst), where,\n",
+        (
+            _NATIVE + "test_pad_copy_refuses",
+            _SLABS + "test_pack_refuses_and_writes_nothing",
+            _SEND + "test_bad_arguments_are_named_and_nothing_is_written",
+        ),
+    ),
+    Mutation(
+        "a copy is sent beyond its target",
+        _SHARED,
+        "csrc/ops/transfer.cpp",
+        "    TORCH_CHECK_VALUE(source.nbytes == target.nbytes, to,",
+        "    TORCH_CHECK_VALUE(source.nbytes >= 0, to,",
+        (_SEND + "test_bad_arguments_are_named_and_nothing_is_written",),
+    ),
+    Mutation(
+        "what is packed need not fit its slab",
+        _SHARED,
+        "csrc/ops/slab.cpp",
+        "  TORCH_CHECK_VALUE(snapshot.nbytes == plan.nbytes(), where,",
+        "  TORCH_CHECK_VALUE(snapshot.nbytes >= 0, where,",
+        (
+            _SLABS + "test_pack_refuses_and_writes_nothing",
+            _SLABS + "test_views_refuses",
+        ),
+    ),
+    Mutation(
+        "slots of a plan from outside may overlap",
+        "slots that are misaligned, and what one view keeps",
+        "csrc/ops/slab_plan.cpp",
+        "slot_ascends(leaf->offset, *end) && is_aligned(leaf->offset)",
+        "is_aligned(leaf->offset)",
+        (_SLABS + "test_a_plan_refuses",),
+    ),
+    Mutation(
+        "views begin in the middle of an item",
+        "slots that are misaligned, and what one view keeps",
+        "csrc/ops/slab.cpp",
+        "    TORCH_CHECK_VALUE(base.offset % itemsize == 0, kSlab,\n",
+        "    TORCH_CHECK_VALUE(base.offset >= 0, kSlab,\n",
+        (_SLABS + "test_views_refuses",),
+    ),
+    Mutation(
+        "bits that mean the negative are copied",
+        "tensors that are more than their bytes",
+        "csrc/ops/snapshot.cpp",
+        "                    DispatchKey::Conjugate, DispatchKey::Negative,\n",
+        "                    DispatchKey::Conjugate,\n",
+        (_NATIVE + "test_every_tensor_must_be_plain",),
+    ),
+    Mutation(
+        "any memory is taken for the header of a ring",
+        "numbers from other processes",
+        "csrc/ops/ring.cpp",
+        "ring_nbytes(num_slots) && ring.is_formatted();",
+        "ring_nbytes(num_slots);",
+        (_RINGS + "test_a_corrupted_header_is_refused",),
+    ),
+    Mutation(
+        "a slot that the ring does not have is passed on",
+        "numbers from other processes",
+        "csrc/ops/ring.cpp",
+        "slot >= 0 && slot < ring.num_slots(),",
+        "slot >= 0,",
+        (_RINGS + "test_a_bad_number_is_refused_and_nothing_written",),
+    ),
+    Mutation(
+        "words of a ring are not aligned",
+        "numbers from other processes",
+        "csrc/ops/ring.cpp",
+        "  TORCH_CHECK_VALUE(past == 0, where,",
+        "  TORCH_CHECK_VALUE(past < kRingLine, where,",
+        (_RINGS + "test_another_header_is_refused",),
+    ),
+    Mutation(
+        "long copies keep the interpreter's lock",
+        "locks that are held while waiting",
+        "csrc/bindings/run.h",
+        "  unlocked([&] { job->run(); });\n",
+        "  job->run();\n",
+        (_NATIVE_OPS + "test_large_copies_release_the_gil",),
+    ),
+    Mutation(
+        "sending keeps the interpreter's lock",
+        "locks that are held while waiting",
+        "csrc/bindings/transfer.cpp",
+        "  unlocked([&] { sent.emplace(job.run()); });\n",
+        "  sent.emplace(job.run());\n",
+        ("tests/test_transfer.py::test_large_transfers_release_the_gil",),
+    ),
+    Mutation(
+        "torch's operators use their threads in a forked child",
+        "locks and threads across a fork",
+        "csrc/cpu/backend_cpu.cpp",
+        "    if (forked()) {\n",
+        "    if (num_threads_ > 0) {\n",
+        (_NATIVE_OPS + "test_a_forked_child_pads_after_its_parent_used_threads",),
+    ),
+    Mutation(
+        "recycled memory is handed out where junk is to be seen",
+        "bytes of an earlier batch",
+        "csrc/ops/host_memory.cpp",
+        "!is_large(shape, dtype) || at::globalContext().deterministicAlgorithms()",
+        "!is_large(shape, dtype)",
+        ("tests/test_memory.py::test_junk_is_torchs_when_it_is_asked_for",),
+    ),
+)
