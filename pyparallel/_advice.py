@@ -85,6 +85,25 @@ def of_pageable(nbytes: int, device: torch.device) -> None:
     )
 
 
+def of_results(in_use: int, nbytes: int, limit: int) -> None:
+    """Warn that results come to ordinary memory.
+
+    Args:
+        in_use: bytes of the page-locked results that are alive.
+        nbytes: of those that come besides.
+        limit: what both together exceed.
+    """
+    warn_once(
+        "PP213",
+        f"to_host: results that are alive should fit in {nbytes_text(limit)} of "
+        f"page-locked memory, but {nbytes_text(in_use)} are alive and "
+        f"{nbytes_text(nbytes)} come. clone() what you keep, or raise "
+        "memory.set_pinned_limit. Until then such results come to ordinary memory, and "
+        "the host waits for each copy.",
+        LoaderWarning,
+    )
+
+
 def of_bytes(where: str, num_samples: int) -> None:
     """Warn if code for mmcv 1.x batches bytes, of which it had made tensors."""
     if _seen.for_mmcv:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from . import _backend, _cargo, _slab, _transfer
+from ._host_slabs import host_slabs
 from ._trace import span
 
 _ALIGNMENT = 64  # of the slots of a slab
@@ -83,6 +84,8 @@ class ReturnFlight:
     is queued on the current stream itself, in front of which nothing can free or change
     what it reads, and large leaves are read where they are. The host's slab is torch's:
     its allocator saw the copy and does not hand the block out again before it is done.
+    Where there may be no more of such slabs it is ordinary memory, which nobody else
+    would hold while it is written: the host waits for the copy at once.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class ReturnFlight:
         self._event: Any = None
         if self._plan.nbytes == 0:
             return
-        self._host = api.pinned(self._plan.nbytes)
+        self._host, is_pinned = host_slabs.take(self._plan.nbytes, api.pinned)
         slab = _packed(packed, device, api)
         copies = [(self._host[: slab.numel()], slab)] if slab.numel() else []
         offsets = self._plan.offsets[len(packed) :] if direct else ()
@@ -125,6 +128,8 @@ class ReturnFlight:
             stream = api.copy_stream(device)
             api.wait(stream, api.record(home))
         self._event = _transfer.queue(copies, [slab], (stream, home), api).event
+        if not is_pinned:
+            api.wait_on_host(self._event)
 
     def _place(
         self, leaf: torch.Tensor, begin: int

@@ -9,8 +9,9 @@ and by time: what nothing asked for is given back to the system.
 Not affected: batches made in ``DataLoader`` workers, which lie in shared memory, and
 pure Python, where torch's allocator decides.
 
-Batches that go to a device are packed into page-locked blocks on the way, of which no
-more than a limit exist: `pinned_info`, `set_pinned_limit`.
+Batches that go to a device are packed into page-locked blocks on the way, and results
+come back to page-locked slabs. Of each no more than a limit exist: `pinned_info`,
+`set_pinned_limit`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from . import _backend
 from ._errors import BatchTypeError, BatchValueError, at_least, kind
+from ._host_slabs import host_slabs
 
 __all__ = [
     "CacheInfo",
@@ -54,20 +56,23 @@ class CacheInfo(NamedTuple):
 
 
 class PinnedInfo(NamedTuple):
-    """How much is page-locked, for batches on their way to a device.
+    """How much is page-locked, for batches and results on their way.
 
     Attributes:
         in_use: bytes of blocks that are written, or read by copies under way. What a
             failed device may read for ever counts here for ever.
         cached: bytes of blocks that wait for the next batch: at most 64 MiB.
-        limit: the most bytes that both may be together.
+        limit: the most bytes that both may be together, and again the most that
+            results may be.
         waits: how often the host had to wait for a copy because of the limit.
+        results: bytes of slabs of `to_host` of which a tensor is alive.
     """
 
     in_use: int
     cached: int
     limit: int
     waits: int
+    results: int
 
 
 def cache_info() -> CacheInfo:
@@ -117,26 +122,34 @@ def empty_cache() -> int:
 
 
 def pinned_info() -> PinnedInfo:
-    """Return what is page-locked; zeros in pure Python: torch's allocator decides.
+    """Return what is page-locked.
+
+    In pure Python only the limit and the results count: torch's allocator decides of
+    the rest.
 
     Example:
         >>> pinned_info().cached <= 64 << 20
         True
     """
-    return PinnedInfo(*_backend.pinned_info())
+    in_use, cached, _, waits = _backend.pinned_info()
+    return PinnedInfo(in_use, cached, host_slabs.limit, waits, host_slabs.in_use())
 
 
 def set_pinned_limit(nbytes: int) -> None:
-    """Bound the page-locked blocks that batches for a device are packed into.
+    """Bound the page-locked memory of batches for a device, and that of results.
 
-    At the limit the host waits, without the GIL, for the oldest copy of the same stream
-    and packs into its block. So a batch of any size goes to the device; what a tight
-    limit costs is time, and ``pinned_info().waits`` counts it. A stream that has no
-    block at all gets one, so that no device waits for another one: with n devices the
-    blocks may take 4 MiB more for each but the first.
+    Batches are packed into blocks. At the limit the host waits, without the GIL, for
+    the oldest copy of the same stream and packs into its block. So a batch of any size
+    goes to the device; what a tight limit costs is time, and ``pinned_info().waits``
+    counts it. A stream that has no block at all gets one, so that no device waits for
+    another one: with n devices the blocks may take 4 MiB more for each but the first.
 
     Blocks above a lower limit are given back now, or when they have been read: to
     torch's allocator of page-locked memory, which may keep them.
+
+    What `to_host` returns has as much for itself. Results that would go beyond it, with
+    all that are alive, come to ordinary memory: the host waits for the copy at once,
+    also in `start_to_host`, and the first time a `LoaderWarning` says so.
 
     Args:
         nbytes: the most bytes; at least 4 MiB, the largest block. Until this is called
@@ -151,3 +164,4 @@ def set_pinned_limit(nbytes: int) -> None:
     if limit >= 2**63:
         raise BatchValueError(f"{where} must be less than 2**63, but is {nbytes}.")
     _backend.bound_pinned(limit)
+    host_slabs.limit = limit

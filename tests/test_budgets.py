@@ -163,7 +163,7 @@ def test_a_forked_child_reads_zeros_and_waits_for_no_lock() -> None:
         code = 1
         try:
             memory.set_pinned_limit(5 * MIB)
-            code = 40 + (memory.pinned_info() == (0, 0, 5 * MIB, 0))
+            code = 40 + (memory.pinned_info() == (0, 0, 5 * MIB, 0, 0))
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 41

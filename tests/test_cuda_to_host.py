@@ -12,8 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from pyparallel import DataContainer as DC
 from pyparallel import _backend, _slab, start_to_host, to_host
+from pyparallel._host_slabs import host_slabs
 
-pytestmark = pytest.mark.cuda
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.filterwarnings(r"ignore:\[PP213\]"),  # once for a process
+]
 
 BOTH = pytest.mark.parametrize(
     "fetch", [to_host, lambda batch: start_to_host(batch).get()], ids=["wait", "start"]
@@ -315,3 +319,22 @@ def test_pack_runs_on_the_current_stream():
         total = slab.view(torch.float32).sum()
     side.synchronize()
     assert total.item() == 2000
+
+
+@BOTH
+def test_results_beyond_the_limit_are_as_right_and_not_page_locked(
+    fetch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes = 3 << 20
+    monkeypatch.setattr(host_slabs, "limit", host_slabs.in_use() + 2 * nbytes)
+    kept = []
+    for seed in range(4):
+        expected = of_bytes(nbytes, torch.uint8, seed)
+        there = expected.to(device())
+        keep_busy()
+        kept.append(fetch({"x": there})["x"])
+        del there
+        assert same(kept[-1], expected)
+    assert [x.is_pinned() for x in kept] == [True, True, False, False]
+    del kept[0]
+    assert fetch({"x": torch.ones(9, device=device())})["x"].is_pinned()

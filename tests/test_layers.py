@@ -17,7 +17,7 @@ LAYERS = [
     ["_tree", "padding"],
     ["container"],
     ["_plan", "_image_plan", "_frame"],
-    ["_cargo", "_device", "_keeper"],
+    ["_cargo", "_device", "_keeper", "_host_slabs"],
     ["_transfer"],
     ["_debug"],
     ["_slab", "_output", "_shared", "memory"],

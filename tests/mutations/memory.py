@@ -9,6 +9,7 @@ _KEEPER = "tests/test_keeper.py::"
 _ENGINE = "tests/test_transfer.py::"
 _LOCK = "tests/test_ring_page_lock.py::"
 _BUDGETS = "tests/test_budgets.py::"
+_HOST_SLABS = "tests/test_host_slabs.py::"
 
 MUTATIONS = (
     Mutation(
@@ -278,5 +279,38 @@ MUTATIONS = (
         'have} are left" if need > have < 0 else ""',
         ("tests/csrc/test_native_errors.py", "tests/csrc/test_slab_errors.py"),
         backend="python",
+    ),
+    Mutation(
+        "page-locked results have no limit",
+        "page-locked memory without bounds",
+        "pyparallel/_host_slabs.py",
+        "            fits = in_use + nbytes <= self.limit\n",
+        "            fits = in_use >= 0\n",
+        (_HOST_SLABS + "test_beyond_the_limit_results_come_to_ordinary_memory",),
+    ),
+    Mutation(
+        "results that are being allocated do not count",
+        "page-locked memory without bounds",
+        "pyparallel/_host_slabs.py",
+        "                self._begun += nbytes\n",
+        "                self._begun += 0\n",
+        (_HOST_SLABS + "test_threads_that_allocate_at_a_time_stay_within_the_limit",),
+    ),
+    Mutation(
+        "nobody waits for results in ordinary memory",
+        "results read before they arrive",
+        "pyparallel/_return_flight.py",
+        "        if not is_pinned:\n",
+        "        if not is_pinned and self._event is None:\n",
+        (_HOST_SLABS + "test_beyond_the_limit_results_come_to_ordinary_memory",),
+    ),
+    Mutation(
+        "a forked child has its parent's results",
+        "locks and threads across a fork",
+        "pyparallel/_host_slabs.py",
+        "os.register_at_fork(after_in_child=host_slabs.forget)\n",
+        "",
+        (_HOST_SLABS + "test_a_forked_child_begins_anew_and_waits_for_no_lock",),
+        limit=25.0,
     ),
 )

@@ -91,9 +91,9 @@ TRAPS: dict[str, Trap] = {
     "page-locked memory without bounds": Trap(
         "Allocators round up, never split, and keep what they have; page-locking is "
         "slow and limited.",
-        "Rings, blocks, caches and queues have a size in bytes or batches; at it one "
-        "waits, or takes other memory, and a number says so (Notes [staging limit], "
-        "[idle blocks]).",
+        "Rings, blocks, results, caches and queues have a size in bytes or batches; at "
+        "it one waits, or takes other memory, and a number says so (Notes [staging "
+        "limit], [idle blocks], [alive results]).",
     ),
     "tensors of no size": Trap(
         "A null address must not be offset, copied or page-locked, and an error of "

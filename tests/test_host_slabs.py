@@ -1,0 +1,158 @@
+"""Page-locked memory of results: counted while any tensor lives, never over a limit."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from fake_device import FakeDevice
+
+from pyparallel import LoaderWarning, _errors, memory
+from pyparallel._host_slabs import HostSlabs, host_slabs
+from pyparallel.to_host import HostCopy
+
+MIB = 1 << 20
+
+
+def pinned(nbytes: int) -> torch.Tensor:
+    """Stand in for an allocator of page-locked memory."""
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+@pytest.fixture
+def two_more() -> Iterator[None]:
+    """Leave room for two results of 64 bytes, and for a warning."""
+    before = host_slabs.limit
+    host_slabs.limit = host_slabs.in_use() + 128
+    _errors._warned.discard("PP213 ")
+    yield
+    host_slabs.limit = before
+
+
+def results(fake: FakeDevice, value: float, snapshot: bool = False) -> HostCopy:
+    there = fake.put(torch.full((4, 4), float(value)))
+    return HostCopy({"x": there}, fake, snapshot)
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_beyond_the_limit_results_come_to_ordinary_memory(
+    two_more: None, snapshot: bool
+) -> None:
+    with FakeDevice() as fake:
+        kept = [results(fake, i, snapshot).get()["x"] for i in range(2)]
+        with pytest.warns(LoaderWarning) as caught:
+            copy = results(fake, 2, snapshot)
+            assert copy.is_done(), "nobody holds ordinary memory while it is written"
+            kept.append(copy.get()["x"])
+        (warning,) = caught
+        assert str(warning.message) == (
+            f"[PP213] to_host: results that are alive should fit in "
+            f"{host_slabs.limit} bytes of page-locked memory, but "
+            f"{host_slabs.in_use()} bytes are alive and 64 bytes come. clone() what "
+            "you keep, or raise memory.set_pinned_limit. Until then such results come "
+            "to ordinary memory, and the host waits for each copy."
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            kept.append(results(fake, 3, snapshot).get()["x"])
+        assert [fake.is_pinned(x) for x in kept] == [True, True, False, False]
+        assert [x.unique().tolist() for x in kept] == [[0], [1], [2], [3]]
+        del kept[0]
+        kept.append(results(fake, 4, snapshot).get()["x"])
+        assert fake.is_pinned(kept[-1]) and kept[-1].eq(4).all()
+
+
+def test_a_handle_that_is_dropped_leaves_nothing_to_be_written(two_more: None) -> None:
+    host_slabs.limit -= 128
+    with FakeDevice(copy_delay=0.05) as fake, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(5):
+            results(fake, i, snapshot=True)
+            assert not fake.copies.work.qsize()
+
+
+def test_a_slab_counts_until_its_last_tensor_dies() -> None:
+    slabs = HostSlabs(1000)
+    slab, is_pinned = slabs.take(600, pinned)
+    assert is_pinned and slabs.in_use() == 600
+    view = slab[1:3]
+    del slab
+    assert slabs.in_use() == 600
+    other = view.view(2, 1)
+    del view
+    assert slabs.in_use() == 600
+    assert other.numel() == 2
+    del other
+    assert slabs.in_use() == 0
+    assert slabs.take(1000, pinned)[1]
+
+
+def test_threads_that_allocate_at_a_time_stay_within_the_limit() -> None:
+    slabs, most, lock = HostSlabs(500), [0, 0], threading.Lock()
+    all_here = threading.Barrier(8, timeout=30)
+    kept: list[tuple[torch.Tensor, bool]] = []
+
+    def slow(nbytes: int) -> torch.Tensor:
+        with lock:
+            most[0] += nbytes
+            most[1] = max(most)
+        allocating.wait(0.2)  # for all that think there is room
+        return pinned(nbytes)
+
+    def work() -> None:
+        all_here.wait()
+        kept.append(slabs.take(100, slow))
+
+    allocating = threading.Event()
+    _errors._warned.add("PP213 ")
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[1] == 500 and slabs.in_use() == 500
+    assert sorted(is_pinned for _, is_pinned in kept) == [False] * 3 + [True] * 5
+
+
+def test_what_cannot_be_page_locked_does_not_count() -> None:
+    def refused(nbytes: int) -> torch.Tensor:
+        raise RuntimeError("no more pages")
+
+    slabs = HostSlabs(1000)
+    with pytest.raises(RuntimeError, match=r"^no more pages$"):
+        slabs.take(1000, refused)
+    assert slabs.in_use() == 0 and slabs.take(1000, pinned)[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+def test_a_forked_child_begins_anew_and_waits_for_no_lock() -> None:
+    before = host_slabs.in_use()
+    slab, _ = host_slabs.take(100, pinned)
+    assert memory.pinned_info().results == before + slab.numel()
+    with host_slabs._lock:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = 40 + (memory.pinned_info().results == 0)
+            finally:
+                os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 41
+
+
+def test_the_limit_is_that_of_blocks() -> None:
+    before = memory.pinned_info().limit
+    assert (
+        before
+        == host_slabs.limit
+        == min(1 << 30, os.sysconf("SC_PHYS_PAGES") // 8 * os.sysconf("SC_PAGESIZE"))
+    )
+    try:
+        memory.set_pinned_limit(7 * MIB)
+        assert memory.pinned_info().limit == host_slabs.limit == 7 * MIB
+    finally:
+        memory.set_pinned_limit(before)
