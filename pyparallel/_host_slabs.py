@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _advice
 
 _LARGEST_DEFAULT = 1 << 30
+#: How many slabs may be asked for each one that is handed out, at the limit and below.
+_OFTEN, _SELDOM = 64, 8
 
 
 class HostSlabs:
@@ -19,9 +22,10 @@ class HostSlabs:
 
     Note: [alive results]. A slab lives as long as any tensor of it, wherever that is.
     So its storage is asked, weakly, by what torch has for its own graphs; nothing is
-    wrapped around the storage, by which torch's allocator knows the block. What is
-    being allocated is counted before it is there: page-locking takes its time, and
-    other threads need not wait for it.
+    wrapped around the storage, by which torch's allocator knows the block. Of many
+    slabs all are asked now and then only, so that one more costs the same however many
+    are kept; what has died since counts until then. What is being allocated is counted
+    before it is there: page-locking takes its time, and other threads need not wait.
 
     Attributes:
         limit: the most bytes of page-locked slabs that are alive.
@@ -29,9 +33,11 @@ class HostSlabs:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lock = threading.Lock()
-        self._alive: list[tuple[StorageWeakRef, int]] = []
-        self._begun = 0
+        self._lock = threading.RLock()  # a handler of a signal may run while it is held
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._numbers = itertools.count()
+        self._nbytes = 0  # of those, and of slabs that are being allocated
+        self._takes = 0  # since all were asked
 
     def take(
         self, nbytes: int, pinned: Callable[[int], torch.Tensor]
@@ -43,36 +49,45 @@ class HostSlabs:
             pinned: makes it, page-locked.
         """
         with self._lock:
-            in_use = self._count()
+            self._takes += 1
+            is_full = self._nbytes + nbytes > self.limit
+            if self._takes * (_OFTEN if is_full else _SELDOM) >= len(self._alive):
+                self._ask()
+            in_use = self._nbytes
             fits = in_use + nbytes <= self.limit
             if fits:
-                self._begun += nbytes
+                self._nbytes += nbytes
         if not fits:
             _advice.of_results(in_use, nbytes, self.limit)
             return torch.empty(nbytes, dtype=torch.uint8), False
-        made: list[tuple[StorageWeakRef, int]] = []
         try:
             slab = pinned(nbytes)
-            made.append((StorageWeakRef(slab.untyped_storage()), nbytes))
-        finally:
+            alive = StorageWeakRef(slab.untyped_storage())
+        except BaseException:
             with self._lock:
-                self._begun -= nbytes
-                self._alive += made
+                self._nbytes -= nbytes
+            raise
+        with self._lock:
+            self._alive[next(self._numbers)] = alive, nbytes
         return slab, True
 
     def in_use(self) -> int:
         """Return the bytes of page-locked slabs that are alive."""
         with self._lock:
-            return self._count()
+            self._ask()
+            return self._nbytes
 
     def forget(self) -> None:
         """Begin anew in a forked child: what is page-locked is so for its parent."""
-        self._lock = threading.Lock()  # that of the parent may be held
-        self._alive, self._begun = [], 0
+        self._lock = threading.RLock()  # that of the parent may be held
+        self._alive, self._nbytes, self._takes = {}, 0, 0
 
-    def _count(self) -> int:
-        self._alive = [each for each in self._alive if not each[0].expired()]
-        return self._begun + sum(nbytes for _, nbytes in self._alive)
+    def _ask(self) -> None:
+        self._takes = 0
+        for number, (storage, nbytes) in list(self._alive.items()):
+            # In the middle of this a handler may have asked, too.
+            if storage.expired() and self._alive.pop(number, None) is not None:
+                self._nbytes -= nbytes
 
 
 def _default_limit() -> int:

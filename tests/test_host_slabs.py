@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_device import FakeDevice
 
-from pyparallel import LoaderWarning, _errors, memory
+from pyparallel import LoaderWarning, _errors, _host_slabs, memory
 from pyparallel._host_slabs import HostSlabs, host_slabs
 from pyparallel.to_host import HostCopy
 
@@ -116,6 +116,56 @@ def test_threads_that_allocate_at_a_time_stay_within_the_limit() -> None:
         thread.join()
     assert most[1] == 500 and slabs.in_use() == 500
     assert sorted(is_pinned for _, is_pinned in kept) == [False] * 3 + [True] * 5
+
+
+def test_one_more_asks_as_many_however_many_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[None] = []
+
+    class Counted(_host_slabs.StorageWeakRef):
+        def expired(self) -> bool:
+            asked.append(None)
+            return bool(super().expired())
+
+    monkeypatch.setattr(_host_slabs, "StorageWeakRef", Counted)
+    slabs, kept = HostSlabs(2000 * 64), []
+    for _ in range(2000):
+        kept.append(slabs.take(64, pinned))
+    assert all(is_pinned for _, is_pinned in kept)
+    assert 2000 <= len(asked) <= 2000 * 16
+    asked.clear()
+    _errors._warned.add("PP213 ")
+    beyond = [slabs.take(64, pinned) for _ in range(500)]
+    assert not any(is_pinned for _, is_pinned in beyond)
+    assert 500 <= len(asked) <= 500 * 128
+    del kept[100:]
+    later = [slabs.take(64, pinned)[1] for _ in range(2000 // 64)]
+    assert later[-1] and slabs.in_use() == 100 * 64
+
+
+def test_a_handler_may_ask_while_slabs_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of a signal, which prints `memory.pinned_info` whatever is under way."""
+    inner: list[int] = [0]
+
+    class Interrupted(_host_slabs.StorageWeakRef):
+        def expired(self) -> bool:
+            if not inner:
+                inner.append(0)
+                inner[0] = slabs.in_use()
+                kept.append(slabs.take(7, pinned)[0])
+            return bool(super().expired())
+
+    monkeypatch.setattr(_host_slabs, "StorageWeakRef", Interrupted)
+    slabs = HostSlabs(1000)
+    kept = [slabs.take(100, pinned)[0] for _ in range(3)]
+    inner.clear()
+    del kept[:2]
+    assert slabs.in_use() == 107 and inner == [100]
+    del kept[:]
+    assert slabs.in_use() == 0
 
 
 def test_what_cannot_be_page_locked_does_not_count() -> None:

@@ -289,11 +289,20 @@ MUTATIONS = (
         (_HOST_SLABS + "test_beyond_the_limit_results_come_to_ordinary_memory",),
     ),
     Mutation(
+        "the count of results is locked for handlers of signals",
+        "locks that are held while waiting",
+        "pyparallel/_host_slabs.py",
+        "        self._lock = threading.RLock()  # a handler",
+        "        self._lock = threading.Lock()  # a handler",
+        (_HOST_SLABS + "test_a_handler_may_ask_while_slabs_are_counted",),
+        limit=25.0,
+    ),
+    Mutation(
         "results that are being allocated do not count",
         "page-locked memory without bounds",
         "pyparallel/_host_slabs.py",
-        "                self._begun += nbytes\n",
-        "                self._begun += 0\n",
+        "                self._nbytes += nbytes\n        if not fits:\n",
+        "                pass\n        if not fits:\n",
         (_HOST_SLABS + "test_threads_that_allocate_at_a_time_stay_within_the_limit",),
     ),
     Mutation(
