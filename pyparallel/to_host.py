@@ -50,7 +50,8 @@ def to_host(batch: Any) -> Any:
     """Return a nested batch with all its tensors on the host, in one copy per device.
 
     The tensors have no gradient history. Those of one device lie in one page-locked
-    slab, which lives as long as any of them: ``clone()`` what you keep for long.
+    slab, which lives as long as any of them: ``clone()`` what you keep for long. Slabs
+    beyond `memory.set_pinned_limit` are ordinary memory, and a `LoaderWarning` says so.
 
     Args:
         batch: a tensor, or any nest of containers around tensors, DataContainers too
