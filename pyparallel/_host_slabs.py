@@ -10,9 +10,8 @@ from collections.abc import Callable
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import _advice
+from . import _advice, _backend
 
-_LARGEST_DEFAULT = 1 << 30
 #: How many slabs may be asked for each one that is handed out, at the limit and below.
 _OFTEN, _SELDOM = 64, 8
 
@@ -42,7 +41,7 @@ class HostSlabs:
     def take(
         self, nbytes: int, pinned: Callable[[int], torch.Tensor]
     ) -> tuple[torch.Tensor, bool]:
-        """Return a slab of bytes, and whether it is page-locked; the first use warns.
+        """Return a slab of bytes, and whether it is page-locked; else it warns once.
 
         Args:
             nbytes: its size.
@@ -90,12 +89,6 @@ class HostSlabs:
                 self._nbytes -= nbytes
 
 
-def _default_limit() -> int:
-    """Return what blocks on the way to a device may take by default, too."""
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGESIZE")
-    return min(_LARGEST_DEFAULT, pages // 8 * size)
-
-
-#: Those of this process.
-host_slabs = HostSlabs(_default_limit())
+#: Those of this process; they may take what blocks on the way to a device may.
+host_slabs = HostSlabs(_backend.pinned_info()[2])
 os.register_at_fork(after_in_child=host_slabs.forget)

@@ -84,8 +84,8 @@ class ReturnFlight:
     is queued on the current stream itself, in front of which nothing can free or change
     what it reads, and large leaves are read where they are. The host's slab is torch's:
     its allocator saw the copy and does not hand the block out again before it is done.
-    Where there may be no more of such slabs it is ordinary memory, which nobody else
-    would hold while it is written: the host waits for the copy at once.
+    Where there may be no more of such slabs it is ordinary memory, which the keeper
+    holds until it has been written, also if a later copy cannot be queued.
     """
 
     def __init__(
@@ -127,9 +127,8 @@ class ReturnFlight:
         if snapshot:
             stream = api.copy_stream(device)
             api.wait(stream, api.record(home))
-        self._event = _transfer.queue(copies, [slab], (stream, home), api).event
-        if not is_pinned:
-            api.wait_on_host(self._event)
+        held = [slab] if is_pinned else [slab, self._host]
+        self._event = _transfer.queue(copies, held, (stream, home), api).event
 
     def _place(
         self, leaf: torch.Tensor, begin: int

@@ -120,11 +120,11 @@ def _by_torch(
 def queue(
     copies: _Copies, lent: Sequence[torch.Tensor], streams: _Streams, api: DeviceApi
 ) -> Event:
-    """Queue copies, hold what they read in place, and return the event behind them.
+    """Queue copies, hold what they use in place, and return the event behind them.
 
     Args:
         copies: targets and sources.
-        lent: what is read in place.
+        lent: what is read, or written, in place and torch does not hold.
         streams: the one of the copies, and the one that the device's memory belongs to.
         api: of the device.
     """

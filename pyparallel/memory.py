@@ -131,8 +131,7 @@ def pinned_info() -> PinnedInfo:
         >>> pinned_info().cached <= 64 << 20
         True
     """
-    in_use, cached, _, waits = _backend.pinned_info()
-    return PinnedInfo(in_use, cached, host_slabs.limit, waits, host_slabs.in_use())
+    return PinnedInfo(*_backend.pinned_info(), host_slabs.in_use())
 
 
 def set_pinned_limit(nbytes: int) -> None:

@@ -6,12 +6,13 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from fake_device import FakeDevice
 
-from pyparallel import LoaderWarning, _errors, _host_slabs, memory
+from pyparallel import LoaderWarning, _errors, _host_slabs, _slab, memory
 from pyparallel._host_slabs import HostSlabs, host_slabs
 from pyparallel.to_host import HostCopy
 
@@ -45,9 +46,7 @@ def test_beyond_the_limit_results_come_to_ordinary_memory(
     with FakeDevice() as fake:
         kept = [results(fake, i, snapshot).get()["x"] for i in range(2)]
         with pytest.warns(LoaderWarning) as caught:
-            copy = results(fake, 2, snapshot)
-            assert copy.is_done(), "nobody holds ordinary memory while it is written"
-            kept.append(copy.get()["x"])
+            kept.append(results(fake, 2, snapshot).get()["x"])
         (warning,) = caught
         assert str(warning.message) == (
             f"[PP213] to_host: results that are alive should fit in "
@@ -66,13 +65,31 @@ def test_beyond_the_limit_results_come_to_ordinary_memory(
         assert fake.is_pinned(kept[-1]) and kept[-1].eq(4).all()
 
 
-def test_a_handle_that_is_dropped_leaves_nothing_to_be_written(two_more: None) -> None:
+def test_ordinary_memory_is_held_until_it_is_written(
+    two_more: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[_host_slabs.StorageWeakRef] = []
+    real = host_slabs.take
+
+    def take(*args: Any) -> tuple[torch.Tensor, bool]:
+        slab, is_pinned = real(*args)
+        assert not is_pinned
+        made.append(_host_slabs.StorageWeakRef(slab.untyped_storage()))
+        return slab, is_pinned
+
     host_slabs.limit -= 128
-    with FakeDevice(copy_delay=0.05) as fake, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for i in range(5):
-            results(fake, i, snapshot=True)
-            assert not fake.copies.work.qsize()
+    monkeypatch.setattr(host_slabs, "take", take)
+    _errors._warned.add("PP213 ")
+    go = threading.Event()
+    with FakeDevice() as fake:
+        fake.copies.queue(go.wait, 30)
+        results(fake, 1, snapshot=True)  # and the handle is dropped
+        _slab.release_done()
+        was_held = [not each.expired() for each in made]
+        go.set()
+        assert fake.record(fake.copies).wait(30)
+        _slab.release_done()
+        assert was_held == [True] and made[0].expired()
 
 
 def test_a_slab_counts_until_its_last_tensor_dies() -> None:

@@ -12,10 +12,7 @@ import pyparallel
 from pyparallel._profile.record import Record
 from pyparallel._profile.summary import summarize
 
-try:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-except ImportError as error:
-    pytest.skip(f"needs torchdata: {error}", allow_module_level=True)
+torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'set_vital' is deprecated:UserWarning",
@@ -38,7 +35,7 @@ class Slow(torch.utils.data.Dataset[torch.Tensor]):
 def test_its_fetching_is_seen_where_it_happens(
     tmp_path: Path, num_workers: int
 ) -> None:
-    loader = StatefulDataLoader(
+    loader = torchdata.StatefulDataLoader(
         Slow(), 2, collate_fn=pyparallel.pad_stack, num_workers=num_workers
     )
     with pyparallel.profile(tmp_path, steps=6, warmup=2):

@@ -76,7 +76,7 @@ def pinned_info() -> tuple[int, int, int, int]:
 
     They are of the page-locked blocks that `send` packs into, of all devices. In use
     are those that are written, read by copies, or lost because a failed device may read
-    them for ever. Zeros in a forked process, and in pure Python, which has none.
+    them for ever. All but the limit are 0 in a forked process, and in pure Python.
     """
 
 def bound_pinned(limit: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -162,13 +163,20 @@ def send(*args: Any, **kwargs: Any) -> None:
     )
 
 
+# In a list, so that it can be changed; what of it is in use is for torch to say.
+_pinned_limit = [
+    min(1 << 30, os.sysconf("SC_PHYS_PAGES") // 8 * os.sysconf("SC_PAGESIZE"))
+]
+
+
 def pinned_info() -> tuple[int, int, int, int]:
     """See ``_C.pyi``."""
-    return (0, 0, 0, 0)
+    return (0, 0, _pinned_limit[0], 0)
 
 
 def bound_pinned(limit: int) -> None:
     """See ``_C.pyi``."""
+    _pinned_limit[0] = limit
 
 
 def columns(dicts: list[Any], stack: bool) -> None:

@@ -306,12 +306,12 @@ MUTATIONS = (
         (_HOST_SLABS + "test_threads_that_allocate_at_a_time_stay_within_the_limit",),
     ),
     Mutation(
-        "nobody waits for results in ordinary memory",
-        "results read before they arrive",
+        "nobody holds results in ordinary memory",
+        "sources that change or die",
         "pyparallel/_return_flight.py",
-        "        if not is_pinned:\n",
-        "        if not is_pinned and self._event is None:\n",
-        (_HOST_SLABS + "test_beyond_the_limit_results_come_to_ordinary_memory",),
+        "        held = [slab] if is_pinned else [slab, self._host]\n",
+        "        held = [slab] if is_pinned else [slab]\n",
+        (_HOST_SLABS + "test_ordinary_memory_is_held_until_it_is_written",),
     ),
     Mutation(
         "a forked child has its parent's results",

@@ -305,7 +305,7 @@ MUTATIONS = (
         "the slab of the way back is given up at once",
         "results read before they arrive",
         "pyparallel/_return_flight.py",
-        "_transfer.queue(copies, [slab], (stream, home), api)",
+        "_transfer.queue(copies, held, (stream, home), api)",
         "_transfer.queue(copies, [], (stream, home), api)",
         (_BACK + "test_a_dropped_handle_gives_its_memory_back_when_the_copy_is_done",),
     ),
