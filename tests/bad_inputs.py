@@ -6,6 +6,7 @@ Nothing here relies on ``assert``: the same tables run under ``python -O``.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 import operator
 import os
@@ -25,6 +26,7 @@ from pyparallel import DataContainer, _output, _stacked, memory
 
 #: No input, however bad, takes longer. Most take a thousandth of it.
 SECONDS = 2.0
+clock = time.monotonic
 _name = operator.attrgetter("__name__")
 _ATOMS = (int, float, complex, str, bytes, range, torch.dtype, torch.device, slice)
 
@@ -59,16 +61,21 @@ def refused(message: str, *classes: type[BaseException]) -> Refused:
 def attempt(case: Case) -> None:
     """Try a case; raise AssertionError unless all is as it must be."""
     given = case.make()
-    around, before = surroundings(), picture(given, whole=True)
-    begun = time.monotonic()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        outcome = _outcome(case, given)
-    seconds = time.monotonic() - begun
-    same("the result", *outcome)
-    same("the warnings", tuple(str(each.message) for each in caught), case.warns)
-    same("the caller's data", picture(given, whole=True), before)
-    same("the surroundings", surroundings(), around)
+    gc.disable()  # what others left would be freed now, and be missed in what is around
+    try:
+        around, before = surroundings(), picture(given, whole=True)
+        begun = clock()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outcome = _outcome(case, given)
+        seconds = clock() - begun
+        same("the result", *outcome)
+        same("the warnings", tuple(str(each.message) for each in caught), case.warns)
+        same("the caller's data", picture(given, whole=True), before)
+        for what, now in surroundings().items():
+            same(f"the surroundings, {what}", now, around[what])
+    finally:
+        gc.enable()
     if seconds > SECONDS:
         raise AssertionError(f"it took {seconds:.1f} s")
 

@@ -7,9 +7,9 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
+import bad_inputs
 import numpy as np
 import pytest
 import torch
@@ -127,35 +127,42 @@ def test_a_change_of_the_data_is_seen(act: Any) -> None:
         attempt(touched(act))
 
 
-def waste_memory(kept: list[Any]) -> list[Any]:
+def open_a_file(kept: list[Any]) -> list[Any]:
     kept.append(os.open(os.devnull, os.O_RDONLY))
     return []
 
 
 def start_thread(kept: list[Any]) -> list[Any]:
-    kept.append(threading.Event())
-    threading.Thread(target=kept[0].wait, daemon=True).start()
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, daemon=True)
+    thread.start()
+    kept += [end, thread]
     return []
 
 
+def end_thread(kept: list[Any]) -> None:
+    kept[0].set()
+    kept[1].join()  # else it ends while a later test looks at what threads there are
+
+
 @pytest.mark.parametrize(
-    ("act", "undo"),
+    ("what", "act", "undo"),
     [
-        (lambda _: torch.rand(0).tolist() or torch.rand(1)[:0].tolist(), None),
-        (lambda _: [][: int(random.random())], None),
-        (lambda _: list(np.random.rand(1)[:0]), None),
-        (lambda _: torch.set_grad_enabled(False) and [], None),
-        (lambda _: os.chdir("/") or [], None),
-        (waste_memory, lambda kept: os.close(kept[0])),
-        (start_thread, lambda kept: kept[0].set()),
+        ("torch's random state", lambda _: torch.rand(1)[:0].tolist(), None),
+        ("random's", lambda _: [][: int(random.random())], None),
+        ("numpy's", lambda _: list(np.random.rand(1)[:0]), None),
+        ("modes", lambda _: torch.set_grad_enabled(False) and [], None),
+        ("working directory", lambda _: os.chdir("/") or [], None),
+        ("descriptors", open_a_file, lambda kept: os.close(kept[0])),
+        ("threads", start_thread, end_thread),
     ],
     ids=["torch", "random", "numpy", "modes", "directory", "descriptor", "thread"],
 )
-def test_a_change_of_the_surroundings_is_seen(act: Any, undo: Any) -> None:
+def test_a_change_of_the_surroundings_is_seen(what: str, act: Any, undo: Any) -> None:
     kept: list[Any] = []
     here, grad = os.getcwd(), torch.is_grad_enabled()
     try:
-        with pytest.raises(AssertionError, match=r"^the surroundings: "):
+        with pytest.raises(AssertionError, match=f"^the surroundings, {what}: "):
             attempt(Case(lambda: None, lambda _: act(kept), list))
     finally:
         os.chdir(here)
@@ -181,6 +188,6 @@ def test_another_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match=r"^the warnings: "):
         attempt(Case(lambda: None, lambda _: 1, lambda: 1, ("once",)))
     now = iter([0.0, 2.5])
-    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(bad_inputs, "clock", lambda: next(now))
     with pytest.raises(AssertionError, match=r"^it took 2\.5 s$"):
         attempt(Case(lambda: None, lambda _: 1, lambda: 1))
