@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_text_has_the_same_sections_and_ends_with_what_to_do():
     assert heads[:-1] == [*names, "what to do"]
     assert heads[-1].startswith("ok: 0 errors, ")
     assert f"\n  name               {_backend.name}\n" in shown
-    assert "\n  one process        passed yes, took 0." in shown
+    assert re.search(r"\n  one process        passed yes, took \d+\.\d+ s", shown)
 
 
 def test_text_gives_every_value_its_unit():

@@ -119,11 +119,13 @@ def test_batches_waits_and_fetches_are_counted() -> None:
 
     with passes(slow) as pre:
         assert pre.stats() == LoaderStats()
+        begun = time.perf_counter()
         assert list(pre) == [0, 1, 2, 3]
         stats = pre.stats()
+        seconds = time.perf_counter() - begun
         assert stats.batches == 4 and stats.nbytes == 0
-        assert 0.08 <= stats.fetch_seconds < 5
-        assert 0.06 <= stats.wait_seconds < 5  # nothing was done meanwhile
+        assert 0.08 <= stats.fetch_seconds <= seconds  # no sleep is any shorter
+        assert 0 < stats.wait_seconds <= seconds
         assert list(pre) == [0, 1, 2, 3]
         assert pre.stats().batches == 8
 
