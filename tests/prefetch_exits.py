@@ -1,4 +1,4 @@
-"""Ends the interpreter in many ways with a prefetch thread at work; prints how it went.
+"""Ends the interpreter in many ways with a prefetch thread at work; prints each try.
 
 Every end is that of a process forked from this one, which imports torch once.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ ENDS = [
     ("is outlived", 0),
     ("is late", 0),
 ]
+#: Seconds more than an exit without any pass, after which an end is tried again.
+ENOUGH = 2.0
 
 
 class Busy(Numbers):
@@ -79,13 +82,20 @@ def fork(out: Any, err: Any) -> int | list[Any]:
     return [status, seconds, out.read(), err.read()]
 
 
-results = {}
+results: dict[str, list[Any]] = {}
 for end, num_workers in ENDS:
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        result = fork(out, err)
-    if isinstance(result, int):
-        break
-    results[f"{end} {num_workers}"] = result
+    enough = results["is idle 0"][0][1] + ENOUGH if results else math.inf
+    tries = results[f"{end} {num_workers}"] = []
+    # An end that waits for something does so each time, a busy machine does not.
+    while not tries or (len(tries) < 3 and tries[-1][1] > enough):
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            result = fork(out, err)
+        if isinstance(result, int):
+            break
+        tries.append(result)
+    else:
+        continue
+    break
 else:
     print(json.dumps(results))
     sys.exit()

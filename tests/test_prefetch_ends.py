@@ -201,7 +201,7 @@ def exits() -> dict[str, list[Any]]:
         [sys.executable, "-W", "error", str(TESTS / "prefetch_exits.py")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         env=environment,
     )
@@ -223,26 +223,28 @@ def exits() -> dict[str, list[Any]]:
 def test_the_interpreter_exits_at_once_with_its_own_code(
     exits: dict[str, list[Any]], end: str, num_workers: int, code: int, says: str
 ) -> None:
-    got, seconds, _, errors = exits[f"{end} {num_workers}"]
-    assert got == code, errors
-    assert seconds < exits["is idle 0"][1] + SOON
-    assert says in errors and errors.count("Traceback") == bool(says)
-    assert says or not errors
+    tries = exits[f"{end} {num_workers}"]
+    idle = min(seconds for _, seconds, _, _ in exits["is idle 0"])
+    assert min(seconds for _, seconds, _, _ in tries) < idle + SOON
+    for got, _, _, errors in tries:
+        assert got == code, errors
+        assert says in errors and errors.count("Traceback") == bool(says)
+        assert says or not errors
 
 
 def test_a_thread_that_outlives_the_main_thread_gets_all_its_batches(
     exits: dict[str, list[Any]],
 ) -> None:
-    code, _, output, errors = exits["is outlived 0"]
-    assert (code, output, errors) == (0, "[0, 2, 4, 6, 8, 10]\n", "")
+    for code, _, output, errors in exits["is outlived 0"]:
+        assert (code, output, errors) == (0, "[0, 2, 4, 6, 8, 10]\n", "")
 
 
 def test_no_pass_starts_while_the_interpreter_exits(
     exits: dict[str, list[Any]],
 ) -> None:
-    code, _, output, errors = exits["is late 0"]
-    assert (code, errors) == (0, "")
-    assert output.startswith("PreDataLoader: an epoch must start before the interpret")
+    for code, _, output, errors in exits["is late 0"]:
+        assert (code, errors) == (0, "")
+        assert output.startswith("PreDataLoader: an epoch must start before the int")
 
 
 def test_importing_starts_nothing() -> None:
