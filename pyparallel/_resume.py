@@ -178,7 +178,11 @@ def enter(iterator: Any, init: Callable[[int], Any] | None) -> Any:
 
 
 class Followed:
-    """An iterator of a loader whose progress is known."""
+    """An iterator of a loader whose progress is known.
+
+    It stands before one of torch's iterators among a class's bases. A type checker sees
+    neither that one nor its types, so it is told not to ask at each use of it.
+    """
 
     # torch's __del__ asks for it, also if a state was refused before torch's __init__.
     _shutdown = True

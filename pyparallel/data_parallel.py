@@ -187,7 +187,7 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> MMDataParallel:
         """Check the device again after the model was moved or cast."""
         self.__dict__.pop("_device_checked", None)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's has none
         return self
 
     def _check_module_device(self) -> None:
@@ -208,7 +208,7 @@ def _devices(device_ids: Target | Iterable[Target] | None) -> list[Any] | None:
     """Return the devices that are meant: none for the host, None for all."""
     listed: list[Any] | None = None
     if device_ids is not None:
-        one = isinstance(device_ids, int | str | torch.device)
+        one = isinstance(device_ids, int | str | torch.device)  # then no list is made
         listed = [device_ids] if one else list(device_ids)  # type: ignore[arg-type]
     if listed and len(listed) > 1 and all(map(_is_host, listed)):
         return [_CPU] * len(listed)

@@ -89,6 +89,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
             self._prepare()
             with self._inside_ddp_forward():
                 output = step(*inputs, **kwargs)
+            # torch's own steps of a forward have no types, here and below.
             return self._post_forward(output)  # type: ignore[no-untyped-call]
 
     def _prepare(self) -> None:

@@ -70,7 +70,7 @@ def install() -> None:
         sys.modules["mmcv"] = package
     sys.modules.update(modules)
     _old_attribute[:] = [getattr(package, "parallel", None)]
-    package.parallel = modules[_ROOT]  # type: ignore[attr-defined]
+    package.parallel = modules[_ROOT]  # type: ignore[attr-defined]  # of any module
     _advice.set_for_mmcv(True)
 
 
@@ -84,7 +84,7 @@ def uninstall() -> None:
     package = sys.modules["mmcv"]
     vars(package).pop("parallel", None)
     if _old_attribute[0] is not None:
-        package.parallel = _old_attribute[0]  # type: ignore[attr-defined]
+        package.parallel = _old_attribute[0]  # type: ignore[attr-defined]  # as above
     for name, module in _replaced.items():
         sys.modules.pop(name, None)
         if module is not None:
@@ -138,7 +138,7 @@ def _mmcv_package() -> ModuleType:
             "pyparallel.mmcv.install() provides only mmcv.parallel."
         )
 
-    package.__getattr__ = missing  # type: ignore[method-assign]
+    package.__getattr__ = missing  # type: ignore[method-assign]  # PEP 562
     return package
 
 
