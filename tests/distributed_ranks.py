@@ -42,7 +42,7 @@ class Results(dict[str, list[Any]]):
 
 
 def launch(
-    folder: Path, module: str, cases: Sequence[str], world: int = 2, limit: int = 60
+    folder: Path, module: str, cases: Sequence[str], world: int = 2, limit: int = 240
 ) -> Results:
     """Run cases of a test module, one after the other in one group of gloo ranks.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # what DDP imports, which takes longer than a step
 import torch.distributed as dist
 from mmengine_training import Net, batch, sgd
 from torch.utils.data import DistributedSampler

@@ -14,7 +14,7 @@ from distributed_ranks import launch
 def test_a_refused_batch_leaves_the_group_and_the_training_as_they_were(
     tmp_path: Path,
 ) -> None:
-    results = launch(tmp_path, "bad_inputs_ranks", ["refused_batches"], limit=120)
+    results = launch(tmp_path, "bad_inputs_ranks", ["refused_batches"])
     first, second = results["refused_batches"]
     assert first["bad"] == 0
     assert second["bad"] >= 8

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from backends import check, native, needs_native, reference
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,6 +21,7 @@ pytestmark = needs_native
 names = st.one_of(st.text(max_size=2), st.integers(), st.none(), st.tuples())
 
 
+@settings(deadline=None)
 @given(
     st.lists(names, max_size=5, unique=True).flatmap(
         lambda keys: st.lists(

@@ -39,7 +39,8 @@ LAST = """
 import torch
 from fake_device import DEVICE
 from probed_device import Trampling
-from pyparallel import _slab
+from pyparallel import _debug, _slab
+_debug.EXIT_SECONDS = 30  # of a busy machine
 device = Trampling()
 flight = _slab.send([torch.ones(100)], DEVICE, device)
 """

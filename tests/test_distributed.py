@@ -31,7 +31,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("two ranks")
-    return launch(folder, "distributed_cases", CASES, limit=100)
+    return launch(folder, "distributed_cases", CASES)
 
 
 def differ(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -231,7 +231,7 @@ def test_the_python_reducer_reduces_the_gradients_of_a_step(results: Results) ->
 
 
 def test_three_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
-    results = launch(tmp_path, "distributed_cases", ["training"], world=3, limit=60)
+    results = launch(tmp_path, "distributed_cases", ["training"], world=3)
     for rank in results["training"]:
         for options in distributed_cases.OPTIONS:
             assert rank[options]["ours"]["deviation"] < 1e-6

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -48,10 +49,20 @@ def ranks_of(folder: Path) -> list[psutil.Process]:
 
 @pytest.fixture
 def ranks_run(monkeypatch, folder):
-    """Let ranks run another program."""
+    """Let ranks run another program; the time begins when each has printed so much."""
+    watch = _two_processes._watch
 
-    def run(code: str, seconds: float = 60) -> Failure | None:
+    def run(
+        code: str, seconds: float = 200, printed: tuple[int, int] = (0, 0)
+    ) -> Failure | None:
+        def watch_later(ranks, deadline, limit):
+            for rank, least in zip(ranks, printed, strict=True):
+                while rank._printed.count(b"\n") < least:
+                    assert rank.read()
+            return watch(ranks, max(deadline, time.monotonic() + limit), limit)
+
         monkeypatch.setattr(_two_processes, "_CODE", START + code)
+        monkeypatch.setattr(_two_processes, "_watch", watch_later)
         return two_processes(seconds)
 
     return run
@@ -100,7 +111,7 @@ def test_a_wrong_gradient_is_told_by_the_rank_that_found_it(ranks_run):
 def test_a_rank_that_hangs_is_killed_and_its_stage_is_told(ranks_run):
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     hang = f"{ignore}print('up', rank, flush=True)\nif rank:\n    {STAGE}signal.pause()"
-    assert ranks_run(hang, seconds=1.5) == Failure(
+    assert ranks_run(hang, 1.5, printed=(1, 2)) == Failure(
         "two processes must be done in 1.5 s, but rank 0 was importing pyparallel and "
         "rank 1 was joining the group. Look whether the machine is busy, and whether "
         "programs may connect on its loopback interface.",
@@ -109,7 +120,8 @@ def test_a_rank_that_hangs_is_killed_and_its_stage_is_told(ranks_run):
 
 
 def test_a_rank_that_never_stops_printing_is_killed_too(ranks_run):
-    failure = ranks_run("while True: print('again' * 99, flush=True)", seconds=0.5)
+    code = "while True: print('again' * 99, flush=True)"
+    failure = ranks_run(code, 0.5, printed=(10, 10))
     assert failure.text.startswith(
         "two processes must be done in 0.5 s, but rank 0 was"
     )
@@ -134,7 +146,12 @@ def test_a_rank_that_raises_is_told_with_its_last_line(ranks_run):
 
 
 def test_a_rank_that_passes_while_the_other_fails_is_no_pass(ranks_run):
-    code = "print('passed', flush=True)\nif rank: sys.exit(3)\nsys.stdin.read()"
+    code = (
+        "import time; path = os.path.join(sys.argv[3], 'rank 0 has passed')\n"
+        "while rank and not os.path.exists(path): time.sleep(0.01)\n"
+        "print('passed', flush=True)\nif rank: sys.exit(3)\n"
+        "open(path, 'w').close(); sys.stdin.read()"
+    )
     # Both have said so: what comes after is no news, and nothing is left of it.
     assert ranks_run(code) is None
     code = "if rank: sys.exit(3)\nprint('passed', flush=True)\nsys.stdin.read()"
@@ -152,13 +169,14 @@ def test_a_process_that_cannot_be_started_is_told(monkeypatch, folder):
     )
 
 
-def test_an_interrupt_ends_the_processes(monkeypatch, ranks_run):
+def test_an_interrupt_ends_the_processes(monkeypatch, folder):
     def interrupted(*_):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(_two_processes, "_CODE", START + "sys.stdin.read()")
     monkeypatch.setattr(_two_processes, "_watch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        ranks_run("import signal; signal.pause()")
+        two_processes()
 
 
 def _run_and_tell(pipe) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import elastic_runs
 import pytest
 
+pytestmark = pytest.mark.timeout(elastic_runs.LIMIT + 60)
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

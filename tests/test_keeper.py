@@ -67,7 +67,7 @@ def test_many_threads_give_up_everything_once_and_nothing_early():
 
 EXIT = """
 import os, sys, threading
-from pyparallel import _slab
+from pyparallel import _keeper, _slab
 class Source:
     def __del__(self, write=os.write):  # works until the very end
         write(1, b"dropped\\n")
@@ -75,6 +75,7 @@ ready = threading.Event()
 ticket = _slab._keeper.hold([Source()])
 _slab._keeper.release_when(ticket, ready.is_set)
 if sys.argv[1] == "late":
+    _keeper.EXIT_SECONDS = 30  # of a busy machine
     timer = threading.Timer(0.3, ready.set)
     timer.daemon = True
     timer.start()

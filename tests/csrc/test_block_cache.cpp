@@ -94,7 +94,7 @@ void test_the_limit_holds() {
 }
 
 void test_idle_blocks_go_back_in_time() {
-  start_anew(64 * kMiB, milliseconds(30));
+  start_anew(64 * kMiB, milliseconds(300));
   give_block(take_block(4 * kMiB));
   give_block(take_block(2 * kMiB));
   for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
