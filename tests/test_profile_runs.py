@@ -81,8 +81,11 @@ def test_a_loader_without_workers_fetches_in_the_loop(tmp_path):
 
 class Slow(profile_script.Ragged):
     def __getitem__(self, index: int):
-        time.sleep(0.005)  # the subject of the test: it never returns earlier
+        time.sleep(0.05)  # the subject of the test: it never returns earlier
         return super().__getitem__(index)
+
+    def __len__(self) -> int:
+        return 24
 
 
 def test_a_loader_whose_workers_are_slow_is_input_bound(tmp_path):
@@ -92,7 +95,7 @@ def test_a_loader_whose_workers_are_slow_is_input_bound(tmp_path):
     summary = seen(tmp_path)
     work = summary.work("worker")
     assert work is not None and work.lanes == ("worker 0",)
-    assert work.parts["fetch"] >= 10e6 and work.parts["collate"] and work.parts["pack"]
+    assert work.parts["fetch"] >= 100e6 and work.parts["collate"] and work.parts["pack"]
     assert summary.mean["wait"] > 1e6 and not summary.mean["fetch"]
     assert found.verdict.startswith("input-bound")
     assert summary.stacked[1] * 3 == summary.stacked[0]
@@ -331,6 +334,25 @@ def test_what_ends_the_command_ends_the_script(tmp_path):
         process.terminate()
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (128 + signal.SIGTERM, NOTHING)
+
+
+EARLY = """
+import os, signal, subprocess, sys
+from pyparallel._profile import command
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **settings):
+        os.kill(os.getpid(), signal.SIGTERM)
+        super().__init__(*args, **settings)
+subprocess.Popen = Popen
+script = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+sys.exit(command.main(["--out", sys.argv[1], "--", *script]))
+"""
+
+
+def test_what_ends_the_command_before_the_script_begins_ends_both(tmp_path):
+    ours = (sys.executable, "-c", EARLY, str(tmp_path))
+    done = subprocess.run(ours, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, NOTHING)
 
 
 def test_the_script_of_the_documentation_can_be_profiled(tmp_path, monkeypatch):

@@ -123,8 +123,27 @@ def _run(command: list[str], settings: Settings) -> int | None:
     this process to end is passed on.
     """
     environment = {**os.environ, VARIABLE: json.dumps(asdict(settings))}
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, _: Any) -> None:
+        if process is None:
+            early.append(number)
+        elif number != signal.SIGINT:
+            process.send_signal(number)
+
+    # What is ignored stays so, here and in the script.
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         process = subprocess.Popen(command, env=environment)
+        for number in early:  # an early Ctrl-C had no script that it could reach
+            process.send_signal(number)
+        code = process.wait()
     except OSError as error:
         print(
             f"pyparallel profile: the command must be a program, but {command[0]!r} is "
@@ -132,15 +151,6 @@ def _run(command: list[str], settings: Settings) -> int | None:
             file=sys.stderr,
         )
         return None
-
-    def pass_on(number: int, _: Any) -> None:
-        if number != signal.SIGINT:
-            process.send_signal(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
-        code = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
