@@ -7,6 +7,7 @@ such tests set them, so that they cannot pass by doing nothing.
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 NO_GPU = f"needs a visible NVIDIA GPU; torch {torch.__version__} sees none"
 
@@ -26,6 +28,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # that. Tests that interrupt need what a user in front of a terminal has.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("pyparallel", settings(), deadline=None)
+settings.load_profile("pyparallel")
 
 # What a fork server starts has torch then; importing it takes longer than most tests.
 multiprocessing.set_forkserver_preload(["torch"])
@@ -46,6 +52,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of long files first; others stay in their order."""
     place = {f"test_{name}.py": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a prefetch thread end in half a minute, before a warning; torch in a minute.
+
+    So what torch alone would miss is a bound that a busy machine keeps.
+    """
+    from pyparallel import _prefetch_pass, _prefetch_thread
+
+    stop = functools.partial(_prefetch_thread.stop, seconds=30)
+    monkeypatch.setattr(_prefetch_pass, "stop", stop)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 60.0)
+    of_torch: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(of_torch._try_get_data, "__defaults__", (60.0,))
 
 
 def _on(name: str) -> bool:

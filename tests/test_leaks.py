@@ -201,8 +201,7 @@ def test_epochs_of_a_loader_leave_nothing(persistent: bool) -> None:
     check(run)
 
 
-# A worker of a busy machine may take its time to end; that it does is counted.
-@pytest.mark.filterwarnings("ignore:.*PP210")
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_passes_of_a_prefetcher_leave_nothing(num_workers: int) -> None:
     whole = DataLoader(Numbers(200), num_workers=num_workers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchrun import free_port
 
 from pyparallel.mmengine import init_dist, launchers
 
@@ -252,8 +252,7 @@ def test_what_is_not_known_is_refused(
 
 
 def test_a_real_group_of_one(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     os.environ.update(
         RANK="0",
         WORLD_SIZE="1",

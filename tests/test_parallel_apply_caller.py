@@ -18,14 +18,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyparallel import parallel_apply
-from pyparallel._lent_threads import Place, Pool
+from pyparallel._lent_threads import Place, Pool, _Round
 
 
 class Asleep:
     """The inbox of threads that do not wake before they are told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, get: Any) -> None:
         self.kept: list[Any] = []
+        self.get = get  # for a thread that has only just begun
 
     def put(self, task: Any) -> None:
         self.kept.append(task)
@@ -41,9 +42,9 @@ def pool() -> Iterator[Pool]:
 
 def put_to_sleep(pool: Pool, number: int) -> tuple[Asleep, Any]:
     """Give ``number`` threads of the host an inbox where they do not look."""
-    asleep = Asleep()
     workers = [pool._lend(HOST) for _ in range(number)]
     queue = workers[0].inbox
+    asleep = Asleep(queue.get)
     for worker in workers:
         worker.inbox = asleep  # type: ignore[assignment]  # looks like a queue
         pool.give_back(worker)
@@ -176,20 +177,21 @@ def test_ctrl_c_in_the_callers_part_ends_the_call() -> None:
         if i == 2:
             other.set()
             assert cancelled.wait(SOON)
-            until(lambda: not threading.main_thread().is_alive() or waits())
+            until(waits)
             begun.append(20)
-
-    def waits() -> bool:
-        """Tell whether the caller has left its part."""
-        frame: Any = sys._current_frames()[threading.main_thread().ident or 0]
-        while frame is not None and frame.f_code is not call.__code__:
-            frame = frame.f_back
-        return frame is None
 
     with pytest.raises(KeyboardInterrupt) as caught:
         parallel_apply(call, range(4), TWO)
     assert sorted(begun) == [0, 2, 20], "what was under way ended, nothing else began"
     assert caught.value.__notes__ == ["in item 0 on device cpu"]
+
+
+def waits() -> bool:
+    """Tell whether the main thread waits for what others have begun."""
+    frame: Any = sys._current_frames()[threading.main_thread().ident or 0]
+    while frame is not None and frame.f_code is not _Round.wait.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def test_a_second_ctrl_c_does_not_wait() -> None:
@@ -199,10 +201,11 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
     def call(i: int) -> None:
         if i == 0:
             assert other.wait(SOON)
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             signal.raise_signal(signal.SIGINT)
         if i == 1:
             other.set()
+            until(waits)
+            os.kill(os.getpid(), signal.SIGINT)
             assert free.wait(SOON)
             ended.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -98,16 +99,20 @@ def overwritten(fake: FakeDevice) -> bool:
     """Tell whether a result that one stream still reads is another call's memory."""
     threads = threads_on(fake)
     into: list[bytes] = []
+    late = threading.Event()
     try:
         x = fake.put(torch.zeros(SIZE, dtype=torch.uint8))
         found = threads.run([ZERO, ZERO], [job(fake, x)] * 2, lambda: None)
-        fake.main.queue(time.sleep, 0.2)  # the reader is late
+        fake.main.queue(late.wait, 60)  # the reader
         fake.read(found[0]["y"][0], into)
         del found
         with fake.using(fake.side):  # another caller's stream, and free at once
             z = fake.put(torch.full((SIZE,), 9, dtype=torch.uint8))
             for _ in range(3):
                 threads.run([ZERO, ZERO], [job(fake, z)] * 2, lambda: None)
+        for stream in fake.new_streams:
+            assert fake.record(stream).wait(30)
+        late.set()
         assert fake.record(fake.main).wait(60)
     finally:
         threads.pool.close()
@@ -122,6 +127,7 @@ def overwritten_later(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> bool
     threads = threads_on(fake)
     monkeypatch.setattr(_calls, "threads", threads)
     into: list[bytes] = []
+    late = threading.Event()
 
     def own_stream(x: Any, y: Any = None) -> Stream:
         return fake.current_stream(ZERO)
@@ -131,12 +137,14 @@ def overwritten_later(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> bool
         first = _calls.Call(0, own_stream, ({"x": [x]},), {})
         second = _calls.Call(1, own_stream, (1,), {"y": 2})
         streams = _calls.run([ZERO, ZERO], [[first], [second]], 2)
-        streams[0].queue(time.sleep, 0.2)  # the pass is late
+        streams[0].queue(late.wait, 60)  # the pass
         with fake.using(streams[0]):
             fake.read(x, into)
         del x, first
         with fake.using(fake.main):  # the next batch takes free memory
             fake.put(torch.full((SIZE,), 9, dtype=torch.uint8))
+        assert fake.record(fake.main).wait(30)
+        late.set()
         assert fake.record(streams[0]).wait(60)
     finally:
         threads.pool.close()

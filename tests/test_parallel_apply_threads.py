@@ -347,11 +347,14 @@ def late():
 atexit.register(late)  # runs after what is registered later
 from pyparallel import parallel_apply
 print(parallel_apply(lambda i: i, range(4), TWO), flush=True)
-begun = threading.Event()
-def work(i):
-    begun.set()
-    time.sleep(0.2)
+begun, both = threading.Event(), threading.Barrier(2)
+def work(i):  # the caller's part is done first: nobody waits for its thread
+    both.wait(30)
+    if i == 1:
+        begun.wait(30)
+        time.sleep(0.2)
     os.write(1, b"done\n")
+    begun.set()
 def daemon():
     parallel_apply(work, range(2), TWO)
 threading.Thread(target=daemon, daemon=True).start()

@@ -17,7 +17,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_sets import Boxes, Scene, num_fds, same
-from prefetch_loaders import until
 from test_ring_memory import Worker, whole
 
 import pyparallel
@@ -198,9 +197,11 @@ def test_fresh_memory_keeps_no_descriptor_on_either_side() -> None:
         return _shared.receive(fresh.send())
 
     there_and_back(0)  # starts what multiprocessing has for all that is sent
+    resource_sharer.stop(10)  # it closes what it still has
     before = num_fds()
     arrived = [there_and_back(i) for i in range(5)]
-    until(lambda: num_fds() == before)
+    resource_sharer.stop(10)
+    assert num_fds() == before
     assert [int(each[-1]) for each in arrived] == [0, 1, 2, 3, 4]
     resource_sharer.stop(10)
 

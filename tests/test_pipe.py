@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 from typing import Any
 
@@ -29,7 +30,7 @@ from pyparallel import _pipe, _workers
 # Python 3.12 and later warn of every fork in a process with threads.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("patient"),
 ]
 
 both_loaders = pytest.mark.parametrize("cls", [DataLoader, pyparallel.DataLoader])
@@ -90,9 +91,14 @@ def test_without_a_prefetcher_a_thread_that_iterates_is_told() -> None:
             errors.append(error.with_traceback(None))
 
     others, before = set(children()), num_fds()
+    # An earlier test may have set that handler.
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     thread = threading.Thread(target=consume, daemon=True)
-    thread.start()
-    thread.join(30)
+    try:
+        thread.start()
+        thread.join(30)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
     assert not thread.is_alive()
     assert str(errors.pop()).startswith("DataLoader worker (pid(s) ")
     until(lambda: set(children()) <= others)

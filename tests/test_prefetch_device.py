@@ -114,6 +114,24 @@ def test_a_transform_runs_behind_the_copy_and_before_the_consumer(
     assert fake.pools[fake.copies].num_reused > 20
 
 
+def test_memory_of_a_transform_is_kept_for_the_consumer_that_reads_it() -> None:
+    fake = FakeDevice()
+    read: list[bytes] = []
+    late = threading.Event()
+    with prefetching(fake, lambda: numbers(), add_one(fake)) as pre:
+        it = iter(pre)
+        batch = next(it)
+        fake.main.queue(late.wait, 30)
+        fake.read(batch["a"], read)
+        del batch
+        # Later ones, whose memory is free at once, would be written there.
+        assert sum(1 for _ in it) == NUM_BATCHES - 1
+        assert fake.record(fake.copies).wait(20)
+        late.set()
+        until(lambda: read)
+    assert read == [bytes([1]) * 500]
+
+
 @pytest.mark.parametrize("broken", [NoWaitAtLanding, NoKeep])
 def test_a_missing_protection_of_a_transform_shows(broken: type[FakeDevice]) -> None:
     delays = (1e-2, 1e-4) if broken is NoWaitAtLanding else (1e-4, 1e-2)
@@ -126,9 +144,11 @@ def test_a_missing_protection_of_a_transform_shows(broken: type[FakeDevice]) -> 
 
 
 def test_the_stream_that_is_current_at_next_waits_and_no_other() -> None:
-    fake = FakeDevice(copy_delay=5e-2)
+    fake = FakeDevice()
     on_side: list[bytes] = []
     on_main: list[bytes] = []
+    late = threading.Event()
+    fake.copies.queue(late.wait, 30)
     with prefetching(fake, lambda: numbers(3)) as pre:
         it = iter(pre)  # home is main
         for _ in range(3):
@@ -136,7 +156,10 @@ def test_the_stream_that_is_current_at_next_waits_and_no_other() -> None:
                 batch = next(it)
                 fake.read(batch["a"], on_side)
             fake.read(batch["a"], on_main)  # a mistake of the consumer
-            until(lambda: len(on_main) == len(on_side))
+        until(lambda: len(on_main) == 3)
+        assert not on_side
+        late.set()
+        until(lambda: len(on_side) == 3)
     assert on_side == [bytes([i]) * 500 for i in range(3)]
     assert on_main != on_side
 

@@ -30,10 +30,19 @@ from prefetch_loaders import (
 from torch.utils.data import DataLoader
 
 import pyparallel
-from pyparallel import LoaderWarning, PreDataLoader, _prefetch_pass, _workers
+from pyparallel import (
+    LoaderWarning,
+    PreDataLoader,
+    _prefetch_pass,
+    _prefetch_thread,
+    _workers,
+)
 
 # Python 3.12 and later warn of every fork in a process with threads.
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.usefixtures("patient"),
+]
 
 FAULTS = {
     "key": Raise(KeyError, "nonesuch"),
@@ -70,7 +79,7 @@ def test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_iterator(
         with pytest.raises(cls) as caught:
             for batch in it:
                 got.append(int(batch[0, 0]))
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < SOON
         assert type(caught.value) is cls and words in str(caught.value)
         worker_died = num_workers and fault in ("exit", "interrupt")
         # Batches that a dead worker had sent may be lost with it.
@@ -224,15 +233,17 @@ def test_a_timeout_says_what_the_thread_is_at_and_can_be_tried_again() -> None:
     gate = Gate()
     with passes(gate, timeout=0.2) as pre:
         it = iter(pre)
+        until(lambda: it._generation._doing[0] == "next(loader)")
         start = time.monotonic()
         with pytest.raises(
             TimeoutError,
             match=r"^PreDataLoader: batch 0 must come within 0\.2 s, but the thread "
-            r"has been at 'next\(loader\)' for 0\.\d+ s\. Raise timeout, or look there",
+            r"has been at 'next\(loader\)' for \d+\.\d+ s\. Raise timeout, or look ",
         ):
             next(it)
         assert 0.19 < time.monotonic() - start < SOON
         gate.let(2)
+        until(lambda: it._generation.items)
         assert next(it) == 0
         gate.let(100)
 
@@ -251,24 +262,28 @@ def test_an_interrupt_while_waiting_is_immediate() -> None:
         sent: list[float] = []
 
         def interrupt() -> None:
+            until(lambda: it._generation.changed._waiters)
             sent.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
-        timer = threading.Timer(0.2, interrupt)
-        timer.start()
+        thread = threading.Thread(target=interrupt)
         with pytest.raises(KeyboardInterrupt):
+            thread.start()
             next(it)
         assert time.monotonic() - sent[0] < SOON
-        timer.join()
+        thread.join()
         gate.let(100)
         assert next(it) == 0  # nothing was lost
 
 
-def test_a_stuck_thread_is_warned_about_and_not_waited_for() -> None:
+def test_a_stuck_thread_is_warned_about_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_prefetch_pass, "stop", _prefetch_thread.stop)
     let_go = threading.Event()
 
     def stuck() -> Any:
-        let_go.wait(30)
+        let_go.wait(60)
         yield 1
 
     pre = PreDataLoader(stuck)
@@ -304,16 +319,6 @@ def test_a_report_of_torch_does_not_keep_a_thread_alive(monkeypatch: Any) -> Non
     with pytest.raises(RuntimeError, match=r"^another$"):
         it.close()
     real(it._generation)
-
-
-def test_workers_in_the_middle_of_a_batch_are_ended_by_close() -> None:
-    with nothing_left():
-        pre = PreDataLoader(loader(2, Numbers(4, lambda: time.sleep(60))))
-        it = iter(pre)
-        next(it)
-        start = time.monotonic()
-        pre.close()
-        assert time.monotonic() - start < SOON
 
 
 def test_a_batch_that_cannot_land_ends_the_iterator() -> None:
@@ -361,7 +366,7 @@ def test_the_consumer_finds_the_dead_when_the_thread_hangs(
     hung = threading.Event()
 
     def hang(timeout: float | None = None) -> None:
-        hung.wait(30)
+        hung.wait(60)
         raise EOFError
 
     monkeypatch.setattr(
@@ -372,7 +377,7 @@ def test_the_consumer_finds_the_dead_when_the_thread_hangs(
     with nothing_left():
         pre = PreDataLoader(loader(1))
         it = iter(pre)
-        until(lambda: it._generation.source)
+        until(lambda: getattr(it._generation.source, "_try_get_data", None) is hang)
         pid = it._generation.source._workers[0].pid
         os.kill(pid, signal.SIGKILL)
         start = time.monotonic()
@@ -384,16 +389,3 @@ def test_the_consumer_finds_the_dead_when_the_thread_hangs(
         assert next(it, "end") == "end"
         hung.set()
         pre.close()
-
-
-def test_a_close_waits_for_no_batch_of_persistent_workers_and_lets_them_live() -> None:
-    plain = loader(1, Numbers(4, lambda: time.sleep(4.5)), persistent_workers=True)
-    with passes(plain) as pre:
-        assert [int(next(pre)[0, 0]) for _ in range(2)] == [0, 2]
-        start = time.monotonic()
-        pre.close()
-        assert time.monotonic() - start < SOON
-        assert not prefetch_threads()
-        assert all(worker.is_alive() for worker in plain._iterator._workers)
-        assert firsts(pre) == [0, 2, 4, 6, 8, 10]
-        plain._iterator = None

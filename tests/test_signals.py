@@ -54,7 +54,9 @@ def signals(handler: Callable[[], None], pause: float = 0.002) -> Iterator[None]
         yield
     finally:
         done.set()
-        thread.join()
+        while thread.is_alive():
+            # A signal that comes just before the wait is handled after it.
+            thread.join(0.1)
         signal.signal(signal.SIGUSR1, before)
 
 

@@ -178,7 +178,7 @@ def test_a_child_counts_although_its_parent_forked_in_the_middle():
     with meter._lock:  # as another thread may hold it
         child = os.fork()
         if child == 0:
-            threading.Timer(5, os._exit, (9,)).start()
+            threading.Timer(60, os._exit, (9,)).start()
             meter.add(batches=1)
             os._exit(0 if meter.snapshot().batches == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,11 @@ from typing import Any
 
 import elastic_runs
 import pytest
+from torchrun import free_port
 
 # As in docs/distributed.md, of which each test runs the commands.
 ADDRESSES, CARD = ("10.77.0.1", "10.77.0.2"), "eth0"
+pytestmark = pytest.mark.timeout(elastic_runs.LIMIT + 60)
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +160,7 @@ def test_a_link_that_is_cut_for_a_moment_or_for_long_changes_no_result(
 def test_two_addresses_of_this_machine_train_as_one_host_does(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     here = ("10.77.0.", "127.0.0."), (":29400", f":{port}"), ("eth0", "lo")
     commands = [each.changed(*here) for each in elastic_runs.documented()[1:]]
     logs = train(tmp_path, commands)

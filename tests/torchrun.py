@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +14,17 @@ from pathlib import Path
 import pyparallel
 
 
+def free_port() -> int:
+    """Return a port of this machine that no system gives to who asks for any."""
+    while True:
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
+            port: int = found.getsockname()[1]
+            return port
+
+
 def python(
-    script: Path, *arguments: str, options: tuple[str, ...] = (), limit: int = 150
+    script: Path, *arguments: str, options: tuple[str, ...] = (), limit: int = 240
 ) -> subprocess.CompletedProcess[str]:
     """Run a script and return how it ended, after ``limit`` seconds at the latest."""
     package = Path(pyparallel.__file__).parents[1]
@@ -43,7 +55,7 @@ def python(
 
 
 def torchrun(
-    script: Path, *arguments: str, processes: int = 2, limit: int = 150
+    script: Path, *arguments: str, processes: int = 2, limit: int = 240
 ) -> subprocess.CompletedProcess[str]:
     """Do the same in several processes of one group."""
     options = ("-m", "torch.distributed.run", "--standalone")

@@ -155,7 +155,11 @@ MUTATIONS = (
         "pyparallel/_hand_over.py",
         "                    api.keep(tensor, stream)\n",
         "                    pass\n",
-        (_PREFETCH + "test_a_transform_runs_behind_the_copy_and_before_the_consumer",),
+        (
+            _PREFETCH
+            + "test_memory_of_a_transform_is_kept_for_the_consumer_that_reads_"
+            "it",
+        ),
     ),
     Mutation(
         "a backward pass on the stream of a job is not known to the allocator",

@@ -248,10 +248,10 @@ MUTATIONS = (
         "            if stopped():\n                raise Stopped\n",
         "",
         (
-            _PREFETCH + "test_a_close_waits_for_no_batch_of_persistent_workers_and_"
-            "lets_them_live",
+            "tests/test_prefetch_ends.py::"
+            "test_a_close_waits_for_no_batch_of_persistent_workers_and_lets_them_live",
         ),
-        limit=30.0,
+        limit=80.0,
     ),
     Mutation(
         "nobody looks for dead workers while the thread hangs",
