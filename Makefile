@@ -58,9 +58,9 @@ NO_O := --deselect tests/test_bad_inputs.py::test_the_same_holds_where_asserts_a
 # What is the same for every backend is tested once: examples, sources and texts, fake
 # devices, and what happens between processes and threads when something fails or ends.
 ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
-	backend_choice bad_inputs_ranks check_kernels checkpoint_example command_line \
-	csrc_rules data_parallel_several data_parallel_steps debug debug_variable \
-	distributed distributed_deprecated distributed_faults docs docs_blocks \
+	backend_choice bad_inputs_ranks busy check_kernels checkpoint_example \
+	command_line csrc_rules data_parallel_several data_parallel_steps debug \
+	debug_variable distributed distributed_deprecated distributed_faults docs docs_blocks \
 	docs_commands docs_differential docs_messages docs_site doctor doctor_build \
 	doctor_machine doctor_self_test elastic examples examples_each \
 	examples_parallel examples_peers fuzz gather_errors gpu_check \
@@ -106,10 +106,10 @@ BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-native test-python test-core test-asan test-tsan test-valgrind \
-	test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint lint-python \
-	lint-types lint-cpp lint-lengths bench bench-loader demo ahead peers cuda-build \
-	gpu-check clean
+.PHONY: help test test-native test-python test-core test-busy test-asan test-tsan \
+	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
+	lint-python lint-types lint-cpp lint-lengths bench bench-loader demo ahead peers \
+	cuda-build gpu-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -172,6 +172,10 @@ test-core-%: $(V)/.deps
 	$(CMAKE) -S . -B "build/core-$*" -DPP_SANITIZE=$*
 	$(CMAKE) --build "build/core-$*" -j2
 	$(CTEST) --test-dir "build/core-$*" --output-on-failure
+
+# A test that relies on how soon something happens fails here sooner than elsewhere.
+test-busy: $(V)/.built ## the tests of both backends beside BUSY=4 processes that never wait
+	scripts/busy $(or $(BUSY),4) $(MAKE) test-native test-python
 
 # What reads memory that nobody has written, which no sanitizer above sees, and leaks.
 test-valgrind: $(V)/.deps ## the C++ core under valgrind; a long run

@@ -55,6 +55,7 @@ COVERED: dict[str, Step | In | Not] = {
     "make test-asan": Not(LONG),
     "make test-tsan": Not(LONG),
     "make test-valgrind": Not(LONG),
+    "make test-busy": Not(LONG),
     "make mutations": Not(LONG),
     "make bench": In("tests/test_benchmark_report.py", "run.main("),
     "make bench-loader": In("tests/test_benchmark_loader.py", "loader.main("),
