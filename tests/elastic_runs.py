@@ -144,7 +144,7 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
         keys = [path] if list(one) != list(other) else []
         pairs = [(one[k], other[k], f"{path}.{k}") for k in one if k in other]
         return keys + [name for pair in pairs for name in differences(*pair)]
-    if isinstance(one, list) and len(one) == len(other):
+    if isinstance(one, list | tuple) and len(one) == len(other):
         items = enumerate(zip(one, other, strict=True))
         pairs = [(*both, f"{path}[{i}]") for i, both in items]
         return [name for pair in pairs for name in differences(*pair)]
