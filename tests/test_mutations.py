@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,17 @@ def test_what_became_of_a_mutation_is_told(toy: Tree) -> None:
     words = [line.split()[0] for line in told]
     assert words == ["noticed", "SURVIVED", "noticed", "noticed"]
     assert (toy.root / "source.py").read_text() == SOURCE, "it was put back"
+
+
+def test_what_was_tried_is_compiled_again_in_every_copy(tmp_path: Path) -> None:
+    name, tree = "csrc/python/columns.cpp", Tree(tmp_path / "copy")
+    (tree.root / "build").mkdir(parents=True)
+    (tree.root / "build" / "mutated").write_text(f"{name}\n")
+    for _ in range(2):  # each copy brings the time of the source back
+        begun = time.time()
+        tree.fill()
+        assert (tree.root / name).stat().st_mtime > begun - 1
+        assert (ROOT / name).stat().st_mtime < begun - 1
 
 
 def test_what_cannot_be_imported_has_shown_nothing(toy: Tree) -> None:

@@ -180,7 +180,7 @@ class Tree:
 
     def __init__(self, root: Path, cmake: str = "cmake", forks: bool = False) -> None:
         self.root, self._cmake, self._forks = root, cmake, forks
-        self._tried = root / "build" / "mutated"  # files that were, since `fill`
+        self._tried = root / "build" / "mutated"  # files that ever were
 
     def fill(self) -> None:
         """Copy the sources, and the extension, which is not among them."""
@@ -189,10 +189,15 @@ class Tree:
         for suffix in ("so", "json"):
             for path in (ROOT / backend).glob(f"_C.*.{suffix}"):
                 shutil.copy2(path, self.root / backend)
-        if self._tried.exists():  # what was compiled of them may lack a protection
-            for file in self._tried.read_text(encoding="utf-8").splitlines():
-                (self.root / file).touch()
-            self._tried.unlink()
+        # What was compiled of them may lack a protection, also if a later run compiled
+        # nothing: this copy has brought their old times back.
+        for file in self._files_tried():
+            (self.root / file).touch()
+
+    def _files_tried(self) -> set[str]:
+        if not self._tried.exists():
+            return set()
+        return set(self._tried.read_text(encoding="utf-8").splitlines())
 
     def pytest(self, tests: Iterable[str], backend: str, limit: float) -> Outcome:
         """Run Python tests to the first that fails."""
@@ -261,9 +266,10 @@ class Tree:
         """Take the protection out, test, and put it back."""
         path, started = self.root / mutation.file, time.monotonic()
         source = path.read_text(encoding="utf-8")
-        self._tried.parent.mkdir(exist_ok=True)
-        with self._tried.open("a", encoding="utf-8") as tried:
-            tried.write(f"{mutation.file}\n")
+        if mutation.file not in self._files_tried():
+            self._tried.parent.mkdir(exist_ok=True)
+            with self._tried.open("a", encoding="utf-8") as tried:
+                tried.write(f"{mutation.file}\n")
         path.write_text(mutated(source, mutation), encoding="utf-8")
         try:
             outcome = self.test(mutation)
