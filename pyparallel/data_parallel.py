@@ -208,7 +208,8 @@ def _devices(device_ids: Target | Iterable[Target] | None) -> list[Any] | None:
     """Return the devices that are meant: none for the host, None for all."""
     listed: list[Any] | None = None
     if device_ids is not None:
-        one = isinstance(device_ids, int | str | torch.device)  # then no list is made
+        one = isinstance(device_ids, int | str | torch.device)
+        # A type checker does not see what follows if it is not one.
         listed = [device_ids] if one else list(device_ids)  # type: ignore[arg-type]
     if listed and len(listed) > 1 and all(map(_is_host, listed)):
         return [_CPU] * len(listed)

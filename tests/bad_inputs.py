@@ -58,11 +58,8 @@ def refused(message: str, *classes: type[BaseException]) -> Refused:
     return Refused(classes, message)
 
 
-def attempt(case: Case, again: bool = True) -> None:
-    """Try a case; raise AssertionError unless all is as it must be.
-
-    A case that took too long is tried once more: a machine stands still only once.
-    """
+def attempt(case: Case) -> None:
+    """Try a case; raise AssertionError unless all is as it must be."""
     given = case.make()
     gc.disable()  # what others left would be freed now, and be missed in what is around
     try:
@@ -79,9 +76,7 @@ def attempt(case: Case, again: bool = True) -> None:
             same(f"the surroundings, {what}", now, around[what])
     finally:
         gc.enable()
-    if seconds > SECONDS and again:
-        attempt(case, again=False)
-    elif seconds > SECONDS:
+    if seconds > SECONDS:
         raise AssertionError(f"it took {seconds:.1f} s")
 
 

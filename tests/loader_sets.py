@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -218,6 +219,12 @@ def wait_for(reached: Callable[[], bool], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def feeders() -> list[threading.Thread]:
+    """Return the threads of queues, which end a moment after the workers they fed."""
+    threads = threading.enumerate()
+    return [thread for thread in threads if thread.name.startswith("QueueFeeder")]
 
 
 def num_fds() -> int:

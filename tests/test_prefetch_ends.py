@@ -285,7 +285,8 @@ def test_no_pass_starts_while_the_interpreter_exits(
 ) -> None:
     for code, _, output, errors in exits["is late 0"]:
         assert (code, errors) == (0, "")
-        assert output.startswith("PreDataLoader: an epoch must start before the int")
+        rule = "PreDataLoader: an epoch must start before the interpret"
+        assert output.startswith(rule)
 
 
 def test_importing_starts_nothing() -> None:

@@ -238,7 +238,8 @@ def test_a_timeout_says_what_the_thread_is_at_and_can_be_tried_again() -> None:
         with pytest.raises(
             TimeoutError,
             match=r"^PreDataLoader: batch 0 must come within 0\.2 s, but the thread "
-            r"has been at 'next\(loader\)' for \d+\.\d+ s\. Raise timeout, or look ",
+            r"has been at 'next\(loader\)' for \d+\.\d+ s\. Raise timeout, "
+            r"or look there",
         ):
             next(it)
         assert 0.19 < time.monotonic() - start < SOON

@@ -112,21 +112,26 @@ def test_a_loader_without_state_is_named(name: str) -> None:
 
 
 def test_batches_waits_and_fetches_are_counted() -> None:
+    its: list[Any] = []
+
     def slow() -> Any:
         for i in range(4):
-            time.sleep(0.02)
+            until(lambda: its[-1:] and its[-1]._generation.changed._waiters)
+            time.sleep(0.02)  # while the consumer waits
             yield i
 
     with passes(slow) as pre:
         assert pre.stats() == LoaderStats()
         begun = time.perf_counter()
-        assert list(pre) == [0, 1, 2, 3]
+        its.append(iter(pre))
+        assert list(its[0]) == [0, 1, 2, 3]
         stats = pre.stats()
         seconds = time.perf_counter() - begun
         assert stats.batches == 4 and stats.nbytes == 0
         assert 0.08 <= stats.fetch_seconds <= seconds  # no sleep is any shorter
-        assert 0 < stats.wait_seconds <= seconds
-        assert list(pre) == [0, 1, 2, 3]
+        assert 0.08 <= stats.wait_seconds <= seconds
+        its.append(iter(pre))
+        assert list(its[1]) == [0, 1, 2, 3]
         assert pre.stats().batches == 8
 
 
