@@ -1,0 +1,87 @@
+"""Control of the fake CUDA runtime (`tests/fakecuda`) from the process it runs in.
+
+The runtime is a library to preload: `active` is True where it answers torch's calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+
+_library = ctypes.CDLL(None)
+active = hasattr(_library, "fakecuda_fail")
+
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED = 0, 1, 2, 801
+
+
+def _text(name: str) -> str:
+    buffer = ctypes.create_string_buffer(1 << 20)
+    getattr(_library, name)(buffer, len(buffer))
+    return buffer.value.decode()
+
+
+def problems() -> list[str]:
+    """Return the rules of CUDA that were broken since the last call."""
+    return _text("fakecuda_problems").splitlines()
+
+
+def unknown_kernels() -> list[str]:
+    """Return the kernels launched since the last call that the fake cannot run."""
+    return _text("fakecuda_unknown").splitlines()
+
+
+def count(name: str) -> int:
+    """Return the number of calls of a function of the runtime API."""
+    _library.fakecuda_count.restype = ctypes.c_uint64
+    return int(_library.fakecuda_count(name.encode()))
+
+
+def contexts() -> set[int]:
+    """Return the devices on which this process has opened a context."""
+    bits = _library.fakecuda_contexts()
+    return {device for device in range(32) if bits >> device & 1}
+
+
+@contextlib.contextmanager
+def failing(
+    name: str, nth: int = 1, code: int = INVALID_VALUE, caller: str = ""
+) -> Iterator[None]:
+    """Fail the ``nth`` call of a function, counted from here.
+
+    Args:
+        name: of a function of the runtime API.
+        nth: 1 for the next call.
+        code: the ``cudaError_t`` that the call returns.
+        caller: part of the path of a library; calls of other libraries are not
+            counted and do not fail.
+    """
+    _library.fakecuda_only(caller.encode())
+    _library.fakecuda_fail(name.encode(), nth, code)
+    try:
+        yield
+    finally:
+        _library.fakecuda_fail(name.encode(), 0, 0)
+        _library.fakecuda_only(b"")
+
+
+@contextlib.contextmanager
+def calls() -> Iterator[list[str]]:
+    """Collect the names of the functions called inside, in order."""
+    found: list[str] = []
+    _library.fakecuda_log(1)
+    try:
+        yield found
+    finally:
+        _library.fakecuda_log(0)
+        found += _text("fakecuda_calls").split()
+
+
+@contextlib.contextmanager
+def delayed(microseconds: int) -> Iterator[None]:
+    """Let every piece of work on a stream begin after a random delay of at most this."""
+    _library.fakecuda_delay(microseconds)
+    try:
+        yield
+    finally:
+        _library.fakecuda_delay(0)
