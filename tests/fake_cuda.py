@@ -79,7 +79,7 @@ def calls() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def delayed(microseconds: int) -> Iterator[None]:
-    """Let every piece of work on a stream begin after a random delay of at most this."""
+    """Delay each piece of work on a stream randomly, by at most this."""
     _library.fakecuda_delay(microseconds)
     try:
         yield
