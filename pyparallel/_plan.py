@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ._errors import BatchTypeError, BatchValueError, kind
-from .padding import Padding, start_of, target_sizes
+from .padding import MOST_PAD_DIMS, Padding, start_of, target_sizes
 
 _MAX_BYTES = 2**63 - 1
 
@@ -64,16 +64,17 @@ def plan_stack(
         least = f"more than pad_dims={int(pad_dims)}"
         if padding is not None:
             least = f"at least pad_dims={int(pad_dims)}"
+        advice = _pads_all(len(first), padding) or "Add a dimension, or do not pad."
         raise BatchValueError(
             f"{name(0)} must have {least} dimensions, but has shape {tuple(first)}. "
-            "Lower pad_dims, or add a leading dimension."
+            f"{advice}"
         )
     starts = None
     if shapes.count(first) == len(shapes):
         target = tuple(first)
         padded = (False,) * len(shapes)
     else:
-        target = _padded_shape(shapes, pad_dims, name)
+        target = _padded_shape(shapes, pad_dims, name, padding)
         padded = tuple([shape != target for shape in shapes])
     if padding is not None:
         target, starts = _place(padding, shapes, target, pad_dims or 0, name)
@@ -185,13 +186,16 @@ def _is_complex(value: Any) -> bool:
 
 
 def _padded_shape(
-    shapes: Sequence[tuple[int, ...]], pad_dims: int | None, name: Name
+    shapes: Sequence[tuple[int, ...]],
+    pad_dims: int | None,
+    name: Name,
+    padding: Padding | None,
 ) -> tuple[int, ...]:
     num_equal = len(shapes[0]) - (pad_dims or 0)
     fixed = [(len(shape), shape[:num_equal]) for shape in shapes]
     if fixed.count(fixed[0]) != len(shapes):
         i = next(i for i, part in enumerate(fixed) if part != fixed[0])
-        raise _mismatch(tuple(shapes[0]), tuple(shapes[i]), pad_dims, name, i)
+        raise _mismatch(shapes, pad_dims, name, i, padding)
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
@@ -214,23 +218,59 @@ def _place(
 
 
 def _mismatch(
-    first: tuple[int, ...],
-    shape: tuple[int, ...],
+    shapes: Sequence[tuple[int, ...]],
     pad_dims: int | None,
     name: Name,
     i: int,
+    padding: Padding | None,
 ) -> BatchValueError:
-    where, advice = "", " Wrap the field in a DataContainer that pads or keeps a list."
+    first, shape = tuple(shapes[0]), tuple(shapes[i])
+    where = ""
     if pad_dims is not None:
         dims = "dimension" if pad_dims == 1 else f"{int(pad_dims)} dimensions"
         where = f" outside its last {dims}"
-        advice = " Raise pad_dims, or resize the sample before collating."
-    if len(shape) != len(first):
-        where, advice = " in its number of dimensions", ""
+    if any(len(each) != len(first) for each in shapes):
+        where = where if len(shape) == len(first) else " in its number of dimensions"
+        advice = "Reshape the samples to one number of dimensions, or keep a list."
+    else:
+        dim = min(
+            next(d for d, (a, b) in enumerate(zip(first, each, strict=True)) if a != b)
+            for each in shapes
+            if tuple(each) != first
+        )
+        advice = _pads_from(dim, len(first), pad_dims, padding)
     return BatchValueError(
         f"{name(i)} must match {name(0)}{where}, but has shape {shape} where {first} "
-        f"was expected.{advice}"
+        f"was expected. {advice}"
     )
+
+
+def _pads_from(
+    dim: int, num_dims: int, pad_dims: int | None, padding: Padding | None
+) -> str:
+    """Return the options that pad all dimensions from ``dim`` on, as advice."""
+    num_padded = num_dims - dim
+    options = f"pad_dims={num_padded}"
+    if dim == 0 and padding is None:  # without one the first dimension is never padded
+        options += ", padding=Padding()"
+    if pad_dims is not None:
+        other = f", or pad it too with {options}" if num_padded <= MOST_PAD_DIMS else ""
+        return f"Make the samples equal in dimension {dim}{other}."
+    if num_padded > MOST_PAD_DIMS:
+        return "Keep a list with DataContainer(...)."
+    return (
+        f"Pad the field with DataContainer(..., stack=True, {options}), or keep a list "
+        "with DataContainer(...)."
+    )
+
+
+def _pads_all(num_dims: int, padding: Padding | None) -> str:
+    """Return the options that pad samples of so few dimensions; "" without any."""
+    if num_dims == 0:
+        return "" if padding is not None else "Set pad_dims=None."
+    if padding is not None:
+        return f"Set pad_dims={num_dims}."
+    return f"Set pad_dims={num_dims} and padding=Padding()."
 
 
 @functools.lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ import torch
 
 from . import _tree
 from ._errors import BatchTypeError, BatchValueError, kind
-from .padding import Padding, check_num_dims
+from .padding import MOST_PAD_DIMS, Padding, check_num_dims
 
 _OfTensor = Callable[[torch.Tensor], torch.Tensor]
 _STATE = ("_data", "_stack", "_padding_value", "_cpu_only", "_pad_dims")
@@ -268,7 +268,7 @@ def _check_pad_dims(pad_dims: int | None) -> None:
         value = operator.index(pad_dims)
     except TypeError:
         raise BatchTypeError(f"{rule} {pad_dims!r} ({kind(pad_dims)}).") from None
-    if value not in (1, 2, 3):
+    if not 1 <= value <= MOST_PAD_DIMS:
         raise BatchValueError(f"{rule} {pad_dims!r}.")
 
 

@@ -13,6 +13,9 @@ import torch
 
 from ._errors import BatchTypeError, BatchValueError, at_least, kind
 
+#: The most dimensions that a `DataContainer` pads, as in mmcv.
+MOST_PAD_DIMS = 3
+
 _SIDES = ("right", "left", "center")
 
 Sizes = tuple[int, ...]

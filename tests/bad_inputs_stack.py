@@ -11,7 +11,7 @@ from typing import Any
 import refused as known
 import torch
 from bad_inputs import Case, refused
-from refused import FEW_DIMS, freed
+from refused import freed
 
 from pyparallel import DataContainer, _plan, collate, pad_stack
 
@@ -161,7 +161,7 @@ SHAPES = {
         lambda x: pad_stack(x, pad_dims=2**32 + 2),
         refused(
             f"samples[0] must have at least pad_dims={2**32 + 2} dimensions, but has "
-            f"shape (3, 4). {FEW_DIMS}",
+            "shape (3, 4). Set pad_dims=2 and padding=Padding().",
             ValueError,
         ),
     ),

@@ -65,9 +65,17 @@ LEAF = (
     "but is {}. Wrap the field in a DataContainer with cpu_only=True to keep the "
     "values in a list."
 )
-WRAP = "Wrap the field in a DataContainer that pads or keeps a list."
-RESIZE = "Raise pad_dims, or resize the sample before collating."
-FEW_DIMS = "Lower pad_dims, or add a leading dimension."
+RESHAPE = "Reshape the samples to one number of dimensions, or keep a list."
+
+
+def padding(options: str) -> str:
+    """Return the advice for tensors that were to be stacked without padding."""
+    return (
+        f"Pad the field with DataContainer(..., stack=True, {options}), or keep a list "
+        "with DataContainer(...)."
+    )
+
+
 CHUNK = "collate: samples_per_gpu must be an integer of 1 or more, but is "
 SPARSE = (
     "must be a dense tensor, but its layout is torch.sparse_{}. Convert it with "
@@ -81,47 +89,49 @@ CASES: dict[str, tuple[Any, type, type, str]] = {
     "fewer dims": (
         stacked((3, 4, 4), (1, 3, 4, 4)), AssertionError, ValueError,
         "batch[1] must match batch[0] in its number of dimensions, but has shape "
-        "(1, 3, 4, 4) where (3, 4, 4) was expected.",
+        f"(1, 3, 4, 4) where (3, 4, 4) was expected. {RESHAPE}",
     ),
     "more dims": (
         stacked((1, 3, 4, 4), (3, 4, 4)), AssertionError, ValueError,
         "batch[1] must match batch[0] in its number of dimensions, but has shape "
-        "(3, 4, 4) where (1, 3, 4, 4) was expected.",
+        f"(3, 4, 4) where (1, 3, 4, 4) was expected. {RESHAPE}",
     ),
     "channels": (
         stacked((3, 4, 4), (1, 4, 4)), AssertionError, ValueError,
         "batch[1] must match batch[0] outside its last 2 dimensions, but has shape "
-        f"(1, 4, 4) where (3, 4, 4) was expected. {RESIZE}",
+        "(1, 4, 4) where (3, 4, 4) was expected. Make the samples equal in dimension "
+        "0, or pad it too with pad_dims=3, padding=Padding().",
     ),
     "rows with one padded dim": (
         stacked((3, 4), (2, 4), pad_dims=1), AssertionError, ValueError,
         "batch[1] must match batch[0] outside its last dimension, but has shape "
-        f"(2, 4) where (3, 4) was expected. {RESIZE}",
+        "(2, 4) where (3, 4) was expected. Make the samples equal in dimension 0, or "
+        "pad it too with pad_dims=2, padding=Padding().",
     ),
     "pad_dims equal to ndim": (
         stacked((4, 4), (4, 4)), AssertionError, ValueError,
-        f"batch[0] must have more than pad_dims=2 dimensions, but has shape (4, 4). "
-        f"{FEW_DIMS}",
+        "batch[0] must have more than pad_dims=2 dimensions, but has shape (4, 4). "
+        "Set pad_dims=2 and padding=Padding().",
     ),
     "pad_dims above ndim": (
         stacked((4, 4), (4, 4), pad_dims=3), AssertionError, ValueError,
-        f"batch[0] must have more than pad_dims=3 dimensions, but has shape (4, 4). "
-        f"{FEW_DIMS}",
+        "batch[0] must have more than pad_dims=3 dimensions, but has shape (4, 4). "
+        "Set pad_dims=2 and padding=Padding().",
     ),
     "a scalar to pad": (
         stacked((), (), pad_dims=1), AssertionError, ValueError,
-        f"batch[0] must have more than pad_dims=1 dimensions, but has shape (). "
-        f"{FEW_DIMS}",
+        "batch[0] must have more than pad_dims=1 dimensions, but has shape (). "
+        "Set pad_dims=None.",
     ),
     "shapes differ without pad_dims": (
         stacked((3, 4), (3, 5), pad_dims=None), RuntimeError, ValueError,
         "batch[1] must match batch[0], but has shape (3, 5) where (3, 4) was expected. "
-        + WRAP,
+        + padding("pad_dims=1"),
     ),
     "plain tensors differ": (
         [{"a": [torch.ones(2)]}, {"a": [torch.ones(3)]}], RuntimeError, ValueError,
         "batch[1]['a'][0] must match batch[0]['a'][0], but has shape (3,) where (2,) "
-        f"was expected. {WRAP}",
+        f"was expected. {padding('pad_dims=1, padding=Padding()')}",
     ),
     "sparse": (
         [torch.ones(2), torch.ones(2).to_sparse()], RuntimeError, TypeError,
@@ -323,7 +333,7 @@ CASES: dict[str, tuple[Any, type, type, str]] = {
     "arrays differ": (
         [np.ones(2), np.ones(3)], RuntimeError, ValueError,
         f"batch[1] must match batch[0], but has shape (3,) where (2,) was expected. "
-        f"{WRAP}",
+        f"{padding('pad_dims=1, padding=Padding()')}",
     ),
     "an integer of 65 bits": (
         [1, 2**64], ValueError, ValueError,

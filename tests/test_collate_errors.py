@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -12,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from refused import CASES, padded, stacked
+from hypothesis import given
+from hypothesis import strategies as st
+from refused import CASES, RESHAPE, padded, stacked
 
-from pyparallel import BatchWarning, DataContainer, _errors, collate
+from pyparallel import BatchWarning, DataContainer, Padding, _errors, collate
 
 
 def raised(case: str) -> BaseException:
@@ -105,3 +109,60 @@ def test_an_error_of_torch_is_chained() -> None:
     with pytest.raises(TypeError) as refused:
         collate([SimpleNamespace()])
     assert "default_collate" in str(refused.value.__cause__)
+
+
+def advice_of(error: Exception) -> str:
+    return str(error).split(". ", 1)[1]
+
+
+def options_in(advice: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if number := re.search(r"pad_dims=(\d|None)", advice):
+        found["pad_dims"] = ast.literal_eval(number[1])
+    if "padding=Padding()" in advice:
+        found["padding"] = Padding()
+    return found
+
+
+def containers(shapes: Any, options: dict[str, Any] | None) -> list[DataContainer]:
+    """Return samples to stack, or to keep in a list without options."""
+    kept = {} if options is None else {"stack": True, **options}
+    return [DataContainer(torch.ones(shape), **kept) for shape in shapes]
+
+
+shapes_of = st.lists(st.lists(st.integers(1, 3), max_size=5).map(tuple), min_size=2)
+pad_dims_of = st.sampled_from([None, 1, 2, 3])
+
+
+@given(shapes_of, pad_dims_of, st.booleans())
+def test_advice_that_is_applied_leads_to_a_batch(shapes, pad_dims, padded) -> None:
+    options: Any = {"pad_dims": pad_dims}
+    if padded and pad_dims is not None:
+        options["padding"] = Padding()
+    for _ in range(2 + max(map(len, shapes))):  # one dimension made equal by each
+        try:
+            (chunk,) = collate(containers(shapes, options), 99).data
+            break
+        except ValueError as error:
+            advice = advice_of(error)
+        if equal := re.match(r"Make the samples equal in dimension (\d)", advice):
+            dim = int(equal[1])
+            shapes = [(*shape[:dim], 1, *shape[dim + 1 :]) for shape in shapes]
+        elif advice.startswith(("Set ", "Pad ")):
+            options = options | options_in(advice)
+        else:
+            keeps_a_list = (RESHAPE, "Keep a list with DataContainer(...).")
+            assert advice in (*keeps_a_list, "Add a dimension, or do not pad.")
+            options = None
+    assert len(chunk) == len(shapes)
+
+
+@given(shapes_of, pad_dims_of)
+def test_the_options_in_an_error_pad_at_once(shapes, pad_dims) -> None:
+    try:
+        collate(containers(shapes, {"pad_dims": pad_dims}), 99)
+    except ValueError as error:
+        options = options_in(advice_of(error))
+        if options and len(set(map(len, shapes))) == 1:
+            (chunk,) = collate(containers(shapes, options), 99).data
+            assert len(chunk) == len(shapes)

@@ -37,8 +37,8 @@ def test_only_the_last_dimensions_may_differ_if_said_so() -> None:
         pad_stack([torch.ones(1, 2), torch.ones(2, 2)], pad_dims=1)
     assert str(caught.value) == (
         "samples[1] must match samples[0] outside its last dimension, but has shape "
-        "(2, 2) where (1, 2) was expected. Raise pad_dims, or resize the sample before "
-        "collating."
+        "(2, 2) where (1, 2) was expected. Make the samples equal in dimension 0, or "
+        "pad it too with pad_dims=2."
     )
 
 

@@ -73,8 +73,8 @@ def test_with_a_padding_all_dimensions_may_be_padded() -> None:
     with pytest.raises(ValueError) as caught:
         plan_stack([(2,), (3,)], 2, name, Padding())
     assert str(caught.value) == (
-        "batch[0] must have at least pad_dims=2 dimensions, but has shape (2,). Lower "
-        "pad_dims, or add a leading dimension."
+        "batch[0] must have at least pad_dims=2 dimensions, but has shape (2,). Set "
+        "pad_dims=1."
     )
 
 
