@@ -60,9 +60,9 @@ def _check_paddings(column: list[DataContainer], path: Path) -> None:
 
 
 def _stack_chunk(
-    column: list[DataContainer], samples: list[Any], path: Path, start: int
+    column: list[DataContainer], samples: Sequence[Any], path: Path, start: int
 ) -> torch.Tensor | Padded:
-    _check_tensors(samples, path, start, "stack")
+    samples = _tensors(samples, path, start, "stack")
     first = column[start]
     pad_dims, padding = first.pad_dims, first._padding
     if padding is None:
@@ -80,20 +80,25 @@ def _stack_chunk(
     return _stack.stack_padded(samples, num_dims, values, name, padding)
 
 
-def _join_chunk(samples: list[Any], path: Path, start: int) -> Ragged:
-    _check_tensors(samples, path, start, "ragged")
+def _join_chunk(samples: Sequence[Any], path: Path, start: int) -> Ragged:
+    samples = _tensors(samples, path, start, "ragged")
     return join(samples, lambda i: name_of(path, start + i))
 
 
-def _check_tensors(samples: list[Any], path: Path, start: int, flag: str) -> None:
-    if set(map(type, samples)) != {torch.Tensor}:
-        for i, sample in enumerate(samples, start):
-            if not isinstance(sample, torch.Tensor):
-                raise BatchTypeError(
-                    f"{name_of(path, i)} must hold a tensor because {flag}=True, but "
-                    f"holds {kind(sample)}. Convert it with torch.as_tensor, or use "
-                    f"{flag}=False."
-                )
+def _tensors(
+    samples: Sequence[Any], path: Path, start: int, flag: str
+) -> Sequence[torch.Tensor]:
+    if set(map(type, samples)) == {torch.Tensor}:
+        return samples
+    samples = _stack.as_tensors(samples)
+    for i, sample in enumerate(samples, start):
+        if not isinstance(sample, torch.Tensor):
+            raise BatchTypeError(
+                f"{name_of(path, i)} must hold a tensor or a numeric array because "
+                f"{flag}=True, but holds {kind(sample)}. Convert it with "
+                f"torch.as_tensor, or use {flag}=False."
+            )
+    return samples
 
 
 def sequence_columns(

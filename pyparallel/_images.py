@@ -41,8 +41,8 @@ def check(images: Sequence[Any]) -> None:
         where = f"ImagePreprocessor: {name(i)}"
         if not isinstance(image, torch.Tensor):
             raise BatchTypeError(
-                f"{where} must be a tensor (C, h, w), but is {kind(image)}. Convert it "
-                "with torch.as_tensor."
+                f"{where} must be a tensor or a numeric array (C, h, w), or a PIL "
+                f"image, but is {kind(image)}. Convert it with torch.as_tensor."
             )
         if image.is_complex() or image.is_quantized:
             raise BatchTypeError(

@@ -26,7 +26,8 @@ def pad_stack(
     """Return ragged tensors as one contiguous tensor, padded and stacked in one pass.
 
     Args:
-        samples: tensors of one number of dimensions, at least one.
+        samples: tensors, numeric arrays or PIL images (as arrays ``(h, w, C)``) of one
+            number of dimensions, at least one.
         pad_dims: how many trailing dimensions may differ; None: all of them.
         padding_value: number written into the padding, converted as
             ``torch.nn.functional.pad`` does it for the dtype of the samples.
@@ -41,7 +42,7 @@ def pad_stack(
         or a mask are wanted. Gradients flow through it.
 
     Raises:
-        TypeError: anything but tensors; a padding value that is no real number.
+        TypeError: anything else; a padding value that is no real number.
         ValueError: no samples, shapes that differ outside the padded dimensions or do
             not fit the padding, a padding value that the dtype cannot hold, an ``out``
             of another form or where autograd records. The sample is named.
@@ -82,11 +83,13 @@ def _checked(samples: Any) -> list[torch.Tensor]:
         raise BatchTypeError(
             f"pad_stack: samples must be a sequence of tensors, but is {kind(samples)}."
         )
+    if not all(isinstance(sample, torch.Tensor) for sample in samples):
+        samples = _stack.as_tensors(samples)
     for i, sample in enumerate(samples):
         if not isinstance(sample, torch.Tensor):
             raise BatchTypeError(
-                f"pad_stack: {_name(i)} must be a tensor, but is {kind(sample)}. "
-                "Convert it with torch.as_tensor."
+                f"pad_stack: {_name(i)} must be a tensor or a numeric array, but is "
+                f"{kind(sample)}. Convert it with torch.as_tensor."
             )
     if not samples:
         raise EmptyBatchError(

@@ -200,8 +200,20 @@ def is_array(value: Any, numeric: bool = True) -> bool:
     )
 
 
+def is_image(value: Any) -> bool:
+    """Return True for a PIL image, without importing PIL."""
+    return any(
+        cls.__module__ == "PIL.Image" and cls.__name__ == "Image"
+        for cls in type(value).__mro__
+    )
+
+
 def as_tensor(value: Any) -> torch.Tensor:
     """View an array as a tensor; copy it first if torch could not, or would warn."""
+    if is_image(value):
+        import numpy
+
+        value = numpy.asarray(value)
     if is_array(value) and not (
         value.flags.writeable
         and value.dtype.isnative
@@ -209,6 +221,11 @@ def as_tensor(value: Any) -> torch.Tensor:
     ):
         value = value.astype(value.dtype.newbyteorder("="), order="C")
     return torch.as_tensor(value)
+
+
+def as_tensors(values: Sequence[Any]) -> list[Any]:
+    """Return numeric arrays and PIL images as tensors, and all else unchanged."""
+    return [as_tensor(x) if is_array(x) or is_image(x) else x for x in values]
 
 
 def are_plain(samples: Sequence[torch.Tensor]) -> bool:

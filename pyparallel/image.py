@@ -10,8 +10,8 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor, nn
 
-from . import _images, _library
-from ._errors import BatchTypeError, BatchValueError, kind
+from . import _images, _library, _stack
+from ._errors import BatchTypeError, BatchValueError, kind, warn_once
 from ._image_plan import ImageForm
 from ._move import move
 from ._targets import resolve_target
@@ -34,6 +34,9 @@ class ImagePreprocessor(nn.Module):
         mean: of every channel of the result, after a swap, or one number for all.
             None, together with ``std``: no normalisation.
         std: as ``mean``; not 0.
+        scale: ``mean`` and ``std`` are those of the images multiplied by this number:
+            ``1/255`` for bytes and the means of torchvision. They are divided by it
+            here, in double precision. Without a mean the images are multiplied by it.
         size_divisor: height and width of the batch are rounded up to multiples of it;
             one number, or one for each.
         pad_value: number in the padding, or one for every channel of the result. It
@@ -74,6 +77,7 @@ class ImagePreprocessor(nn.Module):
         mean: _Numbers | None = None,
         std: _Numbers | None = None,
         *,
+        scale: float = 1.0,
         size_divisor: int | Sequence[int] = 1,
         pad_value: _Numbers = 0,
         pad_before_normalize: bool = False,
@@ -103,9 +107,10 @@ class ImagePreprocessor(nn.Module):
         divisor: Any = size_divisor
         padding = Padding(size_divisor=divisor, mask=return_mask)
         check_num_dims(padding, 2, "ImagePreprocessor")
+        means, stds = _scaled(mean, std, scale)
         self._form = ImageForm(
-            None if mean is None else _numbers("mean", mean),
-            None if std is None else _numbers("std", std),
+            means,
+            stds,
             _numbers("pad_value", pad_value),
             pad_before_normalize,
             swap_channels,
@@ -123,7 +128,8 @@ class ImagePreprocessor(nn.Module):
 
         Args:
             images: n tensors ``(C, h, w)`` with C of 1 to 4, equal for all, on one
-                device; or one tensor ``(n, C, h, w)``. Of any dtype of real numbers:
+                device; or one tensor ``(n, C, h, w)``; or a list of numeric arrays
+                ``(C, h, w)`` or of PIL images. Of any dtype of real numbers:
                 all but uint8 are converted to float32 first, so of float64 the digits
                 beyond it are lost. Permuted views of ``(h, w, C)``, as image libraries
                 decode, are read as they lie.
@@ -134,7 +140,7 @@ class ImagePreprocessor(nn.Module):
             shared memory.
 
         Raises:
-            TypeError: anything but dense tensors of real numbers.
+            TypeError: anything but dense tensors and arrays of real numbers.
             ValueError: no images; the first that has another shape than it must, or
                 stands on another device, is named.
 
@@ -146,6 +152,8 @@ class ImagePreprocessor(nn.Module):
         """
         listed = _listed(images)
         _images.check(listed)
+        if not torch.compiler.is_compiling():
+            _check_scale(listed, self._form)
         if self.device is not None:
             listed = _sent(listed, self.device)
         mask: Tensor | None
@@ -186,7 +194,27 @@ def _listed(images: Any) -> list[Any]:
             "ImagePreprocessor: images must be a list of tensors (C, h, w), or one "
             f"tensor (n, C, h, w), but is {found}."
         )
-    return list(images)
+    if all(isinstance(image, Tensor) for image in images):
+        return list(images)
+    tensors = _stack.as_tensors(images)
+    for i, image in enumerate(images):
+        if _stack.is_image(image):  # its array is (h, w, C), or (h, w) of one channel
+            pixels = tensors[i]
+            tensors[i] = pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
+    return tensors
+
+
+def _check_scale(images: list[Tensor], form: ImageForm) -> None:
+    """Warn of bytes that are normalised by the mean of values up to 1."""
+    if form.mean is None or form.std is None or images[0].dtype != torch.uint8:
+        return
+    if any(form.mean) and max(form.mean) <= 1 and max(form.std) <= 1:
+        warn_once(
+            "PP103",
+            "ImagePreprocessor: images have bytes up to 255, but the mean is "
+            f"{form.mean} and the standard deviation {form.std}, as of values up to 1. "
+            "The result is too large. Pass scale=1/255, or multiply both by 255.",
+        )
 
 
 def _sent(images: list[Tensor], device: torch.device) -> list[Tensor]:
@@ -225,6 +253,30 @@ def _numbers(option: str, value: Any) -> tuple[float, ...]:
         if option == "std" and rounded == 0:
             raise BatchValueError(f"{where}[{i}] must not be 0, but is {number}.")
     return numbers
+
+
+def _scaled(
+    mean: Any, std: Any, scale: Any
+) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
+    """Return mean and std of the images themselves; those of scaled ones are given."""
+    if not isinstance(scale, SupportsFloat):
+        raise BatchTypeError(
+            f"ImagePreprocessor: scale must be a number, but is {scale!r}."
+        )
+    factor = float(scale)
+    if not (math.isfinite(factor) and factor > 0):
+        raise BatchValueError(
+            f"ImagePreprocessor: scale must be positive and finite, but is {factor}."
+        )
+    if mean is None:
+        if factor == 1:
+            return None, None
+        mean, std = 0.0, 1.0
+    means, stds = _numbers("mean", mean), _numbers("std", std)
+    return (
+        _numbers("mean", [each / factor for each in means]),
+        _numbers("std", [each / factor for each in stds]),
+    )
 
 
 def _check_one_of(option: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -174,7 +174,7 @@ def check_num_dims(padding: Padding, num_dims: int, where: str) -> None:
             dims = "dimension" if num_dims == 1 else "dimensions"
             raise BatchValueError(
                 f"{where}: padding must give {option} for {num_dims} padded {dims}, "
-                f"but gives {value}. Change pad_dims, or the padding."
+                f"but gives {value}. Give {num_dims} of them."
             )
 
 

@@ -180,8 +180,7 @@ SHAPES = {
         lambda: [*held(ONES(1, 2, 2)), DC([1], cpu_only=True)],
         one,
         refused(
-            "batch[1] must hold a tensor because stack=True, but holds list. "
-            f"{known.HELD}",
+            f"batch[1] {known.HOLD_TENSOR} list. {known.HELD}",
             TypeError,
             AssertionError,
         ),

@@ -55,6 +55,7 @@ class Mute:
     """A value of a class that torch cannot batch."""
 
 
+HOLD_TENSOR = "must hold a tensor or a numeric array because stack=True, but holds"
 HELD = "Convert it with torch.as_tensor, or use stack=False."
 TOO_DEEP = (
     " must nest its containers at most 64 deep, but it nests deeper. Look for a "
@@ -303,23 +304,21 @@ CASES: dict[str, tuple[Any, type, type, str]] = {
     "ten thousand lists": (
         [nested(10000)], ValueError, ValueError, f"batch[0][0][0][0]...{TOO_DEEP}",
     ),
-    "an array to stack": (
-        holding(torch.ones(1, 2, 3), np.ones((1, 2, 3))), AssertionError, TypeError,
-        "batch[1] must hold a tensor because stack=True, but holds numpy.ndarray. "
-        f"{HELD}",
+    "an array of objects to stack": (
+        holding(torch.ones(1, 2, 3), np.array([None])), AssertionError, TypeError,
+        f"batch[1] {HOLD_TENSOR} numpy.ndarray. {HELD}",
     ),
     "None to stack": (
         [{"m": dc} for dc in holding(None)], AssertionError, TypeError,
-        f"batch[0]['m'] must hold a tensor because stack=True, but holds None. {HELD}",
+        f"batch[0]['m'] {HOLD_TENSOR} None. {HELD}",
     ),
     "a list of tensors to stack": (
         holding([torch.ones(2)]), AssertionError, TypeError,
-        f"batch[0] must hold a tensor because stack=True, but holds list. {HELD}",
+        f"batch[0] {HOLD_TENSOR} list. {HELD}",
     ),
     "a container to stack": (
         holding(*holding(torch.ones(1, 2, 3))), AssertionError, TypeError,
-        "batch[0] must hold a tensor because stack=True, but holds "
-        f"pyparallel.container.DataContainer. {HELD}",
+        f"batch[0] {HOLD_TENSOR} pyparallel.container.DataContainer. {HELD}",
     ),
     "an object array": (
         [np.array([None, 1], object)], TypeError, TypeError,

@@ -299,6 +299,27 @@ def test_mixtures_nest() -> None:
     assert (type(got["n"]), got["n"]["z"].shape) == (OrderedDict, (3, 2))
 
 
+@pytest.mark.parametrize("options", [{"stack": True, "pad_dims": 2}, {"ragged": True}])
+def test_containers_of_arrays_and_images_are_those_of_tensors(options) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    arrays = [np.arange(6 * n, dtype=np.uint8).reshape(n, 2, 3) for n in (4, 4)]
+    if "ragged" in options:
+        arrays[0] = arrays[0][:1].copy()
+    frozen = arrays[1].copy()
+    frozen.flags.writeable = False
+    pictures = [pillow.fromarray(array) for array in arrays]
+
+    def batch(values: list[Any]) -> list[torch.Tensor]:
+        containers = [DataContainer(value, **options) for value in values]
+        (chunk,) = collate(containers, 2).data
+        return [chunk] if isinstance(chunk, torch.Tensor) else [*chunk]
+
+    tensors = [torch.tensor(array) for array in arrays]
+    for values in (arrays, [arrays[0], frozen], [tensors[0], arrays[1]], pictures):
+        for got, want in zip(batch(values), batch(tensors), strict=True):
+            assert torch.equal(got, want)
+
+
 def test_numpy_arrays_are_stacked_and_never_written(tmp_path: Path) -> None:
     base = np.arange(12, dtype=np.float32).reshape(3, 4)
     frozen = base.copy()

@@ -18,7 +18,7 @@ from recorded import with_allocations
 from torch.utils.data import DataLoader
 
 import pyparallel
-from pyparallel import ImagePreprocessor, Padded, _images, image
+from pyparallel import ImagePreprocessor, Padded, _errors, _images, image
 from pyparallel._backend import _reference
 from pyparallel._stacked import recording
 
@@ -316,6 +316,60 @@ def test_what_is_padding_is_counted() -> None:
             [torch.ones(1, 2, 2), torch.ones(1, 3, 3)]
         )
     assert (stacked.stacked_nbytes, stacked.padding_nbytes) == (36, 10)
+
+
+@both
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+def test_arrays_and_pil_images_are_images(backend: ModuleType, mode: str) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    arrays = [photo.permute(1, 2, 0).contiguous().numpy() for photo in photos()]
+    pictures = [pillow.fromarray(array).convert(mode) for array in arrays]
+    pixels = [torch.tensor(np.asarray(picture)) for picture in pictures]
+    pixels = [x[None] if x.dim() == 2 else x.permute(2, 0, 1) for x in pixels]
+    preprocess = ImagePreprocessor(100, 50)
+    with using(backend):
+        expected = preprocess(pixels)
+        assert torch.equal(preprocess(pictures), expected)
+        assert torch.equal(preprocess([x.numpy() for x in pixels]), expected)
+        assert torch.equal(preprocess([pictures[0], *pixels[1:]]), expected)
+
+
+@both
+def test_mean_and_std_are_of_scaled_images(backend: ModuleType) -> None:
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    with using(backend):
+        (got,) = ImagePreprocessor(mean, std, scale=1 / 255)(photos(1))
+        (alone,) = ImagePreprocessor(scale=1 / 255)(photos(1))
+    (photo,) = photos(1)
+    rows = [
+        torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std)
+    ]
+    want = (photo.double() / 255 - rows[0]) / rows[1]
+    assert torch.allclose(got.double(), want, rtol=0, atol=2e-6)
+    assert torch.equal(alone, photo / 255)
+
+
+def test_bytes_with_a_mean_of_values_up_to_1_are_a_warning() -> None:
+    _errors._warned.clear()
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    for quiet in (
+        ImagePreprocessor(mean, std, scale=1 / 255),
+        ImagePreprocessor(MEAN, STD),
+        ImagePreprocessor(0, 255),
+        ImagePreprocessor(),
+    ):
+        quiet(photos())
+    ImagePreprocessor(mean, std)([photo / 255 for photo in photos()])
+    with pytest.warns(pyparallel.BatchWarning) as caught:
+        ImagePreprocessor(mean, std)(photos())
+        ImagePreprocessor(mean, std)(photos())
+    (warning,) = caught
+    assert str(warning.message) == (
+        "[PP103] ImagePreprocessor: images have bytes up to 255, but the mean is "
+        "(0.485, 0.456, 0.406) and the standard deviation (0.229, 0.224, 0.225), as of "
+        "values up to 1. The result is too large. Pass scale=1/255, or multiply both "
+        "by 255."
+    )
 
 
 class Preprocess:

@@ -40,6 +40,9 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mean": 0, "std": 1e-60}, ValueError, "std[0] must not be 0, but is 1e-60."),
     ({"mean": NAN, "std": 1}, ValueError, "mean[0] must be finite, but is nan."),
     ({"mean": 0, "std": 1e39}, ValueError, "std[0] must be finite, but is 1e+39."),
+    ({"scale": 0}, ValueError, "scale must be positive and finite, but is 0.0."),
+    ({"scale": NAN}, ValueError, "scale must be positive and finite, but is nan."),
+    ({"scale": (1, 1)}, TypeError, "scale must be a number, but is (1, 1)."),
     (
         {"dtype": torch.float64},
         TypeError,
@@ -61,7 +64,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         {"size_divisor": (1, 2, 3)},
         ValueError,
         "padding must give size_divisor for 2 padded dimensions, but gives (1, 2, 3). "
-        "Change pad_dims, or the padding.",
+        "Give 2 of them.",
     ),
     (
         {"device": "disk"},
@@ -110,10 +113,10 @@ BATCHES: list[tuple[Any, type[Exception], str]] = [
         "pyparallel.ragged.Ragged.",
     ),
     (
-        [image(), np.ones((3, 4, 5))],
+        [image(), np.array([None])],
         TypeError,
-        "[1] must be a tensor (C, h, w), but is numpy.ndarray. Convert it with "
-        "torch.as_tensor.",
+        "[1] must be a tensor or a numeric array (C, h, w), or a PIL image, but is "
+        "numpy.ndarray. Convert it with torch.as_tensor.",
     ),
     (
         [image(dtype=torch.complex64)],

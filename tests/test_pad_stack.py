@@ -162,7 +162,8 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         [RAGGED[0], 5],
         {},
         TypeError,
-        "samples[1] must be a tensor, but is int. Convert it with torch.as_tensor.",
+        "samples[1] must be a tensor or a numeric array, but is int. Convert it with "
+        "torch.as_tensor.",
     ),
     (
         RAGGED,
@@ -193,8 +194,8 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         RAGGED,
         {"shape": (4, 4)},
         ValueError,
-        "padding must give shape for 1 padded dimension, but gives (4, 4). Change "
-        "pad_dims, or the padding.",
+        "padding must give shape for 1 padded dimension, but gives (4, 4). Give "
+        "1 of them.",
     ),
 ]
 

@@ -245,7 +245,7 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
         lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(4, 4))),
         ValueError,
         "Ragged.to_padded: padding must give shape for 1 padded dimension, but gives "
-        "(4, 4). Change pad_dims, or the padding.",
+        "(4, 4). Give 1 of them.",
     ),
     (
         lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(1,))),
@@ -257,8 +257,8 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: collate([DataContainer([1], ragged=True)]),
         TypeError,
-        "batch[0] must hold a tensor because ragged=True, but holds list. Convert it "
-        "with torch.as_tensor, or use ragged=False.",
+        "batch[0] must hold a tensor or a numeric array because ragged=True, but holds "
+        "list. Convert it with torch.as_tensor, or use ragged=False.",
     ),
 ]
 
