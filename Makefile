@@ -100,7 +100,7 @@ SANITIZED_thread := $(patsubst %,tests/test_%.py,memory pipe prefetch races \
 BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 	$(patsubst %,tests/test_%.py,examples_peers mmengine_collate mmengine_image \
 	mmengine_model mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
-	mmengine_runner_example mmengine_runner_install mmengine_upstream \
+	mmengine_runner_example mmengine_runner_install mmengine_upstream other_containers \
 	profile_torchdata resume_torchdata)
 # Files begin in the order of tests/conftest.py, not those with most tests first.
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder

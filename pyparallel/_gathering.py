@@ -55,6 +55,10 @@ class Gathering:
             return self._containers(values, path)
         if isinstance(first, Ragged):
             return self._ragged(values, path)
+        if not isinstance(first, dict | list | tuple | deque):
+            splits = [_tree.split_registered(each) for each in values]
+            if splits[0] is not None:
+                return self._registered(splits, path, dim)
         if isinstance(first, Mapping):
             return self._mappings(values, path, dim)
         if _tree.is_dataclass(first):
@@ -111,6 +115,18 @@ class Gathering:
         }
         return lambda joined: _tree.rebuild_mapping(
             first, {key: make(joined) for key, make in parts.items()}
+        )
+
+    def _registered(self, splits: list[Any], path: _Path, dim: int) -> Make:
+        like = splits[0][1]
+        mappings = [dict(zip(steps, found, strict=True)) for found, _, steps in splits]
+        check_keys(mappings, path)
+        parts = [
+            self.value([each[step] for each in mappings], (*path, step), dim)
+            for step in mappings[0]
+        ]
+        return lambda joined: _tree.join_registered(
+            like, [make(joined) for make in parts]
         )
 
     def _sequences(self, values: list[Any], path: _Path, dim: int) -> Make:

@@ -7,8 +7,10 @@ walk runs in compiled code. Both walks take the keys of a dict in sorted order, 
 a batch has one order of leaves whoever walks it.
 
 What is a container: dict, list, tuple, namedtuple, deque, OrderedDict, defaultdict,
-other mappings, subclasses of list and tuple, dataclass instances. Everything else is
-a leaf: tensors, arrays, strings, bytes, ``None``, ``range``, DataContainers.
+other mappings, subclasses of list and tuple, dataclass instances, and classes that
+another library has registered with optree or ``torch.utils._pytree``, such as
+TensorDict: that library splits and rebuilds them. Everything else is a leaf: tensors,
+arrays, strings, bytes, ``None``, ``range``, DataContainers.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import optree
+from torch.utils import _pytree
 
 from . import _backend
 from ._errors import BatchValueError, Field
@@ -65,9 +68,9 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
             )
         except RecursionError:
             raise too_deep("the batch") from None
-        strange = {type(leaf) for leaf in leaves} - _looked_at
-        for cls in strange:
-            _look_at(cls)
+        strange = {type(leaf): leaf for leaf in leaves if type(leaf) not in _looked_at}
+        for leaf in strange.values():
+            _look_at(leaf)
         # Of classes now known the backend may have been waiting for the last one.
         if not strange and len(_registered) == num_registered:
             return leaves, structure
@@ -170,11 +173,55 @@ def field_values(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def _look_at(cls: type) -> None:
-    """Make optree walk into ``cls`` if it is a container."""
-    split: Callable[[Any], _Split]
+def split_registered(
+    value: Any,
+) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]] | None:
+    """Return the children of an instance of a class that torch's pytree knows.
+
+    Returns:
+        The children, the argument of `join_registered`, and the step to each child; or
+        None for an instance of any other class.
+    """
+
+    def is_child(each: Any) -> bool:
+        return each is not value
+
+    try:
+        found, spec = _pytree.tree_flatten_with_path(value, is_child)
+    except ValueError:  # the class was registered without a function for paths
+        children, spec = _pytree.tree_flatten(value, is_child)
+        steps: tuple[Any, ...] = tuple(range(len(children)))
+    else:
+        children = [child for _, child in found]
+        steps = tuple([_step(path[0]) if path else None for path, _ in found])
+    if len(children) == 1 and children[0] is value:
+        return None
+    return tuple(children), (spec, getattr(value, "batch_dims", None)), steps
+
+
+def join_registered(like: tuple[Any, Any], children: Iterable[Any]) -> Any:
+    """Return an instance with these children, made by the library of its class."""
+    spec, batch_dims = like
+    result: Any = _pytree.tree_unflatten(list(children), spec)
+    if batch_dims is not None and result.batch_dims != batch_dims:
+        result.auto_batch_size_(batch_dims)  # TensorDict guesses it from the shapes
+    return result
+
+
+def _step(key: Any) -> Any:
+    if isinstance(key, _pytree.GetAttrKey):
+        return Field(key.name)
+    return key.idx if isinstance(key, _pytree.SequenceKey) else key.key
+
+
+def _look_at(value: Any) -> None:
+    """Make optree walk into the class of ``value`` if it is a container."""
+    cls = type(value)
+    split: Callable[[Any], Any]
     join: Callable[[Any, Any], Any]
-    if issubclass(cls, Mapping):
+    if split_registered(value) is not None:
+        split, join = split_registered, join_registered
+    elif issubclass(cls, Mapping):
         split, join = _split_mapping, _join_mapping
     elif dataclasses.is_dataclass(cls):
         split, join = _split_dataclass, rebuild_dataclass

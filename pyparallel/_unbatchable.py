@@ -20,6 +20,12 @@ def unbatchable(column: list[Any], path: tuple[Any, ...]) -> Exception:
     if i is None:
         # Each alone would do, so it is their mixture.
         i = next((i for i, x in enumerate(column) if type(x) is not type(column[0])), 0)
+        if i == 0:
+            i, error = _mismatch(column)
+            return BatchValueError(
+                f"{place(i)} must fit {place(0)}, but default_collate cannot join two "
+                f"{kind(column[0])} objects: {error}"
+            )
         return BatchTypeError(
             f"{place(i)} must be {kind(column[0])} like {place(0)}, but is "
             f"{kind(column[i])}."
@@ -37,6 +43,16 @@ def unbatchable(column: list[Any], path: tuple[Any, ...]) -> Exception:
         f"container of these, but is {found}. Wrap the field in a DataContainer with "
         "cpu_only=True to keep the values in a list."
     )
+
+
+def _mismatch(column: list[Any]) -> tuple[int, Exception | None]:
+    """Return the first value that cannot be joined with the first one, and why."""
+    for i, value in enumerate(column):
+        try:
+            default_collate([column[0], value])
+        except (TypeError, ValueError, RuntimeError, KeyError) as error:
+            return i, error
+    return 0, None
 
 
 def _is_refused(value: Any) -> bool:

@@ -35,5 +35,5 @@ def batch_values(column: list[Any], path: Path) -> Any:
         return default_collate(column)
     except (BatchTypeError, BatchValueError):
         raise
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError, OverflowError) as error:
         raise unbatchable(column, path) from error

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from . import _advice, _backend, _stack, _tree
 from ._columns import Path, batch_containers, sequence_columns
@@ -28,6 +29,8 @@ from ._values import NUMBERS, batch_tensors, batch_values
 from .container import DataContainer
 
 _TEXT = (str, bytes)
+_BUILTIN = (dict, list, tuple)
+_KNOWN = ("builtins", "numpy", "torch")  # their classes have a rule of ours
 
 
 def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
@@ -47,6 +50,8 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
     * tensors, numpy arrays and numbers: stacked over the whole batch as torch's
       ``default_collate`` does;
     * strings and bytes: a list;
+    * classes registered in torch's ``default_collate_fn_map``, such as TensorDict: as
+      registered there;
     * dicts, other mappings, namedtuples and dataclasses: the same type; lists and
       tuples: a list.
 
@@ -112,6 +117,9 @@ def _column(column: list[Any], path: Path, chunk: int) -> Any:
         return column
     if cls is not dict and isinstance(first, torch.Tensor):
         return batch_tensors(column, path)
+    if cls not in _BUILTIN and (registered := _registered_class(first)):
+        _check_kind(column, registered, f"a {kind(first)}", path)
+        return batch_values(column, path)
     if len(path) >= _tree.MAX_DEPTH:
         raise _tree.too_deep(at("batch[0]", path[:3]) + "...")
     if cls is dict or isinstance(first, Mapping):
@@ -121,6 +129,15 @@ def _column(column: list[Any], path: Path, chunk: int) -> Any:
     if isinstance(first, Sequence):
         return _sequences(column, path, chunk)
     return batch_values(column, path)
+
+
+def _registered_class(value: Any) -> Any:
+    """Return the class of ``value`` that another library registered with torch."""
+    for cls in default_collate_fn_map:
+        known = isinstance(cls, tuple) or cls.__module__.split(".")[0] in _KNOWN
+        if not known and isinstance(value, cls):
+            return cls
+    return None
 
 
 def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int) -> Any:

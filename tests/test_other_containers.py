@@ -1,0 +1,110 @@
+"""Containers of other libraries, registered with torch's pytree and default_collate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from pyparallel import DataLoader, collate, gather, scatter, to_host
+
+
+class Cloud:
+    """Points and their unit; no container that the library knows by itself."""
+
+    def __init__(self, points: torch.Tensor, unit: str) -> None:
+        self.points, self.unit = points, unit
+
+
+class Named(Cloud):
+    """The same, registered with the names of its children."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> Iterator[None]:
+    def join(batch: list[Cloud], **_: Any) -> Cloud:
+        return type(batch[0])(torch.stack([c.points for c in batch]), batch[0].unit)
+
+    for cls, steps in (
+        (Cloud, None),
+        (Named, lambda c: ([(_pytree.GetAttrKey("points"), c.points)], c.unit)),
+    ):
+        _pytree.register_pytree_node(
+            cls,
+            lambda c: ([c.points], c.unit),
+            lambda points, unit, cls=cls: cls(*points, unit),
+            flatten_with_keys_fn=steps,
+        )
+    default_collate_fn_map[Cloud] = join
+    yield
+    del default_collate_fn_map[Cloud]
+
+
+@pytest.mark.parametrize("cls", [Cloud, Named])
+def test_registered_classes_are_split_and_rebuilt_as_registered(cls: Any) -> None:
+    cloud = cls(torch.arange(6).reshape(3, 2), "m")
+    parts = [each["c"] for each in scatter({"c": cloud}, ["cpu", "cpu"])]
+    joined = gather([{"c": part} for part in parts], "cpu")["c"]
+    (back,) = to_host([cloud])
+    for each in (*parts, joined, back):
+        assert type(each) is cls and each.unit == "m"
+    assert [part.points.tolist() for part in parts] == [[[0, 1], [2, 3]], [[4, 5]]]
+    assert torch.equal(joined.points, cloud.points)
+    assert torch.equal(back.points, cloud.points)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_registered_classes_are_collated_as_registered(num_workers: int) -> None:
+    clouds = [{"c": Named(torch.full((2,), i), "m")} for i in range(4)]
+    loader = DataLoader(clouds, batch_size=2, num_workers=num_workers)
+    batches = [batch["c"] for batch in loader]
+    assert [type(batch) for batch in batches] == [Named, Named]
+    assert [batch.points.tolist() for batch in batches] == [
+        [[0, 0], [1, 1]],
+        [[2, 2], [3, 3]],
+    ]
+
+
+def test_registered_classes_that_do_not_fit_are_named() -> None:
+    batch = [{"c": Cloud(torch.ones(n), "m")} for n in (2, 2, 3)]
+    with pytest.raises(RuntimeError) as torchs:
+        default_collate([batch[0]["c"], batch[2]["c"]])
+    with pytest.raises(ValueError) as caught:
+        collate(batch)
+    assert str(caught.value) == (
+        "batch[2]['c'] must fit batch[0]['c'], but default_collate cannot join two "
+        f"test_other_containers.Cloud objects: {torchs.value}"
+    )
+    with pytest.raises(TypeError) as caught:
+        collate([{"c": Cloud(torch.ones(2), "m")}, {"c": 5}])
+    assert str(caught.value) == (
+        "batch[1]['c'] must be a test_other_containers.Cloud like batch[0]['c'], but "
+        "is int."
+    )
+
+
+def test_a_tensordict_takes_part_as_a_tensordict() -> None:
+    TensorDict = pytest.importorskip("tensordict").TensorDict
+    samples = [
+        TensorDict({"a": torch.full((3,), i), "n": {"b": torch.ones(2)}}, [])
+        for i in range(4)
+    ]
+    batch = collate([{"td": sample} for sample in samples], 4)["td"]
+    whole = torch.stack(samples)
+    assert type(batch) is TensorDict and batch.batch_size == (4,)
+    assert (batch == whole).all()
+    parts = [each["td"] for each in scatter({"td": batch}, ["cpu", "cpu"])]
+    assert [part.batch_size for part in parts] == [(2,), (2,)]
+    assert [part["n"].batch_size for part in parts] == [(2,), (2,)]
+    assert (torch.cat(parts) == whole).all()
+    joined = gather(parts, "cpu")
+    assert joined.batch_size == (4,) and (joined == whole).all()
+    assert (to_host(batch) == whole).all()
+    for num_workers in (0, 1):
+        loader = DataLoader(samples, batch_size=2, num_workers=num_workers)
+        assert (torch.cat(list(loader)) == whole).all()
