@@ -213,16 +213,4 @@ inline void cut_rows(Frame* frame, int64_t limit) {
   frame->piece_width = limit;
 }
 
-// The largest word of at most 16 bytes that divides every address, width and start.
-inline int common_word(const BoxTable& table) {
-  uint64_t bits = 16 | reinterpret_cast<uintptr_t>(table.dst) |
-                  static_cast<uint64_t>(table.frame.width);
-  for (int64_t i = 0; i < table.num_boxes; ++i) {
-    const Box& box = table.boxes[i];
-    bits |= reinterpret_cast<uintptr_t>(box.src) | static_cast<uint64_t>(box.width);
-    if (table.starts != nullptr) bits |= static_cast<uint64_t>(table.starts[i].x);
-  }
-  return static_cast<int>(bits & (~bits + 1));
-}
-
 }  // namespace pyparallel

@@ -5,18 +5,9 @@
 
 #include "core/image.h"
 #include "core/macros.h"
+#include "core/words.h"
 
 namespace pyparallel {
-
-PP_HOST_DEVICE int lesser_int(int a, int b) { return a < b ? a : b; }
-
-// How many of `count` items lie before the first address that sixteen divides.
-template <typename Item>
-PP_HOST_DEVICE int items_to_line(const Item* to, int count) {
-  const auto past = static_cast<int>(reinterpret_cast<uintptr_t>(to) & 15);
-  const int head = ((16 - past) & 15) / static_cast<int>(sizeof(Item));
-  return lesser_int(head, count);
-}
 
 // Four bytes, the first `count` of them 1.
 PP_HOST_DEVICE uint32_t marks(int count) {
@@ -46,7 +37,7 @@ struct SourceGroup<uint8_t, num, Math> {
   }
 
   PP_HOST_DEVICE float value(int k) const {
-    const uint32_t word = Math::shifted(words[k / 4], words[k / 4 + 1], shift);
+    const uint32_t word = shifted(words[k / 4], words[k / 4 + 1], shift);
     return static_cast<float>((word >> (8 * (k % 4))) & 255);
   }
 };

@@ -10,6 +10,7 @@
 #include "core/image_math.h"
 #include "core/macros.h"
 #include "core/rows.h"
+#include "core/words.h"
 
 namespace pyparallel {
 
@@ -91,7 +92,7 @@ struct ImageLanes {
     to += span.first;
     const auto count = static_cast<int>(span.count);
     const auto data = static_cast<int>(span.data);
-    const int head = items_to_line(to, count);
+    const int head = items_to_word(to, count);
     const int tail = count - (count - head) % 16;
     const int edges = head + count - tail;
     PP_ROLLED
@@ -201,7 +202,7 @@ struct ImageLanes {
   // a plane whose image is pixels, unless the body is for these.
   template <int C>
   PP_HOST_DEVICE static void write(const Run<C>& run, int done, Lane lane) {
-    const int head = items_to_line(run.to, run.count);
+    const int head = items_to_word(run.to, run.count);
     const int tail = head + whole_groups(head, run.count);
     const bool grouped = run.dense || C > 1;
     const int whole = head + (grouped ? whole_groups(head, run.data) : done);
@@ -268,7 +269,7 @@ struct ImageLanes {
   // Returns how many values it wrote to each, after those before the first group.
   PP_HOST_DEVICE int write_three_planes(const Run<1>& first, const Source* begin,
                                         Lane lane) const {
-    const int head = items_to_line(first.to, first.count);
+    const int head = items_to_word(first.to, first.count);
     const int done = whole_groups(head, first.data);
     PP_ROLLED
     for (int at = kGroup * lane.index; at < done; at += kGroup * lane.count) {

@@ -6,8 +6,7 @@
 //   bits(a): those of a float;
 //   load(from): *from, which nobody writes while the body runs;
 //   load_four(from, to): four floats from a multiple of sixteen;
-//   store(to, words): four words to a multiple of sixteen;
-//   shifted(low, high, bits): 32 bits of the two words, from bit number `bits` on.
+//   store(to, words): four words to a multiple of sixteen.
 #pragma once
 
 #include <cstdint>
@@ -52,10 +51,6 @@ struct HostMath {
 
   static void store(void* to, const uint32_t (&words)[4]) {
     memcpy(to, words, sizeof(words));
-  }
-
-  static uint32_t shifted(uint32_t low, uint32_t high, uint32_t bits) {
-    return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> bits);
   }
 };
 

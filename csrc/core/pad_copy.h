@@ -12,18 +12,6 @@
 
 namespace pyparallel {
 
-// The word at `index` of a row that is all fill.
-template <typename Word>
-PP_HOST_DEVICE Word fill_word(const Fill& fill, int64_t index) {
-  const int64_t byte = (index * static_cast<int64_t>(sizeof(Word))) & 15;
-  return static_cast<Word>(((byte & 8) ? fill.high : fill.low) >> (8 * (byte & 7)));
-}
-
-template <>
-PP_HOST_DEVICE Word16 fill_word<Word16>(const Fill& fill, int64_t) {
-  return {fill.low, fill.high};
-}
-
 // Fills nbytes at dst, which starts on a whole item: the fill repeats with every item,
 // so it begins with its first byte wherever that is.
 PP_HOST_DEVICE void fill_bytes(uint8_t* dst, int64_t nbytes, const Fill& fill) {
@@ -37,42 +25,35 @@ PP_HOST_DEVICE void fill_bytes(uint8_t* dst, int64_t nbytes, const Fill& fill) {
 }
 
 // A mover writes the bytes of a lone lane, each call where the one before it ended, and
-// says what word lanes write for a word of the source. Every call of a body makes one,
-// and calls finish() at the end: what it wrote is then there for whoever learns that
-// the call is over.
+// reads the source of lanes that share a row. Every call of a body makes one, and calls
+// finish() at the end: what it wrote is then there for whoever learns that the call is
+// over.
 
 // By the C library, through the caches.
-struct CachedMover {
+struct CachedMover : PlainReader {
+  static constexpr bool kReads = true;
+
   PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) {
     memcpy(to, from, static_cast<size_t>(nbytes));
   }
   PP_HOST_DEVICE void fill(uint8_t* to, int64_t nbytes, const Fill& fill) {
     fill_bytes(to, nbytes, fill);
   }
-  template <typename Word>
-  PP_HOST_DEVICE static Word read(const Word* from) {
-    return *from;
-  }
   PP_HOST_DEVICE void finish() {}
 };
 
 // Marks with ones where there is data, and reads none of it: makes a mask.
 struct MarkMover : CachedMover {
+  static constexpr bool kReads = false;
+
   PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t*, int64_t nbytes) {
     memset(to, 1, static_cast<size_t>(nbytes));
   }
-  template <typename Word>
-  PP_HOST_DEVICE static Word read(const Word*) {
-    constexpr uint64_t kOnes = ~0ull / 255;
-    return fill_word<Word>(Fill{kOnes, kOnes}, 0);
-  }
 };
 
-// Word: an unsigned integer of 1, 2, 4 or 8 bytes, or Word16. Where lanes share a row,
-// its size must divide the addresses of dst and of every source, the widths of the
-// frame and of every box, and where boxes start in a row (`common_word`); a lone lane
-// needs no alignment.
-template <typename Word, typename Mover = CachedMover>
+// A lone lane needs no alignment, and any piece of a row. Where lanes share a row, its
+// pieces have less than 2**31 bytes.
+template <typename Mover = CachedMover>
 struct PadCopy {
   BoxTable table;
 
@@ -81,25 +62,109 @@ struct PadCopy {
       copy_runs(rows);
       return;
     }
+    PP_ROLLED
     for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
-      copy_words(row_span(table, n), lane);
+      write_span(row_span(table, n), lane);
     }
   }
 
  private:
-  // Lanes take turns at words, so that neighbours touch neighbouring memory.
-  PP_HOST_DEVICE void copy_words(const RowSpan& span, Lane lane) const {
-    constexpr int64_t kSize = sizeof(Word);
-    Word* dst = reinterpret_cast<Word*>(table.dst + span.offset);
-    const Word* src = reinterpret_cast<const Word*>(span.src);
-    const Fill fill = span.box->fill;
-    const int64_t lead = span.lead / kSize;
-    const int64_t end = lead + span.copied / kSize;
-    int64_t word = lane.index;
-    for (; word < lead; word += lane.count) dst[word] = fill_word<Word>(fill, word);
-    for (; word < end; word += lane.count) dst[word] = Mover::read(src + word - lead);
-    for (; word < span.nbytes / kSize; word += lane.count) {
-      dst[word] = fill_word<Word>(fill, word);
+  static constexpr uint64_t kMarks = ~0ull / 255;
+
+  // How lanes share a span whose bytes [begin, end) have a source. Words of `lead` and
+  // `fill` hold fill alone, words of `data` source bytes alone; the edges, all bytes
+  // outside of these words, are narrow.
+  struct Parts {
+    uint8_t* to;
+    const uint8_t* from;  // the source of byte 0, where that has one
+    int nbytes;
+    int begin;
+    int end;
+    Range lead;
+    Range data;
+    Range fill;
+  };
+
+  PP_HOST_DEVICE Parts parts_of(const RowSpan& span) const {
+    Parts parts{table.dst + span.offset,
+                span.src - span.lead,
+                static_cast<int>(span.nbytes),
+                static_cast<int>(span.lead),
+                static_cast<int>(span.lead + span.copied),
+                {},
+                {},
+                {}};
+    const int head = items_to_word(parts.to, parts.nbytes);
+    const int tail = parts.nbytes - bytes_past_word(parts.nbytes - head);
+    constexpr int kUp = kWordBytes - 1;
+    parts.lead = {head, last_word(head, parts.begin, tail)};
+    parts.fill = {last_word(head, parts.end + kUp, tail), tail};
+    parts.data.begin = last_word(head, parts.begin + kUp, tail);
+    parts.data.end = last_word(head, parts.end, tail);
+    if (parts.data.begin >= parts.data.end) {
+      parts.data.end = parts.data.begin;
+    } else if (Mover::kReads) {
+      const Box& box = *span.box;
+      const int64_t size = table.frame.planes * box.depth * box.height * box.width;
+      parts.data = readable_words(parts.data, parts.from, box.src, box.src + size);
+    }
+    return parts;
+  }
+
+  // The end of the last word that begins at `head` or behind, and ends at `limit` or
+  // before; at most `tail`, which is the end of a word.
+  PP_HOST_DEVICE static int last_word(int head, int limit, int tail) {
+    if (limit < head) return head;
+    return lesser_int(limit - bytes_past_word(limit - head), tail);
+  }
+
+  PP_HOST_DEVICE void write_span(const RowSpan& span, Lane lane) const {
+    const Parts parts = parts_of(span);
+    const Fill& fill = span.box->fill;
+    const auto bits = reinterpret_cast<uintptr_t>(parts.to) |
+                      reinterpret_cast<uintptr_t>(parts.from) |
+                      static_cast<uintptr_t>(parts.begin | parts.end | parts.nbytes);
+    if (bits % 4 == 0) {
+      write_edges<uint32_t>(parts, fill, lane);
+    } else {
+      write_edges<uint8_t>(parts, fill, lane);
+    }
+    if (parts.data.begin < parts.data.end) {
+      if constexpr (Mover::kReads) {
+        move_words<Mover>(parts.to, parts.from, parts.data, lane);
+      } else {
+        fill_words(parts.to, Word16{kMarks, kMarks}, parts.data, lane);
+      }
+    }
+    if (parts.lead.begin < parts.lead.end || parts.fill.begin < parts.fill.end) {
+      const Word16 row{fill.low, fill.high};
+      const Word16 word = shifted_word(row, row, bytes_past_word(parts.lead.begin));
+      fill_words(parts.to, word, parts.lead, lane);
+      fill_words(parts.to, word, parts.fill, lane);
+    }
+  }
+
+  // Item: an unsigned integer, whose size divides all addresses and sizes of `parts`.
+  template <typename Item>
+  PP_HOST_DEVICE static void write_edges(const Parts& parts, const Fill& fill,
+                                         Lane lane) {
+    constexpr int kSize = sizeof(Item);
+    PP_ROLLED
+    for (int edge = kSize * lane.index;; edge += kSize * lane.count) {
+      int at = edge;
+      if (at >= parts.lead.begin) at += parts.lead.end - parts.lead.begin;
+      if (at >= parts.data.begin) at += parts.data.end - parts.data.begin;
+      if (at >= parts.fill.begin) at += parts.fill.end - parts.fill.begin;
+      if (at >= parts.nbytes) break;
+      const uint64_t half = (at & 8) != 0 ? fill.high : fill.low;
+      auto item = static_cast<Item>(half >> 8 * (at & 7));
+      if (at >= parts.begin && at < parts.end) {
+        item = static_cast<Item>(kMarks);
+        if constexpr (Mover::kReads) {
+          item = Mover::read(reinterpret_cast<const Item*>(parts.from + at));
+        }
+      }
+      *reinterpret_cast<Item*>(parts.to + at) = item;
     }
   }
 

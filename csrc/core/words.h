@@ -13,95 +13,163 @@ struct alignas(16) Word16 {
   uint64_t high;
 };
 
-constexpr int64_t kWordBytes = sizeof(Word16);
+constexpr int kWordBytes = sizeof(Word16);
 
-// The first bytes of a word, fewer than sixteen, and zeros. The loop has a constant
-// number of turns so that the compiler unrolls it and no read waits for another.
-PP_HOST_DEVICE Word16 partial_word(const uint8_t* from, int64_t nbytes) {
+// Words that a lane reads before it writes the first of them: the compiler cannot know
+// that source and destination are disjoint, so it would wait for each in turn.
+constexpr int kWordsAhead = 4;
+
+PP_HOST_DEVICE int lesser_int(int a, int b) { return a < b ? a : b; }
+
+// The distance from the last multiple of a word; `count` may be negative.
+PP_HOST_DEVICE int bytes_past_word(int count) { return count & (kWordBytes - 1); }
+
+PP_HOST_DEVICE int bytes_past_word(const void* address) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(address) & (kWordBytes - 1));
+}
+
+// The number of items, at most `count`, before the first word at or behind `to`.
+template <typename Item>
+PP_HOST_DEVICE int items_to_word(const Item* to, int count) {
+  const int head = bytes_past_word(-bytes_past_word(to));
+  return lesser_int(head / static_cast<int>(sizeof(Item)), count);
+}
+
+// 32 bits of two words, from bit number `bits` < 32 on: one funnel shift on a GPU.
+PP_HOST_DEVICE uint32_t shifted(uint32_t low, uint32_t high, uint32_t bits) {
+  return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> bits);
+}
+
+// Sixteen bytes of two words, from byte number `past` < 16 on.
+PP_HOST_DEVICE Word16 shifted_word(const Word16& first, const Word16& second,
+                                   int past) {
+  const bool far = (past & 8) != 0;
+  const uint64_t halves[3] = {far ? first.high : first.low,
+                              far ? second.low : first.high,
+                              far ? second.high : second.low};
+  uint32_t parts[5];
+  for (int p = 0; p < 5; ++p) {
+    const auto even = static_cast<uint32_t>(halves[p / 2]);
+    const auto odd = static_cast<uint32_t>(halves[p / 2] >> 32);
+    const auto next = static_cast<uint32_t>(halves[(p + 1) / 2]);
+    const uint32_t here = p % 2 == 0 ? even : odd;
+    parts[p] = (past & 4) != 0 ? (p % 2 == 0 ? odd : next) : here;
+  }
+  const uint32_t bits = 8 * (static_cast<uint32_t>(past) & 3);
+  uint64_t made[4];
+  for (int p = 0; p < 4; ++p) made[p] = shifted(parts[p], parts[p + 1], bits);
+  return {made[1] << 32 | made[0], made[3] << 32 | made[2]};
+}
+
+// The first `nbytes` bytes of a word, at most sixteen, and zeros. The loop has a
+// constant number of turns so that the compiler unrolls it and no read waits for
+// another.
+template <typename Reader>
+PP_HOST_DEVICE Word16 partial_word(const uint8_t* from, int nbytes) {
   Word16 word{0, 0};
   for (int b = 0; b < 8; ++b) {
-    if (b < nbytes) word.low |= static_cast<uint64_t>(from[b]) << (8 * b);
-    if (b + 8 < nbytes) word.high |= static_cast<uint64_t>(from[b + 8]) << (8 * b);
+    if (b < nbytes) word.low |= static_cast<uint64_t>(Reader::read(from + b)) << 8 * b;
+    if (b + 8 < nbytes) {
+      word.high |= static_cast<uint64_t>(Reader::read(from + b + 8)) << 8 * b;
+    }
   }
   return word;
 }
 
-// Part: an unsigned integer of 1, 2 or 4 bytes, whose size divides the address.
-template <typename Part>
-PP_HOST_DEVICE Word16 join_parts(const Part* from) {
-  constexpr int kHalf = 8 / sizeof(Part);
-  Word16 word{0, 0};
-  for (int i = 0; i < kHalf; ++i) {
-    word.low |= static_cast<uint64_t>(from[i]) << (8 * sizeof(Part) * i);
-    word.high |= static_cast<uint64_t>(from[kHalf + i]) << (8 * sizeof(Part) * i);
+// Reads the source of lanes: bytes, or words of four or sixteen bytes.
+struct PlainReader {
+  template <typename Item>
+  PP_HOST_DEVICE static Item read(const Item* from) {
+    return *from;
   }
-  return word;
+};
+
+// The bytes [begin, end) of a run.
+struct Range {
+  int begin;
+  int end;
+};
+
+// The words of `range` that move_words can make without reading a byte outside of
+// [first, last). The source of byte 0 is `from`.
+PP_HOST_DEVICE Range readable_words(Range range, const uint8_t* from,
+                                    const uint8_t* first, const uint8_t* last) {
+  const int past = bytes_past_word(from + range.begin);
+  if (past == 0) return range;
+  if (range.begin < range.end && from + range.begin - past < first) {
+    range.begin += kWordBytes;
+  }
+  if (range.begin < range.end && from + range.end - past + kWordBytes > last) {
+    range.end -= kWordBytes;
+  }
+  return range;
 }
 
-// Writes this lane's share of `num_words` words; returns the first word from num_words
-// on that is its turn.
-template <typename Part>
-PP_HOST_DEVICE int64_t join_words(Word16* to, const uint8_t* from, int64_t num_words,
-                                  Lane lane) {
-  constexpr int64_t kParts = kWordBytes / static_cast<int64_t>(sizeof(Part));
-  const Part* parts = reinterpret_cast<const Part*>(from);
-  int64_t word = lane.index;
-  for (; word < num_words; word += lane.count) {
-    to[word] = join_parts(parts + kParts * word);
+// Writes this lane's share of the words of `range`: byte `at` of `to` gets byte `at` of
+// `from`. A source word that is not aligned is shifted out of the two that are, around
+// it. Lanes take turns at words, so that neighbours touch neighbouring memory.
+template <typename Reader>
+PP_HOST_DEVICE void move_words(uint8_t* to, const uint8_t* from, Range range,
+                               Lane lane) {
+  const int past = bytes_past_word(from + range.begin);
+  const int step = kWordBytes * lane.count;
+  PP_ROLLED
+  for (int at = range.begin + kWordBytes * lane.index; at < range.end;
+       at += kWordsAhead * step) {
+    Word16* words = reinterpret_cast<Word16*>(to + at);
+    const auto* aligned = reinterpret_cast<const Word16*>(from + at - past);
+    Word16 made[kWordsAhead] = {};
+    for (int a = 0; a < kWordsAhead; ++a) {
+      if (at + a * step < range.end) made[a] = Reader::read(aligned + a * lane.count);
+    }
+    if (past != 0) {
+      Word16 next[kWordsAhead] = {};
+      for (int a = 0; a < kWordsAhead; ++a) {
+        if (at + a * step < range.end) {
+          next[a] = Reader::read(aligned + a * lane.count + 1);
+        }
+      }
+      for (int a = 0; a < kWordsAhead; ++a) {
+        if (at + a * step < range.end) made[a] = shifted_word(made[a], next[a], past);
+      }
+    }
+    for (int a = 0; a < kWordsAhead; ++a) {
+      if (at + a * step < range.end) words[a * lane.count] = made[a];
+    }
   }
-  return word;
 }
 
-// The same for whole words at an address that is a multiple of one. Four are read
-// before the first is written: the compiler cannot know that they lie apart.
-PP_HOST_DEVICE int64_t move_words(Word16* to, const uint8_t* from, int64_t num_words,
-                                  Lane lane) {
-  const Word16* words = reinterpret_cast<const Word16*>(from);
-  const int64_t step = lane.count;
-  int64_t word = lane.index;
-  for (; word + 3 * step < num_words; word += 4 * step) {
-    const Word16 first = words[word];
-    const Word16 second = words[word + step];
-    const Word16 third = words[word + 2 * step];
-    const Word16 fourth = words[word + 3 * step];
-    to[word] = first;
-    to[word + step] = second;
-    to[word + 2 * step] = third;
-    to[word + 3 * step] = fourth;
+// Gives this lane's share of the words of `range` one value.
+PP_HOST_DEVICE void fill_words(uint8_t* to, const Word16& value, Range range,
+                               Lane lane) {
+  const int step = kWordBytes * lane.count;
+  PP_ROLLED
+  for (int at = range.begin + kWordBytes * lane.index; at < range.end; at += step) {
+    *reinterpret_cast<Word16*>(to + at) = value;
   }
-  for (; word < num_words; word += step) to[word] = words[word];
-  return word;
 }
 
-// Copies nbytes to `to`, which starts a word, and makes the rest of the last word zero.
-// Lanes take turns at words, so that neighbours touch neighbouring memory.
+// Copies less than 2**31 bytes to `to`, which starts a word, and makes the rest of the
+// last word zero. No byte outside of the source is read: words that touch its ends are
+// put together from bytes unless its address is a word's.
+template <typename Reader = PlainReader>
 PP_HOST_DEVICE void copy_words(uint8_t* to, const uint8_t* from, int64_t nbytes,
                                Lane lane) {
-  Word16* words = reinterpret_cast<Word16*>(to);
-  const int64_t whole = nbytes / kWordBytes;
-  const auto address = reinterpret_cast<uintptr_t>(from);
-  int64_t next = 0;
-  if (address % kWordBytes == 0) {
-    next = move_words(words, from, whole, lane);
-  } else if (address % 4 == 0) {
-    next = join_words<uint32_t>(words, from, whole, lane);
-  } else if (address % 2 == 0) {
-    next = join_words<uint16_t>(words, from, whole, lane);
-  } else {
-    next = join_words<uint8_t>(words, from, whole, lane);
+  const auto size = static_cast<int>(nbytes);
+  const Range whole =
+      readable_words({0, size - bytes_past_word(size)}, from, from, from + nbytes);
+  for (int at = kWordBytes * lane.index;; at += kWordBytes * lane.count) {
+    const int edge = at < whole.begin ? at : at + whole.end - whole.begin;
+    if (edge >= size) break;
+    *reinterpret_cast<Word16*>(to + edge) =
+        partial_word<Reader>(from + edge, lesser_int(size - edge, kWordBytes));
   }
-  const int64_t rest = nbytes - whole * kWordBytes;
-  if (next == whole && rest > 0) {
-    words[whole] = partial_word(from + whole * kWordBytes, rest);
-  }
+  move_words<Reader>(to, from, whole, lane);
 }
 
 // The same for zeros; nbytes is a multiple of a word.
 PP_HOST_DEVICE void zero_words(uint8_t* to, int64_t nbytes, Lane lane) {
-  Word16* words = reinterpret_cast<Word16*>(to);
-  for (int64_t word = lane.index; word < nbytes / kWordBytes; word += lane.count) {
-    words[word] = Word16{0, 0};
-  }
+  fill_words(to, Word16{0, 0}, {0, static_cast<int>(nbytes)}, lane);
 }
 
 }  // namespace pyparallel

@@ -22,8 +22,8 @@ constexpr Lane kAlone{0, 1};
 
 template <typename Mover>
 void run_pad_copy(const BoxTable& table, const BoxTable& mask, int64_t workers) {
-  const PadCopy<uint8_t, Mover> body{table};
-  const PadCopy<uint8_t, MarkMover> mark{mask};
+  const PadCopy<Mover> body{table};
+  const PadCopy<MarkMover> mark{mask};
   const int64_t pieces = num_pieces(table);
   const int64_t mask_pieces = num_pieces(mask);
   parallel_for(workers, [&](int64_t worker) {

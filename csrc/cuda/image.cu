@@ -66,10 +66,6 @@ struct DeviceMath {
   __device__ static void store(void* to, const uint32_t (&words)[4]) {
     __stwb(static_cast<uint4*>(to), make_uint4(words[0], words[1], words[2], words[3]));
   }
-
-  __device__ static uint32_t shifted(uint32_t low, uint32_t high, uint32_t bits) {
-    return __funnelshift_r(low, high, bits);
-  }
 };
 
 // A batch with room for its table of images, for the launch's parameters.

@@ -6,8 +6,8 @@
 namespace pyparallel::cuda {
 namespace {
 
-// Four words for every lane: as many as `move_words` reads before it writes.
-constexpr int64_t kPieceBytes = 4 * kWarpSize * kWordBytes;
+// As many words for every lane as `move_words` reads before it writes.
+constexpr int64_t kPieceBytes = kWordsAhead * kWarpSize * kWordBytes;
 // What a launch's parameters hold beside the slots.
 constexpr int64_t kOtherBytes = sizeof(Pack) + sizeof(int64_t);
 // 168 slots fit the room of every device, and 1362 the larger one. Parameters are

@@ -8,11 +8,17 @@
 namespace pyparallel::cuda {
 namespace {
 
-// Words that one warp moves before it works out where its next row is.
-constexpr int64_t kWordsPerPiece = kWarpSize * 16;
+// Bytes that one warp writes before it finds its next row, which costs about as much
+// as 2 KiB. Small batches are cut to a single round of reads, so that they occupy the
+// whole GPU; 32 MiB of the larger pieces occupy 4096 warps, 32 on each of 128
+// multiprocessors.
+constexpr int64_t kSmallPiece = kWordsAhead * kWarpSize * kWordBytes;
+constexpr int64_t kLargePiece = 4 * kSmallPiece;
+constexpr int64_t kLargeBatch = 4096 * kLargePiece;
 
-// All the warps that a multiprocessor can hold, or three quarters of them.
-constexpr int kMinBlocks = 6;
+// Half of the warps that a multiprocessor can hold. Each lane has 64 registers for its
+// reads ahead, 64 KiB in all, which is several times the latency of the memory.
+constexpr int kMinBlocks = 4;
 
 // A body with room for boxes and starts of num_bytes, for the launch's parameters.
 template <typename Body, int64_t num_bytes>
@@ -63,10 +69,10 @@ cudaError_t launch_inline(const BoxTable& table, cudaStream_t stream) {
   return launch<kMinBlocks>(body, num_pieces(table), stream);
 }
 
-template <typename Word, typename Mover>
+template <typename Mover>
 cudaError_t launch_slices(BoxTable table, cudaStream_t stream) {
-  using Body = PadCopy<Word, Mover>;
-  cut_rows(&table.frame, kWordsPerPiece * static_cast<int64_t>(sizeof(Word)));
+  using Body = PadCopy<Mover>;
+  cut_rows(&table.frame, num_bytes(table) < kLargeBatch ? kSmallPiece : kLargePiece);
   const bool many = table_nbytes(table) > kFew && takes_many_bytes();
   const int64_t each = table_nbytes(slice_boxes(table, 0, 1));
   const int64_t limit = (many ? kMany : kFew) / each;
@@ -81,28 +87,12 @@ cudaError_t launch_slices(BoxTable table, cudaStream_t stream) {
   return cudaSuccess;
 }
 
-template <typename Mover>
-cudaError_t launch_words(const BoxTable& table, cudaStream_t stream) {
-  switch (common_word(table)) {
-    case 1:
-      return launch_slices<uint8_t, Mover>(table, stream);
-    case 2:
-      return launch_slices<uint16_t, Mover>(table, stream);
-    case 4:
-      return launch_slices<uint32_t, Mover>(table, stream);
-    case 8:
-      return launch_slices<uint64_t, Mover>(table, stream);
-    default:
-      return launch_slices<Word16, Mover>(table, stream);
-  }
-}
-
 }  // namespace
 
 cudaError_t pad_copy(const BoxTable& table, Writes writes, cudaStream_t stream) {
   if (table.num_boxes == 0) return cudaSuccess;
-  if (writes == Writes::kMarks) return launch_words<MarkMover>(table, stream);
-  return launch_words<CachedMover>(table, stream);
+  if (writes == Writes::kMarks) return launch_slices<MarkMover>(table, stream);
+  return launch_slices<CachedMover>(table, stream);
 }
 
 }  // namespace pyparallel::cuda

@@ -14,9 +14,8 @@ using Bytes = std::vector<uint8_t>;
 
 struct Batch {
   PadShapes shapes;
-  std::vector<Bytes>
-      samples;               // exactly as long as their elements: a sanitizer sees more
-  std::vector<Bytes> fills;  // one item each
+  std::vector<Bytes> samples;  // each ends with its elements: a sanitizer sees more
+  std::vector<Bytes> fills;    // one item each
   int64_t row_nbytes = 0;
 
   int64_t nbytes() const { return row_nbytes * static_cast<int64_t>(samples.size()); }
@@ -28,8 +27,8 @@ inline int64_t product(const int64_t* sizes, size_t count) {
   return result;
 }
 
-// `num` samples that are smaller than target in random dimensions, there all at the
-// start, or `placed` anywhere.
+// `num` samples at any address that are smaller than target in random dimensions, there
+// all at the start, or `placed` anywhere.
 template <typename Numbers>
 Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t num,
                  int64_t itemsize, bool one_byte_fill, bool placed = false) {
@@ -54,7 +53,8 @@ Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t nu
     }
     const int64_t numel = product(batch.shapes.sizes.data() + i * ndim, ndim);
     Bytes& sample = batch.samples[i];
-    sample.resize(static_cast<size_t>(numel * itemsize));
+    const int64_t past = random->between(0, 15);
+    sample.resize(static_cast<size_t>(past + numel * itemsize));
     for (uint8_t& byte : sample) byte = static_cast<uint8_t>(random->next());
     sample.shrink_to_fit();
     Bytes& fill = batch.fills[i];
@@ -65,7 +65,7 @@ Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t nu
     }
     const auto* item = reinterpret_cast<const char*>(fill.data());
     batch.shapes.sources.push_back(
-        {numel == 0 ? nullptr : sample.data(), repeat_fill(item, itemsize)});
+        {numel == 0 ? nullptr : sample.data() + past, repeat_fill(item, itemsize)});
   }
   return batch;
 }
@@ -118,7 +118,7 @@ inline Bytes padded_slowly(const Batch& batch) {
                                           shapes.sizes.data() + i * ndim, starts);
       const uint8_t* item = batch.fills[i].data();
       if (source >= 0) {
-        item = batch.samples[i].data() + static_cast<size_t>(source) * itemsize;
+        item = shapes.sources[i].data + static_cast<size_t>(source) * itemsize;
       }
       out.insert(out.end(), item, item + itemsize);
     }

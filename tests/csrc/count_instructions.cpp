@@ -64,7 +64,7 @@ template <typename Mover>
 void pad_copy() {
   const BoxPlan plan(dst.data(), shapes);
   const BoxTable table = plan.table();
-  PadCopy<uint8_t, Mover>{table}({0, num_pieces(table), 1}, kAlone);
+  PadCopy<Mover>{table}({0, num_pieces(table), 1}, kAlone);
 }
 
 void pack() {

@@ -12,7 +12,6 @@ constexpr int64_t kMostElements =
 void fuzz(FuzzedNumbers* numbers) {
   PadRuns runs;
   runs.limits = {numbers->one_of({int64_t{1} << 40, 16, 48, 64})};
-  runs.words = {int64_t{1} << numbers->between(0, 4)};
   if (numbers->between(0, 1) == 0) {
     runs.threads = {numbers->between(1, 7)};
     runs.warps.clear();

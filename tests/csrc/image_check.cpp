@@ -7,37 +7,22 @@
 #include "core/image_lanes.h"
 #include "cpu/image.h"
 #include "destination.h"
+#include "watched.h"
 #include "workers.h"
 
 namespace pyparallel::testing {
 namespace {
 
-// Reads nothing but the images of one case, and by words nothing but multiples of them.
+// Reads nothing but what is watched, and by words nothing but multiples of them.
 struct WatchedMath : HostMath {
-  static inline const ImageCase* watched = nullptr;
-
-  static bool may_read(const void* from, int64_t nbytes) {
-    const auto begin = reinterpret_cast<uintptr_t>(from);
-    const auto size = static_cast<uintptr_t>(nbytes);
-    for (const Image& image : watched->images) {
-      const auto data = reinterpret_cast<uintptr_t>(image.data);
-      const bool bytes = watched->job.source == ImageSource::kByte;
-      const uintptr_t numel = uintptr_t{image.height} * image.width *
-                              static_cast<uintptr_t>(watched->job.batch.channels);
-      const uintptr_t end = data + numel * (bytes ? 1 : 4);
-      if (begin >= data && begin + size <= end) return begin % size == 0;
-    }
-    return false;
-  }
-
   template <typename Word>
   static Word load(const Word* from) {
-    CHECK(may_read(from, sizeof(Word)));
+    Watched::check(from, sizeof(Word));
     return HostMath::load(from);
   }
 
   static void load_four(const float* from, float* to) {
-    CHECK(may_read(from, 16));
+    Watched::check(from, 16);
     HostMath::load_four(from, to);
   }
 
@@ -121,7 +106,12 @@ void check_images(const ImageCase& made, ImagePlaces places, const ImageRuns& ru
   const Bytes marks = made.marks();
   Destination dst(static_cast<int64_t>(expected.size()), places.dst);
   Destination mask(static_cast<int64_t>(marks.size()), masked ? places.mask : 0);
-  WatchedMath::watched = &made;
+  Watched::forget();
+  for (const Image& image : made.images) {
+    const int64_t itemsize = made.job.source == ImageSource::kByte ? 1 : 4;
+    const int64_t area = int64_t{image.height} * image.width;
+    Watched::allow(image.data, area * made.job.batch.channels * itemsize);
+  }
   ImageJob job = made.job;
   job.batch.dst = dst.data();
   job.batch.mask = masked ? mask.data() : nullptr;

@@ -5,33 +5,45 @@
 #include "core/pad_copy.h"
 #include "cpu/stream.h"
 #include "destination.h"
+#include "watched.h"
 #include "workers.h"
 
 namespace pyparallel::testing {
 namespace {
 
-template <typename Word, typename Mover>
-void check_every_worker(const BoxTable& table, Destination* dst, const Bytes& expected,
-                        const PadRuns& runs) {
-  const PadCopy<Word, Mover> body{table};
+struct WatchedMover : CachedMover {
+  template <typename Item>
+  static Item read(const Item* from) {
+    Watched::check(from, sizeof(Item));
+    return *from;
+  }
+};
+
+template <typename Mover>
+void check_threads(const BoxTable& table, Destination* dst, const Bytes& expected,
+                   const PadRuns& runs) {
   for (int64_t threads : runs.threads) {
     dst->clear();
-    run_threads(body, num_pieces(table), threads);
+    run_threads(PadCopy<Mover>{table}, num_pieces(table), threads);
     CHECK(dst->holds(expected));
   }
-  if (static_cast<int>(sizeof(Word)) > common_word(table)) return;
+}
+
+template <typename Mover>
+void check_warps(const BoxTable& table, Destination* dst, const Bytes& expected,
+                 const PadRuns& runs) {
   for (int64_t warps : runs.warps) {
     for (int lanes : runs.lanes) {
       dst->clear();
-      run_warps(body, num_pieces(table), warps, lanes);
+      run_warps(PadCopy<Mover>{table}, num_pieces(table), warps, lanes);
       CHECK(dst->holds(expected));
     }
   }
 }
 
-template <typename Mover>
+template <typename Check>
 void check_plan(const BoxPlan& plan, Destination* dst, const Bytes& expected,
-                const PadRuns& runs) {
+                const PadRuns& runs, const Check& check) {
   if (plan.empty()) {
     CHECK(expected.empty() && dst->holds(expected));
     return;
@@ -40,16 +52,7 @@ void check_plan(const BoxPlan& plan, Destination* dst, const Bytes& expected,
     BoxTable table = plan.table();
     cut_rows(&table.frame, limit);
     CHECK(num_bytes(table) == static_cast<int64_t>(expected.size()));
-    for (int64_t word : runs.words) {
-      const auto check = [&](auto kind) {
-        check_every_worker<decltype(kind), Mover>(table, dst, expected, runs);
-      };
-      if (word == 1) check(uint8_t{});
-      if (word == 2) check(uint16_t{});
-      if (word == 4) check(uint32_t{});
-      if (word == 8) check(uint64_t{});
-      if (word == 16) check(Word16{});
-    }
+    check(table);
   }
 }
 
@@ -59,10 +62,19 @@ void check_batch(const Batch& batch, int64_t shift, const PadRuns& runs) {
   Destination dst(batch.nbytes(), shift);
   const BoxPlan plan(dst.data(), batch.shapes);
   const Bytes expected = padded_slowly(batch);
-  check_plan<CachedMover>(plan, &dst, expected, runs);
-  cpu::visit_lines([&](auto lines) {
-    check_plan<cpu::StreamMover<decltype(lines)>>(plan, &dst, expected, runs);
-    return false;
+  Watched::forget();
+  for (size_t i = 0; i < batch.samples.size(); ++i) {
+    const uint8_t* data = batch.shapes.sources[i].data;
+    const Bytes& sample = batch.samples[i];
+    if (data != nullptr) Watched::allow(data, sample.data() + sample.size() - data);
+  }
+  check_plan(plan, &dst, expected, runs, [&](const BoxTable& table) {
+    check_threads<CachedMover>(table, &dst, expected, runs);
+    check_warps<WatchedMover>(table, &dst, expected, runs);
+    cpu::visit_lines([&](auto lines) {
+      check_threads<cpu::StreamMover<decltype(lines)>>(table, &dst, expected, runs);
+      return false;
+    });
   });
   if (batch.shapes.target.empty()) return;
   for (size_t num_dims : {size_t{1}, batch.shapes.target.size()}) {
@@ -70,7 +82,10 @@ void check_batch(const Batch& batch, int64_t shift, const PadRuns& runs) {
     Destination mask(static_cast<int64_t>(marked.size()), shift);
     const PadShapes shapes = mask_shapes(batch.shapes, mask.data(), num_dims);
     const BoxPlan mask_plan(mask.data(), shapes);
-    check_plan<MarkMover>(mask_plan, &mask, marked, runs);
+    check_plan(mask_plan, &mask, marked, runs, [&](const BoxTable& table) {
+      check_threads<MarkMover>(table, &mask, marked, runs);
+      check_warps<MarkMover>(table, &mask, marked, runs);
+    });
   }
 }
 

@@ -8,16 +8,16 @@
 
 namespace pyparallel::testing {
 
-// In which ways: all combinations. No warps run a word that does not fit the table.
+// In which ways: all combinations.
 struct PadRuns {
   std::vector<int64_t> limits{int64_t{1} << 40, 64, 16};  // bytes of a piece of a row
-  std::vector<int64_t> words{1, 2, 4, 8, 16};
   std::vector<int64_t> threads{1, 2, 3, 7};
   std::vector<int64_t> warps{1, 2, 5};
   std::vector<int> lanes{1, 2, 3, 32};
 };
 
-// With its masks, and a destination `shift` bytes behind a multiple of 64.
+// With its masks, and each byte that lanes read, and a destination `shift` bytes behind
+// a multiple of 64.
 void check_batch(const Batch& batch, int64_t shift, const PadRuns& runs);
 
 }  // namespace pyparallel::testing

@@ -25,6 +25,27 @@ void test_random_batches() {
   }
 }
 
+// Of an address and a width that sixteen does not divide, in one piece and in those of
+// a GPU: edges, single words, and more than a lane reads ahead.
+void test_rows_of_every_alignment_and_width() {
+  Random random(7);
+  testing::PadRuns runs;
+  runs.limits = {int64_t{1} << 40, 2048};
+  runs.threads = {1};
+  runs.warps = {2};
+  for (int64_t shift = 0; shift < 16; ++shift) {
+    for (int64_t limit : {15, 33, 48, 80, 600, 2100, 4500}) {
+      for (int64_t itemsize : {1, 4}) {
+        const int64_t width = random.between(limit / 2, limit) / itemsize + 1;
+        const bool placed = random.between(0, 1) == 0;
+        const Batch batch = testing::make_batch(&random, {2, 2, width}, 2, itemsize,
+                                                random.between(0, 1) == 0, placed);
+        testing::check_batch(batch, shift / itemsize * itemsize, runs);
+      }
+    }
+  }
+}
+
 void test_slices_of_boxes_make_the_whole() {
   Random random(2);
   for (bool placed : {false, true}) {
@@ -36,7 +57,7 @@ void test_slices_of_boxes_make_the_whole() {
       for (int64_t first = 0; first < 7; first += each) {
         const int64_t count = lesser(each, 7 - first);
         const BoxTable part = slice_boxes(plan.table(), first, count);
-        testing::run_warps(PadCopy<uint32_t>{part}, num_pieces(part), 2, 3);
+        testing::run_warps(PadCopy<>{part}, num_pieces(part), 2, 3);
       }
       CHECK(dst.holds(padded_slowly(batch)));
     }
@@ -76,16 +97,6 @@ void test_dimensions_without_padding_merge_beside_those_with_starts() {
   CHECK(table.starts[0].y == 0 && table.starts[0].z == 0);
 }
 
-void test_a_start_limits_the_word() {
-  alignas(16) uint8_t bytes[64] = {};
-  PadShapes shapes{4, {16}, {8}, {{bytes, {}}}, {}};
-  const BoxPlan low(bytes, shapes);
-  CHECK(common_word(low.table()) == 16);
-  shapes.starts = {6};
-  const BoxPlan placed(bytes, shapes);
-  CHECK(common_word(placed.table()) == 8);
-}
-
 void test_sizes_beyond_32_bits_are_planned_exactly() {
   constexpr int64_t kWide = int64_t{3} << 31;
   uint8_t byte = 0;
@@ -106,11 +117,11 @@ void test_sizes_beyond_32_bits_are_planned_exactly() {
 
 int main() {
   test_random_batches();
+  test_rows_of_every_alignment_and_width();
   test_slices_of_boxes_make_the_whole();
   test_equal_shapes_become_one_row_each();
   test_dimensions_that_no_sample_pads_merge();
   test_dimensions_without_padding_merge_beside_those_with_starts();
-  test_a_start_limits_the_word();
   test_sizes_beyond_32_bits_are_planned_exactly();
   return finish("pad_copy");
 }

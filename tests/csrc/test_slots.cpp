@@ -1,11 +1,13 @@
 // Packing into slots: bounds, gaps, and any partition of the slab.
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "check.h"
 #include "core/slots.h"
 #include "destination.h"
 #include "packed.h"
+#include "watched.h"
 #include "workers.h"
 
 namespace {
@@ -14,6 +16,7 @@ using namespace pyparallel;
 using testing::Destination;
 using testing::make_packed;
 using testing::Packed;
+using testing::Watched;
 
 void test_bounds_do_not_wrap() {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
@@ -70,6 +73,36 @@ void test_lanes_write_leaves_of_any_address_or_zero() {
   }
 }
 
+struct WatchedReader {
+  template <typename Item>
+  static Item read(const Item* from) {
+    Watched::check(from, sizeof(Item));
+    return *from;
+  }
+};
+
+void test_words_of_a_leaf_are_read_within_it() {
+  Random random(5);
+  alignas(16) uint8_t source[16 + 700];
+  for (uint8_t& byte : source) byte = static_cast<uint8_t>(random.next());
+  for (int64_t past = 0; past < 16; ++past) {
+    for (int64_t nbytes : {1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 100, 271, 700}) {
+      const uint8_t* from = source + past;
+      std::vector<uint8_t> expected(from, from + nbytes);
+      expected.resize(static_cast<size_t>((nbytes + 15) / 16 * 16));
+      Watched::forget();
+      Watched::allow(from, nbytes);
+      for (int lanes : {1, 2, 3, 32}) {
+        Destination dst(static_cast<int64_t>(expected.size()));
+        for (int lane = 0; lane < lanes; ++lane) {
+          copy_words<WatchedReader>(dst.data(), from, nbytes, Lane{lane, lanes});
+        }
+        CHECK(dst.holds(expected));
+      }
+    }
+  }
+}
+
 void test_slices_together_write_what_the_whole_writes() {
   Random random(4);
   for (int trial = 0; trial < 200; ++trial) {
@@ -99,6 +132,7 @@ int main() {
   test_slots_follow_one_another_at_cache_lines();
   test_a_lone_lane_writes_a_leaf_or_zero();
   test_lanes_write_leaves_of_any_address_or_zero();
+  test_words_of_a_leaf_are_read_within_it();
   test_slices_together_write_what_the_whole_writes();
   return finish("slots");
 }
