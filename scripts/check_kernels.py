@@ -1,4 +1,4 @@
-"""Compiles the kernels; fails if one spills, or accesses memory in narrow pieces.
+"""Compile the kernels; fail if one spills, is narrow, or waits for each load.
 
     python scripts/check_kernels.py [--nvcc NVCC] [--archs 80 90] [--python PYTHON]
 
@@ -24,24 +24,23 @@ FLAGS = ["-std=c++17", "-O3", "-cubin", "-Xptxas", "-v", "-Werror=all-warnings"]
 
 
 class Rule(NamedTuple):
-    """How often kernels of such a name must at least access sixteen bytes at a time."""
+    """The least that kernels of such a name must show; accesses are of 16 bytes."""
 
     pattern: str
     loads: int
     stores: int
-    reason: str = ""  # of what is narrower
+    reason: str = ""  # for narrower loads
+    ahead: int = 0  # loads that follow one another before any store or branch
+    shifts: int = 0  # funnel shifts
+    blocks: int = 1  # per multiprocessor, by their registers
 
 
 _WORDS = "a store takes 4 or 8 bytes of an image, and lanes read adjacent words"
-# Of the stores one is the mask's, and one writes padding alone.
+# Of the stores of images one is the mask's, and one writes padding alone.
 RULES = [
-    Rule("PadCopy<Word16, CachedMover>", loads=1, stores=3),
-    Rule(
-        "PadCopy<Word16, MarkMover>",
-        loads=0,
-        stores=3,
-        reason="a mask is made of sizes; no sample is read",
-    ),
+    Rule("PadCopy<CachedMover>", loads=8, stores=6, ahead=4, shifts=16, blocks=4),
+    Rule("PadCopy<MarkMover>", 0, 3, "a mask is made of sizes alone", blocks=4),
+    Rule("InlinePack<", loads=8, stores=4, ahead=4, shifts=16),
     Rule("ImageLanes<unsigned char, [^,]+, [^,]+, planes>", 0, 4, _WORDS),
     Rule(
         "ImageLanes<unsigned char, [^,]+, [^,]+, planes of pixels>",
@@ -58,8 +57,12 @@ RULES = [
 _FRAME = re.compile(
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
 )
-# Its address stands before it in a comment, and a predicate may.
-_INSTRUCTION = re.compile(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
+# Its address precedes it in a comment, and often a predicate.
+_INSTRUCTION = re.compile(r"/\*(\w+)\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
+_LABEL = re.compile(r"(\.L_\w+):")
+_TARGET = re.compile(r"0x([0-9a-f]+)|(\.L_\w+)")
+_BRANCHES = {"BRA", "BRX", "CALL", "EXIT", "JMP", "RET"}
+_REGISTERS = 65536 // 256  # of a multiprocessor for each thread of a block
 
 
 class Usage(NamedTuple):
@@ -69,13 +72,29 @@ class Usage(NamedTuple):
     stack: int = 0
     spills: int = 0
 
+    @property
+    def blocks(self) -> int:
+        """The blocks whose registers fit one multiprocessor."""
+        return _REGISTERS // max(-(-self.registers // 8) * 8, 8)  # in units of 8
+
 
 class Accesses(NamedTuple):
-    """Instructions of a kernel that access memory."""
+    """Instructions of a kernel that access memory, and funnel shifts."""
 
     wide_loads: int = 0  # of sixteen bytes
     wide_stores: int = 0
     local: int = 0
+    ahead: int = 0
+    shifts: int = 0
+
+
+class Instruction(NamedTuple):
+    """One line of machine code; `kind` is its name up to the first dot."""
+
+    place: int | str  # its address, or a label without an instruction
+    kind: str
+    modifiers: list[str]
+    operands: str
 
 
 def parse_usage(log: str) -> dict[str, Usage]:
@@ -99,21 +118,51 @@ def parse_usage(log: str) -> dict[str, Usage]:
 
 def parse_sass(text: str) -> dict[str, Accesses]:
     """Read the output of ``cuobjdump -sass`` or of ``nvdisasm``, by mangled names."""
-    found: dict[str, Accesses] = {}
+    found: dict[str, list[Instruction]] = {}
     name = ""
     for line in text.splitlines():
         if header := re.match(r"\s*Function : (\w+)|\.text\.(\w+):", line):
             name = header[1] or header[2]
-            found[name] = Accesses()
+            found[name] = []
+        elif name and (label := _LABEL.match(line)):
+            found[name].append(Instruction(label[1], "", [], ""))
         elif name and (code := _INSTRUCTION.search(line)):
-            kind, *parts = code[1].split(".")
-            seen, wide = found[name], "128" in parts
-            found[name] = Accesses(
-                seen.wide_loads + (wide and kind == "LDG"),
-                seen.wide_stores + (wide and kind == "STG"),
-                seen.local + (kind in ("LDL", "STL")),
-            )
-    return found
+            kind, *modifiers = code[2].split(".")
+            found[name].append(Instruction(int(code[1], 16), kind, modifiers, code[3]))
+    return {name: count(code) for name, code in found.items()}
+
+
+def count(code: list[Instruction]) -> Accesses:
+    """Count the accesses of one kernel."""
+    wide = [each.kind for each in code if "128" in each.modifiers]
+    local = sum(each.kind in ("LDL", "STL") for each in code)
+    shifts = sum(
+        each.kind == "SHF" and "HI" not in each.modifiers and "RZ" not in each.operands
+        for each in code
+    )
+    ahead = loads_ahead(code)
+    return Accesses(wide.count("LDG"), wide.count("STG"), local, ahead, shifts)
+
+
+def loads_ahead(code: list[Instruction]) -> int:
+    """Return the length of the longest sequence of wide loads.
+
+    A store, a branch and the target of a branch end a sequence.
+    """
+    targets = {
+        int(target[1], 16) if target[1] else target[2]
+        for each in code
+        if each.kind in _BRANCHES
+        for target in _TARGET.finditer(each.operands)
+    }
+    most = loads = 0
+    for each in code:
+        if each.kind in {"STG", *_BRANCHES} or each.place in targets:
+            loads = 0
+        if each.kind == "LDG" and "128" in each.modifiers:
+            loads += 1
+            most = max(most, loads)
+    return most
 
 
 def shorten(name: str) -> str:
@@ -130,7 +179,7 @@ def shorten(name: str) -> str:
 
 
 def faults(name: str, usage: Usage, accesses: Accesses, rules: list[Rule]) -> list[str]:
-    """Say what is wrong with a kernel, given its short name."""
+    """Return the faults of a kernel, given its short name."""
     found = []
     if usage.stack or usage.spills or accesses.local:
         found.append(
@@ -140,15 +189,15 @@ def faults(name: str, usage: Usage, accesses: Accesses, rules: list[Rule]) -> li
     for rule in rules:
         if not re.match(rule.pattern, name):
             continue
-        for what, least, num in (
-            ("load", rule.loads, accesses.wide_loads),
-            ("store", rule.stores, accesses.wide_stores),
+        for demand, least, num in (
+            ("load sixteen bytes at a time in {} places", rule.loads, accesses[0]),
+            ("store sixteen bytes at a time in {} places", rule.stores, accesses[1]),
+            ("read {} words before it stores one", rule.ahead, accesses.ahead),
+            ("have {} funnel shifts", rule.shifts, accesses.shifts),
+            ("leave registers for {} blocks", rule.blocks, usage.blocks),
         ):
             if num < least:
-                found.append(
-                    f"must {what} sixteen bytes at a time in {least} places, but does "
-                    f"so in {num}"
-                )
+                found.append(f"must {demand.format(least)}, but the number is {num}")
     return found
 
 
@@ -211,8 +260,9 @@ def check(source: Path, arch: str, nvcc: str, python: str, seen: set[str]) -> in
     names = demangle(list(usages))
     for mangled, name in sorted(names.items(), key=lambda each: each[1]):
         usage, accesses = usages[mangled], sass[mangled]
-        wide = f"{accesses.wide_loads:3} wide loads {accesses.wide_stores:4} stores"
-        print(f"  {usage.registers:3} registers {wide}  {name}")
+        loads = f"{accesses.wide_loads:3} wide loads, {accesses.ahead} ahead,"
+        stores = f"{accesses.wide_stores:3} stores, {accesses.shifts:3} shifts"
+        print(f"  {usage.registers:3} registers {loads} {stores}  {name}")
         seen.add(name)
         for fault in faults(name, usage, accesses, RULES):
             print(f"sm_{arch}: {name} {fault}.")

@@ -59,7 +59,7 @@ IMAGE = (
     "pyparallel::ImageLanes<unsigned char, pyparallel::BFloat16, true, "
     "(pyparallel::ImageRows)1, pyparallel::cuda::(anonymous namespace)::DeviceMath>"
 )
-BOXES = "pyparallel::PadCopy<pyparallel::Word16, pyparallel::CachedMover>"
+BOXES = "pyparallel::PadCopy<pyparallel::CachedMover>"
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +84,66 @@ def test_usage_is_that_of_the_kernel_and_of_what_it_calls(
 
 def test_accesses_are_counted_by_kernel(script: ModuleType) -> None:
     assert script.parse_sass(CUOBJDUMP) == {
-        "_Z3onePf": script.Accesses(wide_loads=1, wide_stores=2, local=0),
+        "_Z3onePf": script.Accesses(wide_loads=1, wide_stores=2, local=0, ahead=1),
         "_Z3twoPf": script.Accesses(wide_loads=0, wide_stores=0, local=2),
     }
-    assert script.parse_sass(NVDISASM) == {"_Z3onePf": script.Accesses(1, 1, 0)}
+    assert script.parse_sass(NVDISASM) == {"_Z3onePf": script.Accesses(1, 1, 0, 1)}
+
+
+LOAD, STORE = "LDG.E.128 R4, [R2.64]", "STG.E.128 [R2.64], R4"
+
+
+def kernel(*code: str) -> str:
+    """Machine code of one kernel, each instruction at a multiple of sixteen."""
+    lines = [
+        f"        /*{16 * n:04x}*/   {line} ;   /* 0x0 */"
+        for n, line in enumerate(code)
+    ]
+    return "\n".join(["\t\tFunction : one", *lines])
+
+
+@pytest.mark.parametrize(
+    ("code", "ahead"),
+    [
+        ([LOAD, LOAD, LOAD, LOAD, STORE, STORE, STORE, STORE], 4),
+        ([LOAD, f"@!P0 {LOAD}", "IADD3 R2, R2, 0x10, RZ", LOAD, STORE, LOAD], 3),
+        ([LOAD, STORE, LOAD, STORE, LOAD, STORE, LOAD, STORE], 1),
+        ([LOAD, "STG.E.U8 [R2.64], R4", LOAD, LOAD], 2),
+        (["LDG.E R4, [R2.64]", "LDG.E.64 R4, [R2.64]", LOAD, STORE], 1),
+        # Two loads on each of two ways, of which a thread takes one.
+        (["@P0 BRA 0x40", LOAD, LOAD, "BRA 0x60", LOAD, LOAD, STORE], 2),
+        # The second of three loads is where a loop begins.
+        ([LOAD, LOAD, LOAD, "@!P1 BRA P2, 0x0010"], 2),
+        ([LOAD, "CALL.REL.NOINC 0x3030", LOAD, LOAD, "EXIT"], 2),
+    ],
+)
+def test_loads_ahead_follow_one_another_in_straight_code(
+    script: ModuleType, code: list[str], ahead: int
+) -> None:
+    assert script.parse_sass(kernel(*code))["one"].ahead == ahead
+
+
+def test_labels_end_loads_ahead_where_branches_aim_at_them(script: ModuleType) -> None:
+    lines = kernel(LOAD, LOAD, LOAD, "@P0 BRA `(.L_x_7)").splitlines()
+    for label, ahead in ((".L_x_7:", 2), (".L_x_8:", 3)):
+        text = "\n".join([*lines[:2], label, *lines[2:]])
+        assert script.parse_sass(text)["one"].ahead == ahead
+
+
+def test_shifts_of_two_registers_are_funnel_shifts(script: ModuleType) -> None:
+    text = kernel(
+        "SHF.R.U64 R8, R8, R40.reuse, R9",
+        "@!P0 SHF.R.W.U32 R5, R0, UR6, R5",
+        "SHF.R.S32.HI R5, RZ, 0x1f, R4",
+        "SHF.L.U32 R5, R4, 0x4, RZ",
+        "SHF.R.U32.HI R2, RZ, 0x5, R2",
+    )
+    assert script.parse_sass(text)["one"].shifts == 2
+
+
+def test_registers_limit_the_blocks_of_a_multiprocessor(script: ModuleType) -> None:
+    blocks = [script.Usage(num).blocks for num in (0, 32, 54, 64, 65, 128, 255)]
+    assert blocks == [32, 8, 4, 4, 3, 2, 1]
 
 
 def test_names_are_short(script: ModuleType) -> None:
@@ -96,7 +152,7 @@ def test_names_are_short(script: ModuleType) -> None:
     assert script.shorten(image) == (
         "ImageLanes<unsigned char, BFloat16, true, planes of pixels> x 246"
     )
-    assert script.shorten(boxes) == "PadCopy<Word16, CachedMover> x 3984"
+    assert script.shorten(boxes) == "PadCopy<CachedMover> x 3984"
     plain = (
         "void pyparallel::cuda::run_body<1, pyparallel::Pack>(pyparallel::Pack, long)"
     )
@@ -105,13 +161,16 @@ def test_names_are_short(script: ModuleType) -> None:
 
 
 def test_what_is_wrong_is_said(script: ModuleType) -> None:
-    name = "PadCopy<Word16, CachedMover> x 3984"
-    good = script.Usage(40, 0, 0), script.Accesses(7, 73, 0)
+    name = "PadCopy<CachedMover> x 3984"
+    good = script.Usage(54, 0, 0), script.Accesses(8, 6, 0, 4, 22)
     assert script.faults(name, *good, script.RULES) == []
-    narrow = script.faults(name, good[0], script.Accesses(0, 2, 0), script.RULES)
-    assert narrow == [
-        "must load sixteen bytes at a time in 1 places, but does so in 0",
-        "must store sixteen bytes at a time in 3 places, but does so in 2",
+    usage, accesses = script.Usage(72, 0, 0), script.Accesses(4, 2, 0, 1, 6)
+    assert script.faults(name, usage, accesses, script.RULES) == [
+        "must load sixteen bytes at a time in 8 places, but the number is 4",
+        "must store sixteen bytes at a time in 6 places, but the number is 2",
+        "must read 4 words before it stores one, but the number is 1",
+        "must have 16 funnel shifts, but the number is 6",
+        "must leave registers for 4 blocks, but the number is 3",
     ]
     local = script.Usage(48, 16, 72), script.Accesses(0, 0, 5)
     assert script.faults("Other", *local, script.RULES) == [
