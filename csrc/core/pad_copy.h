@@ -24,10 +24,9 @@ PP_HOST_DEVICE void fill_bytes(uint8_t* dst, int64_t nbytes, const Fill& fill) {
   memcpy(dst + done, &fill, static_cast<size_t>(nbytes - done));
 }
 
-// A mover writes the bytes of a lone lane, each call where the one before it ended, and
-// reads the source of lanes that share a row. Every call of a body makes one, and calls
-// finish() at the end: what it wrote is then there for whoever learns that the call is
-// over.
+// A mover writes the bytes of a lone lane, each call where the one before it ended. It
+// also reads the source of lanes that share a row, unless kReads is false. Every call
+// of a body makes one and calls finish() at the end, which completes all its writes.
 
 // By the C library, through the caches.
 struct CachedMover : PlainReader {

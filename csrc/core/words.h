@@ -118,6 +118,7 @@ PP_HOST_DEVICE void move_words(uint8_t* to, const uint8_t* from, Range range,
        at += kWordsAhead * step) {
     Word16* words = reinterpret_cast<Word16*>(to + at);
     const auto* aligned = reinterpret_cast<const Word16*>(from + at - past);
+    // Initialised: registers that only guarded loads write count as live everywhere.
     Word16 made[kWordsAhead] = {};
     for (int a = 0; a < kWordsAhead; ++a) {
       if (at + a * step < range.end) made[a] = Reader::read(aligned + a * lane.count);

@@ -16,8 +16,8 @@ constexpr int64_t kSmallPiece = kWordsAhead * kWarpSize * kWordBytes;
 constexpr int64_t kLargePiece = 4 * kSmallPiece;
 constexpr int64_t kLargeBatch = 4096 * kLargePiece;
 
-// Half of the warps that a multiprocessor can hold. Each lane has 64 registers for its
-// reads ahead, 64 KiB in all, which is several times the latency of the memory.
+// Half of the warps that a multiprocessor can hold, with 64 registers for each lane.
+// Their reads ahead, up to 64 KiB, exceed what memory delivers during one latency.
 constexpr int kMinBlocks = 4;
 
 // A body with room for boxes and starts of num_bytes, for the launch's parameters.
