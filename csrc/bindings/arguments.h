@@ -29,7 +29,7 @@ inline std::string type_name(py::handle object) {
 }
 
 // Valid while the Python object lives.
-inline const at::Tensor& to_tensor(py::handle object, const Where& where) {
+inline const at::Tensor& to_tensor(py::handle object, Where where) {
   if (!THPVariable_Check(object.ptr())) {
     wrong_type(c10::str(where), "a torch.Tensor", object);
   }
@@ -103,7 +103,7 @@ inline py::tuple to_names(const std::vector<c10::DeviceType>& types) {
   return names;
 }
 
-inline const ops::SlabPlan& to_plan(py::handle object, const Where& where) {
+inline const ops::SlabPlan& to_plan(py::handle object, Where where) {
   if (!py::isinstance<ops::SlabPlan>(object)) {
     wrong_type(c10::str(where), "a SlabPlan", object);
   }
