@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import samples
 import torch
+from sync_debug import forbid_synchronization
 from torch.utils.data import default_collate
 
 from pyparallel import (
@@ -24,18 +23,6 @@ from pyparallel import (
 pytestmark = pytest.mark.cuda
 
 DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64]
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Raise where the host would wait for the device."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 @pytest.fixture
@@ -167,7 +154,7 @@ def test_nobody_waits() -> None:
         ]
 
     collate(batch(), 2)  # whatever is loaded and allocated once
-    with no_waiting():
+    with forbid_synchronization():
         made = collate(batch(), 2)
     expected = collate(contained([x.cpu() for x in columns[0]], padding=padding), 2)
     assert_chunks(made["img"], expected["img"], 3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sync_debug import forbid_synchronization
 
 from pyparallel import ImagePreprocessor, Padded, _images
 
@@ -96,8 +97,9 @@ def test_many_small_images() -> None:
 
 
 def test_fast_batches_are_near_exact_ones() -> None:
-    exact = ImagePreprocessor(MEAN, STD, device="cuda")(photos())
-    fast = ImagePreprocessor(MEAN, STD, device="cuda", exact=False)(photos())
+    images = photos()
+    exact = ImagePreprocessor(MEAN, STD, device="cuda")(images)
+    fast = ImagePreprocessor(MEAN, STD, device="cuda", exact=False)(images)
     torch.testing.assert_close(fast, exact, rtol=0, atol=2.0**-22 * 400 / 57)
 
 
@@ -105,13 +107,8 @@ def test_the_host_waits_for_nothing() -> None:
     pre = ImagePreprocessor(MEAN, STD, return_mask=True, device="cuda")
     there = [image.cuda() for image in photos()]
     pre(there)  # whatever is loaded and allocated once
-    torch.cuda.synchronize()
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with forbid_synchronization():
         result = pre(there)
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     expected = ImagePreprocessor(MEAN, STD)([image.cpu() for image in there])
     assert torch.equal(result.data.cpu(), expected)
 
@@ -135,7 +132,8 @@ def test_the_kernel_runs_on_the_stream_that_is_current() -> None:
 def test_a_compiled_model_has_it_in_its_graph() -> None:
     pre = ImagePreprocessor(MEAN, STD, device="cuda")
     compiled = torch.compile(pre, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(photos()), pre(photos()))
+    images = photos()
+    assert torch.equal(compiled(images), pre(images))
     torch._dynamo.reset()
 
 
