@@ -76,6 +76,7 @@ def made_by(
     return block.cpu(), marks.cpu()
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("source", [torch.uint8, torch.float32], ids=str)
 @pytest.mark.parametrize("last", [False, True])
@@ -95,6 +96,7 @@ def test_exact_batches_have_the_bits_of_the_host(
         assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("last", [False, True])
 def test_fast_batches_are_as_near_to_the_truth_as_stated(
@@ -112,6 +114,7 @@ def test_fast_batches_are_as_near_to_the_truth_as_stated(
         oracle.assert_near(box, image.numpy(), numbers, True)
 
 
+@pytest.mark.kernel
 def test_values_that_are_no_numbers_and_subnormal_ones_are_those_of_the_host() -> None:
     odd = [0.0, -0.0, 1e-45, -1e-39, 3e38, float("inf"), float("-inf"), 65504, 6e-8]
     image = torch.tensor(odd * 20, dtype=torch.float32).view(1, 1, -1)
@@ -130,6 +133,7 @@ def test_values_that_are_no_numbers_and_subnormal_ones_are_those_of_the_host() -
         assert dst.isnan().all()
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("num", [0, 1, 246, 247, 1000, 1001, 2300])
 def test_any_number_of_images_is_written(num: int) -> None:
     sides = [(i % 7, i % 23 + 1) for i in range(num)]

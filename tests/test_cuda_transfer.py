@@ -189,8 +189,12 @@ def test_many_page_locked_leaves_are_one_call_or_one_each():
     leaves = [torch.rand(1 << 18).pin_memory() for _ in range(10)]
     send(leaves)
     calls, num_copies = watch(lambda: send(leaves))
-    assert num_copies == 10
-    assert calls.count("cudaMemcpyAsync") in (0, 10)
+    if calls.count("cudaMemcpyAsync") == 10:
+        assert num_copies == 10
+    else:
+        # No GPU has shown yet whether CUPTI reports a batch as one copy or as ten.
+        assert calls.count("cudaMemcpyAsync") == 0
+        assert num_copies in (1, 10)
     assert not WAITS.intersection(calls)
 
 
