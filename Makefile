@@ -25,6 +25,12 @@ FUZZ_SECONDS ?=
 FUZZ_CASES ?= 1000000
 # The same under AddressSanitizer and UBSan.
 SANITIZED_CASES ?= 100000
+# For the Python of a machine with a GPU: the test tools and peers that few torch images
+# have, with their needs.
+WHEELS_PYTHON ?= 3.12
+WHEELS_ARCH   ?= x86_64
+WHEELS ?= optree pytest-timeout tensordict cloudpickle pyvers mmengine==0.10.7 addict \
+	platformdirs termcolor yapf
 # Warnings of the compilers are errors in what is built here.
 export WERROR ?= 1
 
@@ -63,7 +69,7 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	debug_variable distributed distributed_deprecated distributed_faults docs docs_blocks \
 	docs_commands docs_differential docs_messages docs_site doctor doctor_build \
 	doctor_machine doctor_self_test elastic examples examples_each \
-	examples_parallel examples_peers fuzz gather_errors gpu_check \
+	examples_parallel examples_peers fuzz gather_errors gpu_check gpu_steps \
 	instruction_counts keeper layers leaks loader_exit loader_faults mmcv_install \
 	mutations packaging parallel_apply parallel_apply_caller parallel_apply_errors \
 	parallel_apply_modes parallel_apply_modules parallel_apply_streams \
@@ -109,7 +115,7 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 .PHONY: help test test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-types lint-cpp lint-lengths bench bench-loader demo ahead peers \
-	cuda-build gpu-check clean
+	cuda-build gpu-check wheels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -281,10 +287,16 @@ cuda-build: $(VCUDA)/.deps ## look at the kernels, compile for CUDA, import it, 
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python $(PYTEST) \
 		$(OTHER_TORCH) $(PYTEST_ARGS)
 
-# GPU_PYTHON=python3 uses an interpreter that has torch for CUDA and the test tools. What
-# runs, where its results go: scripts/gpu_check says which variables it reads.
+# GPU_PYTHON=python3 uses an interpreter that has torch for CUDA. scripts/gpu_check.py says
+# which variables it reads.
 gpu-check: $(if $(GPU_PYTHON),,$(VCUDA)/.deps) ## compile for the GPU here: tests, compute-sanitizer, benchmarks
-	scripts/gpu_check $(TREE) $(or $(GPU_PYTHON),$(VCUDA)/bin/python)
+	$(PYTHON) scripts/gpu_check.py $(TREE) $(or $(GPU_PYTHON),$(VCUDA)/bin/python)
+
+wheels: ## fill wheels/ for gpu-check on a machine without an index: WHEELS_PYTHON=3.12
+	rm -rf wheels
+	$(PYTHON) -m pip download -q --disable-pip-version-check --no-deps --dest wheels \
+		--only-binary :all: --python-version $(WHEELS_PYTHON) \
+		$(patsubst %,--platform %_$(WHEELS_ARCH),manylinux_2_28 manylinux2014) $(WHEELS)
 
 clean: ## remove everything that is built or installed here
 	rm -rf build dist .venv .venv-* *.egg-info .mypy_cache .pytest_cache .ruff_cache \

@@ -1,137 +1,266 @@
-#!/usr/bin/env bash
-# Everything that only a GPU can show, compiled for it in the tree $1 with the python $2:
-# each step's log, a summary at the end, and exit code 1 if any of them failed.
-#
-# GPU_STEPS   which steps, in this order: build selftest tests bench memcheck racecheck
-#             kernels (all by default)
-# GPU_LIMIT   seconds that every step may take, in place of its own limit
-# GPU_BENCH_ARGS  options for python -m benchmarks.gpu
-# OUT         folder for the log and the results (build/gpu-check by default)
-set -uo pipefail
-cd "$(dirname "$0")/.."
-tree=$1
-python=$2
-all="build selftest tests bench memcheck racecheck kernels"
-steps=${GPU_STEPS:-$all}
-out=${OUT:-build/gpu-check}
-root=$PWD
+#!/usr/bin/env python3
+"""Compile for the GPU of this machine and run the checks that need one.
 
-for step in $steps; do
-  if [[ " $all " != *" $step "* ]]; then
-    echo "GPU_STEPS must name steps of \"$all\", but names \"$step\"." >&2
-    exit 2
-  fi
-done
-"$python" - <<'PY' || exit 1
+``python3 scripts/gpu_check.py TREE PYTHON`` copies the sources to TREE, builds them
+there with PYTHON and runs the steps below. Each result is printed and written to the
+summary as soon as its step ends, so a killed run keeps the results that it has. The
+exit code is 1 if a step failed. Settings are environment variables:
+
+GPU_STAGE       1, 2, 3 or 4: the steps of `STAGES`, together below 540 s
+GPU_STEPS       the steps to run, in this order, instead of those of the stage
+GPU_LIMIT       the most seconds of each step, instead of its own limit
+GPU_COMMIT      the commit, where git does not know it
+GPU_WHEELS      the folder of wheels to install (wheels/)
+GPU_JUNIT       the report of the tests that the step retest repeats (tests.xml in OUT)
+GPU_BENCH_ARGS  options of python -m benchmarks.gpu
+MAX_JOBS        compilers at a time (one for each core, at most 16)
+OUT             the folder of the log, the summary and the results (build/gpu-check)
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
 import sys
-import torch
-if not torch.cuda.is_available():
-    sys.exit(f"gpu-check must see a GPU, but torch {torch.__version__} sees none.")
-print(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
-PY
-num_gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
-commit=$(git describe --always --dirty 2>/dev/null || true)
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NamedTuple
 
-# An interpreter that lacks a test tool gets it; one that has them all needs no index.
-tools="hypothesis optree psutil pytest pytest_timeout numpy pybind11 ninja setuptools"
-missing() {
-  "$python" -c 'import sys
-from importlib.util import find_spec
-print(*[name for name in sys.argv[1:] if not find_spec(name)])' $tools
+from gpu_steps import Command, Commands, Machine, NotRun, stop
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Step(NamedTuple):
+    """The most and the expected seconds of a step."""
+
+    limit: float
+    expected: float
+
+
+#: The expected times are estimates for 16 cores and one GPU: no run is on record yet.
+STEPS = {
+    "build": Step(limit=240, expected=90),
+    "selftest": Step(limit=60, expected=20),
+    "tests": Step(limit=420, expected=150),
+    "bench": Step(limit=420, expected=350),
+    "memcheck": Step(limit=200, expected=90),
+    "initcheck": Step(limit=120, expected=60),
+    "ncu": Step(limit=90, expected=40),
+    "retest": Step(limit=420, expected=60),
 }
-if [ -n "$(missing)" ]; then
-  "$python" -m pip install -q $(missing | tr _ -) || true
-fi
-if [ -n "$(missing)" ]; then
-  echo "$python must be able to import $tools, but lacks: $(missing). Install them, or" \
-    "install them elsewhere with pip install --target and put that on PYTHONPATH." >&2
-  exit 1
-fi
-
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
-log=$out/gpu-check.log
-: >"$log"
-scripts/copy_tree "$tree" || exit 1
-cd "$tree" || exit 1
-
-# compute-sanitizer is with CUDA, or in a wheel beside torch's.
-sanitizer() {
-  command -v compute-sanitizer && return
-  local home
-  home=${CUDA_HOME:-/usr/local/cuda}
-  [ -x "$home/bin/compute-sanitizer" ] && echo "$home/bin/compute-sanitizer" && return
-  "$python" -c 'import glob, nvidia, sys
-found = [x for p in nvidia.__path__ for x in glob.glob(f"{p}/*/bin/compute-sanitizer")]
-print(found[0]) if found else sys.exit(1)' 2>/dev/null
+STAGES = {
+    "": "build selftest tests bench memcheck initcheck ncu".split(),
+    "1": "build selftest tests".split(),
+    "2": "build bench".split(),
+    "3": "build memcheck initcheck ncu".split(),
+    "4": "build retest".split(),
 }
+#: A step that ignores the interrupt at its limit is killed after the grace period.
+STAGE_SECONDS, GRACE_SECONDS = 520.0, 10.0
 
-# Wherever they are: a test that needs a GPU has the mark.
-marked() { grep -l 'mark[.]cuda' tests/test_*.py; }
 
-under_sanitizer() {
-  local tool=$1 found
-  shift
-  if ! found=$(sanitizer); then
-    echo "compute-sanitizer must be in PATH, in CUDA_HOME/bin, or in a wheel, but is" \
-      "nowhere. Install it: $python -m pip install nvidia-cuda-sanitizer-api"
-    return 1
-  fi
-  # Without torch's cache every tensor is an allocation, whose end the tool knows.
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$found" --tool "$tool" --error-exitcode 86 \
-    --target-processes application-only --print-limit 20 "$@" \
-    "$python" -m pytest -q --timeout 0 -m "cuda and kernel" $(marked)
-}
+def chosen_steps(env: Mapping[str, str]) -> list[str]:
+    """Return the steps of GPU_STEPS, or those of GPU_STAGE."""
+    stage = env.get("GPU_STAGE", "")
+    if stage not in STAGES:
+        stop(f'GPU_STAGE must be 1, 2, 3 or 4, but is "{stage}".', 2)
+    steps = env.get("GPU_STEPS", "").split() or STAGES[stage]
+    for step in steps:
+        if step not in STEPS:
+            known = " ".join(STEPS)
+            stop(f'GPU_STEPS must name steps of "{known}", but names "{step}".', 2)
+    return steps
 
-run_build() { FORCE_CUDA=1 "$python" setup.py -q build_ext --inplace; }
-run_selftest() { "$python" -m pyparallel; }
-run_tests() {
-  local chosen=cuda
-  [ "$num_gpus" -ge 2 ] || chosen="cuda and not two_gpus"
-  PYPARALLEL_NO_SKIP=1 "$python" -m pytest -q --durations=5 -m "$chosen" $(marked)
-}
-run_bench() {
-  "$python" -u -m benchmarks.gpu --out "$out" --json "$out/gpu.json" \
-    --commit "$commit" ${GPU_BENCH_ARGS:-}
-}
-run_memcheck() { under_sanitizer memcheck; }
-run_racecheck() { under_sanitizer racecheck; }
-run_kernels() { "$python" scripts/check_kernels.py --python "$python"; }
-declare -A limits=([build]=600 [selftest]=60 [tests]=420 [bench]=400 [memcheck]=240
-  [racecheck]=240 [kernels]=120)
-export PYPARALLEL_BACKEND=native PYPARALLEL_REQUIRE_CUDA=1
-export -f sanitizer marked under_sanitizer run_build run_selftest run_tests run_bench \
-  run_memcheck run_racecheck run_kernels
-export python out commit num_gpus
 
-failed=0
-summary=()
-note() { summary+=("$(printf '%-10s %-8s %5s s  %s' "$1" "$2" "$3" "$4")"); }
-for step in $steps; do
-  limit=${GPU_LIMIT:-${limits[$step]}}
-  printf '\n=== %s (at most %s s)\n' "$step" "$limit" | tee -a "$log"
-  before=$SECONDS
-  timeout -k 10 "$limit" bash -uo pipefail -c "run_$step" 2>&1 | tee -a "$log"
-  code=${PIPESTATUS[0]}
-  last=$(grep -v '^ *$' "$log" | tail -n 1 | cut -c1-160)
-  verdict=passed
-  if [ "$code" != 0 ]; then
-    failed=1 verdict=FAILED
-    # What a step that was stopped said last is anything.
-    [ "$code" = 124 ] || [ "$code" = 137 ] && last="stopped after $limit s: $last"
-  fi
-  note "$step" "$verdict" $((SECONDS - before)) "$last"
-  if [ "$step" = build ] && [ "$code" != 0 ]; then
-    for step in ${steps#*build}; do
-      note "$step" "not run" 0 "there is no build to run it on"
-    done
-    break
-  fi
-done
-{
-  printf '\n=== summary (log and results: %s)\n' "$out"
-  printf '%s\n' "${summary[@]}"
-  [ "$num_gpus" -ge 2 ] || echo "tests for two GPUs are left out: this machine has one"
-} | tee -a "$log"
-cd "$root" || exit 1
-exit "$failed"
+class Summary:
+    """A row for each step, on disk as soon as it changes."""
+
+    def __init__(self, path: Path, title: str, note: str) -> None:
+        self._path, self._title, self._note = path, title, note
+        self._rows: dict[str, str] = {}
+
+    def set(self, step: str, verdict: str, seconds: float, text: str) -> str:
+        """Set and return the row of a step."""
+        row = f"{step:<10} {verdict:<8} {seconds:>5.0f} s  {text}".rstrip()
+        self._rows[step] = row
+        beside = self._path.with_suffix(".part")
+        beside.write_text(f"{self}\n", encoding="utf-8")
+        beside.replace(self._path)
+        return row
+
+    def __str__(self) -> str:
+        rows = [self._title, *self._rows.values(), self._note]
+        return "\n".join(filter(None, rows))
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    stopped: bool
+    last: str  # line that it printed
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a command and to what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+class Check:
+    """Runs steps one after the other, with a log and a summary."""
+
+    def __init__(self, tree: Path, machine: Machine, log: IO[bytes]) -> None:
+        self._tree, self._machine, self._log = tree, machine, log
+
+    def say(self, text: str) -> None:
+        """Print a text, also to the log."""
+        self._write(f"{text}\n".encode())
+
+    def _write(self, data: bytes) -> None:
+        for file in (sys.stdout.buffer, self._log):
+            file.write(data)
+            file.flush()
+
+    def run(self, command: Command, seconds: float) -> Ended:
+        """Run a command; interrupt it when its time is over, and kill it later."""
+        over = time.monotonic() + seconds
+        # pytest and the benchmark write their reports when they are interrupted.
+        signals = [(over, signal.SIGINT), (over + GRACE_SECONDS, signal.SIGKILL)]
+        tail, stopped = b"", False
+        with subprocess.Popen(
+            command.argv,
+            cwd=self._tree,
+            env={**self._machine.env, **command.env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=os.setpgrp,
+        ) as process:
+            assert process.stdout
+            try:
+                while True:
+                    if select.select([process.stdout], [], [], 0.2)[0]:
+                        data = os.read(process.stdout.fileno(), 1 << 16)
+                        if not data:
+                            break
+                        self._write(data)
+                        tail = (tail + data)[-4096:]
+                    elif process.poll() is not None:
+                        break  # a descendant may keep the pipe open
+                    if signals and time.monotonic() > signals[0][0]:
+                        signal_group(process, signals.pop(0)[1])
+                        stopped = True
+            finally:
+                # Compilers have process groups of their own, which ninja ends.
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(1)
+                    signal_group(process, number)
+        lines = [
+            line for line in tail.decode(errors="replace").splitlines() if line.strip()
+        ]
+        return Ended(process.returncode, stopped, lines[-1][:160] if lines else "")
+
+    def step(self, commands: list[Command], seconds: float) -> tuple[bool, str]:
+        """Run the commands of a step; return whether all passed, and the last line."""
+        over, num_failed, last = time.monotonic() + seconds, 0, ""
+        for number, command in enumerate(commands, 1):
+            ended = self.run(command, over - time.monotonic())
+            num_failed += ended.code != 0
+            last = ended.last
+            if ended.stopped:
+                place = f" in command {number} of {len(commands)}"
+                place = place if len(commands) > 1 else ""
+                return False, f"stopped after {seconds:.0f} s{place}: {last}"
+        if num_failed and len(commands) > 1:
+            last = f"{num_failed} of {len(commands)} commands failed: {last}"
+        return not num_failed, last
+
+
+def compared(step: str, seconds: float) -> str:
+    """Return a note if a step took much longer than expected."""
+    expected = STEPS[step].expected
+    if seconds <= 3 * expected:
+        return ""
+    return f" [took {seconds / expected:.1f}x the expected {expected:.0f} s]"
+
+
+def run_steps(
+    steps: list[str], check: Check, commands: Commands, summary: Summary, over: float
+) -> bool:
+    """Run all steps, whose rows go to the summary; return whether none failed."""
+    passed, build_failed = True, False
+    for step in steps:
+        limit = float(os.environ.get("GPU_LIMIT") or STEPS[step].limit)
+        begin = time.monotonic()
+        limit = min(limit, over - begin)
+        if build_failed or limit < 1:
+            why = "the build failed" if build_failed else "no time is left"
+            check.say(summary.set(step, "not run", 0, why))
+            passed = False
+            continue
+        check.say(f"\n=== {step} (at most {limit:.0f} s)")
+        summary.set(step, "running", 0, f"at most {limit:.0f} s")
+        try:
+            fine, text = check.step(commands.of(step, limit), limit)
+            verdict = "passed" if fine else "FAILED"
+        except NotRun as reason:
+            fine, text = not reason.failed, str(reason)
+            verdict = "FAILED" if reason.failed else "skipped"
+        seconds = time.monotonic() - begin
+        text += compared(step, seconds)
+        check.say(summary.set(step, verdict, seconds, text))
+        passed &= fine
+        build_failed |= step == "build" and not fine
+    return passed
+
+
+def main() -> int:
+    """Run the chosen steps; return the exit code."""
+    begin, env = time.monotonic(), os.environ
+    steps, stage = chosen_steps(env), env.get("GPU_STAGE", "")
+    tree, python = Path(sys.argv[1]).resolve(), shutil.which(sys.argv[2])
+    if python is None:
+        stop(f"PYTHON must be an interpreter, but is {sys.argv[2]}.", 2)
+    # So that the steps end with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    machine = Machine(os.path.abspath(python), tree)
+    out = Path(env.get("OUT") or ROOT / "build/gpu-check").resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    subprocess.run([ROOT / "scripts/copy_tree", tree], check=True)
+    machine.install(Path(env.get("GPU_WHEELS") or ROOT / "wheels"))
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = env.get("GPU_COMMIT") or (
+        subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+    )
+    num_gpus = len(machine.gpus)
+    suffix = f"-{stage}" if stage else ""
+    summary = Summary(
+        out / f"summary{suffix}.txt",
+        f"{num_gpus} x {machine.gpus[0]}, torch {machine.torch}, Python "
+        f"{machine.version}, commit {commit or 'unknown'}",
+        "" if num_gpus > 1 else "tests for two GPUs are left out: there is one",
+    )
+    over = begin + STAGE_SECONDS if stage else float("inf")
+    with (out / f"gpu-check{suffix}.log").open("wb") as log:
+        check = Check(tree, machine, log)
+        try:
+            commands = Commands(machine, tree, out, commit)
+            passed = run_steps(steps, check, commands, summary, over)
+        finally:
+            check.say(f"\n=== summary (log and results: {out})\n{summary}")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -59,7 +59,8 @@ COVERED: dict[str, Step | In | Not] = {
     "make mutations": Not(LONG),
     "make bench": In("tests/test_benchmark_report.py", "run.main("),
     "make bench-loader": In("tests/test_benchmark_loader.py", "loader.main("),
-    "make gpu-check": In("tests/test_gpu_check.py", "gpu_check"),
+    "make gpu-check": In("tests/gpu_check_runs.py", "gpu_check.py"),
+    "make wheels": Not(ANOTHER),
     "pip install torch": In("scripts/check_sdist", '"$torch"'),
     "pip install setuptools>=77": In("scripts/check_sdist", '"setuptools>=77,<81"'),
     "pip install --no-build-isolation": In(
@@ -183,7 +184,7 @@ def test_who_covers_a_command_does(row: str) -> None:
 
 def test_targets_of_make_exist_and_so_do_their_settings() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
-    of_scripts = (ROOT / "scripts/gpu_check").read_text(encoding="utf-8")
+    of_scripts = (ROOT / "scripts/gpu_check.py").read_text(encoding="utf-8")
     for page in pages():
         text = (ROOT / page).read_text(encoding="utf-8")
         named = set(re.findall(r"`make ([a-z][a-z-]*)[` ]", text))

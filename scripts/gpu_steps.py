@@ -1,0 +1,218 @@
+"""The steps of scripts/gpu_check.py: their commands, and the machine that runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+TOOLS = "hypothesis optree psutil pytest pytest_timeout numpy pybind11 ninja setuptools"
+PROBE = """
+import glob, json, sys, torch
+print(json.dumps({
+    "python": sys.version.split()[0],
+    "torch": torch.__version__,
+    "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    "bins": [x for p in sys.path for x in glob.glob(p + "/nvidia/*/bin")],
+}))
+"""
+MISSING = """
+import sys
+from importlib.util import find_spec
+print(*[name for name in sys.argv[1:] if not find_spec(name)])
+"""
+# Without the plugins of other projects. A test that hangs prints its stack first.
+PYTEST = "-m pytest -q -p pytest_timeout -p _hypothesis_pytestplugin".split()
+HANGS = "--timeout 60 -o faulthandler_timeout=45".split()
+REPORT = "-o junit_family=xunit1 --maxfail=50 --durations=5".split()
+SANITIZER = "--error-exitcode 86 --target-processes application-only --print-limit 20"
+NCU = "--target-processes application-only --clock-control none --csv"
+SECTIONS = "SpeedOfLight MemoryWorkloadAnalysis Occupancy LaunchStats".split()
+#: A part of the mangled names of all our kernels.
+KERNEL = "run_body"
+
+
+class Command(NamedTuple):
+    """A command, and the variables that it needs."""
+
+    argv: list[str]
+    env: Mapping[str, str] = {}
+
+
+class NotRun(Exception):
+    """A step has no command, for a reason that fails the run or does not."""
+
+    def __init__(self, reason: str, failed: bool) -> None:
+        super().__init__(reason)
+        self.failed = failed
+
+
+def stop(message: str, code: int = 1) -> NoReturn:
+    """Exit with a message."""
+    print(message.rstrip(), file=sys.stderr)
+    sys.exit(code)
+
+
+class Machine:
+    """The interpreter with its torch and GPUs, and the environment of all steps."""
+
+    def __init__(self, python: str, tree: Path) -> None:
+        self.python, self.env = python, dict(os.environ)
+        found = json.loads(self._ask(PROBE).splitlines()[-1])
+        self.version, self.torch = found["python"], found["torch"]
+        self.gpus: list[str] = found["gpus"]
+        if not self.gpus:
+            stop(f"gpu-check must see a GPU, but torch {self.torch} sees none.")
+        home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+        self._bins = [f"{home}/bin", *found["bins"]]
+        # The packages of the interpreter itself stay as they are.
+        self._site = tree / "build" / f"site-{self.version}"
+        self.env |= {
+            "PATH": f"{self._site}/bin:{self.env.get('PATH', os.defpath)}",
+            "PYTHONPATH": f"{self._site}:{self.env.get('PYTHONPATH', '')}".rstrip(":"),
+            "PYTHONUNBUFFERED": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYPARALLEL_BACKEND": "native",
+            "PYPARALLEL_REQUIRE_CUDA": "1",
+        }
+
+    def _ask(self, code: str, *arguments: str) -> str:
+        """Return the output of Python code, or exit with its error."""
+        command = [self.python, "-c", code, *arguments]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True)
+        if done.returncode:
+            stop(done.stderr)
+        return done.stdout
+
+    def program(self, name: str) -> str | None:
+        """Find a program of CUDA in PATH, in CUDA_HOME/bin or in a wheel."""
+        return shutil.which(name, path=":".join([self.env["PATH"], *self._bins]))
+
+    def install(self, wheels: Path) -> None:
+        """Install the wheels, then the missing tools from an index if there is one."""
+        pip = [self.python, "-m", "pip", "install", "-q", "--upgrade", "--no-compile"]
+        pip += ["--disable-pip-version-check", "--target", str(self._site)]
+        if found := sorted(map(str, wheels.glob("*.whl"))):
+            subprocess.run([*pip, "--no-index", "--no-deps", *found], env=self.env)
+        if missing := self._ask(MISSING, *TOOLS.split()).split():
+            names = [name.replace("_", "-") for name in missing]
+            offline = ["--retries", "0", "--timeout", "5"]  # then it is soon over
+            subprocess.run([*pip, *offline, *names], env=self.env)
+        if missing := self._ask(MISSING, *TOOLS.split()).split():
+            stop(
+                f"{self.python} must be able to import {TOOLS}, but lacks: "
+                f"{' '.join(missing)}. Fill {wheels} by `make wheels`, or install them "
+                "elsewhere with pip install --target and put that on PYTHONPATH."
+            )
+
+
+class Commands:
+    """The commands of each step."""
+
+    def __init__(self, machine: Machine, tree: Path, out: Path, commit: str) -> None:
+        self._machine, self._tree, self._out = machine, tree, out
+        self._commit = commit
+
+    def of(self, step: str, seconds: float) -> list[Command]:
+        """Return the commands of a step that may take so many seconds."""
+        make: Callable[[float], list[Command]] = getattr(self, f"_{step}")
+        return make(seconds)
+
+    def _python(self, *arguments: str, **env: str) -> Command:
+        return Command([self._machine.python, *arguments], env)
+
+    def _build(self, _: float) -> list[Command]:
+        jobs = os.environ.get("MAX_JOBS") or str(min(os.cpu_count() or 1, 16))
+        # A newer compiler may warn of more, which must not prevent the other steps.
+        env = {"FORCE_CUDA": "1", "WERROR": "0", "MAX_JOBS": jobs}
+        return [self._python("setup.py", "-q", "build_ext", "--inplace", **env)]
+
+    def _selftest(self, _: float) -> list[Command]:
+        return [self._python("-m", "pyparallel")]
+
+    def _marked(self) -> list[str]:
+        """Return the files of tests marked `cuda`."""
+        files = sorted(self._tree.glob("tests/test_*.py"))
+        return [f"tests/{f.name}" for f in files if "mark.cuda" in f.read_text("utf-8")]
+
+    def _tests(self, _: float) -> list[Command]:
+        mark = "cuda" if len(self._machine.gpus) > 1 else "cuda and not two_gpus"
+        options = [*HANGS, *REPORT, "--junitxml", f"{self._out}/tests.xml", "-m", mark]
+        return [self._pytest(*options, *self._marked())]
+
+    def _pytest(self, *arguments: str) -> Command:
+        return self._python(*PYTEST, *arguments, PYPARALLEL_NO_SKIP="1")
+
+    def _retest(self, _: float) -> list[Command]:
+        """Repeat each red test in a process that no other test has disturbed."""
+        report = Path(os.environ.get("GPU_JUNIT") or self._out / "tests.xml")
+        if not report.exists():
+            why = f"{report} must be the report of the step tests, but does not exist."
+            raise NotRun(f"{why} Set GPU_JUNIT to the tests.xml of stage 1.", True)
+        if red := red_tests(report):
+            return [self._pytest(*HANGS, test) for test in red]
+        raise NotRun(f"no test failed in {report}", False)
+
+    def _bench(self, seconds: float) -> list[Command]:
+        options = ["--out", str(self._out), "--json", f"{self._out}/gpu.json"]
+        # A case that begins before this time ends before the limit.
+        options += ["--total-seconds", f"{max(seconds - 40, 1):.0f}"]
+        options += ["--commit", self._commit]
+        options += shlex.split(os.environ.get("GPU_BENCH_ARGS", ""))
+        return [self._python("-m", "benchmarks.gpu", *options)]
+
+    def _memcheck(self, _: float) -> list[Command]:
+        # torch asks for features that a driver may refuse: those errors are handled.
+        options = ["--report-api-errors", "no", "--kernel-name", f"kns={KERNEL}"]
+        return self._sanitized("memcheck", *options)
+
+    def _initcheck(self, _: float) -> list[Command]:
+        # Of all kernels: those of torch initialize memory that ours read.
+        return self._sanitized("initcheck")
+
+    def _sanitized(self, tool: str, *options: str) -> list[Command]:
+        found = self._machine.program("compute-sanitizer")
+        if found is None:
+            raise NotRun(
+                "compute-sanitizer must be in PATH, in CUDA_HOME/bin or in a wheel, "
+                f"but is not there. Install it: {self._machine.python} -m pip install "
+                "nvidia-cuda-sanitizer-api",
+                True,
+            )
+        argv = [found, "--tool", tool, *SANITIZER.split(), *options]
+        argv += [self._machine.python, *PYTEST, "--timeout", "0"]
+        argv += ["-m", "cuda and kernel", *self._marked()]
+        # Without torch's cache every tensor is an allocation with bounds of its own.
+        return [Command(argv, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})]
+
+    def _ncu(self, _: float) -> list[Command]:
+        found = self._machine.program("ncu")
+        if found is None:
+            raise NotRun("ncu is not in PATH, in CUDA_HOME/bin or in a wheel", False)
+        argv = [found, *NCU.split(), "--log-file", f"{self._out}/ncu.csv"]
+        argv += ["--kernel-name", f"regex:{KERNEL}"]
+        argv += [word for section in SECTIONS for word in ("--section", section)]
+        return [Command([*argv, self._machine.python, "-m", "benchmarks.kernels"])]
+
+
+def red_tests(report: Path) -> list[str]:
+    """Return the ids of the tests that failed in a report of pytest's."""
+    found = []
+    for case in ET.parse(report).iter("testcase"):
+        if case.find("failure") is None and case.find("error") is None:
+            continue
+        file, of_class = case.get("file", ""), case.get("classname", "")
+        if not of_class:  # the file could not be collected
+            found.append(file)
+            continue
+        module = file.removesuffix(".py").replace("/", ".")
+        of_class = of_class.removeprefix(module).replace(".", "::")
+        found.append(f"{file}{of_class}::{case.get('name')}")
+    return list(dict.fromkeys(found))
