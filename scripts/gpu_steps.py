@@ -30,8 +30,11 @@ print(*[name for name in sys.argv[1:] if not find_spec(name)])
 """
 # Without the plugins of other projects. A test that hangs prints its stack first.
 PYTEST = "-m pytest -q -p pytest_timeout -p _hypothesis_pytestplugin".split()
+#: An mmengine for the benchmark may lack packages that its import needs.
+TESTED = {"PYPARALLEL_MMENGINE": "off"}
 HANGS = "--timeout 60 -o faulthandler_timeout=45".split()
-REPORT = "-o junit_family=xunit1 --maxfail=50 --durations=5".split()
+# In short: a long traceback prints the arguments, which are tensors on the device.
+REPORT = "-o junit_family=xunit1 --maxfail=50 --durations=5 --tb=short".split()
 SANITIZER = "--error-exitcode 86 --target-processes application-only --print-limit 20"
 NCU = "--target-processes application-only --clock-control none --csv"
 SECTIONS = "SpeedOfLight MemoryWorkloadAnalysis Occupancy LaunchStats".split()
@@ -72,10 +75,13 @@ class Machine:
             stop(f"gpu-check must see a GPU, but torch {self.torch} sees none.")
         home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
         self._bins = [f"{home}/bin", *found["bins"]]
-        # The packages of the interpreter itself stay as they are.
+        # The packages of the interpreter itself stay as they are. Its ninja, without
+        # which torch compiles one file at a time, need not be in PATH.
         self._site = tree / "build" / f"site-{self.version}"
+        path = [f"{self._site}/bin", os.path.dirname(python)]
+        path.append(self.env.get("PATH", os.defpath))
         self.env |= {
-            "PATH": f"{self._site}/bin:{self.env.get('PATH', os.defpath)}",
+            "PATH": ":".join(path),
             "PYTHONPATH": f"{self._site}:{self.env.get('PYTHONPATH', '')}".rstrip(":"),
             "PYTHONUNBUFFERED": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -148,7 +154,7 @@ class Commands:
         return [self._pytest(*options, *self._marked())]
 
     def _pytest(self, *arguments: str) -> Command:
-        return self._python(*PYTEST, *arguments, PYPARALLEL_NO_SKIP="1")
+        return self._python(*PYTEST, *arguments, **TESTED, PYPARALLEL_NO_SKIP="1")
 
     def _retest(self, _: float) -> list[Command]:
         """Repeat each red test in a process that no other test has disturbed."""
@@ -190,7 +196,7 @@ class Commands:
         argv += [self._machine.python, *PYTEST, "--timeout", "0"]
         argv += ["-m", "cuda and kernel", *self._marked()]
         # Without torch's cache every tensor is an allocation with bounds of its own.
-        return [Command(argv, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})]
+        return [Command(argv, {**TESTED, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})]
 
     def _ncu(self, _: float) -> list[Command]:
         found = self._machine.program("ncu")

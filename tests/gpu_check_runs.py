@@ -24,8 +24,8 @@ case "$*" in
   -c*device_count*) echo "$PROBED"; exit 0;;
   -c*find_spec*) cat "$FAKE/missing" 2>/dev/null; exit 0;;
 esac
-for name in SANITIZED PYTORCH_NO_CUDA_MEMORY_CACHING PYPARALLEL_NO_SKIP FORCE_CUDA \\
-  WERROR MAX_JOBS; do
+for name in SANITIZED PYTORCH_NO_CUDA_MEMORY_CACHING PYPARALLEL_NO_SKIP \\
+  PYPARALLEL_MMENGINE FORCE_CUDA WERROR MAX_JOBS; do
   [ -z "${!name:-}" ] || printf '%s=%s ' $name "${!name}"
 done >>"$FAKE/calls"
 echo "$*" >>"$FAKE/calls"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from gpu_check_runs import ONE_GPU, ROOT, TITLE, TOOL, Check, rows
 
 FILES = " ".join(
@@ -43,13 +45,14 @@ def test_every_step_runs_and_has_a_row(check: Check) -> None:
         "compute-sanitizer --tool {} --error-exitcode 86 --target-processes "
         "application-only --print-limit 20"
     )
-    under = "SANITIZED={} PYTORCH_NO_CUDA_MEMORY_CACHING=1 " + RUN
-    under += f" --timeout 0 -m cuda and kernel {FILES}"
+    under = "SANITIZED={} PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYPARALLEL_MMENGINE=off "
+    under += f"{RUN} --timeout 0 -m cuda and kernel {FILES}"
     assert check.calls == [
         f"FORCE_CUDA=1 WERROR=0 MAX_JOBS={jobs} setup.py -q build_ext --inplace",
         "-m pyparallel",
-        f"PYPARALLEL_NO_SKIP=1 {RUN} --timeout 60 -o faulthandler_timeout=45 "
-        "-o junit_family=xunit1 --maxfail=50 --durations=5 "
+        f"PYPARALLEL_NO_SKIP=1 PYPARALLEL_MMENGINE=off {RUN} "
+        "--timeout 60 -o faulthandler_timeout=45 -o junit_family=xunit1 "
+        "--maxfail=50 --durations=5 --tb=short "
         f"--junitxml {check.out}/tests.xml -m cuda and not two_gpus {FILES}",
         f"-m benchmarks.gpu --out {check.out} --json {check.out}/gpu.json "
         "--total-seconds 380 --commit abc --rounds 7",
@@ -118,7 +121,8 @@ def test_the_last_stage_repeats_red_tests_one_by_one(check: Check) -> None:
         "build      passed # s  build is fine",
         f"retest     FAILED # s  1 of 4 commands failed: {red[3]} is fine",
     ]
-    repeat = f"PYPARALLEL_NO_SKIP=1 {RUN} --timeout 60 -o faulthandler_timeout=45 "
+    repeat = f"PYPARALLEL_NO_SKIP=1 PYPARALLEL_MMENGINE=off {RUN} "
+    repeat += "--timeout 60 -o faulthandler_timeout=45 "
     assert check.calls[1:] == [repeat + test for test in red]
     report.write_text("<testsuites/>")
     done = check.run(GPU_STEPS="retest", GPU_JUNIT=str(report))
@@ -133,12 +137,14 @@ def test_the_last_stage_repeats_red_tests_one_by_one(check: Check) -> None:
     )
 
 
-@pytest.mark.parametrize("where", ["PATH", "CUDA_HOME", "nowhere"])
+@pytest.mark.parametrize("where", ["python", "PATH", "CUDA_HOME", "nowhere"])
 def test_programs_of_cuda_are_looked_for(check: Check, where: str) -> None:
     check.probed["bins"] = []
     settings = {"GPU_STEPS": "initcheck ncu"}
     for name in ("compute-sanitizer", "ncu"):
-        if where == "PATH":
+        if where == "python":
+            check.program(name, TOOL)
+        elif where == "PATH":
             check.program(f"bin/{name}", TOOL)
             settings["PATH"] = f"{check.folder}/bin:/usr/bin:/bin"
         elif where == "CUDA_HOME":
@@ -201,3 +207,31 @@ def test_a_copied_tree_keeps_its_build_and_no_source_that_is_gone(check: Check) 
     assert not (tree / "gone").exists()
     times = [(folder / "README.md").stat().st_mtime for folder in (tree, ROOT)]
     assert int(times[0]) == int(times[1])
+
+
+def test_the_profiled_program_runs_all_kernels_on_odd_sizes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    kernels = importlib.import_module("benchmarks.kernels")
+    host, num, side = torch.device("cpu"), 9, 96
+    batch, samples = kernels.pad_copy(host, num, side)
+    for row, sample in zip(batch, samples, strict=True):
+        height, width = sample.shape[1:]
+        pad = (0, side - width, 0, side - height)
+        assert row.equal(torch.nn.functional.pad(sample, pad))
+    assert {sample.shape[2] % 2 for sample in samples} == {0, 1}
+    slab, leaves = kernels.pack(host, num, side)
+    gaps = slab.numel() - sum(leaf.numel() for leaf in leaves)
+    assert 0 < gaps < 64 * len(leaves) and slab[: leaves[0].numel()].equal(leaves[0])
+    assert int(slab.long().sum()) == sum(int(leaf.long().sum()) for leaf in leaves)
+    batch, images = kernels.image_batch(host, num, side)
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (kernels.MEAN, kernels.STD))
+    for row, image in zip(batch, images, strict=True):
+        height, width = image.shape[1:]
+        assert row[:, :height, :width].equal((image - mean) / std)
+        assert row.count_nonzero() == row[:, :height, :width].count_nonzero()
+    assert kernels.main(["--device", "cpu", "--num", "2", "--side", "64"]) == 0
+    assert (
+        capsys.readouterr().out == "pad_copy: 0 MiB\npack: 0 MiB\nimage_batch: 0 MiB\n"
+    )
