@@ -108,7 +108,7 @@ class Ended(NamedTuple):
 
 
 def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a signal to a command and to what it has started."""
+    """Send a signal to a command and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

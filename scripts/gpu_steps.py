@@ -127,7 +127,7 @@ class Commands:
         self._commit = commit
 
     def of(self, step: str, seconds: float) -> list[Command]:
-        """Return the commands of a step that may take so many seconds."""
+        """Return the commands of a step, which has these seconds."""
         make: Callable[[float], list[Command]] = getattr(self, f"_{step}")
         return make(seconds)
 

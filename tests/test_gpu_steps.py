@@ -92,7 +92,7 @@ def test_a_stage_runs_its_steps(check: Check, stage: str) -> None:
 
 
 def test_the_last_stage_repeats_red_tests_one_by_one(check: Check) -> None:
-    """With a report of real tests, of which it must name all that failed."""
+    """The report is of real tests: the ids of all red ones are needed."""
     folder = check.folder / "tests"
     folder.mkdir()
     (folder / "test_red.py").write_text(
