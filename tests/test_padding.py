@@ -158,14 +158,14 @@ CONTAINERS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"padding": Padding(shape=(8,)), "stack": True},
         ValueError,
-        "padding must give shape for 2 padded dimensions, but gives (8,). Change "
-        "pad_dims, or the padding.",
+        "padding must give shape for 2 padded dimensions, but gives (8,). Give "
+        "2 of them.",
     ),
     (
         {"padding": Padding(buckets=[(8, 8)]), "stack": True, "pad_dims": 1},
         ValueError,
-        "padding must give buckets[0] for 1 padded dimension, but gives (8, 8). Change "
-        "pad_dims, or the padding.",
+        "padding must give buckets[0] for 1 padded dimension, but gives (8, 8). Give "
+        "1 of them.",
     ),
     (
         {"ragged": True, "stack": True},
