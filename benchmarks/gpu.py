@@ -1,7 +1,7 @@
 """A GPU: ``python -m benchmarks.gpu --help``.
 
-Transfers, the image kernel and the prefetcher, beside their peers and the goals that
-were set. Every case is printed, and the JSON written, as soon as it is measured; at the
+Transfers, kernels, pinned rings and the prefetcher, beside their peers and their goals.
+Every case is printed, and the JSON written, as soon as it is measured; at the
 end come the table in the README and all contenders beside the JSON.
 
 The exit code is 1 if a case failed: contenders whose results differ are never timed.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import sys
@@ -19,17 +20,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import command, gpu_case, gpu_images, gpu_overlap, gpu_report, gpu_transfers
+from . import (
+    command,
+    gpu_case,
+    gpu_images,
+    gpu_overlap,
+    gpu_padding,
+    gpu_report,
+    gpu_results,
+    gpu_rings,
+    gpu_transfers,
+)
 from ._harness import Record
 from .case import QUICK, Effort
 from .gpu_target import DryRun, describe, target
 from .report import write_block
 
+#: Modules with cases. Each returns its most important case first.
+MODULES = (
+    gpu_transfers,
+    gpu_images,
+    gpu_rings,
+    gpu_padding,
+    gpu_overlap,
+    gpu_results,
+)
+
 
 def cases(quick: bool) -> list[gpu_case.GpuCase]:
-    """Return all cases, what tells most first."""
-    transfers, images = gpu_transfers.cases(quick), gpu_images.cases(quick)
-    return [transfers[0], *images, *gpu_overlap.cases(quick), *transfers[1:]]
+    """Return all cases: the first of each module, then the second of each, and so on.
+
+    A run that is stopped early has then measured the most important ones.
+    """
+    turns = itertools.zip_longest(*(module.cases(quick) for module in MODULES))
+    return [case for turn in turns for case in turn if case is not None]
 
 
 def measure_case(case: gpu_case.GpuCase, where: DryRun, effort: Effort) -> Record:
@@ -84,16 +108,20 @@ def measure(args: argparse.Namespace, path: Path | None) -> Run:
     runs = [{"machine": machine, "cases": []}]
     run = Run({"date": date, "quick": quick, "dry": where.dry, "runs": runs}, path)
     print(*(f"{key}: {value}" for key, value in machine.items()), "", sep="\n")
+    chosen = [
+        case for case in cases(quick) if any(part in case.title for part in args.only)
+    ]
     start = time.monotonic()
-    for case in cases(quick):
-        if not any(part in case.title for part in args.only):
-            continue
-        if time.monotonic() - start > args.total_seconds:
+    for i, case in enumerate(chosen):
+        left = args.total_seconds - (time.monotonic() - start)
+        if left < 0:
             error = f"not run: {args.total_seconds:g} s (--total-seconds) were over"
             run.add({"title": case.title, "note": case.note, "error": error})
             continue
-        print(f"{time.monotonic() - start:.0f} s: {case.title} ...", flush=True)
-        run.add(measure_case(case, where, effort))
+        print(f"{args.total_seconds - left:.0f} s: {case.title} ...", flush=True)
+        # Slow cases shorten the later ones, so that all of them fit.
+        share = min(effort.max_seconds, left / (len(chosen) - i))
+        run.add(measure_case(case, where, effort._replace(max_seconds=share)))
     return run
 
 
@@ -128,8 +156,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--total-seconds",
         type=float,
-        default=320.0,
-        help="for all; then no further case starts, and the run fails",
+        default=360.0,
+        help="for all: each comparison gets at most an equal share of the rest; then "
+        "no further case starts, and the run fails",
     )
     parser.add_argument(
         "--cases",
@@ -139,6 +168,11 @@ def options() -> argparse.ArgumentParser:
         default=[""],
         metavar="PART",
         help="parts of the titles of cases to run",
+    )
+    parser.add_argument(
+        "--goals",
+        action="store_true",
+        help="measure nothing; list the goals of all cases in README.md",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
     parser.add_argument("--json", type=Path, help="where the records go")
@@ -153,6 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if not any(part in case.title for part in args.only for case in cases(True)):
         parser.error(f"--cases must be parts of titles of cases, but is {args.only}")
+    if args.goals:
+        readme = (args.out or command.folder(keep=True)) / "README.md"
+        write_block(readme, gpu_report.goals_block(cases(False)), *gpu_report.GOALS)
+        return 0
     path, folder = _places(args)
     if args.records:
         run = Run(json.loads(args.records.read_text(encoding="utf-8")), None)

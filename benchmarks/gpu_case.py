@@ -20,6 +20,7 @@ from ._harness import (
 )
 from .case import Effort
 from .gpu_target import DryRun
+from .loader_epochs import Counted
 
 #: What is timed, and its heading.
 COLUMNS = {"host": "returns", "seconds": "usable", "device": "device"}
@@ -95,7 +96,6 @@ class GpuCase:
         note: what the data are, synthetic or not.
         make: makes the data and the functions, for a target.
         goals: what was asked for.
-        counts: copies, waits and page-locking are counted too.
         measure: compares and returns the record, if `measure` does not fit.
     """
 
@@ -103,7 +103,6 @@ class GpuCase:
     note: str
     make: Callable[[DryRun], Any]
     goals: Sequence[Goal] = ()
-    counts: bool = False
     measure: Callable[[GpuCase, DryRun, Effort], Record] | None = None
 
 
@@ -163,7 +162,7 @@ def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
             **effort._asdict(),
         )
         for row, contender in zip(record["rows"], contenders, strict=True):
-            if case.counts and contender.call is not None:
+            if contender.call is not None:
                 row["counts"] = where.counts(contender.call)
             if not row["installed"]:
                 row["why"] = why.get(contender.name) or made.why.get(contender.name)
@@ -173,6 +172,25 @@ def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
         record.pop("must_hide", None)
     record["goals"] = [] if where.dry else [goal._asdict() for goal in case.goals]
     return record
+
+
+def measure_epochs(case: GpuCase, where: DryRun, effort: Effort) -> Record:
+    """Compare the epochs of loaders, and return the record of their case.
+
+    ``case.make(where)`` must return a function that makes the contenders, with their
+    epochs, for a clock. Epochs measure themselves and move this clock.
+    """
+    clock = Counted()
+    found = case.make(where)(clock)
+    options: dict[str, Any] = {**effort._asdict(), "min_seconds": 0.0}
+    options |= {"clock": clock, "watch": time.perf_counter}
+    try:
+        return compare(
+            case.title, [each for each, _ in found], note=case.note, **options
+        )
+    finally:
+        for _, epochs in found:
+            epochs.close()
 
 
 def without_failures(

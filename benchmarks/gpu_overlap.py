@@ -1,8 +1,7 @@
-"""The case of PreDataLoader: how much of the data's time passes while the GPU works."""
+"""Cases of PreDataLoader: how much of the data's time passes while the GPU works."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,9 +10,9 @@ import torch.utils.data
 
 from pyparallel import DataLoader, PreDataLoader
 
-from ._harness import Record, compare
+from ._harness import Record
 from .case import Effort
-from .gpu_case import Goal, GpuCase
+from .gpu_case import Goal, GpuCase, measure_epochs
 from .gpu_target import DryRun
 from .loader_epochs import Counted, Epochs, peer
 from .loader_overlap import (
@@ -29,30 +28,39 @@ from .loader_overlap import (
 )
 
 _BATCH = 4
+#: The time for data in the case that no prefetching can hide, in steps.
+_LONG_DATA = 2.0
 _TORCHS = "DataLoader(pin_memory) + .to(non_blocking)"
 
 
 def cases(quick: bool) -> list[GpuCase]:
     """Return the cases; ``quick`` shrinks them."""
-    num, nbytes = (3, 1 << 12) if quick else (12, 1 << 20)
+    nbytes = 1 << 12 if quick else 1 << 20
     note = (
         "synthetic: 4 images of 1 MB, inflated by zlib, which lets go of the GIL; a "
-        f"step is a kernel that sleeps, calibrated so that data take {DATA} of it, and "
+        "step is a kernel that sleeps, calibrated so that data take {} of it, and "
         "a wait for it, as for a loss that is printed; times are of a step"
     )
-    make = partial(_contenders, num, nbytes)
     return [
         GpuCase(
             "a step of the device and its data",
-            note,
-            make,
+            note.format(DATA),
+            partial(_contenders, 3 if quick else 12, nbytes, DATA),
             [
                 Goal(COMPUTE, 1 / 1.02),
                 Goal(f"{_TORCHS}, no workers", 1.2),
                 Goal(f"{_TORCHS}, 4 workers", 1 / 1.01),
             ],
+            measure=_measure_hidden,
+        ),
+        GpuCase(
+            "data that take longer than the step",
+            note.format(_LONG_DATA),
+            # The last step of an epoch has no data to hide: one of 24.
+            partial(_contenders, 3 if quick else 24, nbytes, _LONG_DATA),
+            [Goal(FETCH, 1 / 1.05), Goal(f"{_TORCHS}, no workers", 1.3)],
             measure=_measure,
-        )
+        ),
     ]
 
 
@@ -71,22 +79,21 @@ class Sent:
 
 
 def _measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
-    clock = Counted()
-    found = case.make(where)(clock)
-    contenders = [contender for contender, _ in found]
-    options: dict[str, Any] = {**effort._asdict(), "min_seconds": 0.0}
-    options["max_seconds"] *= 4  # epochs take long
-    options |= {"clock": clock, "watch": time.perf_counter}
-    try:
-        record = compare(case.title, contenders, note=case.note, **options)
-    finally:
-        for _, epochs in found:
-            epochs.close()
+    """Compare for twice the time: epochs are long."""
+    longer = effort._replace(max_seconds=2 * effort.max_seconds)
+    return measure_epochs(case, where, longer)
+
+
+def _measure_hidden(case: GpuCase, where: DryRun, effort: Effort) -> Record:
+    record = _measure(case, where, effort)
     add_hidden(record)
     return {**record, "must_hide": HIDDEN}
 
 
-def _contenders(num: int, nbytes: int, where: DryRun) -> Callable[[Counted], list[Any]]:
+def _contenders(
+    num: int, nbytes: int, data: float, where: DryRun
+) -> Callable[[Counted], list[Any]]:
+    """Compare loaders before a step; ``data`` is the time for data in steps."""
     items = Inflated(num * _BATCH, nbytes)
     workers = 1 if where.dry else 4
 
@@ -103,7 +110,7 @@ def _contenders(num: int, nbytes: int, where: DryRun) -> Callable[[Counted], lis
 
     def make(clock: Counted) -> list[Any]:
         seconds = min(fetch_alone(Sent(plain(), where)) for _ in range(3))
-        seconds *= num / (num - 1) / DATA  # fetch_alone leaves a batch out
+        seconds *= num / (num - 1) / data  # fetch_alone leaves a batch out
 
         def step(batch: Any = None) -> None:
             where.sleep(seconds)

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ._harness import Record
-from .gpu_case import COLUMNS, judge
+from .gpu_case import COLUMNS, GpuCase, judge
 from .report import _head, _ratio, _row, duration, links
 
 BEGIN, END = "<!-- gpu table -->", "<!-- end of gpu table -->"
+GOALS = ("<!-- gpu goals -->", "<!-- end of gpu goals -->")
 
 _MARKS = {True: "reached", False: "**missed**", None: "-"}
-_COUNTS = ("copies", "waits", "page_locks")
+_COUNTS = ("launches", "copies", "waits", "page_locks")
 
 
 def case_table(case: Record) -> str:
@@ -22,7 +23,7 @@ def case_table(case: Record) -> str:
     head = f"**{case['title']}** ({case['note']}; {case['rounds']} rounds)"
     ours = _ours(case)
     columns = [c for c in COLUMNS if any(_figures(row, c) for row in case["rows"])]
-    counted = any("counts" in row for row in case["rows"])
+    counted = any(row.get("counts") for row in case["rows"])
     hidden = any("hidden" in row for row in case["rows"])
     titles = [""]
     for column in columns:
@@ -81,6 +82,17 @@ def block(results: Record, name: str) -> str:
     for run in results["runs"]:
         lines += ["", *_summary(run["cases"]), "", *_conclusions(run["cases"]), ""]
         lines += [f"- {key}: {value}" for key, value in run["machine"].items() if value]
+    return "\n".join(lines) + "\n"
+
+
+def goals_block(cases: Sequence[GpuCase]) -> str:
+    """Return the table of all cases with their goals, in the order of a run."""
+    lines = list(_head(["case", "goal"], left=2))
+    for case in cases:
+        first = case.title
+        for _, text in judge({"goals": [goal._asdict() for goal in case.goals]}):
+            lines.append(_row([first, text.removesuffix(": not measured")]))
+            first = ""
     return "\n".join(lines) + "\n"
 
 

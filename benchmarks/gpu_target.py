@@ -25,6 +25,11 @@ WAITS = (
     *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
     *("cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cudaMemcpy"),
 )
+#: The host's calls that start kernels.
+LAUNCHES = (
+    *("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch"),
+    *("cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch"),
+)
 #: What it calls for page-locked memory that it does not have yet.
 PAGE_LOCKS = ("cudaHostAlloc", "cudaMallocHost", "cudaHostRegister", "cuMemHostAlloc")
 
@@ -80,6 +85,7 @@ class Gpu(DryRun):
         self._runtime = _runtime()
         self._asleep: dict[Any, float] = {}
         self._hertz = self._clock_rate()
+        self._profiles = 3  # the first profile of a process may begin too late
 
     def sync(self) -> None:
         """Wait for all streams."""
@@ -134,13 +140,14 @@ class Gpu(DryRun):
         return None
 
     def counts(self, call: Callable[[], Any]) -> Record:
-        """Return copies to and from the device, waits of the host, and page-locking.
+        """Return launches, copies to and from the device, waits and page-locking.
 
-        None of them is known where the profiler sees no device, and of page-locking
-        what torch's allocator counts is taken too: it sees other threads.
+        None of them is known where the profiler sees no device. Page-locking also
+        includes the allocations of torch's host allocator, which counts all threads.
         """
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        for _ in range(3):  # the first profile of a process may begin too late
+        profiles, self._profiles = self._profiles, 1
+        for _ in range(profiles):
             before = _host_allocations()
             with profile(activities=activities) as seen:
                 with record_function(_RANGE):
@@ -218,7 +225,7 @@ def count(events: Any, host_allocations: int = 0) -> Record:
     on_device = [e for e in events if e.device_type == DeviceType.CUDA]
     found = [e for e in events if e.name == _RANGE and e not in on_device]
     if not on_device or not found:
-        return {"copies": None, "waits": None, "page_locks": None}
+        return dict.fromkeys(("launches", "copies", "waits", "page_locks"))
     whole = found[0].time_range
     called = [
         e.name
@@ -229,6 +236,7 @@ def count(events: Any, host_allocations: int = 0) -> Record:
     copied = [e for e in on_device if e.name.startswith(("Memcpy HtoD", "Memcpy DtoH"))]
     locked = sum(name.startswith(PAGE_LOCKS) for name in called)
     return {
+        "launches": sum(name.startswith(LAUNCHES) for name in called),
         "copies": len(copied),
         "waits": sum(name in WAITS for name in called),
         "page_locks": max(locked, host_allocations),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import scatter as torch_scatter
 
-import pyparallel
 from pyparallel import scatter
 
 from . import data, peers
@@ -29,7 +28,8 @@ RAW = "cudaMemcpyAsync"
 TORCH, TORCH_PINNED = ".to(device)", ".to(device, non_blocking)"
 PIN_FIRST = ".pin_memory().to(non_blocking)"
 ONE = "ours, [0]"
-CPU = ".cpu() of each"
+#: Its name begins as in `peers.ABSENT`.
+COPIER = f"{peers.COPIER} start_copy().get()"
 
 
 def cases(quick: bool) -> list[GpuCase]:
@@ -42,6 +42,8 @@ def cases(quick: bool) -> list[GpuCase]:
         partial(_small, 3 if quick else 32),
         [
             Goal(LEAVES, 20),
+            Goal(COPIER, 3),
+            Goal(COPIER, 4, of="host"),
             Goal("tensordict consolidate().to", 20),
             Goal("tensordict .to(non_blocking_pin)", 20),
             Goal(plus=120e-6, of="host"),
@@ -49,22 +51,18 @@ def cases(quick: bool) -> list[GpuCase]:
             Goal(count="waits"),
             Goal(count="page_locks"),
         ],
-        counts=True,
     )
-    back = GpuCase(
-        "64 small tensors to the host",
-        "synthetic: 64 float32 tensors of 1 to 64 values, as losses and predictions",
-        partial(_back, 3 if quick else 32),
-        [Goal(CPU, 5), Goal(count="copies", most=1), Goal(count="waits", most=1)],
-        counts=True,
-    )
-    found = [small, back]
-    for size, share in ((4, 0.9), (16, 0.97), (64, 0.97), (256, 0.97)):
-        goals = [Goal(RAW, share, of="device"), Goal(TORCH_PINNED, 0.97, of="device")]
+    found = [small]
+    for size in (64, 8, 16, 32, 4, 256):
+        goals = [
+            Goal(RAW, 0.9 if size == 4 else 0.97, of="device"),
+            Goal(TORCH_PINNED, 0.97, of="device"),
+        ]
         make = partial(_large, size * unit, True)
         note = "synthetic: random bytes in page-locked memory"
         found.append(GpuCase(f"page-locked {size} MB", note, make, goals))
-    for size in (64, 256):
+        if size == 4:
+            continue
         goals = [Goal(TORCH, 2), Goal(PIN_FIRST, 1.3), Goal(RAW, 0.75)]
         make = partial(_large, size * unit, False)
         note = f"synthetic: random bytes; {RAW} reads page-locked ones"
@@ -73,7 +71,7 @@ def cases(quick: bool) -> list[GpuCase]:
         note = f"synthetic: random bytes, {kind}; four parts on one device"
         make = partial(_parts, size * unit, kind == "page-locked")
         goals = [Goal(ONE, 1 / 1.05, 40e-6)]
-        found.append(GpuCase(f"[0] * 4, {kind} {size} MB", note, make, goals, True))
+        found.append(GpuCase(f"[0] * 4, {kind} {size} MB", note, make, goals))
     return found
 
 
@@ -111,6 +109,10 @@ def _small(num: int, where: DryRun) -> Made:
     if peers.mmcv_scatter is not None:
         mmcv = partial(_now, lambda b: peers.mmcv_scatter(b, [where.index]), batches)
 
+    start_copy, copier = peers.multi_tensor_copier(), None
+    if start_copy is not None:
+        copier = partial(_now, lambda b: [start_copy(b, str(device)).get()], batches)
+
     def by_hand(function: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
         return lambda: [each(function, batches.now)]
 
@@ -124,6 +126,7 @@ def _small(num: int, where: DryRun) -> Made:
         ),
         Contender(PINNED, by_hand(pinned)),
         Contender("mmcv 1.x scatter", mmcv),
+        Contender(COPIER, copier),
         Contender(
             "tensordict consolidate().to",
             of_tensordict(lambda td: td.consolidate().to(device)),
@@ -207,37 +210,3 @@ def _parts(nbytes: int, pinned: bool, where: DryRun) -> Made:
 def _on(turns: Rotation) -> bool:
     turns.turn()
     return True
-
-
-def _back(num: int, where: DryRun) -> Made:
-    """Compare ways to bring many small tensors to the host."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = [1 + 7 * i % 64 for i in range(64)]
-    turns = [
-        {
-            "losses": [torch.rand(n, generator=generator) for n in sizes[:32]],
-            "boxes": [torch.rand(n, generator=generator) for n in sizes[32:]],
-        }
-        for _ in range(num)
-    ]
-    batches = Rotation([each(lambda leaf: leaf.to(where.device), b) for b in turns])
-
-    def queued() -> Any:
-        got = each(lambda leaf: leaf.to("cpu", non_blocking=True), batches.now)
-        where.sync()
-        return got
-
-    def joined() -> Any:
-        leaves = [leaf for group in batches.now.values() for leaf in group]
-        parts = iter(torch.cat(leaves).cpu().split([len(leaf) for leaf in leaves]))
-        return {key: [next(parts) for _ in group] for key, group in batches.now.items()}
-
-    to_host = getattr(pyparallel, "to_host", None)
-    ours = partial(_now, to_host, batches) if to_host is not None else None
-    contenders = [
-        Contender("ours", ours, "ours"),
-        Contender(CPU, lambda: each(Tensor.cpu, batches.now)),
-        Contender(".to('cpu', non_blocking) of each, one wait", queued),
-        Contender("by hand: cat, .cpu(), split", joined),
-    ]
-    return Made(contenders, batches)

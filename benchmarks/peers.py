@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils import _pytree
+from torch.utils import _pytree, cpp_extension
 
 #: Why a package cannot be imported, by its name.
 ABSENT: dict[str, str] = {}
+
+COPIER = "multi_tensor_copier"
+#: The C++ source of NVIDIA's multi_tensor_copier (ACCV-Lab): a file or a folder.
+COPIER_SOURCE = "ACCVLAB_MULTI_TENSOR_COPIER"
 
 with warnings.catch_warnings():  # deprecations of their own dependencies, and theirs
     warnings.simplefilter("ignore")
@@ -38,6 +44,7 @@ with warnings.catch_warnings():  # deprecations of their own dependencies, and t
 
 __all__ = [
     "ABSENT",
+    "COPIER",
     "MmcvContainer",
     "TensorDict",
     "mmcv_collate",
@@ -51,6 +58,38 @@ def give_mmcv_its_streams() -> None:
     if mmcv_scatter is not None:
         functions = importlib.import_module("mmcv.parallel._functions")
         functions._get_stream = functools.cache(torch.cuda.Stream)
+
+
+@functools.cache
+def multi_tensor_copier() -> Callable[[Any, str], Any] | None:
+    """Return ``start_copy`` of NVIDIA's multi_tensor_copier, or None and note why.
+
+    The function is compiled if `COPIER_SOURCE` is set, and else imported.
+    """
+    try:
+        path = os.environ.get(COPIER_SOURCE)
+        package = f"accvlab.{COPIER}"
+        module = _copier(Path(path)) if path else importlib.import_module(package)
+        start_copy: Callable[[Any, str], Any] = module.start_copy
+    except Exception as error:  # of a compiler, too: the other peers can be timed
+        first = str(error).strip().partition("\n")[0]
+        ABSENT[COPIER] = f"{type(error).__name__}: {first[:200]}"
+        return None
+    return start_copy
+
+
+def _copier(path: Path) -> Any:
+    """Compile the extension; its own defaults are those of the Python package."""
+    sources = [path] if path.is_file() else sorted(path.rglob("csrc/*.cpp"))
+    if not sources:
+        raise FileNotFoundError(
+            f"{COPIER_SOURCE} must be a C++ file or a folder with csrc/*.cpp, but is "
+            f"{path}."
+        )
+    files = [str(source) for source in sources]
+    return cpp_extension.load(
+        f"accvlab_{COPIER}", files, extra_cflags=["-O3"], with_cuda=True
+    )
 
 
 def first_chunk(collate: Callable[..., Any], batch: Sequence[Any]) -> Tensor:

@@ -1,0 +1,112 @@
+"""Cases of the way back: results of a step come to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pyparallel
+
+from ._harness import Contender
+from .gpu_case import Goal, GpuCase, Made, Rotation
+from .gpu_target import DryRun
+from .gpu_transfers import MIB, each
+
+CPU = ".cpu() of each"
+QUEUED = ".to('cpu', non_blocking) of each, one wait"
+BLOCKING = "ours, to_host"
+STARTED = "ours, start_to_host"
+#: The kernel that runs beside a copy of 64 MB, which takes a little less.
+_STEP_SECONDS = 1.5e-3
+
+
+def cases(quick: bool) -> list[GpuCase]:
+    """Return the cases; ``quick`` shrinks them."""
+    unit = MIB >> 8 if quick else MIB
+    milliseconds = _STEP_SECONDS * 1e3
+    return [
+        GpuCase(
+            "64 MB to the host beside a step",
+            f"synthetic: 4 float32 tensors; the step is a kernel of {milliseconds:g} "
+            "ms, queued behind the results of the step before",
+            partial(_beside_step, 16 * unit, 3),
+            [Goal(BLOCKING, 1.5), Goal(CPU, 2)],
+        ),
+        GpuCase(
+            "64 small tensors to the host",
+            "synthetic: 64 float32 tensors of 1 to 64 values, as losses and "
+            "predictions; start_to_host is not waited for",
+            partial(_small, 3 if quick else 32),
+            [Goal(CPU, 5), Goal(count="copies", most=1), Goal(count="waits", most=1)],
+        ),
+    ]
+
+
+def _queued(where: DryRun, tree: Any) -> Any:
+    got = each(lambda leaf: leaf.to("cpu", non_blocking=True), tree)
+    where.sync()
+    return got
+
+
+def _beside_step(nbytes: int, num: int, where: DryRun) -> Made:
+    """Compare ways to read results while the next step computes."""
+    one = torch.rand(nbytes // 4, device=where.device)
+    batches = Rotation([[one + i + j for j in range(4)] for i in range(num)])
+
+    def started() -> Any:
+        handle = pyparallel.start_to_host(batches.now)
+        where.sleep(_STEP_SECONDS)
+        return handle.get()
+
+    def before_step(read: Callable[[Any], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            got = read(batches.now)
+            where.sleep(_STEP_SECONDS)
+            return got
+
+        return call
+
+    contenders = [
+        Contender(STARTED, started, "ours"),
+        Contender(BLOCKING, before_step(pyparallel.to_host), "ours"),
+        Contender(CPU, before_step(partial(each, Tensor.cpu))),
+        Contender(QUEUED, before_step(partial(_queued, where))),
+    ]
+    return Made(contenders, batches)
+
+
+def _small(num: int, where: DryRun) -> Made:
+    """Compare ways to bring many small tensors to the host."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [1 + 7 * i % 64 for i in range(64)]
+    turns = [
+        {
+            "losses": [torch.rand(n, generator=generator) for n in sizes[:32]],
+            "boxes": [torch.rand(n, generator=generator) for n in sizes[32:]],
+        }
+        for _ in range(num)
+    ]
+    batches = Rotation([each(lambda leaf: leaf.to(where.device), b) for b in turns])
+
+    def joined() -> Any:
+        leaves = [leaf for group in batches.now.values() for leaf in group]
+        parts = iter(torch.cat(leaves).cpu().split([len(leaf) for leaf in leaves]))
+        return {key: [next(parts) for _ in group] for key, group in batches.now.items()}
+
+    contenders = [
+        Contender("ours", lambda: pyparallel.to_host(batches.now), "ours"),
+        Contender(
+            STARTED,
+            lambda: pyparallel.start_to_host(batches.now),
+            "ours",
+            view=pyparallel.HostCopy.get,
+        ),
+        Contender(CPU, lambda: each(Tensor.cpu, batches.now)),
+        Contender(QUEUED, lambda: _queued(where, batches.now)),
+        Contender("by hand: cat, .cpu(), split", joined),
+    ]
+    return Made(contenders, batches)

@@ -1,0 +1,140 @@
+"""Cases of the pinned ring: the device reads the memory that a worker wrote."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch import Tensor
+
+from pyparallel import DataLoader, scatter
+
+from ._harness import Contender
+from .gpu_case import Goal, GpuCase, Made, Rotation, measure_epochs
+from .gpu_target import DryRun
+from .gpu_transfers import MIB, RAW, TORCH_PINNED
+from .loader_epochs import Counted, Epochs, Items, peer, per_batch
+
+_BATCH = 16
+_THREAD = "torch's DataLoader, pin_memory=True + .to(non_blocking)"
+_PAGEABLE = "torch's DataLoader, pin_memory=False + .to"
+
+
+def cases(quick: bool) -> list[GpuCase]:
+    """Return the cases; ``quick`` shrinks them."""
+    unit = MIB >> 8 if quick else MIB
+    note = f"synthetic: {_BATCH} uint8 samples of 4 MB, stacked by workers"
+    return [
+        GpuCase(
+            "from a worker's slab to the device",
+            f"{note}; 4 workers; times are of a batch, in an epoch of 12",
+            partial(_epochs, 4 * unit, 3 if quick else 12),
+            [Goal(_THREAD, 2)],
+            measure=measure_epochs,
+        ),
+        GpuCase(
+            "a slab of a pinned ring, 64 MB",
+            f"{note}; torch and {RAW} read memory that torch pinned",
+            partial(_slabs, 4 * unit, 3 if quick else 8),
+            [
+                Goal(RAW, 0.97, of="device"),
+                Goal(TORCH_PINNED, 0.97, of="device"),
+                Goal(count="copies", most=1),
+                Goal(count="waits"),
+                Goal(count="page_locks"),
+            ],
+        ),
+    ]
+
+
+class Sent:
+    """A loader whose batches are on the device."""
+
+    def __init__(self, loader: Any, send: Callable[[Tensor], Tensor]) -> None:
+        self._loader, self._send = loader, send
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(self._send, self._loader)
+
+
+def _loader(kind: Any, nbytes: int, num: int, workers: int, **options: Any) -> Any:
+    """Return a loader of ``num`` batches, whose workers are forked and stay."""
+    samples = [torch.full((nbytes,), i, dtype=torch.uint8) for i in range(_BATCH + 3)]
+    return kind(
+        Items(samples, num * _BATCH),
+        _BATCH,
+        num_workers=workers,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+        **options,
+    )
+
+
+def _slabs(nbytes: int, num: int, where: DryRun) -> Made:
+    """Compare a slab of the ring with memory that torch pinned."""
+    pinned = not where.dry
+    loader = _loader(DataLoader, nbytes, num, 1, ring_slabs=num, pin_memory=pinned)
+    slabs = list(loader)
+    if loader.stats().ring_hits < num or (pinned and not slabs[0].is_pinned()):
+        raise RuntimeError(
+            "all batches must be in pinned slabs, but are not. Raise the limit of "
+            "locked memory (ulimit -l)."
+        )
+    turns = Rotation([(slab, where.pin(slab)) for slab in slabs])
+    target = torch.empty_like(slabs[0], device=where.device)
+
+    def to() -> Tensor:
+        return turns.now[1].to(where.device, non_blocking=True, copy=True)
+
+    contenders = [
+        Contender("ours", lambda: scatter(turns.now[0], [where.index])[0], "ours"),
+        Contender(TORCH_PINNED, to),
+        Contender(RAW, lambda: where.raw_copy(target, turns.now[1]), "limit"),
+    ]
+    return Made(contenders, turns)
+
+
+def _epochs(nbytes: int, num: int, where: DryRun) -> Callable[[Counted], list[Any]]:
+    """Compare loaders with workers, up to the last batch's arrival on the device."""
+    torchs: Any = torch.utils.data.DataLoader
+    make = partial(_loader, nbytes=nbytes, num=num, workers=1 if where.dry else 4)
+    run = partial(_until_done, where, per_batch(lambda batch: None))
+
+    def ours(batch: Tensor) -> Tensor:
+        return scatter(batch, [where.index])[0]
+
+    def to(batch: Tensor) -> Tensor:
+        return batch.to(where.device, non_blocking=True)
+
+    def contenders(clock: Counted) -> list[Any]:
+        pin = not where.dry
+
+        def epochs(kind: Any, pin_memory: bool, send: Any) -> Epochs:
+            def sent() -> Sent:
+                return Sent(make(kind, pin_memory=pin_memory), send)
+
+            return Epochs(sent, run, clock)
+
+        return [
+            peer("ours, pin_memory=True", epochs(DataLoader, pin, ours), "ours"),
+            peer("ours, pin_memory=False", epochs(DataLoader, False, ours), "ours"),
+            peer(_THREAD, epochs(torchs, pin, to)),
+            peer(_PAGEABLE, epochs(torchs, False, to)),
+        ]
+
+    return contenders
+
+
+def _until_done(where: DryRun, run: Callable[[Any], float], loader: Any) -> float:
+    """Return the seconds of an epoch for each batch, with the device's last copy."""
+    seconds = run(loader)
+    start = time.perf_counter()
+    where.sync()
+    return seconds + (time.perf_counter() - start) / len(loader)
