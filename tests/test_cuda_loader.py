@@ -1,0 +1,344 @@
+"""DataLoader(pin_memory=True) on a GPU: pinned rings, captures, forked workers."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import fake_cuda
+import pytest
+import torch
+from loader_sets import Numbers, holders, wait_for
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset
+
+import pyparallel
+from pyparallel import DataLoader, PreDataLoader, _ring, _slab, scatter, start_to_host
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.timeout(120),
+    # Python 3.12 warns of every fork beside a thread: workers start beside CUDA's.
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
+]
+
+NUM_BATCHES, BATCH = 10, 2
+#: So many that a device which is behind by three epochs leaves one free.
+NUM_SLABS = 40
+#: A batch has 256 KiB: it is copied by itself, from where a worker wrote it.
+SHAPE = (32_768,)
+
+
+def expected(i: int) -> torch.Tensor:
+    """Return batch ``i`` of every loader here."""
+    first = float(BATCH * i)
+    return torch.tensor([[first], [first + 1]]).expand(BATCH, *SHAPE)
+
+
+OPTIONS: dict[str, Any] = {
+    "num_workers": 2,
+    "multiprocessing_context": "fork",
+    "ring_slabs": NUM_SLABS,
+}
+
+
+def pinned_loader(dataset: Any = None, **options: Any) -> Any:
+    return DataLoader(
+        dataset or Numbers(BATCH * NUM_BATCHES, SHAPE),
+        BATCH,
+        pin_memory=True,
+        **{**OPTIONS, **options},
+    )
+
+
+def by_scatter(loader: Any) -> Iterator[torch.Tensor]:
+    for batch in loader:
+        assert batch.is_pinned()
+        yield scatter(batch, [0])[0]
+
+
+def by_to(loader: Any) -> Iterator[torch.Tensor]:
+    for batch in loader:
+        assert batch.is_pinned()
+        yield batch.to("cuda", non_blocking=True)
+
+
+def by_prefetch(loader: Any) -> Iterator[torch.Tensor]:
+    with PreDataLoader(loader, 0) as ahead:
+        yield from ahead
+
+
+def is_free_again(loader: Any) -> bool:
+    """Return True once the device has read all that was dropped."""
+
+    def is_free() -> bool:
+        _slab.release_done()
+        loader._receiving.ring.free_late()
+        return not any(holders(loader))
+
+    return wait_for(is_free)
+
+
+@contextlib.contextmanager
+def late_device() -> Iterator[None]:
+    """Keep the device behind the host: copies are under way when batches die."""
+    delay = fake_cuda.delayed(2000) if fake_cuda.active else contextlib.nullcontext()
+    with delay:
+        torch.cuda._sleep(50_000_000)
+        yield
+
+
+# -------------------------------------------------------------------- values and slabs
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("way", [by_scatter, by_to, by_prefetch])
+def test_every_batch_of_several_epochs_is_right(way: Any, persistent: bool) -> None:
+    loader = pinned_loader(persistent_workers=persistent)
+    with late_device():
+        for _ in range(3):
+            sent = list(way(loader))
+            assert len(sent) == NUM_BATCHES
+            for i, batch in enumerate(sent):
+                assert batch.is_cuda and torch.equal(batch.cpu(), expected(i))
+    stats = loader.stats()
+    assert (stats.ring_hits, stats.ring_misses) == (3 * NUM_BATCHES, 0)
+    assert is_free_again(loader)
+
+
+@pytest.mark.filterwarnings("ignore:.PP201")
+@pytest.mark.parametrize("way", [by_scatter, by_to, by_prefetch])
+def test_a_slab_is_not_written_while_the_device_reads_it(way: Any) -> None:
+    """A worker waits for every slab, and the device is behind by most of them."""
+    num = 60
+    loader = pinned_loader(Numbers(BATCH * num, SHAPE), num_workers=1, ring_slabs=4)
+    sent = []
+    with late_device():
+        for batch in way(loader):
+            sent.append(batch)
+            if len(sent) % 4 == 0:
+                torch.cuda.current_stream().synchronize()
+                torch.cuda._sleep(5_000_000)
+    for i, batch in enumerate(sent):
+        assert torch.equal(batch.cpu(), expected(i))
+    assert loader.stats().ring_hits > 8, "no slab was used three times"
+    assert is_free_again(loader)
+
+
+def test_a_batch_is_read_in_place_without_a_pageable_copy() -> None:
+    loader = pinned_loader()
+    list(by_scatter(loader))  # every slab is pinned now, as far as one is used
+    batches = iter(loader)
+    batch = next(batches)
+    ring = loader._receiving.ring
+    inside = [
+        ring.address(slab) <= batch.data_ptr() < ring.address(slab) + ring.slab_nbytes
+        for slab in range(ring.num_slabs)
+    ]
+    assert inside.count(True) == 1
+    before = pyparallel.memory.pinned_info()
+    sent = scatter(batch, [0])[0]
+    assert pyparallel.memory.pinned_info() == before  # no staging block was taken
+    assert torch.equal(sent.cpu(), expected(0))
+
+
+def test_a_batch_that_is_kept_outlives_its_epoch_and_its_loader() -> None:
+    loader = pinned_loader()
+    kept = list(loader)[3]
+    assert [int(batch[0, 0]) for batch in loader] == [2 * i for i in range(NUM_BATCHES)]
+    del loader
+    assert kept.is_pinned() and torch.equal(kept, expected(3))
+    assert torch.equal(scatter(kept, [0])[0].cpu(), expected(3))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("way", [by_scatter, by_prefetch])
+def test_an_epoch_that_is_left_early_costs_no_slab(way: Any, persistent: bool) -> None:
+    loader = pinned_loader(persistent_workers=persistent)
+    for stop in (1, 4, 0):
+        sent = way(loader)
+        for i in range(stop):
+            assert torch.equal(next(sent).cpu(), expected(i))
+        sent.close()
+        del sent
+    assert [batch.cpu()[0, 0].item() for batch in way(loader)] == [
+        2.0 * i for i in range(NUM_BATCHES)
+    ]
+    assert loader.stats().ring_misses == 0
+    assert is_free_again(loader)
+
+
+# ---------------------------------------------------------------------- forked workers
+
+
+class AsksForCuda(Dataset[Any]):
+    """Samples that say whether CUDA is closed to the worker that made them."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> Any:
+        closed = torch.cuda._is_in_bad_fork() and not torch.cuda.is_initialized()
+        return {"x": torch.full(SHAPE, float(i)), "closed": closed}
+
+
+@pytest.mark.parametrize("collate_fn", [None, pyparallel.collate])
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_workers_that_are_forked_after_the_start_of_cuda_do_without_it(
+    collate_fn: Any, pin_memory: bool
+) -> None:
+    """torch raises for each use of CUDA in such a worker."""
+    torch.ones(1).to("cuda")
+    loader: Any = DataLoader(
+        AsksForCuda(), 2, collate_fn=collate_fn, pin_memory=pin_memory, **OPTIONS
+    )
+    for _ in range(2):  # the second epoch forks beside slabs that are pinned
+        for i, batch in enumerate(loader):
+            assert list(batch["closed"]) == [True, True]
+            sent = scatter(batch["x"], [0])[0]
+            assert torch.equal(sent.cpu(), expected(i))
+    assert loader.stats().ring_misses == 0
+
+
+# --------------------------------------------------------------------- graph captures
+
+
+class Gated(Numbers):
+    """Samples that workers make when the gate is open; the first ones at once."""
+
+    def __init__(self, num_free: int) -> None:
+        super().__init__(BATCH * NUM_BATCHES, SHAPE)
+        self.num_free = num_free
+        self.gate = multiprocessing.get_context("fork").Event()
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        assert i < self.num_free or self.gate.wait(60)
+        return super().__getitem__(i)
+
+
+def captured(body: Callable[[], Any]) -> None:
+    """Run ``body`` in a graph capture of this thread, and replay the graph."""
+    static = torch.zeros(8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        static.add_(1)
+        body()
+        static.add_(1)
+    for i in (1, 2):
+        graph.replay()
+        assert static.tolist() == [2.0 * i] * 8
+
+
+def num_here(loader: Any) -> int:
+    """Return how many slabs have arrived in this process."""
+    return holders(loader).count(_ring.PARENT)
+
+
+def test_batches_arrive_and_are_pinned_beside_a_capture() -> None:
+    """The pinning thread adopts slabs, which pins them and asks for done copies."""
+    dataset = Gated(num_free=BATCH)
+    loader = pinned_loader(dataset, persistent_workers=True)
+    batches = iter(loader)
+    with late_device():
+        first = scatter(next(batches), [0])[0]  # its slab is given back late
+
+        def arrive() -> None:
+            dataset.gate.set()
+            assert wait_for(lambda: num_here(loader) >= 3)
+
+        captured(arrive)
+        rest = [scatter(batch, [0])[0] for batch in batches]
+    for i, batch in enumerate([first, *rest]):
+        assert torch.equal(batch.cpu(), expected(i))
+    assert loader.stats().ring_misses == 0
+    assert is_free_again(loader)
+
+
+def test_a_batch_may_die_in_the_thread_that_captures() -> None:
+    loader = pinned_loader()
+    batches = iter(loader)
+    held = [next(batches)]
+    with late_device():
+        sent = [scatter(held[0], [0])[0]]
+        captured(held.clear)
+        sent += [scatter(batch, [0])[0] for batch in batches]
+    for i, batch in enumerate(sent):
+        assert torch.equal(batch.cpu(), expected(i))
+    assert loader.stats().ring_misses == 0
+    assert is_free_again(loader)
+
+
+def in_thread(body: Callable[[], Any], stream: Any = None) -> None:
+    """Run ``body`` in another thread, on a stream or the default one."""
+
+    def run() -> None:
+        with torch.cuda.stream(stream):
+            body()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result()
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_a_thread_sends_and_drops_batches_beside_a_capture(own_stream: bool) -> None:
+    loader = pinned_loader()
+    stream = torch.cuda.Stream() if own_stream else None
+    batches, sent = iter(loader), []
+
+    def use() -> None:
+        for _ in range(4):
+            sent.append(scatter(next(batches), [0])[0])
+
+    with late_device():
+        in_thread(use, stream)
+        captured(lambda: in_thread(use, stream))
+        sent += [scatter(batch, [0])[0] for batch in batches]
+    for i, batch in enumerate(sent):
+        assert torch.equal(batch.cpu(), expected(i))
+    assert is_free_again(loader)
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_results_are_under_way_to_the_host_beside_a_capture(own_stream: bool) -> None:
+    """A send asks for the end of other copies, which must not end the capture."""
+    numbers = torch.arange(1 << 20, dtype=torch.float32)
+    there, leaves = numbers.to("cuda"), [torch.full((5,), 7.0), torch.arange(9)]
+    stream = torch.cuda.Stream() if own_stream else None
+    sent: list[Any] = []
+
+    def send() -> None:
+        in_thread(lambda: sent.extend(scatter(leaves, [0])), stream)
+
+    send()
+    with late_device():
+        handle = start_to_host([there])
+        captured(send)
+        (got,) = handle.get()
+    assert torch.equal(got, numbers)
+    for first, second in sent:
+        assert torch.equal(first.cpu(), leaves[0])
+        assert torch.equal(second.cpu(), leaves[1])
+
+
+@pytest.mark.parametrize("kind", [DataLoader, TorchLoader])
+def test_a_prefetcher_goes_on_beside_a_capture(kind: Any) -> None:
+    dataset = Gated(num_free=2 * BATCH)
+    loader = kind(
+        dataset, BATCH, pin_memory=True, num_workers=1, multiprocessing_context="fork"
+    )
+    with PreDataLoader(loader, 0, queue_size=4) as ahead:
+        batches = iter(ahead)
+        sent = [next(batches)]
+
+        def arrive() -> None:
+            dataset.gate.set()
+            assert wait_for(lambda: len(batches._generation.items) == 4)
+
+        captured(arrive)
+        sent += batches
+    assert len(sent) == NUM_BATCHES
+    for i, batch in enumerate(sent):
+        assert torch.equal(batch.cpu(), expected(i))
