@@ -49,6 +49,7 @@ def cases(quick: bool) -> list[GpuCase]:
             goals += [Goal(peer, 5, of="device"), Goal(peer, 20, of="host")]
         if form == forms[0]:
             goals.append(Goal(NESTED, 2.5, of="device"))
+        goals.append(Goal(count="launches", most=2 if form.mask else 1))
         found.append(
             GpuCase(
                 f"images, {form}",

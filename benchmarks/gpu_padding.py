@@ -36,6 +36,7 @@ def cases(quick: bool) -> list[GpuCase]:
             goals = [Goal(COPY, share, of="device"), Goal(PAD, 2, of="device")]
             if dtype is torch.float32:
                 goals.append(Goal(NESTED, 2.5, of="device"))
+            goals.append(Goal(count="launches", most=1))
             name = str(dtype).removeprefix("torch.")
             found.append(
                 GpuCase(

@@ -131,7 +131,7 @@ class FakeGpu(gpu_target.DryRun):  # type: ignore[misc]  # the module is found a
 
     def counts(self, call: Any) -> dict[str, Any]:
         call()
-        return {"copies": 2, "waits": 0, "page_locks": None}
+        return {"launches": 1, "copies": 2, "waits": 0, "page_locks": None}
 
 
 def test_inputs_turn_before_every_call_and_results_die_after_the_clocks() -> None:
@@ -241,22 +241,26 @@ def event(name: str, start: float, on_device: bool = False, end: float = 0) -> A
     return SimpleNamespace(name=name, device_type=kind, time_range=span)
 
 
-def test_copies_waits_and_page_locking_of_one_call_are_counted() -> None:
+def test_launches_copies_waits_and_page_locking_of_one_call_are_counted() -> None:
     range_ = gpu_target._RANGE
     events = [
         event("cudaStreamSynchronize", 5),
         event(range_, 10, end=20),
         event(range_, 11, on_device=True, end=25),
         event("cudaMemcpyAsync", 12),
+        event("cudaLaunchKernelExC", 12),
+        event("cuLaunchKernel", 13),
+        event("cudaLaunchHostFunc", 13),
         event("cudaHostAlloc", 13),
         event("cudaStreamSynchronize", 14),
         event("cudaEventSynchronize", 15),
         event("cudaDeviceSynchronize", 21),
+        event("cudaLaunchKernel", 21),
         event("Memcpy HtoD (Pinned -> Device)", 16, on_device=True),
         event("Memcpy DtoD (Device -> Device)", 17, on_device=True),
         event("Memcpy DtoH (Device -> Pinned)", 30, on_device=True),
     ]
-    expected = {"copies": 2, "waits": 2, "page_locks": 1}
+    expected = {"launches": 2, "copies": 2, "waits": 2, "page_locks": 1}
     assert gpu_target.count(events) == expected
     assert gpu_target.count(events, 3)["page_locks"] == 3
     blind = [each for each in events if each.device_type is DeviceType.CPU]
@@ -271,7 +275,7 @@ def test_peers_that_are_absent_or_fail_are_named_and_ours_may_not_fail() -> None
         raise TypeError("not with this torch\nat all")
 
     absent, fails = (
-        gpu_case.measure(case(peer, counts=True), FakeGpu(), QUICK)["rows"][1]
+        gpu_case.measure(case(peer), FakeGpu(), QUICK)["rows"][1]
         for peer in (None, broken)
     )
     absent_ = {"name": "peer", "kind": "peer", "installed": False}
@@ -286,7 +290,7 @@ def test_peers_that_are_absent_or_fail_are_named_and_ours_may_not_fail() -> None
 
 def test_a_record_of_a_gpu_has_three_clocks_counts_and_goals() -> None:
     goals = [Goal("peer", 2, of="device")]
-    asked = case(torch.clone, counts=True, goals=goals)
+    asked = case(torch.clone, goals=goals)
     found = gpu_case.measure(asked, FakeGpu(), QUICK)
     ours, peer = found["rows"]
     assert ours["counts"] == peer["counts"] == FakeGpu().counts(lambda: 0)
@@ -324,6 +328,24 @@ def test_cases_for_which_there_is_no_time_fail_the_run(
     assert err == "Failed: case: not run: -1 s (--total-seconds) were over\n"
 
 
+def test_slow_cases_shorten_the_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, shares = [0.0], []
+
+    def slow(case: Any, where: Any, effort: Any) -> Any:
+        shares.append(effort.max_seconds)
+        now[0] += 10
+        return gpu_case.measure(case, where, QUICK)
+
+    monkeypatch.setattr(gpu, "measure_case", slow)
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(gpu, "QUICK", QUICK._replace(max_seconds=4.0))
+    found = [case(torch.clone, title) for title in "abcd"]
+    assert run(monkeypatch, *found, options=["--total-seconds", 25]) == 1
+    assert shares == [4.0, 4.0, 2.5]  # 25 / 4, 15 / 3, 5 / 2; the last is not run
+
+
 def test_reports_are_made_of_records_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -353,17 +375,3 @@ def test_no_case_of_that_title_is_said_so(capsys: pytest.CaptureFixture[str]) ->
         gpu.main(["--device", "cpu", "--cases", "no such case"])
     expected = "--cases must be parts of titles of cases, but is ['no such case']"
     assert expected in capsys.readouterr().err
-
-
-def test_every_case_runs_dry_and_all_contenders_agree(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    before = sorted((ROOT / "benchmarks" / "results").iterdir())
-    assert gpu.main(["--device", "cpu"]) == 0
-    out = capsys.readouterr().out
-    titles = [each.title for each in gpu.cases(True)]
-    assert len(set(titles)) == len(titles) == 18
-    for title in titles:
-        assert f"**{title}, a dry run** (" in out
-    assert "reached" not in out and "missed" not in out
-    assert sorted((ROOT / "benchmarks" / "results").iterdir()) == before

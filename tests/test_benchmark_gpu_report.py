@@ -12,6 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 _harness = importlib.import_module("benchmarks._harness")
+gpu = importlib.import_module("benchmarks.gpu")
 gpu_case = importlib.import_module("benchmarks.gpu_case")
 gpu_report = importlib.import_module("benchmarks.gpu_report")
 Goal = gpu_case.Goal
@@ -26,7 +27,8 @@ def record(goals: list[Any], host: float = 1e-4, **times: float) -> dict[str, An
         figures = {"seconds": [seconds] * 3, **_harness.summarise([seconds] * 3)}
         rows.append({**row, **figures, "over": {} if name == "ours" else over})
     rows[0] |= {"kind": "ours", "host": {**_harness.summarise([host]), "over": {}}}
-    rows[0]["counts"] = {"copies": 1, "waits": 2, "page_locks": None}
+    counts = {"launches": 3, "copies": 1, "waits": 2, "page_locks": None}
+    rows[0]["counts"] = counts
     rows.append({"name": "absent", "kind": "peer", "installed": False})
     rows.append({**rows[-1], "name": "broken", "why": "fails: TypeError: no"})
     found = {"title": "case", "note": "n", "rounds": 3, "rows": rows}
@@ -70,12 +72,12 @@ def test_a_case_is_one_table_with_its_goals_below() -> None:
         == """\
 **case** (n; 3 rounds)
 
-|  | returns | / ours | usable | / ours | copies | waits | page locks |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| **ours** | 100 us |  | 2.00 ms |  | 1 | 2 |  |
-| peer | - |  | 30.0 ms | 15 (15 - 15) |  |  |  |
-| absent | not installed |  |  |  |  |  |  |
-| broken | fails: TypeError: no |  |  |  |  |  |  |
+|  | returns | / ours | usable | / ours | launches | copies | waits | page locks |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| **ours** | 100 us |  | 2.00 ms |  | 3 | 1 | 2 |  |
+| peer | - |  | 30.0 ms | 15 (15 - 15) |  |  |  |  |
+| absent | not installed |  |  |  |  |  |  |  |
+| broken | fails: TypeError: no |  |  |  |  |  |  |  |
 
 - **missed**: peer: at least 20 times ours (usable): 15 (15 - 15)
 - -: absent: at least 2 times ours (usable): not measured
@@ -121,6 +123,30 @@ def test_what_must_be_hidden_is_a_goal() -> None:
     found["rows"][0]["hidden"] = {"of_medians": 0.9}
     text = "ours hides at least 0.95 of the data: 0.900"
     assert gpu_report.goals(found) == [(False, text)]
+
+
+def test_the_readme_lists_the_goals_of_all_cases(tmp_path: Path) -> None:
+    found = ROOT / "benchmarks" / "README.md"
+    readme = tmp_path / "README.md"
+    readme.write_bytes(found.read_bytes())
+    assert gpu.main(["--goals", "--out", str(tmp_path)]) == 0
+    assert readme.read_text(encoding="utf-8") == found.read_text(encoding="utf-8")
+
+
+def test_a_case_has_one_row_for_each_goal() -> None:
+    case = gpu_case.GpuCase("case", "note", lambda where: None, GOALS[:2] + GOALS[5:7])
+    bare = gpu_case.GpuCase("other", "note", lambda where: None)
+    assert (
+        gpu_report.goals_block([case, bare])
+        == """\
+| case | goal |
+| --- | --- |
+| case | peer: at least 20 times ours (usable) |
+|  | peer: at least 10 times ours (usable) |
+|  | at most 120 us (returns) |
+|  | at most 1000 us (usable) |
+"""
+    )
 
 
 def test_the_readme_has_the_newest_records_or_says_that_there_are_none() -> None:
