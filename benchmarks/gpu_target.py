@@ -249,11 +249,13 @@ def _host_allocations() -> int:
 
 
 def _runtime() -> Any:
-    """Return the CUDA runtime that torch has loaded, or None."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.rpartition(" ")[2]
-        if Path(path).name.startswith("libcudart.so"):
-            found = ctypes.CDLL(path)
+    """Return the CUDA runtime that torch calls, or None."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    paths = [line.rpartition(" ")[2] for line in maps]
+    loaded = [p for p in paths if Path(p).name.startswith("libcudart.so")]
+    for path in [None, *loaded[:1]]:  # a preloaded library comes first, as for torch
+        found = ctypes.CDLL(path)
+        if hasattr(found, "cudaMemcpyAsync"):
             pointers = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
             found.cudaMemcpyAsync.argtypes = [*pointers, ctypes.c_int, ctypes.c_void_p]
             return found
