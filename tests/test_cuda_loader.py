@@ -76,7 +76,6 @@ def is_free_again(loader: Any) -> bool:
 
     def is_free() -> bool:
         _slab.release_done()
-        loader._receiving.ring.free_late()
         return not any(holders(loader))
 
     return wait_for(is_free)
@@ -112,7 +111,7 @@ def test_every_batch_of_several_epochs_is_right(way: Any, persistent: bool) -> N
 @pytest.mark.filterwarnings("ignore:.PP201")
 @pytest.mark.parametrize("way", [by_scatter, by_to, by_prefetch])
 def test_a_slab_is_not_written_while_the_device_reads_it(way: Any) -> None:
-    """A worker waits for every slab, and the device is behind by most of them."""
+    """Four slabs serve 60 batches, and the device is behind by three of them."""
     num = 60
     loader = pinned_loader(Numbers(BATCH * num, SHAPE), num_workers=1, ring_slabs=4)
     sent = []
@@ -121,6 +120,7 @@ def test_a_slab_is_not_written_while_the_device_reads_it(way: Any) -> None:
             sent.append(batch)
             if len(sent) % 4 == 0:
                 torch.cuda.current_stream().synchronize()
+                _slab.release_done()
                 torch.cuda._sleep(5_000_000)
     for i, batch in enumerate(sent):
         assert torch.equal(batch.cpu(), expected(i))
@@ -220,16 +220,31 @@ class Gated(Numbers):
 
 
 def captured(body: Callable[[], Any]) -> None:
-    """Run ``body`` in a graph capture of this thread, and replay the graph."""
+    """Run ``body`` in a graph capture of this thread, and replay the graph.
+
+    An unsafe call of any thread ends the capture. `torch.cuda.graph` would first wait
+    for the device and empty the allocator's cache.
+    """
     static = torch.zeros(8, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin(capture_error_mode="global")
         static.add_(1)
-        body()
-        static.add_(1)
+        try:
+            body()
+        finally:
+            static.add_(1)
+            graph.capture_end()
     for i in (1, 2):
         graph.replay()
         assert static.tolist() == [2.0 * i] * 8
+
+
+def cache_memory(stream: Any = None) -> None:
+    """Let torch's allocator have memory: its ``cudaMalloc`` would end a capture."""
+    with torch.cuda.stream(stream):
+        blocks = [torch.empty(BATCH, *SHAPE, device="cuda") for _ in range(16)]
+    del blocks
 
 
 def num_here(loader: Any) -> int:
@@ -294,6 +309,7 @@ def test_a_thread_sends_and_drops_batches_beside_a_capture(own_stream: bool) -> 
 
     with late_device():
         in_thread(use, stream)
+        cache_memory(stream)
         captured(lambda: in_thread(use, stream))
         sent += [scatter(batch, [0])[0] for batch in batches]
     for i, batch in enumerate(sent):
@@ -313,8 +329,10 @@ def test_results_are_under_way_to_the_host_beside_a_capture(own_stream: bool) ->
         in_thread(lambda: sent.extend(scatter(leaves, [0])), stream)
 
     send()
+    cache_memory(stream)
     with late_device():
         handle = start_to_host([there])
+        assert not handle.is_done()
         captured(send)
         (got,) = handle.get()
     assert torch.equal(got, numbers)
@@ -325,13 +343,15 @@ def test_results_are_under_way_to_the_host_beside_a_capture(own_stream: bool) ->
 
 @pytest.mark.parametrize("kind", [DataLoader, TorchLoader])
 def test_a_prefetcher_goes_on_beside_a_capture(kind: Any) -> None:
-    dataset = Gated(num_free=2 * BATCH)
-    loader = kind(
-        dataset, BATCH, pin_memory=True, num_workers=1, multiprocessing_context="fork"
-    )
+    """torch's own pinning thread may end a capture: its loader does not pin here."""
+    dataset, options = Gated(num_free=2 * BATCH), {**OPTIONS, "num_workers": 1}
+    if kind is TorchLoader:
+        del options["ring_slabs"]
+    loader = kind(dataset, BATCH, pin_memory=kind is DataLoader, **options)
     with PreDataLoader(loader, 0, queue_size=4) as ahead:
         batches = iter(ahead)
         sent = [next(batches)]
+        cache_memory()
 
         def arrive() -> None:
             dataset.gate.set()
