@@ -12,6 +12,8 @@ from zlib import crc32
 
 from torch.utils.data import BatchSampler
 
+#: The end of an iterator that may yield anything.
+END = object()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -56,7 +58,10 @@ class Reader:
         return self._noting(self._iterator) if self.has_state() else self._iterator
 
     def _noting(self, iterator: Any) -> Iterator[Any]:
-        yield from iterator
+        # ``yield from`` would call iter() again, which rewinds a data set that is its
+        # own iterator.
+        while (sample := next(iterator, END)) is not END:
+            yield sample
         self.ended = True
 
     def has_state(self) -> bool:
@@ -85,8 +90,9 @@ class Reader:
         return iter(())
 
     def _load(self, state: dict[str, Any]) -> None:
-        if state["own"] is not None:
-            self.thing.load_state_dict(copy.deepcopy(state["own"]))
+        is_iterator = self._iterator is self.thing
+        if (own := state["iterator" if is_iterator else "own"]) is not None:
+            self.thing.load_state_dict(copy.deepcopy(own))
 
     def _restored(self, state: dict[str, Any]) -> Iterator[Any]:
         iterator = iter(self)

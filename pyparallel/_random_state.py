@@ -5,11 +5,14 @@ Plain means tensors, numbers and tuples: what ``torch.load(weights_only=True)`` 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 
 def capture(generators: dict[str, torch.Generator]) -> dict[str, Any]:
@@ -45,3 +48,18 @@ def restore(state: dict[str, Any], generators: dict[str, torch.Generator]) -> No
     if numpy is not None and "numpy" in state:
         words, *rest = state["numpy"]
         numpy.set_state(("MT19937", words.cpu().numpy().view("uint32"), *rest))
+
+
+@contextlib.contextmanager
+def kept_in_parent() -> Iterator[None]:
+    """Undo changes of the random states that the block makes, unless in a worker.
+
+    A dataset may restore random states from its own state. In a worker they are the
+    dataset's; in the parent the loader has restored later ones.
+    """
+    if get_worker_info() is not None:
+        yield
+        return
+    state = capture({})
+    yield
+    restore(state, {})

@@ -7,13 +7,12 @@ stateful dataset, and puts the dataset where the worker of a stopped loader was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from . import _random_state
-from ._order import Reader, state_of
+from ._order import END, Reader, state_of
 
 
 class Extra(NamedTuple):
@@ -63,7 +62,8 @@ class Source:
         if not isinstance(self.dataset, IterableDataset):
             record = self._records.pop(worker, None)
             if record is not None and record["state"] is not None:
-                self.dataset.load_state_dict(record["state"]["own"])
+                with _random_state.kept_in_parent():
+                    self.dataset.load_state_dict(record["state"]["own"])
 
     def open(self) -> Iterator[Any]:
         """Return the iterator over an iterable dataset, after what had been given.
@@ -84,11 +84,12 @@ class Source:
         return samples
 
     def _restored(self, record: dict[str, Any]) -> Iterator[Any]:
-        samples = self._reader.continued(record["state"])
         if not record["ended"]:
-            return samples
-        for _ in samples:  # what drop_last had dropped, and what follows the end
-            pass
+            return self._reader.continued(record["state"])
+        with _random_state.kept_in_parent():
+            samples = self._reader.continued(record["state"])
+            for _ in samples:  # what drop_last had dropped, and what follows the end
+                pass
         return self._fresh()
 
     def _fresh(self) -> Iterator[Any]:
@@ -97,7 +98,9 @@ class Source:
 
     def _skip(self, samples: Iterator[Any], batches: int) -> None:
         wanted = batches * self._samples
-        found = sum(1 for _ in islice(samples, wanted))
+        found = 0
+        while found < wanted and next(samples, END) is not END:
+            found += 1
         if found <= wanted - self._samples:  # the last batch may have been short
             raise RuntimeError(
                 f"DataLoader.load_state_dict: the dataset must give its samples again, "

@@ -186,6 +186,71 @@ class UnevenCursors(Uneven):
         return TensorCursor(self.share()[1])
 
 
+class UnevenSelf(Uneven):
+    """The same as its own iterator, which ``iter()`` rewinds."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at = 0
+        return self
+
+    def __next__(self) -> Any:
+        worker, length = self.share()
+        if self.at == length:
+            raise StopIteration
+        self.at += 1
+        return torch.tensor(100 * worker + self.at)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class UnevenOnward(UnevenSelf):
+    """The same as its own iterator, which begins the next round at its end."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        super().__init__(lengths)
+        self.at = self.round = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__() + 1000 * self.round
+        except StopIteration:
+            self.at, self.round = 0, self.round + 1
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "round": self.round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.round = state["at"], state["round"]
+
+
+class UnevenDraws(Uneven):
+    """The same with the random state of the process in the iterators' states."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return Drawing(self.share()[1])
+
+
+class Drawing(Cursor):
+    def __next__(self) -> Any:
+        super().__next__()
+        return torch.randint(1000, ())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "random": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+        torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
+
+
 class Remembering(Numbers):
     """A stateful map-style dataset: a sample has how many were read before it."""
 

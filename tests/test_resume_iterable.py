@@ -17,7 +17,10 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*multi-threaded, use of fork:DeprecationWarning",
 )
 
-KINDS = [resumed.Uneven, resumed.UnevenStateful, resumed.UnevenCursors]
+KINDS = [
+    *(resumed.Uneven, resumed.UnevenStateful, resumed.UnevenCursors),
+    *(resumed.UnevenSelf, resumed.UnevenOnward, resumed.UnevenDraws),
+]
 
 
 def case_of(kind: type, lengths: tuple[int, ...], **options: Any) -> Case:
@@ -78,6 +81,26 @@ def test_persistent_workers(kind: type) -> None:
     for stop in both_gave if unknown else chosen[::2]:
         if not (unknown and stop.moment == "end"):
             assert continued(again(case), stop) == batches[stop.given :], stop.given
+
+
+class Rewound(resumed.Uneven):
+    """Its own iterator without a state, which notes how often it is rewound."""
+
+    iterations = 0
+
+    def __iter__(self) -> Any:
+        self.iterations += 1
+        self.numbers = iter(range(self.lengths[0]))
+        return self
+
+    def __next__(self) -> Any:
+        return torch.tensor(next(self.numbers))
+
+
+def test_a_dataset_is_asked_for_its_iterator_once_an_epoch() -> None:
+    _, stops = uninterrupted(case_of(Rewound, (5,)))
+    case = case_of(Rewound, (5,))
+    assert len(continued(case, stops[3])) == 4 and case.dataset.iterations == 2
 
 
 def test_a_worker_sees_the_dataset_of_the_user() -> None:

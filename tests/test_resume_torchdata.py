@@ -57,12 +57,13 @@ def arguments(order: str) -> dict[str, Any]:
         "with state": lambda: {"dataset": numbers, "sampler": resumed.WithState(11)},
         "remembering": lambda: {"dataset": resumed.Remembering(11)},
         "uneven": lambda: {"dataset": resumed.UnevenStateful((9, 7))},
+        "own iterator": lambda: {"dataset": resumed.UnevenSelf((9, 7))},
         "cursors": lambda: {"dataset": resumed.UnevenCursors((9, 3))},
     }[order]()
 
 
 ORDERS = ["sequential", "random", "distributed", "their distributed", "counting"]
-ORDERS += ["with state", "remembering", "uneven", "cursors"]
+ORDERS += ["with state", "remembering", "uneven", "cursors", "own iterator"]
 
 
 def rest(cls: Any, order: str, stop: int, workers: int) -> list[Any]:
