@@ -120,6 +120,7 @@ class Order:
         exhausted: it has no more.
         state: the sampler's after the batches that ``pass_to`` was told of, None if it
             has none.
+        stateful: the sampler or its iterator has a state; None before the first draw.
     """
 
     def __init__(self, sampler: Any, state: dict[str, Any] | None = None) -> None:
@@ -139,7 +140,7 @@ class Order:
         self._ahead: deque[Any] = deque()
         self._states: deque[Any] = deque()
         self._passed, self.state = 0, state
-        self._stateful: bool | None = None
+        self.stateful: bool | None = None
         self.drawn, self.digest, self.exhausted = 0, 0, False
 
     @property
@@ -176,16 +177,15 @@ class Order:
             shown = index.tolist() if hasattr(index, "tolist") else index
             text = _ADDRESS.sub("", repr(shown))
             self.digest = crc32(text.encode(), self.digest)
-        if self._stateful is None:  # the iterator has been made by now
-            self._stateful = self._reader.has_state()
-        if self._stateful:
+        if self.stateful is None:  # the iterator has been made by now
+            self.stateful = self._reader.has_state()
+        if self.stateful:
             self._states.append(self._reader.state())
         return index
 
-    def skip(self, count: int) -> None:
-        """Draw indices that nobody gets."""
-        for _ in range(count):
-            self._draw()
+    def skip(self, count: int) -> list[Any]:
+        """Draw indices and return them: they had been given before."""
+        return [self._draw() for _ in range(count)]
 
     def look_ahead(self, count: int) -> None:
         """Draw indices now, as the loader that was stopped had done."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -37,7 +36,7 @@ class Packing:
         collate_fn: any.
         ring: where to write; None: into fresh memory.
         first_holder: the number of worker 0 in the ring.
-        extra: called after each batch; what it returns arrives with it.
+        extra: called after each batch; returns bytes that travel with it, or None.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Packing:
         collate_fn: Callable[[Any], Any],
         ring: RingMemory | None,
         first_holder: int,
-        extra: Callable[[], Any],
+        extra: Callable[[], bytes | None],
     ) -> None:
         self.collate_fn, self.extra = collate_fn, extra
         self._ring, self._first_holder = ring, first_holder
@@ -75,8 +74,6 @@ class Packing:
             miss = None if slab else Miss("full" if self._ring else "off", 0)
             message = seal(batch, slab, miss)
             extra = self.extra()
-            if extra is not None:  # as it is now; and what fails must fail here
-                extra = pickle.dumps(extra)
             del batch
             if slab is not None and not slab.let_go():
                 if message.miss is None and message.place is not None:
@@ -107,7 +104,7 @@ class Preparing:
 
     def __call__(self, worker_id: int) -> None:
         """Prepare, then do what the user asked for."""
-        vars(_utils.worker)["ExceptionWrapper"] = _wrap_exception
+        vars(_utils.worker)["ExceptionWrapper"] = wrap_exception
         functions = _utils.collate.default_collate_fn_map
         if functions.get(torch.Tensor) is _utils.collate.collate_tensor_fn:
             functions[torch.Tensor] = _collate_tensors
@@ -115,7 +112,7 @@ class Preparing:
             self.worker_init_fn(worker_id)
 
 
-def _wrap_exception(where: str) -> ExceptionWrapper:
+def wrap_exception(where: str) -> ExceptionWrapper:
     """Return the current exception, as it arrives at the parent."""
     wrapper = ExceptionWrapper(where=where)
     try:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterableDataset, IterDataPipe
 
 from . import _random_state
 from ._order import Order, is_stateful, state_of, with_state
@@ -24,12 +25,15 @@ from ._source import Extra, Source
 VERSION = 1
 
 
-def idle_state(loader: Any, before: Progress | None) -> dict[str, Any]:
+def idle_state(
+    loader: Any, before: Progress | None, *, asks: bool = True
+) -> dict[str, Any]:
     """Return the state of a loader from which the next ``iter()`` begins an epoch.
 
     Args:
         loader: the ``DataLoader``.
         before: its last epoch, if there was one.
+        asks: whether to ask a dataset in this process for its state.
     """
     parts = parts_of(loader)
     ended = before is not None and before.finished
@@ -37,11 +41,12 @@ def idle_state(loader: Any, before: Progress | None) -> dict[str, Any]:
     inside = loader.num_workers == 0
     workers: dict[int, Any] = {}
     sampler = None
-    if before is not None and (kept or (inside and ended)):
-        workers = {k: {**v, "ended": True} for k, v in before.records.items()}
-    elif inside and is_stateful(loader.dataset):
-        state = {"own": state_of(loader.dataset), "iterator": None, "ended": False}
-        workers = {0: {"given": 0, "ended": False, "state": state, "random": None}}
+    if before is not None and (kept or (inside and ended and asks)):
+        workers = {k: {**v, "ended": True} for k, v in before.workers().items()}
+    elif inside and asks and _is_map_style(loader.dataset):
+        if (own := state_of(loader.dataset)) is not None:
+            record = {"given": 0, "ended": False, "state": {"own": own}, "random": None}
+            workers = {0: record}
     if before is not None and ended and before.order is not None:
         sampler = before.order.state
     elif is_stateful(inner := with_state(loader._index_sampler)):
@@ -57,6 +62,10 @@ def idle_state(loader: Any, before: Progress | None) -> dict[str, Any]:
         "workers": workers,
         "epoch": None,
     }
+
+
+def _is_map_style(dataset: Any) -> bool:
+    return not isinstance(dataset, IterableDataset)
 
 
 class Progress:
@@ -85,7 +94,8 @@ class Progress:
             RuntimeError: the sampler does not give the same indices again.
         """
         before: Progress | None = loader._progress
-        state: dict[str, Any] = loader._loaded or idle_state(loader, before)
+        state: dict[str, Any]
+        state = loader._loaded or idle_state(loader, before, asks=False)
         self._generators = generators_of(parts_of(loader))
         self._sampler = loader._index_sampler
         self._iterable = state["loader"]["dataset"] == "iterable"
@@ -110,6 +120,13 @@ class Progress:
         self._seeded: dict[str, Any] | None = None
         self._opened: dict[str, Any] | None = None
         self._continued = loader._loaded is not None
+        self._replays: dict[int, list[Any]] = {}
+        self._num_workers = loader.num_workers
+        self._auto_collation = loader._auto_collation
+        # Persistent workers go on with their dataset, and cannot read an epoch again.
+        self._wants = loader._states_wanted or loader.persistent_workers
+        self._context = loader.multiprocessing_context or torch.multiprocessing
+        self._wanted: Any = None
         if self._continued:
             self._continue(state, loader)
 
@@ -159,7 +176,7 @@ class Progress:
             else:
                 if epoch["iterators"] == 2:
                     order.again()
-                order.skip(given)
+                self._find_replays(order.skip(given))
             order.look_ahead(epoch["drawn"] - given)
         except StopIteration:
             pass
@@ -174,6 +191,15 @@ class Progress:
                 f"sampler or its data changed; or it uses randomness of its own. Then "
                 f"give it state_dict and load_state_dict."
             )
+
+    def _find_replays(self, given: list[Any]) -> None:
+        """Note what workers had read whose map-style dataset has an unknown state.
+
+        Workers take turns, and the first one had the first batch.
+        """
+        for worker, record in self.records.items():
+            if record["state"] is None:
+                self._replays[worker] = given[worker :: self._num_workers]
 
     def indices(self) -> Iterator[Any]:
         """Return the indices of the epoch, when an iterator asks for them."""
@@ -200,8 +226,23 @@ class Progress:
         if self._iterable or is_stateful(dataset):
             size = self._begun["loader"]["batch_size"] or 1
             records = self.records if self._continued else {}
-            self.source = Source(dataset, size, copy.deepcopy(records))
+            if self._num_workers:
+                self._wanted = self._context.RawValue("b", self._wants)
+            self.source = Source(
+                *(dataset, size, copy.deepcopy(records), self._wanted),
+                *(self._replays, self._auto_collation),
+            )
         return self.source
+
+    def want_states(self) -> None:
+        """Let workers report the states of their dataset from now on."""
+        if self._wanted is not None:
+            self._wanted.value = True
+
+    def drawn(self) -> None:
+        """Note that indices were drawn: the next ones go to a worker."""
+        if self.order is not None and self.order.stateful:
+            self.want_states()  # such a sampler does not draw past indices again
 
     def opened(self) -> None:
         """Note that the iterator stands."""
@@ -210,7 +251,6 @@ class Progress:
 
     def give_here(self) -> None:
         """Note that the consumer gets a batch that no worker has made."""
-        self.extra = self.source.extra() if self.source is not None else None
         self.give(self.order.taken - self._base if self.order is not None else 0)
 
     def give(self, position: int) -> None:
@@ -238,16 +278,35 @@ class Progress:
             self.records[extra.worker] = record
         record["given"] += 1
         record["state"] = extra.state
-        record["random"] = extra.random or record["random"]
+        random = extra.random or record["random"]
+        record["random"] = random if extra.state is None else None
         self._unknown.discard(extra.worker)
         self.turn = extra.worker + 1
+
+    def workers(self) -> dict[int, dict[str, Any]]:
+        """Return what is known of every process that has given something."""
+        if self._num_workers or self.source is None:
+            return {worker: dict(record) for worker, record in self.records.items()}
+        state = self.source.state()
+        return {
+            0: {"given": self.given, "ended": False, "state": state, "random": None}
+        }
 
     def state(self, loader: Any) -> dict[str, Any]:
         """Return the state from which another loader gives the next batch.
 
         Raises:
             RuntimeError: nobody can know what the next batch would be.
+            Exception: what the dataset's ``state_dict`` raised.
         """
+        self.want_states()
+        state = self._state(loader)
+        for record in state["workers"].values():
+            if isinstance(record["state"], ExceptionWrapper):
+                record["state"].reraise()
+        return state
+
+    def _state(self, loader: Any) -> dict[str, Any]:
         if self._unknown:
             raise RuntimeError(
                 "DataLoader.state_dict must know the state of all workers, but an "
@@ -255,16 +314,19 @@ class Progress:
                 f"{sorted(self._unknown)} have given nothing since. Take the state "
                 "later in this epoch, or finish epochs."
             )
-        if self._lost and any(r["state"] is None for r in self.records.values()):
+        if self.finished:
+            return idle_state(loader, self)
+        if not self.given and (self._continued or self._num_workers):
+            return dict(self._begun)
+        workers = self.workers()
+        if self._lost and any(r["state"] is None for r in workers.values()):
             raise RuntimeError(
                 "DataLoader.state_dict must know which samples were given, but a batch "
                 "of this epoch raised an exception, and an iterable dataset without a "
                 "state was read on. Give it state_dict and load_state_dict."
             )
-        if self.finished:
-            return idle_state(loader, self)
         if not self.given:
-            return dict(self._begun)
+            return {**self._begun, "workers": workers}
         order = self.order
         return {
             **self._begun,
@@ -273,7 +335,7 @@ class Progress:
             "base_seed": self.base_seed,
             "sampler": order.state if order else None,
             "given": self.given,
-            "workers": {worker: dict(r) for worker, r in self.records.items()},
+            "workers": workers,
             "epoch": {
                 **self._epoch,
                 "drawn": order.drawn if order else 0,

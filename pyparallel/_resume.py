@@ -25,6 +25,8 @@ class Resumable:
     #: The progress of the last iterator; a state that waits for the next one.
     _progress: Progress | None = None
     _loaded: dict[str, Any] | None = None
+    #: Whether workers report the states of their dataset from the first batch on.
+    _states_wanted = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the last iterator has got, to be continued by another loader.
@@ -48,6 +50,7 @@ class Resumable:
             TypeError: the dataset is an ``IterDataPipe``.
         """
         self._must_be_resumable("state_dict")
+        self._states_wanted = True
         if self._loaded is not None:
             return dict(self._loaded)
         if self._progress is None:
@@ -76,6 +79,7 @@ class Resumable:
         self._must_be_resumable("load_state_dict")
         if state_dict:
             _check(self, state_dict)
+            self._states_wanted = True
         self._iterator: Any = None  # persistent workers have gone on
         self._progress = None
         self._loaded = copy.deepcopy(state_dict) or None
@@ -213,7 +217,9 @@ class Followed:
             for _ in range(self._turn):
                 next(self._worker_queue_idx_cycle)  # type: ignore[attr-defined]
             self._turn = 0
-        return super()._next_index()  # type: ignore[misc]
+        index = super()._next_index()  # type: ignore[misc]
+        self._progress.drawn()
+        return index
 
     def __next__(self) -> Any:
         progress = self._progress

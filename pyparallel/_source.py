@@ -6,13 +6,17 @@ stateful dataset, and puts the dataset where the worker of a stopped loader was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterableDataset, _utils, get_worker_info
 
 from . import _random_state
 from ._order import END, Reader, state_of
+from ._packing import wrap_exception
 
 
 class Extra(NamedTuple):
@@ -20,13 +24,15 @@ class Extra(NamedTuple):
 
     Attributes:
         worker: which one it is.
-        state: the dataset's, and its iterator's, after the batch; None without any.
-        random: the worker's random state before an iterable dataset without state was
-            opened, with the first batch after that.
+        state: the dataset's, and its iterator's, after the batch, or the exception
+            that its ``state_dict`` raised; None without any, or if the parent has not
+            asked for states.
+        random: the worker's random state before an iterable dataset was opened, with
+            the first batch after that.
     """
 
     worker: int
-    state: dict[str, Any] | None
+    state: dict[str, Any] | ExceptionWrapper | None
     random: dict[str, Any] | None
 
 
@@ -38,7 +44,13 @@ class Source:
     """
 
     def __init__(
-        self, dataset: Any, samples: int, records: dict[int, dict[str, Any]]
+        self,
+        dataset: Any,
+        samples: int,
+        records: dict[int, dict[str, Any]],
+        wanted: Any,
+        replays: dict[int, Sequence[Any]],
+        auto_collation: bool,
     ) -> None:
         """Prepare, in the parent.
 
@@ -48,10 +60,16 @@ class Source:
             records: for every worker that had given batches: how many (``given``), the
                 last ``state``, the ``random`` state, and whether that was in an epoch
                 that has ended (``ended``).
+            wanted: a number in shared memory; workers report states while it is not 0.
+            replays: for workers of a map-style dataset whose state is unknown: the
+                indices that they had read, as torch sent them.
+            auto_collation: those are batches of indices.
         """
         self.dataset = dataset
         self._samples = samples
         self._records = records
+        self._wanted, self._replays = wanted, replays
+        self._auto_collation = auto_collation
         self._worker = 0
         self._reader = Reader(dataset)
         self._random: dict[str, Any] | None = None
@@ -59,11 +77,18 @@ class Source:
     def enter(self, worker: int) -> None:
         """Begin in the process that reads: the one of that worker, or the parent."""
         self._worker = worker
-        if not isinstance(self.dataset, IterableDataset):
-            record = self._records.pop(worker, None)
-            if record is not None and record["state"] is not None:
-                with _random_state.kept_in_parent():
-                    self.dataset.load_state_dict(record["state"]["own"])
+        if isinstance(self.dataset, IterableDataset):
+            return
+        record = self._records.pop(worker, None)
+        if record is not None and record["state"] is not None:
+            with _random_state.kept_in_parent():
+                self.dataset.load_state_dict(record["state"]["own"])
+        fetcher = _utils.fetch._MapDatasetFetcher(
+            self.dataset, self._auto_collation, _drop, False
+        )
+        for indices in self._replays.get(worker, ()):
+            with contextlib.suppress(Exception):  # the consumer has seen it
+                fetcher.fetch(indices)
 
     def open(self) -> Iterator[Any]:
         """Return the iterator over an iterable dataset, after what had been given.
@@ -109,14 +134,28 @@ class Source:
                 f"state_dict and load_state_dict, or the data that it had."
             )
 
-    def extra(self) -> Extra | None:
-        """Return what goes with the batch that was just made, None if nothing."""
-        if not isinstance(self.dataset, IterableDataset):
-            return Extra(self._worker, {"own": state_of(self.dataset)}, None)
-        if (state := self._reader.state()) is not None:
-            return Extra(self._worker, state, None)
+    def state(self) -> dict[str, Any] | None:
+        """Return a copy of the state as it is now; None without any.
+
+        For this process, after `enter` or `open`.
+        """
+        if isinstance(self.dataset, IterableDataset):
+            return self._reader.state()
+        return {"own": state_of(self.dataset)}
+
+    def extra(self) -> bytes:
+        """Return the pickled `Extra` of the batch that was just made."""
         random, self._random = self._random, None
-        return Extra(self._worker, None, random)
+        try:
+            state = self.state() if self._wanted.value else None
+            return pickle.dumps(Extra(self._worker, state, random))
+        except Exception:  # for the caller of the loader's state_dict alone
+            found = wrap_exception(f"in DataLoader worker process {self._worker}")
+            return pickle.dumps(Extra(self._worker, found, random))
+
+
+def _drop(samples: Any) -> None:
+    """Collate samples that are not needed."""
 
 
 class Sourced(IterableDataset[Any]):
@@ -154,8 +193,8 @@ class Entering:
         _here = self.source
 
 
-def worker_extra() -> Extra | None:
-    """Return what must travel to the parent with the batch just made, None if nothing.
+def worker_extra() -> bytes | None:
+    """Return the pickled `Extra` of the batch just made, None without a source.
 
     For the worker, right after the batch has been made.
     """
