@@ -226,7 +226,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
             raise
         extra = parcel.message.note.extra
         if extra is not None:
-            self._progress.extra = pickle.loads(extra)
+            self._progress.dataset.extra = pickle.loads(extra)
         return batch
 
     def _shutdown_workers(self) -> None:

@@ -50,5 +50,5 @@ def set_epochs(parts: dict[str, Any], numbers: dict[str, int]) -> None:
 def arguments_of(loader: Any) -> dict[str, Any]:
     """Return the arguments of a loader that its state depends on."""
     kind = "iterable" if isinstance(loader.dataset, IterableDataset) else "map-style"
-    names = ("batch_size", "drop_last", "num_workers")
+    names = ("batch_size", "drop_last", "num_workers", "sample_seeds")
     return {"dataset": kind, **{name: getattr(loader, name) for name in names}}

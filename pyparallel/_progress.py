@@ -14,71 +14,24 @@ from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterableDataset, IterDataPipe
 
 from . import _random_state
-from ._order import Order, is_stateful, state_of, with_state
-from ._parts import arguments_of, epochs_of, generators_of, parts_of, set_epochs
-from ._source import Extra, Source
-
-#: Of the form of the state. A state of another version is refused.
-VERSION = 1
-
-
-def idle_state(
-    loader: Any, before: Progress | None, *, asks: bool = True
-) -> dict[str, Any]:
-    """Return the state of a loader from which the next ``iter()`` begins an epoch.
-
-    Args:
-        loader: the ``DataLoader``.
-        before: its last epoch, if there was one.
-        asks: whether to ask a dataset in this process for its state.
-    """
-    parts = parts_of(loader)
-    ended = before is not None and before.finished
-    kept = loader.persistent_workers and before is not None
-    inside = loader.num_workers == 0
-    workers: dict[int, Any] = {}
-    sampler = None
-    if before is not None and (kept or (inside and ended and asks)):
-        workers = {k: {**v, "ended": True} for k, v in before.workers().items()}
-    elif inside and asks and _is_map_style(loader.dataset):
-        if (own := state_of(loader.dataset)) is not None:
-            record = {"given": 0, "ended": False, "state": {"own": own}, "random": None}
-            workers = {0: record}
-    if before is not None and ended and before.order is not None:
-        sampler = before.order.state
-    elif is_stateful(inner := with_state(loader._index_sampler)):
-        sampler = {"own": state_of(inner), "iterator": None, "ended": False}
-    return {
-        "version": VERSION,
-        "loader": arguments_of(loader),
-        "random": _random_state.capture(generators_of(parts)),
-        "epochs": epochs_of(parts),
-        "base_seed": before.base_seed if kept and before is not None else None,
-        "sampler": sampler,
-        "given": before.given if before is not None and ended else 0,
-        "workers": workers,
-        "epoch": None,
-    }
-
-
-def _is_map_style(dataset: Any) -> bool:
-    return not isinstance(dataset, IterableDataset)
+from ._dataset_states import DatasetStates
+from ._loader_state import idle_state
+from ._order import Order, with_state
+from ._parts import generators_of, parts_of, set_epochs
+from ._sample_seeds import Task
 
 
 class Progress:
     """One epoch of one iterator of a loader.
 
     Attributes:
-        source: the dataset, if it is iterable or stateful.
+        dataset: the states of the dataset.
         order: the indices, if it is not iterable.
-        extra: what came with the batch that is about to be given.
         given: how many batches of the epoch the consumer has got, or seen fail.
-        records: what is known of every worker that has given something.
+        samples: the seed and the number of the epoch, for random states of samples.
         base_seed: of the workers.
-        turn: how many workers to pass over before the first one has its turn.
         finished: the epoch has ended.
         failed: a batch of it raised an exception.
     """
@@ -96,20 +49,17 @@ class Progress:
         before: Progress | None = loader._progress
         state: dict[str, Any]
         state = loader._loaded or idle_state(loader, before, asks=False)
+        self.samples: dict[str, int] | None = state["samples"]
         self._generators = generators_of(parts_of(loader))
         self._sampler = loader._index_sampler
         self._iterable = state["loader"]["dataset"] == "iterable"
         self._begun = state
-        self.source: Source | None = None
         self.order: Order | None = None
-        self.extra: Extra | None = None
-        self.given = self.turn = self._base = 0
+        self.given = self._base = 0
         self.finished = self.failed = self._lost = self._prepared = False
         self.base_seed: int | None = state["base_seed"]
-        self.records: dict[int, dict[str, Any]] = copy.deepcopy(state["workers"])
-        # Workers that were left in mid-epoch have gone on by nobody knows how much.
         left = reset and before is not None and not before.finished
-        self._unknown = set(self.records) if left else set()
+        self.dataset = DatasetStates(loader, state, left=left)
         self._epoch = {
             "start": state["random"],
             "epochs": state["epochs"],
@@ -120,13 +70,7 @@ class Progress:
         self._seeded: dict[str, Any] | None = None
         self._opened: dict[str, Any] | None = None
         self._continued = loader._loaded is not None
-        self._replays: dict[int, list[Any]] = {}
-        self._num_workers = loader.num_workers
-        self._auto_collation = loader._auto_collation
-        # Persistent workers go on with their dataset, and cannot read an epoch again.
-        self._wants = loader._states_wanted or loader.persistent_workers
-        self._context = loader.multiprocessing_context or torch.multiprocessing
-        self._wanted: Any = None
+        self._has_workers = loader.num_workers > 0
         if self._continued:
             self._continue(state, loader)
 
@@ -135,7 +79,7 @@ class Progress:
         if state["epoch"] is not None:
             self._epoch = {name: state["epoch"][name] for name in self._epoch}
             self.given = self._base = state["given"]
-            self.turn = state["epoch"]["turn"]
+            self.dataset.turn = state["epoch"]["turn"]
             set_epochs(parts_of(loader), self._epoch["epochs"])
         elif state["sampler"] is not None:
             self._prepare_sampler(state)
@@ -176,7 +120,8 @@ class Progress:
             else:
                 if epoch["iterators"] == 2:
                     order.again()
-                self._find_replays(order.skip(given))
+                skipped = enumerate(order.skip(given))
+                self.dataset.find_replays([self._task(*task) for task in skipped])
             order.look_ahead(epoch["drawn"] - given)
         except StopIteration:
             pass
@@ -191,15 +136,6 @@ class Progress:
                 f"sampler or its data changed; or it uses randomness of its own. Then "
                 f"give it state_dict and load_state_dict."
             )
-
-    def _find_replays(self, given: list[Any]) -> None:
-        """Note what workers had read whose map-style dataset has an unknown state.
-
-        Workers take turns, and the first one had the first batch.
-        """
-        for worker, record in self.records.items():
-            if record["state"] is None:
-                self._replays[worker] = given[worker :: self._num_workers]
 
     def indices(self) -> Iterator[Any]:
         """Return the indices of the epoch, when an iterator asks for them."""
@@ -219,30 +155,19 @@ class Progress:
             _random_state.restore(self._seeded, self._generators)
         return self.base_seed
 
-    def read(self, dataset: Any) -> Source | None:
-        """Return how the processes that read shall begin, None if that is nothing."""
-        if isinstance(dataset, IterDataPipe):  # has a protocol of its own in workers
-            return None
-        if self._iterable or is_stateful(dataset):
-            size = self._begun["loader"]["batch_size"] or 1
-            records = self.records if self._continued else {}
-            if self._num_workers:
-                self._wanted = self._context.RawValue("b", self._wants)
-            self.source = Source(
-                *(dataset, size, copy.deepcopy(records), self._wanted),
-                *(self._replays, self._auto_collation),
-            )
-        return self.source
+    def drawn(self, indices: Any) -> Any:
+        """Return what is read for the indices that were just drawn."""
+        if self.order is None:
+            return indices
+        if self.order.stateful:
+            self.dataset.want()  # such a sampler does not draw past indices again
+        return self._task(self.order.taken - 1, indices)
 
-    def want_states(self) -> None:
-        """Let workers report the states of their dataset from now on."""
-        if self._wanted is not None:
-            self._wanted.value = True
-
-    def drawn(self) -> None:
-        """Note that indices were drawn: the next ones go to a worker."""
-        if self.order is not None and self.order.stateful:
-            self.want_states()  # such a sampler does not draw past indices again
+    def _task(self, number: int, indices: Any) -> Any:
+        """Return what is read for the indices of a batch of this epoch."""
+        if self.samples is None:
+            return indices
+        return Task(self.samples["seed"], self.samples["epoch"], number, indices)
 
     def opened(self) -> None:
         """Note that the iterator stands."""
@@ -267,30 +192,7 @@ class Progress:
         else:
             self.given = self._base + position
             order.pass_to(self.given)
-        if self.extra is not None:
-            self._record(self.extra)
-            self.extra = None
-
-    def _record(self, extra: Extra) -> None:
-        record = self.records.get(extra.worker)
-        if record is None or record["ended"]:
-            record = {"given": 0, "ended": False, "random": None}
-            self.records[extra.worker] = record
-        record["given"] += 1
-        record["state"] = extra.state
-        random = extra.random or record["random"]
-        record["random"] = random if extra.state is None else None
-        self._unknown.discard(extra.worker)
-        self.turn = extra.worker + 1
-
-    def workers(self) -> dict[int, dict[str, Any]]:
-        """Return what is known of every process that has given something."""
-        if self._num_workers or self.source is None:
-            return {worker: dict(record) for worker, record in self.records.items()}
-        state = self.source.state()
-        return {
-            0: {"given": self.given, "ended": False, "state": state, "random": None}
-        }
+        self.dataset.receive()
 
     def state(self, loader: Any) -> dict[str, Any]:
         """Return the state from which another loader gives the next batch.
@@ -299,7 +201,7 @@ class Progress:
             RuntimeError: nobody can know what the next batch would be.
             Exception: what the dataset's ``state_dict`` raised.
         """
-        self.want_states()
+        self.dataset.want()
         state = self._state(loader)
         for record in state["workers"].values():
             if isinstance(record["state"], ExceptionWrapper):
@@ -307,23 +209,24 @@ class Progress:
         return state
 
     def _state(self, loader: Any) -> dict[str, Any]:
-        if self._unknown:
+        if self.dataset.unknown:
             raise RuntimeError(
                 "DataLoader.state_dict must know the state of all workers, but an "
                 "epoch was left in its middle and persistent workers "
-                f"{sorted(self._unknown)} have given nothing since. Take the state "
-                "later in this epoch, or finish epochs."
+                f"{sorted(self.dataset.unknown)} have given nothing since. Take the "
+                "state later in this epoch, or finish epochs."
             )
         if self.finished:
             return idle_state(loader, self)
-        if not self.given and (self._continued or self._num_workers):
+        if not self.given and (self._continued or self._has_workers):
             return dict(self._begun)
-        workers = self.workers()
+        workers = self.dataset.now(self.given)
         if self._lost and any(r["state"] is None for r in workers.values()):
             raise RuntimeError(
                 "DataLoader.state_dict must know which samples were given, but a batch "
                 "of this epoch raised an exception, and an iterable dataset without a "
-                "state was read on. Give it state_dict and load_state_dict."
+                "known state was read on. Give it state_dict and load_state_dict, and "
+                "the loader snapshot_every_n_steps=1."
             )
         if not self.given:
             return {**self._begun, "workers": workers}
@@ -341,6 +244,6 @@ class Progress:
                 "drawn": order.drawn if order else 0,
                 "digest": order.digest if order else 0,
                 "exhausted": order.exhausted if order else False,
-                "turn": self.turn,
+                "turn": self.dataset.turn,
             },
         }

@@ -14,9 +14,11 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, IterDataPipe
 
+from ._loader_state import VERSION, from_version_1, idle_state
 from ._parts import arguments_of, generators_of, parts_of, set_epochs
-from ._progress import VERSION, Progress, idle_state
-from ._source import Entering, Sourced
+from ._progress import Progress
+from ._sample_seeds import Seeded
+from ._source import Entering, Source, Sourced
 
 
 class Resumable:
@@ -33,9 +35,9 @@ class Resumable:
 
         The form is torchdata's ``StatefulDataLoader``'s: these two methods, and
         datasets, samplers and their iterators with the same two methods are asked for
-        their state. The contents are our own: nests of dicts, tuples, numbers and
-        tensors, which ``torch.save`` and ``torch.load(weights_only=True)`` take as long
-        as the states of datasets and samplers are such.
+        their state. The contents are our own: nests of dicts, lists, strings and
+        numbers, which ``json``, ``torch.save`` and ``torch.load(weights_only=True)``
+        take and ``==`` compares, if the states of datasets and samplers are such.
 
         Batches count once ``next()`` has returned them. The random states of torch
         (CPU), ``random``, NumPy and of the loader's generators are part of the state.
@@ -78,7 +80,7 @@ class Resumable:
         """
         self._must_be_resumable("load_state_dict")
         if state_dict:
-            _check(self, state_dict)
+            state_dict = _checked(self, state_dict)
             self._states_wanted = True
         self._iterator: Any = None  # persistent workers have gone on
         self._progress = None
@@ -101,8 +103,8 @@ class Resumable:
             )
 
 
-def _check(loader: Any, state: Any) -> None:
-    """Raise ``ValueError`` unless a state is one of a loader like this one."""
+def _checked(loader: Any, state: Any) -> Any:
+    """Return a state of a loader like this one in today's form; else ``ValueError``."""
     where = "DataLoader.load_state_dict: the state must"
     if not isinstance(state, dict) or "version" not in state or "loader" not in state:
         found = list(state)[:4] if isinstance(state, dict) else type(state).__name__
@@ -110,6 +112,8 @@ def _check(loader: Any, state: Any) -> None:
             f"{where} come from DataLoader.state_dict(), but is {found}. "
             f"The state of another kind of loader cannot be continued."
         )
+    if state["version"] == 1:
+        state = from_version_1(state)
     if state["version"] != VERSION:
         raise ValueError(
             f"{where} be of version {VERSION}, but is of version {state['version']!r}. "
@@ -131,6 +135,7 @@ def _check(loader: Any, state: Any) -> None:
             f"{where} have the generators of this loader, {names}, but has {found}. "
             f"Make the loader and its samplers with generators as they were."
         )
+    return state
 
 
 class _Indices:
@@ -167,18 +172,26 @@ class Changed:
 
 
 def _read(iterator: Any, dataset: Any) -> Any:
-    source = iterator._progress.read(dataset)
-    if source is not None and not iterator._by_workers:
-        source.enter(0)
-    return (
-        Sourced(source) if isinstance(dataset, IterableDataset) and source else dataset
-    )
+    progress = iterator._progress
+    source: Source | None = progress.dataset.read(dataset)
+    read_as = dataset
+    if progress.samples is not None:
+        read_as = Seeded(dataset)
+    elif isinstance(dataset, IterableDataset) and source is not None:
+        read_as = Sourced(source)
+    if source is not None:
+        source.read_as = read_as
+        if not iterator._by_workers:
+            source.enter(0)
+    return read_as
 
 
 def enter(iterator: Any, init: Callable[[int], Any] | None) -> Any:
-    """Return the ``worker_init_fn`` of an iterator whose workers have a source."""
-    source = iterator._progress.source
-    return init if source is None else Entering(init, source)
+    """Return the ``worker_init_fn`` of an iterator's workers."""
+    progress = iterator._progress
+    if progress.dataset.source is None and progress.samples is None:
+        return init
+    return Entering(init, progress.dataset.source)
 
 
 class Followed:
@@ -200,7 +213,9 @@ class Followed:
         self._progress = progress = Progress(loader)
         self._by_workers = loader.num_workers > 0
         # The worker whose turn it is; none has a turn in the process itself.
-        self._turn = progress.turn % loader.num_workers if self._by_workers else 0
+        self._turn = (
+            progress.dataset.turn % loader.num_workers if self._by_workers else 0
+        )
         super().__init__(loader)  # type: ignore[call-arg]
         progress.opened()
         self._num_yielded = progress.given
@@ -218,8 +233,7 @@ class Followed:
                 next(self._worker_queue_idx_cycle)  # type: ignore[attr-defined]
             self._turn = 0
         index = super()._next_index()  # type: ignore[misc]
-        self._progress.drawn()
-        return index
+        return self._progress.drawn(index)
 
     def __next__(self) -> Any:
         progress = self._progress
@@ -231,6 +245,9 @@ class Followed:
         except Exception:
             progress.failed = True
             raise
+        finally:
+            if progress.samples is not None:
+                self._dataset.restore()
         if self._by_workers:
             progress.give(self._rcvd_idx)  # type: ignore[attr-defined]
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torch._utils import ExceptionWrapper
@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, _utils, get_worker_info
 from . import _random_state
 from ._order import END, Reader, state_of
 from ._packing import wrap_exception
+from ._sample_seeds import Seeded
 
 
 class Extra(NamedTuple):
@@ -41,6 +42,7 @@ class Source:
 
     Attributes:
         dataset: what was given to the loader.
+        read_as: what torch reads in the place of a map-style dataset.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Source:
         samples: int,
         records: dict[int, dict[str, Any]],
         wanted: Any,
-        replays: dict[int, Sequence[Any]],
+        replays: dict[int, list[Any]],
         auto_collation: bool,
     ) -> None:
         """Prepare, in the parent.
@@ -65,7 +67,7 @@ class Source:
                 indices that they had read, as torch sent them.
             auto_collation: those are batches of indices.
         """
-        self.dataset = dataset
+        self.dataset = self.read_as = dataset
         self._samples = samples
         self._records = records
         self._wanted, self._replays = wanted, replays
@@ -84,7 +86,7 @@ class Source:
             with _random_state.kept_in_parent():
                 self.dataset.load_state_dict(record["state"]["own"])
         fetcher = _utils.fetch._MapDatasetFetcher(
-            self.dataset, self._auto_collation, _drop, False
+            self.read_as, self._auto_collation, _drop, False
         )
         for indices in self._replays.get(worker, ()):
             with contextlib.suppress(Exception):  # the consumer has seen it
@@ -162,13 +164,13 @@ class Sourced(IterableDataset[Any]):
     """What a loader reads in the place of an iterable dataset."""
 
     def __init__(self, source: Source) -> None:
-        self.source = source
+        self.source, self.dataset = source, source.dataset
 
     def __iter__(self) -> Iterator[Any]:
         return self.source.open()
 
     def __repr__(self) -> str:
-        return repr(self.source.dataset)
+        return repr(self.dataset)
 
 
 #: What this process reads, if it is a worker.
@@ -176,20 +178,23 @@ _here: Source | None = None
 
 
 class Entering:
-    """The ``worker_init_fn`` of workers that have a source."""
+    """The ``worker_init_fn`` of workers that read something in the dataset's place."""
 
-    def __init__(self, init: Callable[[int], Any] | None, source: Source) -> None:
+    def __init__(
+        self, init: Callable[[int], Any] | None, source: Source | None
+    ) -> None:
         self.init, self.source = init, source
 
     def __call__(self, worker: int) -> None:
         global _here
         info = get_worker_info()
-        if info is not None and isinstance(info.dataset, Sourced):
+        if info is not None and isinstance(info.dataset, Sourced | Seeded):
             # get_worker_info() must show users their own dataset; it forbids setattr.
-            object.__setattr__(info, "dataset", self.source.dataset)
+            object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.init is not None:
             self.init(worker)
-        self.source.enter(worker)
+        if self.source is not None:
+            self.source.enter(worker)
         _here = self.source
 
 

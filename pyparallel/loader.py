@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 import torch.utils.data
+from torch.utils.data import Sampler
 
-from ._errors import at_least
+from . import _sample_seeds
+from ._errors import BatchTypeError, at_least, kind
 from ._loading import InProcess, Receiving, WithWorkers
 from ._preflight import Finding
 from ._resume import Resumable
@@ -34,8 +38,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
     next one continues with the very next batch.
 
     Args:
-        dataset: as for torch.
-        *args: as for torch.
+        dataset: as for torch, and so are all arguments that are not below.
         ring_slabs: how many slabs there are, one for every batch that is on its way
             or in use; 0: no ring. None: enough for all that workers are asked for,
             and 6 more.
@@ -43,11 +46,18 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
             and the rest of every page included; 0: no ring. A slab takes what the
             batches in it need, and keeps it as long as the loader lives. None: half of
             the memory that is available now.
-        **kwargs: as for torch.
+        sample_seeds: set the random states of torch (CPU), ``random`` and NumPy before
+            each sample of a map-style dataset, from a seed, the number of the epoch and
+            the index of the sample. See `docs/resume.md`.
+        snapshot_every_n_steps: 1 or more: workers report the state of a stateful
+            dataset from the first batch on. None or 0: after the first call of
+            ``state_dict``. The state is exact at every step, whatever the number is.
 
     Raises:
-        TypeError: ``ring_slabs`` or ``max_ring_bytes`` is not an integer.
-        ValueError: one of them is negative; as torch.
+        TypeError: ``ring_slabs``, ``max_ring_bytes`` or ``snapshot_every_n_steps`` is
+            not an integer, or ``sample_seeds`` not a bool; ``sample_seeds`` with an
+            iterable dataset.
+        ValueError: a number is negative; as torch.
 
     The tensors of one batch share memory: one small tensor that is kept keeps the slab.
     Tensors of one batch that shared memory before no longer do.
@@ -61,20 +71,66 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
     def __init__(
         self,
         dataset: Any,
-        *args: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
         ring_slabs: int | None = None,
         max_ring_bytes: int | None = None,
-        **kwargs: Any,
+        sample_seeds: bool = False,
+        snapshot_every_n_steps: int | None = None,
     ) -> None:
         for name, value in (
             ("ring_slabs", ring_slabs),
             ("max_ring_bytes", max_ring_bytes),
+            ("snapshot_every_n_steps", snapshot_every_n_steps),
         ):
             if value is not None:
                 at_least(value, 0, f"DataLoader: {name}", "None or an integer")
-        super().__init__(dataset, *args, **kwargs)
+        if not isinstance(sample_seeds, bool):
+            raise BatchTypeError(
+                "DataLoader: sample_seeds must be True or False, but is "
+                f"{sample_seeds!r} ({kind(sample_seeds)})."
+            )
+        if sample_seeds:
+            _sample_seeds.check(dataset)
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
         self.ring_slabs = ring_slabs
         self.max_ring_bytes = max_ring_bytes
+        self.sample_seeds = sample_seeds
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._states_wanted = bool(snapshot_every_n_steps)
         self._receiving = Receiving(ring_slabs, max_ring_bytes)
 
     def stats(self) -> LoaderStats:

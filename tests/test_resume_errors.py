@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "version": (
         lambda: changed(state_of(Case()), version=7),
         Case(),
-        "be of version 1, but is of version 7. Continue it with the pyparallel that "
+        "be of version 2, but is of version 7. Continue it with the pyparallel that "
         "wrote it.",
     ),
     "another class": (

@@ -148,8 +148,9 @@ def test_after_an_exception_only_a_state_tells_what_was_given() -> None:
     assert next(batches).tolist() == [12, 13]
     expected = (
         r"DataLoader.state_dict must know which samples were given, but a batch of "
-        r"this epoch raised an exception, and an iterable dataset without a state was "
-        r"read on. Give it state_dict and load_state_dict."
+        r"this epoch raised an exception, and an iterable dataset without a known "
+        r"state was read on. Give it state_dict and load_state_dict, and the loader "
+        r"snapshot_every_n_steps=1."
     )
     with pytest.raises(RuntimeError, match=expected):
         loader.state_dict()

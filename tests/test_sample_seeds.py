@@ -1,0 +1,221 @@
+"""With sample_seeds a sample depends on the seed, the epoch and its index alone."""
+
+from __future__ import annotations
+
+import marshal
+import random
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pytest
+import resumed
+import torch
+from resumed import Case, continued, uninterrupted
+from torch.utils.data import Subset
+
+from pyparallel import DataLoader
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create",
+    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+)
+
+
+class Augmented(resumed.Numbers):
+    """Samples that draw from every generator; later ones would see how often."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [random.random(), np.random.rand(), float(torch.rand(()))]
+        for _ in range(index % 3):
+            random.random(), np.random.rand(), torch.rand(())
+        return torch.tensor([index, *drawn], dtype=torch.float64)
+
+
+def mixed(samples: list[torch.Tensor]) -> torch.Tensor:
+    """Collate with random weights, as MixUp does."""
+    weights = [random.random(), np.random.rand(), float(torch.rand(()))]
+    return torch.cat([torch.stack(samples), torch.tensor([[0.0, *weights]])])
+
+
+def case(**options: Any) -> Case:
+    seeds = {"sample_seeds": True, "collate_fn": mixed}
+    return Case("shuffle", 11, 3, Augmented(11), {**seeds, **options}, epochs=2)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"num_workers": 1},
+    {"num_workers": 3},
+    {"num_workers": 2, "multiprocessing_context": "spawn"},
+]
+
+
+def test_workers_change_nothing() -> None:
+    expected, _ = uninterrupted(case())
+    assert len({str(batch) for batch in expected}) == 8
+    for options in OPTIONS:
+        found, _ = uninterrupted(case(**options))
+        assert found == expected, options
+
+
+@pytest.mark.parametrize("before, after", [(0, 0), (0, 2), (2, 0), (3, 1), (2, 3)])
+def test_a_resumed_run_draws_the_same(before: int, after: int) -> None:
+    batches, stops = uninterrupted(case(num_workers=before))
+    for stop in (stops[0], stops[3], stops[5], stops[6], stops[8]):
+        found = continued(case(num_workers=after), stop)
+        assert found == batches[stop.given :], (stop.epoch, stop.moment)
+
+
+def test_epochs_of_persistent_workers_differ() -> None:
+    options = {"num_workers": 2, "persistent_workers": True}
+    batches, stops = uninterrupted(case(**options))
+    rows = [tuple(row) for _, batch in batches for row in batch]
+    assert len(rows) == 2 * (11 + 4) and len(set(rows)) == len(rows)
+    assert continued(case(**options), stops[8]) == batches[stops[8].given :]
+
+
+def test_the_states_are_those_that_the_documentation_derives() -> None:
+    torch.manual_seed(12345)
+    loader = DataLoader(Augmented(5), 2, sample_seeds=True, num_workers=1)
+    epochs = [torch.cat(list(loader)) for _ in range(2)]
+    for epoch, rows in enumerate(epochs):
+        for index, *drawn in rows.tolist():
+            data = marshal.dumps((12345, epoch, "sample", int(index)), 2)
+            key = blake2b(data, digest_size=32).digest()
+            source = torch.Generator().manual_seed(int.from_bytes(key[:8], "little"))
+            numbers = np.random.RandomState(int.from_bytes(key[16:20], "little"))
+            assert drawn == [
+                random.Random(int.from_bytes(key[8:16], "little")).random(),
+                numbers.rand(),
+                float(torch.rand((), generator=source)),
+            ]
+
+
+def test_the_generator_of_the_loader_has_the_seed() -> None:
+    found = []
+    for number in (1, 1, 2):
+        generator = torch.Generator().manual_seed(number)
+        loader = DataLoader(Augmented(4), sample_seeds=True, generator=generator)
+        found.append([batch.tolist() for batch in loader])
+    assert found[0] == found[1] != found[2]
+
+
+def test_the_callers_random_states_stay() -> None:
+    found = []
+    for dataset, seeds in ((Augmented(6), True), (resumed.Numbers(6), False)):
+        resumed.seed(3)
+        loader = DataLoader(dataset, 2, shuffle=True, sample_seeds=seeds)
+        drawn = []
+        for _ in loader:
+            drawn += [random.random(), np.random.rand(), float(torch.rand(()))]
+        found.append((drawn, torch.initial_seed()))
+    assert found[0] == found[1]
+
+
+class Failing(Augmented):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise OSError("the disk")
+
+
+def test_the_callers_random_states_stay_after_an_error() -> None:
+    resumed.seed(3)
+    batches = iter(DataLoader(Failing(6), 2, sample_seeds=True))
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    with pytest.raises(OSError, match="the disk"):
+        next(batches)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]
+
+
+def test_samples_of_a_dataset_that_reads_batches_are_seeded_one_by_one() -> None:
+    torch.manual_seed(1)
+    whole = torch.cat(list(DataLoader(Augmented(6), 2, sample_seeds=True)))
+    subset = Subset(Augmented(6), range(6))  # type: ignore[var-annotated,arg-type]
+    assert hasattr(subset, "__getitems__")
+    assert torch.equal(torch.cat(list(DataLoader(subset, 3, sample_seeds=True))), whole)
+    single = DataLoader(Augmented(6), batch_size=None, sample_seeds=True)
+    assert torch.equal(torch.stack(list(single)), whole)
+
+
+class Looking(resumed.Numbers):
+    def __getitem__(self, index: int) -> Any:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return torch.tensor(info.dataset is self)
+
+
+def test_a_worker_sees_the_dataset_of_the_user() -> None:
+    assert all(DataLoader(Looking(4), num_workers=1, sample_seeds=True))
+
+
+def test_a_stateful_dataset_is_read_again_with_its_seeds() -> None:
+    class Both(Augmented):
+        total = 0.0
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            sample = super().__getitem__(index)
+            self.total += float(sample.sum())
+            return sample + self.total
+
+        def state_dict(self) -> Any:
+            return {"total": self.total}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.total = state["total"]
+
+    run = Case("shuffle", 12, 2, Both(12), {"sample_seeds": True, "num_workers": 2})
+    run.epochs = 1
+    resumed.seed(1)
+    loader = run.loader()
+    batches = iter(loader)
+    next(batches), next(batches), next(batches)
+    stop = resumed.Stop(0, "batch", 3, resumed.saved(loader.state_dict()))
+    assert continued(run, stop) == [(0, batch.tolist()) for batch in batches]
+
+
+def test_a_state_without_seeds_is_refused() -> None:
+    state = DataLoader(range(4)).state_dict()
+    with pytest.raises(ValueError) as caught:
+        DataLoader(range(4), sample_seeds=True).load_state_dict(state)
+    assert str(caught.value) == (
+        "DataLoader.load_state_dict: the state must be of a loader with "
+        "sample_seeds=True like this one, but is of one with sample_seeds=False. Make "
+        "the loader as it was."
+    )
+
+
+REFUSED: list[tuple[Any, Any, str]] = [
+    (
+        resumed.Uneven((3,)),
+        True,
+        "DataLoader: with sample_seeds=True dataset must be map-style, so that each "
+        "sample has an index, but is iterable (resumed.Uneven). Draw from a generator "
+        "that the dataset keeps in its state_dict.",
+    ),
+    (range(3), 1, "DataLoader: sample_seeds must be True or False, but is 1 (int)."),
+]
+
+
+@pytest.mark.parametrize("dataset, seeds, message", REFUSED)
+def test_what_cannot_be_seeded_is_refused(
+    dataset: Any, seeds: Any, message: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        DataLoader(dataset, sample_seeds=seeds)
+    assert str(caught.value) == message
+
+
+def test_an_index_must_be_plain_data() -> None:
+    thing = object()
+    loader = DataLoader({thing: 1}, sampler=[thing], sample_seeds=True)
+    with pytest.raises(TypeError) as caught:
+        next(iter(loader))
+    assert str(caught.value) == (
+        "DataLoader: with sample_seeds=True an index must be an integer, a string or a "
+        f"tuple of these, but is {thing!r} (object)."
+    )
+    named = DataLoader(
+        {"a": 1, ("b", 2): 3}, sampler=["a", ("b", 2)], sample_seeds=True
+    )
+    assert [int(batch) for batch in named] == [1, 3]
