@@ -8,7 +8,7 @@ backend is in use and why.
 from importlib import metadata as _metadata
 
 from . import memory
-from ._errors import BatchWarning, LoaderWarning
+from ._errors import BatchWarning, Error, LoaderWarning
 from ._module_wrappers import MODULE_WRAPPERS, is_module_wrapper
 from ._pad_stack import pad_stack
 from ._profile.install import install_if_asked as _watch_if_asked
@@ -41,6 +41,7 @@ __all__ = [
     "BatchWarning",
     "DataContainer",
     "DataLoader",
+    "Error",
     "HostCopy",
     "ImagePreprocessor",
     "LoaderStats",

@@ -9,19 +9,28 @@ value.
 from __future__ import annotations
 
 import operator
+import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
 
-class BatchValueError(ValueError, AssertionError, RuntimeError):
+class Error(Exception):
+    """The base of every error class of this package.
+
+    Each of them also has the builtin bases that fit. Some errors are plain builtin
+    ones, and errors of user code keep their class.
+    """
+
+
+class BatchValueError(ValueError, AssertionError, RuntimeError, Error):
     """A value or a shape that the rest of the batch does not allow.
 
     mmcv 1.x raised a bare ``AssertionError`` or left torch to raise ``RuntimeError``.
     """
 
 
-class BatchTypeError(TypeError, AssertionError, RuntimeError):
+class BatchTypeError(TypeError, AssertionError, RuntimeError, Error):
     """An object of a kind that cannot stand at this place of a batch.
 
     mmcv 1.x raised a bare ``AssertionError`` or ``Exception``, or left torch to raise
@@ -29,7 +38,7 @@ class BatchTypeError(TypeError, AssertionError, RuntimeError):
     """
 
 
-class MissingKeyError(ValueError, KeyError):
+class MissingKeyError(ValueError, KeyError, Error):
     """A sample lacks a key that the first sample has (mmcv 1.x: ``KeyError``)."""
 
     def __str__(self) -> str:
@@ -37,15 +46,15 @@ class MissingKeyError(ValueError, KeyError):
         return ValueError.__str__(self)
 
 
-class EmptyBatchError(ValueError, IndexError):
+class EmptyBatchError(ValueError, IndexError, Error):
     """A batch without samples (mmcv 1.x: ``IndexError``)."""
 
 
-class BatchMemoryError(MemoryError, RuntimeError):
+class BatchMemoryError(MemoryError, RuntimeError, Error):
     """A batch that the memory does not hold (torch: ``RuntimeError``)."""
 
 
-class SplitError(ValueError, IndexError, RuntimeError):
+class SplitError(ValueError, IndexError, RuntimeError, Error):
     """A tensor that cannot be split as asked.
 
     torch raised ``IndexError`` for a dimension out of range and ``RuntimeError`` for a
@@ -53,23 +62,23 @@ class SplitError(ValueError, IndexError, RuntimeError):
     """
 
 
-class SettingValueError(ValueError, AssertionError):
+class SettingValueError(ValueError, AssertionError, Error):
     """A setting that is not allowed (mmengine: a bare ``AssertionError``)."""
 
 
-class SettingTypeError(TypeError, AssertionError):
+class SettingTypeError(TypeError, AssertionError, Error):
     """A setting of the wrong kind (mmengine: a bare ``AssertionError``)."""
 
 
-class LossTypeError(TypeError, AttributeError):
+class LossTypeError(TypeError, AttributeError, Error):
     """A loss that is no tensor (mmengine: 'float' object has no 'backward')."""
 
 
-class CountError(RuntimeError, AssertionError):
+class CountError(RuntimeError, AssertionError, Error):
     """More steps than were announced (mmengine: ``AssertionError``, or silence)."""
 
 
-class UnknownNameError(KeyError, AssertionError):
+class UnknownNameError(KeyError, AssertionError, Error):
     """A name that is not there (mmengine: a bare ``AssertionError``)."""
 
     def __str__(self) -> str:
@@ -77,14 +86,14 @@ class UnknownNameError(KeyError, AssertionError):
         return AssertionError.__str__(self)
 
 
-class ModelsDifferError(ValueError, RuntimeError):
+class ModelsDifferError(ValueError, RuntimeError, Error):
     """Models that differ between ranks.
 
     torch raised ``RuntimeError`` on some of the ranks, was aborted, or said nothing.
     """
 
 
-class NoSingleAnswerError(NotImplementedError, AttributeError):
+class NoSingleAnswerError(NotImplementedError, AttributeError, Error):
     """What each of several wrappers has, and all of them together have not.
 
     mmengine raised ``NotImplementedError`` for some and ``AttributeError`` for others,
@@ -158,6 +167,21 @@ class OptimWarning(UserWarning):
     """An optimizer wrapper works, but its gradients are not what one may expect."""
 
 
+#: The packages between a line of the user and a warning, also in workers and threads.
+_BETWEEN = {"pyparallel", "torch", "threading", "multiprocessing"}
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Warn at the innermost line of the stack that is the user's."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        if frame.f_back is None:  # a thread that no line of the user has started
+            level = 2
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
 _warned: set[str] = set()
 
 
@@ -182,4 +206,4 @@ def warn_once(
     """
     if not has_warned(code, place):
         _warned.add(f"{code} {place}")
-        warnings.warn(f"[{code}] {message}", category, stacklevel=2)
+        warn(f"[{code}] {message}", category)

@@ -15,7 +15,6 @@ import math
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -24,7 +23,7 @@ from typing import Any
 
 from . import _thread_state, _workers
 from ._cut_short import cut_short
-from ._errors import BatchTypeError, LoaderWarning, kind
+from ._errors import BatchTypeError, LoaderWarning, kind, warn
 from ._hand_over import HandOver, Item, state_of
 from ._stats import Meter
 from ._trace import span
@@ -199,11 +198,10 @@ def stop(generation: Generation, seconds: float = STOP_SECONDS) -> None:
         _workers.terminate(generation.source)
         thread.join(seconds - PATIENCE)
     if thread.is_alive():
-        warnings.warn(
+        warn(
             f"[PP210] PreDataLoader: the thread must end within {seconds} s, but is "
             f"still at '{generation._doing[0]}'. It ends when that returns.",
             LoaderWarning,
-            stacklevel=2,
         )
 
 

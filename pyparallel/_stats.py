@@ -198,12 +198,15 @@ class Meter:
         """
         self._mine.ended = None
 
-    def snapshot(self, below: LoaderStats | None = None) -> LoaderStats:
+    def snapshot(
+        self, below: LoaderStats | None = None, before: LoaderStats | None = None
+    ) -> LoaderStats:
         """Return the counters as they are now.
 
         Args:
             below: those of a loader that this one wraps. What only that one can count
                 is taken from there: collate, pack, bytes, padding and the ring.
+            before: those of that loader when counting began here.
         """
         with self._lock:
             counts = dict(self._counts)
@@ -214,7 +217,10 @@ class Meter:
         stats = LoaderStats(**counts)  # type: ignore[arg-type]
         if below is None:
             return stats
-        return replace(stats, **{name: getattr(below, name) for name in _FROM_BELOW})
+        before = before or LoaderStats()
+        return replace(
+            stats, **{k: getattr(below, k) - getattr(before, k) for k in _FROM_BELOW}
+        )
 
 
 class _Times(threading.local):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import torch.utils.data
 from torch.utils.data import Sampler
 
 from . import _sample_seeds
-from ._errors import BatchTypeError, at_least, kind
+from ._errors import BatchTypeError, at_least, kind, warn
 from ._loading import InProcess, Receiving, WithWorkers
 from ._preflight import Finding
 from ._resume import Resumable
@@ -145,6 +146,14 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
         """
         return self._receiving.preflight(self)
 
+    def check_worker_number_rationality(self) -> None:
+        """Warn, at the user's line, of more workers than there are processors."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            super().check_worker_number_rationality()
+        for warning in caught:
+            warn(str(warning.message), warning.category)
+
     def __iter__(self) -> Any:
         """Start an epoch."""
         if isinstance(self._iterator, WithWorkers) and self._iterator.has_lost_worker():
@@ -160,5 +169,4 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
             return InProcess(self, self._receiving)
-        self.check_worker_number_rationality()
         return WithWorkers(self, self._receiving)

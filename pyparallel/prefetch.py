@@ -103,6 +103,7 @@ class PreDataLoader:
         self.timeout = timeout
         self._meter = Meter()
         self._hand_over = HandOver(target, transform)
+        self._below_before = self._below()
         self._reset()
 
     def _reset(self) -> None:
@@ -191,14 +192,17 @@ class PreDataLoader:
         self.close()
 
     def stats(self) -> LoaderStats:
-        """Return what was counted so far, over all passes.
+        """Return what was counted over all passes since this object was made.
 
         What only the loader can count (collate, pack, bytes, padding, the ring) is
         taken from its own ``stats()``, if it has one.
         """
+        return self._meter.snapshot(self._below(), self._below_before)
+
+    def _below(self) -> LoaderStats | None:
         stats = getattr(self.loader, "stats", None)
         below = stats() if callable(stats) else None
-        return self._meter.snapshot(below if isinstance(below, LoaderStats) else None)
+        return below if isinstance(below, LoaderStats) else None
 
     def state_dict(self) -> Any:
         """Return the loader's state right behind the batch that was handed out last.

@@ -150,7 +150,7 @@ def test_a_compiled_wrapper_is_a_wrapper() -> None:
     assert not is_model_wrapper(torch.compile(nn.Linear(1, 1), backend="eager"))
 
 
-def test_registries_below_and_above_are_looked_into() -> None:
+def test_a_registry_and_its_children_are_searched() -> None:
     wrapper = Wrapper(nn.Linear(1, 1))
     top = Registry("top", scope="top")
     middle = Registry("middle", parent=top, scope="middle")
@@ -158,12 +158,11 @@ def test_registries_below_and_above_are_looked_into() -> None:
     low = Registry("low", parent=middle, scope="low")
     assert not is_model_wrapper(wrapper, top)
     middle.register_module(module=Wrapper)
-    assert [is_model_wrapper(wrapper, each) for each in (top, middle, low)] == [
-        True
-    ] * 3
+    for registry, expected in ((top, True), (middle, True), (low, False)):
+        assert is_model_wrapper(wrapper, registry) is expected
     assert not is_model_wrapper(wrapper, beside)
     top.register_module(module=nn.DataParallel)
-    assert is_model_wrapper(nn.DataParallel(wrapper.module), low)
+    assert not is_model_wrapper(nn.DataParallel(wrapper.module), middle)
 
 
 def test_classes_can_be_registered() -> None:

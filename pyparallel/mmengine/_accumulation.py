@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .._errors import CountError, LossTypeError, OptimWarning, at_least, kind, warn_once
+from .._errors import (
+    CountError,
+    LossTypeError,
+    OptimWarning,
+    at_least,
+    kind,
+    warn,
+    warn_once,
+)
 
 
 class Accumulation:
@@ -78,12 +84,11 @@ class Accumulation:
         most = at_least(max_counts, -1, where + "max_counts")
         every = self._accumulative_counts
         if done % every:
-            warnings.warn(
+            warn(
                 f"[PP301] {where}init_counts must be a multiple of {every} to lose no "
                 f"gradient, but is {done}. The next update lacks {done % every} of its "
                 f"{every} micro-steps.",
                 OptimWarning,
-                stacklevel=2,
             )
         self._warn_of_batch_norm(model)
         self._inner_count, self._max_counts = done, most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from .._errors import BatchTypeError, BatchValueError, kind
+from .._errors import BatchTypeError, BatchValueError, kind, warn
 
 _PORT = "29500"  # torch's own default
 
@@ -81,11 +80,10 @@ def _backend(requested: str | None, accelerator: torch.device | None) -> str:
     needs_one = {name for device, name in defaults.items() if device != "cpu"}
     if requested is None or requested.lower() not in needs_one - {"gloo"}:
         return requested or "gloo"
-    warnings.warn(
+    warn(
         f"[PP003] init_dist: backend {requested} needs an accelerator, and torch "
         f"{torch.__version__} sees none: gloo is used instead.",
         UserWarning,
-        stacklevel=3,
     )
     return "gloo"
 

@@ -28,25 +28,18 @@ MODEL_WRAPPERS: Any = _registry()
 def is_model_wrapper(model: Any, registry: Any = MODEL_WRAPPERS) -> bool:
     """Tell whether ``model`` wraps the real model in its attribute ``module``.
 
-    True for instances of the wrappers here and of the classes in the registry, in its
-    children and in the registries above it, and for their subclasses; also when
-    ``torch.compile`` wraps the wrapper. Objects that are not modules give False.
+    True for instances of the classes in the registry or its children, and for their
+    subclasses; also when ``torch.compile`` wraps the wrapper. `MODEL_WRAPPERS` has the
+    wrappers of `pyparallel.mmengine`, too. Objects that are not modules give False.
 
     Args:
         model: anything.
         registry: where to look.
 
-    From mmengine, which looked neither above a registry nor behind ``torch.compile``.
+    From mmengine, which did not look behind ``torch.compile``.
     """
     model = uncompiled(model)
     ours: tuple[Any, ...] = tuple(provided.get("MODEL_WRAPPERS", ()))
     if registry is MODEL_WRAPPERS and isinstance(model, ours):
         return True
-    if is_instance_of(model, registry):
-        return True
-    parent = registry.parent
-    while parent is not None:
-        if isinstance(model, tuple(parent.module_dict.values())):
-            return True
-        parent = parent.parent
-    return False
+    return is_instance_of(model, registry)

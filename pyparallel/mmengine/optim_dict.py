@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -15,6 +14,7 @@ from .._errors import (
     SettingTypeError,
     UnknownNameError,
     kind,
+    warn,
 )
 from ._upstream import OptimWrapperBase, OptimWrapperDictBase
 from .optim import OptimWrapper
@@ -137,12 +137,11 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
             self._require(name, "OptimWrapperDict.load_state_dict: state_dict")
         missing = [name for name in self if name not in state_dict]
         if missing:
-            warnings.warn(
+            warn(
                 "[PP303] OptimWrapperDict.load_state_dict: state_dict must have a "
                 "state for every wrapper, but has none for "
                 f"{', '.join(map(repr, missing))}. They stay as they are.",
                 OptimWarning,
-                stacklevel=2,
             )
         for name, state in state_dict.items():
             # mmengine's own wrappers take keys out of what they are given.
