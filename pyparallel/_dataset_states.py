@@ -26,7 +26,7 @@ class DatasetStates:
 
     Attributes:
         source: the dataset, if it is iterable or stateful.
-        extra: what came with the batch that is about to be given.
+        extra: the worker's report with the batch that is about to be given.
         records: for every worker that has given something, see `Source`.
         unknown: the persistent workers that went on alone in an epoch that was left.
         turn: how many workers to pass over before the first one has its turn.
@@ -57,7 +57,7 @@ class DatasetStates:
         self._wanted: Any = None
 
     def read(self, dataset: Any) -> Source | None:
-        """Return how the processes that read shall begin, None if that is nothing."""
+        """Return the source of the dataset; None if it needs none."""
         if isinstance(dataset, IterDataPipe):  # has a protocol of its own in workers
             return None
         if isinstance(dataset, IterableDataset) or is_stateful(dataset):
@@ -76,7 +76,7 @@ class DatasetStates:
             self._wanted.value = True
 
     def find_replays(self, given: list[Any]) -> None:
-        """Note what workers had read whose map-style dataset has an unknown state.
+        """Note the batches of workers whose map-style dataset has an unknown state.
 
         Args:
             given: the indices of the epoch until now. Workers took turns, and the
@@ -87,7 +87,7 @@ class DatasetStates:
                 self._replays[worker] = given[worker :: self._num_workers]
 
     def receive(self) -> None:
-        """Take over what came with the batch that is given."""
+        """Take over the report that came with the batch that is given."""
         extra, self.extra = self.extra, None
         if extra is None:
             return

@@ -57,7 +57,7 @@ def idle_state(loader: Any, before: Any, *, asks: bool = True) -> dict[str, Any]
 
 
 def _next_samples(loader: Any, before: Any) -> dict[str, int] | None:
-    """Return what random states of samples are derived from in the next epoch."""
+    """Return the seed and the epoch for random states of samples in the next epoch."""
     if not loader.sample_seeds:
         return None
     if before is not None and before.samples is not None:

@@ -156,7 +156,7 @@ class Progress:
         return self.base_seed
 
     def drawn(self, indices: Any) -> Any:
-        """Return what is read for the indices that were just drawn."""
+        """Return the task for the indices that were just drawn."""
         if self.order is None:
             return indices
         if self.order.stateful:
@@ -164,7 +164,7 @@ class Progress:
         return self._task(self.order.taken - 1, indices)
 
     def _task(self, number: int, indices: Any) -> Any:
-        """Return what is read for the indices of a batch of this epoch."""
+        """Return the task for the indices of a batch of this epoch."""
         if self.samples is None:
             return indices
         return Task(self.samples["seed"], self.samples["epoch"], number, indices)
@@ -198,8 +198,8 @@ class Progress:
         """Return the state from which another loader gives the next batch.
 
         Raises:
-            RuntimeError: nobody can know what the next batch would be.
-            Exception: what the dataset's ``state_dict`` raised.
+            RuntimeError: the next batch is not known.
+            Exception: an error of the dataset's ``state_dict``.
         """
         self.dataset.want()
         state = self._state(loader)

@@ -57,7 +57,7 @@ def restore(state: dict[str, Any], generators: dict[str, torch.Generator]) -> No
 
 
 def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
-    """Return what `capture` returns, from what it returned in states of version 1."""
+    """Return a capture of version 1, which had tensors, in today's form."""
     version, words, gauss = state["python"]
     found: dict[str, Any] = {
         "torch": _text_of(state["torch"]),

@@ -30,13 +30,13 @@ class Task(NamedTuple):
 
 
 class Seeded:
-    """What a loader reads in the place of a map-style dataset.
+    """A stand-in that a loader reads instead of a map-style dataset.
 
     Every sample is read after the random states were set for it. ``__getitems__`` of
     the dataset is not called: it would read several samples in one random state.
 
     Attributes:
-        dataset: what was given to the loader.
+        dataset: that of the user.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -120,7 +120,7 @@ def set_states(found: bytes) -> None:
 
 
 def _is_ordinary(numpy: Any) -> bool:
-    """Tell whether NumPy's global generator is the one that can be seeded again."""
+    """Return True if NumPy's global generator can be seeded again."""
     return bool(type(numpy.mtrand._rand._bit_generator).__name__ == "MT19937")
 
 

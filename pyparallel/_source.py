@@ -41,8 +41,8 @@ class Source:
     """A dataset in the process that reads it.
 
     Attributes:
-        dataset: what was given to the loader.
-        read_as: what torch reads in the place of a map-style dataset.
+        dataset: that of the user.
+        read_as: the dataset, or the stand-in that torch reads instead.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ _here: Source | None = None
 
 
 class Entering:
-    """The ``worker_init_fn`` of workers that read something in the dataset's place."""
+    """The ``worker_init_fn`` of workers that read a stand-in for the dataset."""
 
     def __init__(
         self, init: Callable[[int], Any] | None, source: Source | None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ._errors import warn_once
 from ._step_outputs import combined, no_updates, refuse_updates, sample_counts
 from ._targets import Target, resolve_target, resolve_targets
 from ._trace import span
@@ -45,8 +46,8 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
     the first device; of what replicas write to buffers, that of the first one stays.
 
     Without an accelerator ``device_ids`` becomes ``[]`` whatever was asked for, as in
-    mmcv, so that scripts written for GPUs run on the host; unless the host was asked
-    for several times.
+    mmcv, so that scripts written for GPUs run on the host, with a warning; unless the
+    host was asked for several times.
 
     Subclasses may override ``scatter(inputs, kwargs, device_ids)``, which every call
     goes through, and ``replicate(module, device_ids)``, ``parallel_apply(replicas,
@@ -214,6 +215,14 @@ def _devices(device_ids: Target | Iterable[Target] | None) -> list[Any] | None:
     if listed and len(listed) > 1 and all(map(_is_host, listed)):
         return [_CPU] * len(listed)
     if not torch.accelerator.is_available():
+        if listed and not all(map(_is_host, listed)):
+            warn_once(
+                "PP004",
+                f"MMDataParallel: device_ids={listed} must be devices of this machine, "
+                f"but torch {torch.__version__} sees no accelerator. The model stays on "
+                "the host. Use -1 or 'cpu' to choose the host.",
+                UserWarning,
+            )
         return []
     if listed is None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from pyparallel import (
     DataContainer,
     MMDataParallel,
+    _errors,
     collate,
     is_module_wrapper,
     scatter_kwargs,
@@ -120,6 +122,30 @@ class TestWithoutAnAccelerator:
     def test_device_ids_become_empty_whatever_was_asked_for(self, key: str) -> None:
         wrapper = MMDataParallel(nn.Linear(1, 1), (ON_HOST | ANYWHERE)[key])
         assert wrapper.device_ids == []
+
+    @pytest.mark.parametrize("ids, shown", [([0], "[0]"), ("cuda:1", "['cuda:1']")])
+    def test_an_absent_accelerator_is_warned_of(
+        self, ids: Any, shown: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_errors, "_warned", set())
+        with pytest.warns(UserWarning) as caught:
+            MMDataParallel(nn.Linear(1, 1), ids)
+            MMDataParallel(nn.Linear(1, 1), ids)
+        assert [str(warning.message) for warning in caught] == [
+            f"[PP004] MMDataParallel: device_ids={shown} must be devices of this "
+            f"machine, but torch {torch.__version__} sees no accelerator. The model "
+            "stays on the host. Use -1 or 'cpu' to choose the host."
+        ]
+        assert caught[0].filename == __file__
+
+    @pytest.mark.parametrize("ids", [None, [], [-1], "cpu", ["cpu", -1]])
+    def test_the_host_is_no_reason_to_warn(
+        self, ids: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_errors, "_warned", set())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            MMDataParallel(nn.Linear(1, 1), ids)
 
     def test_a_step_trains_the_model(self) -> None:
         net = make_net()

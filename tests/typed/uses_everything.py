@@ -22,6 +22,7 @@ from pyparallel import (
     BatchWarning,
     DataContainer,
     DataLoader,
+    Error,
     HostCopy,
     ImagePreprocessor,
     LoaderStats,
@@ -240,5 +241,6 @@ def mmengine_batches(samples: list[dict[str, Tensor]]) -> Any:
     return prepare.forward(merged), mmengine.default_collate(samples)
 
 
+ERRORS: type[Exception] = Error
 CATEGORIES: list[type[Warning]] = [BatchWarning, LoaderWarning, mmengine.OptimWarning]
 assert_type(pyparallel.__version__, str)
