@@ -219,8 +219,8 @@ def _devices(device_ids: Target | Iterable[Target] | None) -> list[Any] | None:
             warn_once(
                 "PP004",
                 f"MMDataParallel: device_ids={listed} must be devices of this machine, "
-                f"but torch {torch.__version__} sees no accelerator. The model stays on "
-                "the host. Use -1 or 'cpu' to choose the host.",
+                f"but torch {torch.__version__} sees no accelerator. The model stays "
+                "on the host. Use -1 or 'cpu' to choose the host.",
                 UserWarning,
             )
         return []
