@@ -1,0 +1,77 @@
+// What tests call by ctypes: see tests/fake_cuda.py.
+#include <cstdio>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "calls.h"
+#include "capture.h"
+#include "kernels.h"
+#include "streams.h"
+
+namespace {
+
+void write_lines(const std::vector<std::string>& lines, char* text, int nbytes) {
+  std::string joined;
+  for (const std::string& line : lines) joined += line + "\n";
+  snprintf(text, static_cast<size_t>(nbytes), "%s", joined.c_str());
+}
+
+}  // namespace
+
+extern "C" {
+
+int fakecuda_problems(char* text, int nbytes) {
+  const auto problems = fakecuda::take_problems();
+  write_lines(problems, text, nbytes);
+  return static_cast<int>(problems.size());
+}
+
+int fakecuda_unknown(char* text, int nbytes) {
+  const auto names = fakecuda::take_unknown_kernels();
+  write_lines(names, text, nbytes);
+  return static_cast<int>(names.size());
+}
+
+int fakecuda_calls(char* text, int nbytes) {
+  const auto names = fakecuda::logged_calls();
+  write_lines(names, text, nbytes);
+  return static_cast<int>(names.size());
+}
+
+void fakecuda_log(int on) { fakecuda::log_calls(on != 0); }
+
+uint64_t fakecuda_count(const char* name) { return fakecuda::num_calls(name); }
+
+int fakecuda_contexts() { return static_cast<int>(fakecuda::contexts()); }
+
+void fakecuda_fail(const char* name, int nth, int code) {
+  fakecuda::inject_failure(name, nth, static_cast<cudaError_t>(code));
+}
+
+void fakecuda_only(const char* path_part) { fakecuda::set_failing_caller(path_part); }
+
+void fakecuda_break(int code) {
+  fakecuda::break_device(static_cast<cudaError_t>(code));
+}
+
+void fakecuda_delay(int microseconds) { fakecuda::set_delay(microseconds); }
+
+void fakecuda_hold(void* stream, int device, int on) {
+  fakecuda::Stream* const held =
+      stream == nullptr
+          ? fakecuda::legacy_stream(device)
+          : fakecuda::find_stream(static_cast<cudaStream_t>(stream), "fakecuda_hold");
+  if (held != nullptr) held->hold(on != 0);
+}
+
+uint64_t fakecuda_interpreted() { return fakecuda::num_interpreted_kernels(); }
+
+uint64_t fakecuda_instructions() { return fakecuda::num_instructions(); }
+
+void fakecuda_reset() {
+  fakecuda::reset_streams();
+  fakecuda::reset_calls();
+}
+
+}  // extern "C"
