@@ -16,6 +16,7 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
+import fake_cuda
 import pytest
 import torch
 from hypothesis import settings
@@ -46,6 +47,13 @@ LONG = """
     loader_faults distributed mmengine_sharded prefetch_ends loader_exit resume loader
     library
 """.split()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if fake_cuda.active:
+        from fake_cuda_plugin import FakeCuda
+
+        config.pluginmanager.register(FakeCuda())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,10 +9,13 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
+import torch
+
 _library = ctypes.CDLL(None)
 active = hasattr(_library, "fakecuda_fail")
 
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED = 0, 1, 2, 801
+ILLEGAL_ADDRESS, LAUNCH_FAILURE = 700, 719
 
 
 def _text(name: str) -> str:
@@ -85,3 +88,35 @@ def delayed(microseconds: int) -> Iterator[None]:
         yield
     finally:
         _library.fakecuda_delay(0)
+
+
+@contextlib.contextmanager
+def held(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """Stop a stream, by default the current one: work queued inside waits.
+
+    A piece of work that runs already is finished.
+    """
+    stream = stream or torch.cuda.current_stream()
+    handle = ctypes.c_void_p(stream.cuda_stream)
+    _library.fakecuda_hold(handle, stream.device.index, 1)
+    try:
+        yield
+    finally:
+        _library.fakecuda_hold(handle, stream.device.index, 0)
+
+
+def break_device(code: int = LAUNCH_FAILURE) -> None:
+    """Let every later call fail, as CUDA does after an error of a kernel."""
+    _library.fakecuda_break(code)
+
+
+def interpreted() -> tuple[int, int]:
+    """Return the number of kernels run from PTX, and of their instructions."""
+    _library.fakecuda_interpreted.restype = ctypes.c_uint64
+    _library.fakecuda_instructions.restype = ctypes.c_uint64
+    return _library.fakecuda_interpreted(), _library.fakecuda_instructions()
+
+
+def reset() -> None:
+    """Release held streams, and end delays, failures and the log of calls."""
+    _library.fakecuda_reset()

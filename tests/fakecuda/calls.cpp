@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "capture.h"
+#include "host_kernel.h"
 
 namespace fakecuda {
 namespace {
@@ -68,8 +69,10 @@ cudaError_t begin_call(const char* name, unsigned flags, const void* caller) {
       return fail(found->second.error);
     }
   }
-  if (s.device_failure != cudaSuccess) return fail(device_failure());
-  if (flags & kOpensContext) open_context(thread_device);
+  if (flags & kOpensContext) {
+    open_context(thread_device);
+    if (s.device_failure != cudaSuccess) return fail(device_failure());
+  }
   if (flags & kUnsafe) return fail(check_capture_permits(name));
   return cudaSuccess;
 }
@@ -110,7 +113,11 @@ int current_device() { return thread_device; }
 
 void set_current_device(int device) { thread_device = device; }
 
-void open_context(int device) { state().contexts |= 1U << device; }
+void open_context(int device) {
+  if (has_context(device)) return;
+  state().contexts |= 1U << device;
+  load_torch_operators();
+}
 
 bool has_context(int device) { return (state().contexts >> device & 1U) != 0; }
 

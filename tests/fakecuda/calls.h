@@ -12,8 +12,9 @@ namespace fakecuda {
 
 enum CallFlags : unsigned {
   kPlain = 0,
-  kOpensContext = 1,  // on the current device, as the first such call does in CUDA
-  kUnsafe = 2,        // prohibited during a stream capture: see capture.h
+  // Uses the context of the current device: opens it, and fails once the device failed.
+  kOpensContext = 1,
+  kUnsafe = 2,  // prohibited during a stream capture: see capture.h
 };
 
 // Starts a call of the current thread. Returns cudaSuccess, or the error to return:
