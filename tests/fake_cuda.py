@@ -68,15 +68,27 @@ def failing(
         _library.fakecuda_only(b"")
 
 
+def num_failed() -> int:
+    """Return the number of calls that `failing` has failed in this process."""
+    _library.fakecuda_injected.restype = ctypes.c_uint64
+    return int(_library.fakecuda_injected())
+
+
 @contextlib.contextmanager
-def calls() -> Iterator[list[str]]:
-    """Collect the names of the functions called inside, in order."""
+def calls(caller: str = "") -> Iterator[list[str]]:
+    """Collect the names of the functions called inside, in order.
+
+    Args:
+        caller: part of the path of a library; calls of other libraries are left out.
+    """
     found: list[str] = []
+    _library.fakecuda_only(caller.encode())
     _library.fakecuda_log(1)
     try:
         yield found
     finally:
         _library.fakecuda_log(0)
+        _library.fakecuda_only(b"")
         found += _text("fakecuda_calls").split()
 
 

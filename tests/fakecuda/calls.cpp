@@ -29,7 +29,8 @@ struct State {
   std::mutex mutex;
   std::map<std::string, uint64_t> counts;
   std::map<std::string, Failure> failures;
-  std::string failing_caller;
+  std::string watched_caller;
+  uint64_t num_failed = 0;
   std::vector<std::string> problems;
   bool logging = false;
   std::vector<std::string> log;
@@ -62,10 +63,12 @@ cudaError_t begin_call(const char* name, unsigned flags, const void* caller) {
   {
     const std::lock_guard<std::mutex> lock(s.mutex);
     ++s.counts[name];
-    if (s.logging) s.log.emplace_back(name);
     const auto found = s.failures.find(name);
-    if (found != s.failures.end() && is_from(caller, s.failing_caller) &&
-        --found->second.countdown == 0) {
+    const bool is_watched = (s.logging || found != s.failures.end()) &&
+                            is_from(caller, s.watched_caller);
+    if (is_watched && s.logging) s.log.emplace_back(name);
+    if (is_watched && found != s.failures.end() && --found->second.countdown == 0) {
+      ++s.num_failed;
       return fail(found->second.error);
     }
   }
@@ -159,10 +162,16 @@ void inject_failure(const std::string& name, int nth, cudaError_t error) {
   }
 }
 
-void set_failing_caller(const std::string& path_part) {
+void set_watched_caller(const std::string& path_part) {
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
-  s.failing_caller = path_part;
+  s.watched_caller = path_part;
+}
+
+uint64_t num_injected() {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  return s.num_failed;
 }
 
 uint64_t num_calls(const std::string& name) {
@@ -188,7 +197,7 @@ void reset_calls() {
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   s.failures.clear();
-  s.failing_caller.clear();
+  s.watched_caller.clear();
   s.logging = false;
   s.log.clear();
   s.device_failure = cudaSuccess;

@@ -57,8 +57,9 @@ void add_to_count(const char* name);
 // The control of tests. Call `nth` of `name` from now on returns `error`; nth = 0 ends
 // it.
 void inject_failure(const std::string& name, int nth, cudaError_t error);
-// Fails and counts down only calls from libraries with this text in their path.
-void set_failing_caller(const std::string& path_part);
+// Failures and the log ignore calls from libraries without this text in their path.
+void set_watched_caller(const std::string& path_part);
+uint64_t num_injected();  // failures until now
 uint64_t num_calls(const std::string& name);
 void log_calls(bool on);
 std::vector<std::string> logged_calls();

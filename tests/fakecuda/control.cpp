@@ -49,7 +49,9 @@ void fakecuda_fail(const char* name, int nth, int code) {
   fakecuda::inject_failure(name, nth, static_cast<cudaError_t>(code));
 }
 
-void fakecuda_only(const char* path_part) { fakecuda::set_failing_caller(path_part); }
+void fakecuda_only(const char* path_part) { fakecuda::set_watched_caller(path_part); }
+
+uint64_t fakecuda_injected() { return fakecuda::num_injected(); }
 
 void fakecuda_break(int code) {
   fakecuda::break_device(static_cast<cudaError_t>(code));

@@ -1,0 +1,151 @@
+"""Each CUDA call of the extension fails in turn: no wrong byte, no hang, no aftermath."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import fake_cuda
+import pytest
+import torch
+from test_ring_memory import Worker
+
+from pyparallel import (
+    DataContainer,
+    _page_lock,
+    _slab,
+    collate,
+    scatter,
+    start_to_host,
+    to_host,
+)
+from pyparallel._ring import Ring
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not fake_cuda.active, reason="needs the fake CUDA runtime"),
+]
+
+EXTENSION = "_backend/_C"
+#: The calls of one operation that fail one after the other: of each function.
+MOST_CALLS = 6
+
+Tensors = list[torch.Tensor]
+
+
+def device() -> torch.device:
+    return torch.device("cuda", 0)
+
+
+def small(value: int) -> Tensors:
+    return [torch.full((50 + i,), value, dtype=torch.uint8) for i in range(20)]
+
+
+def pinned(num: int, value: int) -> Tensors:
+    shape = (1 << 20) + 64
+    return [torch.full((shape,), value, dtype=torch.uint8).pin_memory()] * num
+
+
+def send(leaves: Tensors) -> tuple[Tensors, Tensors]:
+    return _slab.send(leaves, device()).land(), leaves
+
+
+def send_packed(value: int) -> tuple[Tensors, Tensors]:
+    return send([*small(value), torch.full((5 << 20,), value, dtype=torch.uint8)])
+
+
+def send_direct(value: int) -> tuple[Tensors, Tensors]:
+    return send(small(value) + pinned(2, value))
+
+
+def send_batch(value: int) -> tuple[Tensors, Tensors]:
+    return send(pinned(9, value))
+
+
+def send_from_side_stream(value: int) -> tuple[Tensors, Tensors]:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        found, expected = send_packed(value)
+    side.synchronize()
+    return found, expected
+
+
+def results(value: int) -> tuple[Tensors, Tensors]:
+    hosts = [*small(value), torch.full((2 << 20,), value, dtype=torch.uint8)]
+    return [host.to(device()) for host in hosts], hosts
+
+
+def fetch(value: int) -> tuple[Tensors, Tensors]:
+    there, hosts = results(value)
+    return to_host(there), hosts
+
+
+def start_to_fetch(value: int) -> tuple[Tensors, Tensors]:
+    there, hosts = results(value)
+    return start_to_host(there).get(), hosts
+
+
+def scatter_ragged(value: int) -> tuple[Tensors, Tensors]:
+    samples = [torch.full((3, i + 1), float(value)) for i in range(8)]
+    batch = collate(
+        [{"x": DataContainer(x, stack=True, pad_dims=1)} for x in samples], 4
+    )
+    parts = scatter(batch, [0, 0])
+    hosts = [host for host in batch["x"].data]
+    return [part["x"] for part in parts], hosts
+
+
+def adopt_slab(value: int) -> tuple[Tensors, Tensors]:
+    """Send a batch of a pinned ring, and drop it."""
+    ring = Ring(2, 16 << 20)
+    ring.page_lock(_page_lock.for_accelerator())
+    parcel = Worker(ring, torch.stack).make([torch.full((1 << 16,), float(value))] * 4)
+    batch = parcel.open()
+    found = scatter(batch, [0])[0]
+    expected = batch.clone()
+    del batch, parcel
+    torch.cuda.synchronize()
+    ring.free_late()
+    return [found], [expected]
+
+
+OPERATIONS: list[Callable[[int], tuple[Tensors, Tensors]]] = [
+    send_packed,
+    send_direct,
+    send_batch,
+    send_from_side_stream,
+    fetch,
+    start_to_fetch,
+    scatter_ragged,
+    adopt_slab,
+]
+
+
+def check(operation: Callable[[int], tuple[Tensors, Tensors]], value: int) -> None:
+    found, expected = operation(value)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == theirs.dtype and mine.cpu().equal(theirs.cpu())
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.__name__)
+def test_each_call_may_fail(operation: Any) -> None:
+    for value in range(3):  # until its memory, events and streams exist
+        check(operation, value)
+    with fake_cuda.calls(caller=EXTENSION) as names:
+        check(operation, 3)
+    value = 4
+    failed = []
+    with fake_cuda.delayed(100):
+        for name in sorted(set(names)):
+            for nth in range(1, min(names.count(name), MOST_CALLS) + 1):
+                before = fake_cuda.num_failed()
+                with fake_cuda.failing(name, nth, caller=EXTENSION):
+                    try:
+                        check(operation, value)
+                    except RuntimeError as error:
+                        assert "CUDA error: invalid argument" in str(error)
+                if fake_cuda.num_failed() > before:
+                    failed.append(name)
+                check(operation, value + 1)
+                value = (value + 2) % 200
+    assert set(failed) == set(names)
