@@ -1,4 +1,4 @@
-"""Each CUDA call of the extension fails in turn: no wrong byte, no hang, no aftermath."""
+"""Each CUDA call of the extension fails in turn, without a wrong byte or a hang."""
 
 from __future__ import annotations
 
