@@ -39,6 +39,7 @@ VCUDA := $(CURDIR)/.venv-cuda
 VPEER := $(CURDIR)/.venv-peers
 # The CUDA build has its own tree: a module of one torch never replaces another's.
 TREE  := $(CURDIR)/build/cuda-tree
+FAKE  := $(CURDIR)/build/fakecuda
 CMAKE := $(or $(shell command -v cmake),$(V)/bin/cmake)
 CTEST := $(or $(shell command -v ctest),$(V)/bin/ctest)
 
@@ -108,6 +109,10 @@ BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 	mmengine_model mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
 	mmengine_runner_example mmengine_runner_install mmengine_upstream other_containers \
 	profile_torchdata resume_torchdata)
+# What runs on the CUDA build with the fake CUDA runtime in the place of a driver.
+CUDA_TESTS := $(shell grep -l 'mark\.cuda\b' tests/test_*.py)
+ON_FAKE = cd $(TREE) && . $(FAKE)/env.sh && PYPARALLEL_REQUIRE_CUDA=1 \
+	PYPARALLEL_BACKEND=native $(VCUDA)/bin/python
 # Files begin in the order of tests/conftest.py, not those with most tests first.
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
@@ -115,7 +120,7 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 .PHONY: help test test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-types lint-cpp lint-lengths bench bench-loader demo ahead peers \
-	cuda-build gpu-check wheels clean
+	cuda-build fake-cuda gpu-check wheels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -276,7 +281,7 @@ demo: $(V)/.built ## a training run on two processes
 		examples/ragged_digits.py $(DEMO_ARGS)
 
 # ------------------------------------------------------------------------- CUDA
-cuda-build: $(VCUDA)/.deps ## look at the kernels, compile for CUDA, import it, run on its torch what depends on either; no GPU needed
+cuda-build: $(VCUDA)/.deps fake-cuda ## look at the kernels, compile for CUDA, run on its torch what depends on either, and the tests marked cuda on a fake runtime; no GPU needed
 	$(VCUDA)/bin/python scripts/check_kernels.py
 	scripts/copy_tree $(TREE)
 	cd $(TREE) && $(DEPS:PYTHON_BIN=$(VCUDA)/bin/python) ".[test]"
@@ -286,6 +291,11 @@ cuda-build: $(VCUDA)/.deps ## look at the kernels, compile for CUDA, import it, 
 		"from pyparallel import _backend as b; print(b.devices); assert 'cuda' in b.devices"
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python $(PYTEST) \
 		$(OTHER_TORCH) $(PYTEST_ARGS)
+	$(ON_FAKE) $(PYTEST) -m "cuda and not two_gpus" $(CUDA_TESTS) $(PYTEST_ARGS)
+	export FAKECUDA_DEVICES=2 && $(ON_FAKE) $(PYTEST) -m two_gpus $(CUDA_TESTS) $(PYTEST_ARGS)
+
+fake-cuda: $(VCUDA)/.deps ## the fake CUDA runtime in build/fakecuda: tests/fakecuda
+	$(MAKE) -C tests/fakecuda OUT="$(FAKE)" PYTHON="$(VCUDA)/bin/python"
 
 # GPU_PYTHON=python3 uses an interpreter that has torch for CUDA. scripts/gpu_check.py says
 # which variables it reads.

@@ -281,7 +281,7 @@ class TestCapture:
             with torch.cuda.stream(side):
                 x.add_(1)
             with pytest.raises(
-                RuntimeError, match="capturing stream has unjoined work"
+                RuntimeError, match="stream has unjoined work"
             ):
                 graph.capture_end()
         message = "a captured stream was not joined before the end of the capture"
