@@ -253,7 +253,7 @@ lint-types: $(V)/.deps
 	$(V)/bin/mypy --config-file= --ignore-missing-imports setup.py
 
 lint-cpp: $(V)/.deps
-	find csrc tests/csrc \( -name '*.h' -o -name '*.cpp' -o -name '*.cu*' \) -print0 \
+	find csrc tests/csrc tests/fakecuda \( -name '*.h' -o -name '*.cpp' -o -name '*.cu*' \) -print0 \
 		| xargs -0 $(V)/bin/clang-format --dry-run -Werror
 
 lint-lengths:

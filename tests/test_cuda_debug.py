@@ -120,5 +120,5 @@ def test_the_device_sums_as_the_host_does(nbytes: int, row: int) -> None:
     torch.cuda.synchronize()
     found = _probe.TorchProbe().sums(on_device, row, stream)
     stream.synchronize()
-    assert found.is_pinned()
+    assert found.is_pinned() or nbytes == 0  # no memory is pinned
     assert torch.equal(found, _probe.row_sums(data, row))

@@ -64,8 +64,8 @@ cudaError_t begin_call(const char* name, unsigned flags, const void* caller) {
     const std::lock_guard<std::mutex> lock(s.mutex);
     ++s.counts[name];
     const auto found = s.failures.find(name);
-    const bool is_watched = (s.logging || found != s.failures.end()) &&
-                            is_from(caller, s.watched_caller);
+    const bool is_watched =
+        (s.logging || found != s.failures.end()) && is_from(caller, s.watched_caller);
     if (is_watched && s.logging) s.log.emplace_back(name);
     if (is_watched && found != s.failures.end() && --found->second.countdown == 0) {
       ++s.num_failed;
