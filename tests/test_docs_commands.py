@@ -47,7 +47,6 @@ COVERED: dict[str, Step | In | Not] = {
     "make fuzz-core": Step("make fuzz-core"),
     "make test-peers": Step("make test-peers"),
     "make cuda-build": Step("make cuda-build"),
-    "make fake-cuda": In("Makefile", "cuda-build: $(VCUDA)/.deps fake-cuda"),
     "make wheel": In("tests/test_release.py", "check_dist"),
     "make help": In("tests/test_docs_commands.py", '"make", "help"'),
     "make fuzz": Not(LONG),

@@ -280,9 +280,7 @@ class TestCapture:
             side.wait_stream(main)
             with torch.cuda.stream(side):
                 x.add_(1)
-            with pytest.raises(
-                RuntimeError, match="stream has unjoined work"
-            ):
+            with pytest.raises(RuntimeError, match="stream has unjoined work"):
                 graph.capture_end()
         message = "a captured stream was not joined before the end of the capture"
         assert fake_cuda.problems() == [message]
