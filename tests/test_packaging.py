@@ -315,7 +315,8 @@ def test_types_are_shipped():
     ],
 )
 def test_a_job_can_forbid_skips(tmp_path, variable, outcome):
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    for name in ("conftest.py", "fake_cuda.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a GPU\n")
     (tmp_path / "test_one.py").write_text(
         "import pytest\n"

@@ -106,7 +106,9 @@ cudaError_t device_failure() {
 
 int num_devices() {
   static const int num = [] {
-    const char* text = getenv("FAKECUDA_DEVICES");
+    const char* const visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible != nullptr && *visible == '\0') return 0;
+    const char* const text = getenv("FAKECUDA_DEVICES");
     return text == nullptr ? 1 : atoi(text);
   }();
   return num;
