@@ -1,6 +1,6 @@
 """The checks of each test that runs on the fake CUDA runtime; conftest.py registers it.
 
-A test fails that broke a rule of CUDA, or launched a kernel that the fake cannot run.
+A test fails if it broke a rule of CUDA, or launched a kernel that the fake cannot run.
 Tests in `gpu_only.txt` are deselected.
 """
 

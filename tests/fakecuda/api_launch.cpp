@@ -1,5 +1,4 @@
-// The CUDA runtime API: what nvcc's generated code calls to register and launch
-// kernels.
+// The CUDA runtime API: registration and launch of kernels, for nvcc's generated code.
 #include <cuda_runtime_api.h>
 
 #include <vector>

@@ -1,4 +1,4 @@
-// What tests call by ctypes: see tests/fake_cuda.py.
+// The functions that tests/fake_cuda.py calls by ctypes.
 #include <cstdio>
 #include <numeric>
 #include <string>

@@ -19,8 +19,8 @@ struct HostKernel {
 
   std::string name;
   std::vector<Range> ranges;
-  // May run several times: once for each launch of a graph. An exception is what a
-  // failed assertion is on a GPU: the device fails.
+  // May run several times: once for each launch of a graph. An exception
+  // makes the device fail, like a failed assertion of a kernel.
   std::function<void()> body;
 };
 

@@ -9,7 +9,7 @@
 
 namespace fakecuda {
 
-// What nvcc's start-up code says of each kernel of a library.
+// Called by nvcc's start-up code for each kernel of a library.
 void register_kernel(const void* host_function, const char* mangled_name);
 
 struct Launch {

@@ -92,7 +92,7 @@ class Event {
 
 Stream* create_stream(int device, bool is_blocking, int priority);
 Stream* legacy_stream(int device);
-// The stream of a handle of the API; null with a problem if there is none.
+// The stream of a handle of the API; null, with a problem, for an unknown handle.
 Stream* find_stream(cudaStream_t handle, const char* caller);
 cudaError_t destroy_stream(cudaStream_t handle);
 std::vector<Stream*> streams_of(int device);

@@ -27,7 +27,7 @@ at::Tensor zeros_like(const at::Tensor& tensor);
 HostKernel::Range range_of(const at::Tensor& tensor);
 
 // A generator of the host whose seed follows from the state of the CUDA generator,
-// which advances. The default generator of the device if `given` is none.
+// which advances. Without `given`, the default generator of the device.
 at::Generator host_generator(const c10::IValue& given, c10::DeviceIndex device);
 
 }  // namespace fakecuda
