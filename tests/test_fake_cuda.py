@@ -154,6 +154,7 @@ class TestStreams:
         event = torch.cuda.Event()
         event.record(first)
         second.wait_event(event)
+        first.synchronize()
         with fake_cuda.held(first):
             event.record(first)
             second.synchronize()
