@@ -1,6 +1,7 @@
 // Python's arguments to C++ values, and errors back. No decision is taken here.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -172,21 +173,13 @@ py::dict build_info() {
   return info;
 }
 
-// Torch's own translation may add a C++ backtrace; a message here is one sentence.
+// By torch's handler, which knows the classes of torch's errors. One of CUDA is a
+// torch.AcceleratorError with its error_code, where torch has that class.
 void translate(std::exception_ptr caught) {
   try {
     std::rethrow_exception(caught);
-  } catch (const c10::ValueError& error) {
-    PyErr_SetString(PyExc_ValueError, error.what_without_backtrace());
-  } catch (const c10::TypeError& error) {
-    PyErr_SetString(PyExc_TypeError, error.what_without_backtrace());
-  } catch (const c10::NotImplementedError& error) {
-    PyErr_SetString(PyExc_NotImplementedError, error.what_without_backtrace());
-  } catch (const c10::OutOfMemoryError& error) {
-    const py::object type = py::module_::import("torch").attr("OutOfMemoryError");
-    PyErr_SetString(type.ptr(), error.what_without_backtrace());
-  } catch (const c10::Error& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+  } catch (const c10::Error&) {
+    torch::translate_exception_to_python(caught);
   }
 }
 

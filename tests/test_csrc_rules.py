@@ -117,15 +117,39 @@ def test_no_instruction_is_used_without_asking():
         assert not re.search(r"-m(arch|avx|fma|cpu)", path.read_text(encoding="utf-8"))
 
 
-def test_each_call_on_a_stream_makes_its_device_current():
+def test_each_call_of_cuda_is_guarded():
     text = without_comments(CSRC / "cuda" / "runtime.cpp")
     calls = re.findall(
-        r"\n  \w+ (\w+)\(([^)]*)\) override \{\n(.*?)\n  \}", text, flags=re.S
+        r"\n  [\w:<>]+ (\w+)\(([^)]*)\)( noexcept)? override \{\n(.*?)\n  \}",
+        text,
+        flags=re.S,
     )
-    on_streams = {name: body for name, args, body in calls if "Stream& stream" in args}
-    assert list(on_streams) == ["copy", "copy_batch", "record", "wait", "is_capturing"]
-    for name, body in on_streams.items():
-        assert body.startswith("    const auto guard = guard_for(stream);\n"), name
+    assert len(calls) == text.count(" override {") == 14
+    for name, args, _, body in calls:
+        if name in ("free", "current_streams"):
+            assert not re.search(r"\bcuda[A-Z]", body), name
+            continue
+        guard = re.match(r"    const CallGuard guard\((.*?)\);\n", body)
+        assert guard, name
+        if "Stream& stream" in args:
+            assert guard[1] == "stream.device", name
+        elif "Event& event" in args:
+            assert guard[1] == "event.device", name
+    guard = text[text.index("class CallGuard") :]
+    assert guard.index("CUDAGuard device_") < guard.index("relaxed_{")
+
+
+def test_the_driver_is_called_without_the_interpreters_lock():
+    text = without_comments(CSRC / "bindings" / "transfer.cpp")
+    calls = re.findall(r"(unlocked\(\[&\] \{ (?:return )?)?(?:self|job)\.(\w+)\(", text)
+    building = {"pack", "read_in_place"}
+    calls = [(unlocked, name) for unlocked, name in calls if name not in building]
+    names = {"is_done", "wait", "synchronize", "pin", "unpin", "record", "fence", "run"}
+    assert {name for _, name in calls} == names
+    assert all(unlocked for unlocked, _ in calls)
+    text = without_comments(CSRC / "bindings" / "run.h")
+    assert text.count("job->run()") == 2
+    assert "if (job->on_host() && job->nbytes() <= kHoldGilBytes) return" in text
 
 
 def test_no_memory_is_write_combined():

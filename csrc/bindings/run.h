@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
+#include <utility>
 
 namespace pyparallel::bindings {
 
@@ -39,9 +41,18 @@ void unlocked(const Work& work) {
   if (error) std::rethrow_exception(error);
 }
 
+// Returns the result of work(), called without the lock.
+template <typename Work>
+auto result_unlocked(const Work& work) {
+  std::optional<decltype(work())> result;
+  unlocked([&] { result.emplace(work()); });
+  return *std::move(result);
+}
+
+// A driver may block in any launch, however few bytes it writes.
 template <typename Job>
 void run(Job* job) {
-  if (job->nbytes() <= kHoldGilBytes) return job->run();
+  if (job->on_host() && job->nbytes() <= kHoldGilBytes) return job->run();
   unlocked([&] { job->run(); });
 }
 

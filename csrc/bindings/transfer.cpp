@@ -1,9 +1,9 @@
 #include "bindings/transfer.h"
 
+#include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
-#include <optional>
-#include <utility>
+#include <string>
 
 #include "bindings/arguments.h"
 #include "bindings/run.h"
@@ -28,13 +28,25 @@ c10::Stream to_stream(py::handle object, const char* op, const char* argument) {
                               static_cast<c10::DeviceType>(number("device_type")));
 }
 
-ops::Sent send(py::handle slab, py::handle leaves, py::handle plan, py::handle targets,
-               py::handle sources, py::handle stream, py::handle home,
-               py::handle chunk_nbytes) {
+c10::DeviceType to_type(py::handle object) {
+  const auto type = py::reinterpret_borrow<py::object>(object);
+  if (!py::isinstance<py::str>(type)) wrong_type("Runtime: device_type", "a str", type);
+  return c10::Device(type.cast<std::string>()).type();
+}
+
+void* to_address(py::handle object) {
+  const int64_t address =
+      to_int(object, [] { return std::string("Runtime: address"); });
+  return reinterpret_cast<void*>(static_cast<uintptr_t>(address));
+}
+
+ops::RecordedEvent send(py::handle slab, py::handle leaves, py::handle plan,
+                        py::handle targets, py::handle sources, py::handle stream,
+                        py::handle home, py::handle chunk_nbytes, bool lands_at_once) {
   const auto chunk =
       to_int(chunk_nbytes, [] { return std::string("send: chunk_nbytes"); });
   ops::SendJob job(to_stream(stream, "send", "stream"), to_stream(home, "send", "home"),
-                   chunk);
+                   chunk, lands_at_once);
   const Tensors packed(leaves, "send", "leaves");
   if (!plan.is_none()) {
     job.pack(to_tensor(slab, {"send", "slab"}), packed.refs,
@@ -43,10 +55,7 @@ ops::Sent send(py::handle slab, py::handle leaves, py::handle plan, py::handle t
   const Tensors to(targets, "send", "targets");
   const Tensors from(sources, "send", "sources");
   job.read_in_place(to.refs, from.refs);
-  // Also for few bytes: a driver may block in any call, and staging at its limit.
-  std::optional<ops::Sent> sent;
-  unlocked([&] { sent.emplace(job.run()); });
-  return *std::move(sent);
+  return result_unlocked([&] { return job.run(); });
 }
 
 py::tuple pinned_info() {
@@ -63,18 +72,59 @@ py::tuple transfers() { return to_names(ops::transfers()); }
 }  // namespace
 
 void define_transfer(py::module_* module) {
-  py::class_<ops::Sent> cls(*module, "Sent");
-  cls.def("is_done", &ops::Sent::is_done);
-  cls.def(
-      "wait",
-      [](const ops::Sent& self, py::handle stream) {
-        self.wait(to_stream(stream, "Sent.wait", "stream"));
-      },
-      py::arg("stream"));
-  cls.def("check", &ops::Sent::check);
+  using ops::RecordedEvent;
+  using ops::Runtime;
+  using transfer::Fence;
+  // A driver may block in any call, and staging at its limit.
+  py::class_<RecordedEvent>(*module, "RecordedEvent")
+      .def("is_done",
+           [](const RecordedEvent& self) {
+             return result_unlocked([&] { return self.is_done(); });
+           })
+      .def(
+          "wait",
+          [](const RecordedEvent& self, py::handle stream) {
+            const auto waiting = to_stream(stream, "RecordedEvent.wait", "stream");
+            unlocked([&] { self.wait(waiting); });
+          },
+          py::arg("stream"))
+      .def("synchronize",
+           [](const RecordedEvent& self) { unlocked([&] { self.synchronize(); }); })
+      .def("check", &RecordedEvent::check);
+  py::class_<Fence>(*module, "Fence").def("is_done", [](Fence& self) {
+    return result_unlocked([&] { return self.is_done(); });
+  });
+  py::class_<Runtime>(*module, "Runtime")
+      .def(py::init([](py::handle type) { return Runtime(to_type(type)); }),
+           py::arg("device_type"))
+      .def(
+          "pin",
+          [](const Runtime& self, py::handle address, int64_t nbytes) {
+            void* const data = to_address(address);
+            return result_unlocked([&] { return self.pin(data, nbytes); });
+          },
+          py::arg("address"), py::arg("nbytes"))
+      .def(
+          "unpin",
+          [](const Runtime& self, py::handle address) {
+            void* const data = to_address(address);
+            unlocked([&] { self.unpin(data); });
+          },
+          py::arg("address"))
+      .def(
+          "record",
+          [](const Runtime& self, py::handle stream) {
+            const auto recorded = to_stream(stream, "Runtime.record", "stream");
+            return result_unlocked([&] { return self.record(recorded); });
+          },
+          py::arg("stream"))
+      .def("fence", [](const Runtime& self) {
+        return result_unlocked([&] { return self.fence(); });
+      });
   module->def("send", &send, py::arg("slab"), py::arg("leaves"), py::arg("plan"),
               py::arg("targets"), py::arg("sources"), py::arg("stream"),
-              py::arg("home"), py::arg("chunk_nbytes") = transfer::kLargestBlock);
+              py::arg("home"), py::arg("chunk_nbytes") = transfer::kLargestBlock,
+              py::arg("lands_at_once") = false);
   module->def("transfers", &transfers);
   module->def("pinned_info", &pinned_info);
   module->def("bound_pinned", &bound_pinned, py::arg("limit"));

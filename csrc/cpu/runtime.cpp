@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <new>
+#include <vector>
 
 namespace pyparallel::cpu {
 namespace {
@@ -10,7 +11,7 @@ constexpr std::align_val_t kAlignment{64};
 
 class HostRuntime final : public transfer::Runtime {
  public:
-  transfer::Pinned allocate(int64_t nbytes) override {
+  transfer::Pinned allocate(int64_t nbytes, int64_t) override {
     void* data = ::operator new(static_cast<size_t>(nbytes), kAlignment);
     return {static_cast<uint8_t*>(data), nullptr};
   }
@@ -18,6 +19,9 @@ class HostRuntime final : public transfer::Runtime {
   void free(const transfer::Pinned& memory) noexcept override {
     ::operator delete(memory.data, kAlignment);
   }
+
+  int pin(void*, int64_t) override { return 0; }
+  void unpin(void*) override {}
 
   void copy(const transfer::Copy& copy, const transfer::Stream&) override {
     memcpy(copy.dst, copy.src, static_cast<size_t>(copy.nbytes));
@@ -28,12 +32,14 @@ class HostRuntime final : public transfer::Runtime {
     for (int64_t i = 0; i < num; ++i) copy(copies[i], stream);
   }
 
-  transfer::Event create_event(int64_t /*device*/) override { return nullptr; }
-  void record(transfer::Event, const transfer::Stream&) override {}
-  bool is_done(transfer::Event) override { return true; }
-  void wait(const transfer::Stream&, transfer::Event) override {}
-  void wait_on_host(transfer::Event) override {}
+  transfer::Event create_event(int64_t device) override { return {nullptr, device}; }
+  void record(const transfer::Event&, const transfer::Stream&) override {}
+  bool is_done(const transfer::Event&) override { return true; }
+  void wait(const transfer::Stream&, const transfer::Event&) override {}
+  void wait_on_host(const transfer::Event&) override {}
   bool is_capturing(const transfer::Stream&) override { return false; }
+  bool is_idle(const transfer::Stream&) override { return true; }
+  std::vector<transfer::Stream> current_streams() override { return {}; }
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <torch/version.h>
 
 #include <atomic>
@@ -25,9 +26,29 @@ c10::DeviceIndex index_of(int64_t device) {
   return static_cast<c10::DeviceIndex>(device);
 }
 
-// Makes the stream's device current: no call may open a context on another one.
-c10::cuda::CUDAGuard guard_for(const Stream& stream) {
-  return c10::cuda::CUDAGuard(index_of(stream.device));
+// What every call of a device needs. Its device is current, which opens no context on
+// another one. Calls are allowed that a capture in another thread forbids by default:
+// none of them is made on a captured stream. The device comes first: the exchange of
+// the mode opens a context on the device that is current.
+class CallGuard {
+ public:
+  explicit CallGuard(int64_t device) : device_(index_of(device)) {}
+
+ private:
+  c10::cuda::CUDAGuard device_;
+  c10::cuda::CUDAStreamCaptureModeGuard relaxed_{cudaStreamCaptureModeRelaxed};
+};
+
+// For calls of no device: one that has a context, if there is one.
+int64_t used_device() {
+  const auto used = c10::cuda::getDeviceIndexWithPrimaryContext();
+  return used ? *used : c10::cuda::current_device();
+}
+
+// Whether a call says `expected`, which is no error here, but would stay in the thread.
+bool says(cudaError_t error, cudaError_t expected) {
+  if (error == expected) static_cast<void>(cudaGetLastError());
+  return error == expected;
 }
 
 cudaStream_t handle(const Stream& stream) {
@@ -36,12 +57,9 @@ cudaStream_t handle(const Stream& stream) {
       .stream();
 }
 
-// Allows, while it lives, calls that a capture in any other thread forbids by default.
-// They touch no stream that is captured.
-class Beside {
- private:
-  c10::cuda::CUDAStreamCaptureModeGuard relaxed_{cudaStreamCaptureModeRelaxed};
-};
+cudaEvent_t handle(const Event& event) {
+  return static_cast<cudaEvent_t>(event.handle);
+}
 
 c10::DataPtr allocate_pinned(size_t nbytes) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 8
@@ -51,13 +69,26 @@ c10::DataPtr allocate_pinned(size_t nbytes) {
 #endif
 }
 
-// False, with nothing queued, if the driver or the stream does not take batches.
+#if CUDART_VERSION >= 13000
+using CopyBatch = cudaError_t(void* const*, const void* const*, const size_t*, size_t,
+                              cudaMemcpyAttributes*, size_t*, size_t, cudaStream_t);
+#elif CUDART_VERSION >= 12080
+using CopyBatch = cudaError_t(void**, void**, size_t*, size_t, cudaMemcpyAttributes*,
+                              size_t*, size_t, size_t*, cudaStream_t);
+#endif
+
+// False, with nothing queued, if runtime, driver or stream does not take batches.
 // Sources are read when the stream has got there, as by cudaMemcpyAsync.
 bool copy_at_once([[maybe_unused]] const Copy* copies, [[maybe_unused]] int64_t num,
                   [[maybe_unused]] cudaStream_t stream) {
 #if CUDART_VERSION >= 12080
+  // Looked up: a runtime that is older than the toolkit, but of its major version, may
+  // lack it, and this module has to load all the same.
+  static const auto copy_batch =
+      reinterpret_cast<CopyBatch*>(dlsym(RTLD_DEFAULT, "cudaMemcpyBatchAsync"));
   static std::atomic<bool> refused{false};
-  if (refused || stream == nullptr || stream == cudaStreamLegacy) return false;
+  if (refused || copy_batch == nullptr) return false;
+  if (stream == nullptr || stream == cudaStreamLegacy) return false;
   const auto count = static_cast<size_t>(num);
   std::vector<void*> dsts(count);
   std::vector<size_t> sizes(count);
@@ -80,15 +111,14 @@ bool copy_at_once([[maybe_unused]] const Copy* copies, [[maybe_unused]] int64_t 
     sizes[i] = static_cast<size_t>(copies[i].nbytes);
   }
 #if CUDART_VERSION >= 13000
-  const cudaError_t error = cudaMemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(),
-                                                 count, &attributes, &first, 1, stream);
+  const cudaError_t error = copy_batch(dsts.data(), srcs.data(), sizes.data(), count,
+                                       &attributes, &first, 1, stream);
 #else
-  const cudaError_t error =
-      cudaMemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), count, &attributes,
-                           &first, 1, &failed, stream);
+  const cudaError_t error = copy_batch(dsts.data(), srcs.data(), sizes.data(), count,
+                                       &attributes, &first, 1, &failed, stream);
 #endif
-  if (error == cudaErrorNotSupported || error == cudaErrorCallRequiresNewerDriver) {
-    static_cast<void>(cudaGetLastError());
+  if (says(error, cudaErrorNotSupported) ||
+      says(error, cudaErrorCallRequiresNewerDriver)) {
     refused = true;
     return false;
   }
@@ -102,76 +132,101 @@ bool copy_at_once([[maybe_unused]] const Copy* copies, [[maybe_unused]] int64_t 
 class CudaRuntime final : public transfer::Runtime {
  public:
   // Of torch's caching allocator, which keeps what is given back to it.
-  Pinned allocate(int64_t nbytes) override {
-    const Beside beside;
+  Pinned allocate(int64_t nbytes, int64_t device) override {
+    const CallGuard guard(device);
     auto owner =
         std::make_unique<c10::DataPtr>(allocate_pinned(static_cast<size_t>(nbytes)));
     auto* data = static_cast<uint8_t*>(owner->get());
     return {data, owner.release()};
   }
 
+  // Makes no call of CUDA: torch's allocator keeps the memory.
   void free(const Pinned& memory) noexcept override {
     delete static_cast<c10::DataPtr*>(memory.owner);
   }
 
+  int pin(void* data, int64_t nbytes) override {
+    const CallGuard guard(used_device());
+    const cudaError_t error =
+        cudaHostRegister(data, static_cast<size_t>(nbytes), cudaHostRegisterPortable);
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+    return static_cast<int>(error);
+  }
+
+  void unpin(void* data) override {
+    const CallGuard guard(used_device());
+    C10_CUDA_CHECK(cudaHostUnregister(data));
+  }
+
   void copy(const Copy& copy, const Stream& stream) override {
-    const auto guard = guard_for(stream);
+    const CallGuard guard(stream.device);
     C10_CUDA_CHECK(cudaMemcpyAsync(copy.dst, copy.src, static_cast<size_t>(copy.nbytes),
                                    cudaMemcpyHostToDevice, handle(stream)));
   }
 
   void copy_batch(const Copy* copies, int64_t num, const Stream& stream) override {
-    const auto guard = guard_for(stream);
+    const CallGuard guard(stream.device);
     if (copy_at_once(copies, num, handle(stream))) return;
     for (int64_t i = 0; i < num; ++i) copy(copies[i], stream);
   }
 
   Event create_event(int64_t device) override {
-    const Beside beside;
-    const c10::cuda::CUDAGuard guard(index_of(device));
+    const CallGuard guard(device);
     cudaEvent_t event = nullptr;
     C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    return event;
+    return {event, device};
   }
 
-  void record(Event event, const Stream& stream) override {
-    const auto guard = guard_for(stream);
-    C10_CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(event), handle(stream)));
+  void record(const Event& event, const Stream& stream) override {
+    const CallGuard guard(stream.device);
+    C10_CUDA_CHECK(cudaEventRecord(handle(event), handle(stream)));
   }
 
-  bool is_done(Event event) override {
-    const Beside beside;
-    const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(event));
-    if (error == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());  // it is no error, but would stay
-      return false;
-    }
+  bool is_done(const Event& event) override {
+    const CallGuard guard(event.device);
+    const cudaError_t error = cudaEventQuery(handle(event));
+    if (says(error, cudaErrorNotReady)) return false;
     C10_CUDA_CHECK(error);
     return true;
   }
 
-  void wait(const Stream& stream, Event event) override {
-    const auto guard = guard_for(stream);
-    C10_CUDA_CHECK(
-        cudaStreamWaitEvent(handle(stream), static_cast<cudaEvent_t>(event), 0));
+  void wait(const Stream& stream, const Event& event) override {
+    const CallGuard guard(stream.device);
+    C10_CUDA_CHECK(cudaStreamWaitEvent(handle(stream), handle(event), 0));
   }
 
-  void wait_on_host(Event event) override {
-    const Beside beside;
-    C10_CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+  void wait_on_host(const Event& event) override {
+    const CallGuard guard(event.device);
+    C10_CUDA_CHECK(cudaEventSynchronize(handle(event)));
   }
 
   bool is_capturing(const Stream& stream) override {
-    const auto guard = guard_for(stream);
+    const CallGuard guard(stream.device);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaError_t error = cudaStreamIsCapturing(handle(stream), &status);
-    if (error == cudaErrorStreamCaptureImplicit) {
-      // The legacy default stream, while one that synchronises with it is captured.
-      static_cast<void>(cudaGetLastError());
-      return true;
-    }
+    // The legacy default stream, while one that synchronises with it is captured.
+    if (says(error, cudaErrorStreamCaptureImplicit)) return true;
     C10_CUDA_CHECK(error);
     return status != cudaStreamCaptureStatusNone;
+  }
+
+  bool is_idle(const Stream& stream) override {
+    const CallGuard guard(stream.device);
+    const cudaError_t error = cudaStreamQuery(handle(stream));
+    if (says(error, cudaErrorNotReady)) return false;
+    C10_CUDA_CHECK(error);
+    return true;
+  }
+
+  // Asks torch alone, which opens no context for that.
+  std::vector<Stream> current_streams() override {
+    std::vector<Stream> streams;
+    const c10::DeviceIndex num_devices = c10::cuda::device_count();
+    for (c10::DeviceIndex device = 0; device < num_devices; ++device) {
+      if (!c10::cuda::hasPrimaryContext(device)) continue;
+      streams.push_back({c10::cuda::getCurrentCUDAStream(device).id(), device});
+    }
+    return streams;
   }
 };
 

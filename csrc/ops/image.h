@@ -33,6 +33,8 @@ class ImageBatchJob {
 
   // Bytes that run() writes.
   int64_t nbytes() const { return num_bytes(job_); }
+  // Whether run() calls no driver.
+  bool on_host() const { return dst_.device.is_cpu(); }
 
   // On a GPU this queues the work on the current stream: the images must not be
   // written by another stream before it is done.

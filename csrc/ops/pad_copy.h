@@ -33,6 +33,8 @@ class PadCopyJob {
 
   // Bytes that run() writes.
   int64_t nbytes() const { return dst_.nbytes + (mask_ ? mask_->nbytes : 0); }
+  // Whether run() calls no driver.
+  bool on_host() const { return dst_.device.is_cpu(); }
 
   // On a GPU this queues the copy on the current stream: the samples must not be
   // written by another stream before it is done.

@@ -38,6 +38,8 @@ class PackJob {
   PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan);
 
   int64_t nbytes() const { return dst_.nbytes; }
+  // Whether run() calls no driver.
+  bool on_host() const { return dst_.device.is_cpu(); }
   void run();
 
  private:

@@ -36,11 +36,15 @@ std::atomic<int64_t>& pinned_limit() {
   return limit;
 }
 
-Engine* engine_for(c10::DeviceType type) {
+transfer::Runtime* runtime_for(c10::DeviceType type, const Where& where) {
   const Backend* backend = find_backend(type);
   const bool found = backend != nullptr && backend->runtime != nullptr;
-  TORCH_CHECK_NOT_IMPLEMENTED(found, "send: stream must be of a device type in ",
+  TORCH_CHECK_NOT_IMPLEMENTED(found, where, " must be of a device type in ",
                               "transfers(), but is of '", name(type), "'.");
+  return backend->runtime();
+}
+
+Engine* engine_for(c10::DeviceType type, transfer::Runtime* runtime) {
   std::atomic<Engine*>& place = engines.at(static_cast<size_t>(type));
   Engine* engine = place.load();
   if (engine != nullptr) return engine;
@@ -50,11 +54,16 @@ Engine* engine_for(c10::DeviceType type) {
   const Engine::PackBytes pack = [](const Pack& body) {
     find_backend(c10::kCPU)->pack(body, c10::kCPU);
   };
-  auto made = std::make_unique<Engine>(backend->runtime(), pack, limits);
+  auto made = std::make_unique<Engine>(runtime, pack, limits);
   if (!place.compare_exchange_strong(engine, made.get())) return engine;
   engine = made.release();
   engine->set_limit(pinned_limit());  // it may have changed before anybody saw this one
   return engine;
+}
+
+void check_type(const c10::Stream& stream, c10::DeviceType type, const Where& where) {
+  TORCH_CHECK_VALUE(stream.device_type() == type, where, " must be of '", name(type),
+                    "', but is of '", name(stream.device_type()), "'.");
 }
 
 void check_device(const Snapshot& snapshot, const Where& where,
@@ -76,26 +85,52 @@ void take_contiguous(const at::Tensor& tensor, const Where& where, Snapshot* sna
 
 }  // namespace
 
-bool Sent::is_done() const {
+bool RecordedEvent::is_done() const {
   return sent_.mark != nullptr && engine_->is_done(*sent_.mark);
 }
 
-void Sent::wait(const c10::Stream& stream) const {
-  TORCH_CHECK_VALUE(stream.device_type() == type_, "Sent.wait: stream must be of '",
-                    name(type_), "', but is of '", name(stream.device_type()), "'.");
+void RecordedEvent::wait(const c10::Stream& stream) const {
+  check_type(stream, type_, {"RecordedEvent.wait", "stream"});
   if (sent_.mark == nullptr) check();
   engine_->wait(opaque(stream), *sent_.mark);
 }
 
-void Sent::check() const {
+void RecordedEvent::synchronize() const {
+  if (sent_.mark == nullptr) check();
+  engine_->wait_on_host(*sent_.mark);
+}
+
+void RecordedEvent::check() const {
   if (sent_.error != nullptr) std::rethrow_exception(sent_.error);
 }
 
-SendJob::SendJob(c10::Stream copies, c10::Stream home, int64_t chunk)
+Runtime::Runtime(c10::DeviceType type)
+    : type_(type), runtime_(runtime_for(type, {"Runtime", "device_type"})) {}
+
+int Runtime::pin(void* data, int64_t nbytes) const {
+  return runtime_->pin(data, nbytes);
+}
+
+void Runtime::unpin(void* data) const { runtime_->unpin(data); }
+
+RecordedEvent Runtime::record(const c10::Stream& stream) const {
+  check_type(stream, type_, {"Runtime.record", "stream"});
+  Engine* const engine = engine_for(type_, runtime_);
+  return {engine, type_, {engine->record(opaque(stream)), nullptr}};
+}
+
+std::unique_ptr<transfer::Fence> Runtime::fence() const {
+  return engine_for(type_, runtime_)->fence();
+}
+
+SendJob::SendJob(c10::Stream copies, c10::Stream home, int64_t chunk,
+                 bool lands_at_once)
     : copies_(copies),
       home_(home),
       chunk_(chunk),
-      engine_(engine_for(copies.device_type())) {
+      lands_at_once_(lands_at_once),
+      engine_(engine_for(copies.device_type(),
+                         runtime_for(copies.device_type(), {"send", "stream"}))) {
   TORCH_CHECK_VALUE(home.device() == copies.device(), "send: home must be on ",
                     copies.device().str(), ", the device of stream, but is on ",
                     home.device().str(), ".");
@@ -134,12 +169,12 @@ void SendJob::read_in_place(TensorRefs targets, TensorRefs sources) {
   }
 }
 
-Sent SendJob::run() {
+RecordedEvent SendJob::run() {
   transfer::Job job{nullptr,        0,
                     nullptr,        0,
                     direct_.data(), static_cast<int64_t>(direct_.size()),
                     opaque(home_),  opaque(copies_),
-                    chunk_};
+                    chunk_,         lands_at_once_};
   if (leaves_ && slab_.nbytes > 0) {
     const std::vector<Slot>& slots = leaves_->read();
     job.dst = slab_.mutable_data();

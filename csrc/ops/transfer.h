@@ -5,7 +5,10 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "ops/slab.h"
@@ -15,14 +18,16 @@
 
 namespace pyparallel::ops {
 
-// Copies that were queued; see _C.pyi.
-class Sent {
+// All that was queued on a stream before a moment; see _C_transfer.pyi.
+class RecordedEvent {
  public:
-  Sent(transfer::Engine* engine, c10::DeviceType type, transfer::Sent sent)
+  // `sent` has no mark, but an error, if the device took none.
+  RecordedEvent(transfer::Engine* engine, c10::DeviceType type, transfer::Sent sent)
       : engine_(engine), type_(type), sent_(std::move(sent)) {}
 
   bool is_done() const;
   void wait(const c10::Stream& stream) const;
+  void synchronize() const;
   void check() const;
 
  private:
@@ -31,21 +36,38 @@ class Sent {
   transfer::Sent sent_;
 };
 
+// A type of device, for memory and copies that are not of an engine; see
+// _C_transfer.pyi.
+class Runtime {
+ public:
+  explicit Runtime(c10::DeviceType type);
+
+  int pin(void* data, int64_t nbytes) const;
+  void unpin(void* data) const;
+  RecordedEvent record(const c10::Stream& stream) const;
+  std::unique_ptr<transfer::Fence> fence() const;
+
+ private:
+  c10::DeviceType type_;
+  transfer::Runtime* runtime_;
+};
+
 // Packed leaves and tensors that are read in place, to one device. Constructing it
 // needs the GIL, run() does not.
 class SendJob {
  public:
-  SendJob(c10::Stream copies, c10::Stream home, int64_t chunk);
+  SendJob(c10::Stream copies, c10::Stream home, int64_t chunk, bool lands_at_once);
 
   void pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan);
   void read_in_place(TensorRefs targets, TensorRefs sources);
 
-  Sent run();
+  RecordedEvent run();
 
  private:
   c10::Stream copies_;
   c10::Stream home_;
   int64_t chunk_;
+  bool lands_at_once_;
   transfer::Engine* engine_;
   Snapshot slab_;
   std::optional<LeafBytes> leaves_;

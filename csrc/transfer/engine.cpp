@@ -33,10 +33,11 @@ int64_t cut(const Job& job, int64_t begin, int64_t end, int64_t first,
 Engine::Engine(Runtime* runtime, PackBytes pack, Limits limits)
     : runtime_(runtime), pack_(pack), events_(runtime), staging_(runtime, limits) {}
 
-Sent Engine::send(const Job& job) {
-  check_usable();
+Sent Engine::send(Job job) {
+  events_.check_usable();
   check_not_capturing(job.home, "home");
   check_not_capturing(job.copies, "copy");
+  if (copies_at_home(job)) job.copies = job.home;
   if (!(job.home == job.copies)) {
     runtime_->wait(job.copies, events_.record(job.home)->event());
   }
@@ -56,25 +57,34 @@ Sent Engine::send(const Job& job) {
   return sent;
 }
 
+MarkRef Engine::record(const Stream& stream) {
+  events_.check_usable();
+  return events_.record(stream);
+}
+
+std::unique_ptr<Fence> Engine::fence() {
+  return std::make_unique<Fence>(runtime_, &events_);
+}
+
 bool Engine::is_done(const Mark& mark) const {
-  check_usable();
+  events_.check_usable();
   return runtime_->is_done(mark.event());
 }
 
 void Engine::wait(const Stream& stream, const Mark& mark) const {
-  check_usable();
+  events_.check_usable();
+  if (stream == mark.stream()) return;  // its work is in order as it is
+  check_not_capturing(stream, "waiting");
   runtime_->wait(stream, mark.event());
+}
+
+void Engine::wait_on_host(const Mark& mark) const {
+  events_.check_usable();
+  runtime_->wait_on_host(mark.event());
 }
 
 void Engine::set_limit(int64_t max_bytes) {
   if (!events_.forked()) staging_.set_limit(max_bytes);
-}
-
-void Engine::check_usable() const {
-  if (!events_.forked()) return;
-  throw std::runtime_error(
-      "send: copies must be queued by the process that queued the first one, but this "
-      "one was forked from it. Start processes that use a device by spawn.");
 }
 
 void Engine::check_not_capturing(const Stream& stream, const char* name) const {
@@ -83,6 +93,12 @@ void Engine::check_not_capturing(const Stream& stream, const char* name) const {
                            " stream must not be under graph capture, but is. Copy "
                            "outside of the capture, into static tensors that the "
                            "graph reads.");
+}
+
+// See Note: [copies on the home stream].
+bool Engine::copies_at_home(const Job& job) const {
+  return job.lands_at_once && job.nbytes == 0 && job.num_direct < kBatchCopies &&
+         runtime_->is_idle(job.home);
 }
 
 void Engine::copy_direct(const Job& job) {

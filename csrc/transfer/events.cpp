@@ -3,22 +3,29 @@
 #include <unistd.h>
 
 #include <new>
+#include <stdexcept>
 
 namespace pyparallel::transfer {
 
-Mark::~Mark() { events_->give(event_, device_); }
+Mark::~Mark() { events_->give(event_); }
 
 Events::Events(Runtime* runtime) : runtime_(runtime), pid_(getpid()) {}
 
 MarkRef Events::record(const Stream& stream) {
   // First the mark, so that the event goes back whatever fails.
-  const auto mark =
-      std::make_shared<const Mark>(this, take(stream.device), stream.device);
+  const auto mark = std::make_shared<const Mark>(this, take(stream.device), stream);
   runtime_->record(mark->event(), stream);
   return mark;
 }
 
 bool Events::forked() const { return getpid() != pid_; }
+
+void Events::check_usable() const {
+  if (!forked()) return;
+  throw std::runtime_error(
+      "send: copies must be queued by the process that queued the first one, but this "
+      "one was forked from it. Start processes that use a device by spawn.");
+}
 
 int64_t Events::num_created() const {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -46,12 +53,12 @@ Event Events::take(int64_t device) {
   return runtime_->create_event(device);
 }
 
-void Events::give(Event event, int64_t device) noexcept {
+void Events::give(const Event& event) noexcept {
   // A thread of the parent may have held the mutex at the fork.
   if (forked()) return;
   try {
     const std::lock_guard<std::mutex> lock(mutex_);
-    idle_[device].push_back(event);
+    idle_[event.device].push_back(event);
   } catch (const std::bad_alloc&) {
     // One event is lost.
   }

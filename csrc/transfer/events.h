@@ -17,18 +17,19 @@ class Events;
 // A place in the work of one stream; gives its event back when nobody refers to it.
 class Mark {
  public:
-  Mark(Events* events, Event event, int64_t device)
-      : events_(events), event_(event), device_(device) {}
+  Mark(Events* events, const Event& event, const Stream& stream)
+      : events_(events), event_(event), stream_(stream) {}
   ~Mark();
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
 
-  Event event() const { return event_; }
+  const Event& event() const { return event_; }
+  const Stream& stream() const { return stream_; }
 
  private:
   Events* events_;
   Event event_;
-  int64_t device_;
+  Stream stream_;
 };
 
 using MarkRef = std::shared_ptr<const Mark>;
@@ -43,6 +44,8 @@ class Events {
 
   // True in a process forked from the one that made this.
   bool forked() const;
+  // Throws in such a process.
+  void check_usable() const;
 
   int64_t num_created() const;
   int64_t num_idle() const;
@@ -50,7 +53,7 @@ class Events {
  private:
   friend class Mark;
   Event take(int64_t device);
-  void give(Event event, int64_t device) noexcept;
+  void give(const Event& event) noexcept;
 
   Runtime* runtime_;
   int64_t pid_;

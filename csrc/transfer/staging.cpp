@@ -33,7 +33,7 @@ Block Staging::take(int64_t nbytes, const Stream& stream) {
     if (take_idle(&block)) return block;
   } while (!reserve(block));
   try {
-    block.memory = runtime_->allocate(block.nbytes());
+    block.memory = runtime_->allocate(block.nbytes(), stream.device);
   } catch (...) {
     const std::lock_guard<std::mutex> lock(mutex_);
     nbytes_ -= block.nbytes();

@@ -27,7 +27,8 @@ from ._C_memory import ring_format as ring_format
 from ._C_memory import ring_holders as ring_holders
 from ._C_memory import ring_pass as ring_pass
 from ._C_memory import ring_reclaim as ring_reclaim
-from ._C_transfer import Sent as Sent
+from ._C_transfer import RecordedEvent as RecordedEvent
+from ._C_transfer import Runtime as Runtime
 from ._C_transfer import bound_pinned as bound_pinned
 from ._C_transfer import pinned_info as pinned_info
 from ._C_transfer import send as send

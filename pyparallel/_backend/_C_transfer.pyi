@@ -10,24 +10,75 @@ from torch import Tensor
 
 from ._C import SlabPlan
 
-class Sent:
-    """Copies that `send` queued, and the moment at which all of them are done.
+class RecordedEvent:
+    """The end of all work that was queued on a stream before the event.
 
-    Every method raises RuntimeError in a process that was forked after the first
-    `send`.
+    No method ends a graph capture in another thread. The methods that call the driver
+    release the GIL. They raise RuntimeError in a process that was forked after the
+    first event.
     """
 
     def is_done(self) -> bool:
-        """Tell whether nothing is read or written any more; the host does not wait.
+        """Return True if that work is done; the host does not wait.
 
-        False for ever if the device failed so that nobody can tell.
+        Return False for ever if the device took no event after copies of `send`.
         """
 
     def wait(self, stream: Any) -> None:
-        """Make ``stream``, as `send` takes it, wait until then; the host does not."""
+        """Make ``stream``, as `send` takes it, wait; the host does not.
+
+        Raises:
+            RuntimeError: ``stream`` is under graph capture, and is not the stream of
+                the event.
+        """
+
+    def synchronize(self) -> None:
+        """Block the host until that work is done."""
 
     def check(self) -> None:
-        """Raise the error that stopped the copies half way, if one did."""
+        """Raise the error that stopped the copies of `send` half way, if one did."""
+
+class Fence:
+    """The end of all work on the streams that were current in a thread."""
+
+    def is_done(self) -> bool:
+        """Return True if that work is done; the host does not wait.
+
+        While a graph is captured on one of the streams, the result is False.
+        """
+
+class Runtime:
+    """Pins memory and records events for one device type, without the GIL.
+
+    No method opens a context on a device that the process does not use, ends a graph
+    capture, or leaves an error behind for the next call of its thread.
+
+    Args:
+        device_type: one of `transfers`.
+
+    Raises:
+        NotImplementedError: it is another type.
+    """
+
+    def __init__(self, device_type: str) -> None: ...
+    def pin(self, address: int, nbytes: int) -> int:
+        """Pin memory for all devices of the type.
+
+        Returns:
+            0, or the code of the error if the system refuses.
+        """
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+
+    def record(self, stream: Any) -> RecordedEvent:
+        """Record an event on ``stream``, which must not be under graph capture."""
+
+    def fence(self) -> Fence:
+        """Return a fence behind the current streams of this thread.
+
+        There is one such stream on each device that the process uses.
+        """
 
 def send(
     slab: Tensor,
@@ -38,7 +89,8 @@ def send(
     stream: Any,
     home: Any,
     chunk_nbytes: int = 4194304,
-) -> Sent:
+    lands_at_once: bool = False,
+) -> RecordedEvent:
     """Queue copies of CPU tensors to a device.
 
     The leaves are packed, as `pack` does it, into page-locked memory in chunks, while
@@ -61,11 +113,14 @@ def send(
         home: the stream, of the same device, on which slab and targets were allocated.
         chunk_nbytes: between 1 and 4 MiB, the default: enough for eight threads to
             pack, and for a copy to take twenty times as long as to queue it.
+        lands_at_once: ``home`` is made to wait as soon as this returns. Then fewer than
+            8 copies in place are queued on ``home`` itself, if it is idle and nothing
+            is packed: events and waits would cost more than they save.
 
     Raises:
         RuntimeError: one of the streams is under graph capture, or the process was
             forked. Whatever is raised here, no copy has been queued; errors after the
-            first are in the result (`Sent.check`).
+            first are in the result (`RecordedEvent.check`).
         NotImplementedError: the device of ``stream`` is not in `transfers`.
 
     Stream: the copies wait for what was queued on ``home`` when this was called.

@@ -17,6 +17,7 @@ Attributes:
         ``_C.pyi`` is their contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
     pinned_info, bound_pinned: page-locked memory that ``send`` packs into.
+    Runtime, RecordedEvent: pinned memory of others, and events, of ``transfers``.
     ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: who holds which slot
         of memory that processes share.
 """
@@ -37,6 +38,8 @@ from ._build import REBUILD, find, mismatch
 
 if TYPE_CHECKING:
     from ._C import (
+        RecordedEvent,
+        Runtime,
         SlabPlan,
         bound_cache,
         bound_pinned,
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "RecordedEvent",
+    "Runtime",
     "SlabPlan",
     "bound_cache",
     "bound_pinned",
@@ -105,6 +110,8 @@ _OPERATORS = (
     "pack",
     "views",
     "send",
+    "Runtime",
+    "RecordedEvent",
     "columns",
     "flatten",
     *_MEMORY,

@@ -163,6 +163,19 @@ def send(*args: Any, **kwargs: Any) -> None:
     )
 
 
+class RecordedEvent:
+    """See ``_C.pyi``: native only."""
+
+
+class Runtime:
+    """See ``_C.pyi``: native only."""
+
+    def __init__(self, device_type: str) -> None:
+        raise NotImplementedError(
+            "Runtime must be native, but pure Python runs. Use torch's events."
+        )
+
+
 # In a list, so that it can be changed; what of it is in use is for torch to say.
 _pinned_limit = [
     min(1 << 30, os.sysconf("SC_PHYS_PAGES") // 8 * os.sysconf("SC_PAGESIZE"))

@@ -52,8 +52,11 @@ class Queue {
   void push(Work work) {
     const std::lock_guard<std::mutex> lock(mutex_);
     work_.push_back(std::move(work));
+    ++num_left_;
     pushed_.notify_one();
   }
+
+  bool is_idle() const { return num_left_ == 0; }
 
  private:
   void run() {
@@ -71,6 +74,7 @@ class Queue {
         if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
       }
       work();
+      --num_left_;
     }
   }
 
@@ -79,6 +83,7 @@ class Queue {
   std::mutex mutex_;
   std::condition_variable pushed_;
   std::deque<Work> work_;
+  std::atomic<int64_t> num_left_{0};  // that of the thread included
   std::thread thread_;
 };
 

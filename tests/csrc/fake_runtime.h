@@ -46,7 +46,7 @@ class Runtime : public pyparallel::transfer::Runtime {
 
   // What pyparallel calls.
 
-  Pinned allocate(int64_t nbytes) override {
+  Pinned allocate(int64_t nbytes, int64_t) override {
     begin("allocate");
     auto* slab = new Slab(static_cast<size_t>(nbytes) + 64, uint8_t{0xEE});
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -68,6 +68,9 @@ class Runtime : public pyparallel::transfer::Runtime {
     delete slab;
   }
 
+  int pin(void*, int64_t) override { return 0; }
+  void unpin(void*) override {}
+
   void copy(const Copy& copy, const Stream& stream) override {
     begin("copy");
     queue_copy(copy, stream);
@@ -78,44 +81,51 @@ class Runtime : public pyparallel::transfer::Runtime {
     for (int64_t i = num; i > 0; --i) queue_copy(copies[i - 1], stream);
   }
 
-  Event create_event(int64_t) override {
+  Event create_event(int64_t device) override {
     begin("create_event");
     const std::lock_guard<std::mutex> lock(mutex_);
     events_.emplace_back(std::make_shared<Gate>()).get()->open();
-    return &events_.back();
+    return {&events_.back(), device};
   }
 
-  void record(Event event, const Stream& stream) override {
+  void record(const Event& event, const Stream& stream) override {
     begin("record " + std::to_string(stream.id));
     const auto reached = std::make_shared<Gate>();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      *static_cast<GateRef*>(event) = reached;
+      *static_cast<GateRef*>(event.handle) = reached;
     }
     push(stream, [reached] { reached->open(); }, bug_ != Bug::kEventBeforeCopy);
   }
 
-  bool is_done(Event event) override {
+  bool is_done(const Event& event) override {
     begin("is_done");
     const bool done = bug_ == Bug::kReuseWithoutEvent || gate(event)->is_open();
     if (Work meanwhile = std::exchange(before_answer, nullptr)) meanwhile();
     return done;
   }
 
-  void wait(const Stream& stream, Event event) override {
+  void wait(const Stream& stream, const Event& event) override {
     begin("wait " + std::to_string(stream.id));
     const GateRef reached = gate(event);
     if (bug_ == Bug::kNoWaitForHome && stream.id == kCopies) return;
     push(stream, [reached] { reached->wait(); });
   }
 
-  void wait_on_host(Event event) override {
+  void wait_on_host(const Event& event) override {
     begin("wait_on_host");
     if (Work meanwhile = std::exchange(before_waiting, nullptr)) meanwhile();
     gate(event)->wait();
   }
 
   bool is_capturing(const Stream& stream) override { return stream.id == capturing; }
+
+  bool is_idle(const Stream& stream) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return queues_[static_cast<size_t>(stream.id)]->is_idle();
+  }
+
+  std::vector<Stream> current_streams() override { return current; }
 
   // What a model and the tests do.
 
@@ -160,9 +170,10 @@ class Runtime : public pyparallel::transfer::Runtime {
 
   static constexpr int64_t kCopies = 0;  // the stream of the copies, by custom
   std::atomic<int64_t> capturing{-1};
-  Work before_answer;   // what others do while is_done has an answer; once
-  Work before_waiting;  // what others do when the host is about to wait; once
-  Work before_freeing;  // what others do before memory is free; once
+  std::vector<Stream> current;  // of every thread
+  Work before_answer;           // what others do while is_done has an answer; once
+  Work before_waiting;          // what others do when the host is about to wait; once
+  Work before_freeing;          // what others do before memory is free; once
   std::atomic<int64_t> num_overwritten{0};
   std::atomic<int64_t> most_nbytes{0};  // that were allocated at a time
 
@@ -181,9 +192,9 @@ class Runtime : public pyparallel::transfer::Runtime {
     throw std::runtime_error("no more " + call);
   }
 
-  GateRef gate(Event event) {
+  GateRef gate(const Event& event) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return *static_cast<GateRef*>(event);
+    return *static_cast<GateRef*>(event.handle);
   }
 
   void queue_copy(const Copy& copy, const Stream& stream) {

@@ -122,5 +122,5 @@ def test_a_sent_batch_says_what_it_cannot_wait_on():
         sent.wait,
         (FAR,),
         ValueError,
-        "Sent.wait: stream must be of 'cpu', but is of 'cuda'.",
+        "RecordedEvent.wait: stream must be of 'cpu', but is of 'cuda'.",
     )

@@ -129,6 +129,7 @@ void test_a_forked_child_is_refused() {
   const Batch batch(&bench.random, 3, 100);
   Target target(batch);
   Sent sent = bench.send(batch, &target);
+  const auto fence = bench.engine.fence();
   bench.synchronize();
   const pid_t child = fork();
   if (child == 0) {
@@ -141,6 +142,9 @@ void test_a_forked_child_is_refused() {
     bool good = refused(thrown([&] { bench.send(batch, &target); }));
     good &= refused(thrown([&] { bench.engine.wait(kHome, *sent.mark); }));
     good &= refused(thrown([&] { bench.engine.is_done(*sent.mark); }));
+    good &= refused(thrown([&] { bench.engine.wait_on_host(*sent.mark); }));
+    good &= refused(thrown([&] { bench.engine.record(kHome); }));
+    good &= refused(thrown([&] { fence->is_done(); }));
     sent.mark.reset();
     _exit(good ? 0 : 1);
   }

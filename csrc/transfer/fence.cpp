@@ -1,0 +1,30 @@
+#include "transfer/fence.h"
+
+namespace pyparallel::transfer {
+
+Fence::Fence(Runtime* runtime, Events* events) : runtime_(runtime), events_(events) {
+  events_->check_usable();
+  for (const Stream& stream : runtime_->current_streams()) {
+    parts_.push_back({stream, nullptr});
+    record(&parts_.back());
+  }
+}
+
+bool Fence::is_done() {
+  events_->check_usable();  // before the mutex, which a thread may have held at a fork
+  const std::lock_guard<std::mutex> lock(mutex_);
+  while (!parts_.empty()) {
+    Part& part = parts_.back();
+    if (part.mark == nullptr) record(&part);
+    if (part.mark == nullptr || !runtime_->is_done(part.mark->event())) return false;
+    parts_.pop_back();
+  }
+  return true;
+}
+
+// See Note: [fences and captures].
+void Fence::record(Part* part) {
+  if (!runtime_->is_capturing(part->stream)) part->mark = events_->record(part->stream);
+}
+
+}  // namespace pyparallel::transfer

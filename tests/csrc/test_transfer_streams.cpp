@@ -1,0 +1,208 @@
+// Streams of callers: fences, waits beside graph captures, copies on the home stream.
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "fake_runtime.h"
+#include "transfer/engine.h"
+#include "transfers.h"
+
+namespace {
+
+using namespace pyparallel::transfer;
+using fake::Batch;
+using fake::Bench;
+using fake::Calls;
+using fake::kCopies;
+using fake::kHome;
+using fake::kOther;
+using fake::Target;
+
+const Calls kNone;
+
+// Returns when nothing is left to do on the home stream.
+void make_idle(Bench* bench) {
+  bench->synchronize();
+  while (!bench->runtime.is_idle(kHome)) std::this_thread::yield();
+  bench->runtime.take_calls();
+}
+
+Sent send_at_once(Bench* bench, const Batch& batch, Target* target) {
+  Job job = target->job(batch);
+  job.lands_at_once = true;
+  return bench->engine.send(job);
+}
+
+void test_copies_of_an_idle_home_need_no_wait() {
+  Bench bench;
+  for (int64_t num_direct = 1; num_direct < kBatchCopies; ++num_direct) {
+    const Batch batch(&bench.random, 0, 900, num_direct);
+    Target target(batch);
+    make_idle(&bench);
+    const Sent sent = send_at_once(&bench, batch, &target);
+    Calls expected(static_cast<size_t>(num_direct), "copy");
+    if (num_direct == 1) expected.push_back("create_event");
+    expected.push_back("record 1");
+    CHECK(bench.runtime.take_calls() == expected);
+    bench.engine.wait(kHome, *sent.mark);
+    CHECK(bench.runtime.take_calls() == kNone);
+    bench.engine.wait(kOther, *sent.mark);
+    CHECK(bench.runtime.take_calls() == Calls{"wait 2"});
+    bench.synchronize();
+    CHECK(bench.engine.is_done(*sent.mark));
+    CHECK(target.memory == batch.expected());
+  }
+}
+
+// Whether the copies of a batch are queued on the copy stream.
+bool are_beside(Bench* bench, const Batch& batch, bool lands_at_once) {
+  Target target(batch);
+  bench->runtime.take_calls();
+  Job job = target.job(batch);
+  job.lands_at_once = lands_at_once;
+  bench->engine.send(job);
+  const bool found = bench->runtime.take_calls().back() == "record 0";
+  bench->synchronize();
+  CHECK(target.memory == batch.expected());
+  return found;
+}
+
+void test_other_copies_go_beside_home() {
+  Bench bench;
+  const Batch packed(&bench.random, 3, 100, 1);
+  const Batch many(&bench.random, 0, 100, kBatchCopies);
+  const Batch few(&bench.random, 0, 100, kBatchCopies - 1);
+  make_idle(&bench);
+  CHECK(are_beside(&bench, packed, true));
+  make_idle(&bench);
+  CHECK(are_beside(&bench, many, true));
+  make_idle(&bench);
+  CHECK(are_beside(&bench, few, false));
+  make_idle(&bench);
+  CHECK(!are_beside(&bench, few, true));
+}
+
+void test_copies_go_beside_a_home_that_works() {
+  Bench bench;
+  const Batch batch(&bench.random, 0, 100, 1);
+  Target target(batch);
+  const auto gate = bench.stop(kHome);
+  send_at_once(&bench, batch, &target);
+  CHECK(bench.runtime.take_calls().back() == "record 0");
+  gate->open();
+  bench.synchronize();
+  CHECK(target.memory == batch.expected());
+}
+
+void test_a_wait_on_a_captured_stream_is_refused() {
+  Bench bench;
+  const Batch batch(&bench.random, 3, 100);
+  Target target(batch);
+  const Sent sent = bench.send(batch, &target);
+  bench.runtime.take_calls();
+  bench.runtime.capturing = kHome.id;
+  std::string text;
+  try {
+    bench.engine.wait(kHome, *sent.mark);
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  CHECK(text ==
+        "send: the waiting stream must not be under graph capture, but is. Copy "
+        "outside of the capture, into static tensors that the graph reads.");
+  CHECK(bench.runtime.take_calls() == kNone);
+  bench.runtime.capturing = -1;
+  bench.engine.wait(kHome, *sent.mark);
+  CHECK(bench.runtime.take_calls() == Calls{"wait 1"});
+  bench.synchronize();
+}
+
+void test_the_host_waits_for_a_mark() {
+  Bench bench;
+  const auto gate = bench.stop(kOther);
+  const MarkRef mark = bench.engine.record(kOther);
+  CHECK(!bench.engine.is_done(*mark));
+  bench.runtime.before_waiting = [&] { gate->open(); };
+  bench.engine.wait_on_host(*mark);
+  CHECK(bench.engine.is_done(*mark));
+}
+
+void test_a_fence_is_passed_when_every_stream_has_done_its_work() {
+  for (const bool first_is_last : {true, false}) {
+    Bench bench;
+    bench.runtime.current = {kHome, kOther};
+    const auto first = bench.stop(first_is_last ? kOther : kHome);
+    const auto last = bench.stop(first_is_last ? kHome : kOther);
+    const auto fence = bench.engine.fence();
+    const auto later = bench.stop(kHome);
+    CHECK(!fence->is_done());
+    first->open();
+    if (first_is_last) bench.runtime.synchronize(kOther);
+    CHECK(!fence->is_done());
+    last->open();
+    while (!fence->is_done()) std::this_thread::yield();
+    CHECK(fence->is_done());
+    later->open();
+  }
+}
+
+void test_a_fence_of_no_stream_is_passed() {
+  Bench bench;
+  CHECK(bench.engine.fence()->is_done());
+  CHECK(bench.runtime.take_calls() == kNone);
+}
+
+void test_a_fence_records_no_event_under_capture() {
+  Bench bench;
+  bench.runtime.current = {kHome, kOther};
+  const auto gate = bench.stop(kHome);  // work from before the capture
+  bench.runtime.capturing = kHome.id;
+  const auto fence = bench.engine.fence();
+  const Calls others{"create_event", "record 2"};
+  CHECK(bench.runtime.take_calls() == others);
+  bench.runtime.synchronize(kOther);
+  CHECK(!fence->is_done());
+  CHECK(bench.runtime.take_calls() == kNone);
+  bench.runtime.capturing = -1;
+  CHECK(!fence->is_done());
+  CHECK(bench.runtime.take_calls().back() == "record 1");
+  gate->open();
+  while (!fence->is_done()) std::this_thread::yield();
+  CHECK(bench.engine.events().num_idle() == bench.engine.events().num_created());
+}
+
+void test_threads_ask_one_fence() {
+  Bench bench;
+  bench.runtime.current = {kHome, kOther};
+  bench.runtime.capturing = kHome.id;
+  const auto fence = bench.engine.fence();
+  std::atomic<int> num_passed{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      while (!fence->is_done()) std::this_thread::yield();
+      ++num_passed;
+    });
+  }
+  bench.runtime.capturing = -1;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(num_passed == 4);
+  CHECK(bench.engine.events().num_idle() == bench.engine.events().num_created());
+}
+
+}  // namespace
+
+int main() {
+  test_copies_of_an_idle_home_need_no_wait();
+  test_other_copies_go_beside_home();
+  test_copies_go_beside_a_home_that_works();
+  test_a_wait_on_a_captured_stream_is_refused();
+  test_the_host_waits_for_a_mark();
+  test_a_fence_is_passed_when_every_stream_has_done_its_work();
+  test_a_fence_of_no_stream_is_passed();
+  test_a_fence_records_no_event_under_capture();
+  test_threads_ask_one_fence();
+  return finish("transfer_streams");
+}
