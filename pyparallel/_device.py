@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
 
 from . import _backend
 from ._probe import TorchProbe
+
+
+class Fence(Protocol):
+    """All work that was queued on current streams of a thread."""
+
+    def is_done(self) -> bool:
+        """Return True if that work is done; the host does not wait."""
 
 
 class DeviceApi(Protocol):
@@ -52,6 +59,12 @@ class DeviceApi(Protocol):
     def is_done(self, event: Any) -> bool:
         """Tell whether all work before ``event`` is done; the host does not wait."""
 
+    def fence(self, device: torch.device) -> Fence:
+        """Return a fence behind this thread's current stream of ``device``.
+
+        The stream may be under graph capture. Then the fence passes after the capture.
+        """
+
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Keep the memory, once freed, from reuse until ``stream`` is done with it."""
 
@@ -64,6 +77,13 @@ class DeviceApi(Protocol):
 
 class TorchDevice:
     """The device interface on torch's allocators and streams, for any accelerator.
+
+    Note: [events and captures]. Each call to CUDA has to avoid three things: it may
+    end a graph capture in another thread, open a context on a device that the process
+    does not use, and leave an error behind for the next kernel of its thread. The
+    backend's `Runtime` avoids them in one place, so events come from there. Torch's
+    own events, which pure Python uses, end a capture in another thread if they are
+    asked meanwhile. Such a capture needs ``capture_error_mode="thread_local"``.
 
     Args:
         engines: device types that the backend's ``send`` knows.
@@ -103,10 +123,15 @@ class TorchDevice:
         """Return the current stream of ``device``."""
         return torch.get_device_module(device).current_stream(device)
 
-    def using(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return torch's own context manager."""
-        context = torch.get_device_module(stream.device).stream(stream)
-        return context  # type: ignore[no-any-return]  # torch's modules have no types
+    @contextmanager
+    def using(self, stream: Any) -> Iterator[None]:
+        """Use torch's context managers.
+
+        Alone, that of a stream opens a context on the device that was current before.
+        """
+        module = torch.get_device_module(stream.device)
+        with module.device(stream.device), module.stream(stream):
+            yield
 
     def holds(self, device: torch.device, tensor: torch.Tensor) -> bool:
         """Compare the devices."""
@@ -114,37 +139,80 @@ class TorchDevice:
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
         """Queue a non-blocking copy."""
-        with torch.get_device_module(dst.device).stream(stream):
+        with self.using(stream):
             dst.copy_(src, non_blocking=True)
 
     def record(self, stream: Any) -> Any:
-        """Record a new event."""
-        return stream.record_event()
+        """Record an event of the backend, or else a new one of torch."""
+        runtime = self._runtime(stream.device)
+        return stream.record_event() if runtime is None else runtime.record(stream)
 
     def wait(self, stream: Any, event: Any) -> None:
         """Queue a wait."""
-        stream.wait_event(event)
+        if isinstance(event, _backend.RecordedEvent):
+            event.wait(stream)
+        else:
+            stream.wait_event(event)
 
     def is_done(self, event: Any) -> bool:
-        """Ask the event."""
-        return bool(event.query())
+        """Ask the event, but not torch's if that would end a capture of this thread."""
+        if isinstance(event, _backend.RecordedEvent):
+            return event.is_done()
+        return not _is_capturing_here(event.device) and bool(event.query())
+
+    def fence(self, device: torch.device) -> Fence:
+        """Return a fence of the backend, or else an event of torch."""
+        runtime = self._runtime(device)
+        if runtime is not None:
+            return runtime.fence()
+        return TorchFence(self.current_stream(device), self)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Tell torch's caching allocator about one more stream."""
         tensor.record_stream(stream)
 
     def is_capturing(self, stream: Any) -> bool:
-        """Ask torch, which tells it of the current stream only."""
-        module = torch.get_device_module(stream.device)
-        ask = getattr(module, "is_current_stream_capturing", None)
-        if ask is None:
-            return False
-        with module.stream(stream):
-            return bool(ask())
+        """Ask torch, which knows it of the current stream only."""
+        with self.using(stream):
+            return _is_capturing_here(stream.device)
 
     def has_engine(self, device: torch.device) -> bool:
         """Look the device's type up."""
         return device.type in self._engines
+
+    def _runtime(self, device: torch.device) -> _backend.Runtime | None:
+        has_one = device.type in self._engines
+        return _backend.Runtime(device.type) if has_one else None
+
+
+class TorchFence:
+    """An event of torch that is recorded when its stream is not under graph capture.
+
+    Args:
+        stream: behind whose work it is recorded.
+        api: of its device.
+    """
+
+    def __init__(self, stream: Any, api: DeviceApi) -> None:
+        self._stream, self._api, self._event = stream, api, None
+        self._record()
+
+    def is_done(self) -> bool:
+        """Return True if the work is done; False while the stream is under capture."""
+        if self._event is None:
+            self._record()
+        return self._event is not None and self._api.is_done(self._event)
+
+    def _record(self) -> None:
+        if not self._api.is_capturing(self._stream):
+            self._event = self._api.record(self._stream)
+
+
+def _is_capturing_here(device: torch.device) -> bool:
+    """Return True if a graph is captured on the current stream of this thread."""
+    module = torch.get_device_module(device)
+    ask = getattr(module, "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
 
 
 #: The one real device interface.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +25,13 @@ class Flight:
     before it writes: whoever used this memory before, in any thread, had queued that
     use by then. Landing makes the stream that is current *then* wait for the copy.
     Memory is freed to its home: if it lands elsewhere, the allocator is told of that
-    stream too; if it never lands, home waits for the copy. The slab on the host that
-    leaves are packed into is the engine's (Note [staging lifetime] in ``csrc``), or
-    torch's, whose allocator saw the copy: neither is used again before the copy is
-    done. What is not packed may be anybody's, and lives until the copy has read it:
-    see Note [lent memory] in ``_keeper.py``.
+    stream too; if it never lands, home waits for the copy. A wait would end a graph
+    capture of home, so then the memory is held until the copy is done. The slab on the
+    host that leaves are packed into is the engine's (Note [staging lifetime] in
+    ``csrc``), or torch's, whose allocator saw the copy: neither is used again before
+    the copy is done. What is not packed may be anybody's, and lives until the copy has
+    read it: see Note [lent memory] in ``_keeper.py``. A copy may be queued on home
+    itself (Note [copies on the home stream] in ``csrc``): then there are no waits.
     """
 
     def __init__(
@@ -60,13 +61,21 @@ class Flight:
             direct.append((self._slab[: cargo.span.numel()], cargo.span))
         copies = api.copy_stream(device) if stream is None else stream
         streams = (copies, self._home)
-        self._arrival = _transfer.start(cargo, self._slab, direct, streams, api)
+        # The checksums of debug mode are queued on the copy stream.
+        at_once = home is None and stream is None and not _debug.enabled
+        self._arrival = _transfer.start(
+            cargo, self._slab, direct, streams, api, at_once
+        )
         self._watch: _debug.Watch | None = None
         if _debug.enabled:
-            blocks, way = (self._slab, self._direct), (api, device, copies, self._home)
-            self._watch = _debug.Watch(leaves, cargo, blocks, way, self._arrival)
+            way = (api, device, copies, self._home)
+            memory = (self._slab, self._direct)
+            self._watch = _debug.Watch(leaves, cargo, memory, way, self._arrival)
             self._arrival = self._watch.arrival
-        self._lost = weakref.finalize(self, self._arrival.wait, self._home)
+        blocks = (self._slab, *self._direct.values())
+        self._lost = weakref.finalize(
+            self, _give_up, self._arrival, self._home, api, blocks
+        )
         self._lost.atexit = False
         _keeper.release_done()
 
@@ -127,9 +136,8 @@ def hold_while_read(
 
     For copies that were queued by other means: see Note [lent memory].
     """
-    event = api.record(api.current_stream(device))
-    ticket = _keeper.hold(list(tensors))
-    _keeper.release_when(ticket, partial(api.is_done, event))
+    fence = api.fence(device)
+    _keeper.release_when(_keeper.hold(list(tensors)), fence.is_done)
 
 
 #: Give up what has been read; every later flight does it too.
@@ -142,6 +150,19 @@ def drain(seconds: float) -> bool:
     if _debug.enabled:
         _debug.check()
     return is_drained
+
+
+def _give_up(
+    arrival: _transfer.Arrival,
+    home: Any,
+    api: DeviceApi,
+    blocks: Sequence[torch.Tensor],
+) -> None:
+    """Let memory of a flight that never lands be reused after its copies only."""
+    if api.is_capturing(home):
+        _keeper.release_when(_keeper.hold(blocks), arrival.is_done)
+    else:
+        arrival.wait(home)
 
 
 def _bytes(leaf: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,7 @@ class Event(NamedTuple):
 
     def wait(self, stream: Any) -> None:
         """Queue a wait."""
+        _refuse_capture("waiting", stream, self.api)
         self.api.wait(stream, self.event)
 
     def is_done(self) -> bool:
@@ -50,6 +51,7 @@ def start(
     direct: _Copies,
     streams: _Streams,
     api: DeviceApi,
+    lands_at_once: bool = False,
 ) -> Arrival:
     """Queue the copies of one flight, and hold what they read in place until then.
 
@@ -60,17 +62,23 @@ def start(
         streams: the one of the copies, and the one on which their targets were
             allocated just now.
         api: of the device.
+        lands_at_once: the second stream waits for the copies as soon as they are
+            queued. They may then be queued on that stream.
 
     Raises:
         RuntimeError: one of the streams is under graph capture; nothing was queued.
     """
     if api.has_engine(slab.device):
-        return _by_engine(cargo, slab, direct, streams)
+        return _by_engine(cargo, slab, direct, streams, lands_at_once)
     return _by_torch(cargo, slab, direct, streams, api)
 
 
 def _by_engine(
-    cargo: Cargo, slab: torch.Tensor, direct: _Copies, streams: _Streams
+    cargo: Cargo,
+    slab: torch.Tensor,
+    direct: _Copies,
+    streams: _Streams,
+    lands_at_once: bool,
 ) -> Arrival:
     targets = [target for target, _ in direct]
     sources = [source for _, source in direct]
@@ -78,7 +86,15 @@ def _by_engine(
     ticket = keeper.hold(sources) if sources else None
     is_done = _at_once  # unless something is queued
     try:
-        sent = _backend.send(slab, cargo.packed, plan, targets, sources, *streams)
+        sent = _backend.send(
+            slab,
+            cargo.packed,
+            plan,
+            targets,
+            sources,
+            *streams,
+            lands_at_once=lands_at_once,
+        )
         is_done = sent.is_done
     finally:
         if ticket is not None:
@@ -100,11 +116,7 @@ def _by_torch(
 ) -> Arrival:
     stream, home = streams
     for name, each in (("home", home), ("copy", stream)):
-        if api.is_capturing(each):
-            raise RuntimeError(
-                f"send: the {name} stream must not be under graph capture, but is. "
-                "Copy outside of the capture, into static tensors that the graph reads."
-            )
+        _refuse_capture(name, each, api)
     allocated = api.record(home)
     # All that can fail on the host comes before the first copy is queued.
     copies = list(direct)
@@ -141,6 +153,14 @@ def queue(
         if ticket is not None:
             keeper.release_when(ticket, event.is_done)
     return event
+
+
+def _refuse_capture(name: str, stream: Any, api: DeviceApi) -> None:
+    if api.is_capturing(stream):
+        raise RuntimeError(
+            f"send: the {name} stream must not be under graph capture, but is. Copy "
+            "outside of the capture, into static tensors that the graph reads."
+        )
 
 
 def _at_once() -> bool:

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pyparallel._device import TorchFence
+
 POISON = 0xDB
 DEVICE = torch.device("cuda", 0)  # only a name here
 
@@ -247,6 +249,9 @@ class FakeDevice:
 
     def has_engine(self, device: torch.device) -> bool:
         return False
+
+    def fence(self, device: torch.device) -> TorchFence:
+        return TorchFence(self.current_stream(device), self)
 
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
         address = tensor.untyped_storage().data_ptr()  # as torch: of the whole block

@@ -25,6 +25,9 @@ COPIES, MAIN, SIDE = map(HostStream, range(3))
 class HostDevice:
     """The device interface on the memory of the host, with an engine for it."""
 
+    def is_capturing(self, stream):
+        return False
+
     def __init__(self) -> None:
         self.current = MAIN
         self.kept: list[HostStream] = []

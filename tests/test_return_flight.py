@@ -75,6 +75,7 @@ def test_a_snapshot_is_copied_behind_the_current_stream_on_another_one(calls):
         "copy",
         "back.record_event",
         "back.event.synchronize",
+        "module.is_current_stream_capturing",
         "back.event.query",
     ]
     calls.back.wait_event.assert_called_once_with(calls.current.event)
@@ -92,6 +93,7 @@ def test_who_waits_has_the_copy_on_the_current_stream(calls):
         "copy",
         "current.record_event",
         "current.event.synchronize",
+        "module.is_current_stream_capturing",
         "current.event.query",
     ]
     assert calls.module.stream.call_args_list == [mock.call(calls.current)] * 2

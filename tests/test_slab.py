@@ -316,7 +316,7 @@ def test_slots_are_aligned_ascending_and_the_gaps_are_zero():
 def module_of_mocks() -> tuple[mock.Mock, mock.Mock]:
     """Return a stand-in for torch.cuda and the recorder of all its calls."""
     calls = mock.Mock()
-    calls.module.stream = mock.MagicMock()
+    calls.module.stream, calls.module.device = mock.MagicMock(), mock.MagicMock()
     module = calls.module
     module.Stream.return_value = calls.copies
     module.current_stream.return_value = calls.current
@@ -346,10 +346,13 @@ def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
 
     def on_its_stream(name):
         return [
+            "module.device",
+            "module.device().__enter__",
             "module.stream",
             "module.stream().__enter__",
             name,
             "module.stream().__exit__",
+            "module.device().__exit__",
         ]
 
     assert names == [
@@ -364,6 +367,7 @@ def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
         *on_its_stream("copy_"),
         "copies.record_event",
         "module.current_stream",
+        *on_its_stream("module.is_current_stream_capturing"),
         "current.wait_event",
     ]
     calls.copies.wait_event.assert_called_once_with("allocated")

@@ -349,14 +349,18 @@ def test_memory_belongs_to_the_stream_that_is_called_home():
 
 
 def test_torch_device_asks_torch(monkeypatch):
-    module, event = mock.Mock(), mock.Mock()
+    module, event = mock.MagicMock(), mock.Mock()
+    module.is_current_stream_capturing.return_value = False
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     api = _slab.TorchDevice()
     stream = mock.Mock(device=DEVICE)
-    assert api.using(stream) is module.stream.return_value
-    module.stream.assert_called_once_with(stream)
+    with api.using(stream):
+        module.device.assert_called_once_with(DEVICE)
+        module.stream.assert_called_once_with(stream)
     event.query.side_effect = [False, True]
     assert [api.is_done(event), api.is_done(event)] == [False, True]
+    module.is_current_stream_capturing.return_value = True
+    assert not api.is_done(event) and event.query.call_count == 2
 
 
 def test_a_long_wait_is_not_hidden_in_the_calls():

@@ -141,7 +141,7 @@ def test_what_is_read_in_place_lives_until_it_has_been_read(monkeypatch):
     monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
     ready = threading.Event()
     send = native.send
-    monkeypatch.setattr(_backend, "send", lambda *args: Late(send(*args), ready))
+    monkeypatch.setattr(_backend, "send", lambda *args, **_: Late(send(*args), ready))
     device = HostDevice()
     large = device.lock(torch.zeros(512))
     freed = weakref.ref(large.untyped_storage())
@@ -169,7 +169,7 @@ def test_landing_elsewhere_tells_the_allocator_and_a_stream_may_be_chosen():
 
     calls = []
 
-    def send(*args):
+    def send(*args, **_):
         calls.append(args[5:])
         return Watched()
 
@@ -201,7 +201,7 @@ def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
         def check(self):
             raise RuntimeError("no more")
 
-    monkeypatch.setattr(_backend, "send", lambda *args: Broken())
+    monkeypatch.setattr(_backend, "send", lambda *args, **_: Broken())
     device = HostDevice()
     large = device.lock(torch.zeros(512))
     with pytest.raises(RuntimeError, match=r"^no more$"):
@@ -215,7 +215,7 @@ def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
 def test_an_error_before_anything_is_queued_holds_nothing(monkeypatch):
     monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
 
-    def refuse(*args):
+    def refuse(*args, **_):
         raise RuntimeError("refused")
 
     monkeypatch.setattr(_backend, "send", refuse)
