@@ -76,8 +76,11 @@ class Keeper:
             _leak(self._held)
 
     def _begin_in_child(self) -> None:
-        """Leave to the parent what the parent sent: no event can be asked here."""
-        _leak(self._held)
+        """Leave to the parent what the parent sent.
+
+        Here no event can be asked, or destroyed: torch's ends the process.
+        """
+        _leak((self._held, self._checks))
         self._held, self._checks = {}, {}
 
 

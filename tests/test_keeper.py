@@ -7,11 +7,12 @@ import random
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 
-from pyparallel import _keeper
+from pyparallel import _keeper, _transfer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,6 +38,25 @@ def test_a_device_that_fails_gives_nothing_up():
     assert not dropped
     keeper.release_when(ticket, lambda: True)
     assert keeper.release_done() == 0 and dropped
+
+
+def test_a_forked_child_destroys_no_event():
+    class Event:
+        def is_done(self):
+            return bool(done)
+
+    done: list[bool] = []
+    event, destroyed = Event(), []
+    weakref.finalize(event, destroyed.append, True).atexit = False
+    keeper = _transfer.keeper
+    keeper.release_when(keeper.hold("a source"), event.is_done)
+    del event
+    child = os.fork()
+    if child == 0:
+        os._exit(10 + len(destroyed))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+    done.append(True)
+    assert keeper.release_done() == 0 and destroyed
 
 
 def test_many_threads_give_up_everything_once_and_nothing_early():
