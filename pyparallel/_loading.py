@@ -191,13 +191,13 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
             receiving.is_new = False
             for finding in filter(operator.attrgetter("warns"), loader.preflight()):
                 warn_once("PP209", finding.text, LoaderWarning, finding.name)
-        self._first_holder = 0
+        self._first_holder, self._page_locks = 0, False
         if self._ring is not None:
             self._first_holder = self._ring.new_holders(loader.num_workers)
-            if loader.pin_memory:
-                lock = _page_lock.for_accelerator()
-                if lock is not None:
-                    self._ring.page_lock(lock)
+            lock = _page_lock.for_accelerator() if loader.pin_memory else None
+            if lock is not None:
+                self._ring.page_lock(lock)
+                self._page_locks = True
         super().__init__(loader)
         _workers.guard(self)
 
@@ -230,8 +230,11 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         return batch
 
     def _shutdown_workers(self) -> None:
+        if not hasattr(self, "_page_locks"):
+            return
         if not hasattr(self, "_shutdown"):
-            return  # nothing was started
+            self._page_unlock()  # nothing was started
+            return
         if self._pid != os.getpid():  # nor by this process: it only knows their ids
             if self._worker_pids_set:
                 handling: Any = _utils.signal_handling
@@ -245,6 +248,12 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         for i, worker in enumerate(getattr(self, "_workers", ())):
             if not worker.is_alive():  # else it may be writing
                 ring.reclaim(self._first_holder + i)
+        self._page_unlock()
+
+    def _page_unlock(self) -> None:
+        if self._ring is not None and self._page_locks:
+            self._page_locks = False
+            self._ring.page_unlock()
 
 
 def _nbytes(batch: Any) -> int:

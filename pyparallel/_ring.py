@@ -12,18 +12,18 @@ with SIGBUS; a slab grows only while one process holds it and no view of it exis
 
 from __future__ import annotations
 
-import collections
 import os
 import sys
-import threading
 import uuid
 import weakref
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from . import _backend, _shared, _slab
-from ._ring_memory import PARENT, RingMemory, total_nbytes
+from ._device import Fence
+from ._ring_memory import FREE, PARENT, RingMemory, total_nbytes
+from ._transfer import keeper
 
 _LINE = 64
 
@@ -40,14 +40,8 @@ class PageLock(Protocol):
     def unlock(self, address: int) -> None:
         """Undo `lock`, before the memory is unmapped or locked anew."""
 
-    def fence(self) -> Any:
-        """Return a mark behind the work queued on the current stream."""
-
-    def is_done(self, mark: Any) -> bool:
-        """Tell whether all work before a mark is done; the host does not wait."""
-
-    def wait(self, mark: Any) -> None:
-        """Let the host wait for all work before a mark."""
+    def fence(self) -> Fence:
+        """Return a fence behind the current streams of this thread."""
 
 
 class Ring(RingMemory):
@@ -71,9 +65,7 @@ class Ring(RingMemory):
         self._next_holder = PARENT + 1
         self._lock: PageLock | None = None
         self._locked: dict[int, int] = {}  # bytes that are page-locked; -1: refused
-        # Slabs that were dropped while the device may still read them.
-        self._late: collections.deque[tuple[int, int, Any]] = collections.deque()
-        self._polling = threading.Lock()
+        self._num_lockers = 0
         self._damage: RuntimeError | None = None
         _made[self.name] = self
 
@@ -83,14 +75,30 @@ class Ring(RingMemory):
         return self._pid == os.getpid()
 
     def page_lock(self, lock: PageLock) -> None:
-        """Page-lock every slab from now on when a batch first arrives in it."""
+        """Page-lock a slab when a batch arrives in it, until `page_unlock`.
+
+        Each iterator that asks for it calls `page_unlock` once.
+        """
+        self._num_lockers += 1
         if self._lock is None:
             self._lock = lock
             addresses = [self.address(slab) for slab in range(self.num_slabs)]
             end = weakref.finalize(
-                self, _unlock, self._pid, lock, self._locked, addresses, self._late
+                self, _unlock, self._pid, lock, self._locked, addresses
             )
             end.atexit = False
+
+    def page_unlock(self) -> None:
+        """Unlock the slabs when no iterator needs them: free ones now, others later.
+
+        A slab that a batch or a copy uses is unlocked as soon as it is free.
+        """
+        self._num_lockers -= 1
+        _slab.release_done()
+        if not self._num_lockers:
+            for slab, holder in enumerate(self.holders()):
+                if holder == FREE:
+                    self._page_unlock(slab)
 
     def new_holders(self, count: int) -> int:
         """Return the first of ``count`` numbers that no worker had before."""
@@ -114,7 +122,6 @@ class Ring(RingMemory):
                 beyond its edges.
         """
         _slab.release_done()  # copies that were the last to read some slab
-        self.free_late()
         if self._damage is not None:
             raise self._damage
         # It comes first: whatever is raised from here on, the slab is free again.
@@ -127,7 +134,7 @@ class Ring(RingMemory):
                 f"slab {slab} of the DataLoader's ring must be held by worker {holder} "
                 "when its batch arrives, but is not. Was the loader's process forked?"
             )
-        if self._lock is not None:
+        if self._lock is not None and self._num_lockers:
             self._page_lock(slab, self._lock)
         if self.poisons:
             self.check_edges(slab, nbytes)
@@ -140,20 +147,6 @@ class Ring(RingMemory):
                 if whose == holder:
                     self.poison(slab)
         _backend.ring_reclaim(self.header, holder)
-
-    def free_late(self) -> None:
-        """Free dropped slabs that the device has finished reading; never waits."""
-        if not self._late or not self._polling.acquire(blocking=False):
-            return
-        try:
-            for _ in range(len(self._late)):
-                slab, nbytes, mark = self._late.popleft()
-                if self._lock is None or self._lock.is_done(mark):
-                    self._free(slab, nbytes)
-                else:
-                    self._late.append((slab, nbytes, mark))
-        finally:
-            self._polling.release()
 
     def is_locked(self, slab: int) -> bool:
         """Tell whether the device can read this slab in place."""
@@ -168,26 +161,32 @@ class Ring(RingMemory):
         if not self.is_mine or sys.is_finalizing():
             return  # a forked copy died, or everything does
         if self.is_locked(slab) and self._lock is not None:
-            self._late.append((slab, nbytes, self._lock.fence()))
-            self.free_late()
+            read = self.owner(slab)  # by copies that the fence stands behind
+            weakref.finalize(read, self._free, slab, nbytes).atexit = False
+            ticket = keeper.hold(read)
+            del read
+            keeper.release_when(ticket, self._lock.fence().is_done)
+            keeper.release_done()
             return
+        self._free(slab, nbytes)
+
+    def _free(self, slab: int, nbytes: int) -> None:
         try:
-            self._free(slab, nbytes)
+            if self.poisons:
+                try:
+                    self.check_edges(slab, nbytes)
+                except RuntimeError as error:  # nobody catches what a finalizer raises
+                    self._damage = error
+                    return
+            if not self._num_lockers:
+                self._page_unlock(slab)
+            self.release(slab, PARENT)
         except BaseException:
             # The handler of a signal raised, as torch's does for a dead worker. What a
             # finalizer raises is only printed, and nobody else would free the slab.
             if self.holders()[slab] == PARENT:
                 self.release(slab, PARENT)  # its edges may be overwritten already
             raise
-
-    def _free(self, slab: int, nbytes: int) -> None:
-        if self.poisons:
-            try:
-                self.check_edges(slab, nbytes)
-            except RuntimeError as error:  # nobody catches what a finalizer raises
-                self._damage = error
-                return
-        self.release(slab, PARENT)
 
     def _page_lock(self, slab: int, lock: PageLock) -> None:
         nbytes, before = self.committed(slab), self._locked.get(slab, 0)
@@ -196,6 +195,11 @@ class Ring(RingMemory):
         if before:  # the slab was free until a moment ago: nothing reads it
             lock.unlock(self.address(slab))
         self._locked[slab] = nbytes if lock.lock(self.address(slab), nbytes) else -1
+
+    def _page_unlock(self, slab: int) -> None:
+        if self._lock is not None and self.is_locked(slab):
+            if self._locked.pop(slab, 0):  # another thread may have been faster
+                self._lock.unlock(self.address(slab))
 
 
 def find(name: str) -> Ring:
@@ -218,13 +222,10 @@ def _unlock(
     lock: PageLock,
     locked: dict[int, int],
     addresses: list[int],
-    late: collections.deque[tuple[int, int, Any]],
 ) -> None:
-    """Unlock the pages of a ring that dies, once the device has read the last one."""
+    """Unlock the pages of a ring that dies: while a device reads them, it lives."""
     if pid != os.getpid():  # a forked copy dies, which has no device
         return
-    for _, _, mark in late:
-        lock.wait(mark)
     for slab, nbytes in locked.items():
         if nbytes > 0:
             lock.unlock(addresses[slab])

@@ -27,8 +27,8 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
     a ring; `pyparallel.collate` and torch's ``default_collate`` write there at once.
     One short message and no file descriptor crosses to the parent, whose tensors are
     views of the slab. The slab is used again when the last of them dies. With
-    ``pin_memory`` and CUDA the slabs are page-locked, once: copies to the device read
-    what the worker wrote.
+    ``pin_memory`` and CUDA the slabs are page-locked while there are workers: copies to
+    the device read what the worker wrote.
 
     A batch that finds no slab takes other shared memory, as with torch: nothing waits,
     `stats` counts it, and one warning has the number to raise. So does all else that

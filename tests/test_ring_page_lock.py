@@ -5,25 +5,42 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from test_ring_memory import Worker
 
-from pyparallel import _parcel
+import pyparallel
+from pyparallel import _page_lock, _parcel, _slab
 from pyparallel._ring import Ring
 from pyparallel._ring_memory import FREE, PARENT
 
 
+class Mark:
+    """A fence that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: Exception | None = None
+        self.thread = threading.get_ident()
+
+    def is_done(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.done
+
+
 class Lock:
-    """A device whose marks are done when the test says so."""
+    """A device whose fences are done when the test says so."""
 
     def __init__(self, refuses: bool = False) -> None:
+        locks.append(self)
         self.refuses = refuses
         self.calls: list[tuple[Any, ...]] = []
         self.locked: dict[int, int] = {}
-        self.marks: list[dict[str, Any]] = []
+        self.marks: list[Mark] = []
 
     def lock(self, address: int, nbytes: int) -> bool:
         assert address % os.sysconf("SC_PAGESIZE") == 0
@@ -36,17 +53,27 @@ class Lock:
     def unlock(self, address: int) -> None:
         self.calls.append(("unlock", self.locked.pop(address)))
 
-    def fence(self) -> Any:
-        mark = {"done": False, "thread": threading.get_ident()}
-        self.marks.append(mark)
-        return mark
+    def fence(self) -> Mark:
+        self.marks.append(Mark())
+        return self.marks[-1]
 
-    def is_done(self, mark: Any) -> bool:
-        return bool(mark["done"])
+    def end(self) -> None:
+        """Do all that is queued."""
+        for mark in self.marks:
+            mark.done = True
+        _slab.release_done()
 
-    def wait(self, mark: Any) -> None:
-        self.calls.append(("wait",))
-        mark["done"] = True
+
+@pytest.fixture(autouse=True)
+def nothing_is_held() -> Iterator[None]:
+    yield
+    for lock in locks:
+        lock.end()
+    locks.clear()
+    assert _slab.release_done() == 0
+
+
+locks: list[Lock] = []
 
 
 def ring_with(lock: Lock, num_slabs: int = 2) -> tuple[Ring, Worker]:
@@ -66,12 +93,12 @@ def test_a_slab_is_not_free_before_its_mark_is_done() -> None:
     assert parcel.is_locked and lock.calls == [("lock", 2 << 20)]
     del parcel
     assert ring.holders() == [PARENT, FREE]
-    ring.free_late()
+    _slab.release_done()
     assert ring.holders() == [PARENT, FREE]
     second = worker.make(samples())
     assert second.message.place.slab == 1
-    lock.marks[0]["done"] = True
-    ring.free_late()
+    lock.marks[0].done = True
+    _slab.release_done()
     assert ring.holders() == [FREE, PARENT]
     assert worker.make(samples()).message.place.slab == 0
     assert lock.calls == [("lock", 2 << 20)] * 2
@@ -83,7 +110,7 @@ def test_marks_are_asked_for_when_a_batch_arrives_and_in_any_order() -> None:
     parcels = [worker.make(samples()) for _ in range(3)]
     parcels.clear()
     assert ring.holders() == [PARENT] * 3 + [FREE]
-    lock.marks[1]["done"] = lock.marks[2]["done"] = True
+    lock.marks[1].done = lock.marks[2].done = True
     kept = worker.make(samples())
     assert kept.message.place.slab == 3
     assert ring.holders().count(FREE) == 2
@@ -92,11 +119,10 @@ def test_marks_are_asked_for_when_a_batch_arrives_and_in_any_order() -> None:
 
 def test_a_slab_that_grows_is_unlocked_and_locked_anew() -> None:
     lock = Lock()
-    ring, worker = ring_with(lock, 1)
+    _, worker = ring_with(lock, 1)
     for nbytes in (8, 3 << 20, 100, 9 << 20):
         assert worker.make(samples(nbytes)).message.is_in_ring
-        lock.marks[-1]["done"] = True
-        ring.free_late()
+        lock.end()
     assert lock.calls == [
         ("lock", 2 << 20),
         ("unlock", 2 << 20),
@@ -126,9 +152,77 @@ def test_all_is_unlocked_when_the_ring_dies_after_all_marks() -> None:
     assert lock.calls == [("lock", 2 << 20)] * 3
     batches.clear()
     gc.collect()
+    assert len(lock.marks) == 3
+    assert lock.calls == [("lock", 2 << 20)] * 3
+    lock.end()
+    gc.collect()
     assert lock.locked == {}
-    done = [call[0] for call in lock.calls[3:]]
-    assert done == ["wait"] * 3 + ["unlock"] * 3
+    assert lock.calls[3:] == [("unlock", 2 << 20)] * 3
+
+
+def test_after_the_last_iterator_no_slab_stays_locked() -> None:
+    lock = Lock()
+    ring, worker = ring_with(lock, 4)
+    ring.page_lock(lock)  # as a second iterator
+    free, late, kept = (worker.make(samples()).open() for _ in range(3))
+    del free
+    lock.end()
+    del late
+    ring.page_unlock()
+    assert ring.holders() == [FREE, PARENT, PARENT, FREE]
+    assert len(lock.locked) == 3
+    ring.page_unlock()
+    assert len(lock.locked) == 2, "a free slab is unlocked at once"
+    lock.end()
+    assert len(lock.locked) == 1, "one that was read when it has been read"
+    assert kept.sum() == 8
+    del kept
+    assert len(lock.locked) == 1
+    lock.end()
+    assert lock.locked == {} and ring.holders() == [FREE] * 4
+    assert not worker.make(samples()).is_locked
+    ring.page_lock(lock)
+    assert worker.make(samples()).is_locked
+
+
+@pytest.mark.filterwarnings("ignore:.*no accelerator is found:UserWarning")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_slabs_are_locked_as_long_as_a_loader_has_workers(
+    persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock()
+    monkeypatch.setattr(_page_lock, "for_accelerator", lambda: lock)
+    loader = pyparallel.DataLoader(
+        torch.arange(8.0),
+        num_workers=1,
+        pin_memory=True,
+        persistent_workers=persistent,
+    )
+    for _ in range(2):
+        for batch in loader:
+            assert lock.locked and batch.numel() == 1
+        del batch
+        lock.end()
+        assert bool(lock.locked) == persistent
+    batches = iter(loader)
+    next(batches)
+    del batches, loader
+    gc.collect()
+    lock.end()
+    assert lock.locked == {}
+
+
+def test_a_fence_that_cannot_be_asked_keeps_its_slab() -> None:
+    lock = Lock()
+    ring, worker = ring_with(lock)
+    worker.make(samples()).open()
+    lock.marks[0].error = RuntimeError("the device failed")
+    with pytest.raises(RuntimeError, match="the device failed"):
+        _slab.release_done()
+    assert ring.holders() == [PARENT, FREE]
+    lock.marks[0].error = None
+    lock.end()
+    assert ring.holders() == [FREE, FREE]
 
 
 def test_a_refusal_is_not_asked_for_again() -> None:
@@ -169,7 +263,7 @@ def test_the_mark_is_recorded_in_the_thread_that_drops_the_batch() -> None:
     thread = threading.Thread(target=drop)
     thread.start()
     thread.join(10)
-    assert [mark["thread"] for mark in lock.marks] == threads
+    assert [mark.thread for mark in lock.marks] == threads
 
 
 def test_a_forked_child_neither_waits_nor_unlocks() -> None:
