@@ -210,8 +210,8 @@ MUTATIONS = (
         "sending keeps the interpreter's lock",
         "locks that are held while waiting",
         "csrc/bindings/transfer.cpp",
-        "  unlocked([&] { sent.emplace(job.run()); });\n",
-        "  sent.emplace(job.run());\n",
+        "  return result_unlocked([&] { return job.run(); });\n",
+        "  return job.run();\n",
         ("tests/test_transfer.py::test_large_transfers_release_the_gil",),
     ),
     Mutation(

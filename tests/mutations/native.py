@@ -253,23 +253,44 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
+        "the event of a fence goes into a graph",
+        "a stream of another device, or under capture",
+        "csrc/transfer/fence.cpp",
+        "  if (!runtime_->is_capturing(part->stream)) part->mark",
+        "  part->mark",
+        (
+            "tests/csrc/test_transfer_streams.cpp::"
+            "test_a_fence_records_no_event_under_capture",
+        ),
+        sanitize=_ASAN,
+    ),
+    Mutation(
+        "a wait is queued under capture",
+        "a stream of another device, or under capture",
+        _ENGINE,
+        '  check_not_capturing(stream, "waiting");\n',
+        "",
+        (
+            "tests/csrc/test_transfer_streams.cpp::"
+            "test_a_wait_on_a_captured_stream_is_refused",
+        ),
+        sanitize=_ASAN,
+    ),
+    Mutation(
         "a wait is queued with another device current",
         "a stream of another device, or under capture",
         "csrc/cuda/runtime.cpp",
-        "  void wait(const Stream& stream, Event event) override {\n"
-        "    const auto guard = guard_for(stream);\n",
-        "  void wait(const Stream& stream, Event event) override {\n",
-        (
-            "tests/test_csrc_rules.py::"
-            "test_each_call_on_a_stream_makes_its_device_current",
-        ),
+        "  void wait(const Stream& stream, const Event& event) override {\n"
+        "    const CallGuard guard(stream.device);\n",
+        "  void wait(const Stream& stream, const Event& event) override {\n",
+        ("tests/test_csrc_rules.py::test_each_call_of_cuda_is_guarded",),
     ),
     Mutation(
         "page-locked blocks are write-combined",
         "write-combined memory",
         "csrc/cuda/runtime.cpp",
-        "    const Beside beside;\n    auto owner =\n",
-        "    const Beside beside;\n"
+        "    const CallGuard guard(device);\n    auto owner =\n",
+        "    const CallGuard guard(device);\n"
         "    constexpr auto kind = cudaHostAllocWriteCombined;\n"
         "    auto owner =\n",
         ("tests/test_csrc_rules.py::test_no_memory_is_write_combined",),

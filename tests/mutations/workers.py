@@ -328,8 +328,8 @@ MUTATIONS = (
     Mutation(
         "a forked child queues copies of its parent's engine",
         "devices in workers",
-        "csrc/transfer/engine.cpp",
-        "  if (!events_.forked()) return;\n  throw",
+        "csrc/transfer/events.cpp",
+        "  if (!forked()) return;\n  throw",
         "  if (this != nullptr) return;\n  throw",
         ("tests/csrc/test_transfer_errors.cpp::test_a_forked_child_is_refused",),
         sanitize="address,undefined",
