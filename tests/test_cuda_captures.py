@@ -255,7 +255,7 @@ print(*done)
 @pytest.mark.skipif(
     not fake_cuda.active and torch.cuda.device_count() < 2, reason="needs two devices"
 )
-def test_no_context_is_opened_on_a_device_that_nobody_uses() -> None:
+def test_no_context_is_opened_on_an_unused_device() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SECOND_DEVICE],
         env={**os.environ, "FAKECUDA_DEVICES": "2"},

@@ -26,10 +26,10 @@ c10::DeviceIndex index_of(int64_t device) {
   return static_cast<c10::DeviceIndex>(device);
 }
 
-// What every call of a device needs. Its device is current, which opens no context on
+// Guards every call of a device. The device is current, so no call opens a context on
 // another one. Calls are allowed that a capture in another thread forbids by default:
-// none of them is made on a captured stream. The device comes first: the exchange of
-// the mode opens a context on the device that is current.
+// none of them is made on a captured stream. The device comes first, because the
+// exchange of the mode opens a context on the current device.
 class CallGuard {
  public:
   explicit CallGuard(int64_t device) : device_(index_of(device)) {}
