@@ -92,6 +92,11 @@ py::list views(py::handle slab, py::handle plan) {
   return list;
 }
 
+py::object memory_of(py::handle tensor) {
+  const at::Tensor& of = to_tensor(tensor, {"memory_of", "tensor"});
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(ops::memory_of(of)));
+}
+
 // What stack_equal makes of a column, or no tensor where it would not, or would
 // release the GIL.
 at::Tensor stack_column(const python::Columns& columns, size_t column) {
@@ -204,6 +209,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("plan_slab", &pp::plan_slab, py::arg("leaves"));
   module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("plan"));
   module.def("views", &pp::views, py::arg("slab"), py::arg("plan"));
+  module.def("memory_of", &pp::memory_of, py::arg("tensor"));
   module.def("columns", &pp::columns, py::arg("dicts"), py::arg("stack"));
   module.def("flatten", &pp::flatten, py::arg("tree"), py::arg("leaf_types"));
   module.def("devices", &pp::devices);

@@ -71,7 +71,7 @@ class _Span(NamedTuple):
     """Memory that has the form of a slab.
 
     Attributes:
-        source: its bytes, ``torch.uint8``; holds the storage of the leaves.
+        source: its bytes, ``torch.uint8``; holds the memory of the leaves.
         plan: where the leaves lie in it, ascending.
         order: the index of the leaf that the plan has at each place.
     """
@@ -84,26 +84,21 @@ class _Span(NamedTuple):
 def _find_span(leaves: Sequence[torch.Tensor]) -> _Span | None:
     """Return the span of plain leaves, or None if they must be packed.
 
-    They have one if all are contiguous in one storage, share no bytes, start at
+    They have one if all are contiguous in one storage or slab, share no bytes, start at
     multiples of 64 bytes from the first of them, and at most a fifth of the span is
     something else. Empty leaves may be anywhere.
     """
     order: list[int] = []
     placed: list[tuple[int, int, int]] = []
-    storage, identity = None, 0
     for index, leaf in enumerate(leaves):
         nbytes = leaf.nbytes
         if not nbytes:
             order.append(index)
             continue
-        mine = leaf.untyped_storage()
-        if storage is None:
-            storage, identity = mine, mine._cdata
-        if mine._cdata != identity or not leaf.is_contiguous():
+        if not leaf.is_contiguous():
             return None
-        first = int(leaf.storage_offset()) * leaf.itemsize
-        placed.append((first, nbytes, index))
-    if storage is None:
+        placed.append((leaf.data_ptr(), nbytes, index))
+    if not placed:
         return None
     placed.sort()
     begin = end = placed[0][0]
@@ -114,7 +109,12 @@ def _find_span(leaves: Sequence[torch.Tensor]) -> _Span | None:
         order.append(index)
     length = end - begin
     total = sum(nbytes for _, nbytes, _ in placed)
-    if length > _MOST_EXCESS * total or end > storage.nbytes():
+    if length > _MOST_EXCESS * total:
+        return None
+    # The first leaf keeps this memory alive, so an address in it belongs to no other.
+    memory = _backend.memory_of(leaves[placed[0][2]])
+    start = begin - memory.data_ptr()
+    if not 0 <= start <= memory.numel() - length:
         return None
     offsets = [0] * (len(leaves) - len(placed)) + [at - begin for at, _, _ in placed]
     ordered = [leaves[index] for index in order]
@@ -122,9 +122,7 @@ def _find_span(leaves: Sequence[torch.Tensor]) -> _Span | None:
     dtypes = [leaf.dtype for leaf in ordered]
     padded = -(-length // _ALIGNMENT) * _ALIGNMENT
     plan = _backend.SlabPlan(offsets, shapes, dtypes, padded)
-    source = torch.empty(0, dtype=torch.uint8, device="cpu")
-    source.set_(storage, begin, (length,), (1,))
-    return _Span(source, plan, order)
+    return _Span(memory[start : start + length], plan, order)
 
 
 def _is_large(leaf: torch.Tensor) -> bool:

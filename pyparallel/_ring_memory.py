@@ -196,9 +196,15 @@ class Slab:
         return self._memory[start : self.used]
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return a tensor on the next bytes; None as for `take`."""
-        memory = self.take(math.prod(shape) * dtype.itemsize)
-        return None if memory is None else memory.view(dtype).view(tuple(shape))
+        """Return a tensor on the next bytes; None as for `take`, or if it is empty."""
+        numel = math.prod(shape)
+        memory = self.take(numel * dtype.itemsize)
+        if memory is None or numel == 0:
+            return None
+        start = _LINE + self.used - memory.numel()
+        # A storage of its own, so that no tensor can grow into its neighbour.
+        made = torch.frombuffer(self._owner(), dtype=dtype, count=numel, offset=start)
+        return made.view(tuple(shape))
 
     def offset(self, tensor: torch.Tensor) -> int | None:
         """Return at which byte of this slab a tensor starts; None: not in it."""

@@ -107,6 +107,25 @@ def test_parts_share_no_memory():
     assert second["x"].tolist() == list(range(500, 1000))
 
 
+def test_a_recorded_stream_keeps_the_memory_of_any_tensor_of_a_batch():
+    batch = {"first": torch.ones(1 << 16), "last": torch.full((1 << 16,), 2.0)}
+    side = torch.cuda.Stream()
+    last = scatter(batch, [0])[0]["last"]
+    address = last.data_ptr()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(2_000_000_000)
+        total = last.sum()
+        read = torch.cuda.Event()
+        read.record()
+    last.record_stream(side)
+    del last
+    again = scatter(batch, [0])[0]["last"]
+    assert not read.query(), "the memory was read before it was asked for again"
+    assert again.data_ptr() != address
+    assert total.item() == 2 << 16
+
+
 def test_the_host_does_not_wait():
     batch = {"x": torch.ones(1000)}
     scatter(batch, [0] * 4)

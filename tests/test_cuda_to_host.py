@@ -90,8 +90,25 @@ def test_values_of_all_dtypes_and_layouts_arrive(fetch):
     there[-1] = torch.arange(9, dtype=torch.uint8, device=device())[3:]
     found = fetch(there)
     assert all(map(same, found, plain + strange))
-    assert len({x.untyped_storage().data_ptr() for x in found if x.numel()}) == 1
+    assert len({_backend.memory_of(x).data_ptr() for x in found if x.numel()}) == 1
     assert all(x.is_pinned() for x in found if x.numel())
+
+
+def test_a_slab_of_results_is_not_reused_while_a_copy_reads_one_of_them():
+    leaves = [torch.full((1000,), 7, device=device()) for _ in range(3)]
+    *_, last = to_host(leaves)
+    nbytes = _backend.memory_of(last).nbytes
+    slab = last.data_ptr() - last.nbytes // 64 * 64
+    keep_busy(2_000_000_000)
+    sent = last.to(device(), non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    del last
+    others = [torch.empty(nbytes, dtype=torch.uint8).pin_memory() for _ in range(3)]
+    assert not done.query(), "the copy was done before it was looked at"
+    for other in others:
+        assert not other.data_ptr() <= slab < other.data_ptr() + nbytes
+    assert sent.eq(7).all()
 
 
 @BOTH

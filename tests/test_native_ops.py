@@ -25,6 +25,7 @@ from raw_bytes import (
     random_items,
     to_tensor,
 )
+from torch.multiprocessing.reductions import StorageWeakRef
 from turns import others_run_during
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -169,7 +170,7 @@ def test_pack_of_large_leaves(backend):
 
 
 @both
-def test_views_share_the_slab_and_have_no_history(backend):
+def test_views_share_the_bytes_of_the_slab_and_have_no_history(backend):
     whole = torch.zeros(160, dtype=torch.uint8)
     dtypes = (torch.float32, torch.int64)
     plan = backend.SlabPlan([64, 128], [(2, 2), [0, 3]], dtypes, 128)
@@ -177,7 +178,7 @@ def test_views_share_the_slab_and_have_no_history(backend):
     view.fill_(1)
     assert whole[96:112].view(torch.float32).tolist() == [1.0] * 4
     assert whole.count_nonzero() == 8
-    assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    assert view.data_ptr() == whole.data_ptr() + 96
     assert empty.shape == (0, 3)
     assert view.grad_fn is None and not view._is_view()
     assert view.requires_grad_().requires_grad
@@ -189,6 +190,54 @@ def test_views_outlive_the_slab(backend):
     (view,) = backend.views(slab, backend.plan_slab([slab]))
     del slab
     assert view.eq(3).all()
+
+
+@both
+def test_every_view_has_a_storage_of_its_own_that_cannot_grow(backend):
+    leaves = [torch.arange(3.0), torch.arange(200), torch.empty(0, 2)]
+    plan = backend.plan_slab(leaves)
+    slab = torch.zeros(plan.nbytes, dtype=torch.uint8)
+    backend.pack(slab, leaves, plan)
+    views = backend.views(slab, plan)
+    sizes = [view.untyped_storage().nbytes() for view in views]
+    assert sizes == [leaf.nbytes for leaf in leaves]
+    assert [view.storage_offset() for view in views] == [0, 0, 0]
+    with pytest.raises(RuntimeError, match="resize storage that is not resizable"):
+        views[0].resize_(4)
+    assert torch.arange(200).equal(views[1])
+
+
+@both
+def test_weak_references_to_a_storage_do_not_keep_the_slab(backend):
+    plan = backend.plan_slab([torch.ones(3)])
+    slab = torch.zeros(64, dtype=torch.uint8)
+    (view,) = backend.views(slab, plan)
+    weak, whole = (StorageWeakRef(x.untyped_storage()) for x in (view, slab))
+    del slab
+    assert not whole.expired()
+    del view
+    assert weak.expired() and whole.expired()
+
+
+@both
+def test_the_memory_of_a_tensor_is_its_slab_or_its_storage(backend):
+    leaves = [torch.ones(3), torch.ones(5)]
+    plan = backend.plan_slab(leaves)
+    whole = torch.zeros(plan.nbytes + 64, dtype=torch.uint8)
+    first, last = backend.views(whole[64:], plan)
+    for tensor in (first, last, last[2:], whole[70:], whole):
+        memory = backend.memory_of(tensor)
+        assert memory.dtype == torch.uint8 and memory.shape == whole.shape
+        assert memory.data_ptr() == whole.data_ptr()
+    assert backend.memory_of(leaves[1][2:]).data_ptr() == leaves[1].data_ptr()
+    assert backend.memory_of(torch.empty(0, 2)).shape == (0,)
+    moved = last.share_memory_()  # torch gives its storage other memory
+    assert backend.memory_of(moved).data_ptr() == moved.data_ptr()
+    assert backend.memory_of(moved).shape == (20,)
+    with pytest.raises(TypeError, match="memory_of: tensor must be a torch.Tensor"):
+        backend.memory_of(3)
+    with pytest.raises(TypeError, match="memory_of: tensor must be a plain strided"):
+        backend.memory_of(torch.ones(2).to_sparse())
 
 
 # ------------------------------------------------------------- processes and threads

@@ -12,6 +12,7 @@ from loader_sets import Numbers, holders, wait_for
 from test_ring_memory import Worker
 
 import pyparallel
+from pyparallel import _backend
 from pyparallel._ring import Ring
 from pyparallel._ring_memory import poisons
 
@@ -75,7 +76,8 @@ def before(batch: torch.Tensor) -> int:
 
 
 def behind(batch: torch.Tensor) -> int:
-    return batch.untyped_storage().data_ptr() + batch.untyped_storage().nbytes()
+    slab = _backend.memory_of(batch)
+    return slab.data_ptr() + slab.nbytes
 
 
 @pytest.mark.parametrize("place", [before, behind])

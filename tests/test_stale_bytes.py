@@ -15,7 +15,7 @@ from fake_device import DEVICE, FakeDevice
 from loader_sets import Making
 
 import pyparallel
-from pyparallel import DataContainer, Padding, Ragged, _slab
+from pyparallel import DataContainer, Padding, Ragged, _backend, _slab
 from pyparallel.to_host import HostCopy
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
@@ -49,12 +49,10 @@ def leaves(value: Any) -> list[torch.Tensor]:
 
 
 def secrets(value: Any) -> int:
-    """Count bytes of the secret in the whole storages behind a value."""
-    found = 0
-    for leaf in leaves(value):
-        whole = torch.empty(0, dtype=torch.uint8).set_(leaf.untyped_storage())
-        found += int((whole == SECRET).sum())
-    return found
+    """Count bytes of the secret in the whole memory behind a value."""
+    return sum(
+        int((_backend.memory_of(leaf) == SECRET).sum()) for leaf in leaves(value)
+    )
 
 
 def forget(*nbytes: int) -> None:

@@ -1,6 +1,8 @@
 #include "ops/slab.h"
 
+#include <c10/core/Allocator.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 
@@ -11,6 +13,57 @@ namespace {
 
 constexpr Where kDst{"pack", "dst"};
 constexpr Where kSlab{"views", "slab"};
+constexpr Where kTensor{"memory_of", "tensor"};
+
+// Some bytes of a slab as a storage that holds the slab. It has the context of the
+// slab's storage, by which torch's allocator of pinned memory finds the block that a
+// copy reads. See Note: [slot storages].
+class SlotStorage final : public c10::StorageImpl {
+ public:
+  SlotStorage(const c10::Storage& slab, int64_t first, int64_t nbytes)
+      : StorageImpl(use_byte_size_t(), nbytes,
+                    c10::DataPtr(static_cast<uint8_t*>(slab.mutable_data()) + first,
+                                 slab.data_ptr().get_context(), nullptr,
+                                 slab.device()),
+                    nullptr, false),
+        slab_(slab) {}
+
+  // Called instead of the destructor while weak references remain.
+  void release_resources() override {
+    StorageImpl::release_resources();
+    slab_ = c10::Storage();
+  }
+
+  // False once torch has moved this storage to other memory, as share_memory_() does.
+  bool is_in_slab() const {
+    const auto begin = reinterpret_cast<uintptr_t>(slab_.data());
+    const auto first = reinterpret_cast<uintptr_t>(data());
+    return begin <= first && first + nbytes() <= begin + slab_.nbytes();
+  }
+
+  const c10::Storage& slab() const { return slab_; }
+
+ private:
+  c10::Storage slab_;
+};
+
+// A storage on some bytes of a slab; without bytes, one that holds no slab.
+c10::Storage new_slot(const c10::Storage& slab, int64_t first, int64_t nbytes) {
+  if (nbytes > 0) {
+    return c10::Storage(c10::make_intrusive<SlotStorage>(slab, first, nbytes));
+  }
+  return {c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(c10::kCPU), true};
+}
+
+at::Tensor new_tensor(c10::Storage storage, c10::DispatchKeySet keys,
+                      c10::ScalarType dtype, int64_t offset, c10::IntArrayRef shape) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), keys, c10::scalarTypeToTypeMeta(dtype));
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_offset(offset);
+  impl->set_sizes_contiguous(shape);
+  return tensor;
+}
 
 void check_planned(const at::Tensor& leaf, const PlannedLeaf& planned,
                    c10::Device device, const Where& where) {
@@ -108,15 +161,23 @@ std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan)
                       " must start at a multiple of ", itemsize,
                       " bytes, the item size of ", dtype_name(leaf.dtype),
                       ", but starts at byte ", base.offset, " of its storage.");
-    at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(base.storage), slab.key_set(),
-        c10::scalarTypeToTypeMeta(leaf.dtype));
-    c10::TensorImpl* impl = view.unsafeGetTensorImpl();
-    impl->set_storage_offset((base.offset + leaf.offset) / itemsize);
-    impl->set_sizes_contiguous(leaf.shape);
-    views.push_back(std::move(view));
+    const int64_t first = base.offset + leaf.offset;
+    const bool own = base.device.is_cpu();
+    c10::Storage storage = own ? new_slot(base.storage, first, leaf.nbytes)
+                               : c10::Storage(base.storage);
+    views.push_back(new_tensor(std::move(storage), slab.key_set(), leaf.dtype,
+                               own ? 0 : first / itemsize, leaf.shape));
   }
   return views;
+}
+
+at::Tensor memory_of(const at::Tensor& tensor) {
+  check_plain(tensor, kTensor);
+  c10::Storage storage = tensor.storage();
+  const auto* slot = dynamic_cast<SlotStorage*>(storage.unsafeGetStorageImpl());
+  if (slot != nullptr && slot->is_in_slab()) storage = slot->slab();
+  const auto nbytes = static_cast<int64_t>(storage.nbytes());
+  return new_tensor(std::move(storage), tensor.key_set(), c10::kByte, 0, nbytes);
 }
 
 }  // namespace pyparallel::ops

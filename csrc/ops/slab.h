@@ -51,7 +51,20 @@ class PackJob {
 // A snapshot of a slab of as many bytes as planned. ValueError unless it is one.
 Snapshot take_slab(const at::Tensor& slab, const Where& where, const SlabPlan& plan);
 
-// Contiguous tensors without autograd history that share the storage of `slab`.
+// Contiguous tensors without autograd history on the bytes of `slab`.
+//
+// Note: [slot storages]
+// On the CPU every tensor has a storage of its own, of its own size and not resizable,
+// which holds the storage of the slab; an empty tensor holds nothing. Thus saving or
+// pickling one tensor writes its bytes alone, and no tensor can grow into its
+// neighbour. On other devices the tensors
+// share the storage of the slab: torch's device allocators find the block of
+// Tensor::record_stream by the data pointer and the deleter of its storage, and ignore
+// all other storages.
 std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan);
+
+// All bytes of the slab that holds the storage of a plain tensor, or else of that
+// storage itself: a torch.uint8 tensor of one dimension.
+at::Tensor memory_of(const at::Tensor& tensor);
 
 }  // namespace pyparallel::ops

@@ -156,13 +156,23 @@ def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
     """
 
 def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
-    """Return contiguous tensors that share the storage of ``slab``.
+    """Return contiguous tensors on the bytes of ``slab``.
 
-    They have no autograd history and keep the whole storage alive.
+    They have no autograd history, and each that is not empty keeps the whole slab
+    alive. On the CPU every tensor has a storage of its own, of its own size and not
+    resizable. On other devices they share the storage of ``slab``, because
+    ``Tensor.record_stream`` ignores every other storage. In pure Python they also share
+    it on pinned memory of torch's allocator.
 
     Args:
         slab: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on any device.
-        plan: where the tensors lie.
+        plan: the places of the tensors.
+    """
+
+def memory_of(tensor: Tensor) -> Tensor:
+    """Return all bytes of the memory of a tensor as ``torch.uint8`` ``(nbytes,)``.
+
+    The memory is the slab of a tensor that `views` returned, and else the storage.
     """
 
 def columns(dicts: list[Any], stack: bool) -> dict[Any, list[Any] | Tensor] | None:

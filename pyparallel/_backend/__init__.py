@@ -13,8 +13,8 @@ Attributes:
     devices: the device types whose tensors the operators take.
     transfers: the device types that ``send`` sends to; none in pure Python.
     pad_copy, pad_few, stack_equal, image_batch, columns, flatten, plan_slab, pack,
-        views, send: the operators, and SlabPlan the value that some of them take;
-        ``_C.pyi`` is their contract.
+        views, memory_of, send: the operators, and SlabPlan the value that some of them
+        take; ``_C.pyi`` is their contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
     pinned_info, bound_pinned: page-locked memory that ``send`` packs into.
     Runtime, RecordedEvent: pinned memory of others, and events, of ``transfers``.
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         empty,
         flatten,
         image_batch,
+        memory_of,
         pack,
         pad_copy,
         pad_few,
@@ -79,6 +80,7 @@ __all__ = [
     "flatten",
     "image_batch",
     "load_error",
+    "memory_of",
     "name",
     "pack",
     "pad_copy",
@@ -109,6 +111,7 @@ _OPERATORS = (
     "plan_slab",
     "pack",
     "views",
+    "memory_of",
     "send",
     "Runtime",
     "RecordedEvent",

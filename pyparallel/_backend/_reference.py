@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from math import prod
@@ -32,6 +34,7 @@ __all__ = [
     "columns",
     "flatten",
     "image_batch",
+    "memory_of",
     "pack",
     "pad_copy",
     "pad_few",
@@ -54,6 +57,10 @@ _COPIED = frozenset(
 ) | {torch.float32, torch.float64, torch.complex64, torch.complex128}
 _IMAGES = 4  # dimensions of a batch of them
 _STRIDED = torch.strided
+#: A buffer at any address. One type for all sizes, because ctypes keeps its types.
+_Owner: Any = ctypes.c_uint8 * sys.maxsize
+#: The slabs of living views, each held by an owner, by their addresses.
+_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _is_meta = attrgetter("is_meta")
 _stack = torch.stack
 
@@ -143,6 +150,11 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     _checks.require("views: plan", SlabPlan, "a SlabPlan", plan)
     _checks.check_slab(slab, "views: slab", "")
     _checks.check_size(slab, plan.nbytes, "views: slab")
+    own = slab.is_cpu and not _is_pinned_by_torch(slab)
+    if own and slab.numel():
+        owner = _Owner.from_address(slab.data_ptr())
+        owner.slab = slab
+        _owners[slab.data_ptr()] = owner
     storage, first = slab.untyped_storage(), slab.storage_offset()
     made = []
     for start, dtype, shape in zip(plan.offsets, plan.dtypes, plan.shapes, strict=True):
@@ -151,9 +163,39 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
             rule = f"start at a multiple of {size} bytes, the item size of {dtype}"
             found = f"starts at byte {first} of its storage"
             raise _checks.error("views: slab", rule, found)
-        view = torch.empty(0, dtype=dtype, device=slab.device)
-        made.append(view.set_(storage, (first + start) // dtype.itemsize, shape, ()))
+        numel = prod(shape)
+        if not own:
+            view = torch.empty(0, dtype=dtype, device=slab.device)
+            view.set_(storage, (first + start) // dtype.itemsize, shape, ())
+        elif numel:
+            view = torch.frombuffer(owner, dtype=dtype, count=numel, offset=start)
+            view.resize_(shape)
+        else:  # torch.frombuffer takes no empty buffers
+            view = torch.empty(shape, dtype=dtype)
+        made.append(view)
     return made
+
+
+@plainly
+def memory_of(tensor: Tensor) -> Tensor:
+    """See ``_C.pyi``."""
+    _checks.require("memory_of: tensor", Tensor, "a torch.Tensor", tensor)
+    _checks.check_plain(tensor, "memory_of: tensor")
+    storage = tensor.untyped_storage()
+    if tensor.is_cpu and tensor.numel():
+        for owner in list(_owners.values()):
+            if 0 <= tensor.data_ptr() - owner.slab.data_ptr() < owner.slab.nbytes:
+                storage = owner.slab.untyped_storage()
+    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return memory.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _is_pinned_by_torch(slab: Tensor) -> bool:
+    """Return True for a block of torch's allocator of pinned memory.
+
+    That allocator finds the block that a copy reads by the block's own storage.
+    """
+    return slab.untyped_storage().resizable() and slab.is_pinned()
 
 
 def send(*args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,167 @@
+"""Tensors of a batch have storages of their own, as those of torch's loader have."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import multiprocessing
+from torch.distributed import distributed_c10d
+from torch.utils.data import Dataset
+
+import pyparallel
+from pyparallel import DataContainer as DC
+
+LOADERS = (torch.utils.data.DataLoader, pyparallel.DataLoader)
+
+
+class Fields(Dataset[dict[str, Any]]):
+    """A few bytes beside a few that are many."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {
+            "a": torch.tensor(i),
+            "b": torch.arange(i, i + 20.0),
+            "image": torch.full((3, 200, 200), i, dtype=torch.uint8),
+            "names": {"ids": np.arange(i, i + 3), "flag": i % 2 == 0},
+        }
+
+
+class Containers(Fields):
+    """The same in a form that only our collate function takes."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        sample = super().__getitem__(i)
+        return {
+            "image": DC(sample["image"], stack=True),
+            "boxes": DC(torch.ones(i, 4)),
+            "points": DC(torch.ones(i, 2), ragged=True),
+        }
+
+
+def first_batch(loader: type, dataset: Any, workers: int, **options: Any) -> Any:
+    made = loader(dataset, batch_size=4, num_workers=workers, **options)
+    return next(iter(made))
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, DC):
+        value = value.data
+    if isinstance(value, pyparallel.Ragged):
+        value = (value.values, value.offsets)
+    items = value.values() if isinstance(value, dict) else value
+    return [each for item in items for each in tensors(item)]
+
+
+def saved(value: Any) -> int:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return len(file.getvalue())
+
+
+def gathered(value: Any) -> int:
+    """Return the bytes that all_gather_object and gather_object send."""
+    cpu = torch.device("cpu")
+    return distributed_c10d._object_to_tensor(value, cpu, None)[0].numel()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_tensor_is_written_as_has_the_size_that_torch_gives_it(workers):
+    expected, found = (first_batch(each, Fields(), workers) for each in LOADERS)
+    for one, other in zip(tensors(expected), tensors(found), strict=True):
+        assert other.equal(one)
+        sizes = [f(other) for f in (saved, gathered, lambda x: len(pickle.dumps(x)))]
+        assert sizes == [
+            f(one) for f in (saved, gathered, lambda x: len(pickle.dumps(x)))
+        ]
+        for tensor in (other, copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
+            assert tensor.untyped_storage().nbytes() == one.untyped_storage().nbytes()
+            assert tensor.storage_offset() == 0 and tensor.equal(one)
+    assert saved(found) == saved(expected)
+
+
+def test_no_result_of_an_operator_grows_into_the_next_tensor():
+    for loader in LOADERS:
+        batch = first_batch(loader, Fields(), 1)
+        before = copy.deepcopy(batch)
+        with (
+            pytest.warns(UserWarning, match="An output with one or more elements was"),
+            pytest.raises(RuntimeError, match="resize storage that is not resizable"),
+        ):
+            torch.add(torch.arange(64), 1000, out=batch["a"])
+        del batch["a"], before["a"]  # torch has changed the shape of this one
+        for one, other in zip(tensors(before), tensors(batch), strict=True):
+            assert other.equal(one)
+
+
+def test_what_workers_write_themselves_has_storages_of_its_own_too():
+    for workers in (0, 2):
+        batch = first_batch(
+            pyparallel.DataLoader,
+            Containers(),
+            workers,
+            collate_fn=pyparallel.collate,
+        )
+        for tensor in tensors(batch):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def collate_and_grow(samples: list[Any]) -> Any:
+    """Write more into one tensor of a batch than it holds."""
+    batch = pyparallel.collate(samples, samples_per_gpu=len(samples))
+    try:
+        torch.add(torch.zeros(3, 3, 200, 200), 1, out=batch["first"].data[0])
+    except RuntimeError as error:
+        batch["error"] = str(error)
+    return batch
+
+
+class Pairs(Fields):
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        image = super().__getitem__(i)["image"].float()
+        return {"first": DC(image[:2], stack=True), "second": DC(image, stack=True)}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_no_tensor_of_a_worker_grows_into_the_next_one():
+    batch = first_batch(
+        pyparallel.DataLoader, Pairs(), 1, collate_fn=collate_and_grow
+    )
+    assert batch["error"] == "Trying to resize storage that is not resizable"
+    second = batch["second"].data[0]
+    assert second.equal(torch.arange(4.0).view(4, 1, 1, 1).expand_as(second))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_tensor_is_pinned_shared_and_resizable_as_torch_says(workers):
+    for name in ("a", "b"):
+        expected, found = (
+            first_batch(each, Fields(), workers)[name] for each in LOADERS
+        )
+        assert found.is_pinned() == expected.is_pinned() is False
+        for tensor in (expected, found):
+            tensor.share_memory_()
+        assert found.is_shared() and expected.is_shared() and found.equal(expected)
+        storages = [x.untyped_storage() for x in (expected, found)]
+        assert storages[0].nbytes() == storages[1].nbytes()
+        assert storages[0].resizable() == storages[1].resizable()
+
+
+def test_a_tensor_that_is_sent_on_is_copied_alone():
+    """A slab is reused when the batch dies, whoever else has mapped it."""
+    batch = first_batch(pyparallel.DataLoader, Fields(), 1)
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+    queue.put(batch["b"])
+    received = queue.get()
+    assert received.equal(batch["b"]) and received.is_shared()
+    assert received.untyped_storage().nbytes() == received.nbytes
