@@ -55,6 +55,8 @@ class Gathering:
             return self._containers(values, path)
         if isinstance(first, Ragged):
             return self._ragged(values, path)
+        if isinstance(first, Padded):
+            return self._padded(values, path)
         if not isinstance(first, dict | list | tuple | deque):
             splits = [_tree.split_registered(each) for each in values]
             if splits[0] is not None:
@@ -71,7 +73,7 @@ class Gathering:
                 first, [make(joined) for make in parts]
             )
         if isinstance(first, list | tuple | deque):
-            return self._sequences(values, path, 0 if type(first) is Padded else dim)
+            return self._sequences(values, path, dim)
         if is_array(first):
             check_alike(values, path, dim)
             array = _joined_arrays(values, dim)
@@ -155,9 +157,17 @@ class Gathering:
             offsets = [first]
             for other in others:
                 offsets.append(other[1:] + offsets[-1][-1])
-            return Ragged(make(joined), torch.cat(offsets))
+            return Ragged.from_fields((make(joined), torch.cat(offsets)))
 
         return make_ragged
+
+    def _padded(self, values: list[Padded], path: _Path) -> Make:
+        fields = zip(*(each.fields() for each in values), strict=True)
+        parts = [
+            self.value(list(field), (*path, Field(name)), 0)
+            for name, field in zip(("data", "sizes", "mask"), fields, strict=True)
+        ]
+        return lambda joined: Padded.from_fields(make(joined) for make in parts)
 
     def _containers(self, values: list[DataContainer], path: _Path) -> Make:
         first, inside = values[0], (*path, Field("data"))

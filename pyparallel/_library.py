@@ -87,7 +87,8 @@ def _pad_stack(
 ) -> tuple[Tensor, ...]:
     padding, values = _padding(pad_dims, *options), [padding_value] * len(samples)
     found = _stack.stack_padded(samples, pad_dims, values, _sample, padding)
-    data, sizes, mask = found if isinstance(found, Padded) else Padded(found)
+    padded = found if isinstance(found, Padded) else Padded(found)
+    data, sizes, mask = padded.fields()
     return data, _or_empty(sizes, data, torch.int64), _or_empty(mask, data, torch.bool)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from . import _slab, _tree
+from . import _slab
 from ._errors import BatchValueError
 from ._storage import is_wrapped, lacking
+from ._tensor_fields import TensorFields
 from .container import DataContainer
 
 #: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
@@ -109,7 +110,7 @@ def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[A
 
 
 def check_memory(part: Any, where: Callable[[], str]) -> None:
-    """Raise if a tensor, or one in nested lists and namedtuples, has no memory.
+    """Raise if a tensor, or one in nested lists, `Padded` and `Ragged`, has no memory.
 
     torch would read there all the same.
 
@@ -120,8 +121,8 @@ def check_memory(part: Any, where: Callable[[], str]) -> None:
     Raises:
         ValueError: the storage is smaller than the shape needs it to be.
     """
-    if isinstance(part, list | tuple):
-        for each in part:
+    if isinstance(part, list | TensorFields):
+        for each in part if isinstance(part, list) else part.fields():
             check_memory(each, where)
     elif type(part) in _PLAIN and is_plain(part) and not is_wrapped(part):
         found = lacking(part)
@@ -133,23 +134,23 @@ def check_memory(part: Any, where: Callable[[], str]) -> None:
 
 
 def _collect(items: Sequence[Any], into: list[torch.Tensor]) -> None:
-    """Append the tensors of nested lists and namedtuples."""
+    """Append the tensors of nested lists and of `Padded` and `Ragged`."""
     for item in items:
         if isinstance(item, torch.Tensor):
             into.append(item)
-        elif item is not None:  # what a Padded has nothing for
-            _collect(item, into)
+        elif item is not None:  # a field that a Padded lacks
+            _collect(item if isinstance(item, list) else item.fields(), into)
 
 
 def _refill(items: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Return the same nested lists and namedtuples with the next tensors in them."""
+    """Return the same nested lists, `Padded` and `Ragged` with the next tensors."""
     if items is None:
         return None
     filled = [
         next(tensors) if isinstance(item, torch.Tensor) else _refill(item, tensors)
-        for item in items
+        for item in (items if isinstance(items, list) else items.fields())
     ]
-    return filled if isinstance(items, list) else _tree.rebuild_sequence(items, filled)
+    return filled if isinstance(items, list) else items.from_fields(filled)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -228,7 +229,7 @@ class Departure:
 
 
 def _contiguous(part: Any, where: Callable[[], str] | None = None) -> Any:
-    """Return a tensor, or those of nested lists and namedtuples, contiguous.
+    """Return a tensor, or those of nested lists, `Padded` and `Ragged`, contiguous.
 
     With ``where`` the memory of what has to be copied is looked at first.
     """
@@ -236,9 +237,8 @@ def _contiguous(part: Any, where: Callable[[], str] | None = None) -> Any:
         return None
     if isinstance(part, list):
         return [_contiguous(each, where) for each in part]
-    if isinstance(part, tuple):
-        each_part = [_contiguous(each, where) for each in part]
-        return _tree.rebuild_sequence(part, each_part)
+    if isinstance(part, TensorFields):
+        return part.from_fields(_contiguous(each, where) for each in part.fields())
     try:
         if where is not None and not part.is_contiguous():
             check_memory(part, where)

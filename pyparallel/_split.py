@@ -254,7 +254,7 @@ def _recut(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]:
     if all(isinstance(chunk, Padded) for chunk in chunks):
         fields = [
             [None] * len(sizes) if None in field else _recut(list(field), sizes, where)
-            for field in zip(*chunks, strict=True)
+            for field in zip(*(chunk.fields() for chunk in chunks), strict=True)
         ]
         return list(map(Padded, *fields))
     if all(isinstance(chunk, Ragged) for chunk in chunks):

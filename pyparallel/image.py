@@ -16,7 +16,6 @@ from ._image_plan import ImageForm
 from ._move import move
 from ._targets import resolve_target
 from .padding import Padded, Padding, check_num_dims
-from .ragged import Ragged
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -186,7 +185,7 @@ class ImagePreprocessor(nn.Module):
 def _listed(images: Any) -> list[Any]:
     if isinstance(images, Tensor) and images.dim() == 4:
         return list(images)
-    if not isinstance(images, list | tuple) or isinstance(images, Padded | Ragged):
+    if not isinstance(images, list | tuple):
         found = kind(images)
         if isinstance(images, Tensor):
             found = f"a tensor of shape {tuple(images.shape)}"

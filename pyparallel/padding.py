@@ -7,11 +7,12 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ._errors import BatchTypeError, BatchValueError, at_least, kind
+from ._tensor_fields import TensorFields
 
 #: The most dimensions that a `DataContainer` pads, as in mmcv.
 MOST_PAD_DIMS = 3
@@ -101,8 +102,8 @@ class Padding:
         return f"Padding({', '.join(shown)})"
 
 
-class Padded(NamedTuple):
-    """Samples in one tensor, and what of it is data.
+class Padded(TensorFields):
+    """Samples in one tensor, and the places of their data in it.
 
     Attributes:
         data: ``(n, *target)``.
@@ -111,22 +112,47 @@ class Padded(NamedTuple):
         mask: ``torch.bool`` ``(n, *target[-pad_dims:])``, True where the data are;
             None if not asked for.
 
-    All are on one device, and travel to others as any tensors in a batch do.
+    All are on one device, and travel to others as any tensors in a batch do. ``len``,
+    iteration and indexing count samples: ``padded[i]`` is ``data[i]``, with its padding.
     """
 
+    _names = ("data", "sizes", "mask")
+
     data: torch.Tensor
-    sizes: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
+    sizes: torch.Tensor | None
+    mask: torch.Tensor | None
+
+    def __init__(
+        self,
+        data: torch.Tensor,
+        sizes: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        self.data, self.sizes, self.mask = data, sizes, mask
 
     @property
     def num_samples(self) -> int:
         """How many samples there are."""
         return self.data.shape[0]
 
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of ``data``."""
+        return self.data.shape
+
     def part(self, start: int, stop: int) -> Padded:
         """Return the samples from ``start`` up to ``stop``, as views."""
-        rest = [each if each is None else each[start:stop] for each in self[1:]]
-        return Padded(self.data[start:stop], *rest)
+        return Padded.from_fields(
+            each if each is None else each[start:stop] for each in self.fields()
+        )
+
+    def sample(self, index: int) -> torch.Tensor:
+        """Return one sample with its padding; ``0 <= index < len(self)``."""
+        return self.data[index]
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.num_samples
 
 
 def target_sizes(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -12,10 +13,12 @@ from . import _by_torch, _stack
 from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
 from ._integers import integers
 from ._plan import StackPlan, plan_stack
+from ._storage import is_wrapped
+from ._tensor_fields import TensorFields
 from .padding import Padded, Padding, check_num_dims
 
 
-class Ragged(NamedTuple):
+class Ragged(TensorFields):
     """Samples that differ in dimension 0, one behind the other in one tensor.
 
     Attributes:
@@ -24,9 +27,15 @@ class Ragged(NamedTuple):
             ``values[offsets[i]:offsets[i + 1]]``. On the device of ``values``.
 
     That is the jagged layout of torch's NestedTensor, and that of cu_seqlens in
-    attention without padding. As a namedtuple it is walked by ``DataLoader``,
-    ``pin_memory`` and `scatter`; to be split over several devices it must be the chunk
+    attention without padding. ``len``, iteration and indexing count samples. It travels
+    as any tensors in a batch do; to be split over several devices it must be the chunk
     of a `DataContainer`, as ``DataContainer(..., ragged=True)`` makes it.
+
+    Raises:
+        TypeError: ``values`` or ``offsets`` is no tensor.
+        ValueError: ``offsets`` is no ``torch.int64`` tensor of one dimension on the
+            device of ``values``, or does not ascend from 0 to ``len(values)``. The
+            numbers are checked on the CPU only: elsewhere the host would wait.
 
     Example:
         >>> ragged = Ragged.from_tensors([torch.ones(2), torch.zeros(1)])
@@ -37,8 +46,14 @@ class Ragged(NamedTuple):
                 [ 0., -1.]])
     """
 
+    _names = ("values", "offsets")
+
     values: torch.Tensor
     offsets: torch.Tensor
+
+    def __init__(self, values: torch.Tensor, offsets: torch.Tensor) -> None:
+        _check_fields(values, offsets)
+        self.values, self.offsets = values, offsets
 
     @classmethod
     def from_tensors(cls, samples: Sequence[torch.Tensor]) -> Ragged:
@@ -96,6 +111,11 @@ class Ragged(NamedTuple):
         """How many samples there are."""
         return self.offsets.shape[0] - 1
 
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """``(n, None, *rest)``: None stands for the lengths, which differ."""
+        return (self.num_samples, None, *self.values.shape[1:])
+
     def lengths(self) -> torch.Tensor:
         """Return the length of every sample, ``torch.int64`` ``(n,)``."""
         return self.offsets.diff()
@@ -114,7 +134,23 @@ class Ragged(NamedTuple):
         """
         offsets = self.offsets[start : stop + 1]
         first, last = offsets[[0, -1]].tolist()
-        return Ragged(self.values[first:last], offsets - first)
+        return Ragged.from_fields((self.values[first:last], offsets - first))
+
+    def sample(self, index: int) -> torch.Tensor:
+        """Return one sample as a view of ``values``; ``0 <= index < len(self)``.
+
+        Stream: on a GPU the host waits for two offsets.
+        """
+        first, last = self.offsets[index : index + 2].tolist()
+        return self.values[first:last]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Iterate over the samples; see `unbind`."""
+        return iter(self.unbind())
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.num_samples
 
     def to_padded(
         self, padding_value: float = 0, padding: Padding | None = None
@@ -174,7 +210,36 @@ def join(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
         _check_shapes(shapes, name)
     values = _by_torch.cat(samples, name)
     ends = list(accumulate((shape[0] for shape in shapes), initial=0))
-    return Ragged(values, integers(ends, (len(ends),), values.device))
+    offsets = integers(ends, (len(ends),), values.device)
+    return Ragged.from_fields((values, offsets))
+
+
+def _check_fields(values: Any, offsets: Any) -> None:
+    for name, field in (("values", values), ("offsets", offsets)):
+        if not isinstance(field, torch.Tensor):
+            raise BatchTypeError(
+                f"Ragged: {name} must be a tensor, but is {kind(field)}. Use "
+                "Ragged.from_tensors for a list of samples."
+            )
+    form = f"{offsets.dtype} of shape {tuple(offsets.shape)} on {offsets.device}"
+    good = offsets.dtype == torch.int64 and offsets.dim() == 1 and offsets.numel()
+    if not good or offsets.device != values.device or not values.dim():
+        raise BatchValueError(
+            "Ragged: offsets must be torch.int64 of shape (n + 1,) on the device of "
+            f"values, {values.device}, but is {form} for values of shape "
+            f"{tuple(values.shape)}. Use Ragged.from_tensors for a list of samples."
+        )
+    if type(offsets) is not torch.Tensor or not offsets.is_cpu:
+        return
+    if torch.compiler.is_compiling() or is_wrapped(offsets):
+        return
+    numbers = offsets.tolist()
+    ascending = all(map(operator.le, numbers, numbers[1:]))
+    if not ascending or (numbers[0], numbers[-1]) != (0, values.shape[0]):
+        raise BatchValueError(
+            f"Ragged: offsets must ascend from 0 to {values.shape[0]}, the length of "
+            f"values, but is {numbers}. Use Ragged.from_tensors for a list of samples."
+        )
 
 
 def _check_shapes(shapes: Sequence[torch.Size], name: Callable[[int], str]) -> None:

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from .._errors import BatchTypeError, BatchValueError, MissingKeyError, at_least, kind
 from ..image import ImagePreprocessor
-from ..padding import Padded
-from ..ragged import Ragged
 from ._upstream import ImgDataPreprocessorBase, provides
 from .preprocessor import BaseDataPreprocessor
 from .stack import pad_to_batch
@@ -122,9 +120,7 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         inputs = batch["inputs"]
         if isinstance(inputs, Tensor):
             images = self._batch_of_one_size(inputs)
-        elif isinstance(inputs, list | tuple) and not isinstance(
-            inputs, Padded | Ragged
-        ):
+        elif isinstance(inputs, list | tuple):
             images = self._batch_of_list(list(inputs))
         else:
             raise BatchTypeError(
