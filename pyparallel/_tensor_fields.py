@@ -116,7 +116,7 @@ class TensorFields:
         """Return the samples from ``start`` up to ``stop``, as views."""
         raise NotImplementedError
 
-    def sample(self, index: int) -> torch.Tensor:
+    def _sample(self, index: int) -> torch.Tensor:
         """Return one sample; ``0 <= index < len(self)``."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class TensorFields:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Iterate over the samples."""
-        return (self.sample(i) for i in range(len(self)))
+        return (self._sample(i) for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
         """Return one sample, or with a slice of step 1 several of them, as views."""
@@ -139,7 +139,7 @@ class TensorFields:
                 )
             return self.part(start, max(start, stop))
         place = range(len(self))[index]  # raises as a list does
-        return self.sample(place)
+        return self._sample(place)
 
     def __eq__(self, other: object) -> bool:
         """Compare the values of all tensors; on a GPU the host waits."""

@@ -146,7 +146,7 @@ class Padded(TensorFields):
             each if each is None else each[start:stop] for each in self.fields()
         )
 
-    def sample(self, index: int) -> torch.Tensor:
+    def _sample(self, index: int) -> torch.Tensor:
         """Return one sample with its padding; ``0 <= index < len(self)``."""
         return self.data[index]
 

@@ -113,7 +113,7 @@ class Ragged(TensorFields):
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """``(n, None, *rest)``: None stands for the lengths, which differ."""
+        """``n``, None for the lengths, which differ, and the rest of each shape."""
         return (self.num_samples, None, *self.values.shape[1:])
 
     def lengths(self) -> torch.Tensor:
@@ -136,7 +136,7 @@ class Ragged(TensorFields):
         first, last = offsets[[0, -1]].tolist()
         return Ragged.from_fields((self.values[first:last], offsets - first))
 
-    def sample(self, index: int) -> torch.Tensor:
+    def _sample(self, index: int) -> torch.Tensor:
         """Return one sample as a view of ``values``; ``0 <= index < len(self)``.
 
         Stream: on a GPU the host waits for two offsets.

@@ -264,6 +264,9 @@ def check(found: Any, right: Any) -> None:
     elif isinstance(right, Chunks):
         assert type(found) is DataContainer
         check(found.data, right.data)
+    elif isinstance(right, Padded):
+        assert type(found) is Padded
+        check(found.fields(), right.fields())
     elif isinstance(right, dict):
         assert type(found) is type(right) and list(found) == list(right)
         for key, value in right.items():

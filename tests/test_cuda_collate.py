@@ -56,10 +56,11 @@ def assert_chunks(found: Any, expected: Any, num_chunks: int) -> None:
     assert len(found.data) == len(expected.data) == num_chunks
     for one, other in zip(found.data, expected.data, strict=True):
         assert type(one) is type(other)
-        pairs = (
-            zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
-        )
-        for mine, right in pairs:
+        fields = [
+            each.fields() if isinstance(each, Padded | Ragged) else [each]
+            for each in (one, other)
+        ]
+        for mine, right in zip(*fields, strict=True):
             assert (mine is None) == (right is None)
             if mine is not None:
                 assert mine.is_cuda and mine.is_contiguous()

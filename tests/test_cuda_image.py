@@ -61,7 +61,7 @@ def photos(num: int = 6, dtype: torch.dtype = torch.uint8) -> list[torch.Tensor]
 
 
 def parts(result: Any) -> list[torch.Tensor]:
-    each = list(result) if isinstance(result, Padded) else [result]
+    each = result.fields() if isinstance(result, Padded) else [result]
     return [tensor for tensor in each if tensor is not None]
 
 

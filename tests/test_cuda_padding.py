@@ -31,7 +31,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def on_host(result: Any) -> list[torch.Tensor | None]:
-    fields = result if isinstance(result, Padded) else [result]
+    fields = result.fields() if isinstance(result, Padded) else [result]
     assert all(each is None or each.is_cuda for each in fields)
     return [None if each is None else each.cpu() for each in fields]
 
@@ -55,7 +55,7 @@ def test_padding_on_the_device_equals_padding_on_the_host(
     ]
     arguments = {"pad_dims": 2, "padding_value": 1} | options
     expected = pad_stack(ragged, **arguments)
-    expected = list(expected) if isinstance(expected, Padded) else [expected]
+    expected = expected.fields() if isinstance(expected, Padded) else [expected]
     monkeypatch.setattr(_by_torch, "pad_and_stack", refuse)
     there = [samples.as_it_lies(x, torch.device("cuda", 0)) for x in ragged]
     found = on_host(pad_stack(there, **arguments))

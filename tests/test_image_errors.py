@@ -104,13 +104,13 @@ BATCHES: list[tuple[Any, type[Exception], str]] = [
         Padded(image(1, 3, 4, 5)),
         TypeError,
         " must be a list of tensors (C, h, w), or one tensor (n, C, h, w), but is "
-        "pyparallel.padding.Padded.",
+        "pyparallel.Padded.",
     ),
     (
         Ragged(image(), torch.tensor([0, 3])),
         TypeError,
         " must be a list of tensors (C, h, w), or one tensor (n, C, h, w), but is "
-        "pyparallel.ragged.Ragged.",
+        "pyparallel.Ragged.",
     ),
     (
         [image(), np.array([None])],

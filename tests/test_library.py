@@ -59,7 +59,7 @@ def assert_same(found: Any, expected: Any) -> torch.Tensor:
     assert type(found) is type(expected)
     pairs = [(found, expected)]
     if isinstance(found, Padded):
-        pairs = list(zip(found, expected, strict=True))
+        pairs = list(zip(found.fields(), expected.fields(), strict=True))
     for one, other in pairs:
         assert (one is None) == (other is None)
         if one is not None:

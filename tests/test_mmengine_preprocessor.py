@@ -351,7 +351,7 @@ NOT_IMAGES = "must be a list of tensors (C, h, w) or one tensor (n, C, h, w), bu
          "ImgDataPreprocessor: data must have 'inputs', but has 'img'."),
         ({}, {"inputs": 3}, TypeError, f"data['inputs'] {NOT_IMAGES} int."),
         ({}, {"inputs": PADDED}, TypeError,
-         f"data['inputs'] {NOT_IMAGES} pyparallel.padding.Padded."),
+         f"data['inputs'] {NOT_IMAGES} pyparallel.Padded."),
         ({}, {"inputs": [RAGGED[0], None]}, TypeError,
          "data['inputs'][1] must be a tensor, but is None."),
         (NORMALIZING, {"inputs": [RAGGED[0], RAGGED[0][:1]]}, ValueError,
@@ -391,5 +391,5 @@ def test_padding_options_do_not_reach_it_by_mistake() -> None:
         {"inputs": DataContainer(each, stack=True, padding=Padding(sizes=True))}
         for each in RAGGED
     ]
-    with pytest.raises(TypeError, match=r"but is pyparallel\.padding\.Padded"):
+    with pytest.raises(TypeError, match=r"but is pyparallel\.Padded"):
         ImgDataPreprocessor()(collate(samples, samples_per_gpu=3))

@@ -241,14 +241,14 @@ def test_what_is_more_than_bits_obeys_the_options_too(backend: ModuleType) -> No
 def test_meta_tensors_stay_on_meta() -> None:
     tensors = [torch.empty(n, device="meta") for n in (2, 3)]
     got = pad_stack(tensors, size_divisor=4, side="center", mask=True, sizes=True)
-    assert [each.device.type for each in got] == ["meta"] * 3
-    assert [tuple(each.shape) for each in got] == [(2, 4), (2, 1), (2, 4)]
+    assert [each.device.type for each in got.fields()] == ["meta"] * 3
+    assert [tuple(each.shape) for each in got.fields()] == [(2, 4), (2, 1), (2, 4)]
 
 
 def test_a_default_device_does_not_matter() -> None:
     with torch.device("meta"):
         got = pad_stack(RAGGED, mask=True, sizes=True)
-    assert [each.device.type for each in got] == ["cpu"] * 3
+    assert [each.device.type for each in got.fields()] == ["cpu"] * 3
     assert got.sizes.tolist() == [[2], [3]]
 
 

@@ -78,7 +78,7 @@ class Samples(Dataset[Any]):
 
 def tensors(batch: dict[str, Any]) -> list[torch.Tensor]:
     chunks = [c for key in ("img", "tokens", "points") for c in batch[key].data]
-    return [each for chunk in chunks for each in chunk if each is not None]
+    return [each for chunk in chunks for each in chunk.fields() if each is not None]
 
 
 class Report:
@@ -207,7 +207,7 @@ def test_the_device_may_be_any() -> None:
     (part,) = scatter(make_batch(2), [torch.device("cpu")])
     moved = make_batch(2)["img"].to("meta").data[0]
     assert type(moved) is Padded
-    assert [each.is_meta for each in moved] == [True] * 3
+    assert [each.is_meta for each in moved.fields()] == [True] * 3
     check(part, 0, 2)
 
 

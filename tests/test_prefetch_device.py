@@ -211,9 +211,7 @@ def test_all_tensors_go_in_one_copy_and_everything_else_stays() -> None:
         assert done.wait(10)
         assert fake.num_copies == 1
         stats = pre.stats()
-    assert stats.nbytes == 6 * 8 + 24 + 16 + sum(
-        t.nbytes for t in ragged if t is not None
-    )
+    assert stats.nbytes == 6 * 8 + 24 + 16 + sum(t.nbytes for t in ragged.fields())
     assert list(got) == list(batch)
     assert type(got["pair"]) is Pair and got["pair"].right is thing
     assert type(got["sample"]) is Sample and got["sample"].name == "name"

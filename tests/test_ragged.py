@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 from types import ModuleType
 from typing import Any
@@ -142,15 +140,6 @@ def test_other_nested_tensors_are_copied() -> None:
         assert torch.equal(view, sample)
     got = Ragged.from_nested(holes)
     assert [view.tolist() for view in got.unbind()] == [[0, 1], [5, 6, 7], [10]]
-
-
-def test_a_ragged_can_be_copied_pickled_and_unpacked() -> None:
-    ragged = Ragged.from_tensors(POINTS)
-    for twin in (copy.deepcopy(ragged), pickle.loads(pickle.dumps(ragged))):
-        values, offsets = twin
-        assert type(twin) is Ragged
-        assert torch.equal(values, ragged.values)
-        assert torch.equal(offsets, ragged.offsets)
 
 
 def csr() -> torch.Tensor:

@@ -134,9 +134,7 @@ class Pairs(Fields):
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_no_tensor_of_a_worker_grows_into_the_next_one():
-    batch = first_batch(
-        pyparallel.DataLoader, Pairs(), 1, collate_fn=collate_and_grow
-    )
+    batch = first_batch(pyparallel.DataLoader, Pairs(), 1, collate_fn=collate_and_grow)
     assert batch["error"] == "Trying to resize storage that is not resizable"
     second = batch["second"].data[0]
     assert second.equal(torch.arange(4.0).view(4, 1, 1, 1).expand_as(second))

@@ -23,8 +23,7 @@ class SlotStorage final : public c10::StorageImpl {
   SlotStorage(const c10::Storage& slab, int64_t first, int64_t nbytes)
       : StorageImpl(use_byte_size_t(), nbytes,
                     c10::DataPtr(static_cast<uint8_t*>(slab.mutable_data()) + first,
-                                 slab.data_ptr().get_context(), nullptr,
-                                 slab.device()),
+                                 slab.data_ptr().get_context(), nullptr, slab.device()),
                     nullptr, false),
         slab_(slab) {}
 
@@ -163,8 +162,8 @@ std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan)
                       ", but starts at byte ", base.offset, " of its storage.");
     const int64_t first = base.offset + leaf.offset;
     const bool own = base.device.is_cpu();
-    c10::Storage storage = own ? new_slot(base.storage, first, leaf.nbytes)
-                               : c10::Storage(base.storage);
+    c10::Storage storage =
+        own ? new_slot(base.storage, first, leaf.nbytes) : c10::Storage(base.storage);
     views.push_back(new_tensor(std::move(storage), slab.key_set(), leaf.dtype,
                                own ? 0 : first / itemsize, leaf.shape));
   }

@@ -1,0 +1,195 @@
+"""`Padded` and `Ragged` as objects: samples, pytree nodes, pickles and checks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import optree
+import pytest
+import torch
+from torch.utils import _pytree
+from torch.utils.data._utils.pin_memory import pin_memory
+
+import pyparallel
+from pyparallel import Padded, Ragged, _tree
+
+SAMPLES = [torch.tensor([1.0, 2.0]), torch.zeros(0), torch.tensor([3.0])]
+
+
+def ragged() -> Ragged:
+    return Ragged(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 2, 3]))
+
+
+def padded() -> Padded:
+    data = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 0.0]])
+    return Padded(data, torch.tensor([[2], [0], [1]]), None)
+
+
+both = pytest.mark.parametrize("make", [ragged, padded])
+
+
+@both
+def test_len_iteration_and_indices_count_samples(make: Callable[[], Any]) -> None:
+    value = make()
+    expected = SAMPLES if make is ragged else list(padded().data)
+    assert len(value) == value.num_samples == 3
+    for found in (list(value), [value[i] for i in range(3)], [*value[:1], *value[1:]]):
+        assert all(map(torch.equal, found, expected)) and len(found) == 3
+    assert torch.equal(value[-1], expected[-1])
+    assert len(value[2:1]) == 0 and type(value[1:]) is type(value)
+    with pytest.raises(IndexError):
+        value[3]
+    name = type(value).__name__
+    with pytest.raises(ValueError, match=re.escape(f"{name}: a slice must have the")):
+        value[::2]
+
+
+def test_shape_dtype_and_device_are_those_of_the_data() -> None:
+    assert ragged().shape == (3, None) and padded().shape == (3, 2)
+    assert Ragged.from_tensors([torch.ones(2, 4, 5)]).shape == (1, None, 4, 5)
+    for value in (ragged(), padded()):
+        assert (value.dtype, value.device) == (torch.float32, torch.device("cpu"))
+
+
+@both
+def test_to_casts_the_data_and_moves_every_tensor(make: Callable[[], Any]) -> None:
+    value = make()
+    assert value.to("cpu") is value.to(torch.float32) is value.to() is value
+    for half in (value.to(torch.half), value.to("cpu", torch.half)):
+        assert type(half) is type(value) and half.dtype == torch.half
+        assert half.fields()[1] is value.fields()[1]
+    there = value.to("meta", non_blocking=True)
+    assert there.device.type == "meta"
+    assert [x is None for x in there.fields()] == [x is None for x in value.fields()]
+    assert all(x.is_meta for x in there.fields() if x is not None)
+    assert value.to(copy=True) == value and value.to(copy=True) is not value
+
+
+@both
+def test_pinning_asks_the_object(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor + 1)
+    pinned = pin_memory({"x": make()})["x"]
+    assert type(pinned) is type(make())
+    pairs = zip(pinned.fields(), make().fields(), strict=True)
+    assert all(a is b is None or torch.equal(a, b + 1) for a, b in pairs)
+
+
+@both
+def test_equality_is_by_value_and_the_repr_shows_it(make: Callable[[], Any]) -> None:
+    value, other = make(), make()
+    assert value == other and not value != other
+    other.fields()[0][-1] = 7
+    assert value != other and value != value.to(torch.double) and value != 3
+    assert padded() != ragged() and padded() != Padded(padded().data)
+    namespace = {"Padded": Padded, "Ragged": Ragged, "tensor": torch.tensor}
+    assert eval(repr(value), namespace) == value
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(value)
+
+
+@both
+def test_copies_and_pickles_are_equal_and_name_the_public_path(
+    make: Callable[[], Any],
+) -> None:
+    value = make()
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(value, protocol)) == value
+    assert copy.deepcopy(value) == copy.copy(value) == value
+    assert b"cpyparallel\n%b\n" % type(value).__name__.encode() in pickle.dumps(
+        value, 2
+    )
+
+
+@both
+def test_a_pickle_of_when_it_was_a_namedtuple_loads(make: Callable[[], Any]) -> None:
+    value = make()
+    module = {"Ragged": "ragged", "Padded": "padding"}[type(value).__name__]
+    fields = pickle.dumps(value.fields(), 2)[2:-1]
+    path = f"cpyparallel.{module}\n{type(value).__name__}\n".encode()
+    assert pickle.loads(b"\x80\x02" + path + fields + b"\x81.") == value
+
+
+@both
+def test_pytrees_of_torch_and_of_optree_reach_the_tensors(
+    make: Callable[[], Any],
+) -> None:
+    batch = {"x": make(), "y": torch.ones(1)}
+    double = {"x": make().fields()[0] * 2}
+    for tree_map in (optree.tree_map, _pytree.tree_map):
+        found = tree_map(lambda x: x if x is None else x * 2, batch)
+        assert type(found["x"]) is type(make())
+        assert torch.equal(found["x"].fields()[0], double["x"])
+    names = ("values", "offsets", "data", "sizes", "mask")
+    found = [str(path[-1]) for path, _ in _pytree.tree_leaves_with_path(make())]
+    assert found == [f".{name}" for name in names if hasattr(make(), name)]
+    leaves, structure = _tree.flatten(batch)
+    assert _tree.unflatten(structure, leaves)["x"] == make()
+    assert _tree.accessors(structure)[0].codify("batch").startswith("batch['x'].")
+
+
+@both
+def test_a_compiled_function_takes_and_returns_them(make: Callable[[], Any]) -> None:
+    def double(value: Any) -> Any:
+        fields = value.fields()
+        return type(value)(fields[0] * 2, fields[1]), len(value), value.to(torch.double)
+
+    compiled = torch.compile(double, backend="eager", fullgraph=True)
+    assert compiled(make()) == double(make())
+
+
+def bad_fields() -> Iterator[tuple[Any, Any, str]]:
+    values, offsets = torch.ones(3), torch.tensor([0, 3])
+    advice = "Use Ragged.from_tensors for a list of samples."
+    yield [values], offsets, f"Ragged: values must be a tensor, but is list. {advice}"
+    yield values, [0, 3], f"Ragged: offsets must be a tensor, but is list. {advice}"
+    forms = (
+        (offsets.int(), "torch.int32 of shape (2,) on cpu"),
+        (offsets[None], "torch.int64 of shape (1, 2) on cpu"),
+        (offsets[:0], "torch.int64 of shape (0,) on cpu"),
+        (offsets.to("meta"), "torch.int64 of shape (2,) on meta"),
+    )
+    for wrong, form in forms:
+        yield (
+            values,
+            wrong,
+            "Ragged: offsets must be torch.int64 of shape (n + 1,) on the device of "
+            f"values, cpu, but is {form} for values of shape (3,). {advice}",
+        )
+    for numbers in ([0, 2], [1, 3], [0, 2, 1, 3], [0, 4], [0]):
+        yield (
+            values,
+            torch.tensor(numbers),
+            "Ragged: offsets must ascend from 0 to 3, the length of values, but is "
+            f"{numbers}. {advice}",
+        )
+
+
+@pytest.mark.parametrize(("values", "offsets", "text"), list(bad_fields()))
+def test_wrong_offsets_are_refused(values: Any, offsets: Any, text: str) -> None:
+    kind = TypeError if "must be a tensor" in text else ValueError
+    with pytest.raises(kind) as caught:
+        Ragged(values, offsets)
+    assert str(caught.value) == text
+
+
+def test_offsets_elsewhere_are_not_read() -> None:
+    there = Ragged(torch.ones(3, device="meta"), torch.tensor([5], device="meta"))
+    assert len(there) == 0
+
+
+def test_a_loader_counts_samples_too() -> None:
+    def step(batch: list[torch.Tensor]) -> Any:
+        return {"boxes": Ragged.from_tensors(batch), "img": Padded(torch.stack(batch))}
+
+    loader = pyparallel.DataLoader(
+        torch.arange(12.0).view(6, 2), batch_size=3, collate_fn=step, num_workers=1
+    )
+    for batch in loader:
+        assert len(batch["boxes"]) == len(batch["img"]) == 3
+        assert torch.equal(batch["boxes"][1], batch["img"][1])
