@@ -113,7 +113,7 @@ class Padded(TensorFields):
             None if not asked for.
 
     All are on one device, and travel to others as any tensors in a batch do. ``len``,
-    iteration and indexing count samples: ``padded[i]`` is ``data[i]``, with its padding.
+    iteration and indexing count samples: ``padded[i]`` is ``data[i]`` and its padding.
     """
 
     _names = ("data", "sizes", "mask")

@@ -234,7 +234,7 @@ def test_the_memory_of_a_tensor_is_its_slab_or_its_storage(backend):
     moved = last.share_memory_()  # torch gives its storage other memory
     assert backend.memory_of(moved).data_ptr() == moved.data_ptr()
     assert backend.memory_of(moved).shape == (20,)
-    with pytest.raises(TypeError, match="memory_of: tensor must be a torch.Tensor"):
+    with pytest.raises(TypeError, match=r"memory_of: tensor must be a torch\.Tensor"):
         backend.memory_of(3)
     with pytest.raises(TypeError, match="memory_of: tensor must be a plain strided"):
         backend.memory_of(torch.ones(2).to_sparse())
