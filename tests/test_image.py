@@ -246,9 +246,10 @@ def test_torchs_operators_and_the_backend_agree(
         return_mask=True,
     )
     with using(backend):
-        data, _, mask = pre(images)
-    other, _, marks = pre([each.clone().requires_grad_() for each in images])
-    assert torch.equal(data, other.detach()) and torch.equal(mask, marks)
+        padded = pre(images)
+    other = pre([each.clone().requires_grad_() for each in images])
+    assert torch.equal(padded.data, other.data.detach())
+    assert torch.equal(padded.mask, other.mask)
 
 
 # ---------------------------------------------------------------------- as a module
