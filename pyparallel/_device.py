@@ -120,8 +120,10 @@ class TorchDevice:
         return torch.get_device_module(device).Stream(device=device)
 
     def current_stream(self, device: torch.device) -> Any:
-        """Return the current stream of ``device``."""
-        return torch.get_device_module(device).current_stream(device)
+        """Return the current stream of ``device``; open no context on another one."""
+        module = torch.get_device_module(device)
+        with module.device(device):
+            return module.current_stream(device)
 
     @contextmanager
     def using(self, stream: Any) -> Iterator[None]:

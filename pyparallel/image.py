@@ -207,7 +207,7 @@ def _check_scale(images: list[Tensor], form: ImageForm) -> None:
     """Warn of bytes that are normalised by the mean of values up to 1."""
     if form.mean is None or form.std is None or images[0].dtype != torch.uint8:
         return
-    if any(form.mean) and max(form.mean) <= 1 and max(form.std) <= 1:
+    if any(form.mean) and max(form.mean) <= 1 and max(form.std) < 1:
         warn_once(
             "PP103",
             "ImagePreprocessor: images have bytes up to 255, but the mean is "

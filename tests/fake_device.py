@@ -102,7 +102,10 @@ class Pool:
             self.streams[address].add(stream)
 
     def owns(self, address: int) -> bool:
-        return any(block.ctypes.data == address for block in self.blocks)
+        return any(
+            block.ctypes.data <= address < block.ctypes.data + block.nbytes
+            for block in self.blocks
+        )
 
 
 def strided_memory(tensor: torch.Tensor) -> np.ndarray:

@@ -143,9 +143,9 @@ class TestStackBatch:
     def test_channels_are_never_padded(self) -> None:
         with pytest.raises(RuntimeError) as caught:
             stack_batch([torch.ones(1, 2, 2), torch.ones(3, 2, 2)])
-        assert str(caught.value).startswith(
-            "tensor_list[1] must match tensor_list[0] outside its last 2 dimensions, "
-            "but has shape (3, 2, 2) where (1, 2, 2) was expected."
+        assert str(caught.value) == (
+            "tensor_list[1] must have size 1 in dimension 0 like tensor_list[0], but has "
+            "shape (3, 2, 2). Convert the images to one number of channels."
         )
 
 
@@ -155,7 +155,7 @@ CASES = [
     {"mean": [127], "std": [3]},
     {"mean": [1, 2, 3], "std": [7, 11, 13], "bgr_to_rgb": True},
     {"rgb_to_bgr": True},
-    {"mean": [0.1], "std": [0.3, 0.7, 0.9], "bgr_to_rgb": True},
+    {"mean": [0.1], "std": [0.3, 0.7, 1.9], "bgr_to_rgb": True},
 ]
 PADS = [{}, {"pad_size_divisor": 4, "pad_value": 114}, {"pad_value": -0.1}]
 
@@ -375,9 +375,8 @@ NOT_IMAGES = "must be a list of tensors (C, h, w) or one tensor (n, C, h, w), bu
         ({}, {"inputs": []}, AssertionError,
          "stack_batch: tensor_list must have at least one tensor, but is empty."),
         ({}, {"inputs": [RAGGED[0], RAGGED[1][:1]]}, RuntimeError,
-         "data['inputs'][1] must match data['inputs'][0] outside its last 2 "
-         "dimensions, but has shape (1, 8, 2) where (3, 5, 7) was expected. Raise "
-         "pad_dims, or resize the sample before collating."),
+         "data['inputs'][1] must have size 3 in dimension 0 like data['inputs'][0], "
+         "but has shape (1, 8, 2). Convert the images to one number of channels."),
     ],
 )  # fmt: skip
 def test_errors_name_the_image(options: Any, data: Any, kind: Any, text: str) -> None:
