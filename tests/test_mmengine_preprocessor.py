@@ -144,8 +144,8 @@ class TestStackBatch:
         with pytest.raises(RuntimeError) as caught:
             stack_batch([torch.ones(1, 2, 2), torch.ones(3, 2, 2)])
         assert str(caught.value) == (
-            "tensor_list[1] must have size 1 in dimension 0 like tensor_list[0], but has "
-            "shape (3, 2, 2). Convert the images to one number of channels."
+            "tensor_list[1] must have size 1 in dimension 0 like tensor_list[0], but "
+            "has shape (3, 2, 2). Convert the images to one number of channels."
         )
 
 

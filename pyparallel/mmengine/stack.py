@@ -71,8 +71,8 @@ def pad_to_batch(
         if tensor.shape[:1] != tensors[0].shape[:1]:
             raise BatchValueError(
                 f"{name(i)} must have size {tensors[0].shape[0]} in dimension 0 like "
-                f"{name(0)}, but has shape {tuple(tensor.shape)}. Convert the images to "
-                "one number of channels."
+                f"{name(0)}, but has shape {tuple(tensor.shape)}. Convert the images "
+                "to one number of channels."
             )
     divisor = at_least(pad_size_divisor, 1, "stack_batch: pad_size_divisor")
     pad_dims = max(tensors[0].dim() - 1, 0)
