@@ -48,6 +48,9 @@ LONG = """
     library
 """.split()
 
+#: Collected only where pytest gets their path: tests of tools of the tests.
+collect_ignore = ["fakecuda"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if fake_cuda.active:
