@@ -291,6 +291,7 @@ cuda-build: $(VCUDA)/.deps fake-cuda ## look at the kernels, compile for CUDA, r
 		"from pyparallel import _backend as b; print(b.devices); assert 'cuda' in b.devices"
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python $(PYTEST) \
 		$(OTHER_TORCH) $(PYTEST_ARGS)
+	cd $(TREE) && $(VCUDA)/bin/python -m pytest -q tests/fakecuda
 	$(ON_FAKE) $(PYTEST) -m "cuda and not two_gpus" $(CUDA_TESTS) $(PYTEST_ARGS)
 	export FAKECUDA_DEVICES=2 && $(ON_FAKE) $(PYTEST) -m two_gpus $(CUDA_TESTS) $(PYTEST_ARGS)
 
