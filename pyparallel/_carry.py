@@ -35,6 +35,42 @@ def carry(
     return [list(flat[end - len(tensors) : end]) for end in ends]
 
 
+def carry_apart(
+    tensors: Sequence[torch.Tensor], device: torch.device
+) -> list[torch.Tensor]:
+    """Return copies of the tensors on one other device, each with a node of its own.
+
+    The copies are packed. Each gradient comes back alone, because callers may run
+    backward through one of the copies and later through another one.
+
+    Args:
+        tensors: all on one device.
+        device: another device.
+
+    Stream: as `carry`.
+    """
+    with torch.no_grad():
+        (copies,) = _copies(tensors, [device])
+    apply: Any = _Moved.apply  # torch's has no types
+    return [
+        apply(tensor, copy) if tensor.requires_grad else copy
+        for tensor, copy in zip(tensors, copies, strict=True)
+    ]
+
+
+class _Moved(torch.autograd.Function):
+    """A copy that was made before, as a node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        ctx.source = tensor.device
+        return copy.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad.to(ctx.source), None
+
+
 class _Carry(torch.autograd.Function):
     """The copies as one node of the graph: its gradients can be packed."""
 

@@ -21,7 +21,7 @@ from ._alike import (
     hold_data,
     is_array,
 )
-from ._carry import carry
+from ._carry import carry_apart
 from ._errors import Field
 from .container import DataContainer
 from .padding import Padded
@@ -91,7 +91,7 @@ class Gathering:
             if tensor.device != target:
                 places.setdefault(tensor.device, []).append(i)
         for of_device in places.values():
-            (moved,) = carry([flat[i] for i in of_device], [target])  # type: ignore[list-item]  # some tensor: a target
+            moved = carry_apart([flat[i] for i in of_device], target)  # type: ignore[arg-type]  # some tensor: a target
             for i, tensor in zip(of_device, moved, strict=True):
                 flat[i] = tensor
         following = iter(flat)

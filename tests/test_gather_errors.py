@@ -182,11 +182,11 @@ class TestMoving:
         """What goes to the host from a device, on which tensors have no values."""
         calls: list[Any] = []
 
-        def carry(tensors: Any, devices: Any) -> Any:
-            calls.append((len(tensors), tensors[0].device.type, devices))
-            return [[torch.zeros(t.shape, dtype=t.dtype) for t in tensors]]
+        def carry(tensors: Any, device: Any) -> Any:
+            calls.append((len(tensors), tensors[0].device.type, device))
+            return [torch.zeros(t.shape, dtype=t.dtype) for t in tensors]
 
-        monkeypatch.setattr(_gathering, "carry", carry)
+        monkeypatch.setattr(_gathering, "carry_apart", carry)
         return calls
 
     def test_all_tensors_of_one_device_move_at_once(self, carried: list[Any]) -> None:
@@ -194,14 +194,14 @@ class TestMoving:
         far = {"x": far["x"].to("meta"), "y": [y.to("meta") for y in far["y"]]}  # type: ignore[attr-defined]
         near = {"x": torch.ones(1, 2), "y": [torch.ones(1), torch.tensor(1.0)]}
         made = gather([far, near, far], "cpu")
-        assert carried == [(6, "meta", [torch.device("cpu")])]
+        assert carried == [(6, "meta", torch.device("cpu"))]
         assert made["x"].tolist() == [[0, 0], [0, 0], [1, 1], [0, 0], [0, 0]]
         assert made["y"][0].tolist() == [0, 0, 0, 1, 0, 0, 0]
         assert made["y"][1].tolist() == [0, 1, 0]
 
     def test_none_is_the_device_of_the_first_tensor(self, carried: list[Any]) -> None:
         gather([{"x": ONE}, {"x": ONE.to("meta")}], None)
-        assert carried == [(1, "meta", [torch.device("cpu")])]
+        assert carried == [(1, "meta", torch.device("cpu"))]
 
     def test_samples_in_containers_move_and_cpu_only_does_not(
         self, carried: list[Any]
@@ -214,7 +214,7 @@ class TestMoving:
             ],
             "cpu",
         )
-        assert carried == [(1, "meta", [torch.device("cpu")])]
+        assert carried == [(1, "meta", torch.device("cpu"))]
         assert [each.tolist() for each in made[0].data] == [[0, 0], [1]]
         assert made[1].data[0] is far
 
