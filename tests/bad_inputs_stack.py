@@ -161,7 +161,7 @@ SHAPES = {
         lambda x: pad_stack(x, pad_dims=2**32 + 2),
         refused(
             f"samples[0] must have at least pad_dims={2**32 + 2} dimensions, but has "
-            "shape (3, 4). Set pad_dims=2 and padding=Padding().",
+            "shape (3, 4). Set pad_dims=2.",
             ValueError,
         ),
     ),

@@ -153,7 +153,7 @@ def test_memory_that_torch_copies_under_capture_is_given_up() -> None:
     del lent, departure
     gc.collect()
     torch.cuda.synchronize()
-    _slab.release_done()  # what was lent
+    _slab.release_done()  # the tensors that were lent
     torch.cuda.synchronize()
     _slab.release_done()  # its slab
     assert ring.holders() == [FREE, FREE]

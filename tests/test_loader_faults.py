@@ -336,13 +336,17 @@ class Stateful(Numbers):
 
 
 def test_the_state_of_a_dataset_is_that_of_its_batch_or_an_error() -> None:
-    loader = pyparallel.DataLoader(Stateful(bad=True), num_workers=1)
+    options: Any = {"num_workers": 1, "snapshot_every_n_steps": 1}
+    loader = pyparallel.DataLoader(Stateful(bad=True), **options)
+    batches = iter(loader)
+    next(batches)
     with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
-        next(iter(loader))
-    loader = pyparallel.DataLoader(Stateful(bad=False), num_workers=1)
+        loader.state_dict()
+    assert len(list(batches)) == 5
+    loader = pyparallel.DataLoader(Stateful(bad=False), **options)
     found = []
     for _ in loader:
-        state = loader.state_dict()["workers"][0]["state"]["own"]
+        state = loader.state_dict()["workers"]["0"]["state"]["own"]
         found.append(float(state["seen"][0]))
     assert found == [1, 2, 3, 4, 5, 6]
 

@@ -344,20 +344,25 @@ def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
     flight.land()
     names = [name for name, _, _ in calls.mock_calls]
 
-    def on_its_stream(name):
+    def on_its_device(*inside):
         return [
             "module.device",
             "module.device().__enter__",
+            *inside,
+            "module.device().__exit__",
+        ]
+
+    def on_its_stream(name):
+        return on_its_device(
             "module.stream",
             "module.stream().__enter__",
             name,
             "module.stream().__exit__",
-            "module.device().__exit__",
-        ]
+        )
 
     assert names == [
         "empty",
-        "module.current_stream",
+        *on_its_device("module.current_stream"),
         "module.Stream",
         *on_its_stream("module.is_current_stream_capturing"),
         *on_its_stream("module.is_current_stream_capturing"),
@@ -366,7 +371,7 @@ def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
         "copies.wait_event",
         *on_its_stream("copy_"),
         "copies.record_event",
-        "module.current_stream",
+        *on_its_device("module.current_stream"),
         *on_its_stream("module.is_current_stream_capturing"),
         "current.wait_event",
     ]

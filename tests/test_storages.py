@@ -156,7 +156,7 @@ def test_a_tensor_is_pinned_shared_and_resizable_as_torch_says(workers):
 
 
 def test_a_tensor_that_is_sent_on_is_copied_alone():
-    """A slab is reused when the batch dies, whoever else has mapped it."""
+    """A slab is reused when the batch dies, even while others have it mapped."""
     batch = first_batch(pyparallel.DataLoader, Fields(), 1)
     queue = multiprocessing.get_context("fork").SimpleQueue()
     queue.put(batch["b"])
