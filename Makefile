@@ -119,7 +119,7 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 .DELETE_ON_ERROR:
 .PHONY: help test test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
-	lint-python lint-types lint-cpp lint-lengths bench bench-loader demo ahead peers \
+	lint-python lint-types lint-cpp bench bench-loader demo ahead peers \
 	cuda-build fake-cuda gpu-check wheels clean
 
 help: ## list the targets
@@ -242,7 +242,7 @@ docs: $(V)/.docs ## the documentation site in build/docs; a warning is an error
 		$(V)/bin/python -m sphinx -W --keep-going -n -q -c docs \
 		-d build/docs-doctrees . build/docs
 
-lint: lint-python lint-types lint-cpp lint-lengths ## style, types, formatting, file lengths
+lint: lint-python lint-types lint-cpp ## style, types, formatting
 
 lint-python: $(V)/.deps
 	$(V)/bin/ruff check .
@@ -255,9 +255,6 @@ lint-types: $(V)/.deps
 lint-cpp: $(V)/.deps
 	find csrc tests/csrc tests/fakecuda \( -name '*.h' -o -name '*.cpp' -o -name '*.cu*' \) -print0 \
 		| xargs -0 $(V)/bin/clang-format --dry-run -Werror
-
-lint-lengths:
-	$(PYTHON) scripts/file_lengths.py
 
 # ------------------------------------------------------------- beside the peers
 # The extension in the tree serves both environments: same torch, same python.
