@@ -129,6 +129,7 @@ def test_the_kernel_runs_on_the_stream_that_is_current() -> None:
     assert torch.equal(batch.cpu(), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 def test_a_compiled_model_has_it_in_its_graph() -> None:
     pre = ImagePreprocessor(MEAN, STD, device="cuda")
     compiled = torch.compile(pre, fullgraph=True, backend="aot_eager")

@@ -90,6 +90,8 @@ def test_a_module_on_the_host_has_replicas_on_a_device() -> None:
     torch.testing.assert_close(by_replicas, [p.grad for p in net.parameters()])
 
 
+# torch's own gather warns of it: its gradients come from another device's stream.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("target", [0, "cpu"])
 def test_gathered_outputs_are_those_of_torch(devices: Any, target: Any) -> None:

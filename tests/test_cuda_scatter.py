@@ -123,6 +123,7 @@ def test_a_recorded_stream_keeps_the_memory_of_any_tensor_of_a_batch():
     again = scatter(batch, [0])[0]["last"]
     assert not read.query(), "the memory was read before it was asked for again"
     assert again.data_ptr() != address
+    read.synchronize()
     assert total.item() == 2 << 16
 
 
