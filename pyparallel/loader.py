@@ -49,7 +49,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
             the memory that is available now.
         sample_seeds: set the random states of torch (CPU), ``random`` and NumPy before
             each sample of a map-style dataset, from a seed, the number of the epoch and
-            the index of the sample. See `docs/resume.md`.
+            the index of the sample. See ``docs/resume.md``.
         snapshot_every_n_steps: 1 or more: workers report the state of a stateful
             dataset from the first batch on. None or 0: after the first call of
             ``state_dict``. The state is exact at every step, whatever the number is.

@@ -30,7 +30,7 @@ def is_model_wrapper(model: Any, registry: Any = MODEL_WRAPPERS) -> bool:
 
     True for instances of the classes in the registry or its children, and for their
     subclasses; also when ``torch.compile`` wraps the wrapper. `MODEL_WRAPPERS` has the
-    wrappers of `pyparallel.mmengine`, too. Objects that are not modules give False.
+    wrappers of ``pyparallel.mmengine``, too. Objects that are not modules give False.
 
     Args:
         model: anything.
