@@ -151,7 +151,7 @@ $(VPEER)/.others: Makefile
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
 # Both ask for the OpenCV that needs a display's libraries; the headless one is enough.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
-	$(VPEER)/bin/python $(PIP) opencv-python-headless
+	$(VPEER)/bin/python $(PIP) --force-reinstall --no-deps opencv-python-headless
 	touch $@
 
 $(VPEER)/.deps: $(VPEER)/.others pyproject.toml
