@@ -161,7 +161,9 @@ class Tagged(torch.Tensor):
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    dense = tensor.detach().resolve_conj().resolve_neg()
+    # A single value may have any stride and count as contiguous.
+    flat = dense.clone(memory_format=torch.contiguous_format).view(-1)
     return flat.view(torch.uint8).numpy().tobytes()
 
 
