@@ -116,8 +116,13 @@ class Receiving:
         missed = message.miss is not None or message.foreign is not None
         self.meter.add(
             batches=1,
+            fetch_seconds=note.fetch_seconds,
             collate_seconds=note.collate_seconds,
             pack_seconds=note.pack_seconds,
+            fetch_cpu_seconds=note.fetch_cpu_seconds,
+            collate_cpu_seconds=note.collate_cpu_seconds,
+            pack_cpu_seconds=note.pack_cpu_seconds,
+            core_wait_seconds=note.core_wait_seconds,
             stacked_nbytes=note.stacked_nbytes,
             padding_nbytes=note.padding_nbytes,
             nbytes=message.plan.nbytes if message.plan is not None else 0,
@@ -146,16 +151,16 @@ class InProcess(Followed, _SingleProcessDataLoaderIter):
         """Return a collate function that says how long it took."""
 
         def collate(samples: Any) -> Any:
-            started = time.perf_counter()
+            self._fetched = time.perf_counter(), time.process_time()
             batch = collate_fn(samples)
-            self._collate_seconds = time.perf_counter() - started
+            self._collate_seconds = time.perf_counter() - self._fetched[0]
             return batch
 
         return collate
 
     def _next_data(self) -> Any:
         meter = self._receiving.meter
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         try:
             with meter.waiting(), span("pyparallel.wait"), recording() as stacked:
                 # torch's iterators have no types.
@@ -165,8 +170,9 @@ class InProcess(Followed, _SingleProcessDataLoaderIter):
             raise
         meter.add(
             batches=1,
-            fetch_seconds=time.perf_counter() - started,
+            fetch_seconds=self._fetched[0] - started,
             collate_seconds=self._collate_seconds,
+            fetch_cpu_seconds=self._fetched[1] - cpu,
             nbytes=_nbytes(batch),
             stacked_nbytes=stacked.stacked_nbytes,
             padding_nbytes=stacked.padding_nbytes,

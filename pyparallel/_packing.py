@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -12,6 +13,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils, get_worker_info
 
 from . import _output, _stack
+from ._cpu_time import CoreWait, cpu_seconds
 from ._parcel import Miss
 from ._ring_memory import RingMemory, Slab
 from ._seal import Sealed, keep, seal
@@ -22,11 +24,27 @@ from ._trace import span
 class Note(NamedTuple):
     """What a worker measured while it made a batch, and what it adds to it, pickled."""
 
+    fetch_seconds: float
     collate_seconds: float
     pack_seconds: float
+    fetch_cpu_seconds: float
+    collate_cpu_seconds: float
+    pack_cpu_seconds: float
+    core_wait_seconds: float
     stacked_nbytes: int
     padding_nbytes: int
     extra: bytes | None
+
+
+class _Moment(NamedTuple):
+    """A time by two clocks, in seconds."""
+
+    wall: float
+    cpu: float
+
+
+def _now() -> _Moment:
+    return _Moment(time.perf_counter(), cpu_seconds())
 
 
 class Packing:
@@ -48,6 +66,10 @@ class Packing:
     ) -> None:
         self.collate_fn, self.extra = collate_fn, extra
         self._ring, self._first_holder = ring, first_holder
+        #: When the dataset was asked for the samples of this batch.
+        self.fetching: _Moment | None = None
+        self._core_wait: CoreWait | None = None
+        self._core_waited = 0.0
 
     def __call__(self, samples: Any) -> Sealed:
         """Return the batch of some samples, written where the parent will read it."""
@@ -66,10 +88,11 @@ class Packing:
         return self._ring.claim(self._first_holder + info.id)
 
     def _seal(self, samples: Any, slab: Slab | None) -> Sealed:
-        started = time.perf_counter()
+        collating = _now()
+        fetching, self.fetching = self.fetching or collating, None
         with _output.writing_to(slab), recording() as padding:
             batch = self.collate_fn(samples)
-        collated = time.perf_counter()
+        packing = _now()
         with span("pyparallel.pack"):
             miss = None if slab else Miss("full" if self._ring else "off", 0)
             message = seal(batch, slab, miss)
@@ -80,14 +103,28 @@ class Packing:
                     message = keep(message, slab)
             if slab is not None and not message.is_in_ring:
                 slab.release()
+        end = _now()
         note = Note(
-            collated - started,
-            time.perf_counter() - collated,
+            collating.wall - fetching.wall,
+            packing.wall - collating.wall,
+            end.wall - packing.wall,
+            collating.cpu - fetching.cpu,
+            packing.cpu - collating.cpu,
+            end.cpu - packing.cpu,
+            self._core_waits(),
             padding.stacked_nbytes,
             padding.padding_nbytes,
             extra,
         )
         return Sealed(message._replace(note=note))
+
+    def _core_waits(self) -> float:
+        """Return the seconds without a core since the batch before this one."""
+        if self._core_wait is None:  # here, so that it is of the thread of the worker
+            self._core_wait = CoreWait()
+            self._core_waited = self._core_wait.seconds()
+        before, self._core_waited = self._core_waited, self._core_wait.seconds()
+        return self._core_waited - before
 
 
 class Preparing:
@@ -96,7 +133,7 @@ class Preparing:
     torch's queue pickles in a thread, whose errors nobody sees: an exception that does
     not pickle would never arrive, and the parent would wait for ever. And torch's
     ``default_collate`` takes shared memory of its own for every tensor, where a part of
-    the slab is ready.
+    the slab is ready. torch's fetchers call the dataset: the time begins there.
     """
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
@@ -108,8 +145,27 @@ class Preparing:
         functions = _utils.collate.default_collate_fn_map
         if functions.get(torch.Tensor) is _utils.collate.collate_tensor_fn:
             functions[torch.Tensor] = _collate_tensors
+        for fetcher in (
+            _utils.fetch._MapDatasetFetcher,
+            _utils.fetch._IterableDatasetFetcher,
+        ):
+            vars_of: Any = fetcher
+            vars_of.fetch = _timed(fetcher.fetch)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+
+
+def _timed(fetch: Any) -> Any:
+    """Return torch's method to fetch a batch, which tells its `Packing` the time."""
+
+    @functools.wraps(fetch)
+    def timed(fetcher: Any, index: Any) -> Any:
+        packing = fetcher.collate_fn
+        if isinstance(packing, Packing):  # not of a loader inside the dataset
+            packing.fetching = _now()
+        return fetch(fetcher, index)
+
+    return timed
 
 
 def wrap_exception(where: str) -> ExceptionWrapper:

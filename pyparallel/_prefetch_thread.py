@@ -281,7 +281,7 @@ def _produce(generation: Generation) -> None:
         generation.at("the copy or the transform")
         land, nbytes = options.hand_over.start(batch, generation.home)
         copied = time.perf_counter() - fetched
-        meter.add(fetch_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
+        meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
         generation.put(Item(land, state=state))
         num_batches += 1
         del batch, land, state  # the consumer decides how long a batch lives

@@ -6,6 +6,8 @@ system than Linux, is not judged.
 
 from __future__ import annotations
 
+import functools
+import math
 import multiprocessing
 import os
 import resource
@@ -262,6 +264,20 @@ def _check_fork(machine: Machine, start_method: str | None) -> Finding | None:
         "multiprocessing_context='forkserver' or 'spawn'."
     )
     return Finding("fork", text, False)
+
+
+def cores_allowed() -> int:
+    """Return the number of cores that this process may run on."""
+    ask = getattr(os, "sched_getaffinity", None)
+    return len(ask(0)) if ask else os.cpu_count() or 1
+
+
+@functools.cache
+def num_cores() -> int:
+    """Return the number of cores that this process has the time of, rounded up."""
+    quota = Machine().cores_left()
+    allowed = cores_allowed()
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
 def default_start_method() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from torch.utils.data import Sampler
 from . import _sample_seeds
 from ._errors import BatchTypeError, at_least, kind, warn
 from ._loading import InProcess, Receiving, WithWorkers
-from ._preflight import Finding
+from ._preflight import Finding, num_cores
 from ._resume import Resumable
 from ._stats import LoaderStats
 
@@ -136,7 +137,8 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
 
     def stats(self) -> LoaderStats:
         """Return what has been measured since the loader was made."""
-        return self._receiving.meter.snapshot()
+        found = self._receiving.meter.snapshot()
+        return replace(found, num_workers=self.num_workers, cores=num_cores())
 
     def preflight(self) -> list[Finding]:
         """Return what this machine is short of for this loader, each with its number.

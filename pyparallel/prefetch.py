@@ -194,8 +194,8 @@ class PreDataLoader:
     def stats(self) -> LoaderStats:
         """Return what was counted over all passes since this object was made.
 
-        What only the loader can count (collate, pack, bytes, padding, the ring) is
-        taken from its own ``stats()``, if it has one.
+        What only the loader can count (fetch, collate, pack, bytes, padding, the ring,
+        its workers) is taken from its own ``stats()``, if it has one.
         """
         return self._meter.snapshot(self._below(), self._below_before)
 

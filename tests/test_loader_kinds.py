@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -216,6 +217,67 @@ def test_statistics_of_a_ring() -> None:
     assert (stats.batches, stats.ring_hits, stats.ring_misses) == (2, 2, 0)
     assert stats.nbytes == 2 * 8 * 300_000
     assert min(stats.wait_seconds, stats.collate_seconds, stats.pack_seconds) > 0
+
+
+class Timed(torch.utils.data.Dataset[torch.Tensor]):
+    """4 samples that sleep for 20 ms, or compute for as long."""
+
+    def __init__(self, sleeps: bool) -> None:
+        self.sleeps = sleeps
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        # A loader inside a dataset has samples and times of its own.
+        (inner,) = pyparallel.DataLoader([index])
+        if self.sleeps:
+            time.sleep(0.02)
+        begun = time.process_time()
+        while not self.sleeps and time.process_time() < begun + 0.02:
+            pass
+        return inner
+
+    def __len__(self) -> int:
+        return 4
+
+
+def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
+    time.sleep(0.05)
+    return torch.stack(samples)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_the_time_of_the_dataset_is_counted_with_and_without_workers(
+    num_workers: int, sleeps: bool
+) -> None:
+    options: Any = {"num_workers": num_workers, "collate_fn": slow_collate}
+    loader = pyparallel.DataLoader(Timed(sleeps), 2, **options)
+    begun = time.perf_counter()
+    assert len(list(loader)) == 2
+    seconds = time.perf_counter() - begun
+    stats = loader.stats()
+    # No sleep is any shorter, and CPU time is no longer than the time that passed.
+    assert 0.08 <= stats.fetch_seconds <= seconds - 0.1
+    assert 0.1 <= stats.collate_seconds <= seconds - 0.08
+    if sleeps:  # and no dataset of four samples computes for long
+        assert 0 < stats.fetch_cpu_seconds < 0.04
+        assert stats.collate_cpu_seconds < 0.04
+    else:
+        assert stats.fetch_cpu_seconds >= 0.08
+    assert (stats.pack_seconds > 0) is (stats.pack_cpu_seconds > 0) is (num_workers > 0)
+    assert stats.num_workers == num_workers and stats.cores >= 1
+
+
+def test_an_iterable_dataset_is_timed_in_workers() -> None:
+    loader = pyparallel.DataLoader(Sleeping(), batch_size=2, num_workers=1)
+    assert len(list(loader)) == 2
+    assert loader.stats().fetch_seconds >= 0.08
+
+
+class Sleeping(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Any:
+        for i in range(4):
+            time.sleep(0.02)
+            yield i
 
 
 def test_quantized_tensors_cross_as_with_torch() -> None:

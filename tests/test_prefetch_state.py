@@ -128,7 +128,7 @@ def test_batches_waits_and_fetches_are_counted() -> None:
         stats = pre.stats()
         seconds = time.perf_counter() - begun
         assert stats.batches == 4 and stats.nbytes == 0
-        assert 0.08 <= stats.fetch_seconds <= seconds  # no sleep is any shorter
+        assert 0.08 <= stats.load_seconds <= seconds  # no sleep is any shorter
         assert 0.08 <= stats.wait_seconds <= seconds
         its.append(iter(pre))
         assert list(its[1]) == [0, 1, 2, 3]

@@ -6,7 +6,9 @@ import copy
 import dataclasses
 import os
 import pickle
+import re
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from pyparallel import LoaderStats
 from pyparallel._stacked import recording
-from pyparallel._stats import Meter
+from pyparallel._stats import Meter, workers_for
 
 SECOND = 1_000_000_000
 
@@ -51,6 +53,7 @@ def test_time_in_next_is_wait_and_between_two_is_busy():
     stats = meter.snapshot()
     assert (stats.wait_seconds, stats.busy_seconds) == (3.5, 7.0)
     assert stats.waited == 3.5 / 10.5
+    assert stats.first_wait_seconds == 2.0
 
 
 def test_time_between_epochs_is_neither():
@@ -62,6 +65,7 @@ def test_time_between_epochs_is_neither():
     epoch(meter, clock, [(1, 1), (1, 0)])
     stats = meter.snapshot()
     assert (stats.wait_seconds, stats.busy_seconds) == (4.0, 2.0)
+    assert stats.first_wait_seconds == 2.0
 
 
 def test_each_thread_has_steps_of_its_own():
@@ -132,22 +136,17 @@ def test_counters_keep_their_kind():
 
 
 def test_what_only_the_loader_below_counts_is_taken_from_it():
-    below = LoaderStats(*range(1, 13))
+    count = len(dataclasses.fields(LoaderStats))
+    below = LoaderStats(*range(1, 2 * count, 2))
+    before = LoaderStats(*range(count))
     meter = Meter()
-    meter.add(batches=100, fetch_seconds=20, copy_seconds=30, collate_seconds=40)
-    expected = LoaderStats(
-        batches=100,
-        fetch_seconds=20,
-        copy_seconds=30,
-        collate_seconds=below.collate_seconds,
-        pack_seconds=below.pack_seconds,
-        nbytes=below.nbytes,
-        padding_nbytes=below.padding_nbytes,
-        stacked_nbytes=below.stacked_nbytes,
-        ring_hits=below.ring_hits,
-        ring_misses=below.ring_misses,
-    )
-    assert meter.snapshot(below) == expected
+    meter.add(batches=100, load_seconds=20, copy_seconds=30, collate_seconds=40)
+    mine = {"batches": 100, "load_seconds": 20, "copy_seconds": 30}
+    mine |= {"wait_seconds": 0, "busy_seconds": 0, "first_wait_seconds": 0}
+    mine |= {"num_workers": below.num_workers, "cores": below.cores}
+    # Every other one is an odd number less the number of the field.
+    expected = LoaderStats(*range(1, count + 1))
+    assert meter.snapshot(below, before) == dataclasses.replace(expected, **mine)
 
 
 def test_a_snapshot_stays_as_it_was():
@@ -184,26 +183,32 @@ def test_a_child_counts_although_its_parent_forked_in_the_middle():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+PROFILE = "run pyparallel profile to see where the time goes"
+PADDING = "41 % of the stacked bytes are padding: batch samples of like sizes together"
+
+
 @pytest.mark.parametrize(
     ("counts", "verdict"),
     [
-        ({}, "no batch yet"),
-        ({"wait_seconds": 2.0}, "no batch yet"),
+        ({}, "no batch yet: iterate over the loader"),
+        ({"wait_seconds": 2.0}, "no batch yet: iterate over the loader"),
         (
             {"batches": 9, "wait_seconds": 41.0, "busy_seconds": 59.0},
-            "input-bound: the step waited 41 % of the time",
+            f"input-bound: the step waited 41 % of the time; {PROFILE}",
         ),
         (
-            {"batches": 9, "wait_seconds": 2.0, "busy_seconds": 98.0},
-            "compute-bound: the step waited 2 % of the time",
+            {"batches": 9, "wait_seconds": 5.1, "busy_seconds": 94.9},
+            "compute-bound: the step waited 5 % of the time; make the step itself "
+            "faster",
         ),
         (
-            {"batches": 9, "wait_seconds": 5.0, "busy_seconds": 95.0},
-            "compute-bound: the step waited 5 % of the time",
+            {"batches": 9, "wait_seconds": 10.0, "busy_seconds": 90.0},
+            "compute-bound: the step waited 10 % of the time; make the step itself "
+            "faster",
         ),
         (
-            {"batches": 9, "wait_seconds": 51.0, "busy_seconds": 949.0},
-            "input-bound: the step waited 5 % of the time",
+            {"batches": 9, "wait_seconds": 101.0, "busy_seconds": 899.0},
+            f"input-bound: the step waited 10 % of the time; {PROFILE}",
         ),
     ],
 )
@@ -211,35 +216,149 @@ def test_the_verdict_has_three_kinds(counts, verdict):
     assert LoaderStats(**counts).verdict == verdict
 
 
-MISSES = "; 2 of 20 batches found no place in the ring: raise ring_slabs or "
-MISSES += "max_ring_bytes"
-PADDING = "; 41 % of the stacked bytes are padding: batch samples of like sizes "
-PADDING += "together"
+#: A step of 10 ms waits 30 ms for a batch; a worker needs 40 ms for one. For each row
+#: of the table in docs/performance.md: what differs, and the end of the verdict.
+WAITS = LoaderStats(
+    batches=100,
+    wait_seconds=3.0,
+    busy_seconds=1.0,
+    fetch_seconds=3.6,
+    fetch_cpu_seconds=3.6,
+    collate_seconds=0.3,
+    collate_cpu_seconds=0.3,
+    pack_seconds=0.1,
+    pack_cpu_seconds=0.1,
+    ring_hits=100,
+    num_workers=1,
+    cores=8,
+)
+COLLATE = {"fetch_seconds": 0.3, "fetch_cpu_seconds": 0.3}
+COLLATE |= {"collate_seconds": 3.6, "collate_cpu_seconds": 3.6}
+SLEEPS = {"fetch_cpu_seconds": 0.4, "cores": 2}
+NOT_MADE = {"fetch_seconds": 0, "collate_seconds": 0, "pack_seconds": 0}
+ROWS = {
+    "compute": (
+        {"wait_seconds": 0.05},
+        "compute-bound: the step waited 5 % of the time; make the step itself faster",
+    ),
+    "in the process": (
+        {"num_workers": 0},
+        "fetch is 90 % of the work on a batch: make batches in workers, num_workers=4",
+    ),
+    "small batches": (
+        {"num_workers": 0, "batches": 10_000},
+        "a batch takes 400 us, less than a worker needs to send one: use larger "
+        "batches",
+    ),
+    "computes, with free cores": (
+        {},
+        "fetch is 90 % of the work on a batch: use more workers, num_workers=4",
+    ),
+    "computes, without": (
+        {"cores": 1},
+        "fetch is 90 % of the work on a batch, and more workers have no cores: make "
+        "samples cheaper",
+    ),
+    "sleeps, without free cores": (  # 8 ms of CPU time in 40 ms: ten share two cores
+        {**SLEEPS, "num_workers": 2},
+        "fetch is 90 % of the work on a batch: use more workers, num_workers=4",
+    ),
+    "no core": (
+        {"core_wait_seconds": 2.2},
+        "workers waited for a core 55 % of their time: free some cores",
+    ),
+    "too many workers": (
+        {"core_wait_seconds": 2.2, "num_workers": 9},
+        "workers waited for a core 55 % of their time: use fewer workers",
+    ),
+    "first batches": (
+        {"first_wait_seconds": 2.4},
+        "80 % of that was for the first batches of epochs: set persistent_workers=True",
+    ),
+    "late at times": (
+        {"num_workers": 4},
+        "workers are fast enough on average, but some batches come late: raise "
+        "prefetch_factor",
+    ),
+    "collate": (
+        {**COLLATE, "cores": 1},
+        "collate is 90 % of the work on a batch, and more workers have no cores: make "
+        "batches smaller, as with images in uint8",
+    ),
+    "pack": (
+        {"fetch_seconds": 0.1, "pack_seconds": 3.6, "cores": 1},
+        "pack is 90 % of the work on a batch, and more workers have no cores: let "
+        "pyparallel.collate write batches into the ring",
+    ),
+    "misses": (
+        {**COLLATE, "ring_hits": 98, "ring_misses": 2, "padding_nbytes": 41}
+        | {"stacked_nbytes": 100},
+        "2 of 100 batches found no place in the ring: raise ring_slabs or "
+        "max_ring_bytes",
+    ),
+    "misses beside a slow dataset": (
+        {"ring_hits": 98, "ring_misses": 2},
+        "fetch is 90 % of the work on a batch: use more workers, num_workers=4",
+    ),
+    "padding": (
+        {**COLLATE, "padding_nbytes": 41, "stacked_nbytes": 100},
+        PADDING,
+    ),
+    "padding in the step": (
+        {"wait_seconds": 0.05, "padding_nbytes": 41, "stacked_nbytes": 100},
+        f"compute-bound: the step waited 5 % of the time; {PADDING}",
+    ),
+    "copy": (
+        {"copy_seconds": 4.1, "load_seconds": 0.1},
+        "most of the thread's time goes into copies and the transform: give the loader "
+        "pin_memory=True, or make the transform cheaper",
+    ),
+    "a loader without stats": (
+        {**NOT_MADE, "load_seconds": 4.0, "num_workers": 0},
+        "its thread waits for the loader below, which measures nothing: use "
+        "pyparallel.DataLoader there, or run pyparallel profile",
+    ),
+    "no figure of the input": ({**NOT_MADE, "num_workers": 0}, PROFILE),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_of_the_table_is_reached_by_its_figures(row):
+    figures, verdict = ROWS[row]
+    if not verdict.startswith("compute-bound"):
+        verdict = f"input-bound: the step waited 75 % of the time; {verdict}"
+    assert dataclasses.replace(WAITS, **figures).verdict == verdict
+
+
+def test_the_table_in_the_documentation_names_every_next_step():
+    page = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+    table = page.read_text("utf-8").partition("| what you see |")[2].partition("\n\n")
+    steps = re.findall(r"^\|.*\| ([^|]*) \|$", table[0], re.MULTILINE)
+    told = {verdict for _, verdict in ROWS.values()}
+    listed = {step for row in steps for step in re.findall('"([^"]+)"', row)}
+    assert listed and not [s for s in listed if not any(s in each for each in told)]
+    assert not [each for each in told if not any(step in each for step in listed)]
 
 
 @pytest.mark.parametrize(
-    ("wait", "misses", "padding", "advice"),
+    ("work", "busy", "cpu", "core_wait", "cores", "number"),
     [
-        (50, 2, 41, MISSES),
-        (50, 0, 41, PADDING),
-        (50, 0, 40, ""),
-        (1, 2, 0, ""),  # who does not wait need not care
-        (1, 2, 41, PADDING),  # padding costs the step, too
+        (40, 10, 40, 0, 8, 4),  # one is ready every 10
+        (40, 10, 40, 0, 2, 2),  # all cores compute
+        (40, 10, 4, 0, 2, 4),  # each core has room for ten that sleep
+        (400, 10, 40, 0, 2, 16),  # but for no more than eight
+        (40, 10, 4, 36, 2, 2),  # waiting for a core is no sleep
+        (40, 0, 40, 0, 2, 2),
+        (40, 10, 0, 0, 2, 2),  # nothing is known of its CPU time
+        (40, 10, 40, 0, 0, 4),
+        (40, 0, 40, 0, 0, 1),
+        (1, 10, 1, 0, 8, 1),
     ],
 )
-def test_advice_is_given_only_where_the_numbers_support_it(
-    wait, misses, padding, advice
+def test_workers_are_as_many_as_a_step_needs_and_cores_allow(
+    work, busy, cpu, core_wait, cores, number
 ):
-    stats = LoaderStats(
-        batches=20,
-        wait_seconds=wait,
-        busy_seconds=100 - wait,
-        stacked_nbytes=100,
-        padding_nbytes=padding,
-        ring_hits=20 - misses,
-        ring_misses=misses,
-    )
-    assert stats.verdict.partition(" of the time")[2] == advice
+    assert workers_for(work, busy, cpu, core_wait, cores) == number
 
 
 def test_one_miss_in_many_is_no_reason_for_advice():
@@ -253,6 +372,8 @@ def test_hidden_is_what_the_step_did_not_wait_for():
     assert LoaderStats(wait_seconds=1, fetch_seconds=6, copy_seconds=2).hidden == 0.875
     assert LoaderStats(wait_seconds=9, fetch_seconds=6, copy_seconds=2).hidden == 0.0
     assert LoaderStats(wait_seconds=1, copy_seconds=2).hidden is None
+    ahead = LoaderStats(wait_seconds=2, load_seconds=8, fetch_seconds=99)
+    assert ahead.hidden == 0.75
 
 
 def test_text_has_every_figure_with_its_unit():
@@ -261,8 +382,14 @@ def test_text_has_every_figure_with_its_unit():
         wait_seconds=4.1,
         busy_seconds=5.9,
         fetch_seconds=8.0,
+        fetch_cpu_seconds=2.0,
         collate_seconds=6.0,
+        collate_cpu_seconds=5.5,
         pack_seconds=0.25,
+        core_wait_seconds=0.5,
+        first_wait_seconds=1.5,
+        num_workers=3,
+        cores=4,
         copy_seconds=0.2,
         nbytes=48_000_000_000,
         padding_nbytes=300,
@@ -272,24 +399,29 @@ def test_text_has_every_figure_with_its_unit():
     assert (
         str(stats)
         == """\
-input-bound: the step waited 41 % of the time
+input-bound: the step waited 41 % of the time; workers are fast enough on average, but \
+some batches come late: raise prefetch_factor
   batches  1200, 48.0 GB
-  wait     4.100 s, 41 % of the time
+  wait     4.100 s, 41 % of the time; 1.500 s for first batches
   step     5.900 s
-  fetch    8.000 s
-  collate  6.000 s
+  load     0.000 s
+  fetch    8.000 s, 2.000 s of it CPU time
+  collate  6.000 s, 5.500 s of it CPU time
   pack     0.250 s
   copy     0.200 s
-  hidden   50 % of fetch and copy
+  hidden   72 % of the work
   padding  25 % of 1.2 KB stacked
-  ring     1200 hits, 0 misses"""
+  ring     1200 hits, 0 misses
+  workers  3, 0.500 s without a core; 4 cores"""
     )
 
 
 def test_text_without_figures():
     text = str(LoaderStats())
-    assert text.startswith("no batch yet\n  batches  0, 0 bytes\n")
+    assert text.startswith("no batch yet: iterate over the loader\n  batches  0, 0 ")
     assert "\n  hidden   not measured\n" in text
+    of_others = str(LoaderStats(1, load_seconds=1.0))
+    assert "\n  fetch    not measured\n  collate  not measured\n" in of_others
 
 
 counters = st.builds(
@@ -298,6 +430,10 @@ counters = st.builds(
     wait_seconds=st.floats(0, 1e6),
     busy_seconds=st.floats(0, 1e6),
     fetch_seconds=st.floats(0, 1e6),
+    fetch_cpu_seconds=st.floats(0, 1e6),
+    core_wait_seconds=st.floats(0, 1e6),
+    num_workers=st.integers(0, 99),
+    cores=st.integers(0, 999),
     copy_seconds=st.floats(0, 1e6),
     nbytes=st.integers(0, 10**18),
     ring_hits=st.integers(0, 10**6),
@@ -314,9 +450,9 @@ def test_fractions_lie_between_0_and_1_and_the_verdict_follows(stats, stacked, p
         assert 0 <= fraction <= 1
     kind = stats.verdict.partition(":")[0]
     assert (kind == "no batch yet") == (stats.batches == 0)
-    assert (kind == "input-bound") == (stats.batches > 0 and stats.waited > 0.05)
+    assert (kind == "input-bound") == (stats.batches > 0 and stats.waited > 0.1)
     assert "\n" not in stats.verdict
-    assert len(str(stats).splitlines()) == 11
+    assert len(str(stats).splitlines()) == 13
 
 
 times = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), max_size=9)

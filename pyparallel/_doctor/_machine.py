@@ -27,7 +27,7 @@ def machine(
     It is that of `_preflight.check` for as many workers as there are cores.
     """
     at = at or _preflight.Machine()
-    workers = _cores_allowed()
+    workers = _preflight.cores_allowed()
     short = _short(at, workers)
     problems += [Problem(text, fails=False) for text in short.values()]
     left, shm, opened = at.memory_left(), at.shm_left(), at.open_files()
@@ -97,17 +97,11 @@ def _threads(problems: list[Problem], at: _preflight.Machine) -> dict[str, Any]:
         problems.append(Problem(text, fails=False))
     return {
         "present": os.cpu_count(),
-        "allowed": _cores_allowed(),
+        "allowed": _preflight.cores_allowed(),
         "of_control_group": quota,
         "threads_of_torch": threads,
         "judgement": "ok" if is_ok else "too many threads",
     }
-
-
-def _cores_allowed() -> int:
-    """Return the number of cores that this process may run on."""
-    ask = getattr(os, "sched_getaffinity", None)
-    return len(ask(0)) if ask else os.cpu_count() or 1
 
 
 def _enough_for(limit: int, opened: int | None) -> int | None:

@@ -11,13 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _backend
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+from .._preflight import num_cores
 
 
 def describe() -> dict[str, str]:
