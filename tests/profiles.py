@@ -21,6 +21,8 @@ def steady(
     padding: int = 100,
     cores: int = 8,
     device: str = "CPU",
+    cpu: int = -1,
+    core_wait: int = 0,
 ) -> Record:
     """Return a record of equal steps, with workers that make a batch in 9 ms."""
     step = wait + copy + compute
@@ -32,7 +34,8 @@ def steady(
         # The step of a wrapper is compute, but for what is inside it.
         events.append(Event("loop", "step", start + wait + copy, start + step))
         if workers:
-            events += made(f"worker {i % workers}", start, stacked, padding)
+            *inner, fetch = made(f"worker {i % workers}", start, stacked, padding)
+            events += [*inner, fetch._replace(cpu=cpu, core_wait=core_wait)]
     end = steps * step
     events.append(Event("loop", "stop", end, end, 1, 1))
     return Record(

@@ -67,7 +67,7 @@ INSIDE = {
         ["__init__"],
     ],
     "_profile": [
-        ["__init__", "environment", "record"],
+        ["__init__", "environment", "record", "sitecustomize"],
         ["cut", "drawing", "watch"],
         ["install", "summary"],
         ["advice"],

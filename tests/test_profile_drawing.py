@@ -212,7 +212,7 @@ def test_a_report_is_files_and_words(tmp_path, monkeypatch):
         "    1. Let workers run further ahead: prefetch_factor\n"
         "       A batch takes 9.00 ms of a worker's time: one is ready every 4.50 ms "
         "with 2 workers. The rest of a step takes 7.00 ms. That is enough on average, "
-        "but some batches come late: the longest wait is 3.00 ms. Raise "
+        "so single batches come late. The longest wait is 3.00 ms. Raise "
         "prefetch_factor, and see which samples are slow.\n"
         "    2. Send batches ahead of the step: PreDataLoader(loader, device)\n"
         "       Opening and sending a batch takes 1.00 ms of a step, 10 %. A "

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader as TorchLoader
 import pyparallel
 from pyparallel import DataLoader, MMDataParallel, PreDataLoader, _trace, collate
 from pyparallel._profile import command, environment, install, report
+from pyparallel._profile.advice import advise
 from pyparallel._profile.record import Record
 from pyparallel._profile.summary import Summary, summarize
 from pyparallel._profile.watch import VARIABLE, Settings
@@ -268,10 +269,158 @@ def test_every_rank_is_reported(tmp_path, capfd):
         assert len(summary.steps) == 3
 
 
+TORCH_ONLY = """
+import sys, time
+from torch.utils.data import DataLoader, Dataset
+
+class Sleeping(Dataset):
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        time.sleep(0.1)
+        return index
+
+if __name__ == "__main__":
+    options = {"multiprocessing_context": sys.argv[1]} if sys.argv[1:] else {}
+    for batch in DataLoader(Sleeping(), num_workers=len(options), **options):
+        assert "pyparallel" in sys.modules
+    import helper
+    print("to its end", helper.__name__)
+"""
+BESIDE = """
+import sys
+assert "torch" not in sys.modules and "pyparallel" not in sys.modules
+print("another sitecustomize")
+"""
+
+
+@pytest.mark.parametrize("start", ["", "fork", "spawn"])
+def test_a_script_that_never_imports_the_package_is_profiled(tmp_path, capfd, start):
+    path = tmp_path / "torch_only.py"
+    path.write_text(TORCH_ONLY, encoding="utf-8")
+    (tmp_path / "helper.py").write_text("", encoding="utf-8")
+    options = ("--steps", "6", "--warmup", "1", "--keep-going")
+    script = (sys.executable, "-W", "error", str(path), *filter(None, [start]))
+    assert profiled(tmp_path, *options, script=script) == 0
+    assert capfd.readouterr().out == "to its end helper\n"
+    summary = seen(tmp_path / "out")
+    assert summary.kind == "input-bound" and len(summary.steps) == 6
+    lane = "worker 0" if start else "loop"
+    fetches = [e for e in summary.record.events if e.kind == "fetch"]
+    assert {event.lane for event in fetches} == {lane}
+    assert all(event.end - event.start >= 100e6 for event in fetches)
+    assert all(0 < event.cpu < 50e6 for event in fetches[1:])
+    (first, *_) = advise(summary)
+    if start:
+        numbers = [event.batch for event in fetches]
+        assert numbers == [*range(numbers[0], numbers[-1] + 1)]
+        assert summary.lateness is not None and max(summary.lateness) > 0
+        assert first.title.startswith("Use more workers: num_workers=")
+    else:
+        assert first.title.startswith("Make batches in workers: num_workers=")
+
+
+def test_another_sitecustomize_is_imported_too(tmp_path, monkeypatch, capfd):
+    (tmp_path / "sitecustomize.py").write_text(BESIDE, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code = "import sys, sitecustomize; print(sitecustomize.__file__)\n"
+    code += "print(any('startup' in path for path in sys.path))"
+    assert profiled(tmp_path, script=(sys.executable, "-c", code)) == 1
+    out, err = capfd.readouterr()
+    assert out == f"another sitecustomize\n{tmp_path}/sitecustomize.py\nFalse\n"
+    assert err == NOTHING
+
+
+HIDDEN = """
+import os, sys
+from torch.utils.data import DataLoader
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in repr(f)]
+sys.path[:] = [p for p in sys.path if not os.path.isdir(os.path.join(p, "pyparallel"))]
+paths = list(sys.path)
+assert [int(batch) for batch in DataLoader(range(4))] == [0, 1, 2, 3]
+assert sys.path == paths
+print(sys.modules["pyparallel"].__file__)
+"""
+
+
+def test_the_package_of_the_command_is_used_where_there_is_no_other(tmp_path, capfd):
+    path = tmp_path / "train.py"
+    path.write_text(HIDDEN, encoding="utf-8")
+    script = (sys.executable, str(path))
+    assert profiled(tmp_path, "--keep-going", script=script) == 0
+    assert capfd.readouterr().out == f"{pyparallel.__file__}\n"
+    assert len(seen(tmp_path / "out").steps) == 1
+
+
+def test_a_script_whose_python_lacks_the_package_is_told(tmp_path, capfd):
+    (tmp_path / "pyparallel.py").write_text("raise ImportError('not mine')")
+    path = tmp_path / "train.py"
+    path.write_text("from torch.utils.data import DataLoader\n[*DataLoader([1, 2])]\n")
+    assert profiled(tmp_path, script=(sys.executable, str(path))) == 1
+    assert capfd.readouterr().err == (
+        "pyparallel profile: pyparallel must be installed for the Python of the "
+        f"script, but cannot be imported: {sys.executable}: ImportError: not mine\n"
+    )
+
+
+LATE = (
+    "pyparallel profile: the script must begin its first step within 0.1 s, but has "
+    "not, {}. If it only starts slowly, raise --patience. Else iterate over a loader "
+    "of torch, torchdata or pyparallel, or call collate, scatter or a wrapper.\n"
+)
+
+
+def test_a_script_without_a_loader_is_given_up(tmp_path, capfd):
+    script = (sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(60)")
+    assert profiled(tmp_path, "--patience", "0.1", script=script) == 1
+    assert capfd.readouterr().err == LATE.format("so it was ended")
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_what_is_given_up_is_ended_surely(tmp_path, monkeypatch, ignores):
+    code = "import signal, sys\n"
+    code += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if ignores else ""
+    code += "print('ready', flush=True)\nsys.stdin.read()"
+    monkeypatch.setattr(command, "_GRACE", 0.1 if ignores else 100.0)
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        settings = Settings(str(tmp_path), 1, 0, leave=True)
+        assert command._wait(process, settings, 0.1) == command._GIVEN_UP
+    number = signal.SIGKILL if ignores else signal.SIGTERM
+    assert process.returncode == -number
+
+
+@pytest.mark.parametrize(
+    ("is_seen", "leave", "message"),
+    [(True, True, ""), (False, False, LATE.format("and goes on"))],
+)
+def test_a_script_with_steps_or_to_be_left_alone_is_waited_for(
+    tmp_path, capfd, is_seen, leave, message
+):
+    class Process:
+        waits = 0
+
+        def wait(self, timeout=None):
+            self.waits += 1
+            if timeout is not None:
+                raise subprocess.TimeoutExpired("train.py", timeout)
+            return 7
+
+    if is_seen:
+        (tmp_path / "12-0.jsonl").touch()
+    process = Process()
+    assert command._wait(process, Settings(str(tmp_path), 1, 0, leave=leave), 0.1) == 7
+    assert process.waits == 2 and capfd.readouterr().err == message
+
+
 NOTHING = (
     "pyparallel profile: the script must make two steps or more, but none was seen. "
-    "Loaders of torch and pyparallel are seen, and collate, scatter and the wrappers, "
-    "in every process that imports pyparallel.\n"
+    "Iterate over a loader of torch, torchdata or pyparallel, or call collate, scatter "
+    "or a wrapper. Python with -E, -I or -S is not looked into.\n"
 )
 
 
@@ -297,6 +446,8 @@ def test_what_is_no_program_is_an_error(tmp_path, capfd):
     [
         ([], "give a command behind --, as in: -- python train.py"),
         (["--steps", "0", "--", "x"], "must be a whole number from 1 on, but is '0'"),
+        (["--patience", "0", "--", "x"], "must be a number of seconds above 0, but is"),
+        (["--patience", "x", "--", "x"], "must be a number of seconds above 0, but is"),
         (["train.py"], "unrecognized arguments: train.py"),
         (["--from", "x.json", "--", "python"], "give a command behind --"),
     ],

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from .._stats import INPUT_BOUND, MUCH_PADDING, nbytes_text
+from .._stats import MUCH_PADDING, SEND_SECONDS, nbytes_text, workers_for
 from .summary import Summary, Work
+
+#: A part of a step is worth a change from this fraction of the step on.
+_WORTH = 0.05
 
 
 class Advice(NamedTuple):
@@ -53,22 +57,24 @@ def _more_input(summary: Summary) -> list[Advice]:
     if not summary.is_input_bound:
         return []
     workers, ahead = summary.work("worker"), summary.work("prefetch")
-    mine = {part: summary.mean[part] for part in ("fetch", "collate")}
-    if sum(mine.values()) > INPUT_BOUND * summary.step:
-        return [_into_workers(summary, sum(mine.values()), "the loop itself")]
+    mine = summary.mean["fetch"] + summary.mean["collate"]
+    if mine > _WORTH * summary.step:
+        cpu, _ = summary.cpu([summary.lane], len(summary.steps))
+        return [_into_workers(summary, mine, cpu, "the loop itself")]
     first = _first_batches(summary)
     if first is not None:
         return [first]
     if workers is not None:
         return [_for_workers(summary, workers)]
     if ahead is not None and ahead.per_batch > _busy(summary):
-        return [_into_workers(summary, ahead.per_batch, "the prefetcher's one thread")]
+        work, cpu = ahead.per_batch, ahead.cpu
+        return [_into_workers(summary, work, cpu, "the prefetcher's one thread")]
     return [
         Advice(
             "Make the loader faster",
-            f"A step waits {time_text(summary.mean['wait'])} for its batch. What the "
-            "loader does meanwhile was not seen: it is none of torch's, or its workers "
-            "did not import pyparallel.",
+            f"A step waits {time_text(summary.mean['wait'])} for its batch. The work "
+            "of the loader was not seen: it is none of torch's, or its workers had "
+            "started before.",
             summary.mean["wait"],
         )
     ]
@@ -84,20 +90,28 @@ def _cores(summary: Summary) -> int:
     return int(cores) if cores.isdecimal() else 1
 
 
-def _workers_for(work: float, busy: float, cores: int) -> int:
-    """Return how many workers have a batch ready in time, or as many as there are."""
-    return max(1, min(cores, math.ceil(work / busy) if busy else cores))
+def _computing(work: float, cpu: float) -> str:
+    """Return the share of some work that is CPU time, if that is known."""
+    return f", {percent(min(1.0, cpu / work))} of it CPU time" if cpu else ""
 
 
-def _into_workers(summary: Summary, work: float, where: str) -> Advice:
+def _into_workers(summary: Summary, work: float, cpu: float, where: str) -> Advice:
     busy = _busy(summary)
-    number = _workers_for(work, busy, _cores(summary))
+    figures = (
+        f"Fetching and collating a batch takes {time_text(work)} in {where}"
+        f"{_computing(work, cpu)}, and the rest of a step {time_text(busy)}."
+    )
+    if work < 1e9 * SEND_SECONDS:
+        return Advice(
+            "Use larger batches",
+            f"{figures} A worker would need as long to send a batch.",
+        )
+    number = workers_for(work, busy, cpu, 0, _cores(summary))
     gain = max(0.0, summary.step - max(busy, work / number))
     return Advice(
         f"Make batches in workers: num_workers={number}",
-        f"Fetching and collating a batch takes {time_text(work)} in {where}, and the "
-        f"rest of a step {time_text(busy)}. {plural(number, 'worker')} would do it "
-        f"meanwhile: a batch every {time_text(work / number)}.",
+        f"{figures} {plural(number, 'worker')} would do it meanwhile: a batch every "
+        f"{time_text(work / number)}.",
         gain,
     )
 
@@ -125,20 +139,43 @@ def _first_batches(summary: Summary) -> Advice | None:
 
 def _for_workers(summary: Summary, workers: Work) -> Advice:
     have, work, busy = len(workers.lanes), workers.per_batch, _busy(summary)
-    number = _workers_for(work, busy, _cores(summary))
-    wait = summary.mean["wait"]
+    wait, late = summary.mean["wait"], summary.lateness
+    if late is not None and statistics.fmean(late) < wait / 2:
+        title = "Receive batches in a thread: PreDataLoader(loader)"
+        if "pack" not in workers.parts:  # torch's loader, which copies them
+            title = "Send batches through shared memory: pyparallel.DataLoader"
+        return Advice(
+            title,
+            f"A step waits {time_text(wait)} for its batch, but the batch was ready "
+            f"{_lateness(late)}. The rest is the time to send and to receive it.",
+            wait - statistics.fmean(late),
+        )
+    cores = _cores(summary)
+    number = workers_for(work, busy, workers.cpu, workers.core_wait, cores)
     figures = (
-        f"A batch takes {time_text(work)} of a worker's time: one is ready every "
-        f"{time_text(work / have)} with {plural(have, 'worker')}. The rest of a step "
-        f"takes {time_text(busy)}."
+        f"A batch takes {time_text(work)} of a worker's time"
+        f"{_computing(work, workers.cpu)}: one is ready every {time_text(work / have)} "
+        f"with {plural(have, 'worker')}. The rest of a step takes {time_text(busy)}."
     )
     if work / have <= busy:
+        when = "so single batches come late"
+        if late is not None:
+            when = f"but the batch was ready {_lateness(late)}"
         slowest = max(step.parts["wait"] for step in summary.steps)
         return Advice(
             "Let workers run further ahead: prefetch_factor",
-            f"{figures} That is enough on average, but some batches come late: the "
-            f"longest wait is {time_text(slowest)}. Raise prefetch_factor, and see "
-            "which samples are slow.",
+            f"{figures} That is enough on average, {when}. The longest wait is "
+            f"{time_text(slowest)}. Raise prefetch_factor, and see which samples are "
+            "slow.",
+            wait,
+        )
+    if workers.core_wait > work / 2:
+        crowd = "Use fewer workers" if have > cores else "Free some cores"
+        return Advice(
+            f"{crowd}: workers wait for a core",
+            f"{figures} For {time_text(workers.core_wait)} of it the worker could run, "
+            f"but none of the {plural(cores, 'core')} here was free. Other programs "
+            "use them, or there are too many workers.",
             wait,
         )
     if number > have:
@@ -152,15 +189,26 @@ def _for_workers(summary: Summary, workers: Work) -> Advice:
     part, ns = max(workers.parts.items(), key=lambda item: item[1])
     return Advice(
         f"Make batches cheaper: {part} comes first",
-        f"{figures} More workers than the {_cores(summary)} cores here would not help. "
+        f"{figures} More workers on the {plural(cores, 'core')} here would not help. "
         f"Most of the work is {part}, {time_text(ns)} a batch.",
         wait,
     )
 
 
+def _lateness(late: Sequence[int]) -> str:
+    """Return when batches were ready, against when they were asked for."""
+    count = sum(ns > 0 for ns in late)
+    if not count:
+        return "before it was asked for in every step"
+    return (
+        f"after it was asked for in {count} of {plural(len(late), 'step')}, "
+        f"by {time_text(max(late))} at most"
+    )
+
+
 def _hidden_copies(summary: Summary) -> list[Advice]:
     copy = summary.mean["copy"] + summary.mean["pack"]
-    if copy <= INPUT_BOUND * summary.step or summary.work("prefetch") is not None:
+    if copy <= _WORTH * summary.step or summary.work("prefetch") is not None:
         return []
     return [
         Advice(

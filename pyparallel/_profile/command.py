@@ -1,18 +1,20 @@
 """``pyparallel profile``: runs some steps of a script and draws where their time goes.
 
-The exit code is the script's; 1 if it ended well and no step was seen; 127 if there is
-no such program.
+The exit code is the script's; 1 if it ended well, or was given up, and no step was
+seen; 127 if there is no such program.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,20 @@ from .watch import VARIABLE, Settings
 
 _NOTHING = (
     "pyparallel profile: the script must make two steps or more, but none was seen. "
-    "Loaders of torch and pyparallel are seen, and collate, scatter and the wrappers, "
-    "in every process that imports pyparallel."
+    "Iterate over a loader of torch, torchdata or pyparallel, or call collate, scatter "
+    "or a wrapper. Python with -E, -I or -S is not looked into."
 )
+_LATE = (
+    "pyparallel profile: the script must begin its first step within {:g} s, but has "
+    "not, {}. If it only starts slowly, raise --patience. Else iterate over a loader "
+    "of torch, torchdata or pyparallel, or call collate, scatter or a wrapper."
+)
+#: A script that is given up may take this time to end, in seconds.
+_GRACE = 10.0
+#: In the place of the exit code of a script that was given up: no signal has this one.
+_GIVEN_UP = -1000
+#: The folder of the `sitecustomize` that Python imports as it starts.
+_STARTUP = Path(__file__).resolve().parent / "startup"
 
 
 def main(argv: list[str]) -> int:
@@ -42,15 +55,22 @@ def main(argv: list[str]) -> int:
             synchronize=not options.no_sync,
             leave=not options.keep_going,
         )
-        code = _run(command, settings)
+        code = _run(command, settings, options.patience)
         if code is None:
             return 127
         written = report.write(report.gather(Path(folder), code), options.out)
+        failed = [p.read_text(encoding="utf-8") for p in Path(folder).glob("*.failed")]
     for each in written:
         print(report.text(each), file=sys.stderr)
-    if not written:
+    if failed:
+        print(
+            "pyparallel profile: pyparallel must be installed for the Python of the "
+            f"script, but cannot be imported: {failed[0]}",
+            file=sys.stderr,
+        )
+    elif not written and code != _GIVEN_UP:
         print(_NOTHING, file=sys.stderr)
-    return code or int(not written)
+    return int(not written) if code == _GIVEN_UP else code or int(not written)
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -88,6 +108,13 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="let the script run to its end; else its next step ends it, as sys.exit()",
     )
     parser.add_argument(
+        "--patience",
+        type=_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="end a script that has not begun a step by then; %(default)g",
+    )
+    parser.add_argument(
         "--no-sync",
         action="store_true",
         help="do not wait for the device at the end of a step",
@@ -116,13 +143,32 @@ def _at_least(least: int) -> Any:
     return whole
 
 
-def _run(command: list[str], settings: Settings) -> int | None:
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found <= threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds above 0, but is {text!r}"
+        )
+    return found
+
+
+def _run(command: list[str], settings: Settings, patience: float) -> int | None:
     """Run the script to its end; return its exit code, None if it could not begin.
+
+    `_GIVEN_UP` takes the place of the exit code of a script that was given up.
 
     Ctrl-C in a terminal reaches the script as well: here it is left to it. What asks
     this process to end is passed on.
     """
-    environment = {**os.environ, VARIABLE: json.dumps(asdict(settings))}
+    paths = filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH")))
+    environment = {
+        **os.environ,
+        VARIABLE: json.dumps(asdict(settings)),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -143,7 +189,7 @@ def _run(command: list[str], settings: Settings) -> int | None:
         process = subprocess.Popen(command, env=environment)
         for number in early:  # an early Ctrl-C had no script that it could reach
             process.send_signal(number)
-        code = process.wait()
+        code = _wait(process, settings, patience)
     except OSError as error:
         print(
             f"pyparallel profile: the command must be a program, but {command[0]!r} is "
@@ -154,7 +200,28 @@ def _run(command: list[str], settings: Settings) -> int | None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    return code if code >= 0 or code == _GIVEN_UP else 128 - code
+
+
+def _wait(process: subprocess.Popen[bytes], settings: Settings, patience: float) -> int:
+    """Return the exit code of a script, or `_GIVEN_UP` if it was ended here."""
+    try:
+        return process.wait(patience)
+    except subprocess.TimeoutExpired:
+        pass
+    if any(Path(settings.folder).glob("*.jsonl")):
+        return process.wait()
+    fate = "so it was ended" if settings.leave else "and goes on"
+    print(_LATE.format(patience, fate), file=sys.stderr, flush=True)
+    if not settings.leave:
+        return process.wait()
+    process.terminate()
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return _GIVEN_UP
 
 
 def _draw(path: Path, out: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import _utils, dataloader
 
 from .. import _prefetch_pass, _trace
-from .watch import VARIABLE, Settings, Watch
+from .watch import VARIABLE, Settings, Watch, batch_number
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def _fetch(original: Any, watch: Watch) -> Any:
 
         fetcher.collate_fn = collate
         try:
-            with watch.range("fetch", nullcontext()):
+            with watch.range("fetch", nullcontext(), batch=batch_number()):
                 return original(fetcher, index)
         finally:
             fetcher.collate_fn = collate_fn

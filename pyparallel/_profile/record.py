@@ -37,6 +37,12 @@ class Event(NamedTuple):
     #: Of ``collate``: bytes of the tensors that were stacked, and how many are padding.
     stacked_nbytes: int = 0
     padding_nbytes: int = 0
+    #: The CPU time in it: in a worker that of the process; -1: not measured.
+    cpu: int = -1
+    #: The time in it for which its thread could run, but had no core.
+    core_wait: int = 0
+    #: Which batch of the pass a worker makes, or the loop gets; -1: not known.
+    batch: int = -1
 
 
 @dataclass(frozen=True)

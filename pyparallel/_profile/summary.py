@@ -45,6 +45,10 @@ class Work(NamedTuple):
     parts: dict[str, float]
     #: The part of their time in which they worked.
     busy: float
+    #: The CPU time of a batch, as a mean; 0: not measured.
+    cpu: float = 0.0
+    #: The time of a batch for which its worker could run, but had no core, as a mean.
+    core_wait: float = 0.0
 
     @property
     def per_batch(self) -> float:
@@ -98,7 +102,7 @@ class Summary:
 
     @property
     def is_input_bound(self) -> bool | None:
-        """Whether input is more than 5 % of the time; None: no loader was seen."""
+        """Whether input is more than 10 % of the time; None: no loader was seen."""
         return self.waited > INPUT_BOUND if self.loader else None
 
     @property
@@ -157,7 +161,50 @@ class Summary:
             len(batches),
             {part: parts[part] / len(batches) for part in PARTS if parts[part]},
             busy / ((end - start) * len(lanes)),
+            *self.cpu(lanes, len(batches)),
         )
+
+    def cpu(self, lanes: Iterable[str], count: int) -> tuple[float, float]:
+        """Return CPU time and time without a core in the fetches of some lanes.
+
+        Args:
+            lanes: whose.
+            count: what both are divided by.
+        """
+        found = [event for event in self._ended("fetch", lanes) if event.cpu >= 0]
+        cpu, core_wait = (sum(e.cpu for e in found), sum(e.core_wait for e in found))
+        return cpu / count, core_wait / count
+
+    @cached_property
+    def lateness(self) -> tuple[int, ...] | None:
+        """For each step the nanoseconds from asking for its batch until it was ready.
+
+        0: it was ready before. None: it is not known when batches were ready.
+        """
+        ready: dict[int, list[int]] = {}
+        asked: dict[int, Event] = {}
+        for event in self.record.events:
+            if event.batch < 0:
+                continue
+            if event.kind == "fetch":
+                ready.setdefault(event.batch, []).append(event.end)
+            elif event.kind == WAIT and (event.lane, event.loader) == self._loop:
+                asked[event.start] = event
+        found = []
+        for step in self.steps:
+            wait = asked.get(step.start)
+            # An earlier pass over the loader had a batch of this number, too.
+            if wait is None:
+                return None
+            ends = [end for end in ready.get(wait.batch, ()) if end <= wait.end]
+            if not ends:
+                return None
+            found.append(max(0, max(ends) - step.start))
+        return tuple(found)
+
+    @property
+    def _loop(self) -> tuple[str, int]:
+        return self.lane, self.loader
 
     def _ended(self, kind: str | None, lanes: Iterable[str]) -> list[Event]:
         """Return what ended in some lanes while the steps went on."""

@@ -27,6 +27,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from .._cpu_time import CoreWait, cpu_seconds
 from .._stacked import Stacked, recording
 from .environment import describe, place, synchronize
 from .record import END, STOP, WAIT
@@ -116,7 +117,9 @@ class Watch:
         os.write(file, json.dumps(head).encode() + b"\n")
         self._file, self._pid = file, pid
 
-    def range(self, name: str, inner: AbstractContextManager[object]) -> Any:
+    def range(
+        self, name: str, inner: AbstractContextManager[object], **more: int
+    ) -> Any:
         """Return a context manager around another one that writes an event."""
         kind = name.removeprefix("pyparallel.")
         # A wait is known by its `next()`, with the loader that it is for.
@@ -124,7 +127,18 @@ class Watch:
             return inner
         if kind in _STEPS and not self._loaders and self._is_loop():
             self._count(kind)
-        return _Range(self, kind, inner)
+        return _Range(self, kind, inner, more)
+
+    def times(self) -> tuple[int, int]:
+        """Return the CPU time and the time without a core so far, in nanoseconds."""
+        cpu = time.thread_time()
+        if get_worker_info() is not None or self._is_loop():
+            cpu = cpu_seconds()
+        pid, core_wait = getattr(self._local, "core_wait", (0, None))
+        if core_wait is None or pid != os.getpid():
+            core_wait = CoreWait()
+            self._local.core_wait = os.getpid(), core_wait
+        return int(1e9 * cpu), int(1e9 * core_wait.seconds())
 
     def _is_loop(self) -> bool:
         is_main = threading.current_thread() is threading.main_thread()
@@ -185,6 +199,8 @@ class Watch:
             marker = {}
             if not is_ahead:
                 marker = {"loader": loader, "epoch": self._epoch(source, kind == END)}
+                if kind == WAIT and getattr(source, "_in_order", True):
+                    marker["batch"] = getattr(source, "_rcvd_idx", 0) - 1
                 self._counts[loader] = self._counts.get(loader, 0) + (kind == WAIT)
             if not is_ahead or kind == WAIT:
                 self.write(kind, start, end, **marker)
@@ -216,12 +232,19 @@ class Watch:
 class _Range:
     """An event of the block inside."""
 
-    __slots__ = ("_inner", "_kind", "_recording", "_stacked", "_start", "_watch")
+    __slots__ = (
+        *("_inner", "_kind", "_more", "_recording", "_stacked", "_start", "_times"),
+        "_watch",
+    )
 
     def __init__(
-        self, watch: Watch, kind: str, inner: AbstractContextManager[object]
+        self,
+        watch: Watch,
+        kind: str,
+        inner: AbstractContextManager[object],
+        more: dict[str, int],
     ) -> None:
-        self._watch, self._kind, self._inner = watch, kind, inner
+        self._watch, self._kind, self._inner, self._more = watch, kind, inner, more
         self._recording: AbstractContextManager[Stacked] | None = None
 
     def __enter__(self) -> None:
@@ -229,10 +252,13 @@ class _Range:
         if self._kind == "collate":
             self._recording = recording()
             self._stacked = self._recording.__enter__()
+        self._times = self._watch.times()
         self._start = time.perf_counter_ns()
 
     def __exit__(self, *error: Any) -> None:
-        end, more = time.perf_counter_ns(), {}
+        end, more = time.perf_counter_ns(), self._more
+        times = zip(("cpu", "core_wait"), self._times, self._watch.times(), strict=True)
+        more |= {name: max(0, last - first) for name, first, last in times}
         if self._recording is not None:
             self._recording.__exit__(*error)
             stacked = self._stacked
@@ -240,6 +266,15 @@ class _Range:
             more["padding_nbytes"] = stacked.padding_nbytes
         self._inner.__exit__(*error)
         self._watch.write(self._kind, self._start, end, **more)
+
+
+def batch_number() -> int:
+    """Return which batch torch's loop in this worker makes; -1: this is no worker."""
+    frame = sys._getframe() if get_worker_info() is not None else None
+    while frame is not None and frame.f_code.co_name != "_worker_loop":
+        frame = frame.f_back
+    number = -1 if frame is None else frame.f_locals.get("idx", -1)
+    return number if type(number) is int else -1
 
 
 def _sizes(loader: Any) -> dict[str, int | None]:
