@@ -7,17 +7,20 @@ import json
 import os
 import re
 import sys
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 import pyparallel
 from pyparallel import _backend, _doctor
-from pyparallel._doctor import _machine, _one_process, _packages, _text
+from pyparallel._doctor import _machine, _one_process, _packages, _text, _two_processes
 from pyparallel._doctor._problem import Problem
+from pyparallel._doctor._two_processes import Failure
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 #: What `docs/doctor.md` promises.
@@ -29,7 +32,8 @@ KEYS = {
     "gpus": None,
     "toolchain": "cxx nvcc ninja environment",
     "mmcv_parallel": "owner path",
-    "machine": "cores start_method memory shared_memory file_descriptors locked_memory",
+    "machine": "cores load start_method memory shared_memory file_descriptors "
+    "locked_memory",
     "self_test": "one_process",
 }
 
@@ -53,8 +57,9 @@ def found():
 @pytest.fixture
 def new_problems(monkeypatch):
     """What is told beyond what this machine has: its limits are not the tests'."""
-    # How much memory is free changes from one report to the next.
+    # Free memory and the load change from one report to the next.
     monkeypatch.setattr(_machine, "_short", lambda *_: {})
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     usual = found()["problems"]
     return lambda told: [each for each in told["problems"] if each not in usual]
 
@@ -260,6 +265,103 @@ def test_wrong_results_are_an_error_with_what_was_found(monkeypatch, new_problem
             "fails": True,
         }
     ]
+
+
+# ----------------------------------------------------------- a busy machine
+@pytest.fixture
+def in_two(monkeypatch):
+    """Let the test in two processes give a result at a load, on two cores."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    def result(failure, *loads, seconds=28.0):
+        given = iter(loads)
+        monkeypatch.setattr(os, "getloadavg", lambda: (next(given), 99.0, 99.0))
+        started = []
+        monkeypatch.setattr(
+            _two_processes, "two_processes", lambda s: started.append(s) or failure
+        )
+        problems: list[Problem] = []
+        told = _doctor._in_two_processes(problems, seconds)
+        assert told.pop("took_seconds") >= 0 and set(started) <= {seconds}
+        return told, problems, bool(started)
+
+    return result
+
+
+SLOW = "two processes must be done in 28 s, but rank 0 was joining the group. Look."
+LATE = Failure(SLOW, ["a line"], ("joining the group",))
+INCONCLUSIVE = (
+    "The self-test in two processes should be in time, but is inconclusive: {} The "
+    "load is {} on 2 cores. Run the doctor again when the machine is idle."
+)
+
+
+@pytest.mark.parametrize(
+    ("loads", "shown"),
+    [((18.04, 19.0), "18.0"), ((0.5, 4.25), "2.2")],
+    ids=["before", "after, without our own two"],
+)
+def test_a_late_answer_of_a_busy_machine_is_no_error(in_two, loads, shown):
+    told, problems, _ = in_two(LATE, *loads)
+    assert told == {"passed": None, "error": SLOW, "output": ["a line"]}
+    assert problems == [Problem(INCONCLUSIVE.format(SLOW, shown), False)]
+
+
+def test_a_late_answer_of_an_idle_machine_is_an_error(in_two):
+    told, problems, _ = in_two(LATE, 0.5, 4.0)
+    assert told == {"passed": False, "error": SLOW, "output": ["a line"]}
+    text = f"The self-test in two processes must pass, but failed: {SLOW}"
+    assert problems == [Problem(text, True)]
+
+
+def test_processes_that_are_still_imported_tell_nothing(in_two):
+    slow = LATE._replace(late=("joining the group", "importing pyparallel"))
+    told, problems, _ = in_two(slow, 0.5, 0.5)
+    assert told["passed"] is None and not problems[0].fails
+
+
+def test_an_error_of_a_busy_machine_is_an_error(in_two):
+    told, problems, _ = in_two(Failure("rank 1 ended.", []), 18.0, 18.0)
+    assert told["passed"] is False and problems[0].fails
+    assert in_two(None, 18.0, 18.0)[:2] == (
+        {"passed": True, "error": None, "output": []},
+        [],
+    )
+
+
+def test_what_the_page_promises_leaves_no_time_for_a_late_test(in_two):
+    told, problems, started = in_two(None, 18.0, 18.0, seconds=2.9)
+    assert not started and told["passed"] is None
+    text = INCONCLUSIVE.format("no time was left for it.", "18.0")
+    assert problems == [Problem(text, False)]
+
+
+def test_all_ends_within_the_time_that_the_page_promises(monkeypatch):
+    given, sections = [], _doctor.sections
+    clock = SimpleNamespace(monotonic=lambda: 1000.0, perf_counter=time.perf_counter)
+    monkeypatch.setattr(_doctor, "time", clock)
+    monkeypatch.setattr(
+        _doctor, "_in_two_processes", lambda _, s: given.append(s) or {"passed": True}
+    )
+
+    def only_the_test(quick, deadline):
+        return {"self_test": sections(False, deadline)["self_test"]}
+
+    monkeypatch.setattr(_doctor, "sections", only_the_test)
+    for age in (2.0, 25.0):  # seconds that the import of torch took
+        monkeypatch.setattr(_doctor, "_age", lambda age=age: age)
+        report()
+    assert given == [28.0, 40.0 - 25.0 - 3.0]
+    page = (DOCS / "doctor.md").read_text(encoding="utf-8")
+    assert "never more than 40" in page and "After 28 seconds" in page
+
+
+def test_the_age_of_this_process_is_known():
+    began = psutil.Process().create_time()
+    before = time.time() - began
+    age = _doctor._age()
+    # Both count in hundredths of a second; the clock of the wall may be set.
+    assert before - 1 <= age <= time.time() - began + 1
 
 
 def test_an_exception_in_the_self_test_is_its_failure(monkeypatch):

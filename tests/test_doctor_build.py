@@ -179,6 +179,27 @@ def test_programs_are_found_where_a_build_finds_them(tmp_path, monkeypatch):
     ]
 
 
+def test_a_program_that_answers_late_is_there(tmp_path, monkeypatch):
+    path = tmp_path / "bin" / "c++"
+    program(path, "")
+    path.write_text(f"#!{sys.executable} -S\nimport signal\nsignal.pause()\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+    program(nvcc, "")
+    nvcc.write_bytes(path.read_bytes())
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(_build, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_backend, "name", "python")
+    monkeypatch.setattr(_backend, "built_for", {})
+    problems: list[Problem] = []
+    told = _build.toolchain(problems)
+    assert told["cxx"] == {"version": "no answer in 0.1 s", "path": str(path)}
+    assert told["nvcc"] == {"version": "no answer in 0.1 s", "path": str(nvcc)}
+    assert problems == [], "it is neither missing nor of another version"
+
+
 def test_no_compiler_matters_only_where_there_is_no_extension(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(torch.version, "cuda", None)

@@ -21,6 +21,8 @@ def looked(monkeypatch):
     """Look at a machine of files, with 2 cores and 4 threads of torch."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.0, 9.0, 9.0))
 
     def look(at):
         problems: list[Problem] = []
@@ -77,6 +79,7 @@ def test_what_is_short_is_judged_and_told_as_a_loader_tells_it(looked, tmp_path)
     judged = {name: part.get("judgement") for name, part in told.items()}
     assert judged == {
         "cores": "ok",
+        "load": "ok",
         "start_method": None,
         "memory": "short",
         "shared_memory": "short",
@@ -110,6 +113,27 @@ def test_more_threads_than_cores_of_the_group_are_told(looked, tmp_path):
     ]
     write(tmp_path, **{"sys/fs/cgroup/cpu.max": "350000 100000\n"})
     assert looked(at)[1] == []
+
+
+def test_more_work_than_cores_is_told(looked, tmp_path, monkeypatch):
+    at = machine(tmp_path)
+    told, problems = looked(at)
+    assert told["load"] == {"one_minute": 2.0, "judgement": "ok"} and not problems
+    monkeypatch.setattr(os, "getloadavg", lambda: (18.23, 1.0, 1.0))
+    told, problems = looked(at)
+    assert told["load"] == {"one_minute": 18.23, "judgement": "busy"}
+    assert problems == [
+        "The machine should have free cores, but has a load of 18.2 on 2: bandwidths "
+        "are lower than they could be, and answers late. Run the doctor again when the "
+        "machine is idle."
+    ]
+
+    def unknown():
+        raise OSError("not here")
+
+    monkeypatch.setattr(os, "getloadavg", unknown)
+    told, problems = looked(at)
+    assert told["load"] == {"one_minute": None, "judgement": "ok"} and not problems
 
 
 def test_a_lowered_limit_of_files_is_told_by_a_real_process():

@@ -71,9 +71,9 @@ def ranks_run(monkeypatch, folder):
 def test_the_installed_script_passes_from_any_folder(tmp_path, folder):
     script = tmp_path / "pyparallel"  # as pip writes it, but for its patience
     script.write_text(
-        "import functools, sys\n"
+        "import sys\n"
         "from pyparallel import _doctor\n"
-        "_doctor.two_processes = functools.partial(_doctor.two_processes, 100)\n"
+        "_doctor.SECONDS, _doctor._two_processes.SECONDS = 110.0, 100.0\n"
         "from pyparallel.__main__ import main\nsys.exit(main())\n"
     )
     package = Path(_two_processes.__file__).parents[2]
@@ -116,6 +116,7 @@ def test_a_rank_that_hangs_is_killed_and_its_stage_is_told(ranks_run):
         "rank 1 was joining the group. Look whether the machine is busy, and whether "
         "programs may connect on its loopback interface.",
         ["up 0", "up 1"],
+        ("importing pyparallel", "joining the group"),
     )
 
 
@@ -125,7 +126,7 @@ def test_a_rank_that_never_stops_printing_is_killed_too(ranks_run):
     assert failure.text.startswith(
         "two processes must be done in 0.5 s, but rank 0 was"
     )
-    assert len(failure.output) == 20
+    assert len(failure.output) == 20 and failure.late == ("importing pyparallel",) * 2
 
 
 def test_a_rank_that_is_killed_is_told_with_the_signal(ranks_run):

@@ -160,6 +160,12 @@ def test_a_page_is_whole_and_asks_for_nothing():
     assert urls == {"http://www.w3.org/2000/svg"}  # a name, not a place
 
 
+@pytest.mark.parametrize(("cpu", "says"), [(-1, False), (MS, True)])
+def test_the_cpu_time_of_a_batch_is_told_if_it_is_known(cpu, says):
+    text = page(summary(steady(cpu=cpu))).replace("\xa0", " ")
+    assert (" 1.00 ms of it are CPU time.</p>" in text) is says
+
+
 def test_what_comes_from_elsewhere_is_escaped():
     record = dataclasses.replace(
         steady(),

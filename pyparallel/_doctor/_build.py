@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from pyparallel._backend import _build
 
 from ._problem import Problem, output_of
 
+#: A program that takes longer to tell its version is not waited for.
+ANSWER_SECONDS = 3.0
 _SETTINGS = (
     *("CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "CXX"),
     *("CUDA_VISIBLE_DEVICES", "PYPARALLEL_BACKEND", "PYPARALLEL_MMENGINE"),
@@ -140,7 +143,8 @@ def toolchain(problems: list[Problem]) -> dict[str, Any]:
         )
         problems.append(Problem(text, fails=False))
     cuda = torch.version.cuda
-    if nvcc and cuda and nvcc["version"].split(".")[0] != cuda.split(".")[0]:
+    major = re.match(r"\d+", nvcc["version"]) if nvcc else None
+    if nvcc and cuda and major and major[0] != cuda.split(".")[0]:
         text = (
             f"nvcc should have the major version of torch's CUDA {cuda} to build for "
             f"GPUs, but {nvcc['path']} is of {nvcc['version']}. Point CUDA_HOME at "
@@ -156,8 +160,11 @@ def toolchain(problems: list[Problem]) -> dict[str, Any]:
 
 
 def _program(name: str, version: str) -> dict[str, str] | None:
-    """Return where a program is, and the version that it tells."""
+    """Return where a program is, and the version that it tells if it is in time."""
     path = shutil.which(name)
-    told = path and output_of(path, "--version")
+    try:
+        told = path and output_of(path, "--version", seconds=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:  # on a busy machine: it is there
+        told, version = f"no answer in {ANSWER_SECONDS:g} s", "(.+)"
     found = re.search(version, told or "")
     return {"version": found[1], "path": path} if path and found else None

@@ -36,6 +36,7 @@ def machine(
     threads = _threads(problems, at)
     return {
         "cores": threads,
+        "load": _load(problems),
         "start_method": {
             "name": _preflight.default_start_method(),
             "is_default": multiprocessing.get_start_method(allow_none=True) is None,
@@ -63,6 +64,35 @@ def machine(
             "judgement": _judgement(short, "locked memory"),
         },
     }
+
+
+def load() -> float | None:
+    """Return how many threads ran or waited for a core in the last minute, as a mean.
+
+    None: the system does not tell.
+    """
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def is_busy(found: float | None) -> bool:
+    """Return True if so many threads have to wait for cores."""
+    return found is not None and found > (os.cpu_count() or 1)
+
+
+def _load(problems: list[Problem]) -> dict[str, Any]:
+    found, cores = load(), os.cpu_count() or 1
+    if is_busy(found):
+        text = (
+            f"The machine should have free cores, but has a load of {found:.1f} on "
+            f"{cores}: bandwidths are lower than they could be, and answers late. Run "
+            "the doctor again when the machine is idle."
+        )
+        problems.append(Problem(text, fails=False))
+    judgement = "busy" if is_busy(found) else "ok"
+    return {"one_minute": found and round(found, 2), "judgement": judgement}
 
 
 def _short(at: _preflight.Machine, workers: int) -> dict[str, str]:

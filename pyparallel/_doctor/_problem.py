@@ -18,17 +18,21 @@ class Problem(NamedTuple):
     fails: bool
 
 
-def output_of(*command: str) -> str | None:
-    """Return what a program prints; None if it does not run, or not to an end."""
+def output_of(*command: str, seconds: float) -> str | None:
+    """Return what a program prints; None if it does not run, or fails.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended in time, and was killed.
+    """
     try:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=10,
+            timeout=seconds,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None

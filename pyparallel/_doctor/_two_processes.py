@@ -26,11 +26,22 @@ _CODE = (
 )
 
 
+#: The first thing that a rank does, before it says anything.
+IMPORTING = "importing pyparallel"
+
+
 class Failure(NamedTuple):
-    """What is wrong: in a sentence, and all that the rank has printed."""
+    """A test that has not passed.
+
+    Attributes:
+        text: what is wrong, in a sentence.
+        output: the last lines that the rank has printed.
+        late: the stages of the ranks that had not passed in time; empty: none was late.
+    """
 
     text: str
     output: list[str]
+    late: tuple[str, ...] = ()
 
 
 class _Rank:
@@ -66,7 +77,7 @@ class _Rank:
     def stage(self) -> str:
         """What the process is at."""
         said = [line for line in self._all() if line.startswith(STAGE)]
-        return said[-1].removeprefix(STAGE) if said else "importing pyparallel"
+        return said[-1].removeprefix(STAGE) if said else IMPORTING
 
     def has_passed(self) -> bool:
         """Tell whether it has said so."""
@@ -134,10 +145,12 @@ def _late(ranks: list[_Rank], seconds: float) -> Failure:
     late = [rank for rank in ranks if not rank.has_passed()]
     states = " and ".join(f"rank {rank.number} was {rank.stage}" for rank in late)
     text = (
-        f"two processes must be done in {seconds:g} s, but {states}. Look whether the "
-        "machine is busy, and whether programs may connect on its loopback interface."
+        f"two processes must be done in {seconds:.3g} s, but {states}. Look whether "
+        "the machine is busy, and whether programs may connect on its loopback "
+        "interface."
     )
-    return Failure(text, [line for rank in late for line in rank.lines[-10:]])
+    lines = [line for rank in late for line in rank.lines[-10:]]
+    return Failure(text, lines, tuple(rank.stage for rank in late))
 
 
 def _ended(rank: _Rank, deadline: float) -> Failure:

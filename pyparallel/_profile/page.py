@@ -184,9 +184,10 @@ def _work(work: Work, name: str) -> str:
     who = plural(len(work.lanes), name)
     verb = "was" if len(work.lanes) == 1 else "were"
     parts = ", ".join(f"{part} {time_text(ns)}" for part, ns in work.parts.items())
+    cpu = f" {time_text(work.cpu)} of it are CPU time." if work.cpu else ""
     return (
         f"Meanwhile {who} {verb} busy {percent(work.busy)} of the time. A batch took "
-        f"{time_text(work.per_batch)}: {parts}."
+        f"{time_text(work.per_batch)}: {parts}.{cpu}"
     )
 
 
