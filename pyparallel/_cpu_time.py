@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Callable
 
 
 def cpu_seconds() -> float:
@@ -34,6 +35,6 @@ class CoreWait:
         except (OSError, IndexError, ValueError):
             return 0.0
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._file >= 0:
-            os.close(self._file)
+            close(self._file)  # at the exit of Python `os` may be gone

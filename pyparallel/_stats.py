@@ -133,7 +133,7 @@ class LoaderStats:
 
     @property
     def verdict(self) -> str:
-        """What bounds the loop, and the next step to take, in one line.
+        """The bound of the loop, and the next step to take, in one line.
 
         ``input-bound`` means that the step waited for more than 10 % of the time.
         """

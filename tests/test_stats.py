@@ -217,7 +217,7 @@ def test_the_verdict_has_three_kinds(counts, verdict):
 
 
 #: A step of 10 ms waits 30 ms for a batch; a worker needs 40 ms for one. For each row
-#: of the table in docs/performance.md: what differs, and the end of the verdict.
+#: of the table in docs/performance.md: other figures, and the end of the verdict.
 WAITS = LoaderStats(
     batches=100,
     wait_seconds=3.0,
@@ -332,7 +332,7 @@ def test_every_row_of_the_table_is_reached_by_its_figures(row):
 
 def test_the_table_in_the_documentation_names_every_next_step():
     page = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
-    table = page.read_text("utf-8").partition("| what you see |")[2].partition("\n\n")
+    table = page.read_text("utf-8").partition("| figures |")[2].partition("\n\n")
     steps = re.findall(r"^\|.*\| ([^|]*) \|$", table[0], re.MULTILINE)
     told = {verdict for _, verdict in ROWS.values()}
     listed = {step for row in steps for step in re.findall('"([^"]+)"', row)}

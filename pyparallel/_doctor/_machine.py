@@ -78,7 +78,7 @@ def load() -> float | None:
 
 
 def is_busy(found: float | None) -> bool:
-    """Return True if so many threads have to wait for cores."""
+    """Return True if a load is above the number of cores."""
     return found is not None and found > (os.cpu_count() or 1)
 
 

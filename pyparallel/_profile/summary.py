@@ -169,7 +169,7 @@ class Summary:
 
         Args:
             lanes: whose.
-            count: what both are divided by.
+            count: the number of batches: both are for one of them.
         """
         found = [event for event in self._ended("fetch", lanes) if event.cpu >= 0]
         cpu, core_wait = (sum(e.cpu for e in found), sum(e.core_wait for e in found))
