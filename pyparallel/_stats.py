@@ -38,15 +38,14 @@ def workers_for(
         busy: the time of a step that has its batch at once; in the same unit.
         cpu: the CPU time in ``work``; 0: not known.
         core_wait: the part of ``work`` in which the worker waited for a core.
-        cores: that the process may use; 0: not known.
+        cores: that the process may use; 0: not known, as 1.
     """
-    most = float(cores) if cores else math.inf
-    if cores and cpu:
-        share = (work - core_wait) / cpu
-        most = max(cores, math.floor(cores * min(share, _WORKERS_PER_CORE)))
-    needed = math.ceil(work / busy) if busy else math.inf
-    number = min(needed, most)
-    return max(1, int(number)) if number < math.inf else 1
+    cores, share = max(1, cores), 1.0
+    if cpu:
+        share = min(max(1.0, (work - core_wait) / cpu), _WORKERS_PER_CORE)
+    most = math.floor(cores * share)
+    needed = work / busy if busy else math.inf
+    return max(1, math.ceil(min(needed, most)))
 
 
 @dataclass(frozen=True)

@@ -350,8 +350,9 @@ def test_the_table_in_the_documentation_names_every_next_step():
         (40, 10, 4, 36, 2, 2),  # waiting for a core is no sleep
         (40, 0, 40, 0, 2, 2),
         (40, 10, 0, 0, 2, 2),  # nothing is known of its CPU time
-        (40, 10, 40, 0, 0, 4),
-        (40, 0, 40, 0, 0, 1),
+        (40, 10, 40, 0, 0, 1),
+        (40, 0, 5e-324, 50, 1, 1),
+        (40, 5e-324, 5e-324, 0, 1, 8),
         (1, 10, 1, 0, 8, 1),
     ],
 )
