@@ -23,6 +23,7 @@ from . import (
     environment,
     loader_cases,
     loader_fields,
+    loader_in_process,
     loader_overlap,
     loader_report,
 )
@@ -39,6 +40,7 @@ def cases(quick: bool, workers: Sequence[int]) -> list[Comparison]:
     return [
         *loader_cases.cases(quick, workers),
         *loader_fields.cases(quick),
+        *loader_in_process.cases(quick),
         *loader_overlap.cases(quick),
     ]
 

@@ -17,7 +17,7 @@ from ._cpu_time import CoreWait, cpu_seconds
 from ._parcel import Miss
 from ._ring_memory import RingMemory, Slab
 from ._seal import Sealed, keep, seal
-from ._stacked import recording
+from ._stacked import Stacked
 from ._trace import span
 
 
@@ -90,7 +90,7 @@ class Packing:
     def _seal(self, samples: Any, slab: Slab | None) -> Sealed:
         collating = _now()
         fetching, self.fetching = self.fetching or collating, None
-        with _output.writing_to(slab), recording() as padding:
+        with _output.writing_to(slab), Stacked() as padding:
             batch = self.collate_fn(samples)
         packing = _now()
         with span("pyparallel.pack"):

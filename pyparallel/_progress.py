@@ -138,14 +138,16 @@ class Progress:
             )
 
     def indices(self) -> Iterator[Any]:
-        """Return the indices of the epoch, when an iterator asks for them."""
+        """Return the tasks of the epoch, when an iterator asks for them."""
         if self._iterable:
             return iter(self._sampler)
         if self.order is None:
             self.order = Order(self._sampler)
         elif not self._prepared:
             self.order.again()
-        return self.order
+        if self._has_workers or self.samples is not None:
+            return map(self._drawn, self.order)
+        return self.order  # the indices are the tasks
 
     def seed(self, drawn: int) -> int:
         """Return the seed of the workers, when an iterator has drawn one."""
@@ -155,13 +157,12 @@ class Progress:
             _random_state.restore(self._seeded, self._generators)
         return self.base_seed
 
-    def drawn(self, indices: Any) -> Any:
+    def _drawn(self, indices: Any) -> Any:
         """Return the task for the indices that were just drawn."""
-        if self.order is None:
-            return indices
-        if self.order.stateful:
+        order: Any = self.order
+        if order.stateful:
             self.dataset.want()  # such a sampler does not draw past indices again
-        return self._task(self.order.taken - 1, indices)
+        return self._task(order.taken - 1, indices)
 
     def _task(self, number: int, indices: Any) -> Any:
         """Return the task for the indices of a batch of this epoch."""
@@ -176,7 +177,13 @@ class Progress:
 
     def give_here(self) -> None:
         """Note that the consumer gets a batch that no worker has made."""
-        self.give(self.order.taken - self._base if self.order is not None else 0)
+        order = self.order
+        if order is None:
+            self.give(0)
+            return
+        self.given = order.taken
+        if order.stateful:
+            order.pass_to(self.given)
 
     def give(self, position: int) -> None:
         """Note that the consumer gets a batch.

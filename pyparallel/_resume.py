@@ -227,14 +227,6 @@ class Followed:
             self._index_sampler.progress = self._progress
         super()._reset(loader, first_iter)  # type: ignore[misc]
 
-    def _next_index(self) -> Any:
-        if self._turn:
-            for _ in range(self._turn):
-                next(self._worker_queue_idx_cycle)  # type: ignore[attr-defined]
-            self._turn = 0
-        index = super()._next_index()  # type: ignore[misc]
-        return self._progress.drawn(index)
-
     def __next__(self) -> Any:
         progress = self._progress
         try:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 class Stacked:
-    """How many bytes were stacked while somebody listened, and how many are padding."""
+    """Counts what `collate` and `pad_stack` stack in this thread within a block.
 
-    __slots__ = ("padding_nbytes", "stacked_nbytes")
+    It is the context manager of the block. The counts are read after the block. An
+    inner block counts for itself and the outer one.
+
+    Attributes:
+        stacked_nbytes: bytes of the stacked tensors.
+        padding_nbytes: the part of these bytes that is padding.
+    """
+
+    __slots__ = ("_outer", "padding_nbytes", "stacked_nbytes")
 
     def __init__(self) -> None:
         self.padding_nbytes = 0
         self.stacked_nbytes = 0
+
+    def __enter__(self) -> Stacked:
+        self._outer = listener.stacked
+        listener.stacked = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        listener.stacked = outer = self._outer
+        if outer is not None:
+            outer.add(self.stacked_nbytes, self.padding_nbytes)
 
     def add(self, nbytes: int, padding_nbytes: int = 0) -> None:
         """Count ``nbytes`` of a stacked tensor, of which some are padding."""
@@ -28,21 +44,3 @@ class _Listener(threading.local):
 
 #: ``listener.stacked`` is what this thread's stacks are to be added to, or None.
 listener = _Listener()
-
-
-@contextmanager
-def recording() -> Iterator[Stacked]:
-    """Count what `collate` and `pad_stack` stack in this thread within the block.
-
-    Yields:
-        The counts; they are read after the block. An inner block counts for itself
-        and the outer one.
-    """
-    outer = listener.stacked
-    listener.stacked = inner = Stacked()
-    try:
-        yield inner
-    finally:
-        listener.stacked = outer
-        if outer is not None:
-            outer.add(inner.stacked_nbytes, inner.padding_nbytes)

@@ -279,7 +279,7 @@ class Meter:
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.Lock()
         self._counts: dict[str, float] = asdict(LoaderStats())
         self._wait = self._busy = self._first_wait = 0
@@ -317,6 +317,62 @@ class Meter:
                 counts["padding_nbytes"],
             )
         return int(found[0]), int(found[1]), int(found[2])
+
+    def made(
+        self,
+        started: int,
+        collating: int,
+        collate_ns: int,
+        fetch_cpu_seconds: float,
+        nbytes: int,
+        stacked_nbytes: int,
+        padding_nbytes: int,
+    ) -> None:
+        """Count a batch that this thread made while its consumer waited.
+
+        It does as `waiting` and `add` do, in one call.
+
+        Args:
+            started: the reading of ``clock`` when the wait began. It ends now.
+            collating: the reading when the samples were there.
+            collate_ns: the time of ``collate_fn``.
+            fetch_cpu_seconds: as in `LoaderStats`, of this batch, and so are the rest.
+            nbytes: of this batch.
+            stacked_nbytes: of this batch.
+            padding_nbytes: of this batch.
+        """
+        mine, counts = self._mine, self._counts
+        before, mine.ended = mine.ended, (now := self.clock())
+        took = now - started
+        with self._lock:
+            self._wait += took
+            if before is not None:
+                self._busy += started - before
+            else:
+                self._first_wait += took
+            counts["batches"] += 1
+            counts["fetch_seconds"] += (collating - started) * 1e-9
+            counts["fetch_cpu_seconds"] += fetch_cpu_seconds
+            counts["collate_seconds"] += collate_ns * 1e-9
+            counts["nbytes"] += nbytes
+            if stacked_nbytes:
+                counts["stacked_nbytes"] += stacked_nbytes
+                counts["padding_nbytes"] += padding_nbytes
+
+    def waited(self, started: int) -> None:
+        """Count a wait of this thread's consumer that ends now.
+
+        Args:
+            started: the reading of ``clock`` when it began.
+        """
+        mine = self._mine
+        before, mine.ended = mine.ended, (now := self.clock())
+        with self._lock:
+            self._wait += now - started
+            if before is not None:
+                self._busy += started - before
+            else:
+                self._first_wait += now - started
 
     def waiting(self) -> _Waiting:
         """Return a context manager for the block in which the consumer waits.
@@ -377,19 +433,10 @@ class _Waiting:
         self._meter = meter
 
     def __enter__(self) -> None:
-        self._started = self._meter._clock()
+        self._started = self._meter.clock()
 
     def __exit__(self, *error: Any) -> None:
-        meter, started = self._meter, self._started
-        mine, now = meter._mine, meter._clock()
-        before = mine.ended
-        mine.ended = now
-        with meter._lock:
-            meter._wait += now - started
-            if before is not None:
-                meter._busy += started - before
-            else:
-                meter._first_wait += now - started
+        self._meter.waited(self._started)
 
 
 _meters: weakref.WeakSet[Meter] = weakref.WeakSet()

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import pyparallel
 from pyparallel import ImagePreprocessor, Padded, _errors, _images, image
 from pyparallel._backend import _reference
-from pyparallel._stacked import recording
+from pyparallel._stacked import Stacked
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 # When an iterator ends, torch closes queues that their feeder threads may still use.
@@ -312,7 +312,7 @@ def test_plain_images_need_no_operators_of_torch(
 
 
 def test_what_is_padding_is_counted() -> None:
-    with recording() as stacked:
+    with Stacked() as stacked:
         ImagePreprocessor(dtype=torch.float16)(
             [torch.ones(1, 2, 2), torch.ones(1, 3, 3)]
         )

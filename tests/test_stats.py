@@ -11,11 +11,12 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyparallel import LoaderStats
-from pyparallel._stacked import recording
+from pyparallel import DataContainer, DataLoader, LoaderStats, Ragged
+from pyparallel._stacked import Stacked
 from pyparallel._stats import Meter, workers_for
 
 SECOND = 1_000_000_000
@@ -54,6 +55,84 @@ def test_time_in_next_is_wait_and_between_two_is_busy():
     assert (stats.wait_seconds, stats.busy_seconds) == (3.5, 7.0)
     assert stats.waited == 3.5 / 10.5
     assert stats.first_wait_seconds == 2.0
+
+
+def test_a_batch_made_in_the_wait_has_all_its_counts():
+    clock = Clock()
+    meter = Meter(clock)
+    for _ in range(2):
+        started = clock()
+        clock.passes(2)
+        meter.made(started, started + SECOND, SECOND // 2, 0.25, 100, 80, 20)
+        clock.passes(3)
+    with meter.waiting():
+        clock.passes(1)
+    assert meter.snapshot() == LoaderStats(
+        batches=2,
+        wait_seconds=5.0,
+        busy_seconds=6.0,
+        first_wait_seconds=2.0,
+        fetch_seconds=2.0,
+        fetch_cpu_seconds=0.5,
+        collate_seconds=1.0,
+        nbytes=200,
+        stacked_nbytes=160,
+        padding_nbytes=40,
+    )
+
+
+def cycle():
+    found = []
+    found += [found, found]
+    return found
+
+
+@dataclasses.dataclass
+class Pair:
+    image: torch.Tensor
+    name: str
+
+
+SPARSE = torch.eye(5).to_sparse()
+BATCHES = {
+    "tensor": (torch.zeros(3, 4), 48),
+    "nested": ({"a": [torch.zeros(2), ("x", torch.zeros(3, dtype=torch.int8))]}, 11),
+    "no tensor": ([1, "x", None, 2.5], 0),
+    "other classes": ([range(3), {4}, Pair(torch.zeros(2), "x")], 8),
+    "ragged": (Ragged(torch.zeros(3, 2), torch.tensor([0, 1, 3])), 24 + 24),
+    "container": ({"a": DataContainer([torch.zeros(2), [torch.zeros(1)]])}, 12),
+    "sparse": ([SPARSE, torch.zeros(1)], 104),
+    "cycle": (cycle(), 0),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_bytes_of_a_batch_of_any_kind_are_counted(name):
+    batch, nbytes = BATCHES[name]
+    loader = DataLoader(range(6), 2, collate_fn=lambda _: batch)
+    assert all(found is batch for found in loader)
+    stats = loader.stats()
+    assert (stats.batches, stats.nbytes) == (3, 3 * nbytes)
+
+
+def test_the_wait_for_a_batch_that_fails_is_counted():
+    class Failing:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            clock.passes(4)
+            raise KeyError(index)
+
+    loader, clock = DataLoader(Failing()), Clock()
+    iterator = iter(loader)
+    loader._receiving.meter.clock = clock
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            next(iterator)
+        clock.passes(1)
+    stats = loader.stats()
+    assert (stats.wait_seconds, stats.busy_seconds, stats.batches) == (8.0, 1.0, 0)
 
 
 def test_time_between_epochs_is_neither():
@@ -472,8 +551,8 @@ def test_wait_and_busy_cover_an_epoch_but_for_its_last_step(epochs):
 
 
 def test_nested_recordings_count_for_both():
-    with recording() as outer:
-        with recording() as inner:
+    with Stacked() as outer:
+        with Stacked() as inner:
             inner.stacked_nbytes += 8
             inner.padding_nbytes += 2
         outer.stacked_nbytes += 1

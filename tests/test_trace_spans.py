@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from fake_device import DEVICE, FakeDevice
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from pyparallel import (
     DataContainer,
@@ -20,6 +21,7 @@ from pyparallel import (
     scatter,
     scatter_kwargs,
 )
+from pyparallel import DataLoader as Ours
 
 
 class Net(torch.nn.Linear):
@@ -56,6 +58,54 @@ def test_collate_and_both_scatters_are_ranges():
     assert ranges(lambda: scatter(made, [-1])) == [("pyparallel.scatter", None)]
     both = ranges(lambda: scatter_kwargs((made,), {}, [-1]))
     assert both == [("pyparallel.scatter", None)]
+
+
+def test_an_iterator_without_workers_is_a_range_as_torchs_is():
+    for cls, name in (
+        (DataLoader, "_SingleProcessDataLoaderIter"),
+        (Ours, "InProcess"),
+    ):
+        iterator = iter(cls(range(6), 2))
+        next(iterator)
+        with profile(activities=[ProfilerActivity.CPU]) as watched:
+            next(iterator)
+        names = [event.name for event in watched.events()]
+        assert names.count(f"enumerate(DataLoader)#{name}.__next__") == 1
+
+
+def test_a_method_that_another_library_put_on_torchs_iterator_runs(monkeypatch):
+    """As tracers do, ours among them; also while an iterator is in use."""
+    seen = []
+    inherited = dataloader._BaseDataLoaderIter.__next__
+
+    @functools.wraps(inherited)
+    def traced(iterator: Any) -> Any:
+        seen.append(inherited(iterator).tolist())
+        return torch.tensor(-1)
+
+    iterator = iter(Ours(range(6), 2))
+    assert next(iterator).tolist() == [0, 1]
+    monkeypatch.setattr(dataloader._BaseDataLoaderIter, "__next__", traced)
+    assert next(iterator).tolist() == -1
+    assert seen == [[2, 3]]
+    monkeypatch.undo()
+    assert next(iterator).tolist() == [4, 5]
+
+
+def test_an_iterable_dataset_longer_than_its_length_is_warned_of_as_by_torch():
+    class Longer(IterableDataset[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    for cls in (DataLoader, Ours):
+        loader = cls(Longer(), batch_size=None)
+        assert len(loader) == 1
+        with pytest.warns(UserWarning, match="was reported to be 1") as caught:
+            assert list(loader) == [0, 1, 2]
+        assert len(caught) == 2
 
 
 def test_an_error_in_collate_ends_its_range():

@@ -28,7 +28,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from .._cpu_time import CoreWait, cpu_seconds
-from .._stacked import Stacked, recording
+from .._stacked import Stacked
 from .environment import describe, place, synchronize
 from .record import END, STOP, WAIT
 
@@ -250,7 +250,7 @@ class _Range:
     def __enter__(self) -> None:
         self._inner.__enter__()
         if self._kind == "collate":
-            self._recording = recording()
+            self._recording = Stacked()
             self._stacked = self._recording.__enter__()
         self._times = self._watch.times()
         self._start = time.perf_counter_ns()
