@@ -119,9 +119,9 @@ class Demo:
         counts, self.found = torch.zeros(3, dtype=torch.long), []
         for data in loader:
             results = model(return_loss=False, **data)
-            # The batch itself is still closed: `.data[0]` is its first (only) chunk.
-            truth = data["gt_bboxes"].data[0], data["gt_labels"].data[0]
-            for result, *there in zip(results, *truth, strict=True):
+            # The batch itself is still closed: its containers have one chunk each.
+            (boxes,), (labels,) = data["gt_bboxes"].data, data["gt_labels"].data
+            for result, *there in zip(results, boxes, labels, strict=True):
                 counts += count_matches(result, *there)
             self.found += results
         dist.all_reduce(counts)

@@ -26,9 +26,12 @@ _padding = operator.attrgetter("_padding")
 
 
 def batch_containers(
-    column: list[DataContainer], path: Path, chunk: int
+    column: list[DataContainer], path: Path, chunk: int | None
 ) -> DataContainer:
-    """Return the containers at ``path`` as one, in chunks of ``chunk`` samples."""
+    """Return the containers at ``path`` as one, in chunks of ``chunk`` samples.
+
+    None is the default: chunks of one sample.
+    """
     data_of = _own_data
     if set(map(type, column)) != _EXACT:
         check_kind(column, DataContainer, "a DataContainer", path)
@@ -37,6 +40,7 @@ def batch_containers(
     if any(map(_padding, column)):
         _check_paddings(column, path)
     values = list(map(data_of, column))
+    is_default, chunk = chunk is None, chunk or 1
     starts = range(0, len(column), chunk)
     data: list[Any]
     if first.stack and not first.cpu_only:
@@ -45,7 +49,7 @@ def batch_containers(
         data = [_join_chunk(values[i : i + chunk], path, i) for i in starts]
     else:
         data = [values[i : i + chunk] for i in starts]
-    return first._batched(data)
+    return first._batched(data, is_default=is_default)
 
 
 def _check_paddings(column: list[DataContainer], path: Path) -> None:

@@ -12,6 +12,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 
@@ -174,12 +175,21 @@ _BETWEEN = {"pyparallel", "torch", "threading", "multiprocessing"}
 def warn(text: str, category: type[Warning]) -> None:
     """Warn at the innermost line of the stack that is the user's."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+    while not _is_users(frame):
         if frame.f_back is None:  # a thread that no line of the user has started
             level = 2
             break
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
+
+
+def called_by_user(level: int) -> bool:
+    """Return True if the caller of this many functions above is a line of the user."""
+    return _is_users(sys._getframe(level + 1))
+
+
+def _is_users(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _BETWEEN
 
 
 _warned: set[str] = set()

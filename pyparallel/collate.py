@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ _BUILTIN = (dict, list, tuple)
 _KNOWN = ("builtins", "numpy", "torch")  # their classes have a rule of ours
 
 
-def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
+def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
     """Return the samples of ``batch`` as one batch.
 
     Containers are taken apart together: the result has the structure of the first
@@ -58,7 +59,9 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
     Args:
         batch: the samples, at least one.
         samples_per_gpu: how many samples make a chunk (one chunk goes to one device).
-            The last chunk may be smaller.
+            The last chunk may be smaller. None: 1, as in mmcv; `DataLoader` makes its
+            whole batch one chunk then. Code that reads ``data`` of several chunks that
+            were made by this default is warned (PP104).
 
     Returns:
         The batch. A stacked tensor is contiguous, never aliases its samples, and has
@@ -81,7 +84,8 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
     Example:
         >>> ragged = [DataContainer(torch.ones(1, n), stack=True, pad_dims=1)
         ...           for n in (2, 3)]
-        >>> collate(ragged, samples_per_gpu=2).data[0].tolist()
+        >>> (chunk,) = collate(ragged, samples_per_gpu=2).data
+        >>> chunk.tolist()
         [[[1.0, 1.0, 0.0]], [[1.0, 1.0, 1.0]]]
     """
     if type(batch) is not list and (
@@ -90,16 +94,22 @@ def collate(batch: Sequence[Any], samples_per_gpu: int = 1) -> Any:
         raise BatchTypeError(
             f"collate: batch must be a sequence of samples, but is {kind(batch)}."
         )
-    chunk = at_least(samples_per_gpu, 1, "collate: samples_per_gpu")
+    if samples_per_gpu is not None:
+        samples_per_gpu = at_least(samples_per_gpu, 1, "collate: samples_per_gpu")
     if not batch:
         raise EmptyBatchError(
             "collate: batch must have at least one sample, but is empty."
         )
     with span("pyparallel.collate"):
-        return _column(list(batch), (), chunk)
+        return _column(list(batch), (), samples_per_gpu)
 
 
-def _column(column: list[Any], path: Path, chunk: int) -> Any:
+def collate_whole(batch: Sequence[Any]) -> Any:
+    """Return the samples of ``batch`` as one batch whose containers have one chunk."""
+    return collate(batch, sys.maxsize)
+
+
+def _column(column: list[Any], path: Path, chunk: int | None) -> Any:
     """Batch what stands at ``path`` in every sample; the first decides the kind."""
     first = column[0]
     cls = type(first)  # asked first: isinstance takes long to say no
@@ -140,7 +150,7 @@ def _registered_class(value: Any) -> Any:
     return None
 
 
-def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int) -> Any:
+def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int | None) -> Any:
     first = column[0]
     columns = _backend.columns(column, _stack.may_stack_equal())
     if columns is None:
@@ -197,7 +207,7 @@ def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
             )
 
 
-def _dataclasses(column: list[Any], path: Path, chunk: int) -> Any:
+def _dataclasses(column: list[Any], path: Path, chunk: int | None) -> Any:
     first = column[0]
     _check_kind(column, type(first), f"a {kind(first)}", path)
     return _tree.rebuild_dataclass(
@@ -209,7 +219,7 @@ def _dataclasses(column: list[Any], path: Path, chunk: int) -> Any:
     )
 
 
-def _sequences(column: list[Any], path: Path, chunk: int) -> Any:
+def _sequences(column: list[Any], path: Path, chunk: int | None) -> Any:
     first = column[0]
     advice = "Wrap the field in a DataContainer to keep lists of any length."
     columns = [

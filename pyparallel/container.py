@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from . import _tree
-from ._errors import BatchTypeError, BatchValueError, kind
+from ._errors import (
+    BatchTypeError,
+    BatchValueError,
+    called_by_user,
+    has_warned,
+    kind,
+    warn_once,
+)
 from .padding import MOST_PAD_DIMS, Padding, check_num_dims
 
 _OfTensor = Callable[[torch.Tensor], torch.Tensor]
@@ -58,6 +65,8 @@ class DataContainer:
     # Attributes of the instance only where given: else the state is that of mmcv.
     _padding: Padding | None = None
     _ragged: bool = False
+    # The chunks are several because `collate` was given no size for them.
+    _has_default_chunks: bool = False
 
     def __init__(
         self,
@@ -85,7 +94,15 @@ class DataContainer:
 
     @property
     def data(self) -> Any:
-        """The value itself."""
+        """The value itself.
+
+        In a batch it is the list of chunks. ``(images,) = batch["img"].data`` takes the
+        only chunk, and fails if there are several.
+        """
+        # A list of another class would not be a list for torch's pytree, so all reads
+        # are looked at, not only those of [0].
+        if self._has_default_chunks:
+            self._warn_of_chunks()
         return self._data
 
     @property
@@ -170,6 +187,8 @@ class DataContainer:
 
     def __getitem__(self, index: Any) -> Any:
         """Return ``data[index]``."""
+        if self._has_default_chunks:
+            self._warn_of_chunks()
         return self._data[index]
 
     def __iter__(self) -> Iterator[Any]:
@@ -217,10 +236,14 @@ class DataContainer:
             _check_ragged(stack, cpu_only)
         self.__dict__.update(state)
 
-    def _batched(self, chunks: list[Any]) -> DataContainer:
+    def _batched(self, chunks: list[Any], *, is_default: bool) -> DataContainer:
         """Return the container of a batch whose samples are like this one.
 
         It has the default ``pad_dims``, as in mmcv: its tensors are padded already.
+
+        Args:
+            chunks: the data.
+            is_default: their size was not given.
         """
         result = object.__new__(DataContainer)
         result._data, result._pad_dims = chunks, 2
@@ -228,7 +251,23 @@ class DataContainer:
         result._padding_value = self._padding_value
         if self._ragged:
             result._ragged = True
+        if is_default and len(chunks) > 1:
+            result._has_default_chunks = True
         return result
+
+    def _warn_of_chunks(self) -> None:
+        """Warn a user who reads the data; it is called by the method that reads."""
+        if has_warned("PP104") or not called_by_user(2):
+            return
+        num = len(self._data)
+        warn_once(
+            "PP104",
+            "DataContainer: a batch should have one chunk for each device, but has "
+            f"{num} chunks of 1 sample, because collate was given no samples_per_gpu. "
+            f"data[0] is 1 sample of {num}. For one device use partial(collate, "
+            f"samples_per_gpu={num}), or collate_fn=collate in pyparallel.DataLoader. "
+            "Give samples_per_gpu=1 if you want these chunks.",
+        )
 
     def _tensor_attribute(self, name: str) -> Any:
         if not isinstance(self._data, torch.Tensor):

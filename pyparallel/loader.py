@@ -17,6 +17,7 @@ from ._loading import InProcess, Receiving, WithWorkers
 from ._preflight import Finding, num_cores
 from ._resume import Resumable
 from ._stats import LoaderStats
+from .collate import collate, collate_whole
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -35,6 +36,11 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
     `stats` counts it, and one warning has the number to raise. So does all else that
     has no place in the ring; tensors that are not dense CPU tensors cross as torch
     sends them. Without workers, and on systems other than Linux, there is no ring.
+
+    With ``collate_fn=pyparallel.collate`` itself a batch is one chunk, also a smaller
+    last one: ``samples_per_gpu`` is the number of its samples. `MMDataParallel` on
+    several devices needs a chunk for each: ``partial(collate, samples_per_gpu=n)``.
+    With ``batch_size=None`` `collate` is called as it is.
 
     `state_dict` says how far the last iterator has got; after `load_state_dict` the
     next one continues with the very next batch.
@@ -109,6 +115,10 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
             )
         if sample_seeds:
             _sample_seeds.check(dataset)
+        has_batches = batch_size is not None or batch_sampler is not None
+        if collate_fn is collate and has_batches:
+            # As an attribute, so that loaders which others make from this one have it.
+            collate_fn = collate_whole
         super().__init__(
             dataset,
             batch_size=batch_size,

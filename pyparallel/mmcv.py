@@ -26,7 +26,7 @@ import torch
 
 from . import _advice, _functions, distributed_deprecated
 from ._module_wrappers import MODULE_WRAPPERS, is_module_wrapper, registries
-from .collate import collate
+from .collate import collate as _collate
 from .container import DataContainer
 from .data_parallel import MMDataParallel
 from .distributed import MMDistributedDataParallel
@@ -105,6 +105,15 @@ def installed() -> Iterator[None]:
     finally:
         if not was_installed:
             uninstall()
+
+
+def collate(batch: Any, samples_per_gpu: int = 1) -> Any:
+    """Return ``pyparallel.collate`` of the arguments, with mmcv's default.
+
+    A loader does not bind ``samples_per_gpu`` for it, and chunks of one sample are no
+    news for code that was written for mmcv.
+    """
+    return _collate(batch, samples_per_gpu)
 
 
 def assert_tensor_type(function: Callable[..., Any]) -> Callable[..., Any]:

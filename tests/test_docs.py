@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -71,6 +72,28 @@ def test_links_in_the_documentation_lead_to_files() -> None:
         text = page.read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_no_example_takes_the_first_chunk_and_drops_the_rest() -> None:
+    """``(chunk,) = container.data`` fails where ``.data[0]`` would lose samples."""
+    bare = re.compile(r"\.data\[0\]")
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.*")]
+    modules = [*ROOT.glob("pyparallel/**/*.py")]
+    docstrings = [
+        (module, ast.get_docstring(node) or "")
+        for module in modules
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+    ]
+    texts = [(page, page.read_text(encoding="utf-8")) for page in pages]
+    shown = [
+        (path.name, line)
+        for path, text in [*texts, *docstrings]
+        for line in text.splitlines()
+        if bare.search(line)
+    ]
+    # The one line quotes code for mmcv beside its translation.
+    assert [name for name, _ in shown] == ["mmcv.md"], shown
 
 
 def test_every_public_function_says_what_it_takes_gives_and_raises() -> None:

@@ -138,7 +138,7 @@ def test_every_name_of_every_submodule_is_ours(run, kind):
         from mmcv.parallel import DataContainer as DC, utils
         from mmcv.parallel._functions import Scatter
         assert DC is DataContainer is pyparallel.DataContainer
-        assert collate is pyparallel.collate is mmcv.parallel.collate
+        assert collate is pyparallel.mmcv.collate is mmcv.parallel.collate
         assert mmcv.parallel.distributed_deprecated.MMDistributedDataParallel \\
             is not MMDistributedDataParallel
         """,
@@ -164,7 +164,7 @@ def test_uninstall_restores_what_was_importable_before(run, kind):
             try:
                 with pyparallel.mmcv.installed():
                     from mmcv.parallel import collate, data_container
-                    assert collate is pyparallel.collate
+                    assert collate is pyparallel.mmcv.collate
                     with pyparallel.mmcv.installed():
                         pass
                     assert 'mmcv.parallel' in sys.modules
@@ -184,7 +184,7 @@ def test_uninstall_restores_what_was_importable_before(run, kind):
                 raise AssertionError('mmcv.parallel is still there')
         else:
             import mmcv.parallel
-            assert mmcv.parallel.collate is not pyparallel.collate
+            assert mmcv.parallel.collate is not pyparallel.mmcv.collate
         """,
     )
 
@@ -245,7 +245,7 @@ def test_it_refuses_when_others_hold_the_old_objects(run, kind, taken):
         else:
             raise AssertionError('installed')
         import mmcv.parallel
-        assert mmcv.parallel.collate is not pyparallel.collate
+        assert mmcv.parallel.collate is not pyparallel.mmcv.collate
         vars(runner).clear()
         pyparallel.mmcv.install()
         """,
@@ -305,7 +305,7 @@ def test_collate_is_the_function_in_every_import_order():
             for line in order:
                 exec(line, {"importlib": importlib})
                 module = sys.modules["mmcv.parallel"]
-                assert module.collate is pyparallel.collate
+                assert module.collate is pyparallel.mmcv.collate
 
 
 def test_old_pickles_load():
