@@ -69,7 +69,7 @@ def test_a_checker_sees_the_types_of_the_package(tmp_path: Path) -> None:
     assert found[:3] == [
         '1: error: Module "pyparallel" has no attribute "missing"  [attr-defined]',
         '2: error: Argument "samples_per_gpu" to "collate" has incompatible type '
-        '"str"; expected "int"  [arg-type]',
+        '"str"; expected "int | None"  [arg-type]',
         '3: error: "int" has no attribute "nothing"  [attr-defined]',
     ]
     assert done.returncode == 1 and len(found) == 4, done.stdout
