@@ -110,8 +110,8 @@ def installed() -> Iterator[None]:
 def collate(batch: Any, samples_per_gpu: int = 1) -> Any:
     """Return ``pyparallel.collate`` of the arguments, with mmcv's default.
 
-    A loader does not bind ``samples_per_gpu`` for it, and chunks of one sample are no
-    news for code that was written for mmcv.
+    A loader does not bind ``samples_per_gpu`` for it, and reads of chunks of one sample
+    are not warned of: code for mmcv expects them.
     """
     return _collate(batch, samples_per_gpu)
 

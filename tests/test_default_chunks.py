@@ -1,4 +1,4 @@
-"""No sample of a batch is lost where nobody has said how many make a chunk."""
+"""No sample of a batch is lost where the size of chunks was not given."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def whole(*numbers: int) -> list[dict[str, list[int]]]:
 
 
 def read(batch: Any) -> list[str]:
-    """Return what is said when a user reads a batch."""
+    """Return the warnings of code of a user that reads a batch."""
     _warned.discard("PP104 ")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -162,18 +162,18 @@ def test_on_several_devices_no_sample_is_lost() -> None:
         assert sorted(seen) == parts
 
 
-# ------------------------------------------------------------------- the user is told
+# ------------------------------------------------------------------- the user is warned
 def batch_of(num_samples: int, **options: Any) -> Any:
     return collate([sample(i) for i in range(num_samples)], **options)
 
 
-def test_reading_chunks_of_the_default_size_is_told_once() -> None:
+def test_reading_chunks_of_the_default_size_is_warned_of_once() -> None:
     assert read(batch_of(3)) == [TEXT]
     (batch,) = TorchLoader(Samples(), 3, sampler=range(3), collate_fn=collate)
     assert read(batch) == [TEXT]
 
 
-def test_it_is_told_at_the_line_that_reads() -> None:
+def test_the_warning_is_at_the_line_that_reads() -> None:
     batch, line = batch_of(3), inspect.currentframe().f_lineno  # type: ignore[union-attr]
     reads: list[Callable[[], Any]] = [
         lambda: batch["boxes"].data,
@@ -198,11 +198,11 @@ def test_it_is_told_at_the_line_that_reads() -> None:
     ],
     ids=["one", "two", "a single sample", "mmcv"],
 )
-def test_chunks_that_were_asked_for_are_no_news(batch: Any) -> None:
+def test_chunks_that_were_asked_for_are_read_in_silence(batch: Any) -> None:
     assert read(batch) == []
 
 
-def test_a_container_that_has_travelled_is_told_of() -> None:
+def test_a_container_that_has_travelled_is_warned_of() -> None:
     loader = DataLoader(
         *(Samples(), 3),
         sampler=range(3),
