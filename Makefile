@@ -77,8 +77,8 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \
 	prefetch_state preflight probe profile_browser profile_drawing profile_runs \
 	profile_summary public_api registry release replicas_errors resume \
-	resume_errors resume_iterable return_flight sanitizers scatter_devices security soak \
-	stats thread_exit trace two_hosts typed \
+	resume_errors resume_iterable return_flight sanitizers scatter_devices script_exits \
+	security soak stats thread_exit trace two_hosts typed \
 	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
 		differential_optim differential_wrappers launchers model optim optim_amp \
 		optim_dict runner runner_example runner_install separate sharded upstream \
@@ -108,7 +108,7 @@ BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
 	$(patsubst %,tests/test_%.py,examples_peers mmengine_collate mmengine_image \
 	mmengine_model mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
 	mmengine_runner_example mmengine_runner_install mmengine_upstream other_containers \
-	profile_torchdata resume_torchdata)
+	profile_torchdata resume_torchdata script_exits)
 # What runs on the CUDA build with the fake CUDA runtime in the place of a driver.
 CUDA_TESTS := $(shell grep -l 'mark\.cuda\b' tests/test_*.py)
 ON_FAKE = cd $(TREE) && . $(FAKE)/env.sh && PYPARALLEL_REQUIRE_CUDA=1 \

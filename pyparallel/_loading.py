@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -297,12 +298,23 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
             return
         super()._shutdown_workers()
         ring = getattr(self, "_ring", None)
-        if ring is None or not ring.is_mine or sys.is_finalizing():
+        if ring is None or not ring.is_mine:
             return
         for i, worker in enumerate(getattr(self, "_workers", ())):
             if not worker.is_alive():  # else it may be writing
                 ring.reclaim(self._first_holder + i)
         self._page_unlock()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the workers, unless the interpreter ends: then its exit handlers did.
+
+        Note: [interpreter exit]. After the exit handlers, the interpreter clears the
+        globals of all modules and drops the remaining objects. No code of this package
+        runs then. ``weakref.finalize`` calls nothing after the exit handlers. This
+        method is torch's and must check for itself, without a global.
+        """
+        if not is_finalizing():
+            super().__del__()
 
     def _page_unlock(self) -> None:
         if self._ring is not None and self._page_locks:

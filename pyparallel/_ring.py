@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import uuid
 import weakref
 from typing import Protocol
@@ -159,8 +158,8 @@ class Ring(RingMemory):
 
     def _dropped(self, slab: int, nbytes: int) -> None:
         """The last tensor on a slab has died, in whatever thread."""
-        if not self.is_mine or sys.is_finalizing():
-            return  # a forked copy died, or everything does
+        if not self.is_mine:
+            return  # a forked copy died
         if self.is_locked(slab) and self._lock is not None:
             read = self.owner(slab)  # by copies that the fence stands behind
             weakref.finalize(read, self._free, slab, nbytes).atexit = False
