@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +15,20 @@ import torch
 from torch.autograd import profiler
 from torch.utils.data import _utils, dataloader
 from torch.utils.data.dataloader import (
+    _DatasetKind,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
 from . import _advice, _page_lock, _preflight, _shared, _tree, _workers
 from ._errors import BatchValueError, LoaderWarning, warn_once
+from ._fetching import Locating, LocatingFetcher, add_note
 from ._packing import Note, Packing, Preparing
 from ._parcel import Message, Miss, Parcel
 from ._resume import Changed, Followed, enter
 from ._ring import Ring
 from ._ring_memory import largest_slab, total_nbytes
+from ._sample_seeds import Task
 from ._source import worker_extra
 from ._stacked import Stacked
 from ._stats import Meter
@@ -172,6 +176,7 @@ class InProcess(Followed, _Unrecorded):
     """The iterator of a loader without workers: torch's, measured."""
 
     _collate_fn = Changed(lambda it, function: it.timed(function))
+    _dataset_fetcher = Changed(lambda it, fetcher: LocatingFetcher(fetcher, add_note))
 
     def __init__(self, loader: Any, receiving: Receiving) -> None:
         self._receiving = receiving
@@ -228,7 +233,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
 
     # What torch hands to its workers is wrapped where torch sets it.
     _collate_fn = Changed(lambda it, function: it.packing(function))
-    _worker_init_fn = Changed(lambda it, function: Preparing(enter(it, function)))
+    _worker_init_fn = Changed(lambda it, function: it.preparing(function))
 
     def __init__(self, loader: Any, receiving: Receiving) -> None:
         self._pid = os.getpid()
@@ -240,6 +245,9 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
             for finding in filter(operator.attrgetter("warns"), loader.preflight()):
                 warn_once("PP209", finding.text, LoaderWarning, finding.name)
         self._first_holder, self._page_locks = 0, False
+        # The tasks that are not given yet: torch has no more at a time.
+        most = loader.num_workers * loader.prefetch_factor
+        self._drawn: deque[Any] = deque(maxlen=most)
         if self._ring is not None:
             self._first_holder = self._ring.new_holders(loader.num_workers)
             lock = _page_lock.for_accelerator() if loader.pin_memory else None
@@ -247,11 +255,41 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
                 self._ring.page_lock(lock)
                 self._page_locks = True
         super().__init__(loader)
-        _workers.guard(self)
+        _workers.take_over(self)
 
     def packing(self, collate_fn: Any) -> Packing:
         """Return what workers collate with."""
         return Packing(collate_fn, self._ring, self._first_holder, worker_extra)
+
+    def preparing(self, worker_init_fn: Any) -> Preparing:
+        """Return what workers begin with."""
+        return Preparing(Locating(enter(self, worker_init_fn)))
+
+    def unsent(self, worker: int) -> list[Any]:
+        """Return the indices of each batch that a worker has not sent."""
+        if self._dataset_kind != _DatasetKind.Map:
+            return []
+        tasks = [
+            self._drawn[number - self._send_idx]
+            for number, (by, *received) in self._task_info.items()
+            if by == worker and not received
+        ]
+        return [task.indices if isinstance(task, Task) else task for task in tasks]
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()
+        self._drawn.append(index)
+        return index
+
+    def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> Any:
+        # In slices, each of which ends with a look at the workers.
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            wait = min(_workers.SLICE, left)
+            found = super()._try_get_data(wait)  # type: ignore[no-untyped-call]
+            if found[0] or left <= _workers.SLICE:
+                return found
 
     def has_lost_worker(self) -> bool:
         """Tell whether a worker has died; then all others are ended, too."""

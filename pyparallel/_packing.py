@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -19,6 +20,7 @@ from ._ring_memory import RingMemory, Slab
 from ._seal import Sealed, keep, seal
 from ._stacked import Stacked
 from ._trace import span
+from ._tracebacks import hide_frames, rank_text
 
 
 class Note(NamedTuple):
@@ -168,9 +170,28 @@ def _timed(fetch: Any) -> Any:
     return timed
 
 
+#: The samples of the error that was raised last in this worker.
+_place = ""
+
+
+def note_place(error: BaseException, place: str) -> None:
+    """Let the next `wrap_exception` of this worker name the samples of the error."""
+    global _place
+    _place = place
+
+
 def wrap_exception(where: str) -> ExceptionWrapper:
     """Return the current exception, as it arrives at the parent."""
-    wrapper = ExceptionWrapper(where=where)
+    global _place
+    place, _place = _place, ""
+    kind, error, trace = sys.exc_info()
+    if error is not None:
+        hide_frames(error)
+        trace = error.__traceback__
+    rank = rank_text()
+    where = f"{where} ({rank})" if rank else where
+    where = f"{where}, {place}" if place else where
+    wrapper = ExceptionWrapper((kind, error, trace), where)
     try:
         ForkingPickler.dumps(wrapper)
     except Exception:  # a class that was defined in a function, say

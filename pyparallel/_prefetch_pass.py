@@ -11,6 +11,7 @@ from ._errors import BatchTypeError
 from ._hand_over import Item, State
 from ._prefetch_thread import Generation, stop
 from ._trace import span
+from ._tracebacks import hide_frames
 
 
 class Owner(Protocol):
@@ -50,7 +51,13 @@ class Pass:
                 batch = self._land(item)
         if item is None or item.land is None:
             meter.pause()
-            self._finish(item)
+            try:
+                self._finish(item)
+            except BaseException as error:
+                hide_frames(error)
+                raise
+            finally:
+                del item  # or the traceback would hold the error that holds it
             raise StopIteration
         meter.add(batches=1)
         owner = self._owner()

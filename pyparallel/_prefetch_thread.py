@@ -146,7 +146,7 @@ class Generation:
         if not self.items and not self.over:
             self.over = self.stopping = True
             self.changed.notify_all()
-            raise _workers.death(*dead)
+            raise _workers.death(dead)
 
     # What the thread does.
 
@@ -259,7 +259,7 @@ def _produce(generation: Generation) -> None:
     generation.at("iter(loader)")
     dead = _workers.find_dead(_workers.kept(loader))
     if dead is not None:  # torch would wait five seconds for an answer from it
-        raise _workers.death(*dead)
+        raise _workers.death(dead)
     source = iterate(loader)
     generation.set_source(source)
     _workers.take_over(source)

@@ -19,6 +19,7 @@ from ._parts import arguments_of, generators_of, parts_of, set_epochs
 from ._progress import Progress
 from ._sample_seeds import Seeded
 from ._source import Entering, Source, Sourced
+from ._tracebacks import hide_frames
 
 
 class Resumable:
@@ -234,8 +235,9 @@ class Followed:
         except StopIteration:
             progress.finished = True
             raise
-        except Exception:
+        except Exception as error:
             progress.failed = True
+            hide_frames(error)
             raise
         finally:
             if progress.samples is not None:

@@ -17,11 +17,12 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import synchronize
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data._utils import signal_handling
 
 from ._pipe import outlive_writers
+from ._tracebacks import rank_text, short
 
 _signals: Any = signal_handling
 
@@ -33,6 +34,13 @@ GRACE = 0.3
 _LOCKED = 5.0
 #: What a broken connection to a worker looks like.
 _BROKEN = (EOFError, FileNotFoundError, ConnectionError)
+#: Signals of a process whose code is at fault.
+_CRASHES = {
+    *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE),
+    *(signal.SIGILL, signal.SIGSEGV),
+}
+#: How many batches a message shows.
+_MOST_SHOWN = 8
 _ITERATOR = (
     *("_workers", "_try_get_data", "_shutdown_workers", "_persistent_workers"),
     "_worker_pids_set",
@@ -184,34 +192,64 @@ def terminate(source: Any) -> None:
                 worker.terminate()
 
 
-def find_dead(source: Any, *, any_code: bool = False) -> tuple[int, int] | None:
-    """Return pid and exit code of a worker that died; None if all live or finished.
+class Dead(NamedTuple):
+    """A worker that died.
+
+    Attributes:
+        number: of the worker in its loader.
+        pid: of its process.
+        code: its exit code; negative: the signal that killed it.
+        unsent: the indices of each batch that it had to send, if they are known.
+    """
+
+    number: int
+    pid: int
+    code: int
+    unsent: list[Any]
+
+
+def find_dead(source: Any, *, any_code: bool = False) -> Dead | None:
+    """Return a worker that died; None if all live or finished.
 
     Args:
         source: the iterator.
         any_code: take one that exited with code 0 too: it may have called ``exit``.
     """
-    dead = [
-        (worker.pid, worker.exitcode)
-        for worker in getattr(source, "_workers", ())
-        if worker.exitcode is not None
-    ]
-    failed = [found for found in dead if found[1]] or (dead if any_code else [])
-    return failed[0] if failed else None
+    workers = list(enumerate(getattr(source, "_workers", ())))
+    dead = [found for found in workers if found[1].exitcode is not None]
+    failed = [found for found in dead if found[1].exitcode]
+    for number, worker in failed or (dead if any_code else []):
+        unsent = source.unsent(number) if hasattr(source, "unsent") else []
+        return Dead(number, worker.pid, worker.exitcode, unsent)
+    return None
 
 
-def death(pid: int, code: int, who: str = "PreDataLoader") -> RuntimeError:
+def death(dead: Dead, who: str = "PreDataLoader") -> RuntimeError:
     """Return the error for a dead worker."""
     name = ""
-    if code < 0:
+    if dead.code < 0:
         with contextlib.suppress(ValueError):
-            name = f", {signal.Signals(-code).name}"
+            name = f", {signal.Signals(-dead.code).name}"
+    rank = rank_text()
+    unsent = ", ".join(map(short, dead.unsent[:_MOST_SHOWN]))
+    if unsent:
+        more = ", ..." if len(dead.unsent) > _MOST_SHOWN else ""
+        unsent = f" Indices of the batches that it had not sent: {unsent}{more}."
     advice = "Look for its traceback above, or for what ends processes in the dataset."
-    if code == -signal.SIGKILL:
-        advice = "Look for an out-of-memory kill in the system's log."
+    if dead.code == -signal.SIGKILL:
+        advice = (
+            "Look for an out-of-memory kill in the system's log (dmesg). Use fewer "
+            "workers, smaller batches or a smaller prefetch_factor."
+        )
+    elif -dead.code in _CRASHES:
+        advice = (
+            "Native code crashed. To see the line, run the loader with num_workers=0 "
+            "under python -X faulthandler."
+        )
     return RuntimeError(
-        f"{who}: a DataLoader worker must live to the end of its epoch, but "
-        f"worker pid {pid} died (exit code {code}{name}). {advice}"
+        f"{who}: a DataLoader worker must live to the end of its epoch, but worker "
+        f"{dead.number} (pid {dead.pid}{', ' if rank else ''}{rank}) died "
+        f"(exit code {dead.code}{name}).{unsent} {advice}"
     )
 
 
@@ -231,13 +269,14 @@ def explained(
         if time.monotonic() >= deadline:
             return error
         time.sleep(GRACE / 30)
-    found = death(*dead, who)
-    found.__cause__ = error
+    found = death(dead, who)
+    # torch's report says less. A broken connection may have another reason.
+    found.__cause__ = None if is_report(error) else error
     return found
 
 
 class Explaining:
-    """Raises the error for a dead worker where its connection broke before torch knew.
+    """Raises the error for a dead worker in the place of torch's report.
 
     Args:
         source: the iterator that waits in the block.
@@ -250,10 +289,10 @@ class Explaining:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, _BROKEN):
+        if isinstance(error, Exception):
             found = explained(error, self._source, "DataLoader")
             if found is not error:
-                raise found
+                raise found from found.__cause__
 
 
 def let_go(error: BaseException, source: Any) -> None:
