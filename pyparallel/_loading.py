@@ -7,7 +7,6 @@ import os
 import pickle
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -245,9 +244,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
             for finding in filter(operator.attrgetter("warns"), loader.preflight()):
                 warn_once("PP209", finding.text, LoaderWarning, finding.name)
         self._first_holder, self._page_locks = 0, False
-        # The tasks that are not given yet: torch has no more at a time.
-        most = loader.num_workers * loader.prefetch_factor
-        self._drawn: deque[Any] = deque(maxlen=most)
+        self._drawn: dict[int, Any] = {}  # indices by the number of their task
         if self._ring is not None:
             self._first_holder = self._ring.new_holders(loader.num_workers)
             lock = _page_lock.for_accelerator() if loader.pin_memory else None
@@ -265,20 +262,27 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         """Return what workers begin with."""
         return Preparing(Locating(enter(self, worker_init_fn)))
 
-    def unsent(self, worker: int) -> list[Any]:
-        """Return the indices of each batch that a worker has not sent."""
+    def pending(self, worker: int) -> list[Any]:
+        """Return the indices of each batch of a worker that has not arrived."""
         if self._dataset_kind != _DatasetKind.Map:
             return []
+        drawn = self._drawn.copy()  # in one step: another thread may draw
         tasks = [
-            self._drawn[number - self._send_idx]
-            for number, (by, *received) in self._task_info.items()
-            if by == worker and not received
+            drawn[number]
+            for number, (by, *received) in list(self._task_info.items())
+            if by == worker and not received and number in drawn
         ]
         return [task.indices if isinstance(task, Task) else task for task in tasks]
 
     def _next_index(self) -> Any:
         index = super()._next_index()
-        self._drawn.append(index)
+        if len(self._drawn) > 2 * self._prefetch_factor * self._num_workers:
+            self._drawn = {
+                number: self._drawn[number]
+                for number in self._task_info
+                if number in self._drawn
+            }
+        self._drawn[self._send_idx] = index
         return index
 
     def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> Any:

@@ -199,13 +199,13 @@ class Dead(NamedTuple):
         number: of the worker in its loader.
         pid: of its process.
         code: its exit code; negative: the signal that killed it.
-        unsent: the indices of each batch that it had to send, if they are known.
+        pending: the indices of each of its batches that did not arrive, if known.
     """
 
     number: int
     pid: int
     code: int
-    unsent: list[Any]
+    pending: list[Any]
 
 
 def find_dead(source: Any, *, any_code: bool = False) -> Dead | None:
@@ -219,22 +219,22 @@ def find_dead(source: Any, *, any_code: bool = False) -> Dead | None:
     dead = [found for found in workers if found[1].exitcode is not None]
     failed = [found for found in dead if found[1].exitcode]
     for number, worker in failed or (dead if any_code else []):
-        unsent = source.unsent(number) if hasattr(source, "unsent") else []
-        return Dead(number, worker.pid, worker.exitcode, unsent)
+        pending = source.pending(number) if hasattr(source, "pending") else []
+        return Dead(number, worker.pid, worker.exitcode, pending)
     return None
 
 
-def death(dead: Dead, who: str = "PreDataLoader") -> RuntimeError:
+def death(dead: Dead) -> RuntimeError:
     """Return the error for a dead worker."""
     name = ""
     if dead.code < 0:
         with contextlib.suppress(ValueError):
             name = f", {signal.Signals(-dead.code).name}"
     rank = rank_text()
-    unsent = ", ".join(map(short, dead.unsent[:_MOST_SHOWN]))
-    if unsent:
-        more = ", ..." if len(dead.unsent) > _MOST_SHOWN else ""
-        unsent = f" Indices of the batches that it had not sent: {unsent}{more}."
+    pending = ", ".join(map(short, dead.pending[:_MOST_SHOWN]))
+    if pending:
+        more = ", ..." if len(dead.pending) > _MOST_SHOWN else ""
+        pending = f" Indices of its pending batches: {pending}{more}."
     advice = "Look for its traceback above, or for what ends processes in the dataset."
     if dead.code == -signal.SIGKILL:
         advice = (
@@ -247,9 +247,9 @@ def death(dead: Dead, who: str = "PreDataLoader") -> RuntimeError:
             "under python -X faulthandler."
         )
     return RuntimeError(
-        f"{who}: a DataLoader worker must live to the end of its epoch, but worker "
+        "DataLoader: a worker must live to the end of its epoch, but worker "
         f"{dead.number} (pid {dead.pid}{', ' if rank else ''}{rank}) died "
-        f"(exit code {dead.code}{name}).{unsent} {advice}"
+        f"(exit code {dead.code}{name}).{pending} {advice}"
     )
 
 
@@ -258,9 +258,7 @@ def is_report(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith(_TORCH_SAYS_DEAD)
 
 
-def explained(
-    error: BaseException, source: Any, who: str = "PreDataLoader"
-) -> BaseException:
+def explained(error: BaseException, source: Any) -> BaseException:
     """Return the error for a dead worker if that is what ``error`` comes from."""
     if not has_workers(source) or not (is_report(error) or isinstance(error, _BROKEN)):
         return error
@@ -269,7 +267,7 @@ def explained(
         if time.monotonic() >= deadline:
             return error
         time.sleep(GRACE / 30)
-    found = death(dead, who)
+    found = death(dead)
     # torch's report says less. A broken connection may have another reason.
     found.__cause__ = None if is_report(error) else error
     return found
@@ -290,9 +288,12 @@ class Explaining:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception):
-            found = explained(error, self._source, "DataLoader")
-            if found is not error:
-                raise found from found.__cause__
+            found = explained(error, self._source)
+            try:
+                if found is not error:
+                    raise found from found.__cause__
+            finally:
+                del found, error  # or a cycle would keep the iterator's workers
 
 
 def let_go(error: BaseException, source: Any) -> None:

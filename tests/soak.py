@@ -53,7 +53,7 @@ OPTIONS: dict[str, dict[str, int]] = {
 KINDS = (*IN_WORKERS, *BY_CONSUMER, *OPTIONS)
 #: Words of the errors that planned faults end in.
 EXPECTED = (
-    *("DataLoader worker", "worker pid ", "on purpose", "timed out after"),
+    *("DataLoader worker", "a worker must live", "on purpose", "timed out after"),
     *("Too many open files", "ulimit -n", "unable to open", "received 0 items"),
 )
 BAD = ("lost", "duplicated", "wrong", "unexplained", "leaked", "hung")

@@ -178,12 +178,11 @@ def test_a_worker_that_dies_with_a_slab(
         persistent_workers=persistent,
     )
     started = time.monotonic()
-    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
+    code = {"_exit": "3", "exit": "4"}.get(how, "-9, SIGKILL")
+    rule = rf"worker 0 \(pid \d+\) died \(exit code {code}\)\. Indices of its pending"
+    with pytest.raises(RuntimeError, match=rule) as caught:
         for _ in loader:
             pass
-    assert "killed by signal: Killed" in str(caught.value) or "exited" in str(
-        caught.value
-    )
     assert time.monotonic() - started < 15
     del caught
     path.unlink()
@@ -204,7 +203,7 @@ def test_a_worker_that_is_killed_while_its_batches_are_in_the_queue(
     ring = loader._receiving.ring
     assert ring is not None
     assert wait_for(lambda: sum(holder > 1 for holder in ring.holders()) == 4)
-    with pytest.raises(RuntimeError, match="DataLoader worker"):
+    with pytest.raises(RuntimeError, match="DataLoader: a worker must live"):
         os.kill(batches._workers[0].pid, signal.SIGKILL)
         while True:
             next(batches)
@@ -304,13 +303,9 @@ def test_a_lost_worker_ends_the_others() -> None:
     )
     assert len(list(loader)) == 8
     workers = [worker.pid for worker in loader._iterator._workers]
-    try:
-        os.kill(workers[1], signal.SIGKILL)
-        killed = psutil.Process(workers[1])
-        assert wait_for(lambda: killed.status() == psutil.STATUS_ZOMBIE)
-        time.sleep(0.3)
-    except RuntimeError as error:  # torch's handler raises where it finds us
-        assert "killed by signal" in str(error)
+    os.kill(workers[1], signal.SIGKILL)
+    killed = psutil.Process(workers[1])
+    assert wait_for(lambda: killed.status() == psutil.STATUS_ZOMBIE)
     assert [int(batch[0, 0]) for batch in loader] == list(range(8))
     assert not {process.pid for process in children()} & set(workers)
     assert len(psutil.Process().children()) >= 2
@@ -359,7 +354,6 @@ def test_a_connection_that_a_dead_worker_broke_is_its_death(
     batches = iter(pyparallel.DataLoader(Numbers(8), 2, num_workers=1))
     next(batches)
     (pid,) = [worker.pid for worker in batches._workers]
-    _workers.take_over(batches)  # nor does its signal handler look
     if dies:
         monkeypatch.setattr(_workers, "GRACE", 10.0)  # the system may be busy
 
@@ -372,9 +366,10 @@ def test_a_connection_that_a_dead_worker_broke_is_its_death(
     monkeypatch.setattr(torchs, "_next_data", broken)
     kind: type[Exception] = RuntimeError
     rule = (
-        "DataLoader: a DataLoader worker must live to the end of its epoch, but worker "
-        f"pid {pid} died (exit code -9, SIGKILL). Look for an out-of-memory kill in "
-        "the system's log."
+        "DataLoader: a worker must live to the end of its epoch, but worker 0 "
+        f"(pid {pid}) died (exit code -9, SIGKILL). Indices of its pending batches: "
+        "[2, 3], [4, 5]. Look for an out-of-memory kill in the system's log (dmesg). "
+        "Use fewer workers, smaller batches or a smaller prefetch_factor."
     )
     if not dies:  # then it has broken nothing: the error is the dataset's own
         kind, rule = ConnectionResetError, "by peer"

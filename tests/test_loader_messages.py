@@ -1,0 +1,346 @@
+"""Errors of datasets and of ``collate_fn`` name samples, worker and rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from loader_sets import wait_for
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+import pyparallel
+from pyparallel import DataLoader, PreDataLoader, _debug, _tracebacks
+
+PACKAGE = str(Path(pyparallel.__file__).parent)
+needs_notes = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="needs notes of exceptions (Python 3.11)"
+)
+pytestmark = pytest.mark.timeout(120)
+
+
+class Cause(Exception):
+    """The cause of an error in a dataset."""
+
+
+def fail() -> torch.Tensor:
+    error = ValueError("bad")
+    if sys.version_info >= (3, 11):
+        error.add_note("a note of the dataset")
+    raise error from Cause("of the dataset")
+
+
+class Some(Dataset[torch.Tensor]):
+    """Pairs of numbers, but for sample 13."""
+
+    def __init__(self, odd: Callable[[], torch.Tensor]) -> None:
+        self.odd = odd
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.odd() if i == 13 else torch.full((2,), i)
+
+
+class AllAtOnce(Some):
+    """The same, read batch by batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        assert type(indices) is list
+        return [self[i] for i in indices]
+
+
+class Samples(IterableDataset[torch.Tensor]):
+    """The same as a stream, which goes on after an error. Both workers read all."""
+
+    def __init__(self, odd: Callable[[], torch.Tensor], length: int = 32) -> None:
+        self.some, self.length = Some(odd), length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.i = -1
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        self.i += 1
+        if self.i >= self.length:
+            raise StopIteration
+        return self.some[self.i]
+
+
+def wide() -> torch.Tensor:
+    return torch.zeros(3)
+
+
+UPWARDS = [[12, 13, 14], [1, 2]]
+#: A dataset, options of the loader, and the place in the message.
+PLACES: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "index": (Some(fail), {"batch_size": 4}, "at index 13"),
+    "last of a batch": (Some(fail), {"batch_size": 7}, "at index 13"),
+    "batch sampler": (Some(fail), {"batch_sampler": UPWARDS}, "at index 13"),
+    "tuples": (Some(fail), {"batch_sampler": [(1, 13, 2)]}, "at index 13"),
+    "no batches": (Some(fail), {"batch_size": None}, "at index 13"),
+    "subset": (
+        Subset(Some(fail), list(range(31, -1, -1))),
+        {"batch_size": 4},
+        "at index 18",
+    ),
+    "seeds": (Some(fail), {"batch_size": 4, "sample_seeds": True}, "at index 13"),
+    "seeds, no batches": (
+        Some(fail),
+        {"batch_size": None, "sample_seeds": True},
+        "at index 13",
+    ),
+    "all at once": (
+        AllAtOnce(fail),
+        {"batch_size": 4},
+        "in the batch of indices [12, 13, 14, 15]",
+    ),
+    "stream": (Samples(fail), {"batch_size": 4}, "at sample 13"),
+    "stream, no batches": (Samples(fail), {"batch_size": None}, "at sample 13"),
+    "torch's collate": (
+        Some(wide),
+        {"batch_sampler": UPWARDS},
+        "in the batch of indices [12, 13, 14] (entry 0 is index 12, entry 1 is "
+        "index 13)",
+    ),
+    "our collate": (
+        Some(wide),
+        {"batch_sampler": UPWARDS, "collate_fn": pyparallel.collate},
+        "in the batch of indices [12, 13, 14] (batch[1] is index 13, batch[0] is "
+        "index 12)",
+    ),
+    "seeds and collate": (
+        Some(wide),
+        {"batch_sampler": UPWARDS, "sample_seeds": True},
+        "in the batch of indices [12, 13, 14] (entry 0 is index 12, entry 1 is "
+        "index 13)",
+    ),
+    "collate of a stream": (
+        Samples(wide),
+        {"batch_size": 6},
+        "in the batch of samples [12, 13, 14, 15, 16, 17] (entry 0 is sample 12, "
+        "entry 1 is sample 13)",
+    ),
+    "collate of the end of a stream": (
+        Samples(wide, 14),
+        {"batch_size": 6},
+        "in the batch of samples [12, 13] (entry 0 is sample 12, entry 1 is sample 13)",
+    ),
+    "many indices": (
+        Some(wide),
+        {"batch_sampler": [[0, 13, *range(31)] * 2]},
+        f"in the batch of indices [0, 13, {', '.join(map(str, range(30)))}, ...] "
+        "(entry 0 is index 0, entry 1 is index 13)",
+    ),
+}
+
+
+def error_of(loader: Any) -> Exception:
+    try:  # pytest.raises would keep the iterator in a cycle
+        for _ in loader:
+            pass
+    except (ValueError, RuntimeError) as error:
+        return error
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("name", PLACES)
+def test_an_error_in_a_worker_names_the_samples_and_the_worker(
+    name: str, ahead: bool
+) -> None:
+    dataset, options, place = PLACES[name]
+    loader: Any = DataLoader(dataset, num_workers=2, **options)
+    error = error_of(PreDataLoader(loader) if ahead else loader)
+    kind = type(error).__name__
+    begin = rf"Caught {kind} in DataLoader worker process [01], {re.escape(place)}\.\n"
+    assert re.match(
+        begin + r"Original Traceback \(most recent call last\):\n", _(error)
+    )
+
+
+def _(error: Exception) -> str:
+    """Return a message; that of a chained error begins with its cause."""
+    return re.sub(r"Original .*?(?=Traceback)", "Original ", str(error), flags=re.S)
+
+
+@needs_notes
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("name", PLACES)
+def test_an_error_without_workers_has_a_note_with_the_samples(
+    name: str, ahead: bool
+) -> None:
+    dataset, options, place = PLACES[name]
+    loader: Any = DataLoader(dataset, **options)
+    error = error_of(PreDataLoader(loader) if ahead else loader)
+    *others, note = error.__notes__
+    assert note == f"DataLoader: {place}."
+    if isinstance(error, ValueError) and str(error) == "bad":
+        assert others == ["a note of the dataset"]
+        assert repr(error.__cause__) == "Cause('of the dataset')"
+
+
+def test_a_stream_goes_on_behind_an_error_and_counts_its_samples() -> None:
+    class Twice(Samples):
+        def __next__(self) -> torch.Tensor:
+            self.i += 1
+            return fail() if self.i in (5, 9) else torch.tensor(self.i)
+
+    batches = iter(DataLoader(Twice(fail), batch_size=3, num_workers=1))
+    places = []
+    for _ in range(4):
+        try:
+            next(batches)
+        except ValueError as error:
+            places += re.findall(r"at sample \d+", str(error))
+    # The samples of a batch before its error are lost, as in torch's loader.
+    assert places == ["at sample 5", "at sample 9"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_no_frame_of_the_package_is_in_a_traceback(
+    num_workers: int, ahead: bool
+) -> None:
+    for collate_fn in (None, pyparallel.collate):
+        odd = fail if collate_fn is None else wide
+        loader: Any = DataLoader(
+            Some(odd), 4, num_workers=num_workers, collate_fn=collate_fn
+        )
+        error = error_of(PreDataLoader(loader) if ahead else loader)
+        text = "".join(traceback.format_exception(error))
+        assert f'File "{PACKAGE}' not in text
+        assert f'File "{__file__}", line' in text
+        if odd is fail:
+            assert "Cause: of the dataset\n" in text
+            assert text.count("in fail\n") == 1
+            if sys.version_info >= (3, 11):
+                assert "ValueError: bad\na note of the dataset\n" in text
+
+
+def test_the_place_of_a_mistake_in_the_package_stays_in_the_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "def call(inner): return inner()\ndef wrong(): return 1 / 0\n"
+    code += "def refuse(): raise Refusal('no')\n"
+    ours: dict[str, Any] = {"__name__": "pyparallel.x", "Refusal": pyparallel.Error}
+    exec(code, ours)
+
+    def names(innermost: str) -> list[str]:
+        def by_user() -> None:
+            ours["call"](ours[innermost])
+
+        try:
+            ours["call"](by_user)
+        except Exception as error:
+            _tracebacks.hide_frames(error)
+            return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        raise AssertionError
+
+    assert names("wrong") == ["names", "by_user", "wrong"]
+    assert names("refuse") == ["names", "by_user"]
+    monkeypatch.setattr(_debug, "enabled", True)
+    assert names("refuse") == ["names", "call", "by_user", "call", "refuse"]
+
+
+def test_an_error_names_the_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loader = DataLoader(Some(fail), 4, num_workers=1)
+    monkeypatch.setenv("RANK", "5")
+    begin = "Caught ValueError in DataLoader worker process 0 (rank {}), at index 13.\n"
+    assert str(error_of(loader)).startswith(begin.format(5))
+    if sys.version_info >= (3, 11):
+        assert error_of(DataLoader(Some(fail))).__notes__[-1] == (
+            "DataLoader (rank 5): at index 13."
+        )
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        assert str(error_of(loader)).startswith(begin.format(0))
+    finally:
+        dist.destroy_process_group()
+
+
+def end(by: int) -> Callable[[], torch.Tensor]:
+    """Return what ends its process: by a signal, or by an exit code below 0."""
+
+    def ending() -> torch.Tensor:
+        if by < 0:
+            os._exit(-by)
+        if by != signal.SIGKILL:
+            signal.signal(by, signal.SIG_DFL)  # torch's handler writes to stderr
+        os.kill(os.getpid(), by)
+        raise AssertionError
+
+    return ending
+
+
+OTHER = "Look for its traceback above, or for what ends processes in the dataset."
+CRASH = (
+    "Native code crashed. To see the line, run the loader with num_workers=0 under "
+    "python -X faulthandler."
+)
+KILLED = (
+    "Look for an out-of-memory kill in the system's log (dmesg). Use fewer workers, "
+    "smaller batches or a smaller prefetch_factor."
+)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize(
+    ("by", "code", "advice"),
+    [
+        (signal.SIGKILL, "-9, SIGKILL", KILLED),
+        (signal.SIGSEGV, "-11, SIGSEGV", CRASH),
+        (-3, "3", OTHER),
+    ],
+)
+def test_the_error_for_a_dead_worker_names_all_of_it(
+    by: int,
+    code: str,
+    advice: str,
+    in_order: bool,
+    ahead: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "2")
+    loader: Any = DataLoader(
+        Some(end(by)),
+        num_workers=2,
+        batch_sampler=[[0, 1], [13, 5], [2, 3], [6, 7]],
+        prefetch_factor=1,
+        in_order=in_order,
+    )
+    error = error_of(PreDataLoader(loader) if ahead else loader)
+    pid = re.search(r"pid (\d+)", str(error))
+    assert str(error) == (
+        "DataLoader: a worker must live to the end of its epoch, but worker 1 (pid "
+        f"{pid and pid[1]}, rank 2) died (exit code {code}). Indices of its pending "
+        f"batches: [13, 5]. {advice}"
+    )
+    assert error.__cause__ is None
+
+
+def test_a_worker_that_dies_between_two_batches_is_the_error_of_the_next() -> None:
+    """torch's loader raises in the main thread then, between any two lines."""
+    loader = DataLoader(Some(wide), batch_sampler=[[0], [1], [2], [3]], num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    (worker,) = batches._workers
+    os.kill(worker.pid, signal.SIGKILL)
+    assert wait_for(lambda: psutil.Process(worker.pid).status() == "zombie")
+    with pytest.raises(RuntimeError, match=rf"worker 0 \(pid {worker.pid}\) died"):
+        list(batches)
