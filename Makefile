@@ -71,7 +71,7 @@ ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
 	docs_commands docs_differential docs_messages docs_site doctor doctor_build \
 	doctor_machine doctor_self_test elastic examples examples_each \
 	examples_parallel examples_peers fuzz gather_errors gpu_check gpu_steps \
-	instruction_counts keeper layers leaks loader_exit loader_faults mmcv_install \
+	instruction_counts keeper layers leaks loader_exit loader_faults loader_messages mmcv_install \
 	mutations packaging parallel_apply parallel_apply_caller parallel_apply_errors \
 	parallel_apply_modes parallel_apply_modules parallel_apply_streams \
 	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \

@@ -146,11 +146,15 @@ PLACES: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 def error_of(loader: Any) -> Exception:
-    try:  # pytest.raises would keep the iterator in a cycle
-        for _ in loader:
+    batches = iter(loader)
+    try:
+        for _ in batches:
             pass
     except (ValueError, RuntimeError) as error:
         return error
+    finally:  # now: the collector of cycles would close the queues first
+        if hasattr(batches, "_shutdown_workers"):
+            batches._shutdown_workers()
     raise AssertionError("no error")
 
 
