@@ -275,7 +275,11 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         return [task.indices if isinstance(task, Task) else task for task in tasks]
 
     def _next_index(self) -> Any:
-        index = super()._next_index()
+        if self._turn:
+            for _ in range(self._turn):
+                next(self._worker_queue_idx_cycle)
+            self._turn = 0
+        index = super()._next_index()  # type: ignore[no-untyped-call]
         if len(self._drawn) > 2 * self._prefetch_factor * self._num_workers:
             self._drawn = {
                 number: self._drawn[number]
@@ -303,13 +307,6 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         if lost:
             self._shutdown_workers()
         return lost
-
-    def _next_index(self) -> Any:
-        if self._turn:
-            for _ in range(self._turn):
-                next(self._worker_queue_idx_cycle)
-            self._turn = 0
-        return super()._next_index()  # type: ignore[no-untyped-call]
 
     def _next_data(self) -> Any:
         meter = self._receiving.meter
