@@ -145,8 +145,11 @@ class Locating:
         kind: Any = _DatasetKind
         create = kind.create_fetcher
 
-        def create_fetcher(*arguments: Any) -> LocatingFetcher:
-            return LocatingFetcher(create(*arguments), _packing.note_place)
+        def create_fetcher(*arguments: Any) -> Any:
+            fetcher = create(*arguments)
+            if not isinstance(fetcher.collate_fn, _packing.Packing):
+                return fetcher  # of a loader inside the dataset
+            return LocatingFetcher(fetcher, _packing.note_place)
 
         kind.create_fetcher = staticmethod(create_fetcher)
         if self.worker_init_fn is not None:
