@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _DatasetKind
+
+from ._torch_private import DatasetKind
 
 # Where torch calls the dataset, in the process and for a worker.
 _CALLS_OF_DATASET = (("fetch", "fetch.py"), ("reraise", "_utils.py"))
@@ -19,7 +20,7 @@ def cut_short(end: StopIteration, loader: Any, num_batches: int) -> RuntimeError
     ``collate_fn`` is a mistake there; torch takes it for the end of the epoch.
     """
     if not isinstance(loader, DataLoader) or (
-        getattr(loader, "_dataset_kind", None) != _DatasetKind.Map
+        getattr(loader, "_dataset_kind", None) != DatasetKind.Map
     ):
         return None
     if not _came_through_dataset(end.__traceback__):

@@ -34,6 +34,7 @@ import torch
 from . import _backend
 from ._cargo import Cargo
 from ._probe import Probe, row_sums
+from ._torch_private import use_count
 from ._transfer import Arrival, Event
 
 #: What freed memory reads as, in every byte.
@@ -226,8 +227,7 @@ class _Block:
 
 def _references(storage: Any) -> tuple[int, int]:
     """Return how many tensors there are on a storage, and how many names it has."""
-    torch_c: Any = torch._C
-    return torch_c._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+    return use_count(storage), sys.getrefcount(storage)
 
 
 @functools.cache

@@ -8,10 +8,10 @@ from operator import length_hint
 from typing import Any
 
 from torch.utils.data import Subset
-from torch.utils.data.dataloader import _DatasetKind
 
 from . import _packing
 from ._sample_seeds import Seeded, Task
+from ._torch_private import DatasetKind
 from ._tracebacks import rank_text, short
 
 #: Positions in a batch as the messages of this package and of torch name them.
@@ -142,7 +142,7 @@ class Locating:
 
     def __call__(self, worker_id: int) -> None:
         """Replace torch's function that makes fetchers."""
-        kind: Any = _DatasetKind
+        kind: Any = DatasetKind
         create = kind.create_fetcher
 
         def create_fetcher(*arguments: Any) -> Any:

@@ -11,13 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import profiler
-from torch.utils.data import _utils, dataloader
-from torch.utils.data.dataloader import (
-    _DatasetKind,
-    _MultiProcessingDataLoaderIter,
-    _SingleProcessDataLoaderIter,
-)
+from torch.utils.data import dataloader
 
 from . import _advice, _page_lock, _preflight, _shared, _tree, _workers
 from ._errors import BatchValueError, LoaderWarning, warn_once
@@ -31,6 +25,15 @@ from ._sample_seeds import Task
 from ._source import worker_extra
 from ._stacked import Stacked
 from ._stats import Meter
+from ._torch_private import (
+    MP_STATUS_CHECK_INTERVAL,
+    DatasetKind,
+    InProcessIter,
+    RangeInC,
+    WorkersIter,
+    forget_workers,
+    is_profiling,
+)
 from ._trace import span
 from .container import DataContainer
 
@@ -42,7 +45,6 @@ _UNKNOWN_NBYTES = 1 << 30
 
 #: Of torch's own methods. A method with others was put there by another library.
 _TORCHS_GLOBALS = vars(dataloader)
-_RangeInC: Any = torch._C._profiler._RecordFunctionFast
 
 #: Classes whose values are leaves without bytes of tensors.
 _WITHOUT_TENSORS = frozenset((int, float, bool, str, bytes, type(None)))
@@ -149,7 +151,7 @@ class Receiving:
         return batch
 
 
-class _Unrecorded(_SingleProcessDataLoaderIter):
+class _Unrecorded(InProcessIter):
     """torch's iterator without workers, whose range is free without a profiler.
 
     torch records a range around each batch, also for no profiler. For cheap datasets
@@ -157,15 +159,15 @@ class _Unrecorded(_SingleProcessDataLoaderIter):
     """
 
     def __next__(self) -> Any:
-        inherited = _SingleProcessDataLoaderIter.__next__
+        inherited = InProcessIter.__next__
         if (
-            profiler._is_profiler_enabled
+            is_profiling()
             or self._IterableDataset_len_called is not None  # torch compares the length
             or getattr(inherited, "__globals__", None) is not _TORCHS_GLOBALS
         ):
             return super().__next__()
         # Profilers that were not started from Python are seen here.
-        with _RangeInC(self._profile_name):
+        with RangeInC(self._profile_name):
             batch = self._next_data()  # type: ignore[no-untyped-call]
         self._num_yielded += 1
         return batch
@@ -227,7 +229,7 @@ class InProcess(Followed, _Unrecorded):
         return batch
 
 
-class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
+class WithWorkers(Followed, WorkersIter):
     """The iterator of a loader with workers: torch's, whose workers seal batches."""
 
     # What torch hands to its workers is wrapped where torch sets it.
@@ -264,7 +266,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
 
     def pending(self, worker: int) -> list[Any]:
         """Return the indices of each batch of a worker that has not arrived."""
-        if self._dataset_kind != _DatasetKind.Map:
+        if self._dataset_kind != DatasetKind.Map:
             return []
         drawn = self._drawn.copy()  # in one step: another thread may draw
         tasks = [
@@ -289,7 +291,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
         self._drawn[self._send_idx] = index
         return index
 
-    def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> Any:
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> Any:
         # In slices, each of which ends with a look at the workers.
         deadline = time.monotonic() + timeout
         while True:
@@ -331,9 +333,7 @@ class WithWorkers(Followed, _MultiProcessingDataLoaderIter):
             return
         if self._pid != os.getpid():  # nor by this process: it only knows their ids
             if self._worker_pids_set:
-                handling: Any = _utils.signal_handling
-                handling._remove_worker_pids(id(self))
-                self._worker_pids_set = False
+                forget_workers(self)
             return
         super()._shutdown_workers()
         ring = getattr(self, "_ring", None)

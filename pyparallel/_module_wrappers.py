@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ._torch_private import compiled_from
+
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -121,8 +123,8 @@ def is_module_wrapper(module: Any) -> bool:
 
 def uncompiled(module: Any) -> Any:
     """Return the module that ``torch.compile`` was given, or ``module`` itself."""
-    while isinstance(getattr(module, "_orig_mod", None), torch.nn.Module):
-        module = module._orig_mod
+    while isinstance(inner := compiled_from(module), torch.nn.Module):
+        module = inner
     return module
 
 

@@ -11,8 +11,9 @@ import torch
 
 from . import _slab
 from ._errors import BatchValueError
-from ._storage import is_wrapped, lacking
+from ._storage import lacking
 from ._tensor_fields import TensorFields
+from ._torch_private import is_wrapped, is_zero_tensor
 from .container import DataContainer
 
 #: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
@@ -272,6 +273,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided
-        and not (tensor.is_quantized or tensor.is_nested or tensor._is_zerotensor())
+        and not (tensor.is_quantized or tensor.is_nested or is_zero_tensor(tensor))
         and not (tensor.is_conj() or tensor.is_neg())
     )

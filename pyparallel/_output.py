@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from . import _backend
+from ._torch_private import new_shared
 
 #: Results up to this size are better copied into a slab than written there one by one.
 SMALL_NBYTES = 64 * 1024
@@ -72,7 +73,7 @@ def empty(
     if not in_worker():
         return _backend.empty(shape, dtype)
     nbytes = math.prod(shape) * dtype.itemsize
-    storage = torch.UntypedStorage._new_shared(nbytes)
+    storage = new_shared(nbytes)
     untyped: Any = torch.empty(
         0, dtype=dtype, device=device
     )  # torch's stub: no storage

@@ -10,8 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import _utils, get_worker_info
+from torch.utils.data import get_worker_info
 
 from . import _output, _stack
 from ._cpu_time import CoreWait, cpu_seconds
@@ -19,6 +18,13 @@ from ._parcel import Miss
 from ._ring_memory import RingMemory, Slab
 from ._seal import Sealed, keep, seal
 from ._stacked import Stacked
+from ._torch_private import (
+    ExceptionWrapper,
+    IterableFetcher,
+    MapFetcher,
+    data_collate,
+    data_worker,
+)
 from ._trace import span
 from ._tracebacks import hide_frames, rank_text
 
@@ -143,14 +149,11 @@ class Preparing:
 
     def __call__(self, worker_id: int) -> None:
         """Prepare, then do what the user asked for."""
-        vars(_utils.worker)["ExceptionWrapper"] = wrap_exception
-        functions = _utils.collate.default_collate_fn_map
-        if functions.get(torch.Tensor) is _utils.collate.collate_tensor_fn:
+        vars(data_worker)["ExceptionWrapper"] = wrap_exception
+        functions = data_collate.default_collate_fn_map
+        if functions.get(torch.Tensor) is data_collate.collate_tensor_fn:
             functions[torch.Tensor] = _collate_tensors
-        for fetcher in (
-            _utils.fetch._MapDatasetFetcher,
-            _utils.fetch._IterableDatasetFetcher,
-        ):
+        for fetcher in (MapFetcher, IterableFetcher):
             vars_of: Any = fetcher
             vars_of.fetch = _timed(fetcher.fetch)
         if self.worker_init_fn is not None:
@@ -213,6 +216,6 @@ def _collate_tensors(
             if stacked is not None:
                 return stacked
             return _stack.stack(batch, None, [0] * len(batch), "batch[{}]".format)
-    torchs: Any = _utils.collate.collate_tensor_fn
+    torchs: Any = data_collate.collate_tensor_fn
     collated: torch.Tensor = torchs(batch, collate_fn_map=collate_fn_map)
     return collated

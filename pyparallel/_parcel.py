@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from . import _backend, _ring, _shared
+from ._torch_private import pin_memory
 
 
 class Miss(NamedTuple):

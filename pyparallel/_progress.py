@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 
 from . import _random_state
 from ._dataset_states import DatasetStates
@@ -21,6 +20,7 @@ from ._loader_state import idle_state
 from ._order import Order, with_state
 from ._parts import generators_of, parts_of, set_epochs
 from ._sample_seeds import Task
+from ._torch_private import ExceptionWrapper
 
 
 class Progress:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ._errors import ModelsDifferError
+from ._torch_private import ignored_by_ddp
 
 _TEXT = 256  # bytes of a description that travel
 
@@ -48,7 +49,7 @@ def check_same_model(
     Raises:
         ModelsDifferError: on every rank, which can go on and use the group.
     """
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    ignored = ignored_by_ddp(module)
     tensors = [each for each in module.named_parameters() if each[0] not in ignored]
     if not tensors or any(map(is_lazy, module.parameters())):
         return

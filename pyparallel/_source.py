@@ -11,13 +11,13 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from torch._utils import ExceptionWrapper
-from torch.utils.data import IterableDataset, _utils, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from . import _random_state
 from ._order import END, Reader, state_of
 from ._packing import wrap_exception
 from ._sample_seeds import Seeded
+from ._torch_private import ExceptionWrapper, MapFetcher
 
 
 class Extra(NamedTuple):
@@ -85,9 +85,7 @@ class Source:
         if record is not None and record["state"] is not None:
             with _random_state.kept_in_parent():
                 self.dataset.load_state_dict(record["state"]["own"])
-        fetcher = _utils.fetch._MapDatasetFetcher(
-            self.read_as, self._auto_collation, _drop, False
-        )
+        fetcher = MapFetcher(self.read_as, self._auto_collation, _drop, False)
         for indices in self._replays.get(worker, ()):
             with contextlib.suppress(Exception):  # the consumer has seen it
                 fetcher.fetch(indices)

@@ -9,13 +9,13 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from . import _backend, _by_torch, _output
 from ._errors import BatchMemoryError, kind
 from ._integers import integers
 from ._plan import Name, StackPlan, fills, plan_stack
 from ._stacked import listener
+from ._torch_private import in_forward_ad
 from .padding import Padded, Padding
 
 _shape_of = attrgetter("shape")
@@ -162,7 +162,7 @@ def may_stack_equal() -> bool:
     """Tell whether `stack_equal` may give more than None now."""
     if _output.in_worker() and not _output.is_packed_later():
         return False
-    return forward_ad._current_level < 0
+    return not in_forward_ad()
 
 
 def stack_equal(
@@ -243,5 +243,5 @@ def are_plain(samples: Sequence[torch.Tensor]) -> bool:
         and len(set(map(_dtype_of, samples))) == 1
         and not (first.is_quantized or any(map(_is_nested, samples)))
         and not (torch.is_grad_enabled() and any(map(_requires_grad, samples)))
-        and forward_ad._current_level < 0
+        and not in_forward_ad()
     )

@@ -6,14 +6,7 @@ there all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-
-#: Tells whether a transform of torch.func has wrapped a tensor.
-is_wrapped: Callable[[torch.Tensor], bool] = (
-    torch._C._functorch.is_functorch_wrapped_tensor
-)
 
 
 def lacking(tensor: torch.Tensor) -> str:

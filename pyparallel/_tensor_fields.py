@@ -8,7 +8,8 @@ from typing import Any, ClassVar, TypeVar
 import optree
 import torch
 from optree.registry import __GLOBAL_NAMESPACE as _EVERY_NAMESPACE
-from torch.utils import _pytree
+
+from ._torch_private import pytree as _pytree
 
 _Self = TypeVar("_Self", bound="TensorFields")
 

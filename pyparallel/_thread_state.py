@@ -14,11 +14,18 @@ next call compares what it finds with what its caller has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+
+from ._torch_private import (
+    any_autocast,
+    num_dispatch_modes,
+    num_function_modes,
+    saved_tensor_hooks,
+)
 
 #: Of device types their names, whether autocast is on, and its dtype.
 Casts = tuple[tuple[str, bool, torch.dtype], ...]
@@ -43,17 +50,6 @@ _accelerator = torch.accelerator.current_accelerator()
 _HERE = tuple(t for t in _TYPES if t in ("cpu", _accelerator and _accelerator.type))
 # Looking at every type, or for a default device, takes longer than handing a call to a
 # thread; nearly always there is nothing to find, which torch can tell at once.
-_any_cast: Callable[[], Any] = getattr(torch._C, "_is_any_autocast_enabled", bool)
-_knows_casts = hasattr(torch._C, "_is_any_autocast_enabled")
-_num_modes: Callable[[], int] = getattr(
-    torch._C, "_len_torch_function_stack", lambda: 1
-)
-_num_dispatch_modes: Callable[[], int] = getattr(
-    torch._C, "_len_torch_dispatch_stack", lambda: 1
-)
-_saved_hooks: Callable[[bool], Any] = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", bool
-)
 
 
 class ThreadState(NamedTuple):
@@ -74,7 +70,7 @@ def take() -> ThreadState:
         torch.is_inference_mode_enabled(),
         _casts(),
         torch.is_autocast_cache_enabled(),
-        _default_device() if _num_modes() else None,
+        _default_device() if num_function_modes() else None,
         _current_device(),
     )
 
@@ -85,7 +81,9 @@ def is_plain() -> bool:
     That is any function or dispatch mode (a block of a default device is one, which no
     call may put back), and hooks of saved tensors.
     """
-    return not (_num_modes() or _num_dispatch_modes() or _saved_hooks(True))
+    return not (
+        num_function_modes() or num_dispatch_modes() or saved_tensor_hooks(True)
+    )
 
 
 @contextmanager
@@ -131,7 +129,7 @@ def _casts() -> Casts:
     return tuple(
         [
             (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name))
-            for name in (_HERE if _knows_casts and not _any_cast() else _TYPES)
+            for name in (_HERE if any_autocast and not any_autocast() else _TYPES)
         ]
     )
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
+from ._torch_private import is_profiling
+
 Range = AbstractContextManager[object]
 #: Makes a context manager of a range's name and the one that it is to be around.
 Around = Callable[[str, Range], Range]
@@ -41,9 +43,7 @@ def span(name: str) -> Range:
     Args:
         name: one of `SPANS`.
     """
-    # The one sign of a profiler that other threads and ``profile_all_threads`` give
-    # too: ``torch.autograd._profiler_enabled`` tells of its own thread only.
-    if profiler._is_profiler_enabled:
+    if is_profiling():
         recorded = profiler.record_function(name)
         return recorded if _around is None else _around(name, recorded)
     return _OFF if _around is None else _around(name, _OFF)

@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import optree
-from torch.utils import _pytree
 
 from . import _backend
 from ._errors import BatchValueError, Field
+from ._torch_private import pytree as _pytree
 
 if TYPE_CHECKING:
     from ._backend._C import Structure as _Structure

@@ -19,12 +19,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing import synchronize
 from typing import Any, NamedTuple
 
-from torch.utils.data._utils import signal_handling
-
 from ._pipe import outlive_writers
+from ._torch_private import forget_workers
 from ._tracebacks import rank_text, short
-
-_signals: Any = signal_handling
 
 #: How often a wait looks whether the workers live, in seconds.
 SLICE = 0.1
@@ -144,8 +141,7 @@ def take_over(source: Any) -> None:
     """
     guard(source)
     if has_workers(source) and source._worker_pids_set:
-        _signals._remove_worker_pids(id(source))
-        source._worker_pids_set = False
+        forget_workers(source)
 
 
 def watch(source: Any, stopped: Callable[[], bool]) -> None:

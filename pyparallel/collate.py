@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from . import _advice, _backend, _stack, _tree
 from ._columns import Path, batch_containers, sequence_columns
@@ -25,6 +24,7 @@ from ._errors import (
     warn_once,
 )
 from ._stacked import listener
+from ._torch_private import data_collate
 from ._trace import span
 from ._values import NUMBERS, batch_tensors, batch_values
 from .container import DataContainer
@@ -143,7 +143,7 @@ def _column(column: list[Any], path: Path, chunk: int | None) -> Any:
 
 def _registered_class(value: Any) -> Any:
     """Return the class of ``value`` that another library registered with torch."""
-    for cls in default_collate_fn_map:
+    for cls in data_collate.default_collate_fn_map:
         known = isinstance(cls, tuple) or cls.__module__.split(".")[0] in _KNOWN
         if not known and isinstance(value, cls):
             return cls

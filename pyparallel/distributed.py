@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ._same_model import check_same_model
+from ._torch_private import require
 from ._trace import span
 from .scatter import first_arguments, scatter_kwargs
 
@@ -38,6 +39,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
     """
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        require(type(self).__name__, DistributedDataParallel)
         self._check_same_model(module, *args, **kwargs)
         super().__init__(module, *args, **kwargs)
 

@@ -17,6 +17,7 @@ from ._loading import InProcess, Receiving, WithWorkers
 from ._preflight import Finding, num_cores
 from ._resume import Resumable
 from ._stats import LoaderStats
+from ._torch_private import WorkersIter, require
 from .collate import collate, collate_whole
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -179,6 +180,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
         return {**self.__dict__, **local}
 
     def _get_iterator(self) -> Any:
+        require("pyparallel.DataLoader", torch.utils.data.DataLoader, WorkersIter)
         if self.num_workers == 0:
             return InProcess(self, self._receiving)
         return WithWorkers(self, self._receiving)

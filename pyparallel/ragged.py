@@ -13,8 +13,8 @@ from . import _by_torch, _stack
 from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
 from ._integers import integers
 from ._plan import StackPlan, plan_stack
-from ._storage import is_wrapped
 from ._tensor_fields import TensorFields
+from ._torch_private import is_split_along_rows, is_wrapped
 from .padding import Padded, Padding, check_num_dims
 
 
@@ -102,7 +102,7 @@ class Ragged(TensorFields):
             )
         source: Any = nested
         dense = nested.layout is torch.jagged and source.lengths() is None
-        if dense and source._ragged_idx == 1:
+        if dense and is_split_along_rows(nested):
             return cls(nested.values(), source.offsets().to(torch.int64))
         return cls.from_tensors(nested.unbind())
 

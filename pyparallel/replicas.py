@@ -13,6 +13,7 @@ from torch import nn
 from ._carry import carry
 from ._errors import BatchTypeError, BatchValueError, kind
 from ._targets import Target, Targets, resolve_target
+from ._torch_private import compiled_from, require
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -63,6 +64,7 @@ def replicate(module: Module, devices: Targets, detach: bool = False) -> list[Mo
         >>> net.weight.grad
         tensor([[2., 2.]])
     """
+    require("replicate", nn.Module)
     targets = _targets(devices)
     if not targets:
         return []
@@ -127,7 +129,7 @@ def _check(module: Any) -> torch.device:
 
 def _is_compiled(module: nn.Module) -> bool:
     """Tell whether a call would run the module itself, also if asked of a replica."""
-    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+    return module._compiled_call_impl is not None or compiled_from(module) is not None
 
 
 def _copies(

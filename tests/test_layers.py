@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "pyparallel"
 
 #: From the bottom to the top. Modules of one layer are siblings: none knows another.
 LAYERS = [
-    ["_errors"],
+    ["_errors", "_versions"],
+    ["_torch_private"],
     ["_cpu_time", "_stats", "_stacked", "_storage", "_tensor_fields", "_trace"],
     ["_pipe", "_probe"],
     ["_backend", "_preflight", "_advice"],

@@ -180,8 +180,8 @@ def test_the_state_is_right_without_the_shortcuts(
 ) -> None:
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
         quick = _thread_state.take()
-        monkeypatch.setattr(_thread_state, "_knows_casts", False)
-        monkeypatch.setattr(_thread_state, "_num_modes", lambda: 1)
+        monkeypatch.setattr(_thread_state, "any_autocast", None)
+        monkeypatch.setattr(_thread_state, "num_function_modes", lambda: 1)
         assert _thread_state.take() == quick
         assert ("cpu", True, torch.bfloat16) in quick.casts
         assert quick.default_device == torch.device("meta")

@@ -10,7 +10,9 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor
 
-from .._storage import is_wrapped, lacking
+from .. import _torch_private
+from .._storage import lacking
+from .._torch_private import is_zero_tensor, runs_in_python
 
 _Where = str | tuple[str, int]  # an argument, or an item of one; named only in errors
 
@@ -23,9 +25,7 @@ QUANTIZED = frozenset(
 )
 EXACT = frozenset((Tensor, torch.nn.Parameter))
 
-wraps = is_wrapped
-_keys: Callable[[Tensor], Any] = torch._C._dispatch_keys
-_PYTHON = torch._C.DispatchKey.Python
+wraps = _torch_private.is_wrapped
 
 
 def _is_not_strided(tensor: Tensor) -> bool:
@@ -37,11 +37,11 @@ _DEFECTS: tuple[tuple[Callable[[Tensor], bool], str, str], ...] = (
     (lambda t: t.is_nested, "nested", " Call unbind() on it first."),
     (_is_not_strided, "sparse or opaque", " Call to_dense() on it first."),
     (lambda t: t.is_quantized, "quantized", " Call dequantize() on it first."),
-    (lambda t: wraps(t) or _keys(t).has(_PYTHON), "a wrapper", " Unwrap it first."),
+    (lambda t: wraps(t) or runs_in_python(t), "a wrapper", " Unwrap it first."),
     (lambda t: t.is_meta, "on the meta device", " Give it data first."),
     (lambda t: t.is_conj(), "conjugated", " Call resolve_conj() on it first."),
     (lambda t: t.is_neg(), "negated", " Call resolve_neg() on it first."),
-    (lambda t: t._is_zerotensor(), "a zero tensor", " Call clone() on it first."),
+    (is_zero_tensor, "a zero tensor", " Call clone() on it first."),
 )
 
 
@@ -87,7 +87,7 @@ def integer(value: Any, where: _Where) -> int:
 
 
 def is_plain(t: Tensor) -> bool:
-    odd = t.is_neg() or t.is_conj() or t._is_zerotensor() or wraps(t)
+    odd = t.is_neg() or t.is_conj() or is_zero_tensor(t) or wraps(t)
     odd = odd or t.is_nested or t.is_quantized or t.is_meta
     return type(t) in EXACT and t.layout is torch.strided and not odd
 

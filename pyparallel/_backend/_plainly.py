@@ -8,6 +8,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from .._torch_private import set_grad_enabled, without_torch_function
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -18,11 +20,11 @@ def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # no_grad() costs a microsecond
+        set_grad_enabled(False)  # no_grad() costs a microsecond
         try:
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_torch_function():
                 return function(*args, **kwargs)
         finally:
-            torch._C._set_grad_enabled(before)
+            set_grad_enabled(before)
 
     return run

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .._storage import lacking
+from .._torch_private import foreach_copy
 from . import _checks, _checks_pad
 from ._few import pad_few
 from ._plainly import plainly
@@ -282,7 +283,7 @@ def _copy_and_fill(
         start = origin if starts is None else starts[index]
         at = first + index * row_numel + sum(map(mul, start, strides))
         corners.append(dst.as_strided(sample.shape, strides, at))
-    torch._foreach_copy_(corners, samples)
+    foreach_copy(corners, samples)
 
 
 def _mark(mask: Tensor, samples: list[Tensor], starts: _Starts | None) -> None:

@@ -10,9 +10,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
-from torch.utils.data import _utils, dataloader
-
-from .. import _prefetch_pass, _trace
+from .. import _trace
+from .._prefetch_pass import Pass
+from .._torch_private import IterableFetcher, LoaderIter, MapFetcher
 from .watch import VARIABLE, Settings, Watch, batch_number
 
 
@@ -56,8 +56,7 @@ def install(watch: Watch) -> Callable[[], None]:
 
 def replaced() -> list[tuple[Any, str]]:
     """Return the methods that are replaced: classes and names."""
-    fetchers = _utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher
-    iterators = dataloader._BaseDataLoaderIter, _prefetch_pass.Pass
+    fetchers, iterators = (MapFetcher, IterableFetcher), (LoaderIter, Pass)
     return [(cls, "fetch") for cls in fetchers] + [
         (cls, "__next__") for cls in iterators
     ]

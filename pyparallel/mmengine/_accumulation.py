@@ -15,6 +15,7 @@ from .._errors import (
     warn,
     warn_once,
 )
+from .._torch_private import BatchNorm
 
 
 class Accumulation:
@@ -152,9 +153,8 @@ class Accumulation:
     def _warn_of_batch_norm(self, model: nn.Module | None) -> None:
         if model is None or self._accumulative_counts == 1:
             return
-        kinds = nn.modules.batchnorm._BatchNorm
         found = [
-            name for name, each in model.named_modules() if isinstance(each, kinds)
+            name for name, each in model.named_modules() if isinstance(each, BatchNorm)
         ]
         if found:
             warn_once(

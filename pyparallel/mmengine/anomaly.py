@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .._errors import BatchTypeError, kind
+from .._torch_private import will_execute
 from ._upstream import upstream
 
 _logger = logging.getLogger("pyparallel.mmengine")
@@ -82,8 +83,7 @@ def _are_reached(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[boo
     answers: list[bool] = []
 
     def ask(_: Any) -> None:
-        will_run = torch._C._will_engine_execute_node
-        answers.extend(will_run(node) for node in nodes)
+        answers.extend(will_execute(node) for node in nodes)
         raise _Answered
 
     with (

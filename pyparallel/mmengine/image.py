@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._errors import BatchTypeError, BatchValueError, MissingKeyError, at_least, kind
+from .._torch_private import version_of
 from ..image import ImagePreprocessor
 from ._upstream import ImgDataPreprocessorBase, provides
 from .preprocessor import BaseDataPreprocessor
@@ -229,7 +230,7 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         rows = (self.mean, self.std) if self._enable_normalize else ()
         if any(row.is_inference() for row in rows):
             return None  # which do not tell whether they were changed
-        versions = [row._version for row in rows]
+        versions = [version_of(row) for row in rows]
         swaps = self._channel_conversion
         options = (swaps, self.pad_size_divisor, self.pad_value, *versions)
         made = self._prepared

@@ -79,9 +79,9 @@ MUTATIONS = (
         "to ask for unused parameters runs the backward pass",
         _TRAP,
         "pyparallel/mmengine/anomaly.py",
-        "        answers.extend(will_run(node) for node in nodes)\n"
+        "        answers.extend(will_execute(node) for node in nodes)\n"
         "        raise _Answered\n",
-        "        answers.extend(will_run(node) for node in nodes)\n",
+        "        answers.extend(will_execute(node) for node in nodes)\n",
         ("tests/test_mmengine_anomaly.py::test_nothing_is_run_and_no_hook_is_called",),
     ),
     Mutation(

@@ -267,8 +267,7 @@ MUTATIONS = (
         "torch raises the death of a worker in the main thread",
         "an error out of its place",
         "pyparallel/_workers.py",
-        "        _signals._remove_worker_pids(id(source))\n"
-        "        source._worker_pids_set = False\n",
+        "        forget_workers(source)\n",
         "        pass\n",
         (
             "tests/test_prefetch_ends.py::"

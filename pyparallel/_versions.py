@@ -1,0 +1,32 @@
+"""The supported versions of Python and torch.
+
+``setup.py`` reads this file without the package, so it imports nothing of it. The same
+range appears in pyproject.toml, README.md and docs/install.md; tests/test_versions.py
+compares them.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: The versions of CPython that the tests run on.
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+#: Older releases of torch are refused.
+OLDEST_TORCH = "2.8"
+#: The newest release that the tests ran with. Newer ones are not refused.
+NEWEST_TORCH = "2.15"
+
+
+def series(version: str) -> tuple[int, ...]:
+    """Return ``(2, 13)`` of ``"2.13.0+cpu"``, and of ``"2.13.0a0+git1234"``."""
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:2]))
+
+
+def too_old(torch_version: str) -> str | None:
+    """Return why this torch is refused, or None."""
+    if series(torch_version) >= series(OLDEST_TORCH):
+        return None
+    return (
+        f"pyparallel needs torch {OLDEST_TORCH} or newer, but torch {torch_version} "
+        f'is installed. Type: pip install "torch>={OLDEST_TORCH}"'
+    )
