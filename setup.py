@@ -7,6 +7,7 @@ PYPARALLEL_SANITIZE`` (see scripts/sanitizers.py).
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -27,6 +28,8 @@ MODULE = "pyparallel._backend._C"
 FOLDERS = ("", "bindings/", "cpu/", "host/", "ops/", "python/", "transfer/")
 COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"}
 COMPILING.add("develop")
+#: Commands whose metadata are those of an installation.
+INSTALLING = COMPILING | {"dist_info"}
 NO_TORCH = """
 pyparallel's extension must be built against the torch that will run it, but torch \
 cannot be imported by {python} ({error}). Type:
@@ -67,6 +70,28 @@ def version() -> str:
     """Read the version from its one source."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     return re.findall(r'^version = "(.+)"$', text, re.MULTILINE)[0]
+
+
+def versions() -> dict[str, Any]:
+    """Return the names that pyparallel/_versions.py defines."""
+    return runpy.run_path(str(ROOT / "pyparallel" / "_versions.py"))
+
+
+def requirements(torch_version: str | None) -> list[str]:
+    """Return the dependencies: of the source, or of an extension for one torch."""
+    torch = f"torch>={versions()['OLDEST_TORCH']}"
+    if torch_version is not None:
+        major, minor = versions()["series"](torch_version)
+        torch = f"torch=={major}.{minor}.*"
+    return [torch, "optree>=0.13,<1"]
+
+
+def installed_torch() -> str | None:
+    """Return the version of the torch that a build would use, without an import."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def nvcc_candidates(env: Mapping[str, str], site: Path) -> list[str]:
@@ -214,6 +239,8 @@ def native() -> dict[str, Any]:
         import torch
     except ImportError as error:
         raise SystemExit(NO_TORCH.format(python=sys.executable, error=error)) from None
+    if (refusal := versions()["too_old"](torch.__version__)) is not None:
+        raise SystemExit(refusal)
     site, env = Path(torch.__file__).parents[1], os.environ
     looked = nvcc_candidates(env, site)
     nvcc = None if on(env, "FORCE_ONLY_CPU") else find_nvcc(looked)
@@ -291,9 +318,16 @@ def main() -> None:
         raise SystemExit(OLD_SETUPTOOLS.format(version=setuptools.__version__))
     if wanted == "python":
         print_table({"kind": "python", "reason": "PYPARALLEL_BUILD=python"})
-        setup(options={"build": {"build_base": "build/python"}})
+        setup(
+            options={"build": {"build_base": "build/python"}},
+            install_requires=requirements(None),
+        )
     else:
-        setup(**(native() if COMPILING.intersection(sys.argv) else {}))
+        installs = INSTALLING.intersection(sys.argv)
+        setup(
+            install_requires=requirements(installed_torch() if installs else None),
+            **(native() if COMPILING.intersection(sys.argv) else {}),
+        )
 
 
 if __name__ == "__main__":

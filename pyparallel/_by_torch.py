@@ -48,7 +48,7 @@ def pad_and_stack(
                 check_padding(values[i], sample.dtype, name, i)
             value = padding_number(values[i], name, i)
             if not shapes_only:
-                sample = F.pad(sample, margins(plan, sample.shape, i), value=value)
+                sample = pad(sample, margins(plan, sample.shape, i), value)
         padded.append(sample)
     if shapes_only:
         return torch.empty(plan.shape, dtype=_promoted(samples), device="meta")
@@ -114,6 +114,17 @@ def margins(plan: StackPlan, shape: Sequence[int], i: int) -> list[int]:
     ):
         result += (start, size - have - start)
     return result
+
+
+def pad(tensor: torch.Tensor, sides: Sequence[int], value: float = 0) -> torch.Tensor:
+    """Return ``F.pad(tensor, sides, value=value)``, also if that has no elements.
+
+    torch 2.8 refuses to pad to an empty shape.
+    """
+    shape = list(tensor.shape)
+    for i in range(len(sides) // 2):
+        shape[-1 - i] += sides[2 * i] + sides[2 * i + 1]
+    return F.pad(tensor, sides, value=value) if all(shape) else tensor.reshape(shape)
 
 
 def check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:

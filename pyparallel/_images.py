@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from . import _backend, _by_torch, _output, _stack
 from ._backend._checks_image import MOST_CHANNELS, is_packed
@@ -125,8 +124,9 @@ def _differentiably(
             pixels = pixels - (mean.double() / std.double()).float()
         sides = _by_torch.margins(plan, image.shape[1:], i)
         inside = torch.ones(image.shape[1:], dtype=torch.bool, device=first.device)
-        inside = F.pad(inside, sides)
-        done.append(torch.where(inside, F.pad(pixels, sides), fill).to(form.dtype))
+        inside = _by_torch.pad(inside, sides)
+        padded = _by_torch.pad(pixels, sides)
+        done.append(torch.where(inside, padded, fill).to(form.dtype))
         marks.append(inside)
     data = torch.stack(done).contiguous()
     if form.channels_last:

@@ -79,7 +79,8 @@ def _name(i: int) -> str:
 
 
 def _checked(samples: Any) -> list[torch.Tensor]:
-    if not isinstance(samples, Sequence) or isinstance(samples, str | bytes):
+    # A tuple, here and below: torch.compile of torch 2.8 does not take unions.
+    if not isinstance(samples, Sequence) or isinstance(samples, (str, bytes)):
         raise BatchTypeError(
             f"pad_stack: samples must be a sequence of tensors, but is {kind(samples)}."
         )

@@ -163,7 +163,7 @@ def padding_number(value: Any, name: Name, i: int) -> float:
     if value is None:
         return 0.0
     # float() would parse strings and drop imaginary parts.
-    if not isinstance(value, str | bytes) and not _is_complex(value):
+    if not isinstance(value, (str, bytes)) and not _is_complex(value):
         try:
             return float(value)
         except OverflowError as error:

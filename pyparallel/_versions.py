@@ -17,6 +17,28 @@ OLDEST_TORCH = "2.8"
 NEWEST_TORCH = "2.15"
 
 
+def supported() -> dict[str, str]:
+    """Return the supported ranges of Python and torch, in words."""
+    return {
+        "python": f"{PYTHONS[0]} to {PYTHONS[-1]}",
+        "torch": f"{OLDEST_TORCH} to {NEWEST_TORCH}",
+    }
+
+
+def untested(python_version: str, torch_version: str) -> list[str]:
+    """Return a sentence for each version that is newer than those of the tests."""
+    found = (
+        ("Python", python_version, PYTHONS[-1]),
+        ("torch", torch_version, NEWEST_TORCH),
+    )
+    return [
+        f"No test of this pyparallel has run with {name} {version}: {newest} is the "
+        "newest. Run the self-test, and look for a newer pyparallel."
+        for name, version, newest in found
+        if series(version) > series(newest)
+    ]
+
+
 def series(version: str) -> tuple[int, ...]:
     """Return ``(2, 13)`` of ``"2.13.0+cpu"``, and of ``"2.13.0a0+git1234"``."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:2]))

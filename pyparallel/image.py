@@ -185,7 +185,7 @@ class ImagePreprocessor(nn.Module):
 def _listed(images: Any) -> list[Any]:
     if isinstance(images, Tensor) and images.dim() == 4:
         return list(images)
-    if not isinstance(images, list | tuple):
+    if not isinstance(images, (list, tuple)):
         found = kind(images)
         if isinstance(images, Tensor):
             found = f"a tensor of shape {tuple(images.shape)}"
@@ -234,7 +234,7 @@ def _sent(images: list[Tensor], device: torch.device) -> list[Tensor]:
 
 def _numbers(option: str, value: Any) -> tuple[float, ...]:
     where = f"ImagePreprocessor: {option}"
-    single = isinstance(value, str | bytes) or getattr(value, "ndim", None) == 0
+    single = isinstance(value, (str, bytes)) or getattr(value, "ndim", None) == 0
     given = [value] if single or not isinstance(value, Iterable) else list(value)
     if not all(isinstance(each, SupportsFloat) for each in given):
         raise BatchTypeError(

@@ -287,7 +287,7 @@ def _is_one(divisor: int | Sizes) -> bool:
 
 
 def _items(option: str, value: Any, rule: str) -> Sequence[Any]:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise BatchTypeError(
             f"Padding: {option} must be {rule}, but is {value!r} ({kind(value)})."
         )

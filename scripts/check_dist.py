@@ -4,12 +4,14 @@
 
 The sdist has every tracked file and no other. The wheel has the modules, stubs and
 ``py.typed``, the stripped extension and its record, is tagged for this Python and
-Linux, and has nothing of tests or sources. ``NAMES`` is a file with the tracked files,
-as ``git ls-files`` lists them; by default git is asked.
+Linux, requires the torch of the record, and has nothing of tests or sources.
+``NAMES`` is a file with the tracked files, as ``git ls-files`` lists them; by default
+git is asked.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -73,9 +75,15 @@ def of_wheel(path: Path, tracked: set[str], version: str) -> Iterator[str]:
             if name.endswith(".so") and (left := symbols(archive.read(name))):
                 yield f"{path.name} must be stripped, but {name} has {left}."
         text = archive.read(f"{info}METADATA").decode() if names > found else ""
+        records = [name for name in extension if name.endswith(".json")]
+        record = json.loads(archive.read(records[0])) if records else {"torch": "0.0"}
+    metadata = Parser().parsestr(text)
     for field, value in (("Name", "pyparallel-torch"), ("Version", version)):
-        if (said := Parser().parsestr(text)[field]) != value:
+        if (said := metadata[field]) != value:
             yield f"{path.name} must say {field}: {value}, but says {said}."
+    needed = f"torch=={'.'.join(record['torch'].split('.')[:2])}.*"
+    if records and needed not in (metadata.get_all("Requires-Dist") or []):
+        yield f"{path.name} must say Requires-Dist: {needed}, but does not."
 
 
 def symbols(content: bytes) -> str:

@@ -23,10 +23,7 @@ FIT_CUDA = {"torch": "2.11.0+cu130", "cuda": "13.0"}
 CONTRACT = _backend._CONTRACT
 MODULE = SimpleNamespace(**dict.fromkeys(CONTRACT))
 RULE = "pyparallel's extension must be built for the torch that runs it"
-REBUILD = (
-    "Rebuild it in the source folder: "
-    "pip install --no-build-isolation --force-reinstall --no-deps ."
-)
+REBUILD = "Rebuild it in the source folder: pip install --no-build-isolation ."
 
 
 def never():
@@ -68,7 +65,7 @@ def test_an_absent_extension_is_quiet():
     assert (found.name, found.warns) == ("python", False)
     assert found.reason == (
         "No extension is installed. To build one in the source folder: "
-        "pip install --no-build-isolation --force-reinstall --no-deps ."
+        "pip install --no-build-isolation ."
     )
 
 
@@ -160,15 +157,32 @@ def test_the_running_backend_says_what_it_is():
     assert asked in ("auto", _backend.name)
 
 
+def test_an_extension_for_another_python_is_named_and_quiet():
+    other = "_C.cpython-27-x86_64-linux-gnu.so"
+    found = _backend.choose("auto", None, "2.13.0", None, never, [other])
+    reason = (
+        f"No extension is installed for this Python, only {other}. To build one in the "
+        "source folder: pip install --no-build-isolation ."
+    )
+    assert found[:2] == ("python", reason) and not found.warns
+    with pytest.raises(ImportError) as caught:
+        _backend.choose("native", None, "2.13.0", None, never, [other])
+    assert str(caught.value) == (
+        f"PYPARALLEL_BACKEND=native must use the extension, but: {reason}"
+    )
+
+
 def test_find_pairs_the_module_of_this_python_with_its_record(tmp_path):
     assert _build.find(tmp_path) is None
     suffix = _build.EXTENSION_SUFFIXES[0]
     (tmp_path / "_C.cpython-27-other.so").touch()
     (tmp_path / "_C.cpython-27-other.json").write_text('{"torch": "0.1"}')
     assert _build.find(tmp_path) is None
+    assert _build.of_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
     module = tmp_path / f"_C{suffix}"
     module.touch()
     assert _build.find(tmp_path) == (module, {})
+    assert _build.of_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
     for text, record in [
         ("{", {}),
         ("[1]", {}),
@@ -251,7 +265,7 @@ def test_process_that_must_be_native_fails_with_the_reason(copy):
     assert done.stderr.splitlines()[-1] == (
         "ImportError: PYPARALLEL_BACKEND=native must use the extension, but: No "
         "extension is installed. To build one in the source folder: "
-        "pip install --no-build-isolation --force-reinstall --no-deps ."
+        "pip install --no-build-isolation ."
     )
 
 

@@ -127,7 +127,6 @@ def test_gradients_flow_and_no_grad_stops_them() -> None:
         assert not collate([leaf]).requires_grad
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("other", [(1, 2), (1, 3)], ids=["equal", "ragged"])
 def test_tangents_of_forward_mode_flow_through(other: tuple[int, ...]) -> None:
     with forward_ad.dual_level():

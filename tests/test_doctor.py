@@ -26,7 +26,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 #: What `docs/doctor.md` promises.
 KEYS = {
     "versions": "pyparallel path python executable torch optree peers "
-    "wrong_distribution",
+    "wrong_distribution supported",
     "backend": "name requested reason load_error device_types debug built_for present "
     "newer_source",
     "gpus": None,

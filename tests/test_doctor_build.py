@@ -54,6 +54,19 @@ def test_an_extension_that_was_found_and_is_not_used_is_an_error(monkeypatch, tm
     assert problems == []
 
 
+def test_an_extension_for_another_python_is_advice(monkeypatch):
+    monkeypatch.setattr(records, "find", lambda _: None)
+    monkeypatch.setattr(records, "of_other_pythons", lambda _: ["_C.cpython-27.so"])
+    monkeypatch.setattr(_backend, "reason", "Only _C.cpython-27.so.")
+    monkeypatch.delenv("PYPARALLEL_BACKEND", raising=False)
+    problems: list[Problem] = []
+    _build.backend(problems)
+    assert problems == [Problem("Only _C.cpython-27.so.", fails=False)]
+    monkeypatch.setenv("PYPARALLEL_BACKEND", "python")
+    _build.backend(problems)
+    assert len(problems) == 1
+
+
 def test_where_native_must_run_and_cannot_the_import_says_why(tmp_path):
     package = Path(pyparallel.__file__).parent
     (tmp_path / "pyparallel").mkdir()

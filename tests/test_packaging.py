@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import pyparallel
-from pyparallel import _backend
+from pyparallel import _backend, _versions
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE_TREE = (ROOT / "setup.py").exists()
@@ -253,6 +253,53 @@ def test_metadata_need_no_torch(setup_py, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == [setup_py.version()], done.stderr
+
+
+def required(folder: Path, command: str, **env: str) -> list[str]:
+    """Return the requirements in the metadata that a command writes."""
+    options = ["-q", "egg_info", "--egg-base", str(folder)]
+    if command == "dist_info":
+        options += ["dist_info", "--output-dir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "setup.py", *options], cwd=ROOT, env={**os.environ, **env}
+    )
+    assert done.returncode == 0
+    pattern = {"egg_info": "*.egg-info/PKG-INFO", "dist_info": "*.dist-info/METADATA"}
+    (path,) = folder.glob(pattern[command])
+    found = re.findall(r"^Requires-Dist: (torch.*|optree.*)$", path.read_text(), re.M)
+    return [each.partition(";")[0] for each in found if "extra ==" not in each]
+
+
+def test_a_wheel_with_an_extension_needs_its_torch_and_the_source_a_range(tmp_path):
+    major, minor = torch.__version__.split(".")[:2]
+    for command, env, needed in (
+        ("egg_info", {}, f"torch>={_versions.OLDEST_TORCH}"),
+        ("dist_info", {}, f"torch=={major}.{minor}.*"),
+        (
+            "dist_info",
+            {"PYPARALLEL_BUILD": "python"},
+            f"torch>={_versions.OLDEST_TORCH}",
+        ),
+    ):
+        folder = tmp_path / f"{command}{len(env)}"
+        folder.mkdir()
+        assert required(folder, command, **env) == [needed, "optree<1,>=0.13"]
+
+
+def test_requirements_of_any_torch(setup_py):
+    assert setup_py.requirements(None)[0] == f"torch>={_versions.OLDEST_TORCH}"
+    for version in ("2.13.0+cpu", "2.13.0a0+git1234", "2.13.1.dev20260101"):
+        assert setup_py.requirements(version)[0] == "torch==2.13.*"
+
+
+def test_an_old_torch_is_refused_before_anything_is_compiled(tmp_path):
+    (tmp_path / "torch.py").write_text("__version__ = '2.7.1+cpu'")
+    done = build(tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1,
+        "pyparallel needs torch 2.8 or newer, but torch 2.7.1+cpu is installed. "
+        'Type: pip install "torch>=2.8"',
+    )
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built with CUDA")

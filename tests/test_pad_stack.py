@@ -252,7 +252,6 @@ def test_a_default_device_does_not_matter() -> None:
     assert got.sizes.tolist() == [[2], [3]]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_gradients_flow_through_torch_func() -> None:
     def total(x: torch.Tensor) -> torch.Tensor:
         got = pad_stack([x, torch.ones(4)], side="left", mask=True)
@@ -262,6 +261,19 @@ def test_gradients_flow_through_torch_func() -> None:
     x = torch.tensor([1.0, 2.0])
     assert torch.func.grad(total)(x).tolist() == [2, 4]
     assert torch.func.jvp(total, (x,), (torch.ones_like(x),))[1] == 6
+
+
+@both
+def test_a_result_without_elements_has_a_shape_and_gradients(
+    backend: ModuleType,
+) -> None:
+    for needs_grad in (False, True):
+        empty = torch.ones(0, 0, requires_grad=needs_grad)
+        with using(backend):
+            got = pad_stack([empty, torch.ones(1, 0)])
+        assert got.shape == (2, 1, 0) and got.requires_grad == needs_grad
+    got.sum().backward()
+    assert empty.grad is not None and empty.grad.shape == (0, 0)
 
 
 def test_a_padded_is_cut_into_views() -> None:

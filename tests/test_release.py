@@ -35,9 +35,11 @@ TRACKED = {
 }
 INFO = "pyparallel_torch-1.2.3.dist-info/METADATA"
 METADATA = "Metadata-Version: 2.4\nName: pyparallel-torch\nVersion: 1.2.3\n"
+METADATA += "Requires-Dist: torch==2.13.*\n"
+RECORD = b'{"torch": "2.13.0+cpu"}'
 SO = "pyparallel/_backend/_C.cpython-311-x86_64-linux-gnu.so"
 WHEEL = {name: b"" for name in TRACKED if name.startswith("pyparallel/")}
-WHEEL |= {SO: b"", SO.replace(".so", ".json"): b"{}", INFO: METADATA.encode()}
+WHEEL |= {SO: b"", SO.replace(".so", ".json"): RECORD, INFO: METADATA.encode()}
 SDIST = {name: b"" for name in TRACKED if not name.startswith(".")}
 SDIST |= {"PKG-INFO": b"", "pyparallel_torch.egg-info/SOURCES.txt": b""}
 
@@ -86,6 +88,7 @@ def without(files: dict[str, bytes], name: str) -> dict[str, bytes]:
 
 
 OTHER = METADATA.replace("1.2.3", "1.2.4").encode()
+LOOSE = METADATA.replace("==2.13.*", ">=2.8").encode()
 NO_EXTENSION = "must have one extension with its record."
 
 
@@ -123,6 +126,11 @@ NO_EXTENSION = "must have one extension with its record."
             SDIST,
             {**WHEEL, INFO: OTHER},
             "must say Version: 1.2.3, but says 1.2.4.",
+        ),
+        (
+            SDIST,
+            {**WHEEL, INFO: LOOSE},
+            "must say Requires-Dist: torch==2.13.*, but does not.",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -27,14 +27,14 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch  # the extension needs torch's libraries, which this loads
 
 from . import _reference
-from ._build import REBUILD, find, mismatch
+from ._build import REBUILD, find, mismatch, of_other_pythons
 
 if TYPE_CHECKING:
     from ._C import (
@@ -140,6 +140,7 @@ def choose(
     torch_version: str,
     cuda_version: str | None,
     load: Callable[[], Any],
+    others: Sequence[str] = (),
 ) -> Choice:
     """Choose the backend.
 
@@ -149,6 +150,7 @@ def choose(
         torch_version: of the torch that runs.
         cuda_version: of the torch that runs; None for a CPU build.
         load: imports the extension; called only if the record fits.
+        others: the files of extensions for another Python.
 
     Raises:
         ValueError: ``requested`` is not one of the three values.
@@ -161,7 +163,7 @@ def choose(
         )
     if requested == "python":
         return Choice("python", "PYPARALLEL_BACKEND=python asks for it.")
-    choice = _try_native(record, torch_version, cuda_version, load)
+    choice = _try_native(record, torch_version, cuda_version, load, others)
     if requested == "native" and choice.name != "native":
         raise ImportError(
             f"PYPARALLEL_BACKEND=native must use the extension, but: {choice.reason}"
@@ -174,11 +176,13 @@ def _try_native(
     torch_version: str,
     cuda_version: str | None,
     load: Callable[[], Any],
+    others: Sequence[str],
 ) -> Choice:
     if record is None:
-        reason = (
-            f"No extension is installed. To build one in the source folder: {REBUILD}"
-        )
+        absent = "No extension is installed"
+        if others:
+            absent += f" for this Python, only {', '.join(others)}"
+        reason = f"{absent}. To build one in the source folder: {REBUILD}"
         return Choice("python", reason)
     refusal = mismatch(record, torch_version, cuda_version)
     if refusal is not None:
@@ -208,7 +212,8 @@ def _load() -> Any:
     return importlib.import_module("._C", __name__)
 
 
-_found = find(Path(__file__).parent)
+_folder = Path(__file__).parent
+_found = find(_folder)
 built_for: dict[str, Any] = _found.record if _found else {}
 _choice = choose(
     os.environ.get("PYPARALLEL_BACKEND") or "auto",
@@ -216,6 +221,7 @@ _choice = choose(
     torch.__version__,
     torch.version.cuda,
     _load,
+    of_other_pythons(_folder),
 )
 if _choice.warns:
     _text = f"[PP001] {_choice.reason}\nUntil then, pure Python runs."

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 #: What to type in the source folder when an extension does not fit.
-REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+REBUILD = "pip install --no-build-isolation ."
 
 
 class Build(NamedTuple):
@@ -36,6 +36,12 @@ def find(folder: Path) -> Build | None:
                 record = {}
             return Build(path, record if isinstance(record, dict) else {})
     return None
+
+
+def of_other_pythons(folder: Path) -> list[str]:
+    """Return the names of the modules that this interpreter would not load."""
+    loaded = {f"_C{suffix}" for suffix in EXTENSION_SUFFIXES}
+    return sorted(p.name for p in folder.glob("_C.*.so") if p.name not in loaded)
 
 
 def describe(torch_version: object, cuda_version: object) -> str:

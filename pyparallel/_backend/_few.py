@@ -64,7 +64,7 @@ def pad_few(
     if any(len(x) != len(first) or x[:num_equal] != first[:num_equal] for x in shapes):
         return None
     target = tuple(map(max, zip(*shapes, strict=True)))
-    if len(samples) * prod(target) > _MOST_ITEMS:
+    if not 0 < len(samples) * prod(target) <= _MOST_ITEMS:
         return None
     return _stack(
         [

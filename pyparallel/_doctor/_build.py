@@ -34,6 +34,9 @@ def backend(problems: list[Problem]) -> dict[str, Any]:
     requested = os.environ.get("PYPARALLEL_BACKEND") or "auto"
     if module is not None and _backend.name == "python" and requested == "auto":
         problems.append(Problem(_backend.reason, fails=True))
+    others = _build.of_other_pythons(package / "_backend")
+    if module is None and others and requested == "auto":
+        problems.append(Problem(_backend.reason, fails=False))
     newer = newer_source(module and module.path, package.parent)
     if newer is not None:
         text = (

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import pyparallel
+from pyparallel import _versions
 
 from ._problem import Problem
 
@@ -38,6 +39,8 @@ def versions(problems: list[Problem]) -> dict[str, Any]:
             "Type: pip uninstall pyparallel"
         )
         problems.append(Problem(text, fails=True))
+    for text in _versions.untested(platform.python_version(), torch.__version__):
+        problems.append(Problem(text, fails=False))
     return {
         "pyparallel": pyparallel.__version__,
         "path": str(Path(pyparallel.__file__).parent),
@@ -47,6 +50,7 @@ def versions(problems: list[Problem]) -> dict[str, Any]:
         "optree": installed("optree"),
         "peers": {name: found for name in _PEERS if (found := installed(name))},
         "wrong_distribution": wrong,
+        "supported": _versions.supported(),
     }
 
 

@@ -183,9 +183,9 @@ MUTATIONS = (
         "an imaginary part is dropped",
         "padding values and sizes that do not fit",
         "pyparallel/_plan.py",
-        "    if not isinstance(value, str | bytes) and not _is_complex(value):\n",
+        "    if not isinstance(value, (str, bytes)) and not _is_complex(value):\n",
         "    value = value.real if isinstance(value, complex) else value\n"
-        "    if not isinstance(value, str | bytes):\n",
+        "    if not isinstance(value, (str, bytes)):\n",
         ("tests/test_bad_inputs.py",),
     ),
     Mutation(
