@@ -11,6 +11,8 @@ TORCH_PIP  ?=
 SOAK_MINUTES ?= 30
 DEMO_ARGS  ?=
 DIST       ?= $(CURDIR)/dist
+# What goes to scripts/test_matrix.py.
+MATRIX     ?=
 BENCH_ARGS ?=
 LOADER_ARGS ?=
 PYTEST_ARGS ?=
@@ -117,7 +119,7 @@ ON_FAKE = cd $(TREE) && . $(FAKE)/env.sh && PYPARALLEL_REQUIRE_CUDA=1 \
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-native test-python test-core test-busy test-asan test-tsan \
+.PHONY: help test test-matrix test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-types lint-cpp bench bench-loader demo ahead peers \
 	cuda-build fake-cuda gpu-check wheels clean
@@ -187,6 +189,10 @@ test-core-%: $(V)/.deps
 # A test that relies on how soon something happens fails here sooner than elsewhere.
 test-busy: $(V)/.built ## the tests of both backends beside BUSY=4 processes that never wait
 	scripts/busy $(or $(BUSY),4) $(MAKE) test-native test-python
+
+# MATRIX="--quick --cells newest:newest" is the part that CI runs.
+test-matrix: ## build, import and test with the oldest and newest Python and torch; a long run
+	$(PYTHON) scripts/test_matrix.py $(MATRIX)
 
 # What reads memory that nobody has written, which no sanitizer above sees, and leaks.
 test-valgrind: $(V)/.deps ## the C++ core under valgrind; a long run

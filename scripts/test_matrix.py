@@ -1,0 +1,191 @@
+"""Build, import and test the package with several versions of Python and torch.
+
+    python scripts/test_matrix.py                    # all cells, one after the other
+    python scripts/test_matrix.py --cells 3.13:2.15  # some; newest:newest is the newest
+    python scripts/test_matrix.py --quick            # operators, loader, wrappers alone
+
+Each cell gets a virtual environment and a copy of the tree in a temporary folder, and
+loses both at its end. At most 12 GB of disk are in use at a time. An interpreter is
+taken from PYTHON_3_13, say, from PATH, or from pyenv. A cell without one fails, unless
+--skip-missing is given. Options of pip for torch: TORCH_PIP, as in the Makefile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = runpy.run_path(str(ROOT / "pyparallel" / "_versions.py"))
+OLDEST, NEWEST = VERSIONS["OLDEST_TORCH"], VERSIONS["NEWEST_TORCH"]
+PYTHONS: tuple[str, ...] = VERSIONS["PYTHONS"]
+DISK = 12 << 30
+TOOLS = ("setuptools>=77,<81", "wheel", "ninja", "pybind11>=2.11")
+#: The tests of a quick cell, and those that both kinds run in pure Python.
+QUICK = (
+    "backend_choice collate collate_errors container data_parallel distributed gather "
+    "image loader loader_kinds memory packaging pad_stack parallel_apply prefetch "
+    "replicas scatter stack_equal to_host torch_private transfer tree versions"
+)
+#: The rest is about the sources, the documentation, benchmarks and other packages.
+LEFT_OUT = "benchmark busy csrc_rules docs examples gpu layers mutations release typed"
+
+
+class Cell(NamedTuple):
+    """One pair of versions, as ``("3.13", "2.15")``."""
+
+    python: str
+    torch: str
+
+
+#: torch 2.8 has no wheel for Python 3.14, and torch 2.15 none for 3.10. Machines with
+#: GPUs have Python 3.12 and torch 2.11.
+CELLS = (
+    Cell("3.10", OLDEST),
+    Cell("3.13", OLDEST),
+    Cell("3.12", "2.11"),
+    Cell("3.10", "2.14"),
+    Cell("3.14", NEWEST),
+)
+
+
+def interpreter(version: str, pyenv: Path) -> str | None:
+    """Return an interpreter of this version."""
+    named = os.environ.get(f"PYTHON_{version.replace('.', '_')}")
+    kept = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
+    # pyenv puts a shim on PATH for versions that are not enabled: it does not run.
+    for path in (named, shutil.which(f"python{version}"), *map(str, kept)):
+        if (
+            path
+            and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0
+        ):
+            return path
+    return None
+
+
+def cells_of(texts: Sequence[str]) -> list[Cell]:
+    """Return the cells of ``3.13:2.15`` or ``newest:newest``, or all."""
+    cells = []
+    for text in texts:
+        python, _, torch = text.partition(":")
+        if python == "newest":
+            python = newest_python()
+        cells.append(Cell(python, NEWEST if torch == "newest" else torch))
+    return cells or list(CELLS)
+
+
+def newest_python() -> str:
+    """Return the newest supported version that has an interpreter here."""
+    found = [version for version in PYTHONS if interpreter(version, pyenv_root())]
+    return found[-1] if found else PYTHONS[-1]
+
+
+def pyenv_root() -> Path:
+    """Return the folder of pyenv, which need not exist."""
+    return Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+
+
+def test_files(tree: Path, quick: bool) -> list[str]:
+    """Return the tests of a cell."""
+    if quick:
+        return [f"tests/test_{name}.py" for name in QUICK.split()]
+    skipped = tuple(f"test_{name}" for name in LEFT_OUT.split())
+    files = sorted(path.name for path in (tree / "tests").glob("test_*.py"))
+    return ["tests/csrc", *(f"tests/{n}" for n in files if not n.startswith(skipped))]
+
+
+def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> str:
+    """Build, import and test one cell in a folder; return the failed step, or ""."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL")}
+    # Libraries of torch's build for CUDA are not cached: they are most of the disk.
+    env |= {"FORCE_ONLY_CPU": "1", "PIP_NO_CACHE_DIR": "1"}
+    env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    tree, venv = folder / "tree", folder / "venv"
+    own = str(venv / "bin" / "python")
+    pip = [own, "-m", "pip", "install", "-q"]
+    torch = [*os.environ.get("TORCH_PIP", "").split(), f"torch=={cell.torch}.*"]
+    pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
+    check = "import pyparallel._backend as b; assert b.name == 'native', b.reason"
+    steps: list[tuple[str, list[str], dict[str, str]]] = [
+        ("copy", [str(ROOT / "scripts" / "copy_tree"), str(tree)], {}),
+        ("environment", [python, "-m", "venv", str(venv)], {}),
+        ("tools", [*pip, *TOOLS], {}),
+        ("torch", [*pip, *torch], {}),
+        (
+            "package",
+            [*pip, "--no-build-isolation", "-e", ".[test]"],
+            {"PYPARALLEL_BUILD": "python"},
+        ),
+        ("build", [own, "setup.py", "-q", "build_ext", "--inplace"], {}),
+        ("import", [own, "-c", check], {}),
+    ]
+    for backend in ("native", "python"):
+        steps.append(
+            (
+                f"tests, {backend}",
+                [*pytest, *test_files(ROOT, options.quick or backend == "python")],
+                {"PYPARALLEL_BACKEND": backend},
+            )
+        )
+    for name, command, more in steps:
+        started = time.monotonic()
+        where = tree if tree.exists() else folder
+        done = subprocess.run(
+            command,
+            cwd=where,
+            env=env | more,
+            stdin=subprocess.DEVNULL,
+            stdout=None if name.startswith("tests") else subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        took = time.monotonic() - started
+        print(f"    {name}: {'ok' if not done.returncode else 'FAILED'}, {took:.0f} s")
+        if done.returncode:
+            print((done.stdout or "")[-4000:], flush=True)
+            return name
+        sys.stdout.flush()
+    return ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the cells; return 1 if one failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cells", nargs="+", default=[], metavar="PYTHON:TORCH")
+    parser.add_argument("--quick", action="store_true", help="run fewer tests")
+    parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
+    parser.add_argument("--skip-missing", action="store_true")
+    options = parser.parse_args(arguments)
+    results: list[tuple[Cell, str]] = []
+    for cell in cells_of(options.cells):
+        print(f"=== Python {cell.python}, torch {cell.torch}", flush=True)
+        python = interpreter(cell.python, pyenv_root())
+        if python is None:
+            print(f"    no python{cell.python} was found")
+            results.append((cell, "skipped" if options.skip_missing else "no Python"))
+            continue
+        with tempfile.TemporaryDirectory(prefix="pyparallel-matrix-") as name:
+            free = shutil.disk_usage(name).free
+            if free < DISK:
+                raise SystemExit(
+                    f"A cell needs {DISK >> 30} GB of disk, but {name} has "
+                    f"{free >> 30} GB. Set TMPDIR to another folder."
+                )
+            results.append((cell, run(cell, python, Path(name), options)))
+    print("\nPython  torch")
+    for cell, failed in results:
+        print(f"{cell.python:<7} {cell.torch:<6} {failed or 'passed'}")
+    return int(any(failed not in ("", "skipped") for _, failed in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
