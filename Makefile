@@ -30,6 +30,8 @@ SANITIZED_CASES ?= 100000
 # For the Python of a machine with a GPU: the test tools and peers that few torch images
 # have, with their needs.
 WHEELS_PYTHON ?= 3.12
+# The torch of `make wheels`.
+WHEELS_TORCH  ?= 2.13
 WHEELS_ARCH   ?= x86_64
 WHEELS ?= optree pytest-timeout tensordict cloudpickle pyvers mmengine==0.10.7 addict \
 	platformdirs termcolor yapf
@@ -122,7 +124,7 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 .PHONY: help test test-matrix test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-types lint-cpp bench bench-loader demo ahead peers \
-	cuda-build fake-cuda gpu-check wheels clean
+	cuda-build fake-cuda gpu-check gpu-wheels wheels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -242,6 +244,11 @@ wheel: $(V)/.built ## an sdist and a wheel for this Python and torch in dist/, o
 		--outdir "$(DIST)" . >"$(V)/wheel.log" 2>&1 || { cat "$(V)/wheel.log"; false; }
 	$(V)/bin/python scripts/check_dist.py "$(DIST)"
 
+# Each wheel requires the torch that it was built for. FORCE_CUDA=1 builds for CUDA.
+wheels: ## a wheel for each Python and one torch, WHEELS_TORCH=2.13, in dist/
+	$(PYTHON) scripts/test_matrix.py --wheels "$(DIST)" \
+		--torch $(WHEELS_TORCH) $(MATRIX)
+
 # It needs no network, and neither the extension nor a compiler.
 docs: $(V)/.docs ## the documentation site in build/docs; a warning is an error
 	PYPARALLEL_BACKEND=python PYPARALLEL_MMENGINE=off \
@@ -306,7 +313,7 @@ fake-cuda: $(VCUDA)/.deps ## the fake CUDA runtime in build/fakecuda: tests/fake
 gpu-check: $(if $(GPU_PYTHON),,$(VCUDA)/.deps) ## compile for the GPU here: tests, compute-sanitizer, benchmarks
 	$(PYTHON) scripts/gpu_check.py $(TREE) $(or $(GPU_PYTHON),$(VCUDA)/bin/python)
 
-wheels: ## fill wheels/ for gpu-check on a machine without an index: WHEELS_PYTHON=3.12
+gpu-wheels: ## fill wheels/ for gpu-check on a machine without an index: WHEELS_PYTHON=3.12
 	rm -rf wheels
 	$(PYTHON) -m pip download -q --disable-pip-version-check --no-deps --dest wheels \
 		--only-binary :all: --python-version $(WHEELS_PYTHON) \

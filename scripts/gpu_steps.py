@@ -114,8 +114,8 @@ class Machine:
         if missing := self._ask(MISSING, *TOOLS.split()).split():
             stop(
                 f"{self.python} must be able to import {TOOLS}, but lacks: "
-                f"{' '.join(missing)}. Fill {wheels} by `make wheels`, or install them "
-                "elsewhere with pip install --target and put that on PYTHONPATH."
+                f"{' '.join(missing)}. Fill {wheels} by `make gpu-wheels`, or install "
+                "them elsewhere with pip install --target and put that on PYTHONPATH."
             )
 
 

@@ -3,6 +3,7 @@
     python scripts/test_matrix.py                    # all cells, one after the other
     python scripts/test_matrix.py --cells 3.13:2.15  # some; newest:newest is the newest
     python scripts/test_matrix.py --quick            # operators, loader, wrappers alone
+    python scripts/test_matrix.py --wheels dist --torch 2.13  # a wheel for each Python
 
 Each cell gets a virtual environment and a copy of the tree in a temporary folder, and
 loses both at its end. At most 12 GB of disk are in use at a time. An interpreter is
@@ -38,6 +39,11 @@ QUICK = (
 )
 #: The rest is about the sources, the documentation, benchmarks and other packages.
 LEFT_OUT = "benchmark busy csrc_rules docs examples gpu layers mutations release typed"
+
+
+#: A name, a command, and what it needs in the environment.
+Step = tuple[str, list[str], dict[str, str]]
+CHECK = "import pyparallel._backend as b; assert b.name == 'native', b.reason"
 
 
 class Cell(NamedTuple):
@@ -107,35 +113,30 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
     """Build, import and test one cell in a folder; return the failed step, or ""."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL")}
     # Libraries of torch's build for CUDA are not cached: they are most of the disk.
-    env |= {"FORCE_ONLY_CPU": "1", "PIP_NO_CACHE_DIR": "1"}
-    env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    env |= {"PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    if not env.get("FORCE_CUDA"):
+        env["FORCE_ONLY_CPU"] = "1"
     tree, venv = folder / "tree", folder / "venv"
     own = str(venv / "bin" / "python")
     pip = [own, "-m", "pip", "install", "-q"]
     torch = [*os.environ.get("TORCH_PIP", "").split(), f"torch=={cell.torch}.*"]
-    pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
-    check = "import pyparallel._backend as b; assert b.name == 'native', b.reason"
-    steps: list[tuple[str, list[str], dict[str, str]]] = [
+    steps: list[Step] = [
         ("copy", [str(ROOT / "scripts" / "copy_tree"), str(tree)], {}),
         ("environment", [python, "-m", "venv", str(venv)], {}),
         ("tools", [*pip, *TOOLS], {}),
         ("torch", [*pip, *torch], {}),
-        (
-            "package",
-            [*pip, "--no-build-isolation", "-e", ".[test]"],
-            {"PYPARALLEL_BUILD": "python"},
-        ),
-        ("build", [own, "setup.py", "-q", "build_ext", "--inplace"], {}),
-        ("import", [own, "-c", check], {}),
     ]
-    for backend in ("native", "python"):
-        steps.append(
-            (
-                f"tests, {backend}",
-                [*pytest, *test_files(ROOT, options.quick or backend == "python")],
-                {"PYPARALLEL_BACKEND": backend},
-            )
-        )
+    if options.wheels:
+        made = folder / "wheel"
+        wheel = [own, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps"]
+        steps += [
+            ("wheel", [*wheel, "-w", str(made), "."], {}),
+            ("install", [*pip, "--find-links", str(made), "pyparallel-torch"], {}),
+            # -I leaves the sources in the working folder out of sys.path.
+            ("import", [own, "-I", "-c", CHECK], {}),
+        ]
+    else:
+        steps += test_steps(own, options)
     for name, command, more in steps:
         started = time.monotonic()
         where = tree if tree.exists() else folder
@@ -149,12 +150,39 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
             text=True,
         )
         took = time.monotonic() - started
-        print(f"    {name}: {'ok' if not done.returncode else 'FAILED'}, {took:.0f} s")
+        print(f"    {name}: {'FAILED' if done.returncode else 'ok'}, {took:.0f} s")
         if done.returncode:
             print((done.stdout or "")[-4000:], flush=True)
             return name
         sys.stdout.flush()
+    for path in (folder / "wheel").glob("*.whl"):
+        options.wheels.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, options.wheels)
     return ""
+
+
+def test_steps(own: str, options: argparse.Namespace) -> list[Step]:
+    """Return the steps that build the package in the tree and test it."""
+    pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
+    pip = [own, "-m", "pip", "install", "-q", "--no-build-isolation"]
+    steps: list[Step] = [
+        (
+            "package",
+            [*pip, "-e", ".[test]"],
+            {"PYPARALLEL_BUILD": "python"},
+        ),
+        ("build", [own, "setup.py", "-q", "build_ext", "--inplace"], {}),
+        ("import", [own, "-c", CHECK], {}),
+    ]
+    for backend in ("native", "python"):
+        steps.append(
+            (
+                f"tests, {backend}",
+                [*pytest, *test_files(ROOT, options.quick or backend == "python")],
+                {"PYPARALLEL_BACKEND": backend},
+            )
+        )
+    return steps
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -164,9 +192,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="run fewer tests")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
     parser.add_argument("--skip-missing", action="store_true")
+    parser.add_argument("--wheels", type=Path, help="build wheels into this folder")
+    parser.add_argument("--torch", default=NEWEST, help="the torch of the wheels")
     options = parser.parse_args(arguments)
     results: list[tuple[Cell, str]] = []
-    for cell in cells_of(options.cells):
+    cells = cells_of(options.cells)
+    if options.wheels and not options.cells:
+        cells = [Cell(python, options.torch) for python in PYTHONS]
+    for cell in cells:
         print(f"=== Python {cell.python}, torch {cell.torch}", flush=True)
         python = interpreter(cell.python, pyenv_root())
         if python is None:

@@ -60,7 +60,9 @@ COVERED: dict[str, Step | In | Not] = {
     "make bench": In("tests/test_benchmark_report.py", "run.main("),
     "make bench-loader": In("tests/test_benchmark_loader.py", "loader.main("),
     "make gpu-check": In("tests/gpu_check_runs.py", "gpu_check.py"),
-    "make wheels": Not(ANOTHER),
+    "make gpu-wheels": Not(ANOTHER),
+    "make wheels": Not(LONG),
+    "make test-matrix": In(".ci/run", "make test-matrix"),
     "pip install torch": In("scripts/check_sdist", '"$torch"'),
     "pip install setuptools>=77": In("scripts/check_sdist", '"setuptools>=77,<81"'),
     "pip install --no-build-isolation": In(

@@ -189,7 +189,7 @@ def test_wheels_come_first_and_then_an_index(check: Check, online: bool) -> None
     assert done.stderr == (
         f"{check.folder}/python must be able to import hypothesis optree psutil pytest "
         "pytest_timeout numpy pybind11 ninja setuptools, but lacks: optree "
-        f"pytest_timeout. Fill {check.folder}/w by `make wheels`, or install them "
+        f"pytest_timeout. Fill {check.folder}/w by `make gpu-wheels`, or install them "
         "elsewhere with pip install --target and put that on PYTHONPATH.\n"
     )
 

@@ -137,7 +137,7 @@ def test_the_first_step_that_fails_ends_a_cell(
         return subprocess.CompletedProcess(command, int(name == fails != ""), "text")
 
     monkeypatch.setattr(matrix.subprocess, "run", run)
-    options = argparse.Namespace(quick=True, jobs=2)
+    options = argparse.Namespace(quick=True, jobs=2, wheels=None)
     assert matrix.run(matrix.Cell("3.13", "2.15"), "py", tmp_path, options) == fails
     assert begun[1][:3] == ["py", "-m", "venv"] and "torch==2.15.*" in begun[3]
     assert len(begun) == {"build": 6, "tests, python": 9, "": 9}[fails]
