@@ -184,6 +184,7 @@ def test_a_stream_longer_than_it_said_warns_as_with_torch() -> None:
             assert len(list(loader)) == 4
 
 
+@pytest.mark.filterwarnings(r"ignore:\[PP201\]")  # it keeps all batches
 def test_batches_out_of_order_are_all_there() -> None:
     compare(
         Numbers(24),
