@@ -50,10 +50,12 @@ __all__ = [
     "num_dispatch_modes",
     "num_function_modes",
     "pin_memory",
+    "pin_memory_loop",
     "pytree",
     "require",
     "runs_in_python",
     "saved_tensor_hooks",
+    "seed_locks",
     "set_grad_enabled",
     "use_count",
     "version_of",
@@ -86,13 +88,14 @@ try:
     # How long a wait for a batch lasts without a timeout, in seconds.
     from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
-    # default_collate and its table, the worker's globals, and pinning.
+    # default_collate and its table, the worker's globals, pinning and its thread.
     from torch.utils.data._utils import collate as data_collate
     from torch.utils.data._utils import worker as data_worker
 
     # The profiler measures them; a loader reads skipped samples with the first one.
     from torch.utils.data._utils.fetch import _IterableDatasetFetcher as IterableFetcher
     from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapFetcher
+    from torch.utils.data._utils.pin_memory import _pin_memory_loop as pin_memory_loop
     from torch.utils.data._utils.pin_memory import pin_memory
 
     # The iterators of a loader derive from them.
@@ -122,9 +125,11 @@ ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
         "_next_index": "counts the indices",
         "_num_yielded": "the number of the next batch of a loader that resumes",
         "_profile_name": "names the range of a batch",
+        "_timeout": "whether a late batch is an error",
         "_reset": "the next epoch of persistent workers",
     },
     WorkersIter: {
+        "_index_queues": "kept alive until the workers have ended",
         "_in_order": "whether batches arrive in the order of their numbers",
         "_persistent_workers": "such workers outlive their epoch",
         "_prefetch_factor": "how many batches a worker prepares",
@@ -356,3 +361,13 @@ def compiled_from(module: Any) -> Any:
 def ignored_by_ddp(module: nn.Module) -> set[str]:
     """Return the names of tensors that DDP was told to leave alone."""
     return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def seed_locks() -> list[Any]:
+    """Return the locks of Python that ``torch.manual_seed`` takes in every process.
+
+    Without them a fork beside ``torch.manual_seed`` may leave one locked in the child.
+    """
+    modules = (torch.cuda, torch.mtia, torch.xpu)
+    locks = [getattr(module, "_initialization_lock", None) for module in modules]
+    return [lock for lock in locks if lock is not None]

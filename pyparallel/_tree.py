@@ -41,7 +41,8 @@ MAX_DEPTH = 64
 # What optree asks of a split: the children, what the join needs, steps for the paths.
 _Split = tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]
 
-_lock = threading.Lock()
+#: Held while classes are registered.
+registration_lock = threading.Lock()
 # Classes of leaves that need no second look, and those of containers, registered here.
 _looked_at: set[type] = {type(None), str, bytes, int, float, bool}
 _registered: set[type] = set()
@@ -230,7 +231,7 @@ def _look_at(value: Any) -> None:
     else:
         _looked_at.add(cls)
         return
-    with _lock:
+    with registration_lock:
         if cls not in _registered:
             register: Any = optree.register_pytree_node
             register(cls, split, join, namespace=_NAMESPACE)

@@ -22,6 +22,7 @@ PACKAGE = Path(private.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: Private names of Python's library: of tuples and processes, frames and locks.
 OF_PYTHON = {"_replace", "_fields", "_asdict", "_exit", "_getframe", "_cond", "_flag"}
+OF_PYTHON |= {"_feed", "_target"}  # of queues and threads
 #: Of NumPy's global generator, and the package's own marks on objects of torch.
 OF_OTHERS = {"_rand", "_bit_generator", "_former_parameters", "_profiled_epoch"}
 #: Names with a replacement: the object that has each.
@@ -37,6 +38,9 @@ REPLACED = [
     (torch, "_foreach_copy_"),
     (torch.Tensor, "_is_zerotensor"),
     (torch.UntypedStorage, "_new_shared"),
+    (torch.cuda, "_initialization_lock"),
+    (torch.mtia, "_initialization_lock"),
+    (torch.xpu, "_initialization_lock"),
     (torch._C._profiler, "_RecordFunctionFast"),
     (forward_ad, "_current_level"),
     (profiler, "_is_profiler_enabled"),

@@ -4,7 +4,8 @@
 
 namespace pyparallel::bindings {
 
-// Adds empty, cache_info, bound_cache and clear_cache.
+// Adds empty, cache_info, bound_cache, clear_cache, lock_generator and
+// unlock_generator.
 void define_memory(pybind11::module_* module);
 
 }  // namespace pyparallel::bindings

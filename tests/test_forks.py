@@ -1,0 +1,98 @@
+"""Locks that a forked worker takes are free there, whoever held them in the parent."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyparallel import _backend, _forks, _tree
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
+    pytest.mark.timeout(60),
+]
+
+NATIVE = pytest.mark.skipif(
+    _backend.name != "native", reason="pure Python cannot lock torch's generator"
+)
+
+
+class _Late(threading.Thread):
+    """Holds a lock until the fork waits for the lock, as far as a test can know."""
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__()
+        self.lock, self.held = lock, threading.Event()
+        self.start()
+        assert self.held.wait(30)
+
+    def run(self) -> None:
+        assert self.lock.acquire(True, 30)
+        self.held.set()
+        threading.Event().wait(0.2)
+        self.lock.release()
+
+
+def child(action: Callable[[], Any]) -> int:
+    """Return the exit code of a forked child that does this; 99: it did not end."""
+    pid = os.fork()
+    if not pid:
+        try:
+            action()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    waiter = threading.Thread(target=lambda: codes.append(os.waitpid(pid, 0)[1]))
+    codes: list[int] = []
+    waiter.start()
+    waiter.join(20)
+    if not codes:
+        os.kill(pid, 9)
+        waiter.join()
+        return 99
+    return os.waitstatus_to_exitcode(codes[0])
+
+
+LOCKS: dict[str, Callable[[], Any]] = {
+    "registered classes": lambda: _tree.registration_lock,
+    "torch.manual_seed": lambda: torch.cuda._initialization_lock,
+    "numpy.random": lambda: np.random.get_bit_generator().lock,
+    "torch.rand": _forks._Generator,
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=NATIVE if n == "torch.rand" else ()) for n in LOCKS]
+)
+def test_a_lock_that_another_thread_holds_is_free_in_the_child(name: str) -> None:
+    thread = _Late(LOCKS[name]())
+    assert child(lambda: LOCKS[name]().acquire(True, 60)) == 0
+    thread.join()
+    assert LOCKS[name]().acquire(True, 1)
+    LOCKS[name]().release()
+
+
+def test_a_lock_that_is_never_released_does_not_stop_a_fork(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_forks, "_TIMEOUT", 0.01)
+    with _tree.registration_lock:
+        assert child(lambda: None) == 0
+    assert not _forks._held.locks
+
+
+@NATIVE
+def test_the_lock_of_the_generator() -> None:
+    assert _backend.lock_generator(0)
+    assert not _backend.lock_generator(0.01)
+    _backend.unlock_generator()
+    assert child(lambda: torch.manual_seed(3)) == 0
+    state = torch.get_rng_state()
+    assert torch.rand(2).shape == (2,) and not torch.equal(torch.get_rng_state(), state)
