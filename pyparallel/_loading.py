@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +37,8 @@ from ._torch_private import (
     is_profiling,
 )
 from ._trace import span
+from ._tracebacks import hide_frames, rank_text, short
+from ._worker_states import WorkerStates, starting
 from .container import DataContainer
 
 #: Slabs beside those of the batches that workers have in hand: what a training loop
@@ -53,6 +57,9 @@ _WITHOUT_TENSORS = frozenset((int, float, bool, str, bytes, type(None)))
 _MOST_SLABS = 65536
 #: More bytes than any machine's memory, and fewer than an address space.
 _MOST_BYTES = 1 << 44
+
+#: How long a worker may not begin the batch that is waited for before a warning.
+_IDLE_SECONDS = 60.0
 
 
 class Receiving:
@@ -253,16 +260,24 @@ class WithWorkers(Followed, WorkersIter):
             if lock is not None:
                 self._ring.page_lock(lock)
                 self._page_locks = True
-        super().__init__(loader)
+        self._states: WorkerStates | None = None
+        self._idle_since: float | None = None  # while the next batch is waited for
+        if _shared.is_supported():
+            with contextlib.suppress(OSError):  # no descriptor is left
+                self._states = WorkerStates()
+        with starting(self._states):
+            super().__init__(loader)
         _workers.take_over(self)
 
     def packing(self, collate_fn: Any) -> Packing:
         """Return what workers collate with."""
-        return Packing(collate_fn, self._ring, self._first_holder, worker_extra)
+        return Packing(
+            collate_fn, self._ring, self._first_holder, worker_extra, self._states
+        )
 
     def preparing(self, worker_init_fn: Any) -> Preparing:
         """Return what workers begin with."""
-        return Preparing(Locating(enter(self, worker_init_fn)))
+        return Preparing(Locating(enter(self, worker_init_fn)), self._states)
 
     def pending(self, worker: int) -> list[Any]:
         """Return the indices of each batch of a worker that has not arrived."""
@@ -298,8 +313,48 @@ class WithWorkers(Followed, WorkersIter):
             left = max(0.0, deadline - time.monotonic())
             wait = min(_workers.SLICE, left)
             found = super()._try_get_data(wait)  # type: ignore[no-untyped-call]
+            self._look(found[0])
             if found[0] or left <= _workers.SLICE:
                 return found
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except Exception as error:
+            _workers.let_go(error, self)
+            hide_frames(error)
+            raise
+
+    def _look(self, arrived: bool) -> None:
+        """Warn of a worker that has not begun the next batch for a minute."""
+        states, (worker, *_) = self._states, self._task_info.get(self._rcvd_idx, (0,))
+        if arrived or states is None or states.is_busy(worker):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
+        elif not self._timeout and time.monotonic() - self._idle_since >= _IDLE_SECONDS:
+            found = self.unfinished()
+            warn_once("PP214", f"DataLoader: {found}", LoaderWarning, found[:40])
+
+    def unfinished(self) -> str:
+        """Return what the worker of the next batch does, and advice."""
+        states, (worker, *_) = self._states, self._task_info.get(self._rcvd_idx, (0,))
+        process = self._workers[worker]
+        rank, pending = rank_text(), self.pending(worker)
+        batch = f"the batch of indices {short(pending[0])}" if pending else "its batch"
+        text = f"worker {worker} (pid {process.pid}{', ' if rank else ''}{rank})"
+        if states is None or states.is_busy(worker):
+            return (
+                f"{text} has not finished {batch}. Raise timeout, or look for what "
+                "blocks in the dataset."
+            )
+        stack = states.stack(worker, process.pid)
+        return (
+            f"{text} is alive but has not begun {batch}. It may wait for a lock that a "
+            'thread held during fork: use multiprocessing_context="forkserver", or '
+            "start the workers before the threads."
+            + (f" The stack of the worker:\n{stack}" if stack else "")
+        )
 
     def has_lost_worker(self) -> bool:
         """Tell whether a worker has died; then all others are ended, too."""
@@ -312,6 +367,7 @@ class WithWorkers(Followed, WorkersIter):
 
     def _next_data(self) -> Any:
         meter = self._receiving.meter
+        self._idle_since = None
         try:
             with meter.waiting(), span("pyparallel.wait"), _workers.Explaining(self):
                 # torch's iterators have no types.
@@ -335,6 +391,13 @@ class WithWorkers(Followed, WorkersIter):
             if self._worker_pids_set:
                 forget_workers(self)
             return
+        if _workers.serves_a_queue():  # and the garbage collector runs in it
+            threading.Thread(target=self._end, name="pyparallel-end").start()
+            return
+        self._end()
+
+    def _end(self) -> None:
+        """End the workers, and free what they held."""
         super()._shutdown_workers()
         ring = getattr(self, "_ring", None)
         if ring is None or not ring.is_mine:

@@ -27,6 +27,7 @@ from ._torch_private import (
 )
 from ._trace import span
 from ._tracebacks import hide_frames, rank_text
+from ._worker_states import WorkerStates
 
 
 class Note(NamedTuple):
@@ -63,6 +64,7 @@ class Packing:
         ring: where to write; None: into fresh memory.
         first_holder: the number of worker 0 in the ring.
         extra: called after each batch; returns bytes that travel with it, or None.
+        states: where workers note that they make a batch; None: nowhere.
     """
 
     def __init__(
@@ -71,13 +73,21 @@ class Packing:
         ring: RingMemory | None,
         first_holder: int,
         extra: Callable[[], bytes | None],
+        states: WorkerStates | None = None,
     ) -> None:
-        self.collate_fn, self.extra = collate_fn, extra
+        self.collate_fn, self.extra, self.states = collate_fn, extra, states
         self._ring, self._first_holder = ring, first_holder
         #: When the dataset was asked for the samples of this batch.
         self.fetching: _Moment | None = None
         self._core_wait: CoreWait | None = None
         self._core_waited = 0.0
+
+    def begin(self) -> None:
+        """Note that the dataset is asked for the samples of a batch."""
+        if self._core_wait is None:  # here, so that it is of the thread of the worker
+            self._core_wait = CoreWait()
+            self._core_waited = self._core_wait.seconds()
+        self.fetching = _now()
 
     def __call__(self, samples: Any) -> Sealed:
         """Return the batch of some samples, written where the parent will read it."""
@@ -128,9 +138,8 @@ class Packing:
 
     def _core_waits(self) -> float:
         """Return the seconds without a core since the batch before this one."""
-        if self._core_wait is None:  # here, so that it is of the thread of the worker
-            self._core_wait = CoreWait()
-            self._core_waited = self._core_wait.seconds()
+        if self._core_wait is None:
+            return 0.0
         before, self._core_waited = self._core_waited, self._core_wait.seconds()
         return self._core_waited - before
 
@@ -144,11 +153,17 @@ class Preparing:
     the slab is ready. torch's fetchers call the dataset: the time begins there.
     """
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self.worker_init_fn = worker_init_fn
+    def __init__(
+        self,
+        worker_init_fn: Callable[[int], None] | None,
+        states: WorkerStates | None = None,
+    ) -> None:
+        self.worker_init_fn, self.states = worker_init_fn, states
 
     def __call__(self, worker_id: int) -> None:
         """Prepare, then do what the user asked for."""
+        if self.states is not None:
+            self.states.enter(worker_id)
         vars(data_worker)["ExceptionWrapper"] = wrap_exception
         functions = data_collate.default_collate_fn_map
         if functions.get(torch.Tensor) is data_collate.collate_tensor_fn:
@@ -165,10 +180,17 @@ def _timed(fetch: Any) -> Any:
 
     @functools.wraps(fetch)
     def timed(fetcher: Any, index: Any) -> Any:
-        packing = fetcher.collate_fn
-        if isinstance(packing, Packing):  # not of a loader inside the dataset
-            packing.fetching = _now()
-        return fetch(fetcher, index)
+        packing, info = fetcher.collate_fn, get_worker_info()
+        if not isinstance(packing, Packing):  # of a loader inside the dataset
+            return fetch(fetcher, index)
+        packing.begin()
+        if packing.states is None or info is None:
+            return fetch(fetcher, index)
+        packing.states.mark(info.id, busy=True)
+        try:
+            return fetch(fetcher, index)
+        finally:
+            packing.states.mark(info.id, busy=False)
 
     return timed
 

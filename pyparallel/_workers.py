@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing import synchronize
+from multiprocessing import queues, synchronize
 from typing import Any, NamedTuple
 
+from . import _forks  # noqa: F401  # free locks for the workers of every loader
 from ._pipe import outlive_writers
-from ._torch_private import forget_workers
+from ._torch_private import forget_workers, pin_memory_loop
 from ._tracebacks import rank_text, short
 
 #: How often a wait looks whether the workers live, in seconds.
@@ -43,7 +45,18 @@ _ITERATOR = (
     "_worker_pids_set",
 )
 _TORCH_SAYS_DEAD = "DataLoader worker (pid"
+_TORCH_SAYS_LATE = "DataLoader timed out after"
 # Where torch calls the dataset, in the process and for a worker: see `cut_short`.
+
+
+#: Keeps the queues of an iterator alive until the iterator is dead, by its `id`.
+#:
+#: Note: [garbage]. The garbage collector frees an iterator in a reference cycle. It
+#: first calls the finalizers of each ``multiprocessing.Queue``, which end the thread
+#: that feeds it. Then the iterator's ``__del__`` cannot send its workers the order to
+#: end, waits 5 s for each and kills them. The collector leaves alone the queues of
+#: this dict.
+_queues: dict[int, list[Any]] = {}
 
 
 class Stopped(Exception):
@@ -116,8 +129,23 @@ def guard(source: Any) -> None:
         source._workers_done_event = done
     if has_workers(source):
         queue, workers = getattr(source, "_worker_result_queue", None), source._workers
+        key = id(source)
+        _queues[key] = [queue, *getattr(source, "_index_queues", ())]
+        weakref.finalize(source, _queues.pop, key, None).atexit = False
         weak = weakref.ref(source)  # whose queue this is
         outlive_writers(queue, lambda: _has_lost(workers, weak()))
+
+
+def serves_a_queue() -> bool:
+    """Return whether this thread feeds or reads a queue of an iterator.
+
+    The garbage collector may free an iterator in such a thread. To end workers there
+    would wait for a lock that the thread holds, or for the thread itself.
+    """
+    target = getattr(threading.current_thread(), "_target", None)
+    # A staticmethod, which typeshed does not have.
+    feed: Any = queues.Queue._feed  # type: ignore[attr-defined]
+    return target in (feed, pin_memory_loop)
 
 
 def _has_lost(workers: Sequence[Any], source: Any) -> bool:
@@ -255,7 +283,12 @@ def is_report(error: BaseException) -> bool:
 
 
 def explained(error: BaseException, source: Any) -> BaseException:
-    """Return the error for a dead worker if that is what ``error`` comes from."""
+    """Return the error for a dead worker if that is what ``error`` comes from.
+
+    An error for a batch that is late gets the state of its worker.
+    """
+    if str(error).startswith(_TORCH_SAYS_LATE) and hasattr(source, "unfinished"):
+        return RuntimeError(f"{error}: {source.unfinished()}")
     if not has_workers(source) or not (is_report(error) or isinstance(error, _BROKEN)):
         return error
     deadline = time.monotonic() + GRACE

@@ -157,7 +157,7 @@ def test_a_death_is_told_by_next_and_not_in_the_middle_of_a_step() -> None:
         os.kill(worker.pid, signal.SIGKILL)
         items = it._generation.items
         until(lambda: items and items[-1].error is not None)  # a step
-        with pytest.raises(RuntimeError, match=r"^PreDataLoader: .* worker pid \d+"):
+        with pytest.raises(RuntimeError, match=r"^DataLoader: .* worker \d+ \(pid \d+"):
             list(it)
 
 

@@ -1,0 +1,148 @@
+"""The iterators of a loader die as soon as nothing refers to them, and as garbage."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from loader_sets import feeders, wait_for
+from torch.utils.data import Dataset, IterableDataset
+
+import pyparallel
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Squares(Dataset[Any]):
+    """Six samples; ``bad`` is the index of one that raises."""
+
+    def __init__(self, bad: int | None = None) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.bad:
+            raise ValueError(f"no sample {index}")
+        return torch.full((3,), float(index * index))
+
+
+class Stateful(Squares):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(6.0))
+
+
+@pytest.fixture(autouse=True)
+def _no_collector() -> Iterator[None]:
+    """Leave garbage alone until a test collects it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def read(batches: Iterator[Any], how: str) -> None:
+    """Read to the end, or one batch, or until the dataset raises."""
+    if how == "one":
+        next(batches)
+        return
+    try:
+        for _ in batches:
+            pass
+    except ValueError:
+        assert how == "error"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("dataset", "how"),
+    [
+        (Squares(), "end"),
+        (Squares(), "one"),
+        (Squares(bad=3), "error"),
+        (Stateful(), "end"),
+        (Stateful(), "one"),
+        (Stream(), "end"),
+        (Stream(), "one"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_no_cycle_keeps_an_iterator(dataset: Any, how: str, num_workers: int) -> None:
+    loader = pyparallel.DataLoader(dataset, num_workers=num_workers)
+    batches = iter(loader)
+    read(batches, how)
+    workers = getattr(batches, "_workers", [])
+    dead, loader_dead = weakref.ref(batches), weakref.ref(loader)
+    del batches
+    assert dead() is None
+    assert [worker.exitcode for worker in workers] == [0] * num_workers
+    del loader
+    assert loader_dead() is None
+
+
+def garbage(num_workers: int = 2) -> tuple[list[Any], list[Any]]:
+    """Return workers and queues of an iterator that only a cycle refers to."""
+    batches: Any = iter(pyparallel.DataLoader(Squares(), num_workers=num_workers))
+    next(batches)
+    batches.cycle = batches
+    return batches._workers, batches._index_queues
+
+
+def test_the_collector_ends_workers_in_order() -> None:
+    workers, queues = garbage()
+    del queues  # the collector frees the queues too, and calls their finalizers first
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [0, 0]  # -SIGTERM: after 5 s each
+    assert wait_for(lambda: not feeders())
+
+
+#: A number and the indices of a batch, as workers take them.
+TASK = (99, [0])
+
+
+class _Collecting:
+    """Runs the collector in the thread that pickles it."""
+
+    def __reduce__(self) -> Any:
+        gc.collect()
+        return tuple, (TASK,)
+
+
+class _CollectingWaiters(deque[Any]):
+    """Runs the collector in the thread that begins to wait."""
+
+    def append(self, waiter: Any) -> None:
+        gc.collect()
+        super().append(waiter)
+
+
+@pytest.mark.parametrize("moment", ["pickling", "waiting"])
+def test_the_collector_runs_in_the_feeder_of_the_iterator(moment: str) -> None:
+    workers, (queue,) = garbage(num_workers=1)
+    waits = queue._notempty
+    assert wait_for(lambda: waits._waiters)  # the feeder has nothing to do
+    if moment == "waiting":
+        waits._waiters = _CollectingWaiters(waits._waiters)
+        queue.put(TASK)
+    else:
+        queue.put(_Collecting())
+    del queue
+    assert wait_for(lambda: workers[0].exitcode is not None)
+    assert wait_for(lambda: not feeders())
