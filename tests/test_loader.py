@@ -220,9 +220,7 @@ def test_workers_are_seeded_as_with_torch() -> None:
 def test_a_timeout_is_an_error_as_with_torch() -> None:
     dataset = Making(time.sleep)
     loader = pyparallel.DataLoader(dataset, num_workers=1, timeout=0.2, sampler=[3])
-    late = (
-        r"^DataLoader timed out after 0.2 seconds: worker 0 \(pid \d+\) has not"
-    )
+    late = r"^DataLoader timed out after 0.2 seconds: worker 0 \(pid \d+\) has not"
     with pytest.raises(RuntimeError, match=late):
         list(loader)
 
