@@ -17,6 +17,7 @@
 #include "bindings/values.h"
 #include "ops/backend.h"
 #include "ops/build_info.h"
+#include "ops/generator.h"
 #include "ops/pad_copy.h"
 #include "ops/slab.h"
 #include "ops/stack_equal.h"
@@ -198,6 +199,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pp::bindings::define_values(&module);
   pp::bindings::define_image(&module);
   pp::bindings::define_memory(&module);
+  pp::ops::hold_generator_in_forks();
   pp::bindings::define_ring(&module);
   pp::bindings::define_transfer(&module);
   module.def("pad_copy", &pp::pad_copy, py::arg("dst"), py::arg("samples"),

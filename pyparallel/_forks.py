@@ -5,6 +5,10 @@ for ever, because that thread does not exist there. Every worker seeds torch and
 so it takes the locks of their random states. A thread of the parent that draws random
 numbers meanwhile, for dropout or for a sampler, would stop the worker before its first
 batch. The forking thread therefore takes these locks first, as long as that is soon.
+
+The locks of Python are held here. The extension holds the mutex of torch's CPU generator
+(``csrc/ops/generator.cpp``) inside of ``fork``, because a thread may wait for that mutex
+while it holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -14,21 +18,11 @@ import sys
 import threading
 from typing import Any
 
-from . import _backend, _tree
+from . import _tree
 from ._torch_private import seed_locks
 
 #: The longest wait for a lock, in seconds. After that the process forks without it.
 _TIMEOUT = 1.0
-
-
-class _Generator:
-    """The lock of torch's default CPU generator, with the methods of Python's."""
-
-    def acquire(self, blocking: bool, timeout: float) -> bool:
-        return _backend.lock_generator(timeout)
-
-    def release(self) -> None:
-        _backend.unlock_generator()
 
 
 def _locks() -> list[Any]:
@@ -37,7 +31,7 @@ def _locks() -> list[Any]:
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy.random, "get_bit_generator"):  # 1.24
         locks.append(numpy.random.get_bit_generator().lock)
-    return [*locks, _Generator()]
+    return locks
 
 
 class _Held(threading.local):

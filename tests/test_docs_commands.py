@@ -62,7 +62,7 @@ COVERED: dict[str, Step | In | Not] = {
     "make gpu-check": In("tests/gpu_check_runs.py", "gpu_check.py"),
     "make gpu-wheels": Not(ANOTHER),
     "make wheels": Not(LONG),
-    "make test-matrix": In(".ci/run", "make test-matrix"),
+    "make test-matrix": Not(LONG),
     "pip install torch": In("scripts/check_sdist", '"$torch"'),
     "pip install setuptools>=77": In("scripts/check_sdist", '"setuptools>=77,<81"'),
     "pip install --no-build-isolation": In(

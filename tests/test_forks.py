@@ -64,13 +64,10 @@ LOCKS: dict[str, Callable[[], Any]] = {
     "registered classes": lambda: _tree.registration_lock,
     "torch.manual_seed": lambda: torch.cuda._initialization_lock,
     "numpy.random": lambda: np.random.get_bit_generator().lock,
-    "torch.rand": _forks._Generator,
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=NATIVE if n == "torch.rand" else ()) for n in LOCKS]
-)
+@pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_that_another_thread_holds_is_free_in_the_child(name: str) -> None:
     thread = _Late(LOCKS[name]())
     assert child(lambda: LOCKS[name]().acquire(True, 60)) == 0
@@ -89,10 +86,39 @@ def test_a_lock_that_is_never_released_does_not_stop_a_fork(
 
 
 @NATIVE
-def test_the_lock_of_the_generator() -> None:
-    assert _backend.lock_generator(0)
-    assert not _backend.lock_generator(0.01)
-    _backend.unlock_generator()
-    assert child(lambda: torch.manual_seed(3)) == 0
-    state = torch.get_rng_state()
-    assert torch.rand(2).shape == (2,) and not torch.equal(torch.get_rng_state(), state)
+def test_a_child_seeds_torch_while_a_thread_draws() -> None:
+    end, numbers = threading.Event(), torch.empty(4_000_000)
+
+    def draw() -> None:
+        while not end.is_set():
+            numbers.uniform_()  # which has the mutex nearly all the time
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        codes = [child(lambda: torch.manual_seed(3)) for _ in range(4)]
+    finally:
+        end.set()
+        thread.join()
+    assert codes == [0] * 4
+    assert torch.rand(2).shape == (2,)
+
+
+@NATIVE
+def test_threads_that_wait_for_the_generator_with_the_lock_of_python() -> None:
+    end = threading.Event()
+
+    def ask() -> None:
+        while not end.is_set():
+            torch.get_rng_state()
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        codes = [child(lambda: torch.manual_seed(3)) for _ in range(20)]
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    assert codes == [0] * 20

@@ -97,6 +97,11 @@ def test_no_cycle_keeps_an_iterator(dataset: Any, how: str, num_workers: int) ->
     assert loader_dead() is None
 
 
+def new_feeders(before: list[Any]) -> list[Any]:
+    """Return the threads of queues that a test has left."""
+    return [thread for thread in feeders() if thread not in before]
+
+
 def garbage(num_workers: int = 2) -> tuple[list[Any], list[Any]]:
     """Return workers and queues of an iterator that only a cycle refers to."""
     batches: Any = iter(pyparallel.DataLoader(Squares(), num_workers=num_workers))
@@ -106,11 +111,12 @@ def garbage(num_workers: int = 2) -> tuple[list[Any], list[Any]]:
 
 
 def test_the_collector_ends_workers_in_order() -> None:
+    before = feeders()
     workers, queues = garbage()
     del queues  # the collector frees the queues too, and calls their finalizers first
     gc.collect()
     assert [worker.exitcode for worker in workers] == [0, 0]  # -SIGTERM: after 5 s each
-    assert wait_for(lambda: not feeders())
+    assert wait_for(lambda: not new_feeders(before))
 
 
 #: A number and the indices of a batch, as workers take them.
@@ -135,6 +141,7 @@ class _CollectingWaiters(deque[Any]):
 
 @pytest.mark.parametrize("moment", ["pickling", "waiting"])
 def test_the_collector_runs_in_the_feeder_of_the_iterator(moment: str) -> None:
+    before = feeders()
     workers, (queue,) = garbage(num_workers=1)
     waits = queue._notempty
     assert wait_for(lambda: waits._waiters)  # the feeder has nothing to do
@@ -145,4 +152,4 @@ def test_the_collector_runs_in_the_feeder_of_the_iterator(moment: str) -> None:
         queue.put(_Collecting())
     del queue
     assert wait_for(lambda: workers[0].exitcode is not None)
-    assert wait_for(lambda: not feeders())
+    assert wait_for(lambda: not new_feeders(before))

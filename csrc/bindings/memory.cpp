@@ -8,7 +8,6 @@
 #include "bindings/arguments.h"
 #include "bindings/run.h"
 #include "host/block_cache.h"
-#include "ops/generator.h"
 #include "ops/host_memory.h"
 
 namespace pyparallel::bindings {
@@ -39,13 +38,6 @@ int64_t clear_cache() {
   return freed;
 }
 
-bool lock_generator(double timeout) {
-  bool locked = false;
-  unlocked(
-      [&] { locked = ops::lock_generator(std::chrono::duration<double>(timeout)); });
-  return locked;
-}
-
 }  // namespace
 
 void define_memory(py::module_* module) {
@@ -53,8 +45,6 @@ void define_memory(py::module_* module) {
   module->def("cache_info", &cache_info);
   module->def("bound_cache", &bound_cache, py::arg("limit"), py::arg("idle_seconds"));
   module->def("clear_cache", &clear_cache);
-  module->def("lock_generator", &lock_generator, py::arg("timeout"));
-  module->def("unlock_generator", &ops::unlock_generator);
 }
 
 }  // namespace pyparallel::bindings

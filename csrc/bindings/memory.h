@@ -4,8 +4,7 @@
 
 namespace pyparallel::bindings {
 
-// Adds empty, cache_info, bound_cache, clear_cache, lock_generator and
-// unlock_generator.
+// Adds empty, cache_info, bound_cache and clear_cache.
 void define_memory(pybind11::module_* module);
 
 }  // namespace pyparallel::bindings

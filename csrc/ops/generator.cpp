@@ -1,7 +1,9 @@
 #include "ops/generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <pthread.h>
 
+#include <chrono>
 #include <mutex>
 #include <thread>
 
@@ -9,23 +11,35 @@ namespace pyparallel::ops {
 namespace {
 
 constexpr std::chrono::microseconds kPause{100};
+// The thread that has the mutex may wait for Python's lock, which the forking one has.
+constexpr std::chrono::seconds kTimeout{1};
+
+thread_local bool is_held = false;
 
 std::mutex& mutex() {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   return generator.mutex();  // of the implementation, which is never freed
 }
 
-}  // namespace
-
-bool lock_generator(std::chrono::duration<double> timeout) {
-  const auto end = std::chrono::steady_clock::now() + timeout;
-  while (!mutex().try_lock()) {
-    if (std::chrono::steady_clock::now() >= end) return false;
+void before_fork() {
+  const auto end = std::chrono::steady_clock::now() + kTimeout;
+  while (!(is_held = mutex().try_lock())) {
+    if (std::chrono::steady_clock::now() >= end) return;
     std::this_thread::sleep_for(kPause);
   }
-  return true;
 }
 
-void unlock_generator() { mutex().unlock(); }
+// Of the parent, and of the only thread of the child.
+void after_fork() {
+  if (is_held) mutex().unlock();
+  is_held = false;
+}
+
+}  // namespace
+
+void hold_generator_in_forks() {
+  static const int registered = pthread_atfork(before_fork, after_fork, after_fork);
+  static_cast<void>(registered);
+}
 
 }  // namespace pyparallel::ops

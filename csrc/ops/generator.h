@@ -1,14 +1,9 @@
 #pragma once
 
-#include <chrono>
-
 namespace pyparallel::ops {
 
-// Locks the mutex of torch's default CPU generator. Returns false if another thread
-// still holds it after that time.
-bool lock_generator(std::chrono::duration<double> timeout);
-
-// Unlocks it, in the thread that locked it or in the only thread of its forked child.
-void unlock_generator();
+// From now on, fork() holds the mutex of torch's default CPU generator. A worker sets
+// its seed, and would wait for ever for a mutex that another thread held.
+void hold_generator_in_forks();
 
 }  // namespace pyparallel::ops

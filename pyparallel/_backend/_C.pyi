@@ -22,13 +22,11 @@ from ._C_memory import bound_cache as bound_cache
 from ._C_memory import cache_info as cache_info
 from ._C_memory import clear_cache as clear_cache
 from ._C_memory import empty as empty
-from ._C_memory import lock_generator as lock_generator
 from ._C_memory import ring_claim as ring_claim
 from ._C_memory import ring_format as ring_format
 from ._C_memory import ring_holders as ring_holders
 from ._C_memory import ring_pass as ring_pass
 from ._C_memory import ring_reclaim as ring_reclaim
-from ._C_memory import unlock_generator as unlock_generator
 from ._C_transfer import RecordedEvent as RecordedEvent
 from ._C_transfer import Runtime as Runtime
 from ._C_transfer import bound_pinned as bound_pinned

@@ -31,21 +31,6 @@ def bound_cache(limit: int, idle_seconds: float) -> None:
 def clear_cache() -> int:
     """Give all cached bytes back to the system; return how many they were."""
 
-def lock_generator(timeout: float) -> bool:
-    """Lock the mutex of torch's default CPU generator, for `unlock_generator`.
-
-    Pure Python has no access to the mutex. It waits until the mutex is free.
-
-    Args:
-        timeout: in seconds.
-
-    Returns:
-        Whether the mutex is locked. False in pure Python, and after the timeout.
-    """
-
-def unlock_generator() -> None:
-    """Unlock that mutex, in the thread that locked it or in its forked child."""
-
 def ring_format(header: Tensor, num_slots: int) -> None:
     """Make memory, before anybody else sees it, the header of a ring of free slots.
 

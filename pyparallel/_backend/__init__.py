@@ -16,7 +16,6 @@ Attributes:
         views, memory_of, send: the operators, and SlabPlan the value that some of them
         take; ``_C.pyi`` is their contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
-    lock_generator, unlock_generator: the mutex of torch's default CPU generator.
     pinned_info, bound_pinned: page-locked memory that ``send`` packs into.
     Runtime, RecordedEvent: pinned memory of others, and events, of ``transfers``.
     ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: who holds which slot
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
         empty,
         flatten,
         image_batch,
-        lock_generator,
         memory_of,
         pack,
         pad_copy,
@@ -64,7 +62,6 @@ if TYPE_CHECKING:
         ring_reclaim,
         send,
         stack_equal,
-        unlock_generator,
         views,
     )
 
@@ -83,7 +80,6 @@ __all__ = [
     "flatten",
     "image_batch",
     "load_error",
-    "lock_generator",
     "memory_of",
     "name",
     "pack",
@@ -99,13 +95,11 @@ __all__ = [
     "ring_reclaim",
     "send",
     "stack_equal",
-    "unlock_generator",
     "views",
 ]
 
 _VALUES = ("auto", "native", "python")
 _MEMORY = ("empty", "cache_info", "bound_cache", "clear_cache")
-_GENERATOR = ("lock_generator", "unlock_generator")
 _PINNED = ("pinned_info", "bound_pinned")
 _RING = ("ring_format", "ring_claim", "ring_pass", "ring_reclaim", "ring_holders")
 _OPERATORS = (
@@ -124,7 +118,6 @@ _OPERATORS = (
     "columns",
     "flatten",
     *_MEMORY,
-    *_GENERATOR,
     *_PINNED,
     *_RING,
 )

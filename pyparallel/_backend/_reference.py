@@ -263,16 +263,6 @@ def clear_cache() -> int:
     return 0
 
 
-def lock_generator(timeout: float) -> bool:
-    """See ``_C.pyi``."""
-    torch.default_generator.get_state()  # which takes the mutex and returns it
-    return False
-
-
-def unlock_generator() -> None:
-    """See ``_C.pyi``."""
-
-
 def _copy_and_fill(
     dst: Tensor, samples: list[Tensor], fills: bytes, starts: _Starts | None
 ) -> None:
