@@ -6,9 +6,9 @@ so it takes the locks of their random states. A thread of the parent that draws 
 numbers meanwhile, for dropout or for a sampler, would stop the worker before its first
 batch. The forking thread therefore takes these locks first, as long as that is soon.
 
-The locks of Python are held here. The extension holds the mutex of torch's CPU generator
-(``csrc/ops/generator.cpp``) inside of ``fork``, because a thread may wait for that mutex
-while it holds the interpreter's lock.
+The locks of Python are held here. The extension holds the mutex of torch's generator
+(``csrc/ops/generator.cpp``) inside of ``fork``. Held here it would meet a thread that
+waits for that mutex while it holds the interpreter's lock.
 """
 
 from __future__ import annotations
