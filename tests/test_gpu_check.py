@@ -9,8 +9,8 @@ from types import ModuleType
 
 import from_scripts
 import pytest
-from loader_sets import wait_for
 from gpu_check_runs import ONE_GPU, TITLE, Check, rows
+from loader_sets import wait_for
 
 
 @pytest.fixture
