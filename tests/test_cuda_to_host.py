@@ -44,7 +44,9 @@ def of_bytes(nbytes: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 def raw(tensor: torch.Tensor) -> bytes:
     assert tensor.is_cpu
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -36,7 +36,9 @@ def make_batch(rng: random.Random, step: int) -> list[torch.Tensor]:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def train(device: FakeDevice, num_batches: int = NUM_BATCHES) -> int:

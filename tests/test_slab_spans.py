@@ -31,7 +31,9 @@ def nothing_is_too_small(monkeypatch):
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def in_slab(memory: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -29,7 +29,9 @@ def stack_equal(request: pytest.FixtureRequest) -> Stack:
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
-    return tensor.contiguous().view(-1).view(torch.uint8).tolist()
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -49,7 +49,8 @@ def fetch(batch: Any, fake: FakeDevice) -> Any:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().contiguous().view(-1)
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     return flat.view(torch.uint8).numpy().tobytes()
 
 

@@ -42,7 +42,9 @@ def by_the_engine(monkeypatch):
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def some_leaves(rng: random.Random, num: int, largest: int = 40) -> list[torch.Tensor]:
