@@ -152,7 +152,7 @@ def test_memory_that_torch_copies_under_capture_is_given_up() -> None:
         target.copy_(departure.land()[0])
     del lent, departure
     gc.collect()
-    for _ in range(3):  # the tensors that were lent, their owner, its slab
+    for _ in range(3):  # a fence for each: lent tensors, their owner, its slab
         torch.cuda.synchronize()
         _slab.release_done()
     assert ring.holders() == [FREE, FREE]

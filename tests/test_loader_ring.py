@@ -85,7 +85,7 @@ def test_no_batch_takes_a_descriptor(collate_fn: Any) -> None:
         Numbers(100, (200,)), num_workers=1, collate_fn=collate_and_count
     )
     gc.collect()
-    wait_for(lambda: not feeders())  # of an earlier test: they close descriptors
+    assert wait_for(lambda: not feeders())  # of an earlier test: they close descriptors
     here, there = set(), set()
     for _, fds in loader:
         here.add(num_fds())
