@@ -108,7 +108,8 @@ def beginnings(*logs: Path) -> dict[int, list[int]]:
     """Return after which steps each rank began, one for each time it was started."""
     text = "\n".join(log.read_text() for log in logs)
     found: dict[int, list[int]] = {}
-    for rank, step in re.findall(r"^rank (\d+) begins after step (\d+)$", text, re.M):
+    # Both ranks write to one log, and a line's end may follow the other's line.
+    for rank, step in re.findall(r"rank (\d+) begins after step (\d+)(?!\d)", text):
         found.setdefault(int(rank), []).append(int(step))
     return found
 
