@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import queues
 from typing import Any
 
 import numpy as np
@@ -227,6 +230,26 @@ def feeders() -> list[threading.Thread]:
     """Return the threads of queues, which end a moment after the workers they fed."""
     threads = threading.enumerate()
     return [thread for thread in threads if thread.name.startswith("QueueFeeder")]
+
+
+def no_feeders() -> bool:
+    """Wait for the feeders of earlier tests to end.
+
+    If one stays, print the stacks of all threads and the referrers of its queue.
+    """
+    gc.collect()
+    if wait_for(lambda: not feeders()):
+        return True
+    faulthandler.dump_traceback(sys.stderr.fileno())
+    seen = {id(sys._getframe())}
+    for queue in [q for q in gc.get_objects() if isinstance(q, queues.Queue)]:
+        level: list[Any] = [queue] if getattr(queue, "_thread", 0) in feeders() else []
+        for depth in range(4):
+            for held in level:
+                print("    " * depth, type(held), str(held)[:500], file=sys.stderr)
+            seen.update(map(id, level), [id(level)])
+            level = [h for h in gc.get_referrers(*level) if id(h) not in seen][:20]
+    return False
 
 
 def num_fds() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 import torch
 from bad_inputs import Case, Refused, attempt, refused
 from bad_inputs_all import CASES, TABLES
-from loader_sets import all_free, feeders, wait_for
+from loader_sets import all_free, no_feeders, wait_for
 
 import pyparallel
 from pyparallel import DataContainer, PreDataLoader, _errors
@@ -33,8 +32,7 @@ REFUSED = [
 @pytest.fixture(scope="module", autouse=True)
 def quiet() -> None:
     """Wait for what the tests before have left to end."""
-    gc.collect()
-    assert wait_for(lambda: not feeders())
+    assert no_feeders()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -103,8 +101,7 @@ def test_errors_of_a_worker_leave_its_ring_free() -> None:
     stats = loader.stats()
     assert (stats.ring_hits, stats.ring_misses) == (len(REFUSED), 0)
     del batches
-    gc.collect()
-    assert wait_for(lambda: not feeders())
+    assert no_feeders()
 
 
 # What finds a change must not be blind.

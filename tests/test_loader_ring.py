@@ -16,8 +16,8 @@ from loader_sets import (
     Sizes,
     all_free,
     children,
-    feeders,
     holders,
+    no_feeders,
     num_fds,
     only,
     own,
@@ -84,8 +84,7 @@ def test_no_batch_takes_a_descriptor(collate_fn: Any) -> None:
     loader = pyparallel.DataLoader(
         Numbers(100, (200,)), num_workers=1, collate_fn=collate_and_count
     )
-    gc.collect()
-    assert wait_for(lambda: not feeders())  # of an earlier test: they close descriptors
+    assert no_feeders()  # of an earlier test: they close descriptors
     here, there = set(), set()
     for _, fds in loader:
         here.add(num_fds())
