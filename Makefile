@@ -61,63 +61,11 @@ TOOLS   := "setuptools>=77,<81" wheel ninja "pybind11>=2.11"
 DEPS    := PYPARALLEL_BUILD=python PYTHON_BIN $(PIP) --no-build-isolation -e
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*')
 
-# The benchmarks are tested beside the peers.
-NO_BENCH := --ignore-glob='*/test_benchmark_*.py'
-# Errors under `python -O`: where most checks are Python's, in the run without extension.
-NO_O := --deselect tests/test_bad_inputs.py::test_the_same_holds_where_asserts_are_off \
-	--deselect tests/test_collate_errors.py::test_the_same_errors_are_raised_under_python_O
-# What is the same for every backend is tested once: examples, sources and texts, fake
-# devices, and what happens between processes and threads when something fails or ends.
-ONCE := $(NO_BENCH) $(patsubst %,--ignore=tests/test_%.py, \
-	backend_choice bad_inputs_ranks busy check_kernels checkpoint_example \
-	command_line csrc_rules data_parallel_several data_parallel_steps debug \
-	debug_variable distributed distributed_deprecated distributed_faults docs docs_blocks \
-	docs_commands docs_differential docs_messages docs_site doctor doctor_build \
-	doctor_machine doctor_self_test elastic examples examples_each \
-	examples_parallel examples_peers fuzz gather_errors gpu_check gpu_steps \
-	instruction_counts keeper layers leaks loader_exit loader_faults loader_messages mmcv_install \
-	mutations packaging parallel_apply parallel_apply_caller parallel_apply_errors \
-	parallel_apply_modes parallel_apply_modules parallel_apply_streams \
-	parallel_apply_threads pipe prefetch_device prefetch_ends prefetch_faults \
-	prefetch_state preflight probe profile_browser profile_drawing profile_runs \
-	profile_summary public_api registry release replicas_errors resume \
-	resume_errors resume_iterable return_flight sanitizers scatter_devices script_exits \
-	security soak stats thread_exit trace two_hosts typed \
-	$(patsubst %,mmengine_%,anomaly cast differential_data differential_model \
-		differential_optim differential_wrappers launchers model optim optim_amp \
-		optim_dict runner runner_example runner_install separate sharded upstream \
-		wrappers))
-# On the CUDA build, with its own torch, runs what depends on either: the compiled
-# operators, slabs, collate, scatter, replicas, a loader, tracing, the operators that are
-# registered with torch.
-OTHER_TORCH := tests/csrc $(patsubst %,tests/test_%.py,collate data_parallel \
-	data_parallel_several functions gather image image_operator library loader memory \
-	native_ops pad_stack replicas scatter slab slab_plan stack_equal to_host \
-	trace_spans transfer)
-# The extension under sanitizers: the operators and what shares memory or threads. UBSan
-# goes with ASan, which keeps what is freed for a while, so nothing is said of the size of
-# the process; ThreadSanitizer takes what has threads of its own.
-SANITIZED_address,undefined := tests/csrc \
-	--deselect tests/test_loader_ring.py::test_epochs_leave_nothing \
-	$(patsubst %,tests/test_%.py,collate collate_errors collate_properties columns \
-	image image_errors image_operator loader loader_kinds loader_ring memory \
-	native_ops pad_copy_places pad_stack padding padding_properties races ring_header \
-	ring_memory ring_poison scatter scatter_errors scatter_properties signals slab \
-	slab_plan slab_spans stack_equal to_host transfer tree \
-	tree_walks)
-SANITIZED_thread := $(patsubst %,tests/test_%.py,memory pipe prefetch races \
-	return_flight ring_header ring_memory signals slab to_host transfer)
-# Beside mmengine its bases are others, and so may be what is built on them.
-BESIDE := $(wildcard tests/test_*_differential*.py tests/test_benchmark_*.py) \
-	$(patsubst %,tests/test_%.py,examples_peers mmengine_collate mmengine_image \
-	mmengine_model mmengine_optim mmengine_optim_dict mmengine_preprocessor mmengine_runner \
-	mmengine_runner_example mmengine_runner_install mmengine_upstream other_containers \
-	profile_torchdata resume_torchdata script_exits)
-# What runs on the CUDA build with the fake CUDA runtime in the place of a driver.
-CUDA_TESTS := $(shell grep -l 'mark\.cuda\b' tests/test_*.py)
+# The fake CUDA runtime takes the place of a driver.
 ON_FAKE = cd $(TREE) && . $(FAKE)/env.sh && PYPARALLEL_REQUIRE_CUDA=1 \
 	PYPARALLEL_BACKEND=native $(VCUDA)/bin/python
-# Files begin in the order of tests/conftest.py, not those with most tests first.
+# Markers select tests: pyproject.toml describes them. Files marked slow start first, not
+# those with most tests.
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
@@ -176,10 +124,12 @@ test: test-native test-python test-core ## everything without a GPU: both backen
 # Freed slabs are overwritten here and their edges checked; in the other runs they are not.
 test-native: $(V)/.built
 	PYPARALLEL_POISON=1 PYPARALLEL_BACKEND=native \
-		$(V)/bin/python $(PYTEST) $(NO_BENCH) $(NO_O) $(PYTEST_ARGS)
+		$(V)/bin/python $(PYTEST) -m "not peers and not python_optimized" \
+		$(PYTEST_ARGS)
 
 test-python: $(V)/.built
-	PYPARALLEL_BACKEND=python $(V)/bin/python $(PYTEST) $(ONCE) $(PYTEST_ARGS)
+	PYPARALLEL_BACKEND=python \
+		$(V)/bin/python $(PYTEST) -m "not one_backend and not peers" $(PYTEST_ARGS)
 
 test-core: test-core-address,undefined test-core-thread
 
@@ -223,7 +173,7 @@ test-extension-%: $(V)/.deps
 		$(V)/bin/python setup.py -q build_ext --inplace
 	cd "build/$*-tree" && PYPARALLEL_BACKEND=native $(V)/bin/python \
 		scripts/sanitizers.py $* $(V)/bin/python -m pytest \
-		$(SANITIZED_$*) $(PYTEST_ARGS)
+		-m "$(if $(findstring address,$*),asan,tsan)" $(PYTEST_ARGS)
 	$(if $(findstring address,$*),cd "build/$*-tree" && PYTHONPATH=. $(V)/bin/python \
 		scripts/sanitizers.py $* $(V)/bin/python tests/fuzz.py \
 		--cases $(SANITIZED_CASES))
@@ -232,9 +182,8 @@ mutations: $(V)/.built ## take protections out one at a time, and see a test fai
 	$(V)/bin/python scripts/mutations.py --cmake "$(CMAKE)" $(MUTATIONS)
 
 soak: $(V)/.built ## leaks over 10,000 batches; a link that is cut; loaders with random faults for SOAK_MINUTES=30
-	PYPARALLEL_LEAK_BATCHES=10000 PYPARALLEL_BACKEND=native \
-		$(V)/bin/python -m pytest tests/test_leaks.py $(PYTEST_ARGS)
-	PYPARALLEL_LONG=1 $(V)/bin/python -m pytest tests/test_two_hosts.py $(PYTEST_ARGS)
+	PYPARALLEL_LEAK_BATCHES=10000 PYPARALLEL_LONG=1 PYPARALLEL_BACKEND=native \
+		$(V)/bin/python -m pytest -m "soak" $(PYTEST_ARGS)
 	PYTHONPATH=. $(V)/bin/python tests/soak.py --minutes $(SOAK_MINUTES) --limit 900
 
 # Compiled with the settings of .built, so nothing is compiled again. From a fresh clone:
@@ -275,7 +224,7 @@ peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, t
 
 test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
-		$(VPEER)/bin/python $(PYTEST) $(BESIDE) $(PYTEST_ARGS)
+		$(VPEER)/bin/python $(PYTEST) -m "peers or also_peers" $(PYTEST_ARGS)
 
 bench: peers ## measure; write JSON, the tables of README.md and benchmarks/README.md, the charts
 	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)
@@ -300,10 +249,10 @@ cuda-build: $(VCUDA)/.deps fake-cuda ## look at the kernels, compile for CUDA, r
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -c \
 		"from pyparallel import _backend as b; print(b.devices); assert 'cuda' in b.devices"
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python $(PYTEST) \
-		$(OTHER_TORCH) $(PYTEST_ARGS)
+		-m "cuda_torch" $(PYTEST_ARGS)
 	cd $(TREE) && $(VCUDA)/bin/python -m pytest -q tests/fakecuda
-	$(ON_FAKE) $(PYTEST) -m "cuda and not two_gpus" $(CUDA_TESTS) $(PYTEST_ARGS)
-	export FAKECUDA_DEVICES=2 && $(ON_FAKE) $(PYTEST) -m two_gpus $(CUDA_TESTS) $(PYTEST_ARGS)
+	$(ON_FAKE) $(PYTEST) -m "cuda and not two_gpus" $(PYTEST_ARGS)
+	export FAKECUDA_DEVICES=2 && $(ON_FAKE) $(PYTEST) -m "two_gpus" $(PYTEST_ARGS)
 
 fake-cuda: $(VCUDA)/.deps ## the fake CUDA runtime in build/fakecuda: tests/fakecuda
 	$(MAKE) -C tests/fakecuda OUT="$(FAKE)" PYTHON="$(VCUDA)/bin/python"

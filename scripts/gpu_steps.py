@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -146,7 +147,8 @@ class Commands:
     def _marked(self) -> list[str]:
         """Return the files of tests marked `cuda`."""
         files = sorted(self._tree.glob("tests/test_*.py"))
-        return [f"tests/{f.name}" for f in files if "mark.cuda" in f.read_text("utf-8")]
+        cuda = re.compile(r"mark\.cuda\b")
+        return [f"tests/{f.name}" for f in files if cuda.search(f.read_text("utf-8"))]
 
     def _tests(self, _: float) -> list[Command]:
         mark = "cuda" if len(self._machine.gpus) > 1 else "cuda and not two_gpus"

@@ -38,16 +38,6 @@ settings.load_profile("pyparallel")
 multiprocessing.set_forkserver_preload(["torch"])
 
 
-#: Files that take long, most of them with few tests, the longest first. They begin
-#: before the others, so that none runs alone while the other processes have nothing.
-LONG = """
-    benchmark_report benchmark_loader mmengine_runner_example mmengine_runner
-    two_hosts checkpoint_example elastic soak leaks distributed_faults
-    mmengine_runner_install bad_inputs thread_exit fuzz bad_inputs_ranks prefetch_faults
-    loader_faults distributed mmengine_sharded prefetch_ends loader_exit resume loader
-    library
-""".split()
-
 #: Collected only where pytest gets their path: tests of tools of the tests.
 collect_ignore = ["fakecuda"]
 
@@ -60,9 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of long files first; others stay in their order."""
-    place = {f"test_{name}.py": number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
+    """Move slow files to the front, so that no slow file runs alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ import pyparallel
 from pyparallel import _backend
 from pyparallel._backend import _build
 
+pytestmark = pytest.mark.one_backend
+
 PACKAGE = Path(pyparallel.__file__).parent
 FIT = {"torch": "2.13.0+cpu", "cuda": None}
 FIT_CUDA = {"torch": "2.11.0+cu130", "cuda": "13.0"}

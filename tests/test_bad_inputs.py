@@ -20,6 +20,8 @@ from loader_sets import all_free, no_feeders, wait_for
 import pyparallel
 from pyparallel import DataContainer, PreDataLoader, _errors
 
+pytestmark = pytest.mark.slow
+
 #: What collate refuses, wherever it runs.
 REFUSED = [
     name
@@ -43,6 +45,7 @@ def test_a_bad_input_has_one_answer_and_changes_nothing(
     attempt(CASES[name])
 
 
+@pytest.mark.python_optimized
 def test_the_same_holds_where_asserts_are_off() -> None:
     num_cases = len(CASES) - len(TABLES["slow"])
     path = [os.path.dirname(__file__), *filter(None, sys.path)]

@@ -9,6 +9,8 @@ import pytest
 import torch
 from distributed_ranks import launch
 
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
+
 
 @pytest.mark.timeout(150)
 def test_a_refused_batch_leaves_the_group_and_the_training_as_they_were(

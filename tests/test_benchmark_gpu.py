@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
+pytestmark = pytest.mark.peers
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 _harness = importlib.import_module("benchmarks._harness")

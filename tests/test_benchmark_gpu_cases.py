@@ -14,6 +14,8 @@ import pytest
 
 from pyparallel import DataLoader
 
+pytestmark = pytest.mark.peers
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 gpu = importlib.import_module("benchmarks.gpu")

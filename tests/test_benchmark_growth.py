@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.peers
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 backends = importlib.import_module("benchmarks.backends")
 growth = importlib.import_module("benchmarks.growth")

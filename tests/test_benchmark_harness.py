@@ -13,6 +13,8 @@ from torch.utils import _pytree
 
 from pyparallel import DataContainer, _backend
 
+pytestmark = pytest.mark.peers
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.peers
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 limits = importlib.import_module("benchmarks.limits")
 

@@ -18,6 +18,8 @@ import torch.utils.data
 
 from pyparallel import DataLoader
 
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 _harness = importlib.import_module("benchmarks._harness")

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 report = importlib.import_module("benchmarks.report")

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.peers
+
 summary = importlib.import_module("benchmarks.summary")
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -10,6 +10,8 @@ import psutil
 import pytest
 from prefetch_loaders import until
 
+pytestmark = pytest.mark.one_backend
+
 BUSY = Path(__file__).resolve().parents[1] / "scripts" / "busy"
 
 

@@ -11,7 +11,10 @@ from types import ModuleType
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check_kernels.py"
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="there is no script here")
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(not SCRIPT.exists(), reason="there is no script here"),
+]
 
 LOG = """\
 ptxas info    : 0 bytes gmem

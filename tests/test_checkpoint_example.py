@@ -20,6 +20,8 @@ import torch.distributed as dist
 
 from pyparallel import DataLoader
 
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
+
 EXAMPLES = str(Path(__file__).resolve().parent.parent / "examples")
 
 

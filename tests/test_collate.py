@@ -20,6 +20,8 @@ from torch.autograd import forward_ad
 
 from pyparallel import DataContainer, collate
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+
 
 def stack_of(*tensors: torch.Tensor, **flags: Any) -> list[DataContainer]:
     return [DataContainer(tensor, stack=True, **flags) for tensor in tensors]

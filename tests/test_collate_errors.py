@@ -20,6 +20,8 @@ from refused import CASES, RESHAPE, padded, stacked
 
 from pyparallel import BatchWarning, DataContainer, Padding, _errors, collate
 
+pytestmark = pytest.mark.asan
+
 
 def raised(case: str) -> BaseException:
     batch, _, meaning, _ = CASES[case]
@@ -37,6 +39,7 @@ def test_what_mmcv_refused_is_refused_with_the_place_and_both_values(case: str) 
     assert isinstance(error, old)
 
 
+@pytest.mark.python_optimized
 def test_the_same_errors_are_raised_under_python_O() -> None:
     run = (
         "from test_collate_errors import CASES, raised\n"

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from pyparallel import DataContainer, collate
 
+pytestmark = pytest.mark.asan
+
 bounded = settings(
     max_examples=300,
     deadline=None,

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyparallel import collate
 
-pytestmark = needs_native
+pytestmark = [pytest.mark.asan, needs_native]
 
 names = st.one_of(st.text(max_size=2), st.integers(), st.none(), st.tuples())
 

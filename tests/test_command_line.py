@@ -16,6 +16,8 @@ import pytest
 import pyparallel
 from pyparallel import __main__ as command_line
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -29,7 +29,10 @@ BINDINGS = ("bindings", "bindings.cpp")
 GLUE = ("backend_cpu.cpp", "backend_cuda.cpp", "cuda/runtime.cpp")
 TORCH = r"(torch|ATen|c10|caffe2|pybind11)/"
 
-pytestmark = pytest.mark.skipif(not SOURCES, reason="csrc is not part of this install")
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(not SOURCES, reason="csrc is not part of this install"),
+]
 each_source = pytest.mark.parametrize(
     "path", SOURCES, ids=lambda path: path.relative_to(CSRC).as_posix()
 )

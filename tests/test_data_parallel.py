@@ -22,6 +22,8 @@ from pyparallel import (
     scatter_kwargs,
 )
 
+pytestmark = pytest.mark.cuda_torch
+
 METHODS = ["forward", "train_step", "val_step"]
 ON_HOST: dict[str, Any] = {
     "nothing": [],

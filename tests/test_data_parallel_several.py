@@ -14,6 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from pyparallel import DataContainer, MMDataParallel, collate, scatter
 
+pytestmark = [pytest.mark.one_backend, pytest.mark.cuda_torch]
+
 METHODS = ["forward", "train_step", "val_step"]
 SEVERAL: dict[str, Any] = {
     "names": ["cpu", "cpu"],

@@ -13,6 +13,8 @@ from torch import nn
 from pyparallel import DataContainer, MMDataParallel, collate
 from pyparallel.mmengine import BaseModel, OptimWrapper, OptimWrapperDict
 
+pytestmark = pytest.mark.one_backend
+
 STEPS = ["train_step", "val_step"]
 UPDATES = "must leave updates to its caller on several devices, but"
 

@@ -22,6 +22,8 @@ from probed_device import (
 
 from pyparallel import _cargo, _debug, _slab
 
+pytestmark = pytest.mark.one_backend
+
 POISON = b"\xdb"
 
 

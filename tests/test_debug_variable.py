@@ -12,6 +12,8 @@ import pytest
 
 from pyparallel import _backend
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

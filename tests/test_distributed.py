@@ -10,7 +10,7 @@ import pytest
 import torch
 from distributed_ranks import Results, launch
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(150)]
 
 CASES = [
     "training",

@@ -13,7 +13,7 @@ from torch import nn
 from pyparallel import DataContainer, is_module_wrapper
 from pyparallel.distributed_deprecated import MMDistributedDataParallel
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(100)]
 
 
 class Mixed(nn.Module):

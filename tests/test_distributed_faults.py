@@ -13,7 +13,7 @@ import fresh
 import pytest
 from fault_ranks import FAULTY, LIMIT, SHORT, STEPS, STRUCK_STEP, WORLD
 
-pytestmark = pytest.mark.timeout(2 * LIMIT)
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
 
 PROTOCOLS = ("mmcv", "mmengine")
 #: Seconds after which every survivor has been told, on a busy machine. On a quiet one

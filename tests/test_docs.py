@@ -16,6 +16,8 @@ import pytest
 
 import pyparallel
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted(
     module.name

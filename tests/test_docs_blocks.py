@@ -11,6 +11,8 @@ from docs_blocks import ROOT, all_blocks, blocks, pages, run_page
 
 import pyparallel.mmcv
 
+pytestmark = pytest.mark.one_backend
+
 #: What a page's blocks of Python take for granted; it runs before each of them.
 TAKEN_FOR_GRANTED = {
     "docs/mmengine-wrappers.md": """

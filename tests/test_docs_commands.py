@@ -13,6 +13,8 @@ from typing import NamedTuple
 import pytest
 from docs_blocks import ROOT, SETTING, all_blocks, commands, pages
 
+pytestmark = pytest.mark.one_backend
+
 CI = (ROOT / ".ci/run").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 

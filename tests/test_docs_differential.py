@@ -20,7 +20,11 @@ from torchrun import python
 
 HERE = Path(__file__).parent
 # What these packages, or torch on their behalf, deprecate is not ours.
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [
+    pytest.mark.also_peers,
+    pytest.mark.one_backend,
+    pytest.mark.filterwarnings("default"),
+]
 
 
 def needs(*names: str) -> pytest.MarkDecorator:

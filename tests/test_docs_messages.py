@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from docs_blocks import ROOT, Block, all_blocks, pages
 
+pytestmark = pytest.mark.one_backend
+
 SOURCES = [*sorted(ROOT.glob("pyparallel/**/*.py")), ROOT / "setup.py"]
 QUOTED = all_blocks("text")
 #: Shorter pieces say nothing about where a text comes from.

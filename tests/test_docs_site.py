@@ -18,6 +18,8 @@ import pyparallel.memory
 import pyparallel.mmcv
 import pyparallel.mmengine
 
+pytestmark = pytest.mark.one_backend
+
 INDEX = "docs/index.md"
 #: Modules of the reference, and the names that it has of each.
 MODULES: dict[str, list[str]] = {

@@ -22,6 +22,8 @@ from pyparallel._doctor import _machine, _one_process, _packages, _text, _two_pr
 from pyparallel._doctor._problem import Problem
 from pyparallel._doctor._two_processes import Failure
 
+pytestmark = pytest.mark.one_backend
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 #: What `docs/doctor.md` promises.
 KEYS = {

@@ -16,6 +16,8 @@ from pyparallel._backend import _build as records
 from pyparallel._doctor import _build
 from pyparallel._doctor._problem import Problem
 
+pytestmark = pytest.mark.one_backend
+
 
 def test_a_module_older_than_a_source_is_named(tmp_path):
     source, module = tmp_path / "csrc" / "ops" / "pack.cpp", tmp_path / "_C.so"

@@ -15,6 +15,8 @@ from pyparallel import _preflight
 from pyparallel._doctor import _bandwidth, _machine
 from pyparallel._doctor._problem import Problem
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.fixture
 def looked(monkeypatch):

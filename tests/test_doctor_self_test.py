@@ -17,6 +17,8 @@ import pytest
 from pyparallel._doctor import _two_processes
 from pyparallel._doctor._two_processes import Failure, two_processes
 
+pytestmark = pytest.mark.one_backend
+
 #: Two lines that a rank may begin with, instead of all that a real one does.
 START = "import os, sys; rank = int(sys.argv[2])\n"
 STAGE = "print('stage: joining the group', flush=True)\n"

@@ -10,7 +10,11 @@ from typing import Any
 import elastic_runs
 import pytest
 
-pytestmark = pytest.mark.timeout(elastic_runs.LIMIT + 60)
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.slow,
+    pytest.mark.timeout(elastic_runs.LIMIT + 60),
+]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ import torch
 
 import pyparallel
 
+pytestmark = pytest.mark.one_backend
+
 pytest.importorskip("sklearn", reason="the example needs scikit-learn")
 pytest.importorskip("matplotlib", reason="the example needs matplotlib")
 pytest.importorskip("tqdm", reason="the example needs tqdm")

@@ -13,6 +13,8 @@ from torchrun import python
 
 import pyparallel
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples"
 EXAMPLES = sorted(FOLDER.glob("[!_]*.py"))

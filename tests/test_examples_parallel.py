@@ -13,6 +13,8 @@ import torch
 
 import pyparallel
 
+pytestmark = pytest.mark.one_backend
+
 # The run must import the package that is tested, wherever that is.
 PACKAGE = str(Path(pyparallel.__file__).resolve().parent.parent)
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from torchrun import python
 
+pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
+
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 
 

@@ -16,6 +16,8 @@ from pyparallel._functions import (
     synchronize_stream,
 )
 
+pytestmark = pytest.mark.cuda_torch
+
 
 class Stream:
     def __init__(self, name: str, log: list) -> None:

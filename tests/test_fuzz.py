@@ -16,6 +16,8 @@ from fuzzed import Failure, Numbers, played, search, seeded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
+
 CASES = 20_000
 PART = 2_500
 

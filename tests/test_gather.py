@@ -13,6 +13,8 @@ import torch
 
 from pyparallel import DataContainer, Padded, Ragged, collate, gather, scatter
 
+pytestmark = pytest.mark.cuda_torch
+
 Pair = namedtuple("Pair", ["a", "b"])  # what models return
 
 

@@ -12,6 +12,8 @@ import torch
 
 from pyparallel import DataContainer, Ragged, _gathering, gather
 
+pytestmark = pytest.mark.one_backend
+
 ONE, NONE = torch.ones(1), None
 FIX = "Return the same kind of value on every replica."
 

@@ -12,6 +12,8 @@ import pytest
 from gpu_check_runs import ONE_GPU, TITLE, Check, rows
 from loader_sets import wait_for
 
+pytestmark = pytest.mark.one_backend
+
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 import torch
 from gpu_check_runs import ONE_GPU, ROOT, TITLE, TOOL, Check, rows
 
+pytestmark = pytest.mark.one_backend
+
 FILES = " ".join(
     f"tests/{path.name}"
     for path in sorted((ROOT / "tests").glob("test_*.py"))
-    if "mark.cuda" in path.read_text(encoding="utf-8")
+    if re.search(r"mark\.cuda\b", path.read_text(encoding="utf-8"))
 )
 RUN = "-m pytest -q -p pytest_timeout -p _hypothesis_pytestplugin"
 

@@ -25,6 +25,8 @@ from pyparallel._stacked import Stacked
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
+    pytest.mark.cuda_torch,
+    pytest.mark.asan,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

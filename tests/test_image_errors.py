@@ -12,6 +12,8 @@ from backends import last
 from pyparallel import ImagePreprocessor, Padded, Ragged
 from pyparallel._errors import EmptyBatchError
 
+pytestmark = pytest.mark.asan
+
 NAN = float("nan")
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mean": 1}, ValueError, "mean and std must be given together, but only mean is."),

@@ -14,6 +14,8 @@ from backends import both, check, last
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+
 bounded = settings(
     max_examples=200, deadline=None, suppress_health_check=list(HealthCheck)
 )

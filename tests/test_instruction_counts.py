@@ -32,6 +32,7 @@ SCALE = 4
 NEEDED = [name for name in ("valgrind", "cmake", "c++") if shutil.which(name) is None]
 PURE = os.environ.get("PYPARALLEL_BACKEND") == "python"
 pytestmark = [
+    pytest.mark.one_backend,
     pytest.mark.skipif(PURE, reason="pure Python runs none of these loops"),
     pytest.mark.skipif(bool(NEEDED), reason=f"needs {', '.join(NEEDED)}"),
     pytest.mark.skipif(

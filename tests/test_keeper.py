@@ -14,6 +14,8 @@ import pytest
 
 from pyparallel import _keeper, _transfer
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

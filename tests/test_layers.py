@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.one_backend
+
 PACKAGE = Path(__file__).parent.parent / "pyparallel"
 
 #: From the bottom to the top. Modules of one layer are siblings: none knows another.

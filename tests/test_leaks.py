@@ -35,6 +35,9 @@ from pyparallel.to_host import HostCopy
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.timeout(600),

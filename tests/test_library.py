@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pyparallel import ImagePreprocessor, Padded, Padding, pad_stack
 from pyparallel._image_plan import ImageForm
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.slow]
+
 PAD_OPTIONS: list[dict[str, Any]] = [
     {},
     {"padding_value": None},

@@ -39,6 +39,9 @@ import pyparallel
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
+    pytest.mark.cuda_torch,
+    pytest.mark.asan,
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     # Whole epochs are held here, and whichever test is the first is warned of it.

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(120)]
 
 START = """
 import gc, os, resource, sys, time

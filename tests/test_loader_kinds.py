@@ -22,6 +22,7 @@ from pyparallel._errors import _warned
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
+    pytest.mark.asan,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant):UserWarning"),

@@ -32,6 +32,7 @@ from pyparallel._errors import LoaderWarning
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
+    pytest.mark.asan,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.timeout(120),
@@ -92,6 +93,10 @@ def test_no_batch_takes_a_descriptor(collate_fn: Any) -> None:
     assert len(here) == len(there) == 1
 
 
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""),
+    reason="AddressSanitizer keeps freed memory, so the process grows",
+)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_epochs_leave_nothing(persistent: bool) -> None:
     loader = pyparallel.DataLoader(

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 import pyparallel
 from pyparallel import DataContainer, _backend, collate, memory
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
+
 MIB = 1 << 20
 recycles = pytest.mark.skipif(
     _backend.name != "native", reason="pure Python leaves its memory to torch"

@@ -35,6 +35,8 @@ with warnings.catch_warnings():
 
 from refused import CASES  # after the import above, which may end the module
 
+pytestmark = pytest.mark.peers
+
 bounded = settings(
     max_examples=150,
     deadline=None,

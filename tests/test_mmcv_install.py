@@ -20,7 +20,10 @@ import torch
 import pyparallel
 import pyparallel.mmcv
 
-pytestmark = pytest.mark.filterwarnings("ignore:On January 1, 2023, MMCV")
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.filterwarnings("ignore:On January 1, 2023, MMCV"),
+]
 ROOT = Path(pyparallel.__file__).parents[1]
 REAL = importlib.util.find_spec("mmcv") is not None
 KINDS = ["none", "v1", "v2"] + ["real"] * REAL

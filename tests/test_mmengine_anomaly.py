@@ -18,6 +18,8 @@ from pyparallel.mmengine import (
 )
 from pyparallel.registry import Registry
 
+pytestmark = pytest.mark.one_backend
+
 EXPECTED = "parameter {} of shape {} is not in the computational graph of the loss"
 
 

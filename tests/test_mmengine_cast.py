@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from pyparallel import DataContainer, Padded, Padding, Ragged, collate
 from pyparallel.mmengine import BaseDataPreprocessor, _cast
 
+pytestmark = pytest.mark.one_backend
+
 Point = namedtuple("Point", ["x", "y"])
 META = torch.device("meta")
 

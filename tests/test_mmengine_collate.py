@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader
 from pyparallel import DataContainer
 from pyparallel.mmengine import default_collate, pseudo_collate
 
+pytestmark = pytest.mark.also_peers
+
 Point = namedtuple("Point", ["x", "y"])
 both = pytest.mark.parametrize("collate", [pseudo_collate, default_collate])
 

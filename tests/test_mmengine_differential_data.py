@@ -33,6 +33,8 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from mmengine_compare import attempt, same
 from mmengine_models import toy_model
 
+pytestmark = pytest.mark.peers
+
 bounded = settings(deadline=None, max_examples=150)
 Point = namedtuple("Point", ["x", "y"])
 

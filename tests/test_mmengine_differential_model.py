@@ -33,6 +33,8 @@ from mmengine.registry import MODEL_WRAPPERS, Registry
 from mmengine_compare import attempt, same
 from mmengine_models import Steps, batch, toy_model
 
+pytestmark = pytest.mark.peers
+
 bounded = settings(deadline=None, max_examples=150)
 
 LOSSES = st.dictionaries(

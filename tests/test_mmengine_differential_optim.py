@@ -34,6 +34,7 @@ with warnings.catch_warnings():
         pytest.skip(f"needs mmengine: {error}", allow_module_level=True)
 
 pytestmark = [
+    pytest.mark.peers,
     pytest.mark.skipif(not _upstream.available, reason=_upstream.reason),
     pytest.mark.filterwarnings("ignore::pyparallel.mmengine.OptimWarning"),
 ]

@@ -14,6 +14,8 @@ from distributed_ranks import Results, launch
 
 from pyparallel.mmengine import _upstream
 
+pytestmark = pytest.mark.peers
+
 if not _upstream.available:
     if os.environ.get("PYPARALLEL_NO_SKIP", "0") not in ("", "0"):
         raise RuntimeError(_upstream.reason)

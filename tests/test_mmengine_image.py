@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from pyparallel import ImagePreprocessor
 
+pytestmark = pytest.mark.peers
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations of its own dependencies
     try:

@@ -15,6 +15,8 @@ from torchrun import free_port
 
 from pyparallel.mmengine import init_dist, launchers
 
+pytestmark = pytest.mark.one_backend
+
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 TORCHRUN = dict(zip(NAMES, ("1", "4", "1", "host", "123"), strict=True))
 

@@ -25,6 +25,8 @@ from pyparallel.mmengine import (
     model,
 )
 
+pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
+
 ToyModel = toy_model(BaseModel)
 
 

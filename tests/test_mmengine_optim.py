@@ -15,6 +15,8 @@ from torch import nn
 
 from pyparallel.mmengine import OptimWrapper, OptimWrapperDict
 
+pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
+
 CLIPS: list[Any] = [
     None,
     {"max_norm": 0.3},

@@ -19,6 +19,8 @@ from optim_runs import Recorded, refuses
 import pyparallel
 from pyparallel.mmengine import AmpOptimWrapper, OptimWrapper
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(pyparallel.__file__).parents[1]
 
 

@@ -13,6 +13,8 @@ from optim_runs import Recorded, refuses
 
 from pyparallel.mmengine import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 
+pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
+
 
 def make() -> tuple[OptimWrapperDict, OptimWrapper, OptimWrapper]:
     one = OptimWrapper(runs.optimizer(Recorded(1), groups=2))

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from pyparallel import DataContainer, Padded, Padding, collate
 from pyparallel.mmengine import BaseModel, ImgDataPreprocessor, image, stack_batch
 
+pytestmark = pytest.mark.also_peers
+
 
 def padded(tensors: Any, divisor: int = 1, value: float = 0) -> Any:
     """Return what `stack_batch` must, by one F.pad for each tensor."""

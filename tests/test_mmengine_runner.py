@@ -14,6 +14,8 @@ import pytest
 import torch
 from torchrun import torchrun
 
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
+
 if importlib.util.find_spec("mmengine") is None:
     pytest.skip("mmengine is not installed", allow_module_level=True)
 

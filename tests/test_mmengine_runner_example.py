@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from torchrun import python, torchrun
 
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
+
 if importlib.util.find_spec("mmengine") is None:
     pytest.skip("mmengine is not installed", allow_module_level=True)
 

@@ -19,6 +19,8 @@ import pyparallel
 from pyparallel import mmengine as ours
 from pyparallel.mmengine import _checkpoint, _install, _upstream
 
+pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend, pytest.mark.slow]
+
 beside_mmengine = pytest.mark.skipif(
     not _upstream.available, reason="mmengine is not installed"
 )

@@ -6,6 +6,8 @@ import pytest
 import torch
 from distributed_ranks import Results, launch
 
+pytestmark = pytest.mark.one_backend
+
 CASES = ["adversaries", "structure", "no_sync"]
 
 

@@ -16,6 +16,8 @@ from torch.distributed import fsdp
 from pyparallel import mmengine
 from pyparallel.mmengine import _setting
 
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
+
 CASES = ["second", "first"]
 
 

@@ -15,6 +15,8 @@ from optim_runs import refuses
 import pyparallel
 from pyparallel.mmengine import _upstream
 
+pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
+
 ROOT = Path(pyparallel.__file__).parents[1]
 
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from distributed_ranks import Results, launch
 
+pytestmark = pytest.mark.one_backend
+
 CASES = ["plain", "accumulation", "clipping", "amp", "batches", "anomalies"]
 
 

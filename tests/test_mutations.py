@@ -16,9 +16,12 @@ from mutations.traps import TRAPS
 from mutations.trial import NOTICED, ROOT, Tree, execute, judge, problem, run
 from prefetch_loaders import until
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "csrc").is_dir(), reason="csrc is not part of this install"
-)
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(
+        not (ROOT / "csrc").is_dir(), reason="csrc is not part of this install"
+    ),
+]
 
 
 def named_tests(path: Path) -> set[str]:

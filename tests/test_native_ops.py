@@ -29,7 +29,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from turns import others_run_during
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
+pytestmark = [
+    pytest.mark.cuda_torch,
+    pytest.mark.asan,
+    pytest.mark.filterwarnings("ignore:ComplexHalf support"),
+]
 
 
 # ------------------------------------------------------------------------- pad_copy

@@ -13,6 +13,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from pyparallel import DataLoader, collate, gather, scatter, to_host
 
+pytestmark = pytest.mark.also_peers
+
 
 class Cloud:
     """Points and their unit; no container that the library knows by itself."""

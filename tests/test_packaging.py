@@ -18,7 +18,10 @@ from pyparallel import _backend, _versions
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE_TREE = (ROOT / "setup.py").exists()
-pytestmark = pytest.mark.skipif(not SOURCE_TREE, reason="there is no setup.py here")
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(not SOURCE_TREE, reason="there is no setup.py here"),
+]
 
 
 @pytest.fixture(scope="module")

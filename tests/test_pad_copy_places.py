@@ -20,7 +20,10 @@ from raw_bytes import (
     to_tensor,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
+pytestmark = [
+    pytest.mark.asan,
+    pytest.mark.filterwarnings("ignore:ComplexHalf support"),
+]
 
 
 @st.composite

@@ -12,6 +12,8 @@ from backends import both, using
 
 from pyparallel import Padded, Padding, pad_stack
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+
 RAGGED = [torch.arange(1.0, 3), torch.arange(1.0, 4)]
 
 

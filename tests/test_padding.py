@@ -13,6 +13,8 @@ import torch
 
 from pyparallel import DataContainer, Padded, Padding, collate
 
+pytestmark = pytest.mark.asan
+
 
 def test_a_padding_is_a_value() -> None:
     padding = Padding(buckets=[[4, 4], (8, 8)], side=["left", "right"], mask=True)

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from pyparallel import DataContainer, Padded, Padding, _by_torch, collate, pad_stack
 
+pytestmark = pytest.mark.asan
+
 bounded = settings(
     max_examples=150,
     deadline=None,

@@ -18,6 +18,8 @@ from pyparallel._dealing import deal
 from pyparallel._errors import BatchTypeError, BatchValueError
 from pyparallel._thread_state import take
 
+pytestmark = pytest.mark.one_backend
+
 TWO = ["cpu", "cpu"]
 Pair = namedtuple("Pair", "a b")
 

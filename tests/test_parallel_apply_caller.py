@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyparallel import parallel_apply
 from pyparallel._lent_threads import Place, Pool, _Round
 
+pytestmark = pytest.mark.one_backend
+
 
 class Asleep:
     """The inbox of threads that do not wake before they are told to."""

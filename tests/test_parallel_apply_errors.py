@@ -10,6 +10,8 @@ import pytest
 
 from pyparallel import _calls, parallel_apply
 
+pytestmark = pytest.mark.one_backend
+
 TWO = ["cpu", "cpu"]
 SOON = 30.0
 

@@ -12,6 +12,8 @@ import torch
 
 from pyparallel import _thread_state, parallel_apply
 
+pytestmark = pytest.mark.one_backend
+
 DEVICES = ["cpu", "cpu", "cpu"]
 #: Modes in which a function sees what it would see without them.
 SAME = ("none", "grad in no grad", "host block in a device block")

@@ -15,6 +15,8 @@ from torch import nn
 
 from pyparallel import parallel_apply
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 torch_on_host = importlib.import_module("benchmarks.torch_on_host")

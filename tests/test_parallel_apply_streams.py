@@ -16,6 +16,8 @@ import pyparallel
 from pyparallel import _calls
 from pyparallel._device_threads import Threads
 
+pytestmark = pytest.mark.one_backend
+
 ROUNDS = 40
 SIZE = 4096
 

@@ -30,7 +30,10 @@ from pyparallel import PreDataLoader
 
 Pair = namedtuple("Pair", ["left", "right"])
 # Python 3.12 and later warn of every fork in a process with threads.
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.tsan,
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
 
 ALL = [0, 2, 4, 6, 8, 10]
 

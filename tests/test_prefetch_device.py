@@ -29,6 +29,8 @@ from pyparallel import DataContainer as DC
 from pyparallel import Padded, PreDataLoader, Ragged
 from pyparallel._hand_over import HandOver
 
+pytestmark = pytest.mark.one_backend
+
 Pair = namedtuple("Pair", ["left", "right"])
 NUM_BATCHES = 40
 

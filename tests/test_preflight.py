@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader
 from pyparallel import _preflight
 from pyparallel._preflight import Finding, Machine, check
 
+pytestmark = pytest.mark.one_backend
+
 GB = 10**9
 MIB = 1 << 20
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from pyparallel import _probe
 
+pytestmark = pytest.mark.one_backend
+
 
 def expected_sums(data: bytes, row: int) -> list[int]:
     """Sum words with the weights that the documentation gives: slowly."""

@@ -15,6 +15,8 @@ from pyparallel._profile.page import page
 from pyparallel._profile.record import Record
 from pyparallel._profile.summary import summarize
 
+pytestmark = pytest.mark.one_backend
+
 EVIL = "train<img src=x onerror=window.evil=1><script>window.evil=1</script>.py"
 #: As much as a page can hold: long words, many lanes, all advice, an endless step.
 FULL = dataclasses.replace(

@@ -20,6 +20,8 @@ from pyparallel._profile.page import page
 from pyparallel._profile.record import Event, Record
 from pyparallel._profile.summary import Summary, summarize
 
+pytestmark = pytest.mark.one_backend
+
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert('1')</script>&\"x\x00\x1b.py"
 

@@ -25,6 +25,8 @@ from pyparallel._profile.record import Record
 from pyparallel._profile.summary import Summary, summarize
 from pyparallel._profile.watch import VARIABLE, Settings
 
+pytestmark = pytest.mark.one_backend
+
 SCRIPT = Path(profile_script.__file__)
 
 

@@ -16,6 +16,8 @@ from pyparallel._profile.cut import PARTS, Segment, segments
 from pyparallel._profile.record import Event, Record, collect
 from pyparallel._profile.summary import Summary, summarize
 
+pytestmark = pytest.mark.one_backend
+
 
 def summary(record: Record) -> Summary:
     found = summarize(record)

@@ -14,10 +14,13 @@ from pyparallel._profile.summary import summarize
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:'set_vital' is deprecated:UserWarning",
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-)
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.filterwarnings(
+        "ignore:'set_vital' is deprecated:UserWarning",
+        "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+    ),
+]
 
 
 class Slow(torch.utils.data.Dataset[torch.Tensor]):

@@ -16,6 +16,8 @@ import pyparallel
 from pyparallel import _backend
 from pyparallel._backend import _reference
 
+pytestmark = [pytest.mark.asan, pytest.mark.tsan]
+
 
 def resized(tensor: torch.Tensor) -> None:
     tensor.resize_(2, 3)

@@ -11,6 +11,8 @@ from torch import nn
 from pyparallel import MODULE_WRAPPERS, MMDataParallel, is_module_wrapper
 from pyparallel.registry import Registry
 
+pytestmark = pytest.mark.one_backend
+
 
 class Wrapper(nn.Module):
     def __init__(self, module: nn.Module) -> None:

@@ -17,9 +17,12 @@ import from_scripts
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.skipif(
-    not from_scripts.FOLDER.exists(), reason="there are no scripts here"
-)
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(
+        not from_scripts.FOLDER.exists(), reason="there are no scripts here"
+    ),
+]
 
 
 # ------------------------------------------------------------------- what is published

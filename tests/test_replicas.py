@@ -11,6 +11,8 @@ from torch.nn.utils import parametrize
 
 from pyparallel import replicate
 
+pytestmark = pytest.mark.cuda_torch
+
 CPU = torch.device("cpu")
 TWO = ["cpu", "cpu"]
 

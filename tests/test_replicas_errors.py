@@ -13,6 +13,8 @@ from torch import nn
 
 from pyparallel import _carry, replicas, replicate
 
+pytestmark = pytest.mark.one_backend
+
 CPU, FAR, FARTHER = torch.device("cpu"), torch.device("meta"), torch.device("meta", 1)
 
 

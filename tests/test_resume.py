@@ -19,10 +19,14 @@ from resumed import ORDERS, Case, continued, uninterrupted
 
 from pyparallel import DataLoader
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create",
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-)
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore:This DataLoader will create",
+        "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+    ),
+]
 
 WITH_WORKERS: list[dict[str, Any]] = [
     {"num_workers": 1},

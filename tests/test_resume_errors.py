@@ -13,10 +13,13 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from pyparallel import DataLoader
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create",
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-)
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.filterwarnings(
+        "ignore:This DataLoader will create",
+        "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+    ),
+]
 
 
 def state_of(case: Case, number: int = 4) -> dict[str, Any]:

@@ -12,10 +12,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from pyparallel import DataLoader
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create",
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-)
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.filterwarnings(
+        "ignore:This DataLoader will create",
+        "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+    ),
+]
 
 KINDS = [
     *(resumed.Uneven, resumed.UnevenStateful, resumed.UnevenCursors),

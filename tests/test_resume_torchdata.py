@@ -22,11 +22,14 @@ try:
 except ImportError as error:
     pytest.skip(f"needs torchdata: {error}", allow_module_level=True)
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:'set_vital' is deprecated:UserWarning",
-    "ignore:This DataLoader will create",
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-)
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.filterwarnings(
+        "ignore:'set_vital' is deprecated:UserWarning",
+        "ignore:This DataLoader will create",
+        "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+    ),
+]
 
 
 class Copied(resumed.Counting):

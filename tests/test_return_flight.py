@@ -13,6 +13,8 @@ from fake_device import DEVICE
 from pyparallel import _backend, _device, _slab
 from pyparallel._return_flight import ReturnFlight, TorchReturn, torch_return
 
+pytestmark = [pytest.mark.one_backend, pytest.mark.tsan]
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:

@@ -26,7 +26,11 @@ LINE = 64
 PARENT = 1
 PAYLOAD = 4096  # bytes of a slot
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+pytestmark = [
+    pytest.mark.asan,
+    pytest.mark.tsan,
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
+]
 
 
 def blank(num_slots):

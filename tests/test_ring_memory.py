@@ -22,6 +22,8 @@ from pyparallel._parcel import InRing, Parcel
 from pyparallel._ring import Ring
 from pyparallel._ring_memory import FREE, PARENT, RingMemory
 
+pytestmark = [pytest.mark.asan, pytest.mark.tsan]
+
 WORKER = 2
 
 

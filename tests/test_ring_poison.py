@@ -18,6 +18,7 @@ from pyparallel._ring_memory import poisons
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
+    pytest.mark.asan,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.timeout(120),

@@ -9,6 +9,8 @@ from pathlib import Path
 import from_scripts
 import pytest
 
+pytestmark = pytest.mark.one_backend
+
 sanitizers = from_scripts.load("sanitizers")
 
 # A child that is not waited for decides about nothing, and neither does its output.

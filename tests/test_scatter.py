@@ -14,6 +14,8 @@ import torch
 from pyparallel import DataContainer as DC
 from pyparallel import collate, scatter, scatter_kwargs
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+
 CPU2 = ["cpu", "cpu"]
 Pair = collections.namedtuple("Pair", "a b")
 

@@ -19,6 +19,8 @@ from seeded import shows
 from pyparallel import DataContainer as DC
 from pyparallel import _move, _slab, _targets, collate, scatter, scatter_kwargs
 
+pytestmark = pytest.mark.one_backend
+
 OTHER = torch.device("cuda", 1)
 FAST = {"copy_delay": 0.0, "compute_delay": 0.0}
 

@@ -15,6 +15,8 @@ from pyparallel import DataContainer as DC
 from pyparallel import scatter, scatter_kwargs
 from pyparallel._functions import Scatter
 
+pytestmark = pytest.mark.asan
+
 CPU2 = ["cpu", "cpu"]
 META = "Use DataContainer(..., cpu_only=True) for what stays on the host."
 ONE = torch.ones(1)

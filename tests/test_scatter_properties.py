@@ -5,12 +5,15 @@ from __future__ import annotations
 import collections
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyparallel import DataContainer as DC
 from pyparallel import scatter, scatter_kwargs
+
+pytestmark = pytest.mark.asan
 
 Pair = collections.namedtuple("Pair", "a b")
 LEAVES = ("tensor", "column", "stacked", "listed", "meta", "number", "text", "none")

@@ -15,7 +15,7 @@ from test_loader_exit import finish
 import pyparallel
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend, pytest.mark.timeout(300)]
 
 #: Libraries whose import changes the order in which modules are cleared at the exit.
 PEERS = [

@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from pyparallel import DataContainer
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).resolve().parents[1]
 LISTEN = "0A"  # the state in the kernel's table of sockets
 TABLES = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]

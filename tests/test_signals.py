@@ -23,6 +23,8 @@ from pyparallel import (
     scatter,
 )
 
+pytestmark = [pytest.mark.asan, pytest.mark.tsan]
+
 ROWS = (700, 900, 500, 800)
 
 

@@ -24,6 +24,8 @@ from seeded import shows
 
 from pyparallel import _backend, _cargo, _device, _slab
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
+
 NUM_BATCHES = 300
 DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
 

@@ -12,6 +12,8 @@ from backends import both, native, needs_native, reference
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+
 DTYPES = (torch.uint8, torch.bool, torch.float16, torch.float32, torch.complex128)
 LEAVES = [torch.zeros(2, 3), torch.zeros(()), torch.zeros(65, dtype=torch.uint8)]
 TEXT = (

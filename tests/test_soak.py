@@ -15,6 +15,8 @@ import soak
 import torch
 from soak_faults import PADDING, is_right, size_of
 
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
+
 HERE = Path(__file__).parent
 
 

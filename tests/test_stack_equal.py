@@ -10,6 +10,8 @@ import torch
 from backends import each_backend, native, needs_native, reference
 from turns import others_run_during
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+
 Stack = Callable[[list[Any]], "torch.Tensor | None"]
 DTYPES = [
     torch.bool,

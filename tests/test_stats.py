@@ -19,6 +19,8 @@ from pyparallel import DataContainer, DataLoader, LoaderStats, Ragged
 from pyparallel._stacked import Stacked
 from pyparallel._stats import Meter, workers_for
 
+pytestmark = pytest.mark.one_backend
+
 SECOND = 1_000_000_000
 
 

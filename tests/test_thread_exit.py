@@ -12,6 +12,8 @@ import pytest
 
 from pyparallel import _backend
 
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
+
 ROOT = Path(__file__).parents[1]
 #: An end, and the exit code of the process.
 ENDS = {

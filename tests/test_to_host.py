@@ -30,6 +30,8 @@ from pyparallel import DataContainer as DC
 from pyparallel import _backend, _cargo, _slab, _transfer, start_to_host, to_host
 from pyparallel.to_host import HostCopy
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
+
 OTHER = torch.device("cuda", 1)
 Pair = namedtuple("Pair", ["left", "right"])
 

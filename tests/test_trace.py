@@ -15,6 +15,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from pyparallel import _trace
 from pyparallel._trace import SPANS, span
 
+pytestmark = pytest.mark.one_backend
+
 
 def in_thread(body):
     thread = threading.Thread(target=body)

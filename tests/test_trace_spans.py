@@ -23,6 +23,8 @@ from pyparallel import (
 )
 from pyparallel import DataLoader as Ours
 
+pytestmark = pytest.mark.cuda_torch
+
 
 class Net(torch.nn.Linear):
     def __init__(self) -> None:

@@ -23,6 +23,9 @@ from pyparallel import _backend, _cargo, _slab, _transfer
 from pyparallel._backend import _reference
 
 pytestmark = [
+    pytest.mark.cuda_torch,
+    pytest.mark.asan,
+    pytest.mark.tsan,
     needs_native,
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
 ]

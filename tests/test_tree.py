@@ -16,6 +16,8 @@ import torch
 from pyparallel import DataContainer, _tree
 from pyparallel._errors import Field, at
 
+pytestmark = pytest.mark.asan
+
 
 class Boxes(list[Any]):
     """A list with a name."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pyparallel import DataContainer, _tree
 
-pytestmark = needs_native
+pytestmark = [pytest.mark.asan, needs_native]
 
 LEAVES: set[type] = {type(None), str, bytes, int, float, bool, torch.Tensor}
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3))

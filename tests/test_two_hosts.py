@@ -18,7 +18,12 @@ from torchrun import free_port
 
 # As in docs/distributed.md, of which each test runs the commands.
 ADDRESSES, CARD = ("10.77.0.1", "10.77.0.2"), "eth0"
-pytestmark = pytest.mark.timeout(elastic_runs.LIMIT + 60)
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.slow,
+    pytest.mark.soak,
+    pytest.mark.timeout(elastic_runs.LIMIT + 60),
+]
 
 
 @pytest.fixture(scope="module")

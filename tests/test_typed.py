@@ -14,6 +14,8 @@ import pyparallel.mmcv
 import pyparallel.mmengine
 import pyparallel.registry
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "tests" / "typed" / "uses_everything.py"
 MODULES = {"memory": pyparallel.memory, "registry": pyparallel.registry}

@@ -7,7 +7,10 @@ import pytest
 import torch
 from backends import both, check, last
 
-pytestmark = [  # of torch, about the tensors that are refused here
+pytestmark = [
+    pytest.mark.cuda_torch,
+    pytest.mark.asan,
+    # Warnings of torch about the tensors that are refused here.
     pytest.mark.filterwarnings("ignore:Sparse"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),

@@ -6,6 +6,8 @@ import pytest
 import torch
 from backends import both, check, last
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+
 LINE = 64
 OPERATORS = ("claim", "pass", "reclaim", "holders")
 

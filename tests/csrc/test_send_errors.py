@@ -7,7 +7,7 @@ import torch
 from backends import check, last, native, needs_native
 from host_device import COPIES, MAIN, SIDE, HostStream
 
-pytestmark = needs_native
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, needs_native]
 
 LEAF = torch.ones(4)
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from backends import both, check, last
 
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+
 
 def released(expanded=False):
     """A tensor whose storage is gone."""
