@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from mutations import ALL, Mutation
-from mutations.page import digest, pages, recorded
+from mutations.page import digest, noticed_by, pages, recorded
 from mutations.traps import TRAPS
 from mutations.trial import NOTICED, ROOT, Tree, execute, judge, problem, run
 from prefetch_loaders import until
@@ -69,6 +69,23 @@ def test_every_outcome_is_of_the_mutation_as_it_stands_and_it_was_noticed() -> N
         outcome = kept[mutation.name]
         assert outcome["digest"] == digest(mutation), f"{mutation.name}: run it again"
         assert outcome["verdict"] in NOTICED, mutation.name
+        assert noticed_by(mutation, outcome["by"]), f"{mutation.name}: run it again"
+
+
+def test_an_outcome_holds_for_the_same_change_wherever_its_files_are() -> None:
+    toy = Mutation("toy", "toy", "source.py", "a = 1", "a = 2", ("test_x.py::test_y",))
+    moved = toy._replace(file="folder/a.py", tests=("folder/test_z.py::test_y",))
+    assert digest(moved) == digest(toy)
+    assert noticed_by(moved, "test_y") == "folder/test_z.py::test_y"
+    assert noticed_by(moved, "test_gone") == ""
+    fields = {
+        "text": "b = 1",
+        "replacement": "a = 3",
+        "sanitize": "thread",
+        "backend": "python",
+    }
+    changed = [toy._replace(**{name: value}) for name, value in fields.items()]
+    assert len({digest(each) for each in [toy, *changed]}) == 5
 
 
 def test_the_pages_are_those_of_the_mutations() -> None:

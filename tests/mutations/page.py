@@ -43,8 +43,26 @@ builds not counted.
 
 
 def digest(mutation: Mutation) -> str:
-    """Return what changes when a mutation does."""
-    return hashlib.sha256(repr(tuple(mutation)).encode()).hexdigest()[:12]
+    """Return the digest of the change and of its build; it covers no path."""
+    change = mutation.text, mutation.replacement
+    covered = (*change, mutation.sanitize, mutation.backend)
+    return hashlib.sha256(repr(covered).encode()).hexdigest()[:12]
+
+
+def noticed_by(mutation: Mutation, name: str) -> str:
+    """Return the path and the name of the test that noticed; empty if it is gone.
+
+    A recorded outcome has the name alone, so that a test file can move.
+    """
+    if not name:  # of a C++ test, a test that hung, or a process that died
+        return mutation.tests[0]
+    for test in mutation.tests:
+        file, _, listed = test.partition("::")
+        defined = f"def {name.rpartition('::')[2]}("
+        source = "" if listed else (ROOT / file).read_text(encoding="utf-8")
+        if name == listed or defined in source:
+            return f"{file}::{name}"
+    return ""
 
 
 def recorded() -> dict[str, Any]:
@@ -61,7 +79,10 @@ def record(mutations: Iterable[Mutation], outcomes: Mapping[str, Outcome]) -> No
     for mutation in mutations:
         name = mutation.name
         if name in outcomes:
-            kept[name] = {"digest": digest(mutation), **outcomes[name]._asdict()}
+            outcome = outcomes[name]
+            by = outcome.by.partition("::")[2]
+            fields = outcome._replace(by=by)._asdict()
+            kept[name] = {"digest": digest(mutation), **fields}
         elif name in before:
             kept[name] = before[name]
     text = json.dumps(dict(sorted(kept.items())), indent=1)
@@ -118,9 +139,7 @@ def _folded(text: str) -> str:
 
 def _row(mutation: Mutation, outcomes: Mapping[str, Any]) -> str:
     outcome = outcomes.get(mutation.name, {"verdict": "not tried", "by": ""})
-    test = outcome["by"] or mutation.tests[0]
-    if test.endswith(".cpp"):
-        test = mutation.tests[0]
+    test = noticed_by(mutation, outcome["by"])
     test = test.removeprefix("tests/").replace("::", "` `")
     file = mutation.file.removeprefix("pyparallel/")
     return f"| {mutation.name} | `{file}` | `{test}` | {outcome['verdict']} |\n"
