@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -60,6 +61,16 @@ def raw(numbers: Numbers) -> int:
     return numbers.between(0, MOST)
 
 
+def moved(
+    numbers: Numbers, start: Sequence[int], shape: Sequence[int], target: Sequence[int]
+) -> tuple[tuple[int, ...], bool]:
+    """Move a start along one dimension; return it, and whether the sample fits."""
+    dim = numbers.between(0, len(start) - 1)
+    index = raw(numbers)
+    fits = 0 <= index <= target[dim] - shape[dim]
+    return (*start[:dim], index, *start[dim + 1 :]), fits
+
+
 def pad_copies(numbers: Numbers) -> None:
     """Samples of up to 5 dimensions, in place; some starts are beyond the target."""
     rng, dtype = generator(numbers), numbers.choose(raw_bytes.DTYPES)
@@ -76,11 +87,8 @@ def pad_copies(numbers: Numbers) -> None:
         starts.append(tuple(numbers.between(0, a - b) for a, b in room))
     good = True
     if placed and count and numbers.maybe(8):
-        at, dim = numbers.between(0, count - 1), numbers.between(0, ndim - 1)
-        wrong = list(starts[at])
-        wrong[dim] = raw(numbers)
-        starts[at] = tuple(wrong)
-        good = 0 <= wrong[dim] <= target[dim] - samples[at].shape[dim]
+        at = numbers.between(0, count - 1)
+        starts[at], good = moved(numbers, starts[at], samples[at].shape, target)
     num_fills = numbers.choose([1, count]) if count else 1
     fills = raw_bytes.random_items(rng, (num_fills,), dtype).tobytes()
     masked = numbers.between(0, ndim)

@@ -170,18 +170,22 @@ def bits(tensor: torch.Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
+def same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
+        return False
+    if a.requires_grad != b.requires_grad:
+        return False
+    if a.layout is not torch.strided:
+        return same(a.to_dense(), b.to_dense())
+    return bits(a.as_subclass(torch.Tensor)) == bits(b.as_subclass(torch.Tensor))
+
+
 def same(a: Any, b: Any) -> bool:
     """Compare two batches: types, dtypes, shapes and bits; keys in their order."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
-            return False
-        if a.requires_grad != b.requires_grad:
-            return False
-        if a.layout is not torch.strided:
-            return same(a.to_dense(), b.to_dense())
-        return bits(a.as_subclass(torch.Tensor)) == bits(b.as_subclass(torch.Tensor))
+        return same_tensors(a, b)
     if isinstance(a, np.ndarray):
         if a.dtype != b.dtype or a.shape != b.shape:
             return False

@@ -226,6 +226,16 @@ def assert_same_tensor(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert elements(actual) == elements(expected)
 
 
+def assert_same_mapping(actual: Any, expected: Mapping[Any, Any]) -> None:
+    """Assert equal classes, keys in their order, values and attributes."""
+    assert type(actual) is type(expected)
+    assert list(actual) == list(expected)
+    for key in expected:
+        assert_same(actual[key], expected[key])
+    if isinstance(expected, OrderedDict):
+        assert actual.__dict__ == expected.__dict__
+
+
 def assert_same(actual: Any, expected: Any) -> None:
     """Assert equal structure, types and bits; lists of values keep the very objects."""
     if isinstance(expected, Box):
@@ -241,12 +251,7 @@ def assert_same(actual: Any, expected: Any) -> None:
         for name, value in expected.items():
             assert_same(getattr(actual, name), value)
     elif isinstance(expected, Mapping):
-        assert type(actual) is type(expected)
-        assert list(actual) == list(expected)
-        for key in expected:
-            assert_same(actual[key], expected[key])
-        if isinstance(expected, OrderedDict):
-            assert actual.__dict__ == expected.__dict__
+        assert_same_mapping(actual, expected)
     elif isinstance(expected, list | tuple):
         assert type(actual) is type(expected)
         assert len(actual) == len(expected)

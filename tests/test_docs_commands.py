@@ -202,6 +202,16 @@ def test_targets_of_make_exist_and_so_do_their_settings() -> None:
             assert setting.partition("=")[0] in MAKEFILE + of_scripts, name
 
 
+def test_the_makefile_selects_tests_by_registered_markers_alone(
+    pytestconfig: pytest.Config,
+) -> None:
+    known = {line.partition(":")[0] for line in pytestconfig.getini("markers")}
+    selections = re.findall(r'-m "([a-z_ ]+)"', MAKEFILE)
+    words = set(" ".join(selections).split()) - {"and", "not", "or"}
+    assert "one_backend" in words and words <= known
+    assert re.findall(r"tests/\S*test_\w+", MAKEFILE) == []
+
+
 def test_options_of_our_programs_exist() -> None:
     checked = 0
     for name, words in COMMANDS:

@@ -86,12 +86,17 @@ def attempt(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return error
 
 
+def assert_alike_errors(ours: Any, other: Exception) -> None:
+    """Assert an error that a handler of mmcv's error catches too."""
+    assert isinstance(ours, Exception), f"mmcv raises {other!r}, we give {ours!r}"
+    for cls in (AssertionError, KeyError, IndexError, RuntimeError):
+        assert not isinstance(other, cls) or isinstance(ours, cls), repr(ours)
+
+
 def assert_alike(ours: Any, other: Any) -> None:
     """Assert the same answer: types, flags, bits, and objects where they are kept."""
     if isinstance(other, Exception):
-        assert isinstance(ours, Exception), f"mmcv raises {other!r}, we give {ours!r}"
-        for cls in (AssertionError, KeyError, IndexError, RuntimeError):
-            assert not isinstance(other, cls) or isinstance(ours, cls), repr(ours)
+        assert_alike_errors(ours, other)
     elif isinstance(ours, Exception):
         raise ours
     elif isinstance(other, theirs.DataContainer):
