@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 from pyparallel import ImagePreprocessor
 
-pytestmark = pytest.mark.peers
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.filterwarnings(r"ignore:\[PP103\]"),  # any mean, also for bytes
+]
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations of its own dependencies
