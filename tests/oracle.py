@@ -75,13 +75,13 @@ def stacked(
     target = target_shape([tuple(s.shape) for s in samples], pad_dims)
     parts = []
     for sample, value in zip(samples, values, strict=True):
-        have = elements(sample.to(dtype))
-        indices = list(itertools.product(*map(range, target)))
-        fill = b""
+        have, fill = elements(sample), b""
         if sample.shape != target:
-            raw = assemble((1,), sample.dtype, [padding(sample.dtype, value)])
-            fill = elements(raw.to(dtype))[(0,)]
-        parts += [have.get(index, fill) for index in indices]
+            fill = padding(sample.dtype, value)
+        indices = itertools.product(*map(range, target))
+        cells = [have.get(index, fill) for index in indices]
+        # torch converts the NaN of one element to other bits than that of several.
+        parts += elements(assemble(target, sample.dtype, cells).to(dtype)).values()
     return assemble((len(samples), *target), dtype, parts)
 
 
