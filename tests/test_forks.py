@@ -15,7 +15,6 @@ from pyparallel import _backend, _forks, _tree
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
     pytest.mark.timeout(60),
 ]
 

@@ -195,7 +195,6 @@ def test_what_cannot_be_page_locked_does_not_count() -> None:
     assert slabs.in_use() == 0 and slabs.take(1000, pinned)[1]
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_a_forked_child_begins_anew_and_waits_for_no_lock() -> None:
     before = host_slabs.in_use()
     slab, _ = host_slabs.take(100, pinned)

@@ -24,11 +24,7 @@ from pyparallel._device_threads import threads
 from pyparallel._lent_threads import Place, Pool, Worker
 from pyparallel._lent_threads import _Round as Round
 
-# Python 3.12 and later warn of every fork in a process with threads.
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-]
+pytestmark = pytest.mark.one_backend
 
 PACKAGE = str(Path(pyparallel.__file__).resolve().parent.parent)
 HOST = torch.device("cpu")

@@ -26,11 +26,9 @@ from torch.utils.data import DataLoader
 import pyparallel
 from pyparallel import _pipe, _workers
 
-# Python 3.12 and later warn of every fork in a process with threads.
 pytestmark = [
     pytest.mark.one_backend,
     pytest.mark.tsan,
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
     pytest.mark.usefixtures("patient"),
 ]
 

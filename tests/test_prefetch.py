@@ -29,11 +29,7 @@ from pyparallel import DataContainer as DC
 from pyparallel import PreDataLoader
 
 Pair = namedtuple("Pair", ["left", "right"])
-# Python 3.12 and later warn of every fork in a process with threads.
-pytestmark = [
-    pytest.mark.tsan,
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-]
+pytestmark = pytest.mark.tsan
 
 ALL = [0, 2, 4, 6, 8, 10]
 

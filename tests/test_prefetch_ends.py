@@ -32,11 +32,9 @@ from prefetch_loaders import (
 import pyparallel
 from pyparallel import PreDataLoader
 
-# Python 3.12 and later warn of every fork in a process with threads.
 pytestmark = [
     pytest.mark.one_backend,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
     pytest.mark.usefixtures("patient"),
 ]
 

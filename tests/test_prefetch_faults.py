@@ -39,11 +39,9 @@ from pyparallel import (
     _workers,
 )
 
-# Python 3.12 and later warn of every fork in a process with threads.
 pytestmark = [
     pytest.mark.one_backend,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
     pytest.mark.usefixtures("patient"),
 ]
 

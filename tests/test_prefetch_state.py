@@ -14,11 +14,7 @@ from prefetch_loaders import Numbers, firsts, loader, passes, until
 import pyparallel
 from pyparallel import LoaderStats, PreDataLoader
 
-# Python 3.12 and later warn of every fork in a process with threads.
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-]
+pytestmark = pytest.mark.one_backend
 
 
 class Counter:

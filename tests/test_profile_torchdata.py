@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.peers,
     pytest.mark.filterwarnings(
         "ignore:'set_vital' is deprecated:UserWarning",
-        "ignore:.*multi-threaded, use of fork:DeprecationWarning",
     ),
 ]
 

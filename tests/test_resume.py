@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings(
         "ignore:This DataLoader will create",
-        "ignore:.*multi-threaded, use of fork:DeprecationWarning",
     ),
 ]
 

@@ -13,10 +13,7 @@ from torch.utils.data import IterableDataset
 
 from pyparallel import DataLoader
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create",
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-)
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 FORK = multiprocessing.get_context("fork")
 

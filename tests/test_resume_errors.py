@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.one_backend,
     pytest.mark.filterwarnings(
         "ignore:This DataLoader will create",
-        "ignore:.*multi-threaded, use of fork:DeprecationWarning",
     ),
 ]
 

@@ -15,10 +15,7 @@ from resumed import Case, continued, uninterrupted
 
 from pyparallel import DataLoader
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create",
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-)
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 WORKERS = {"num_workers": 2}
 CASES = {

@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:'set_vital' is deprecated:UserWarning",
         "ignore:This DataLoader will create",
-        "ignore:.*multi-threaded, use of fork:DeprecationWarning",
     ),
 ]
 

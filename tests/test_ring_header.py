@@ -29,7 +29,6 @@ PAYLOAD = 4096  # bytes of a slot
 pytestmark = [
     pytest.mark.asan,
     pytest.mark.tsan,
-    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
 ]
 
 

@@ -16,10 +16,7 @@ from torch.utils.data import Subset
 
 from pyparallel import DataLoader
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create",
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-)
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Augmented(resumed.Numbers):

@@ -20,10 +20,7 @@ from pyparallel import _backend, _cargo, _slab, _transfer
 
 DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
 
-pytestmark = [
-    pytest.mark.asan,
-    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
-]
+pytestmark = pytest.mark.asan
 
 
 @pytest.fixture(autouse=True)

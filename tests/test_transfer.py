@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.asan,
     pytest.mark.tsan,
     needs_native,
-    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
 ]
 
 DTYPES = [torch.uint8, torch.bool, torch.int16, torch.bfloat16, torch.float16]
