@@ -27,8 +27,8 @@ pytestmark = pytest.mark.one_backend
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 #: What `docs/doctor.md` promises.
 KEYS = {
-    "versions": "pyparallel path python executable torch optree peers "
-    "wrong_distribution supported",
+    "versions": "pyparallel path python free_threaded gil_enabled executable torch "
+    "optree peers wrong_distribution supported",
     "backend": "name requested reason load_error device_types debug built_for present "
     "newer_source",
     "gpus": None,
@@ -196,6 +196,22 @@ def test_what_cannot_be_looked_at_is_an_error_and_the_rest_is_told(
 
 
 # ------------------------------------------------------------------- packages
+def test_the_build_of_the_interpreter_is_named():
+    assert found()["versions"]["free_threaded"] is ("t" in sys.abiflags)
+
+
+@pytest.mark.parametrize(("enabled", "shown"), [(True, "yes"), (False, "no")])
+def test_an_interpreter_without_the_gil_is_named(monkeypatch, enabled, shown):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: enabled, raising=False)
+    assert found()["versions"]["gil_enabled"] is enabled
+    assert f"\n  gil enabled        {shown}\n" in report()[1]
+
+
+def test_an_interpreter_from_before_free_threading_has_the_gil(monkeypatch):
+    monkeypatch.delattr(sys, "_is_gil_enabled", raising=False)
+    assert found()["versions"]["gil_enabled"] is True
+
+
 def test_the_parallel_port_driver_is_an_error(others, new_problems):
     assert found()["versions"]["wrong_distribution"] is None
     others("pyparallel", "0.2.2")

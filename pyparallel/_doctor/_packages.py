@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
+import sysconfig
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,8 @@ def versions(problems: list[Problem]) -> dict[str, Any]:
         "pyparallel": pyparallel.__version__,
         "path": str(Path(pyparallel.__file__).parent),
         "python": platform.python_version(),
+        "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+        "gil_enabled": _gil_enabled(),
         "executable": sys.executable,
         "torch": torch.__version__,
         "optree": installed("optree"),
@@ -52,6 +56,12 @@ def versions(problems: list[Problem]) -> dict[str, Any]:
         "wrong_distribution": wrong,
         "supported": _versions.supported(),
     }
+
+
+def _gil_enabled() -> bool:
+    """Return False only without a GIL: imports and PYTHON_GIL=1 can enable it."""
+    enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    return enabled()
 
 
 def mmcv_parallel(problems: list[Problem]) -> dict[str, Any]:
