@@ -44,6 +44,9 @@ VPEER := $(CURDIR)/.venv-peers
 # The CUDA build has its own tree: a module of one torch never replaces another's.
 TREE  := $(CURDIR)/build/cuda-tree
 FAKE  := $(CURDIR)/build/fakecuda
+# The newest Python here with the newest torch: a cell of the matrix.
+CELL  := $(CURDIR)/build/newest
+RUN_CELL := scripts/test_matrix.py --quick --cells newest:newest
 CMAKE := $(or $(shell command -v cmake),$(V)/bin/cmake)
 CTEST := $(or $(shell command -v ctest),$(V)/bin/ctest)
 
@@ -69,7 +72,7 @@ ON_FAKE = cd $(TREE) && . $(FAKE)/env.sh && PYPARALLEL_REQUIRE_CUDA=1 \
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-matrix test-native test-python test-core test-busy test-asan test-tsan \
+.PHONY: help test test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-types lint-cpp bench bench-loader demo ahead peers \
 	cuda-build fake-cuda gpu-check gpu-wheels wheels clean
@@ -115,8 +118,13 @@ $(VCUDA)/.deps: Makefile
 	$(VCUDA)/bin/python $(PIP) --no-cache-dir $(TOOLS) "$(CUDA_TORCH)"
 	touch $@
 
-# What takes long to fetch and touches nothing here, while something else runs.
-ahead: $(VPEER)/.others $(VCUDA)/.deps ## fetch what test-peers and cuda-build need
+$(CELL)/.built: $(SOURCES) scripts/test_matrix.py
+	$(PYTHON) $(RUN_CELL) --prepare $(CELL)
+	touch $@
+
+# What takes long to fetch and touches nothing here, while something else runs. The cell
+# is first: it copies the tree, in which tests write caches.
+ahead: $(CELL)/.built $(VPEER)/.others $(VCUDA)/.deps ## fetch what test-newest, test-peers and cuda-build need
 
 # ----------------------------------------------------------------------- checks
 test: test-native test-python test-core ## everything without a GPU: both backends, poisoned slabs, the C++ core
@@ -142,7 +150,9 @@ test-core-%: $(V)/.deps
 test-busy: $(V)/.built ## the tests of both backends beside BUSY=4 processes that never wait
 	scripts/busy $(or $(BUSY),4) $(MAKE) test-native test-python
 
-# MATRIX="--quick --cells newest:newest" is the part that CI runs.
+test-newest: $(CELL)/.built ## the newest torch on the newest Python here: operators, loader, wrappers
+	$(PYTHON) $(RUN_CELL) --prepared $(CELL)
+
 test-matrix: ## build, import and test with the oldest and newest Python and torch; a long run
 	$(PYTHON) scripts/test_matrix.py $(MATRIX)
 

@@ -4,24 +4,29 @@
     python scripts/test_matrix.py --cells 3.13:2.15  # some; newest:newest is the newest
     python scripts/test_matrix.py --quick            # operators, loader, wrappers alone
     python scripts/test_matrix.py --wheels dist --torch 2.13  # a wheel for each Python
+    python scripts/test_matrix.py --cells 3.13:2.15 --prepare FOLDER   # all but tests
+    python scripts/test_matrix.py --cells 3.13:2.15 --prepared FOLDER  # the tests
 
 Each cell gets a virtual environment and a copy of the tree in a temporary folder, and
 loses both at its end. At most 12 GB of disk are in use at a time. An interpreter is
-taken from PYTHON_3_13, say, from PATH, or from pyenv. A cell without one fails, unless
---skip-missing is given. Options of pip for torch: TORCH_PIP, as in the Makefile.
+taken from PYTHON_3_13, say, from PATH, from pyenv, or is the one that runs this script.
+A cell without one fails, unless --skip-missing is given. Options of pip for torch:
+TORCH_PIP, as in the Makefile.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = runpy.run_path(str(ROOT / "pyparallel" / "_versions.py"))
 OLDEST, NEWEST = VERSIONS["OLDEST_TORCH"], VERSIONS["NEWEST_TORCH"]
 PYTHONS: tuple[str, ...] = VERSIONS["PYTHONS"]
+#: The version of the interpreter that runs this script.
+OWN = ".".join(map(str, sys.version_info[:2]))
 DISK = 12 << 30
 TOOLS = ("setuptools>=77,<81", "wheel", "ninja", "pybind11>=2.11")
 #: The tests of a quick cell, and those that both kinds run in pure Python.
@@ -68,8 +75,9 @@ def interpreter(version: str, pyenv: Path) -> str | None:
     """Return an interpreter of this version."""
     named = os.environ.get(f"PYTHON_{version.replace('.', '_')}")
     kept = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
+    own = sys.executable if version == OWN else None
     # pyenv puts a shim on PATH for versions that are not enabled: it does not run.
-    for path in (named, shutil.which(f"python{version}"), *map(str, kept)):
+    for path in (named, shutil.which(f"python{version}"), *map(str, kept), own):
         if (
             path
             and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0
@@ -91,8 +99,11 @@ def cells_of(texts: Sequence[str]) -> list[Cell]:
 
 def newest_python() -> str:
     """Return the newest supported version that has an interpreter here."""
-    found = [version for version in PYTHONS if interpreter(version, pyenv_root())]
-    return found[-1] if found else PYTHONS[-1]
+    for version in reversed(PYTHONS):
+        if interpreter(version, pyenv_root()):
+            return version
+        print(f"no python{version} was found; the next older version is tried")
+    return PYTHONS[-1]
 
 
 def pyenv_root() -> Path:
@@ -136,6 +147,10 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
             ("import", [own, "-I", "-c", CHECK], {}),
         ]
     else:
+        steps += build_steps(own)
+    if options.prepared:
+        del steps[1:]  # the copy alone is repeated
+    if not options.wheels and not options.prepare:
         steps += test_steps(own, options)
     for name, command, more in steps:
         started = time.monotonic()
@@ -161,28 +176,46 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
     return ""
 
 
-def test_steps(own: str, options: argparse.Namespace) -> list[Step]:
-    """Return the steps that build the package in the tree and test it."""
-    pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
+def build_steps(own: str) -> list[Step]:
+    """Return the steps that build the package in the tree and import it."""
     pip = [own, "-m", "pip", "install", "-q", "--no-build-isolation"]
-    steps: list[Step] = [
-        (
-            "package",
-            [*pip, "-e", ".[test]"],
-            {"PYPARALLEL_BUILD": "python"},
-        ),
+    return [
+        ("package", [*pip, "-e", ".[test]"], {"PYPARALLEL_BUILD": "python"}),
         ("build", [own, "setup.py", "-q", "build_ext", "--inplace"], {}),
         ("import", [own, "-c", CHECK], {}),
     ]
-    for backend in ("native", "python"):
-        steps.append(
-            (
-                f"tests, {backend}",
-                [*pytest, *test_files(ROOT, options.quick or backend == "python")],
-                {"PYPARALLEL_BACKEND": backend},
-            )
+
+
+def test_steps(own: str, options: argparse.Namespace) -> list[Step]:
+    """Return the tests of both backends."""
+    pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
+    return [
+        (
+            f"tests, {backend}",
+            [*pytest, *test_files(ROOT, options.quick or backend == "python")],
+            {"PYPARALLEL_BACKEND": backend},
         )
-    return steps
+        for backend in ("native", "python")
+    ]
+
+
+@contextlib.contextmanager
+def folder_of_cell(options: argparse.Namespace) -> Iterator[Path]:
+    """Yield the folder of a cell, and remove it unless it is prepared for its tests."""
+    folder: Path | None = options.prepare or options.prepared
+    folder = folder or Path(tempfile.mkdtemp(prefix="pyparallel-matrix-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        free = shutil.disk_usage(folder).free
+        if free < DISK and not options.prepared:
+            raise SystemExit(
+                f"A cell needs {DISK >> 30} GB of disk, but {folder} has "
+                f"{free >> 30} GB. Choose another folder by TMPDIR or --prepare."
+            )
+        yield folder.resolve()
+    finally:
+        if not options.prepare:
+            shutil.rmtree(folder)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -194,6 +227,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--skip-missing", action="store_true")
     parser.add_argument("--wheels", type=Path, help="build wheels into this folder")
     parser.add_argument("--torch", default=NEWEST, help="the torch of the wheels")
+    parser.add_argument("--prepare", type=Path, help="build one cell in this folder")
+    parser.add_argument("--prepared", type=Path, help="test it, and remove the folder")
     options = parser.parse_args(arguments)
     results: list[tuple[Cell, str]] = []
     cells = cells_of(options.cells)
@@ -206,14 +241,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"    no python{cell.python} was found")
             results.append((cell, "skipped" if options.skip_missing else "no Python"))
             continue
-        with tempfile.TemporaryDirectory(prefix="pyparallel-matrix-") as name:
-            free = shutil.disk_usage(name).free
-            if free < DISK:
-                raise SystemExit(
-                    f"A cell needs {DISK >> 30} GB of disk, but {name} has "
-                    f"{free >> 30} GB. Set TMPDIR to another folder."
-                )
-            results.append((cell, run(cell, python, Path(name), options)))
+        with folder_of_cell(options) as folder:
+            results.append((cell, run(cell, python, folder, options)))
     print("\nPython  torch")
     for cell, failed in results:
         print(f"{cell.python:<7} {cell.torch:<6} {failed or 'passed'}")
@@ -221,4 +250,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # So that a killed run removes its folder too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))

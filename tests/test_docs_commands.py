@@ -65,6 +65,7 @@ COVERED: dict[str, Step | In | Not] = {
     "make gpu-wheels": Not(ANOTHER),
     "make wheels": Not(LONG),
     "make test-matrix": Not(LONG),
+    "make test-newest": Step("make test-newest"),
     "pip install torch": In("scripts/check_sdist", '"$torch"'),
     "pip install setuptools>=77": In("scripts/check_sdist", '"setuptools>=77,<81"'),
     "pip install --no-build-isolation": In(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import from_scripts
@@ -70,6 +69,7 @@ def test_only_newer_versions_are_untested(
 def matrix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The script of the matrix, where no interpreter is installed."""
     script = from_scripts.load("test_matrix")
+    monkeypatch.setattr(script, "OWN", "3.9")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
     for version in PYTHONS:
@@ -111,6 +111,19 @@ def test_an_interpreter_that_does_not_run_is_passed_over(
     assert matrix.interpreter("3.13", tmp_path) == str(named)
 
 
+def test_a_machine_with_one_python_has_a_newest_cell(
+    matrix: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(matrix, "OWN", PYTHONS[-2])
+    assert matrix.cells_of(["newest:newest"]) == [(PYTHONS[-2], NEWEST_TORCH)]
+    assert matrix.interpreter(PYTHONS[-2], Path("none")) == sys.executable
+    assert capsys.readouterr().out == (
+        f"no python{PYTHONS[-1]} was found; the next older version is tried\n"
+    )
+
+
 def test_a_cell_without_an_interpreter_fails_or_is_skipped(
     matrix: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,10 +136,10 @@ def test_a_cell_without_an_interpreter_fails_or_is_skipped(
     ]
 
 
-@pytest.mark.parametrize("fails", ["build", "tests, python", ""])
-def test_the_first_step_that_fails_ends_a_cell(
-    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str
-) -> None:
+def commands_of(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, fails: str = ""
+) -> list[list[str]]:
+    """Return the commands that the matrix runs from now on; none runs in fact."""
     begun: list[list[str]] = []
 
     def run(command: list[str], *, env: dict[str, str], **rest: Any) -> Any:
@@ -137,7 +150,51 @@ def test_the_first_step_that_fails_ends_a_cell(
         return subprocess.CompletedProcess(command, int(name == fails != ""), "text")
 
     monkeypatch.setattr(matrix.subprocess, "run", run)
-    options = argparse.Namespace(quick=True, jobs=2, wheels=None)
-    assert matrix.run(matrix.Cell("3.13", "2.15"), "py", tmp_path, options) == fails
+    monkeypatch.setattr(matrix, "interpreter", lambda version, pyenv: "py")
+    return begun
+
+
+@pytest.mark.parametrize("fails", ["build", "tests, python", ""])
+def test_the_first_step_that_fails_ends_a_cell(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    begun = commands_of(matrix, monkeypatch, fails)
+    assert matrix.main(["--cells", "3.13:2.15", "--quick"]) == int(fails != "")
     assert begun[1][:3] == ["py", "-m", "venv"] and "torch==2.15.*" in begun[3]
     assert len(begun) == {"build": 6, "tests, python": 9, "": 9}[fails]
+    assert not Path(begun[0][1]).parent.exists()
+
+
+def test_a_cell_is_prepared_and_tested_later(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun = commands_of(matrix, monkeypatch)
+    folder = tmp_path / "build" / "cell"
+    arguments = ["--cells", "3.13:2.15", "--quick"]
+    assert matrix.main([*arguments, "--prepare", str(folder)]) == 0
+    assert len(begun) == 7 and "build_ext" in begun[5] and matrix.CHECK in begun[6]
+    assert begun[0][1] == str(folder / "tree") and folder.exists()
+    prepared = [*begun]
+    begun.clear()
+    assert matrix.main([*arguments, "--prepared", str(folder)]) == 0
+    assert begun[0] == prepared[0] and len(begun) == 3
+    own = str(folder / "venv" / "bin" / "python")
+    assert all(command[:3] == [own, "-m", "pytest"] for command in begun[1:])
+    assert not folder.exists()
+
+
+def test_a_full_disk_is_found_before_the_cell(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun = commands_of(matrix, monkeypatch)
+    monkeypatch.setattr(matrix.tempfile, "mkdtemp", lambda prefix: tmp_path / "cell")
+    monkeypatch.setattr(
+        matrix.shutil, "disk_usage", lambda path: SimpleNamespace(free=11 << 30)
+    )
+    with pytest.raises(SystemExit) as ended:
+        matrix.main(["--cells", "3.13:2.15"])
+    assert ended.value.code == (
+        f"A cell needs 12 GB of disk, but {tmp_path / 'cell'} has 11 GB. Choose "
+        "another folder by TMPDIR or --prepare."
+    )
+    assert begun == [] and list(tmp_path.iterdir()) == []
