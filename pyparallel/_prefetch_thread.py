@@ -34,6 +34,10 @@ STOP_SECONDS = 1.0
 EXIT_SECONDS = 5.0
 #: When workers that are still at a batch are ended.
 PATIENCE = 0.5
+_TOO_LATE = (
+    "PreDataLoader: an epoch must start before the interpreter exits, but it is "
+    "exiting. Iterate over the loader itself."
+)
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,17 @@ class Generation:
             RuntimeError: the interpreter is about to exit.
         """
         if _exiting.is_set():
-            raise RuntimeError(
-                "PreDataLoader: an epoch must start before the interpreter exits, but "
-                "it is exiting. Iterate over the loader itself."
-            )
+            raise RuntimeError(_TOO_LATE)
         self.options.hand_over.prepare()
         _running.add(self)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            _running.discard(self)
+            # Python 3.12 and later start no thread after the end of the main thread.
+            if "at interpreter shutdown" in str(error):
+                raise RuntimeError(_TOO_LATE) from None
+            raise
 
     # What the consumer does.
 

@@ -50,10 +50,16 @@ class Busy(Numbers):
         return super().__getitem__(index)
 
 
+started = threading.Event()
+
+
 def consume() -> None:
-    pre = PreDataLoader(loader())
+    running = iter(PreDataLoader(loader()))
+    first = next(running)
+    started.set()
     threading.main_thread().join()
-    print(firsts(pre), flush=True)
+    print(firsts([first, *running]), flush=True)
+    try_again()
 
 
 def try_again() -> None:
@@ -102,6 +108,7 @@ else:
 
 if end == "is outlived":
     threading.Thread(target=consume).start()
+    started.wait()
 elif end == "is late":
     late.append(try_again)
 elif end != "is idle":
