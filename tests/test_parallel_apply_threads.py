@@ -318,10 +318,14 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
 
 
 def test_a_call_may_fork() -> None:
+    # filelock, which torch imports, refuses a fork beside another one.
+    alone = threading.Lock()
+
     def fork(i: int) -> int:
-        pid = os.fork()
-        if not pid:
-            os._exit(7 + i)
+        with alone:
+            pid = os.fork()
+            if not pid:
+                os._exit(7 + i)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     assert parallel_apply(fork, range(2), TWO) == [7, 8]
