@@ -25,6 +25,11 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 import pyparallel
 
 
+def messages(caught: Any) -> list[str]:
+    """Return the texts of warnings, without those of Python 3.12 about forks."""
+    return [str(w.message) for w in caught if w.category is not DeprecationWarning]
+
+
 class Numbers(Dataset[torch.Tensor]):
     """Sample ``i`` is a tensor full of ``i``."""
 

@@ -11,7 +11,7 @@ import torch
 from host_device import CPU, HostDevice
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from loader_sets import Sizes
+from loader_sets import Sizes, messages
 from prefetch_loaders import passes, until
 
 import pyparallel
@@ -84,7 +84,7 @@ def test_a_ring_that_may_have_too_little_is_a_warning_that_names_the_number() ->
     )
     with pytest.warns(LoaderWarning) as caught:
         assert len(list(loader)) == 1
-    assert [str(warning.message) for warning in caught] == [
+    assert messages(caught) == [
         "[PP206] DataLoader: a ring of 4 slabs must have 20480 bytes or more, but may "
         "have 20000. Raise max_ring_bytes, or lower ring_slabs; 0 is no ring. Until "
         "then every batch takes fresh memory."

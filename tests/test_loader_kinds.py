@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import samples
 import torch
-from loader_sets import Making, Scene, Tagged, only, same
+from loader_sets import Making, Scene, Tagged, messages, only, same
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader as TorchLoader
 
@@ -203,10 +203,7 @@ def test_foreign_tensors_are_counted_and_explained_once() -> None:
     loader = pyparallel.DataLoader(Making(leaf, 3), num_workers=1, collate_fn=only)
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         assert all(batch.requires_grad for batch in loader)
-    texts = [
-        str(each.message) for each in caught if each.category.__base__ is UserWarning
-    ]
-    assert texts == [
+    assert messages(caught) == [
         "[PP205] DataLoader: tensors of a batch must be dense CPU tensors without "
         "gradient, "
         "but some are not: they cross as torch sends them. Convert them in collate_fn. "

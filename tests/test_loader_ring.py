@@ -17,6 +17,7 @@ from loader_sets import (
     all_free,
     children,
     holders,
+    messages,
     no_feeders,
     num_fds,
     only,
@@ -44,10 +45,6 @@ REST = " Until then such batches take memory that is slow to write."
 @pytest.fixture(autouse=True)
 def _warn_again() -> None:
     _errors._warned.clear()
-
-
-def messages(caught: Any) -> list[str]:
-    return [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize("persistent", [False, True])

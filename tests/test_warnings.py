@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_device import DEVICE, FakeDevice
+from loader_sets import messages
 
 import pyparallel
 import pyparallel.mmcv
@@ -29,10 +30,6 @@ def new_process():
     yield
     _errors._warned.clear()
     _advice.forget()
-
-
-def messages(caught) -> list[str]:
-    return [str(warning.message) for warning in caught]
 
 
 # ---------------------------------------------------------------------------- codes
