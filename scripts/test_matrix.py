@@ -188,7 +188,9 @@ def build_steps(own: str) -> list[Step]:
 
 def test_steps(own: str, options: argparse.Namespace) -> list[Step]:
     """Return the tests of both backends."""
+    # As in the Makefile: files begin in the order of tests/conftest.py.
     pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
+    pytest += ["--no-loadscope-reorder"]
     return [
         (
             f"tests, {backend}",
