@@ -188,16 +188,15 @@ def build_steps(own: str) -> list[Step]:
 
 def test_steps(own: str, options: argparse.Namespace) -> list[Step]:
     """Return the tests of both backends."""
-    # As in the Makefile: files begin in the order of tests/conftest.py.
+    # As in the Makefile: slow files begin first.
     pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
-    pytest += ["--no-loadscope-reorder"]
+    pytest += ["--no-loadscope-reorder", "-m"]
+    quick, chosen = test_files(ROOT, True), test_files(ROOT, options.quick)
+    native = [*pytest, "not peers", *chosen]
+    python = [*pytest, "not peers and not one_backend", *quick]
     return [
-        (
-            f"tests, {backend}",
-            [*pytest, *test_files(ROOT, options.quick or backend == "python")],
-            {"PYPARALLEL_BACKEND": backend},
-        )
-        for backend in ("native", "python")
+        ("tests, native", native, {"PYPARALLEL_BACKEND": "native"}),
+        ("tests, python", python, {"PYPARALLEL_BACKEND": "python"}),
     ]
 
 
