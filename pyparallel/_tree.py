@@ -183,9 +183,11 @@ def split_registered(
         The children, the argument of `join_registered`, and the step to each child; or
         None for an instance of any other class.
     """
+    # torch leaves `is_child` in a reference cycle, which must not hold the value.
+    whole = [value]
 
     def is_child(each: Any) -> bool:
-        return each is not value
+        return each is not whole[0]
 
     try:
         found, spec = _pytree.tree_flatten_with_path(value, is_child)
@@ -195,6 +197,8 @@ def split_registered(
     else:
         children = [child for _, child in found]
         steps = tuple([_step(path[0]) if path else None for path, _ in found])
+    finally:
+        whole.clear()
     if len(children) == 1 and children[0] is value:
         return None
     return tuple(children), (spec, getattr(value, "batch_dims", None)), steps

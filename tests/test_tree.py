@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import types
+import weakref
 from collections import OrderedDict, UserDict, defaultdict, deque
 from dataclasses import make_dataclass
 from typing import Any
@@ -143,3 +145,15 @@ def test_dataclasses_are_told_from_their_classes() -> None:
     assert _tree.is_dataclass(samples.Frozen(1, 2))
     assert not _tree.is_dataclass(samples.Frozen)
     assert _tree.field_values(samples.Slotted(1, 2)) == {"left": 1, "right": 2}
+
+
+def test_a_value_of_any_class_is_freed_without_a_collection() -> None:
+    value = Boxes()
+    held = weakref.ref(value)
+    gc.disable()
+    try:
+        assert _tree.split_registered(value) is None
+        del value
+        assert held() is None
+    finally:
+        gc.enable()
