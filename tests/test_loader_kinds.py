@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.PP205. DataLoader. tensors of a batch"),
     pytest.mark.timeout(120),
 ]
+
+
+@pytest.fixture(autouse=True)
+def forked() -> Iterator[None]:
+    """Fork workers: the data sets have lambdas, which a fork server cannot receive."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @functools.cache

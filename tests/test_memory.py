@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import multiprocessing
@@ -161,7 +162,10 @@ def sum_of(batch):
 def test_batches_of_workers_lie_in_shared_memory_and_are_not_recycled():
     items = [each for _ in range(3) for each in batch_of(2048)]
     loader = DataLoader(
-        items, batch_size=2, num_workers=1, collate_fn=lambda x: collate(x, 2)
+        items,
+        batch_size=2,
+        num_workers=1,
+        collate_fn=functools.partial(collate, samples_per_gpu=2),
     )
     expected = sum_of(collate(batch_of(2048), 2))
     before = memory.cache_info()
