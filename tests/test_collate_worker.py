@@ -68,6 +68,22 @@ def loader(dataset: Dataset[Any], collate_fn: Any, **options: Any) -> DataLoader
     return DataLoader(dataset, num_workers=2, collate_fn=collate_fn, **options)
 
 
+def read(batches: DataLoader[Any]) -> None:
+    """Read all batches, then end workers and feeder threads, also after an error.
+
+    The error and the iterator refer to each other. The garbage collector would close
+    the pipes of the queues while their feeders use them. A feeder that meets a closed
+    pipe never ends. It closes the pipe of another queue if that has the descriptor now.
+    """
+    iterator: Any = iter(batches)
+    try:
+        list(iterator)
+    finally:
+        iterator._shutdown_workers()
+        for queue in iterator._index_queues:
+            queue._thread.join()
+
+
 def check(batch: dict[str, Any], first: int, dtype: torch.dtype) -> None:
     """Compare a batch of four, in chunks of two, with the samples it was made of."""
     plain = [Ragged()[i] for i in range(first, first + 4)]
@@ -112,7 +128,7 @@ def test_workers_that_are_not_forked_give_the_same_batches() -> None:
 
 def test_a_tensor_that_requires_grad_is_refused_in_a_worker() -> None:
     with pytest.raises(RuntimeError, match="in DataLoader worker process") as caught:
-        list(loader(Ragged(4, "grad"), functools.partial(collate, samples_per_gpu=4)))
+        read(loader(Ragged(4, "grad"), functools.partial(collate, samples_per_gpu=4)))
     assert (
         "batch[1]['img'] must not require grad in a DataLoader worker, because a graph "
         "cannot cross processes, but it does. Detach it in the dataset."
@@ -141,7 +157,7 @@ def test_plain_tensors_are_shared_or_refused_alike() -> None:
     assert batch.is_shared()
     assert batch.tolist() == [[1, 1]] * 4
     with pytest.raises(RuntimeError, match=r"batch\[0\] must not require grad"):
-        list(loader(Plain(grad=True), same))
+        read(loader(Plain(grad=True), same))
 
 
 def test_file_descriptors_do_not_leak() -> None:
