@@ -12,11 +12,8 @@ import torch.nn.functional as F
 from . import _output
 from ._errors import BatchTypeError, BatchValueError
 from ._plan import Name, StackPlan, check_padding, padding_number
-from ._storage import lacking
+from ._storage import PLAIN, lacking
 from ._torch_private import is_wrapped
-
-#: The classes whose instances are no more than their elements.
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def pad_and_stack(

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ._move import depart, is_plain
+from ._slab import depart
+from ._storage import is_plain
 from .to_host import to_host
 
 
@@ -113,7 +114,7 @@ def _copies(
     source = tensors[0].device
     if source.type == "cpu":
         # All are on their way before the first lands.
-        landings = [depart(tensors, tensors, device, None) for device in devices]
+        landings = [depart(list(tensors), device) for device in devices]
         return [land() for land in landings]
     # torch's own packed copies between devices, which it has for some types of them.
     comm = getattr(torch.get_device_module(source), "comm", None)

@@ -24,7 +24,7 @@ import torch
 from . import _thread_state
 from ._device import DeviceApi, torch_device
 from ._lent_threads import Place, Pool, Task
-from ._move import has_streams
+from ._slab import has_streams
 from .container import map_tensors
 
 Job = Callable[[], Any]

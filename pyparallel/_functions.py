@@ -17,7 +17,7 @@ from torch import Tensor
 from . import _slab
 from ._errors import BatchTypeError, BatchValueError, kind
 from ._move import check_memory
-from ._plan import partition
+from ._split import partition
 
 
 def _get_stream(device: torch.device | int) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from . import _slab
 from ._frame import Frame
-from ._move import Departure, has_streams
+from ._slab import Departure, has_streams
 from ._trace import span
 from .container import map_tensors
 

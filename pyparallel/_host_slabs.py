@@ -10,7 +10,9 @@ from collections.abc import Callable
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import _advice, _backend
+from . import _backend
+from ._errors import LoaderWarning, warn_once
+from ._text import nbytes_text
 
 #: How many slabs may be asked for each one that is handed out, at the limit and below.
 _OFTEN, _SELDOM = 64, 8
@@ -57,7 +59,7 @@ class HostSlabs:
             if fits:
                 self._nbytes += nbytes
         if not fits:
-            _advice.of_results(in_use, nbytes, self.limit)
+            warn_about_results(in_use, nbytes, self.limit)
             return torch.empty(nbytes, dtype=torch.uint8), False
         try:
             slab = pinned(nbytes)
@@ -92,3 +94,22 @@ class HostSlabs:
 #: Those of this process; they may take what blocks on the way to a device may.
 host_slabs = HostSlabs(_backend.pinned_info()[2])
 os.register_at_fork(after_in_child=host_slabs.forget)
+
+
+def warn_about_results(in_use: int, nbytes: int, limit: int) -> None:
+    """Warn that results are copied to memory that is not pinned.
+
+    Args:
+        in_use: bytes of the page-locked results that are alive.
+        nbytes: of those that come besides.
+        limit: what both together exceed.
+    """
+    warn_once(
+        "PP213",
+        f"to_host: results that are alive should fit in {nbytes_text(limit)} of "
+        f"page-locked memory, but {nbytes_text(in_use)} are alive and "
+        f"{nbytes_text(nbytes)} come. clone() what you keep, or raise "
+        "memory.set_pinned_limit. Until then such results come to ordinary memory, and "
+        "the host waits for each copy.",
+        LoaderWarning,
+    )

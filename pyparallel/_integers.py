@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from . import _output
-from ._move import move
+from . import _output, _slab
 
 
 def integers(
@@ -24,6 +23,5 @@ def integers(
     host = torch.tensor(values, dtype=torch.int64, device="cpu").view(shape)
     if device.type in ("cpu", "meta"):
         return _output.empty(shape, torch.int64, device).copy_(host)
-    (sent,) = move([host], [host], device, None)
-    result: torch.Tensor = sent
-    return result
+    (sent,) = _slab.depart([host], device)()
+    return sent

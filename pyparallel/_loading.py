@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader
 
-from . import _advice, _page_lock, _preflight, _shared, _tree, _workers
+from . import _page_lock, _preflight, _shared, _tree, _workers
 from ._errors import BatchValueError, LoaderWarning, warn_once
 from ._fetching import Locating, LocatingFetcher, add_note
 from ._packing import Note, Packing, Preparing
@@ -26,7 +26,7 @@ from ._ring_memory import largest_slab, total_nbytes
 from ._sample_seeds import Task
 from ._source import worker_extra
 from ._stacked import Stacked
-from ._stats import Meter
+from ._stats import Meter, warn_about_padding
 from ._torch_private import (
     MP_STATUS_CHECK_INTERVAL,
     DatasetKind,
@@ -150,7 +150,7 @@ class Receiving:
             ring_hits=int(message.is_in_ring and not missed),
             ring_misses=int(missed),
         )
-        _advice.of_padding(self.meter, note.stacked_nbytes, note.padding_nbytes)
+        warn_about_padding(self.meter, note.stacked_nbytes, note.padding_nbytes)
         # A worker that began while there was no memory for a ring knows of none.
         had_ring = message.miss is None or message.miss.reason != "off"
         if missed and had_ring and self.ring is not None:
@@ -232,7 +232,7 @@ class InProcess(Followed, _Unrecorded):
             padding_nbytes,
         )
         if padding_nbytes:
-            _advice.of_padding(meter, stacked.stacked_nbytes, padding_nbytes)
+            warn_about_padding(meter, stacked.stacked_nbytes, padding_nbytes)
         return batch
 
 

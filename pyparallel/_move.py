@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
 
 from . import _slab
-from ._errors import BatchValueError
-from ._storage import lacking
+from ._storage import PLAIN, check_storage
 from ._tensor_fields import TensorFields
-from ._torch_private import is_wrapped, is_zero_tensor
 from .container import DataContainer
 
 #: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
 LeafName = Callable[[int], str]
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _is_contiguous = torch.Tensor.is_contiguous
-_is_cpu = attrgetter("is_cpu")
-_requires_grad = attrgetter("requires_grad")
 
 
 def move(
@@ -70,9 +64,7 @@ def depart(
                 check_memory(part, partial(name, i))
     flat: list[torch.Tensor] = []
     _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
-    if dtype is not None:
-        flat = [_cast(tensor, dtype) for tensor in flat]
-    land = _send(flat, target, stream)
+    land = _slab.depart(flat, target, dtype, stream)
 
     def fill() -> list[Any]:
         sent = iter(land())
@@ -98,7 +90,7 @@ def _moves(leaf: Any) -> bool:
 
 def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[Any]:
     try:
-        if _PLAIN.issuperset(map(type, parts)) and all(map(_is_contiguous, parts)):
+        if PLAIN.issuperset(map(type, parts)) and all(map(_is_contiguous, parts)):
             return list(parts)
     except RuntimeError:  # compressed sparse tensors do not say
         pass
@@ -125,13 +117,8 @@ def check_memory(part: Any, where: Callable[[], str]) -> None:
     if isinstance(part, list | TensorFields):
         for each in part if isinstance(part, list) else part.fields():
             check_memory(each, where)
-    elif type(part) in _PLAIN and is_plain(part) and not is_wrapped(part):
-        found = lacking(part)
-        if found:
-            raise BatchValueError(
-                f"{where()} must lie within its storage, but {found}. Use it before "
-                "its storage is resized."
-            )
+    else:
+        check_storage(part, where)
 
 
 def _collect(items: Sequence[Any], into: list[torch.Tensor]) -> None:
@@ -154,85 +141,10 @@ def _refill(items: Any, tensors: Iterator[torch.Tensor]) -> Any:
     return filled if isinstance(items, list) else items.from_fields(filled)
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _send(
-    tensors: list[torch.Tensor], target: torch.device | None, stream: Any
-) -> Callable[[], list[torch.Tensor]]:
-    """Return what gives the tensors on ``target``, those that can be in one copy."""
-    if target is None:
-        return lambda: list(map(_contiguous, tensors))
-    if target.type == "cpu":
-        return lambda: [_contiguous(tensor).to(target) for tensor in tensors]
-    if not has_streams(target):
-        return lambda: [tensor.to(target) for tensor in tensors]
-    on_target = stream is not None and stream.device == target
-    return Departure(tensors, target, stream=stream if on_target else None).land
-
-
-def has_streams(device: torch.device) -> bool:
-    """Tell whether copies to ``device`` can be queued; MPS has one queue for all."""
-    return hasattr(torch.get_device_module(device), "Stream")
-
-
-class Departure:
-    """Tensors of any kind that leave for a device with streams.
-
-    Those whose bytes are all that has to get there are packed and on their way at
-    once. The others follow by torch's own operators when this lands.
-
-    Stream: that of `_slab.send`; the others are copied on the landing's stream.
-    """
-
-    def __init__(
-        self,
-        tensors: list[torch.Tensor],
-        device: torch.device,
-        api: _slab.DeviceApi = _slab.torch_device,
-        home: Any = None,
-        stream: Any = None,
-    ) -> None:
-        self._device, self._api = device, api
-        self._flight: _slab.Flight | None = None
-        packed: Sequence[int] = range(len(tensors))
-        if tensors and _look_plain(tensors):
-            try:
-                self._flight = _slab.send(tensors, device, api, home, stream)
-            except TypeError:  # and nothing was sent; one of them is conjugated, or so
-                pass
-        if self._flight is None:
-            packed = [i for i, tensor in enumerate(tensors) if packs(tensor)]
-            if packed:
-                chosen = [tensors[i] for i in packed]
-                self._flight = _slab.send(chosen, device, api, home, stream)
-        places = frozenset(packed)
-        # What is packed is not held: memory of the host is free for the next batch.
-        self._others = {
-            i: tensor for i, tensor in enumerate(tensors) if i not in places
-        }
-
-    def land(self) -> list[torch.Tensor]:
-        """Return the tensors on the device; the host does not wait for the copy."""
-        landed = self._flight.land() if self._flight else []
-        for i, tensor in self._others.items():  # ascending: each finds its place
-            landed.insert(i, tensor.to(self._device, non_blocking=True))
-        lent = [tensor for tensor in self._others.values() if self._is_lent(tensor)]
-        if lent:
-            _slab.hold_while_read(lent, self._device, self._api)
-        self._others = {}
-        return landed
-
-    def _is_lent(self, tensor: torch.Tensor) -> bool:
-        strided = tensor.is_cpu and tensor.layout is torch.strided
-        return strided and self._api.is_pinned(tensor)
-
-
-def _contiguous(part: Any, where: Callable[[], str] | None = None) -> Any:
+def _contiguous(part: Any, where: Callable[[], str]) -> Any:
     """Return a tensor, or those of nested lists, `Padded` and `Ragged`, contiguous.
 
-    With ``where`` the memory of what has to be copied is looked at first.
+    First check the memory of the tensors that have to be copied.
     """
     if part is None:
         return None
@@ -240,39 +152,6 @@ def _contiguous(part: Any, where: Callable[[], str] | None = None) -> Any:
         return [_contiguous(each, where) for each in part]
     if isinstance(part, TensorFields):
         return part.from_fields(_contiguous(each, where) for each in part.fields())
-    try:
-        if where is not None and not part.is_contiguous():
-            check_memory(part, where)
-        return part.contiguous()
-    except RuntimeError:  # sparse tensors have no such thing
-        if part.layout is torch.strided:
-            raise
-        return part
-
-
-def _look_plain(tensors: list[torch.Tensor]) -> bool:
-    """Tell whether all may be packed, as far as a quick look can tell."""
-    return (
-        _PLAIN.issuperset(map(type, tensors))
-        and all(map(_is_cpu, tensors))
-        and not (torch.is_grad_enabled() and any(map(_requires_grad, tensors)))
-    )
-
-
-def packs(tensor: torch.Tensor) -> bool:
-    """Tell whether only the bytes of this CPU tensor have to reach its consumer."""
-    return (
-        tensor.device.type == "cpu"
-        and is_plain(tensor)
-        and not (tensor.requires_grad and torch.is_grad_enabled())
-    )
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is no more than its bytes, but for its gradient."""
-    return (
-        type(tensor) in _PLAIN
-        and tensor.layout is torch.strided
-        and not (tensor.is_quantized or tensor.is_nested or is_zero_tensor(tensor))
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
+    if part.layout is torch.strided and not part.is_contiguous():
+        check_memory(part, where)
+    return _slab.contiguous(part)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from . import _by_torch, _library, _stack
+from . import _by_torch, _pad_stack_op, _stack
 from ._errors import BatchTypeError, BatchValueError, EmptyBatchError, at_least, kind
 from ._plan import plan_stack
+from ._storage import PLAIN
 from .padding import Padded, Padding, check_num_dims
 
 
@@ -69,7 +70,7 @@ def pad_stack(
         shapes = [tuple(sample.shape) for sample in tensors]
         _check_out(out, tensors, plan_stack(shapes, num_dims, _name, padding).shape)
     elif torch.compiler.is_compiling():
-        return _library.pad_stack(tensors, num_dims, padding_value, padding)
+        return _pad_stack_op.pad_stack(tensors, num_dims, padding_value, padding)
     values = [padding_value] * len(tensors)
     return _stack.stack_padded(tensors, num_dims, values, _name, padding, out)
 
@@ -121,7 +122,7 @@ def _check_out(
     """Raise unless samples of this padded shape can be written to ``out``."""
     named = [("out", out), *((_name(i), each) for i, each in enumerate(samples))]
     for where, tensor in named:
-        if type(tensor) not in _by_torch.PLAIN or tensor.is_quantized:
+        if type(tensor) not in PLAIN or tensor.is_quantized:
             raise BatchTypeError(
                 f"pad_stack: {where} must be a plain tensor with out=, but is of type "
                 f"{kind(tensor)} and dtype {getattr(tensor, 'dtype', None)}."

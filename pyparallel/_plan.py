@@ -88,23 +88,6 @@ def plan_stack(
     return StackPlan(shape, padded, starts)
 
 
-def partition(num_items: int, num_parts: int) -> list[int]:
-    """Split items into at most ``num_parts`` ascending parts of ceiling size.
-
-    The one partition of a batch: what is copied and what is waited for both come from
-    it. The sizes are those of ``torch.chunk``; there may be fewer parts than asked
-    for, and no items make one empty part.
-
-    Example:
-        >>> partition(5, 2), partition(3, 4), partition(0, 2)
-        ([3, 2], [1, 1, 1], [0])
-    """
-    if num_items == 0:
-        return [0]
-    size = -(-num_items // num_parts)
-    return [min(size, num_items - start) for start in range(0, num_items, size)]
-
-
 def fills(
     plan: StackPlan, dtype: torch.dtype, values: Sequence[Any], name: Name
 ) -> bytes:

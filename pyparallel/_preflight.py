@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._stats import nbytes_text
+from ._text import nbytes_text
 
 #: Docker gives a container that much /dev/shm unless told otherwise.
 DOCKER_SHM_NBYTES = 64 << 20

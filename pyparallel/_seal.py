@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import _backend, _move, _shared
+from . import _backend, _shared, _slab
 from ._errors import BatchValueError
 from ._parcel import InRing, Message, Miss, Parcel, numbered
 from ._ring_memory import Slab
@@ -72,7 +72,7 @@ class _Leaves:
             self.packs
             and type(tensor) is torch.Tensor
             and not tensor.requires_grad
-            and _move.packs(tensor)
+            and _slab.packs(tensor)
             and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not expanded
         ):
             return self.other(tensor)

@@ -15,6 +15,7 @@ from ._errors import BatchMemoryError, kind
 from ._integers import integers
 from ._plan import Name, StackPlan, fills, plan_stack
 from ._stacked import listener
+from ._storage import PLAIN
 from ._torch_private import in_forward_ad
 from .padding import Padded, Padding
 
@@ -239,7 +240,7 @@ def are_plain(samples: Sequence[torch.Tensor]) -> bool:
     first = samples[0]
     return (
         (first.is_cpu or first.device.type in _backend.devices)
-        and _by_torch.PLAIN.issuperset(map(type, samples))
+        and PLAIN.issuperset(map(type, samples))
         and len(set(map(_dtype_of, samples))) == 1
         and not (first.is_quantized or any(map(_is_nested, samples)))
         and not (torch.is_grad_enabled() and any(map(_requires_grad, samples)))

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ._errors import BatchTypeError
+from ._errors import BatchTypeError, LoaderWarning, has_warned, warn_once
+from ._text import nbytes_text, percent
 
 #: A step that waits for more than this fraction of the time is bound by its input.
 INPUT_BOUND = 0.1
 #: Advice is given from this fraction of padding bytes on.
 MUCH_PADDING = 0.4
+#: The fewest batches and bytes of a loader before a warning about padding.
+_PADDED_BATCHES, _PADDED_NBYTES = 20, 10_000_000
 #: Advice is given from this fraction of batches without a place in the ring on.
 MANY_MISSES = 0.01
 #: A worker needs up to this time to send a batch: faster batches gain nothing there.
@@ -140,7 +143,7 @@ class LoaderStats:
             return "no batch yet: iterate over the loader"
         bound = self.waited > INPUT_BOUND
         kind = "input-bound" if bound else "compute-bound"
-        text = f"{kind}: the step waited {_percent(self.waited)} of the time"
+        text = f"{kind}: the step waited {percent(self.waited)} of the time"
         if bound:
             return f"{text}; {self._faster_input()}"
         return f"{text}; {self._less_padding() or 'make the step itself faster'}"
@@ -154,7 +157,7 @@ class LoaderStats:
         if self.padding_fraction <= MUCH_PADDING:
             return None
         return (
-            f"{_percent(self.padding_fraction)} of the stacked bytes are padding: "
+            f"{percent(self.padding_fraction)} of the stacked bytes are padding: "
             "batch samples of like sizes together"
         )
 
@@ -168,7 +171,7 @@ class LoaderStats:
             )
         if workers and self.first_wait_seconds > self.wait_seconds / 2:
             return (
-                f"{_percent(self.first_wait_seconds / self.wait_seconds)} of that was "
+                f"{percent(self.first_wait_seconds / self.wait_seconds)} of that was "
                 "for the first batches of epochs: set persistent_workers=True"
             )
         if self.fetch_seconds <= making / 2:  # else a batch is waited for, not moved
@@ -198,7 +201,7 @@ class LoaderStats:
             "pack": self.pack_seconds,
         }
         part = max(parts, key=parts.__getitem__)
-        most = f"{part} is {_percent(parts[part] / making)} of the work on a batch"
+        most = f"{part} is {percent(parts[part] / making)} of the work on a batch"
         if not workers and making < SEND_SECONDS * self.batches:
             return (
                 f"a batch takes {1e6 * making / self.batches:.0f} us, less than a "
@@ -214,7 +217,7 @@ class LoaderStats:
         if self.core_wait_seconds > making / 2:
             crowd = 0 < self.cores < workers
             return (
-                f"workers waited for a core {_percent(self.core_wait_seconds / making)}"
+                f"workers waited for a core {percent(self.core_wait_seconds / making)}"
                 f" of their time: {'use fewer workers' if crowd else 'free some cores'}"
             )
         if number > workers:
@@ -233,7 +236,7 @@ class LoaderStats:
 
     def __str__(self) -> str:
         """Return the verdict and every figure with its unit, on lines of their own."""
-        hidden = "not measured" if self.hidden is None else _percent(self.hidden)
+        hidden = "not measured" if self.hidden is None else percent(self.hidden)
         made = {}
         for part in ("fetch", "collate", "pack"):
             cpu = getattr(self, f"{part}_cpu_seconds")
@@ -244,14 +247,14 @@ class LoaderStats:
                 made[part] = "not measured"
         rows = {
             "batches": f"{self.batches}, {nbytes_text(self.nbytes)}",
-            "wait": f"{self.wait_seconds:.3f} s, {_percent(self.waited)} of the time; "
+            "wait": f"{self.wait_seconds:.3f} s, {percent(self.waited)} of the time; "
             f"{self.first_wait_seconds:.3f} s for first batches",
             "step": f"{self.busy_seconds:.3f} s",
             "load": f"{self.load_seconds:.3f} s",
             **made,
             "copy": f"{self.copy_seconds:.3f} s",
             "hidden": hidden if self.hidden is None else f"{hidden} of the work",
-            "padding": f"{_percent(self.padding_fraction)} of "
+            "padding": f"{percent(self.padding_fraction)} of "
             f"{nbytes_text(self.stacked_nbytes)} stacked",
             "ring": f"{self.ring_hits} hits, {self.ring_misses} misses",
             "workers": f"{self.num_workers}, {self.core_wait_seconds:.3f} s without a "
@@ -452,14 +455,26 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.0f} %"
+def warn_about_padding(meter: Meter, stacked_nbytes: int, padding_nbytes: int) -> None:
+    """Warn if much of the stacked bytes of a loader is padding.
 
-
-def nbytes_text(nbytes: float) -> str:
-    """Return a number of bytes in the largest decimal unit of which it has 1."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
+    Args:
+        meter: of the loader, with this batch in it.
+        stacked_nbytes: of this batch.
+        padding_nbytes: of this batch.
+    """
+    if padding_nbytes <= MUCH_PADDING * stacked_nbytes or has_warned("PP211"):
+        return
+    batches, stacked, padding = meter.padding()
+    if batches < _PADDED_BATCHES or stacked < _PADDED_NBYTES:
+        return
+    if padding <= MUCH_PADDING * stacked:
+        return
+    warn_once(
+        "PP211",
+        f"DataLoader: at most {100 * MUCH_PADDING:.0f} % of the stacked bytes should "
+        f"be padding, but {100 * padding / stacked:.0f} % of {nbytes_text(stacked)} in "
+        f"{batches} batches are. Batch samples of like sizes together, or leave them "
+        "ragged: DataContainer(..., ragged=True).",
+        LoaderWarning,
+    )

@@ -15,7 +15,7 @@ import torch
 from . import _tree
 from ._alike import check_keys
 from ._errors import BatchTypeError, BatchValueError, kind
-from ._plan import partition
+from ._split import partition
 from .container import DataContainer
 
 _Gather = Callable[[Sequence[Any]], Any]

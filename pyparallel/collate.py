@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from . import _advice, _backend, _stack, _tree
+from . import _backend, _stack, _tree
 from ._columns import Path, batch_containers, sequence_columns
 from ._columns import check_kind as _check_kind
 from ._columns import name_of as _name
 from ._errors import (
     BatchTypeError,
+    BatchWarning,
     EmptyBatchError,
     Field,
     MissingKeyError,
@@ -32,6 +33,9 @@ from .container import DataContainer
 _TEXT = (str, bytes)
 _BUILTIN = (dict, list, tuple)
 _KNOWN = ("builtins", "numpy", "torch")  # their classes have a rule of ours
+
+#: Whether code for mmcv 1.x runs here.
+_serves_mmcv = False
 
 
 def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
@@ -123,7 +127,7 @@ def _column(column: list[Any], path: Path, chunk: int | None) -> Any:
         text = str if isinstance(first, str) else bytes
         _check_kind(column, text, text.__name__, path)
         if text is bytes:
-            _advice.of_bytes(at("batch[0]", path), len(column))
+            _warn_about_bytes(at("batch[0]", path), len(column))
         return column
     if cls is not dict and isinstance(first, torch.Tensor):
         return batch_tensors(column, path)
@@ -228,3 +232,23 @@ def _sequences(column: list[Any], path: Path, chunk: int | None) -> Any:
     ]
     named = _tree.is_namedtuple(first)
     return _tree.rebuild_sequence(first, columns) if named else columns
+
+
+def set_for_mmcv(value: bool) -> None:
+    """Set whether code for mmcv 1.x runs here, which expects tensors of bytes."""
+    global _serves_mmcv
+    _serves_mmcv = value
+
+
+def _warn_about_bytes(where: str, num_samples: int) -> None:
+    """Warn if code for mmcv 1.x collates bytes: mmcv made tensors of them."""
+    if _serves_mmcv:
+        warn_once(
+            "PP102",
+            f"collate: {where} should not be bytes in code for mmcv 1.x, but is, in "
+            f"{num_samples} samples: here they become a list, there they became "
+            "tensors of their values, cut to the shortest. If the model needs tensors, "
+            "make them in the dataset.",
+            BatchWarning,
+            where,
+        )

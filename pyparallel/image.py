@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from ctypes import c_float
+from functools import partial
 from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
-from . import _images, _library, _stack
+from . import _image_op, _images, _slab, _stack
 from ._errors import BatchTypeError, BatchValueError, kind, warn_once
 from ._image_plan import ImageForm
-from ._move import move
+from ._storage import check_storage
 from ._targets import resolve_target
 from .padding import Padded, Padding, check_num_dims
 
@@ -157,7 +158,7 @@ class ImagePreprocessor(nn.Module):
             listed = _sent(listed, self.device)
         mask: Tensor | None
         if torch.compiler.is_compiling():
-            data, mask = _library.image_batch(listed, self._form)
+            data, mask = _image_op.image_batch(listed, self._form)
         else:
             data, mask = _images.batch(listed, self._form)
         return Padded(data, None, mask) if self._form.padding.mask else data
@@ -225,7 +226,10 @@ def _sent(images: list[Tensor], device: torch.device) -> list[Tensor]:
         each.permute(1, 2, 0) if turn else each
         for each, turn in zip(images, turned, strict=True)
     ]
-    sent: list[Tensor] = move(rows, rows, device, None)
+    if device.type == "cpu":
+        for i, row in enumerate(rows):
+            check_storage(row, partial("images[{}]".format, i))
+    sent = _slab.depart(rows, device)()
     return [
         each.permute(2, 0, 1) if turn else each
         for each, turn in zip(sent, turned, strict=True)

@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 
-from . import _advice, _functions, distributed_deprecated
+from . import _functions, distributed_deprecated
 from ._module_wrappers import MODULE_WRAPPERS, is_module_wrapper, registries
 from .collate import collate as _collate
+from .collate import set_for_mmcv
 from .container import DataContainer
 from .data_parallel import MMDataParallel
 from .distributed import MMDistributedDataParallel
@@ -71,7 +72,7 @@ def install() -> None:
     sys.modules.update(modules)
     _old_attribute[:] = [getattr(package, "parallel", None)]
     package.parallel = modules[_ROOT]  # type: ignore[attr-defined]  # of any module
-    _advice.set_for_mmcv(True)
+    set_for_mmcv(True)
 
 
 def uninstall() -> None:
@@ -90,7 +91,7 @@ def uninstall() -> None:
         if module is not None:
             sys.modules[name] = module
     _replaced.clear()
-    _advice.set_for_mmcv(False)
+    set_for_mmcv(False)
     while _added_registries:
         registries.remove(_added_registries.pop())
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ._frame import Frame
-from ._move import is_plain
 from ._return_flight import ReturnApi, ReturnFlight, torch_return
+from ._storage import is_plain
 from ._trace import span
 
 

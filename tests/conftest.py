@@ -77,8 +77,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") is None:
         return
     if torch.cuda.is_available():
-        if "pyparallel._advice" in sys.modules:  # what other tests sent is no news here
-            sys.modules["pyparallel._advice"].forget()
+        if "pyparallel._slab" in sys.modules:  # what other tests sent is no news here
+            sys.modules["pyparallel._slab"].forget_pageable()
         if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
             pytest.skip("needs two NVIDIA GPUs")
         return

@@ -20,9 +20,9 @@ from test_ring_memory import Worker
 from turns import others_run_during
 
 from pyparallel import _backend, _page_lock, _slab, scatter, start_to_host
-from pyparallel._move import Departure
 from pyparallel._ring import Ring
 from pyparallel._ring_memory import FREE, PARENT
+from pyparallel._slab import Departure
 
 pytestmark = [
     pytest.mark.cuda,

@@ -18,7 +18,7 @@ from recorded import with_allocations
 from torch.utils.data import DataLoader
 
 import pyparallel
-from pyparallel import ImagePreprocessor, Padded, _errors, _images, image
+from pyparallel import ImagePreprocessor, Padded, _errors, _images, _slab
 from pyparallel._backend import _reference
 from pyparallel._stacked import Stacked
 
@@ -282,17 +282,17 @@ def test_images_leave_in_one_flight_as_they_lie(
 ) -> None:
     sent = []
 
-    def move(leaves: Any, parts: Any, target: Any, dtype: Any) -> Any:
-        sent.append((parts, target, dtype))
-        return [each.clone() for each in parts]
+    def depart(parts: Any, target: Any) -> Any:
+        sent.append((parts, target))
+        return lambda: [each.clone() for each in parts]
 
-    monkeypatch.setattr(image, "move", move)
+    monkeypatch.setattr(_slab, "depart", depart)
     first, second, third = photos()
     turned = second.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     batch = ImagePreprocessor(MEAN, STD, device="cpu")([first, turned, third])
     assert torch.equal(batch, by_hand(photos(), (26, 31)))
-    ((parts, target, dtype),) = sent
-    assert target == torch.device("cpu") and dtype is None
+    ((parts, target),) = sent
+    assert target == torch.device("cpu")
     assert [each.dtype for each in parts] == [torch.uint8] * 3
     assert all(each.is_contiguous() for each in parts)
     assert [each.data_ptr() for each in parts] == [

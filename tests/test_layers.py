@@ -13,11 +13,11 @@ PACKAGE = Path(__file__).parent.parent / "pyparallel"
 
 #: From the bottom to the top. Modules of one layer are siblings: none knows another.
 LAYERS = [
-    ["_errors", "_versions"],
+    ["_errors", "_text", "_versions"],
     ["_torch_private"],
     ["_cpu_time", "_stats", "_stacked", "_storage", "_tensor_fields", "_trace"],
     ["_pipe", "_probe"],
-    ["_backend", "_preflight", "_advice"],
+    ["_backend", "_preflight"],
     ["_tree", "padding"],
     ["container"],
     ["_plan", "_image_plan", "_frame"],
@@ -30,7 +30,8 @@ LAYERS = [
     ["_parcel"],
     ["_stack", "_targets", "_seal"],
     ["_images"],
-    ["_library"],
+    ["_pad_stack_op"],
+    ["_image_op"],
     ["_pad_stack", "ragged", "_packing"],
     ["image"],
     ["_columns", "_split", "_unbatchable"],

@@ -10,7 +10,7 @@ import pytest
 import torch
 from recorded import with_allocations
 
-from pyparallel import _backend, _integers, _move, _slab
+from pyparallel import _backend, _move, _slab
 from pyparallel._integers import integers
 
 META = torch.device("meta")  # takes tensors, and has no streams of its own
@@ -91,7 +91,7 @@ def test_what_torch_reads_in_place_is_held_until_then() -> None:
     )
     odd = torch.ones(2, requires_grad=True)
     lent = weakref.ref(odd)
-    _move.Departure([odd], META, api).land()
+    _slab.Departure([odd], META, api).land()
     del odd
     assert _slab.release_done() == 1 and lent() is not None
     done.append(True)
@@ -123,7 +123,8 @@ def test_integers_for_a_device_are_packed_and_others_are_written_in_place(
     assert allocated == [here.untyped_storage().data_ptr()] and sent == []
     assert here.dtype is torch.int64 and here.shape == shape
     assert here.flatten().tolist() == torch.tensor(values).flatten().tolist()
-    monkeypatch.setattr(_integers, "move", lambda *_: _move.move(*_[:2], META, None))
+    depart = _slab.depart
+    monkeypatch.setattr(_slab, "depart", lambda tensors, _: depart(tensors, META))
     there = integers(values, shape, torch.device("cuda", 0))
     ((packed,),) = sent
     assert torch.equal(packed, here) and there.shape == shape

@@ -16,9 +16,9 @@ from pyparallel import Padding
 from pyparallel._plan import (
     StackPlan,
     fills,
-    partition,
     plan_stack,
 )
+from pyparallel._split import partition
 
 
 def name(i: int) -> str:

@@ -17,7 +17,7 @@ from scattered import samples, tensors
 from seeded import shows
 
 from pyparallel import DataContainer as DC
-from pyparallel import _move, _slab, _targets, collate, scatter, scatter_kwargs
+from pyparallel import _slab, _targets, collate, scatter, scatter_kwargs
 
 pytestmark = pytest.mark.one_backend
 
@@ -28,15 +28,15 @@ FAST = {"copy_delay": 0.0, "compute_delay": 0.0}
 @pytest.fixture(autouse=True)
 def _every_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_targets, "_present", lambda device, where: device)
-    monkeypatch.setattr(_move, "has_streams", lambda device: True)
+    monkeypatch.setattr(_slab, "has_streams", lambda device: True)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, fake: FakeDevice) -> FakeDevice:
-    monkeypatch.setattr(_move, "Departure", partial(DEPARTURE, api=fake))
+    monkeypatch.setattr(_slab, "Departure", partial(DEPARTURE, api=fake))
     return fake
 
 
-DEPARTURE = _move.Departure
+DEPARTURE = _slab.Departure
 
 
 def arrive(fake: FakeDevice) -> None:

@@ -15,8 +15,8 @@ from loader_sets import messages
 
 import pyparallel
 import pyparallel.mmcv
-from pyparallel import _advice, _errors, _slab
-from pyparallel._stats import Meter
+from pyparallel import _errors, _slab
+from pyparallel._stats import Meter, warn_about_padding
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
@@ -26,10 +26,10 @@ TEXT = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
 def new_process():
     """Let nothing have been told yet."""
     _errors._warned.clear()
-    _advice.forget()
+    _slab.forget_pageable()
     yield
     _errors._warned.clear()
-    _advice.forget()
+    _slab.forget_pageable()
 
 
 # ---------------------------------------------------------------------------- codes
@@ -88,7 +88,7 @@ def padded(meter: Meter, batches: int, stacked: int, padding: int) -> None:
     """Count batches as a loader does."""
     for _ in range(batches):
         meter.add(batches=1, stacked_nbytes=stacked, padding_nbytes=padding)
-        _advice.of_padding(meter, stacked, padding)
+        warn_about_padding(meter, stacked, padding)
 
 
 PADDING = (
@@ -165,19 +165,21 @@ def test_pageable_memory_is_told_once_with_its_bytes():
     device = torch.device("cuda", 1)
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         for _ in range(200):
-            _advice.of_pageable(16_000_000, device)
+            _slab.warn_about_pageable_memory(16_000_000, device)
     assert messages(caught) == [PAGEABLE.format(device, "1.0 GB of 63")]
 
 
 @pytest.mark.parametrize(("batches", "nbytes"), [(49, 10**9), (100, 9_999_999)])
 def test_little_pageable_memory_is_not_told(batches, nbytes):
     for _ in range(batches):
-        _advice.of_pageable(nbytes, torch.device("cuda"))
+        _slab.warn_about_pageable_memory(nbytes, torch.device("cuda"))
 
 
 def test_only_large_tensors_that_could_be_read_in_place_are_counted(monkeypatch):
     seen = []
-    monkeypatch.setattr(_advice, "of_pageable", lambda *given: seen.append(given))
+    monkeypatch.setattr(
+        _slab, "warn_about_pageable_memory", lambda *given: seen.append(given)
+    )
     mib = 1 << 20
     small, large = torch.zeros(mib // 4 - 1), torch.zeros(mib)
     strided = torch.zeros(2, mib).t()

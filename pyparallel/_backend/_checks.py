@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _torch_private
-from .._storage import lacking
+from .._storage import PLAIN, lacking
 from .._torch_private import is_zero_tensor, runs_in_python
 
 _Where = str | tuple[str, int]  # an argument, or an item of one; named only in errors
@@ -23,7 +23,6 @@ _LIMIT = 2**63
 QUANTIZED = frozenset(
     (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 )
-EXACT = frozenset((Tensor, torch.nn.Parameter))
 
 wraps = _torch_private.is_wrapped
 
@@ -89,7 +88,7 @@ def integer(value: Any, where: _Where) -> int:
 def is_plain(t: Tensor) -> bool:
     odd = t.is_neg() or t.is_conj() or is_zero_tensor(t) or wraps(t)
     odd = odd or t.is_nested or t.is_quantized or t.is_meta
-    return type(t) in EXACT and t.layout is torch.strided and not odd
+    return type(t) in PLAIN and t.layout is torch.strided and not odd
 
 
 def check_plain(tensor: Tensor, where: _Where) -> None:

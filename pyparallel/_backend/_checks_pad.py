@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._storage import PLAIN
 from ._checks import (
-    EXACT,
     check_mask_kind,
     check_mask_memory,
     check_memory,
@@ -49,7 +49,7 @@ def check_samples(dst: Tensor, target: torch.Size, samples: list[Tensor]) -> Non
     is_complex, ndim = dtype.is_complex, len(target)
     for index, t in enumerate(samples):
         if (
-            type(t) not in EXACT
+            type(t) not in PLAIN
             or t.dtype is not dtype
             or t.layout is not torch.strided
             or t.is_nested

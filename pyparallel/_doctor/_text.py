@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyparallel._stats import nbytes_text
+from pyparallel._text import nbytes_text
 
 from ._problem import Problem
 

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .._stats import MUCH_PADDING, SEND_SECONDS, nbytes_text, workers_for
+from .._stats import MUCH_PADDING, SEND_SECONDS, workers_for
+from .._text import nbytes_text, percent, plural, time_text
 from .summary import Summary, Work
 
 #: A part of a step is worth a change from this fraction of the step on.
@@ -32,25 +33,6 @@ def advise(summary: Summary) -> list[Advice]:
     ]
     found.sort(key=lambda advice: -(advice.gain or 0))
     return found or [_nothing(summary)]
-
-
-def time_text(ns: float) -> str:
-    """Return a time with a unit in which it has three figures or so."""
-    ms = ns / 1e6
-    if ms >= 1000:
-        return f"{ms / 1e3:.2f} s"
-    if ms >= 100:
-        return f"{ms:.0f} ms"
-    if ms >= 10:
-        return f"{ms:.1f} ms"
-    if ms >= 0.1:
-        return f"{ms:.2f} ms"
-    return f"{ns / 1e3:.0f} us"
-
-
-def percent(fraction: float) -> str:
-    """Return a fraction as a whole number of percent."""
-    return f"{100 * fraction:.0f} %"
 
 
 def _more_input(summary: Summary) -> list[Advice]:
@@ -114,10 +96,6 @@ def _into_workers(summary: Summary, work: float, cpu: float, where: str) -> Advi
         f"{time_text(work / number)}.",
         gain,
     )
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _first_batches(summary: Summary) -> Advice | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from .advice import percent, plural, time_text
+from .._text import percent, plural, time_text
 from .cut import PARTS, Segment, cut
 from .drawing import Drawing, Line, Rect, Text, text_width
 from .summary import Step, Summary

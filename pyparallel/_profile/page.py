@@ -6,8 +6,8 @@ import re
 import statistics
 from collections.abc import Callable, Iterable
 
-from .._stats import nbytes_text
-from .advice import Advice, advise, percent, plural, time_text
+from .._text import nbytes_text, percent, plural, time_text
+from .advice import Advice, advise
 from .charts import draw_lanes, draw_mean, draw_steps, subtitle
 from .cut import PARTS
 from .drawing import COLOURS, DARK, LIGHT, Drawing, escape, style

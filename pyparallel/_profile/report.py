@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .advice import advise, percent, time_text
+from .._text import percent, time_text
+from .advice import advise
 from .charts import picture, subtitle
 from .page import page
 from .record import Record, collect

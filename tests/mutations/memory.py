@@ -79,8 +79,8 @@ MUTATIONS = (
     Mutation(
         "page-locked tensors that torch sends are not held",
         "sources that change or die",
-        "pyparallel/_move.py",
-        "            _slab.hold_while_read(lent, self._device, self._api)\n",
+        "pyparallel/_slab.py",
+        "            hold_while_read(lent, self._device, self._api)\n",
         "            pass\n",
         ("tests/test_move.py::test_what_torch_reads_in_place_is_held_until_then",),
     ),

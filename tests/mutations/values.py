@@ -33,7 +33,7 @@ MUTATIONS = (
         "subclasses are taken for tensors",
         "tensors that are more than their bytes",
         "pyparallel/_stack.py",
-        "        and _by_torch.PLAIN.issuperset(map(type, samples))\n",
+        "        and PLAIN.issuperset(map(type, samples))\n",
         "",
         (_COLLATE + "test_subclasses_are_stacked_by_their_own_rules",),
     ),
@@ -259,7 +259,7 @@ MUTATIONS = (
     Mutation(
         "a batch is dealt by floor",
         "empty, single, equal and uneven batches",
-        "pyparallel/_plan.py",
+        "pyparallel/_split.py",
         "    size = -(-num_items // num_parts)\n",
         "    size = max(1, num_items // num_parts)\n",
         (_PLAN + "test_a_partition_is_that_of_torch_chunk",),
@@ -267,7 +267,7 @@ MUTATIONS = (
     Mutation(
         "no samples have no part",
         "empty, single, equal and uneven batches",
-        "pyparallel/_plan.py",
+        "pyparallel/_split.py",
         "    if num_items == 0:\n        return [0]\n",
         "    if num_items == 0:\n        return []\n",
         (_PLAN + "test_a_partition_is_that_of_torch_chunk",),
