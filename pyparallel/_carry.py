@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from ._return_flight import MixedHostCopy, torch_return
 from ._slab import depart
 from ._storage import is_plain
-from .to_host import to_host
+from ._trace import span
 
 
 def carry(
@@ -136,8 +137,8 @@ def _copies(
 
 def _sent(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     if device.type == "cpu":
-        landed: list[torch.Tensor] = to_host(list(tensors))
-        return landed
+        with span("pyparallel.to_host"):
+            return MixedHostCopy(list(tensors), torch_return, snapshot=False).land()
     return [tensor.to(device) for tensor in tensors]
 
 

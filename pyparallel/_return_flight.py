@@ -9,6 +9,7 @@ import torch
 
 from . import _backend, _cargo, _slab, _transfer
 from ._host_slabs import host_slabs
+from ._storage import is_plain
 from ._trace import span
 
 _ALIGNMENT = 64  # of the slots of a slab
@@ -168,3 +169,40 @@ def _large(leaves: Sequence[torch.Tensor]) -> list[int]:
         for i, leaf in enumerate(leaves)
         if leaf.nbytes >= _cargo.DIRECT_NBYTES and leaf.is_contiguous()
     ]
+
+
+class MixedHostCopy:
+    """Tensors of any kind and device on their way to the host.
+
+    The plain tensors of each device are in one packed copy. Other tensors are copied by
+    ``Tensor.cpu``.
+    """
+
+    def __init__(
+        self, tensors: list[torch.Tensor], api: ReturnApi, snapshot: bool
+    ) -> None:
+        groups: dict[torch.device, list[int]] = {}
+        others = []
+        for i, tensor in enumerate(tensors):
+            device = api.device_of(tensor)
+            if device is not None and api.packs(device) and is_plain(tensor):
+                groups.setdefault(device, []).append(i)
+            else:
+                others.append(i)
+        self._flights = [
+            (places, ReturnFlight([tensors[i] for i in places], device, api, snapshot))
+            for device, places in groups.items()
+        ]
+        # These may block the host, so all that does not is on its way before.
+        self._landed = {i: tensors[i].detach().cpu() for i in others}
+
+    def is_done(self) -> bool:
+        """Return True if `land` would return at once."""
+        return all(flight.is_done() for _, flight in self._flights)
+
+    def land(self) -> list[torch.Tensor]:
+        """Return the tensors on the host, which waits for them."""
+        landed = dict(self._landed)
+        for places, flight in self._flights:
+            landed.update(zip(places, flight.land(), strict=True))
+        return [landed[i] for i in range(len(landed))]

@@ -5,11 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import torch
-
 from ._frame import Frame
-from ._return_flight import ReturnApi, ReturnFlight, torch_return
-from ._storage import is_plain
+from ._return_flight import MixedHostCopy, ReturnApi, torch_return
 from ._trace import span
 
 
@@ -22,11 +19,11 @@ class HostCopy:
     def __init__(self, batch: Any, api: ReturnApi, snapshot: bool) -> None:
         self._batch = batch
         self._lock = threading.Lock()
-        self._pending: tuple[Frame, _Landing] | None = None
+        self._pending: tuple[Frame, MixedHostCopy] | None = None
         frame = Frame(batch, lambda tensor: api.device_of(tensor) is not None)
         if frame.tensors:
             self._batch = None
-            self._pending = frame, _Landing(frame.take(), api, snapshot)
+            self._pending = frame, MixedHostCopy(frame.take(), api, snapshot)
 
     def is_done(self) -> bool:
         """Tell whether `get` would return at once; the host does not wait."""
@@ -108,34 +105,3 @@ def start_to_host(batch: Any) -> HostCopy:
     """
     with span("pyparallel.to_host"):
         return HostCopy(batch, torch_return, snapshot=True)
-
-
-class _Landing:
-    """Tensors on devices: one flight for each device, and those that cannot fly."""
-
-    def __init__(
-        self, tensors: list[torch.Tensor], api: ReturnApi, snapshot: bool
-    ) -> None:
-        groups: dict[torch.device, list[int]] = {}
-        others = []
-        for i, tensor in enumerate(tensors):
-            device = api.device_of(tensor)
-            if device is not None and api.packs(device) and is_plain(tensor):
-                groups.setdefault(device, []).append(i)
-            else:
-                others.append(i)
-        self._flights = [
-            (places, ReturnFlight([tensors[i] for i in places], device, api, snapshot))
-            for device, places in groups.items()
-        ]
-        # These may block the host, so all that does not is on its way before.
-        self._landed = {i: tensors[i].detach().cpu() for i in others}
-
-    def is_done(self) -> bool:
-        return all(flight.is_done() for _, flight in self._flights)
-
-    def land(self) -> list[torch.Tensor]:
-        landed = dict(self._landed)
-        for places, flight in self._flights:
-            landed.update(zip(places, flight.land(), strict=True))
-        return [landed[i] for i in range(len(landed))]
