@@ -257,7 +257,7 @@ cuda-build: $(VCUDA)/.deps fake-cuda ## look at the kernels, compile for CUDA, r
 	cd $(TREE) && FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$(CUDA_ARCHS)" \
 		$(VCUDA)/bin/python setup.py -q build_ext --inplace
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -c \
-		"from pyparallel import _backend as b; print(b.devices); assert 'cuda' in b.devices"
+		"from pyparallel import backend as b; print(b.devices); assert 'cuda' in b.devices"
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python $(PYTEST) \
 		-m "cuda_torch" $(PYTEST_ARGS)
 	cd $(TREE) && $(VCUDA)/bin/python -m pytest -q tests/fakecuda
@@ -280,5 +280,5 @@ gpu-wheels: ## fill wheels/ for gpu-check on a machine without an index: WHEELS_
 
 clean: ## remove everything that is built or installed here
 	rm -rf build dist .venv .venv-* *.egg-info .mypy_cache .pytest_cache .ruff_cache \
-		.hypothesis pyparallel/_backend/_C*.so pyparallel/_backend/_C*.json
+		.hypothesis pyparallel/backend/_C*.so pyparallel/backend/_C*.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,7 +24,7 @@ import setuptools
 from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
-MODULE = "pyparallel._backend._C"
+MODULE = "pyparallel.backend._C"
 FOLDERS = ("", "bindings/", "cpu/", "host/", "ops/", "python/", "transfer/")
 COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"}
 COMPILING.add("develop")
@@ -73,8 +73,8 @@ def version() -> str:
 
 
 def versions() -> dict[str, Any]:
-    """Return the names that pyparallel/_versions.py defines."""
-    return runpy.run_path(str(ROOT / "pyparallel" / "_versions.py"))
+    """Return the names that pyparallel/core/versions.py defines."""
+    return runpy.run_path(str(ROOT / "pyparallel" / "core" / "versions.py"))
 
 
 def requirements(torch_version: str | None) -> list[str]:

@@ -7,24 +7,25 @@ from typing import Any
 
 import torch
 
-from pyparallel import _backend, _tree
-from pyparallel._backend import _reference
+from pyparallel import backend
+from pyparallel.backend import _python
+from pyparallel.batch import pytree
 
 from ._harness import Contender
 
-#: What differs between the backends; `use_backend` replaces it in `_backend`.
-_OPERATORS = tuple(_backend._OPERATORS)
-AS_LOADED = {each: getattr(_backend, each) for each in ("name", *_OPERATORS)}
+#: What differs between the backends; `use_backend` replaces it in `backend`.
+_OPERATORS = tuple(backend._OPERATORS)
+AS_LOADED = {each: getattr(backend, each) for each in ("name", *_OPERATORS)}
 IN_PYTHON = {
     "name": "python",
-    **{each: getattr(_reference, each) for each in _OPERATORS},
+    **{each: getattr(_python, each) for each in _OPERATORS},
 }
 
 
 def use_backend(functions: Mapping[str, Any]) -> None:
     """Make pyparallel use these functions; `AS_LOADED` is what was there at first."""
     for name, function in functions.items():
-        setattr(_backend, name, function)
+        setattr(backend, name, function)
 
 
 def ours(call: Callable[[], Any]) -> list[Contender]:
@@ -49,8 +50,8 @@ def pack_and_rebuild(tree: Any) -> Any:
 
     It is what `scatter` does on the host for one device, but for the device's copy.
     """
-    leaves, structure = _tree.flatten(tree)
-    plan = _backend.plan_slab(leaves)
-    slab = _backend.empty((plan.nbytes,), torch.uint8)
-    _backend.pack(slab, leaves, plan)
-    return _tree.unflatten(structure, _backend.views(slab, plan))
+    leaves, structure = pytree.flatten(tree)
+    plan = backend.plan_slab(leaves)
+    slab = backend.empty((plan.nbytes,), torch.uint8)
+    backend.pack(slab, leaves, plan)
+    return pytree.unflatten(structure, backend.views(slab, plan))

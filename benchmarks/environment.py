@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pyparallel import _backend
+from pyparallel import backend
 
 #: Keeps freed memory in the process, so that no page is faulted in twice (glibc).
 WARM = {
@@ -58,7 +58,7 @@ def machine() -> dict[str, str]:
         "torch": torch.__version__,
         **{package: _version(package) for package in PACKAGES},
         "commit": commit(),
-        "backend": f"{_backend.name}: {_backend.reason}",
+        "backend": f"{backend.name}: {backend.reason}",
     }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyparallel import _backend
+from pyparallel import backend
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
@@ -21,7 +21,7 @@ def pad_copy(device: torch.device, num: int, side: int) -> tuple[Tensor, list[Te
     shapes = [(3, side - i % 7, side - 3 * i % 64) for i in range(num)]
     samples = [torch.rand(shape, device=device) for shape in shapes]
     batch = torch.empty(num, 3, side, side, device=device)
-    _backend.pad_copy(batch, samples, bytes(4))
+    backend.pad_copy(batch, samples, bytes(4))
     return batch, samples
 
 
@@ -31,9 +31,9 @@ def pack(device: torch.device, num: int, side: int) -> tuple[Tensor, list[Tensor
     leaves = [
         torch.randint(0, 256, (n,), dtype=torch.uint8, device=device) for n in nbytes
     ]
-    plan = _backend.plan_slab(leaves)
+    plan = backend.plan_slab(leaves)
     slab = torch.empty(plan.nbytes, dtype=torch.uint8, device=device)
-    _backend.pack(slab, leaves, plan)
+    backend.pack(slab, leaves, plan)
     return slab, leaves
 
 
@@ -47,7 +47,7 @@ def image_batch(
         for shape in shapes
     ]
     batch = torch.empty(num, 3, side, side, device=device)
-    _backend.image_batch(batch, images, None, MEAN, STD, (0, 0, 0), False, True)
+    backend.image_batch(batch, images, None, MEAN, STD, (0, 0, 0), False, True)
     return batch, images
 
 

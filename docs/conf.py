@@ -113,7 +113,11 @@ def _skip(
 
 def _from_the_top(app: Any, env: Any, node: Any, content: Any) -> Any:
     """Find a public name, or one of an error, that a docstring of a module mentions."""
-    for module in ("pyparallel", "pyparallel._errors", "pyparallel.profile"):
+    for module in (
+        "pyparallel",
+        "pyparallel.core.errors",
+        "pyparallel.profiler.profile",
+    ):
         name = f"{module}.{node.get('reftarget')}"
         if node.get("reftype") == "obj" and name in env.domains.python_domain.objects:
             node["reftarget"] = name

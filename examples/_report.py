@@ -14,7 +14,7 @@ import torch.distributed as dist
 from _digits import SIDE, Scene, count_matches
 
 import pyparallel
-from pyparallel import _backend
+from pyparallel import backend
 
 matplotlib.use("Agg")  # draw into files: no window is needed
 
@@ -36,7 +36,7 @@ def write_report(
         "collate_and_scatter_share": None if share is None else round(share, 4),
         "processes": dist.get_world_size(),
         "data": "real digits (scikit-learn load_digits), composed layout",
-        "backend": _backend.name,
+        "backend": backend.name,
         "versions": {
             "pyparallel": pyparallel.__version__,
             "torch": torch.__version__,
@@ -50,7 +50,7 @@ def write_report(
     (args.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(
         f"F1 {score['f1']:.3f} on {args.val_scenes} held-out scenes after "
-        f"{seconds:.0f} s ({dist.get_world_size()} processes, {_backend.name} backend)"
+        f"{seconds:.0f} s ({dist.get_world_size()} processes, {backend.name} backend)"
     )
     if share is not None:
         print(f"collate and scatter: {100 * share:.1f} % of the training time")

@@ -5,29 +5,33 @@ it, and the wrappers run the training step on it. ``pyparallel doctor`` tells wh
 backend is in use and why.
 """
 
+import sys as _sys
 from importlib import metadata as _metadata
 
 from . import memory
-from ._errors import BatchWarning, Error, LoaderWarning
-from ._module_wrappers import MODULE_WRAPPERS, is_module_wrapper
-from ._pad_stack import pad_stack
-from ._profile.install import install_if_asked as _watch_if_asked
-from ._stats import LoaderStats
-from .collate import collate
-from .container import DataContainer
-from .data_parallel import MMDataParallel
-from .distributed import MMDistributedDataParallel
-from .gather import gather
-from .image import ImagePreprocessor
-from .loader import DataLoader
-from .padding import Padded, Padding
-from .parallel_apply import parallel_apply
-from .prefetch import PreDataLoader
-from .profile import profile
-from .ragged import Ragged
-from .replicas import replicate
-from .scatter import scatter, scatter_kwargs
-from .to_host import HostCopy, start_to_host, to_host
+from .batch import container as _container
+from .batch import padding as _padding
+from .batch import ragged as _ragged
+from .batch.collate import collate
+from .batch.container import DataContainer
+from .batch.pad_stack import pad_stack
+from .batch.padding import Padded, Padding
+from .batch.ragged import Ragged
+from .core.errors import BatchWarning, Error, LoaderWarning
+from .images.preprocessor import ImagePreprocessor
+from .loader.data_loader import DataLoader
+from .loader.stats import LoaderStats
+from .parallel.data_parallel import MMDataParallel
+from .parallel.distributed import MMDistributedDataParallel
+from .parallel.parallel_apply import parallel_apply
+from .parallel.registry import MODULE_WRAPPERS, is_module_wrapper
+from .parallel.replicate import replicate
+from .prefetch.pre_data_loader import PreDataLoader
+from .profiler.hooks import install_if_asked as _watch_if_asked
+from .profiler.profile import profile
+from .scatter_gather.gather import gather
+from .scatter_gather.scatter import scatter, scatter_kwargs
+from .scatter_gather.to_host import HostCopy, start_to_host, to_host
 
 try:
     __version__ = _metadata.version("pyparallel-torch")
@@ -35,6 +39,10 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
     __version__ = "0+unknown"
 
 _watch_if_asked()
+
+# Pickles from before the modules had folders name these paths.
+for _module in (_container, _padding, _ragged):
+    _sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
 
 __all__ = [
     "MODULE_WRAPPERS",

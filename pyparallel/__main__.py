@@ -22,8 +22,10 @@ class Command(NamedTuple):
 #: Each command by its name. Only the module of the one that is asked for is imported;
 #: it reads its own options.
 COMMANDS = {
-    "doctor": Command("_doctor", "report what is installed here, and whether it works"),
-    "profile": Command("_profile.command", "run a script and draw its steps' time"),
+    "doctor": Command(
+        "doctor.command", "report what is installed here, and whether it works"
+    ),
+    "profile": Command("profiler.command", "run a script and draw its steps' time"),
 }
 _DEFAULT = "doctor"
 

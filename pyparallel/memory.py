@@ -20,9 +20,9 @@ import math
 import operator
 from typing import NamedTuple
 
-from . import _backend
-from ._errors import BatchTypeError, BatchValueError, at_least, kind
-from ._host_slabs import host_slabs
+from . import backend
+from .core.errors import BatchTypeError, BatchValueError, at_least, kind
+from .transfer.pinned_results import host_slabs
 
 __all__ = [
     "CacheInfo",
@@ -82,7 +82,7 @@ def cache_info() -> CacheInfo:
         >>> cache_info().in_use >= 0
         True
     """
-    return CacheInfo(*_backend.cache_info())
+    return CacheInfo(*backend.cache_info())
 
 
 def set_cache_limit(nbytes: int, idle_seconds: float = 10.0) -> None:
@@ -113,12 +113,12 @@ def set_cache_limit(nbytes: int, idle_seconds: float = 10.0) -> None:
             f"{where} idle_seconds must be between 0.001 and a year, but is "
             f"{idle_seconds}."
         )
-    _backend.bound_cache(limit, seconds)
+    backend.bound_cache(limit, seconds)
 
 
 def empty_cache() -> int:
     """Give back to the system all that waits; return how many bytes that was."""
-    return _backend.clear_cache()
+    return backend.clear_cache()
 
 
 def pinned_info() -> PinnedInfo:
@@ -131,7 +131,7 @@ def pinned_info() -> PinnedInfo:
         >>> pinned_info().cached <= 64 << 20
         True
     """
-    return PinnedInfo(*_backend.pinned_info(), host_slabs.in_use())
+    return PinnedInfo(*backend.pinned_info(), host_slabs.in_use())
 
 
 def set_pinned_limit(nbytes: int) -> None:
@@ -162,5 +162,5 @@ def set_pinned_limit(nbytes: int) -> None:
     limit = at_least(nbytes, _LARGEST_BLOCK, where)
     if limit >= 2**63:
         raise BatchValueError(f"{where} must be less than 2**63, but is {nbytes}.")
-    _backend.bound_pinned(limit)
+    backend.bound_pinned(limit)
     host_slabs.limit = limit

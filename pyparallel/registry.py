@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sys
 
-from ._module_wrappers import MODULE_WRAPPERS, Registry, is_module_wrapper
+from .parallel.registry import MODULE_WRAPPERS, Registry, is_module_wrapper
 
 __all__ = ["MODULE_WRAPPERS", "Registry", "is_module_wrapper"]
 
 if "mmengine.registry" in sys.modules:
-    from .mmengine._install import attach
+    from .mmengine import attach
 
     attach()

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOT_IN_SDIST = (".ci/", ".gitignore", ".pre-commit-config.yaml")
 #: Made by setuptools.
 MADE = re.compile(r"PKG-INFO|setup\.cfg|pyparallel_torch\.egg-info/.*")
-EXTENSION = re.compile(r"pyparallel/_backend/_C\.[\w.-]+\.(so|json)")
+EXTENSION = re.compile(r"pyparallel/backend/_C\.[\w.-]+\.(so|json)")
 
 
 def tag() -> str:

@@ -28,9 +28,12 @@ PACKAGE = "pyparallel"
 MODULES = [PACKAGE, *(f"{PACKAGE}.{n}" for n in ("memory", "mmcv", "mmengine"))]
 MODULES += [f"{PACKAGE}.registry"]
 #: Their classes are not exported, but which builtins catch them is promised.
-ERRORS = f"{PACKAGE}._errors"
+ERRORS = f"{PACKAGE}.core.errors"
 #: Not exported either, but public functions return them: modules and names.
-RESULTS = [(f"{PACKAGE}.profile", "Profile"), (f"{PACKAGE}._preflight", "Finding")]
+RESULTS = [
+    (f"{PACKAGE}.profiler.profile", "Profile"),
+    (f"{PACKAGE}.loader.preflight", "Finding"),
+]
 #: Special methods that are part of how a class is used; others come with the class.
 SPECIAL = {"__call__", "__contains__", "__enter__", "__exit__", "__getitem__"}
 SPECIAL |= {"__iter__", "__len__", "__next__"}
@@ -153,7 +156,7 @@ def of_errors(module: ModuleType) -> Iterator[str]:
     """Yield every error and warning, and the classes that catch it."""
     for name, value in vars(module).items():
         if inspect.isclass(value) and issubclass(value, Exception):
-            yield from of_class(f"{module.__name__}.{name}", value)
+            yield from of_class(f"errors.{name}", value)
 
 
 def present() -> list[str]:
@@ -163,7 +166,7 @@ def present() -> list[str]:
     lines += of_errors(importlib.import_module(ERRORS))
     for module, name in RESULTS:
         cls = getattr(importlib.import_module(module), name)
-        lines += of_class(f"{module}.{name}", cls)
+        lines += of_class(f"results.{name}", cls)
     return sorted(lines)
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-VERSIONS = runpy.run_path(str(ROOT / "pyparallel" / "_versions.py"))
+VERSIONS = runpy.run_path(str(ROOT / "pyparallel" / "core" / "versions.py"))
 OLDEST, NEWEST = VERSIONS["OLDEST_TORCH"], VERSIONS["NEWEST_TORCH"]
 PYTHONS: tuple[str, ...] = VERSIONS["PYTHONS"]
 #: The version of the interpreter that runs this script.
@@ -50,7 +50,7 @@ LEFT_OUT = "benchmark busy csrc_rules docs examples gpu layers mutations release
 
 #: A name, a command, and what it needs in the environment.
 Step = tuple[str, list[str], dict[str, str]]
-CHECK = "import pyparallel._backend as b; assert b.name == 'native', b.reason"
+CHECK = "import pyparallel.backend as b; assert b.name == 'native', b.reason"
 
 
 class Cell(NamedTuple):

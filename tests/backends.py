@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from pyparallel import _backend
-from pyparallel._backend import _reference as reference
+from pyparallel import backend as backend_module
+from pyparallel.backend import _python as reference
 
 native: ModuleType | None
 try:
-    native = importlib.import_module("pyparallel._backend._C")
+    native = importlib.import_module("pyparallel.backend._C")
     _absent = ""
 except ImportError as error:
-    native, _absent = None, f"pyparallel._backend._C cannot be imported: {error}"
+    native, _absent = None, f"pyparallel.backend._C cannot be imported: {error}"
 
 needs_native = pytest.mark.skipif(native is None, reason=_absent)
 each_backend = [
@@ -36,12 +36,12 @@ def using(backend: ModuleType) -> Iterator[None]:
     """Run on this implementation, whichever was chosen at import."""
     chosen: dict[str, Any] = {each: getattr(backend, each) for each in _SWAPPED}
     chosen["name"] = "python" if backend is reference else "native"
-    before = {name: getattr(_backend, name) for name in chosen}
-    _backend.__dict__.update(chosen)
+    before = {name: getattr(backend_module, name) for name in chosen}
+    backend_module.__dict__.update(chosen)
     try:
         yield
     finally:
-        _backend.__dict__.update(before)
+        backend_module.__dict__.update(before)
 
 
 def check(

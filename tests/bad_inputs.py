@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pyparallel import DataContainer, _output, _stacked, memory
+from pyparallel import DataContainer, memory
+from pyparallel.batch import allocation, padding_stats
 
 #: No input, however bad, takes longer. Most take a thousandth of it.
 SECONDS = 2.0
@@ -123,8 +124,8 @@ def surroundings() -> dict[str, Any]:
         "descriptors": sorted(os.listdir("/proc/self/fd")),
         "working directory": os.getcwd(),
         "memory of batches": memory.cache_info().in_use,
-        "slab": _output.is_packed_later(),
-        "listener": _stacked.listener.stacked,
+        "slab": allocation.is_packed_later(),
+        "listener": padding_stats.listener.stacked,
     }
 
 

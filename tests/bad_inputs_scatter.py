@@ -14,7 +14,8 @@ from bad_inputs_nests import DEEP, Pair
 from bad_inputs_stack import ONES, held, quantized, ragged_nest
 from refused import cyclic, freed, nested, quiet_csr
 
-from pyparallel import DataContainer, _functions, collate, scatter, scatter_kwargs
+from pyparallel import DataContainer, collate, scatter, scatter_kwargs
+from pyparallel.mmcv import _functions
 
 DC = DataContainer
 CPU2 = ["cpu", "cpu"]

@@ -13,7 +13,8 @@ import torch
 from bad_inputs import Case, refused
 from refused import freed
 
-from pyparallel import DataContainer, _plan, collate, pad_stack
+from pyparallel import DataContainer, collate, pad_stack
+from pyparallel.batch import plan
 
 DC = DataContainer
 ONES = torch.ones
@@ -212,7 +213,7 @@ SHAPES = {
     ),
     "more-than-2**31": Case(
         lambda: [(3, 30000, 30000)] * 2,
-        lambda x: _plan.plan_stack(x, 2, "batch[{}]".format).shape,
+        lambda x: plan.plan_stack(x, 2, "batch[{}]".format).shape,
         lambda: (2, 3, 30000, 30000),
     ),
     "short-last-chunk": Case(

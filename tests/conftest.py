@@ -60,10 +60,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     So what torch alone would miss is a bound that a busy machine keeps.
     """
-    from pyparallel import _prefetch_pass, _prefetch_thread
+    from pyparallel.prefetch import _thread, iterator
 
-    stop = functools.partial(_prefetch_thread.stop, seconds=30)
-    monkeypatch.setattr(_prefetch_pass, "stop", stop)
+    stop = functools.partial(_thread.stop, seconds=30)
+    monkeypatch.setattr(iterator, "stop", stop)
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 60.0)
     of_torch: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
     monkeypatch.setattr(of_torch._try_get_data, "__defaults__", (60.0,))
@@ -77,8 +77,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") is None:
         return
     if torch.cuda.is_available():
-        if "pyparallel._slab" in sys.modules:  # what other tests sent is no news here
-            sys.modules["pyparallel._slab"].forget_pageable()
+        if (
+            "pyparallel.transfer.to_device" in sys.modules
+        ):  # what other tests sent is no news here
+            sys.modules["pyparallel.transfer.to_device"].forget_pageable()
         if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
             pytest.skip("needs two NVIDIA GPUs")
         return

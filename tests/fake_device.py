@@ -1,6 +1,6 @@
 """A device on threads: slow streams, events, and allocators that reuse memory eagerly.
 
-It implements `pyparallel._slab.DeviceApi`, and what the way back asks for besides, as
+It implements `DeviceApi` of `transfer`, and what the way back asks for besides, as
 CUDA and torch's allocators behave, with every delay made long and random, so that a
 missing wait shows as a wrong value. Streams touch memory by address, as a GPU does:
 queued work keeps no tensor alive. There may be several devices: a stream that touches
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pyparallel._device import TorchFence
+from pyparallel.transfer.device import TorchFence
 
 POISON = 0xDB
 DEVICE = torch.device("cuda", 0)  # only a name here

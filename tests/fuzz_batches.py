@@ -24,12 +24,12 @@ from pyparallel import (
     DataContainer,
     Padded,
     Padding,
-    _slab,
     collate,
     pad_stack,
     scatter,
     to_host,
 )
+from pyparallel.transfer import to_device
 
 Pair = namedtuple("Pair", "left right")
 CPU = torch.device("cpu")
@@ -346,4 +346,4 @@ def flights(numbers: Numbers) -> None:
     for backend in BACKENDS:
         if backend is not reference:
             with using(backend):
-                check(_slab.send(leaves, CPU, HostDevice()).land(), rights)
+                check(to_device.send(leaves, CPU, HostDevice()).land(), rights)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from fake_device import FakeDevice, HastyHostPool, LentMemory, memory
 
-from pyparallel import _probe
+from pyparallel.transfer import _checksums
 
 
 class FakeProbe:
@@ -17,7 +17,9 @@ class FakeProbe:
     def sums(self, block: torch.Tensor, row: int, stream: Any) -> torch.Tensor:
         found = torch.empty(-(-block.numel() // row), dtype=torch.int64)
         where = memory(block.data_ptr(), block.numel())
-        stream.queue(lambda: found.copy_(_probe.row_sums(torch.from_numpy(where), row)))
+        stream.queue(
+            lambda: found.copy_(_checksums.row_sums(torch.from_numpy(where), row))
+        )
         return found
 
     def fill(self, block: torch.Tensor, value: int, stream: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyparallel._profile.record import Event, Record
+from pyparallel.profiler.record import Event, Record
 
 MS = 1_000_000
 #: Two parts of every step are equal in all of `steady`'s records.

@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from pyparallel import _output
+from pyparallel.batch import allocation
 
 
 def with_allocations(make: Callable[[], Any]) -> tuple[Any, list[int]]:
     """Return what ``make`` returns, and where the memory begins that it took."""
     allocated: list[int] = []
-    empty = _output.empty
+    empty = allocation.empty
 
     def recording(*args: Any) -> torch.Tensor:
         made = empty(*args)
         allocated.append(made.untyped_storage().data_ptr())
         return made
 
-    _output.empty = recording
+    allocation.empty = recording
     try:
         return make(), allocated
     finally:
-        _output.empty = empty
+        allocation.empty = empty

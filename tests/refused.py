@@ -318,7 +318,7 @@ CASES: dict[str, tuple[Any, type, type, str]] = {
     ),
     "a container to stack": (
         holding(*holding(torch.ones(1, 2, 3))), AssertionError, TypeError,
-        f"batch[0] {HOLD_TENSOR} pyparallel.container.DataContainer. {HELD}",
+        f"batch[0] {HOLD_TENSOR} pyparallel.DataContainer. {HELD}",
     ),
     "an object array": (
         [np.array([None, 1], object)], TypeError, TypeError,

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import pyparallel
-from pyparallel import _backend
-from pyparallel._backend import _build
+from pyparallel import backend as backend_module
+from pyparallel.backend import build_record
 
 pytestmark = pytest.mark.one_backend
 
 PACKAGE = Path(pyparallel.__file__).parent
 FIT = {"torch": "2.13.0+cpu", "cuda": None}
 FIT_CUDA = {"torch": "2.11.0+cu130", "cuda": "13.0"}
-CONTRACT = _backend._CONTRACT
+CONTRACT = backend_module._CONTRACT
 MODULE = SimpleNamespace(**dict.fromkeys(CONTRACT))
 RULE = "pyparallel's extension must be built for the torch that runs it"
 REBUILD = "Rebuild it in the source folder: pip install --no-build-isolation ."
@@ -37,7 +37,7 @@ def broken():
 
 
 def choose(requested="auto", record=FIT, torch_version="2.13.0", cuda=None, load=never):
-    return _backend.choose(requested, record, torch_version, cuda, load)
+    return backend_module.choose(requested, record, torch_version, cuda, load)
 
 
 def test_a_fitting_extension_is_used():
@@ -151,47 +151,47 @@ def test_native_raises_the_reason_and_chains_the_cause(record):
 
 
 def test_the_running_backend_says_what_it_is():
-    assert _backend.name in ("native", "python")
-    assert _backend.reason.endswith(".")
-    assert "cpu" in _backend.devices
-    assert isinstance(_backend.built_for, dict)
+    assert backend_module.name in ("native", "python")
+    assert backend_module.reason.endswith(".")
+    assert "cpu" in backend_module.devices
+    assert isinstance(backend_module.built_for, dict)
     asked = os.environ.get("PYPARALLEL_BACKEND") or "auto"
-    assert asked in ("auto", _backend.name)
+    assert asked in ("auto", backend_module.name)
 
 
 def test_an_extension_for_another_python_is_named_and_quiet():
     other = "_C.cpython-27-x86_64-linux-gnu.so"
-    found = _backend.choose("auto", None, "2.13.0", None, never, [other])
+    found = backend_module.choose("auto", None, "2.13.0", None, never, [other])
     reason = (
         f"No extension is installed for this Python, only {other}. To build one in the "
         "source folder: pip install --no-build-isolation ."
     )
     assert found[:2] == ("python", reason) and not found.warns
     with pytest.raises(ImportError) as caught:
-        _backend.choose("native", None, "2.13.0", None, never, [other])
+        backend_module.choose("native", None, "2.13.0", None, never, [other])
     assert str(caught.value) == (
         f"PYPARALLEL_BACKEND=native must use the extension, but: {reason}"
     )
 
 
 def test_find_pairs_the_module_of_this_python_with_its_record(tmp_path):
-    assert _build.find(tmp_path) is None
-    suffix = _build.EXTENSION_SUFFIXES[0]
+    assert build_record.find(tmp_path) is None
+    suffix = build_record.EXTENSION_SUFFIXES[0]
     (tmp_path / "_C.cpython-27-other.so").touch()
     (tmp_path / "_C.cpython-27-other.json").write_text('{"torch": "0.1"}')
-    assert _build.find(tmp_path) is None
-    assert _build.of_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
+    assert build_record.find(tmp_path) is None
+    assert build_record.of_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
     module = tmp_path / f"_C{suffix}"
     module.touch()
-    assert _build.find(tmp_path) == (module, {})
-    assert _build.of_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
+    assert build_record.find(tmp_path) == (module, {})
+    assert build_record.of_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
     for text, record in [
         ("{", {}),
         ("[1]", {}),
         ('{"torch": "2.6"}', {"torch": "2.6"}),
     ]:
         module.with_suffix(".json").write_text(text)
-        assert _build.find(tmp_path) == (module, record)
+        assert build_record.find(tmp_path) == (module, record)
 
 
 # ------------------------------------------------------------------ real processes
@@ -199,7 +199,7 @@ SHOW = (
     "import json, warnings\n"
     "with warnings.catch_warnings(record=True) as caught:\n"
     "    warnings.simplefilter('always')\n"
-    "    from pyparallel import _backend as b\n"
+    "    from pyparallel import backend as b\n"
     "error = type(b.load_error).__name__\n"
     "texts = [str(w.message) for w in caught if w.category is RuntimeWarning]\n"
     "print(json.dumps([b.name, b.reason, error, texts]))\n"
@@ -215,7 +215,7 @@ def copy(tmp_path):
 
 
 def put(copy: Path, record: object, content: bytes = b"no shared library") -> Path:
-    module = copy / "pyparallel" / "_backend" / f"_C{_build.EXTENSION_SUFFIXES[0]}"
+    module = copy / "pyparallel" / "backend" / f"_C{build_record.EXTENSION_SUFFIXES[0]}"
     module.write_bytes(content)
     module.with_suffix(".json").write_text(json.dumps(record))
     return module
@@ -244,7 +244,7 @@ def test_process_without_an_extension_is_silent(copy, backend):
 def test_process_with_a_tampered_record_warns_once_and_does_not_load(copy):
     put(copy, {"torch": "1.2.3", "cuda": "9.0"})
     name, reason, error, texts = shown(copy, None)
-    present = _build.describe(torch.__version__, torch.version.cuda)
+    present = build_record.describe(torch.__version__, torch.version.cuda)
     assert (name, error) == ("python", "NoneType")
     assert reason == (
         f"{RULE}, but it was built for torch 1.2.3 (CUDA 9.0) and {present} is "

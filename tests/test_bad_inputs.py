@@ -18,7 +18,8 @@ from bad_inputs_all import CASES, TABLES
 from loader_sets import all_free, no_feeders, wait_for
 
 import pyparallel
-from pyparallel import DataContainer, PreDataLoader, _errors
+from pyparallel import DataContainer, PreDataLoader
+from pyparallel.core import errors
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ def quiet() -> None:
 def test_a_bad_input_has_one_answer_and_changes_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_errors, "_warned", set())
+    monkeypatch.setattr(errors, "_warned", set())
     attempt(CASES[name])
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from pyparallel import DataContainer, _backend
+from pyparallel import DataContainer, backend
 
 pytestmark = pytest.mark.peers
 
@@ -230,25 +230,25 @@ def test_a_slow_case_gets_fewer_rounds_but_never_too_few() -> None:
     assert [rounds(x) for x in (0.0, 10.5, 1e9)] == [_harness.MIN_ROUNDS, 11, 30]
 
 
-SWAPPED = ("name", *_backend._OPERATORS)
+SWAPPED = ("name", *backend._OPERATORS)
 
 
 def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
-    before = [getattr(_backend, each) for each in SWAPPED], torch.get_num_threads()
+    before = [getattr(backend, each) for each in SWAPPED], torch.get_num_threads()
     record = bench_collate.measure(1, QUICK, only="tiny", quick=True)
     assert [case["title"] for case in record["cases"]] == ["tiny"]
     assert record["machine"]["threads"] == "1"
-    after = [getattr(_backend, each) for each in SWAPPED], torch.get_num_threads()
+    after = [getattr(backend, each) for each in SWAPPED], torch.get_num_threads()
     assert after == before
 
 
 def test_both_backends_are_timed_in_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in SWAPPED:
-        monkeypatch.setattr(_backend, each, None)
+        monkeypatch.setattr(backend, each, None)
         monkeypatch.setitem(backends.AS_LOADED, each, "native")
         monkeypatch.setitem(backends.IN_PYTHON, each, "python")
     for _ in range(2):  # the first case leaves its last backend behind
-        native, python = backends.ours(lambda: {getattr(_backend, x) for x in SWAPPED})
+        native, python = backends.ours(lambda: {getattr(backend, x) for x in SWAPPED})
         assert [python.call(), native.call(), python.call()] == [
             {"python"},
             {"native"},

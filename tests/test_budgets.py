@@ -15,20 +15,22 @@ from loader_sets import Sizes, messages
 from prefetch_loaders import passes, until
 
 import pyparallel
-from pyparallel import _backend, _errors, _slab, memory
-from pyparallel._errors import LoaderWarning
-from pyparallel._ring import Ring
-from pyparallel._ring_memory import largest_slab, total_nbytes
+from pyparallel import backend, memory
+from pyparallel.core import errors
+from pyparallel.core.errors import LoaderWarning
+from pyparallel.shm.ring import Ring
+from pyparallel.shm.ring_memory import largest_slab, total_nbytes
+from pyparallel.transfer import to_device
 
 MIB = 1 << 20
 blocks = pytest.mark.skipif(
-    _backend.name != "native", reason="pure Python leaves staging memory to torch"
+    backend.name != "native", reason="pure Python leaves staging memory to torch"
 )
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    _errors._warned.clear()
+    errors._warned.clear()
     limit = memory.pinned_info().limit
     yield
     if limit:
@@ -146,7 +148,7 @@ def test_blocks_stay_within_their_limit_whatever_is_sent() -> None:
     device = HostDevice()
     for size in (10, 3_000_000, 100_000, 12_000_000, 700, 50_000):
         leaves = [torch.arange(size, dtype=torch.int32), torch.ones(7)]
-        landed = _slab.send(leaves, CPU, device).land()
+        landed = to_device.send(leaves, CPU, device).land()
         assert all(map(torch.equal, landed, leaves))
         info = memory.pinned_info()
         assert info.limit == 4 * MIB
@@ -155,7 +157,7 @@ def test_blocks_stay_within_their_limit_whatever_is_sent() -> None:
 
 @blocks
 def test_a_forked_child_reads_zeros_and_waits_for_no_lock() -> None:
-    _slab.send([torch.ones(10)], CPU, HostDevice()).land()
+    to_device.send([torch.ones(10)], CPU, HostDevice()).land()
     assert sum(memory.pinned_info()[:2]) > 0
     limit = memory.pinned_info().limit
     child = os.fork()
@@ -200,7 +202,7 @@ def test_impossible_limits_are_refused(
 
 
 def test_pure_python_has_no_blocks_of_its_own() -> None:
-    reference = pyparallel._backend._reference
+    reference = pyparallel.backend._python
     before = reference.pinned_info()[2]
     try:
         reference.bound_pinned(4 * MIB)

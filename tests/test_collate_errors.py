@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused import CASES, RESHAPE, padded, stacked
 
-from pyparallel import BatchWarning, DataContainer, Padding, _errors, collate
+from pyparallel import BatchWarning, DataContainer, Padding, collate
+from pyparallel.core import errors
 
 pytestmark = pytest.mark.asan
 
@@ -78,7 +79,7 @@ def test_nested_tensors_are_refused() -> None:
 def test_extra_keys_are_dropped_with_one_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_errors, "_warned", set())
+    monkeypatch.setattr(errors, "_warned", set())
     batch = [{"a": 1}, {"a": 2, "b": 3}]
     with pytest.warns(BatchWarning) as caught:
         assert collate(batch)["a"].tolist() == [1, 2]

@@ -112,6 +112,33 @@ def test_copies_keep_the_flags() -> None:
     assert deep.data.data_ptr() != container.data.data_ptr()
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        pyparallel.DataContainer(1),
+        pyparallel.Padding(),
+        pyparallel.Padded(torch.ones(1)),
+        pyparallel.Ragged(torch.ones(3, 2), torch.tensor([0, 3])),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_pickle_names_the_public_path(value: Any) -> None:
+    written = pickle.dumps(value, protocol=0)
+    assert f"pyparallel\n{type(value).__name__}\n".encode() in written
+    assert b"pyparallel.batch" not in written
+    assert type(pickle.loads(written)) is type(value)
+
+
+def test_a_pickle_from_before_the_modules_had_folders_loads() -> None:
+    container = pyparallel.DataContainer([1, 2], cpu_only=True)
+    written = pickle.dumps(container, protocol=0)
+    assert written.count(b"pyparallel\n") == 1
+    old = written.replace(b"pyparallel\n", b"pyparallel.container\n")
+    again = pickle.loads(old)
+    assert type(again) is pyparallel.DataContainer
+    assert (again.data, again.cpu_only) == ([1, 2], True)
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_keeps_everything_and_has_the_state_of_mmcv(protocol: int) -> None:
     container = DataContainer([torch.ones(2)], True, 7, True, None)

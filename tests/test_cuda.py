@@ -8,7 +8,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from pyparallel import DataContainer as DC
-from pyparallel import MMDataParallel, _slab, collate, scatter
+from pyparallel import MMDataParallel, collate, scatter
+from pyparallel.transfer import to_device
 
 pytestmark = pytest.mark.cuda
 
@@ -156,7 +157,7 @@ def test_values_are_right_while_memory_is_reused_and_the_device_is_busy():
     for step in range(300):
         batch = [torch.full((1000 + i,), float(step)) for i in range(8)]
         expected.append(sum(x.sum().item() for x in batch))
-        landed = _slab.send(batch, device()).land()
+        landed = to_device.send(batch, device()).land()
         keep_busy(200_000)
         totals.append(torch.stack([x.sum() for x in landed]).sum())
     assert torch.stack(totals).tolist() == pytest.approx(expected)
@@ -169,7 +170,7 @@ def test_a_consumer_on_another_stream_waits_and_may_drop_at_once(home):
     totals = []
     for step in range(100):
         with torch.cuda.stream(sent_on):
-            flight = _slab.send([torch.full((50_000,), float(step))], device())
+            flight = to_device.send([torch.full((50_000,), float(step))], device())
         with torch.cuda.stream(side):
             (tensor,) = flight.land()
             keep_busy(500_000)
@@ -183,7 +184,7 @@ def test_a_consumer_on_another_stream_waits_and_may_drop_at_once(home):
 
 def test_memory_of_a_flight_that_never_lands_is_safe_to_reuse():
     for _ in range(50):
-        flight = _slab.send([torch.zeros(5_000_000, dtype=torch.uint8)], device())
+        flight = to_device.send([torch.zeros(5_000_000, dtype=torch.uint8)], device())
         del flight
         output = torch.full((5_000_000,), 7, dtype=torch.uint8, device=device())
         assert bool((output == 7).all())
@@ -194,7 +195,7 @@ def test_large_pinned_leaves_are_read_in_place():
     for step in range(20):
         large = torch.full((1 << 20,), float(step)).pin_memory()
         batch = [torch.tensor(step), large, torch.tensor([step])]
-        flight = _slab.send(batch, device())
+        flight = to_device.send(batch, device())
         assert set(flight._direct) == {1}
         assert all(map(same, flight.land(), batch))
 
@@ -207,7 +208,7 @@ def registered():
     assert cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) == 0
     yield memory
     torch.cuda.synchronize()
-    assert _slab.drain(10)
+    assert to_device.drain(10)
     assert cudart.cudaHostUnregister(memory.data_ptr()) == 0
 
 
@@ -217,17 +218,19 @@ def test_a_batch_in_one_registered_storage_is_read_there_and_kept(registered):
         first.fill_(step)
         second.fill_(step)
         keep_busy(200_000_000)
-        flight = _slab.send([second, first], device())
+        flight = to_device.send([second, first], device())
         assert list(flight._order) == [1, 0] and not flight._direct
-        assert _slab.release_done() == 1, "given up before the copy"
+        assert to_device.release_done() == 1, "given up before the copy"
         assert all(map(same, flight.land(), [second, first]))
-        assert _slab.release_done() == 0
+        assert to_device.release_done() == 0
 
 
 def test_a_thread_sends_to_the_memory_of_its_consumer():
     home = torch.cuda.Stream()
     for step in range(50):
-        flight = _slab.send([torch.full((50_000,), float(step))], device(), home=home)
+        flight = to_device.send(
+            [torch.full((50_000,), float(step))], device(), home=home
+        )
         assert torch.cuda.current_stream() != home
         with torch.cuda.stream(home):
             (tensor,) = flight.land()
@@ -241,13 +244,13 @@ def test_a_thread_sends_to_the_memory_of_its_consumer():
 def test_the_host_does_not_wait():
     batch = [torch.ones(1000)]
     # To page-lock memory may wait for the device: there is enough of it before.
-    flights = [_slab.send(batch, device()) for _ in range(3)]
+    flights = [to_device.send(batch, device()) for _ in range(3)]
     assert all(same(flight.land()[0], batch[0]) for flight in flights)
     del flights
     torch.cuda.synchronize()
     keep_busy(2_000_000_000)
     busy = torch.cuda.Event()
     busy.record()
-    (landed,) = _slab.send(batch, device()).land()
+    (landed,) = to_device.send(batch, device()).land()
     assert not busy.query(), "sending or landing waited for the device"
     assert same(landed, batch[0])

@@ -19,15 +19,17 @@ import torch
 from test_ring_memory import Worker
 from turns import others_run_during
 
-from pyparallel import _backend, _page_lock, _slab, scatter, start_to_host
-from pyparallel._ring import Ring
-from pyparallel._ring_memory import FREE, PARENT
-from pyparallel._slab import Departure
+from pyparallel import backend, scatter, start_to_host
+from pyparallel.shm import pinning
+from pyparallel.shm.ring import Ring
+from pyparallel.shm.ring_memory import FREE, PARENT
+from pyparallel.transfer import to_device
+from pyparallel.transfer.to_device import Departure
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(
-        "cuda" not in _backend.transfers, reason="this build has no engine for CUDA"
+        "cuda" not in backend.transfers, reason="this build has no engine for CUDA"
     ),
 ]
 
@@ -90,7 +92,7 @@ def in_thread(body: Callable[[], Any], stream: Any = None) -> Any:
 
 
 def pinned_ring(num_slabs: int = 2) -> tuple[Ring, Worker]:
-    lock = _page_lock.for_accelerator()
+    lock = pinning.for_accelerator()
     assert lock is not None
     ring = Ring(num_slabs, 1 << 20)
     ring.page_lock(lock)
@@ -108,7 +110,7 @@ def test_a_pending_copy_is_asked_beside_a_capture() -> None:
     keep_busy()
     pending = start_to_host(results)
     with capturing(synchronize=False):
-        in_thread(_slab.release_done)
+        in_thread(to_device.release_done)
         landed = in_thread(lambda: scatter(small, [device()]), stream)
     assert torch.equal(landed[0][0].cpu(), small[0])
     assert torch.equal(pending.get()[0], torch.ones(1000))
@@ -131,11 +133,11 @@ def test_a_batch_that_dies_under_capture_gives_its_slab_back() -> None:
         with capturing():
             batch.clear()
             assert ring.holders() == [PARENT, FREE]
-            in_thread(_slab.release_done)
+            in_thread(to_device.release_done)
             assert ring.holders() == [PARENT, FREE], "the capture is not over"
-        _slab.release_done()  # records the event
+        to_device.release_done()  # records the event
         torch.cuda.synchronize()
-        _slab.release_done()
+        to_device.release_done()
     assert not hook.called
     assert ring.holders() == [FREE, FREE]
 
@@ -154,7 +156,7 @@ def test_memory_that_torch_copies_under_capture_is_given_up() -> None:
     gc.collect()
     for _ in range(3):  # a fence for each: lent tensors, their owner, its slab
         torch.cuda.synchronize()
-        _slab.release_done()
+        to_device.release_done()
     assert ring.holders() == [FREE, FREE]
 
 
@@ -164,7 +166,7 @@ def test_a_flight_that_is_dropped_under_capture_ends_nothing(nbytes: int) -> Non
     graph, static = torch.cuda.CUDAGraph(), torch.zeros(8, device=device())
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        flight = _slab.send([leaf], device(), home=torch.cuda.current_stream())
+        flight = to_device.send([leaf], device(), home=torch.cuda.current_stream())
         graph.capture_begin(capture_error_mode="global")
         static.add_(1)
         del flight
@@ -172,13 +174,13 @@ def test_a_flight_that_is_dropped_under_capture_ends_nothing(nbytes: int) -> Non
     graph.replay()
     torch.cuda.synchronize()
     assert static.tolist() == [1] * 8
-    assert _slab.release_done() == 0
-    assert torch.equal(_slab.send([leaf], device()).land()[0].cpu(), leaf)
+    assert to_device.release_done() == 0
+    assert torch.equal(to_device.send([leaf], device()).land()[0].cpu(), leaf)
 
 
 def test_a_flight_refuses_to_land_under_capture_and_lands_later() -> None:
     leaf = torch.arange(100)
-    flight = _slab.send([leaf], device(), home=torch.cuda.current_stream())
+    flight = to_device.send([leaf], device(), home=torch.cuda.current_stream())
     with capturing():
         with pytest.raises(RuntimeError) as caught:
             flight.land()
@@ -191,10 +193,10 @@ def test_a_flight_refuses_to_land_under_capture_and_lands_later() -> None:
 
 def test_a_refused_slab_leaves_no_error_to_the_next_kernel() -> None:
     ring, worker = pinned_ring()
-    lock = _page_lock.for_accelerator()
+    lock = pinning.for_accelerator()
     assert lock is not None
     worker.make([torch.ones(8)])
-    with mock.patch.object(_page_lock, "warn_once") as warned:
+    with mock.patch.object(pinning, "warn_once") as warned:
         assert not lock.lock(ring.address(0), ring.committed(0))
     assert "CUDA refuses with error 712." in warned.call_args.args[1]
     assert torch.zeros(3, device=device()).add_(1).tolist() == [1] * 3
@@ -202,7 +204,7 @@ def test_a_refused_slab_leaves_no_error_to_the_next_kernel() -> None:
 
 def test_an_error_of_cuda_has_its_class_and_code() -> None:
     with pytest.raises(torch.AcceleratorError) as caught:
-        _backend.Runtime("cuda").unpin(torch.zeros(4096).data_ptr())
+        backend.Runtime("cuda").unpin(torch.zeros(4096).data_ptr())
     assert caught.value.error_code == 713
     assert torch.zeros(3, device=device()).add_(1).tolist() == [1] * 3
 
@@ -213,8 +215,10 @@ def test_an_error_of_cuda_has_its_class_and_code() -> None:
 SECOND_DEVICE = """
 import threading
 import torch
-from pyparallel import _backend, _page_lock, _slab, scatter, start_to_host, to_host
-from pyparallel._ring import Ring
+from pyparallel import scatter, start_to_host, to_host
+from pyparallel.shm import pinning
+from pyparallel.shm.ring import Ring
+from pyparallel.transfer import to_device
 
 second = torch.device("cuda", 1)
 torch.cuda.set_device(second)
@@ -225,13 +229,13 @@ def work():
     home = torch.cuda.current_stream(second)
     large = torch.ones(1 << 20)
     for leaves in ([torch.ones(5)], [torch.ones(5), large], [large.pin_memory()] * 9):
-        landed = _slab.send(leaves, second, home=home).land()
+        landed = to_device.send(leaves, second, home=home).land()
         assert all(torch.equal(a.cpu(), b) for a, b in zip(landed, leaves))
         scatter(leaves, [second])
-        _slab.send(leaves, second)
+        to_device.send(leaves, second)
         start_to_host(landed).get()
         to_host(landed)
-    lock = _page_lock.for_accelerator()
+    lock = pinning.for_accelerator()
     ring = Ring(1, 1 << 20)
     assert ring.commit(0, 1 << 20)
     assert lock.lock(ring.address(0), ring.committed(0))
@@ -239,8 +243,8 @@ def work():
     torch.cuda.synchronize(second)
     assert fence.is_done()
     lock.unlock(ring.address(0))
-    assert not _slab.torch_device.is_capturing(home)
-    _slab.release_done()
+    assert not to_device.torch_device.is_capturing(home)
+    to_device.release_done()
     done.append([torch._C._cuda_hasPrimaryContext(i) for i in range(2)])
 
 done = []
@@ -289,7 +293,7 @@ def test_pinned_leaves_need_no_event_on_an_idle_stream(busy: bool) -> None:
 
 
 def test_the_host_waits_without_the_interpreters_lock() -> None:
-    runtime = _backend.Runtime("cuda")
+    runtime = backend.Runtime("cuda")
 
     def wait() -> None:
         torch.cuda._sleep(20_000_000)
@@ -300,7 +304,7 @@ def test_the_host_waits_without_the_interpreters_lock() -> None:
 
 def test_a_runtime_that_is_older_than_the_toolkit_will_do() -> None:
     """Nothing of CUDA 12.8 and later may be needed to load the extension."""
-    extension = sys.modules[_backend.Runtime.__module__].__file__
+    extension = sys.modules[backend.Runtime.__module__].__file__
     found = subprocess.run(
         ["nm", "-D", "--undefined-only", str(extension)],
         capture_output=True,

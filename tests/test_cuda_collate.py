@@ -10,15 +10,8 @@ import torch
 from sync_debug import forbid_synchronization
 from torch.utils.data import default_collate
 
-from pyparallel import (
-    DataContainer,
-    Padded,
-    Padding,
-    Ragged,
-    _backend,
-    _by_torch,
-    collate,
-)
+from pyparallel import DataContainer, Padded, Padding, Ragged, backend, collate
+from pyparallel.batch import torch_stack
 
 pytestmark = pytest.mark.cuda
 
@@ -30,8 +23,8 @@ def _in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("torch's operators must not be needed")
 
-    monkeypatch.setattr(_by_torch, "pad_and_stack", refuse)
-    monkeypatch.setattr(_by_torch, "fill_mask", refuse)
+    monkeypatch.setattr(torch_stack, "pad_and_stack", refuse)
+    monkeypatch.setattr(torch_stack, "fill_mask", refuse)
 
 
 def ragged(num: int = 5, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -138,7 +131,7 @@ def test_samples_on_two_devices_are_named(swapped: bool, shape: Any) -> None:
     )
 
 
-@pytest.mark.skipif(_backend.name != "native", reason="pure Python's masks wait")
+@pytest.mark.skipif(backend.name != "native", reason="pure Python's masks wait")
 def test_nobody_waits() -> None:
     padding = Padding(size_divisor=8, side="center", sizes=True, mask=True)
     columns = on_device(ragged()), on_device([torch.rand(n, 4) for n in range(5)])

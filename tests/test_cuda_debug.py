@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pyparallel import _debug, _probe, _slab
+from pyparallel.transfer import _checksums, debug, to_device
 
 pytestmark = pytest.mark.cuda
 
@@ -19,11 +19,11 @@ LARGE = 1 << 20  # float32: 4 MiB, which travel alone if they are page-locked
 @pytest.fixture(autouse=True)
 def _on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYPARALLEL_DEBUG", "1")
-    _debug.reset()
+    debug.reset()
     yield
     torch.cuda.synchronize()
     monkeypatch.undo()
-    _debug.reset()
+    debug.reset()
 
 
 def busy() -> None:
@@ -33,10 +33,10 @@ def busy() -> None:
 
 def test_a_page_locked_leaf_that_changes_before_its_copy_is_named() -> None:
     leaves = [torch.ones(5), torch.ones(LARGE, pin_memory=True)]
-    _slab.send(leaves, DEVICE).land()  # what is done for the first time may wait
+    to_device.send(leaves, DEVICE).land()  # what is done for the first time may wait
     torch.cuda.synchronize()
     busy()
-    flight = _slab.send(leaves, DEVICE)
+    flight = to_device.send(leaves, DEVICE)
     leaves[1][LARGE // 2] = 2
     torch.cuda.synchronize()
     with pytest.raises(RuntimeError) as caught:
@@ -53,14 +53,14 @@ def test_a_page_locked_leaf_that_changes_before_its_copy_is_named() -> None:
 def test_leaves_may_change_when_their_copies_are_done_and_packed_ones_at_once() -> None:
     leaves = [torch.ones(5), torch.ones(LARGE, pin_memory=True)]
     busy()
-    flight = _slab.send(leaves, DEVICE)
+    flight = to_device.send(leaves, DEVICE)
     leaves[0].fill_(2)
     torch.cuda.synchronize()
     leaves[1].fill_(2)
     for tensor in flight.land():
         assert bool((tensor == 1).all())
-    _debug.check()
-    assert not _debug._unchecked
+    debug.check()
+    assert not debug._unchecked
 
 
 class Raw:
@@ -78,7 +78,7 @@ class Raw:
 @pytest.mark.parametrize("aside", [False, True])
 def test_dropped_memory_is_overwritten_and_held_memory_is_not(aside: bool) -> None:
     stream = torch.cuda.Stream() if aside else torch.cuda.current_stream()
-    flight = _slab.send([torch.ones(LARGE), torch.ones(LARGE)], DEVICE)
+    flight = to_device.send([torch.ones(LARGE), torch.ones(LARGE)], DEVICE)
     with torch.cuda.stream(stream):
         tensors = flight.land()
         stale: Any = torch.as_tensor(Raw(tensors[0]), device=DEVICE)
@@ -86,14 +86,14 @@ def test_dropped_memory_is_overwritten_and_held_memory_is_not(aside: bool) -> No
         total = tensors[0].sum()  # before the memory is overwritten
     held = tensors[1][7:8]
     del flight, tensors
-    _debug.check()
+    debug.check()
     torch.cuda.synchronize()
-    assert float(held) == 1 and not bool((stale == _debug.POISON).any())
+    assert float(held) == 1 and not bool((stale == debug.POISON).any())
     del held
-    _debug.check()
+    debug.check()
     torch.cuda.synchronize()
-    assert float(total) == LARGE and bool((stale == _debug.POISON).all())
-    assert not _debug._watched
+    assert float(total) == LARGE and bool((stale == debug.POISON).all())
+    assert not debug._watched
 
 
 def test_many_batches_arrive_as_they_were_sent() -> None:
@@ -101,12 +101,12 @@ def test_many_batches_arrive_as_they_were_sent() -> None:
     sums = []
     for step in range(50):
         leaves = [torch.full((1000 + step,), step), torch.full((LARGE // 4,), step)]
-        flight = _slab.send(leaves, DEVICE)
+        flight = to_device.send(leaves, DEVICE)
         with torch.cuda.stream(streams[step % 2]):
             sums += [tensor.sum() for tensor in flight.land()]
     torch.cuda.synchronize()
-    _debug.check()
-    assert not _debug._unchecked
+    debug.check()
+    assert not debug._unchecked
     expected = [n * s for s in range(50) for n in (1000 + s, LARGE // 4)]
     assert [int(value) for value in sums] == expected
 
@@ -118,7 +118,7 @@ def test_the_device_sums_as_the_host_does(nbytes: int, row: int) -> None:
     stream = torch.cuda.Stream()
     on_device = data.to(DEVICE)
     torch.cuda.synchronize()
-    found = _probe.TorchProbe().sums(on_device, row, stream)
+    found = _checksums.TorchProbe().sums(on_device, row, stream)
     stream.synchronize()
     assert found.is_pinned() or nbytes == 0  # no memory is pinned
-    assert torch.equal(found, _probe.row_sums(data, row))
+    assert torch.equal(found, _checksums.row_sums(data, row))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from sync_debug import forbid_synchronization
 
-from pyparallel import ImagePreprocessor, Padded, _images
+from pyparallel import ImagePreprocessor, Padded
+from pyparallel.images import _batch
 
 pytestmark = pytest.mark.cuda
 
@@ -47,7 +48,7 @@ def _no_operators_of_torch(
     def refuse(*_: Any) -> None:
         raise AssertionError("torch's operators must not be needed")
 
-    monkeypatch.setattr(_images, "_differentiably", refuse)
+    monkeypatch.setattr(_batch, "_differentiably", refuse)
     yield
 
 
@@ -140,7 +141,7 @@ def test_a_compiled_model_has_it_in_its_graph() -> None:
 
 def test_images_on_another_device_are_named() -> None:
     with pytest.raises(ValueError, match=r"images\[1\] must be on cuda:0 like images"):
-        _images.batch(
+        _batch.batch(
             [torch.ones(3, 2, 2, device="cuda"), torch.ones(3, 2, 2)],
             ImagePreprocessor(MEAN, STD)._form,
         )

@@ -9,7 +9,7 @@ import image_oracle as oracle
 import pytest
 import torch
 
-from pyparallel import _backend
+from pyparallel import backend
 
 pytestmark = pytest.mark.cuda
 
@@ -72,7 +72,7 @@ def made_by(
         (shape[0], *shape[2:]), torch.bool, place, False, shift % 16 + 3
     )
     numbers = [row[: shape[1]] for row in NUMBERS]
-    _backend.image_batch(dst, images, mask, *numbers, swap, exact)
+    backend.image_batch(dst, images, mask, *numbers, swap, exact)
     return block.cpu(), marks.cpu()
 
 
@@ -108,7 +108,7 @@ def test_fast_batches_are_as_near_to_the_truth_as_stated(
     if last:
         dst = dst.contiguous(memory_format=torch.channels_last)
     there = [on_device(image) for image in images]
-    _backend.image_batch(dst, there, None, *numbers, True, False)
+    backend.image_batch(dst, there, None, *numbers, True, False)
     for row, image in zip(dst.cpu(), images, strict=True):
         box = row[:, : image.shape[1], : image.shape[2]]
         oracle.assert_near(box, image.numpy(), numbers, True)
@@ -123,13 +123,13 @@ def test_values_that_are_no_numbers_and_subnormal_ones_are_those_of_the_host() -
         for place in ("cpu", "cuda"):
             dst = torch.empty(1, 1, 1, 180, dtype=dtype, device=place)
             args = ([image.to(place)], None, [0.0], [0.9], [0.0], False, True)
-            _backend.image_batch(dst, *args)
+            backend.image_batch(dst, *args)
             rows.append(dst.cpu())
         assert torch.equal(*rows)
     none = torch.full((1, 1, 40), float("nan"), device="cuda")
     for dtype in DTYPES:
         dst = torch.zeros(1, 1, 1, 40, dtype=dtype, device="cuda")
-        _backend.image_batch(dst, [none], None, [0.0], [1.0], [0.0], False, True)
+        backend.image_batch(dst, [none], None, [0.0], [1.0], [0.0], False, True)
         assert dst.isnan().all()
 
 
@@ -167,7 +167,7 @@ def test_a_graph_keeps_the_table_of_images(num: int) -> None:
     numbers = [row[:3] for row in NUMBERS]
 
     def run() -> None:
-        _backend.image_batch(dst, list(there), mask, *numbers, True, True)
+        backend.image_batch(dst, list(there), mask, *numbers, True, True)
 
     graph = captured(run)
     for add in (1, 5):
@@ -178,7 +178,7 @@ def test_a_graph_keeps_the_table_of_images(num: int) -> None:
         mask.fill_(True)
         graph.replay()
         expected = torch.empty(dst.shape), torch.empty(mask.shape, dtype=torch.bool)
-        _backend.image_batch(expected[0], images, expected[1], *numbers, True, True)
+        backend.image_batch(expected[0], images, expected[1], *numbers, True, True)
         assert torch.equal(dst.cpu(), expected[0])
         assert torch.equal(mask.cpu(), expected[1])
 
@@ -189,7 +189,7 @@ def test_a_graph_keeps_the_boxes_of_a_pad_copy(num: int) -> None:
     dst = torch.empty(num, 4, 8, device="cuda")
 
     def run() -> None:
-        _backend.pad_copy(dst, list(samples), bytes(4))
+        backend.pad_copy(dst, list(samples), bytes(4))
 
     graph = captured(run)
     for _ in range(2):
@@ -198,7 +198,7 @@ def test_a_graph_keeps_the_boxes_of_a_pad_copy(num: int) -> None:
         dst.fill_(-77)
         graph.replay()
         expected = torch.empty(num, 4, 8)
-        _backend.pad_copy(expected, [sample.cpu() for sample in samples], bytes(4))
+        backend.pad_copy(expected, [sample.cpu() for sample in samples], bytes(4))
         assert torch.equal(dst.cpu(), expected)
 
 
@@ -214,7 +214,7 @@ def test_more_than_two_to_the_31_values(last: bool) -> None:
     if last:
         dst = dst.contiguous(memory_format=torch.channels_last)
     numbers = [row[:3] for row in NUMBERS]
-    _backend.image_batch(dst, [image], None, *numbers, False, True)
+    backend.image_batch(dst, [image], None, *numbers, False, True)
     mean, std, fill = (torch.tensor(row[:3]).view(3, 1, 1).cuda() for row in NUMBERS)
     for first in range(0, height, 5000):
         rows = image[:, first : first + 5000]

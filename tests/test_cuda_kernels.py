@@ -11,7 +11,7 @@ import pytest
 import torch
 from samples import as_it_lies
 
-from pyparallel import _backend
+from pyparallel import backend
 
 pytestmark = [pytest.mark.cuda, pytest.mark.kernel]
 
@@ -49,9 +49,9 @@ def layouts(samples: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
 def check_pad_copy(samples: list[torch.Tensor], target: tuple[int, ...], pad: bytes):
     shape = (len(samples), *target)
     expected = torch.empty(shape, dtype=samples[0].dtype)
-    _backend.pad_copy(expected, samples, pad)
+    backend.pad_copy(expected, samples, pad)
     found = torch.full(shape, 1, dtype=samples[0].dtype, device=CUDA)
-    _backend.pad_copy(found, [as_it_lies(each, CUDA) for each in samples], pad)
+    backend.pad_copy(found, [as_it_lies(each, CUDA) for each in samples], pad)
     assert same(found, expected)
 
 
@@ -99,7 +99,7 @@ def test_pad_copy_places_samples_and_makes_their_mask(dtype, num):
         dst = torch.full((num, 3, 9, 34), 1, device=place).to(dtype)
         mask = torch.ones(num, 9, 34, dtype=torch.bool, device=place)
         on_place = [sample.to(place) for sample in samples]
-        _backend.pad_copy(dst, on_place, fills(dtype, num), starts, mask)
+        backend.pad_copy(dst, on_place, fills(dtype, num), starts, mask)
         made.append((dst, mask))
     assert all(map(same, made[1], made[0]))
 
@@ -112,7 +112,7 @@ def test_pad_copy_runs_on_the_current_stream():
         torch.cuda._sleep(20_000_000)
         samples = [sample + 1 for sample in samples]
         out = torch.zeros(2, 4, device=CUDA)
-        _backend.pad_copy(out, samples, fills(torch.float32, 1))
+        backend.pad_copy(out, samples, fills(torch.float32, 1))
         total = out.sum()
     side.synchronize()
     assert total.item() == 2 * 6 + 1 * 2

@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
 import pyparallel
-from pyparallel import DataLoader, PreDataLoader, _ring, _slab, scatter, start_to_host
+from pyparallel import DataLoader, PreDataLoader, scatter, start_to_host
+from pyparallel.shm import ring as ring_module
+from pyparallel.transfer import to_device
 
 pytestmark = [
     pytest.mark.cuda,
@@ -75,7 +77,7 @@ def is_free_again(loader: Any) -> bool:
     """Return True once the device has read all that was dropped."""
 
     def is_free() -> bool:
-        _slab.release_done()
+        to_device.release_done()
         return not any(holders(loader))
 
     return wait_for(is_free)
@@ -120,7 +122,7 @@ def test_a_slab_is_not_written_while_the_device_reads_it(way: Any) -> None:
             sent.append(batch)
             if len(sent) % 4 == 0:
                 torch.cuda.current_stream().synchronize()
-                _slab.release_done()
+                to_device.release_done()
                 torch.cuda._sleep(5_000_000)
     for i, batch in enumerate(sent):
         assert torch.equal(batch.cpu(), expected(i))
@@ -249,7 +251,7 @@ def cache_memory(stream: Any = None) -> None:
 
 def num_here(loader: Any) -> int:
     """Return how many slabs have arrived in this process."""
-    return holders(loader).count(_ring.PARENT)
+    return holders(loader).count(ring_module.PARENT)
 
 
 def test_batches_arrive_and_are_pinned_beside_a_capture() -> None:

@@ -13,11 +13,11 @@ from pyparallel import (
     Padded,
     Padding,
     Ragged,
-    _by_torch,
     collate,
     pad_stack,
     scatter,
 )
+from pyparallel.batch import torch_stack
 
 pytestmark = pytest.mark.cuda
 
@@ -56,7 +56,7 @@ def test_padding_on_the_device_equals_padding_on_the_host(
     arguments = {"pad_dims": 2, "padding_value": 1} | options
     expected = pad_stack(ragged, **arguments)
     expected = expected.fields() if isinstance(expected, Padded) else [expected]
-    monkeypatch.setattr(_by_torch, "pad_and_stack", refuse)
+    monkeypatch.setattr(torch_stack, "pad_and_stack", refuse)
     there = [samples.as_it_lies(x, torch.device("cuda", 0)) for x in ragged]
     found = on_host(pad_stack(there, **arguments))
     for one, other in zip(found, expected, strict=True):

@@ -11,8 +11,9 @@ from samples import DTYPES
 from torch.profiler import ProfilerActivity, profile
 
 from pyparallel import DataContainer as DC
-from pyparallel import _backend, _slab, start_to_host, to_host
-from pyparallel._host_slabs import host_slabs
+from pyparallel import backend, start_to_host, to_host
+from pyparallel.transfer import to_device
+from pyparallel.transfer.pinned_results import host_slabs
 
 pytestmark = [
     pytest.mark.cuda,
@@ -92,14 +93,14 @@ def test_values_of_all_dtypes_and_layouts_arrive(fetch):
     there[-1] = torch.arange(9, dtype=torch.uint8, device=device())[3:]
     found = fetch(there)
     assert all(map(same, found, plain + strange))
-    assert len({_backend.memory_of(x).data_ptr() for x in found if x.numel()}) == 1
+    assert len({backend.memory_of(x).data_ptr() for x in found if x.numel()}) == 1
     assert all(x.is_pinned() for x in found if x.numel())
 
 
 def test_a_slab_of_results_is_not_reused_while_a_copy_reads_one_of_them():
     leaves = [torch.full((1000,), 7, device=device()) for _ in range(3)]
     last = to_host(leaves)[-1]
-    nbytes = _backend.memory_of(last).nbytes
+    nbytes = backend.memory_of(last).nbytes
     slab = last.data_ptr() - last.nbytes // 64 * 64
     keep_busy(2_000_000_000)
     sent = last.to(device(), non_blocking=True)
@@ -140,8 +141,8 @@ def test_small_tensors_come_in_one_copy(fetch):
     names = device_events(lambda: fetch(batch))
     copies = [name for name in names if "Memcpy" in name]
     assert len(copies) == 1 and "DtoH" in copies[0] and "Pinned" in copies[0]
-    if _backend.name == "native":
-        num_launches = 1 if int(_backend.built_for["cuda"].split(".")[0]) >= 13 else 3
+    if backend.name == "native":
+        num_launches = 1 if int(backend.built_for["cuda"].split(".")[0]) >= 13 else 3
         assert len(names) in (2, 1 + num_launches), names
 
 
@@ -241,7 +242,7 @@ def test_a_handle_may_be_dropped_at_any_time():
         assert bool((mine == 7).all()) and bool((other == 9).all())
         del mine, other
     torch.cuda.synchronize()
-    assert _slab.release_done() == 0
+    assert to_device.release_done() == 0
 
 
 @BOTH
@@ -269,11 +270,11 @@ def test_tensors_of_two_devices_come_in_two_copies(fetch):
 
 
 def check_pack(leaves: list[torch.Tensor], there: list[torch.Tensor]) -> None:
-    plan = _backend.plan_slab(leaves)
+    plan = backend.plan_slab(leaves)
     expected = torch.full((plan.nbytes,), 1, dtype=torch.uint8)
-    _backend.pack(expected, leaves, plan)
+    backend.pack(expected, leaves, plan)
     slab = torch.full((plan.nbytes,), 2, dtype=torch.uint8, device=device())
-    _backend.pack(slab, there, plan)
+    backend.pack(slab, there, plan)
     assert slab.cpu().equal(expected)
 
 
@@ -299,9 +300,9 @@ def test_any_number_of_leaves_is_packed(num):
 @pytest.mark.kernel
 def test_wide_gaps_become_zero():
     leaf = torch.full((70,), 9, dtype=torch.uint8)
-    plan = _backend.SlabPlan((640, 70_400), ((70,), (70,)), (torch.uint8,) * 2, 140_800)
+    plan = backend.SlabPlan((640, 70_400), ((70,), (70,)), (torch.uint8,) * 2, 140_800)
     slab = torch.full((plan.nbytes,), 2, dtype=torch.uint8, device=device())
-    _backend.pack(slab, [leaf.to(device())] * 2, plan)
+    backend.pack(slab, [leaf.to(device())] * 2, plan)
     expected = torch.zeros(plan.nbytes, dtype=torch.uint8)
     expected[640:710] = expected[70_400:70_470] = 9
     assert slab.cpu().equal(expected)
@@ -309,17 +310,17 @@ def test_wide_gaps_become_zero():
 
 def test_a_slab_beside_words_and_leaves_elsewhere_are_refused():
     leaf = torch.ones(4, dtype=torch.uint8)
-    plan = _backend.plan_slab([leaf])
+    plan = backend.plan_slab([leaf])
     slab = torch.zeros(128, dtype=torch.uint8, device=device())
     with pytest.raises(ValueError) as caught:
-        _backend.pack(slab[:64], [leaf], plan)
+        backend.pack(slab[:64], [leaf], plan)
     assert str(caught.value) == (
         f"pack: leaves[0] must be on the device of dst, {device()}, but is on cpu. "
         "Move it first."
     )
-    if _backend.name == "native":
+    if backend.name == "native":
         with pytest.raises(ValueError) as caught:
-            _backend.pack(slab[8:72], [leaf.to(device())], plan)
+            backend.pack(slab[8:72], [leaf.to(device())], plan)
         assert str(caught.value) == (
             "pack: dst must start at a multiple of 16 bytes, but starts at byte 8 of "
             "its storage."
@@ -334,9 +335,9 @@ def test_pack_runs_on_the_current_stream():
     with torch.cuda.stream(side):
         keep_busy()
         leaf = torch.ones(1000, device=device()) + 1
-        plan = _backend.plan_slab([leaf])
+        plan = backend.plan_slab([leaf])
         slab = torch.zeros(plan.nbytes, dtype=torch.uint8, device=device())
-        _backend.pack(slab, [leaf], plan)
+        backend.pack(slab, [leaf], plan)
         total = slab.view(torch.float32).sum()
     side.synchronize()
     assert total.item() == 2000

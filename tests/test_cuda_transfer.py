@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pyparallel import _backend, _cargo, _slab, memory, scatter
+from pyparallel import backend, memory, scatter
+from pyparallel.transfer import layout, to_device
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(
-        "cuda" not in _backend.transfers, reason="this build has no engine for CUDA"
+        "cuda" not in backend.transfers, reason="this build has no engine for CUDA"
     ),
 ]
 
@@ -46,7 +47,7 @@ def many(num: int = 528, value: int = 0) -> list[torch.Tensor]:
 
 
 def send(leaves: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
-    return _slab.send(leaves, device(), **options).land()
+    return to_device.send(leaves, device(), **options).land()
 
 
 def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
@@ -98,7 +99,7 @@ def test_a_small_batch_is_one_copy_and_nobody_waits():
 
 def test_a_large_pageable_batch_goes_in_chunks():
     leaves = [torch.rand(16 << 20), torch.rand(3 << 20), torch.arange(1000)]
-    nbytes = _backend.plan_slab(leaves).nbytes
+    nbytes = backend.plan_slab(leaves).nbytes
     assert same(send(leaves), leaves)
     landed: list[torch.Tensor] = []
     calls, num_copies = watch(lambda: landed.extend(send(leaves)))
@@ -166,7 +167,7 @@ def test_values_are_right_while_everything_is_used_again():
 @pytest.mark.parametrize("num", [1, 7, 8, 30])
 @pytest.mark.parametrize("kind", ["own", "default", "side"])
 def test_page_locked_leaves_are_copied_as_they_lie(num, kind):
-    nbytes = _cargo.DIRECT_NBYTES
+    nbytes = layout.DIRECT_NBYTES
     for step in range(5):
         leaves = [
             torch.full((nbytes + 64 * i,), (i + step) % 250, dtype=torch.uint8)
@@ -179,7 +180,7 @@ def test_page_locked_leaves_are_copied_as_they_lie(num, kind):
             "side": torch.cuda.Stream(),
         }[kind]
         keep_busy(1_000_000)
-        flight = _slab.send([torch.tensor(step), *pinned], device(), stream=stream)
+        flight = to_device.send([torch.tensor(step), *pinned], device(), stream=stream)
         assert len(flight._direct) == num
         del pinned
         assert same(flight.land(), [torch.tensor(step), *leaves])
@@ -248,8 +249,8 @@ def test_the_copy_waits_for_those_who_used_its_memory_before():
 
 def test_scatter_copies_on_the_stream_that_it_is_given(monkeypatch):
     side, leaves = torch.cuda.Stream(), many()
-    send = mock.Mock(wraps=_backend.send)
-    monkeypatch.setattr(_backend, "send", send)
+    send = mock.Mock(wraps=backend.send)
+    monkeypatch.setattr(backend, "send", send)
     with torch.cuda.stream(side):
         keep_busy()
     (landed,) = scatter(leaves, [device()], stream=side)
@@ -286,7 +287,7 @@ def test_a_copy_stream_under_capture_is_refused():
         static.add_(1)  # an empty graph would be warned of
         with torch.cuda.stream(torch.cuda.default_stream()):
             with pytest.raises(RuntimeError) as caught:
-                _slab.send(leaves, device(), stream=side)
+                to_device.send(leaves, device(), stream=side)
         graph.capture_end()
     assert str(caught.value) == CAPTURED.format("copy")
     assert same(send(leaves), leaves)

@@ -16,11 +16,11 @@ from torch import nn
 from pyparallel import (
     DataContainer,
     MMDataParallel,
-    _errors,
     collate,
     is_module_wrapper,
     scatter_kwargs,
 )
+from pyparallel.core import errors
 
 pytestmark = pytest.mark.cuda_torch
 
@@ -129,7 +129,7 @@ class TestWithoutAnAccelerator:
     def test_an_absent_accelerator_is_warned_of(
         self, ids: Any, shown: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_errors, "_warned", set())
+        monkeypatch.setattr(errors, "_warned", set())
         with pytest.warns(UserWarning) as caught:
             MMDataParallel(nn.Linear(1, 1), ids)
             MMDataParallel(nn.Linear(1, 1), ids)
@@ -144,7 +144,7 @@ class TestWithoutAnAccelerator:
     def test_the_host_is_no_reason_to_warn(
         self, ids: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_errors, "_warned", set())
+        monkeypatch.setattr(errors, "_warned", set())
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             MMDataParallel(nn.Linear(1, 1), ids)

@@ -20,7 +20,7 @@ from probed_device import (
     stale,
 )
 
-from pyparallel import _cargo, _debug, _slab
+from pyparallel.transfer import debug, layout, to_device
 
 pytestmark = pytest.mark.one_backend
 
@@ -30,22 +30,22 @@ POISON = b"\xdb"
 @pytest.fixture(autouse=True)
 def _on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYPARALLEL_DEBUG", "1")
-    _debug.reset()
-    assert _debug.enabled
+    debug.reset()
+    assert debug.enabled
     yield
     monkeypatch.undo()
-    _debug.reset()
+    debug.reset()
 
 
 # ------------------------------------------------------------------ what was sent
 
 
 def test_a_leaf_that_changes_before_its_copy_is_named(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     with Device() as device:
         large = device.pinned(10_240).fill_(1).view(torch.float32).view(20, 128)
         gate = held_back(device)
-        flight = _slab.send([torch.ones(3), large, torch.ones(2)], DEVICE, device)
+        flight = to_device.send([torch.ones(3), large, torch.ones(2)], DEVICE, device)
         large[16, 5] = 2
         gate.set()
         passed(device)
@@ -74,18 +74,18 @@ def in_a_ring(device: Lent, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("when", ["send", "land", "drain"])
 def test_a_leaf_of_a_span_is_named_by_whatever_comes_next(monkeypatch, when):
     with Lent() as device:
-        monkeypatch.setattr(_slab, "torch_device", device)
-        other = _slab.send([torch.zeros(1)], DEVICE, device)
+        monkeypatch.setattr(to_device, "torch_device", device)
+        other = to_device.send([torch.zeros(1)], DEVICE, device)
         leaves = in_a_ring(device, (64, 64), (32, 128), (64, 64))[::-1]
         gate = held_back(device)
-        flight = _slab.send(leaves, DEVICE, device)
+        flight = to_device.send(leaves, DEVICE, device)
         leaves[1][0, 0] = 2
         gate.set()
         passed(device)
         calls = {
-            "send": lambda: _slab.send([torch.zeros(1)], DEVICE, device),
+            "send": lambda: to_device.send([torch.zeros(1)], DEVICE, device),
             "land": other.land,
-            "drain": lambda: _slab.drain(30),
+            "drain": lambda: to_device.drain(30),
         }
         with pytest.raises(
             RuntimeError,
@@ -101,43 +101,43 @@ def test_what_lies_between_the_leaves_of_a_span_may_change():
         leaves = in_a_ring(device, (64, 64), (64, 64))
         gap = memory(leaves[0].data_ptr() + leaves[0].nbytes, 64)
         gate = held_back(device)
-        flight = _slab.send(leaves, DEVICE, device)
+        flight = to_device.send(leaves, DEVICE, device)
         gap[:] = 0
         gate.set()
         passed(device)
         flight.land()
-        assert device.num_copies == 1 and _slab.drain(30) and not _debug._unchecked
+        assert device.num_copies == 1 and to_device.drain(30) and not debug._unchecked
 
 
 def test_a_leaf_may_change_when_its_copy_is_done(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     with Device() as device:
         large = device.pinned(1024).fill_(1)
-        flight = _slab.send([large, torch.ones(3)], DEVICE, device)
+        flight = to_device.send([large, torch.ones(3)], DEVICE, device)
         passed(device)
         large.fill_(9)  # long before anybody looks
         (landed, _) = flight.land()
         passed(device)
-        assert bytes(stale(landed)) == b"\1" * 1024 and not _debug._unchecked
+        assert bytes(stale(landed)) == b"\1" * 1024 and not debug._unchecked
 
 
 def test_a_leaf_that_is_packed_may_change_at_once():
     with Device() as device:
         leaves = [torch.ones(300), torch.ones(5)]
         gate = held_back(device)
-        flight = _slab.send(leaves, DEVICE, device)
+        flight = to_device.send(leaves, DEVICE, device)
         for leaf in leaves:
             leaf.fill_(9)
         gate.set()
         passed(device)
         flight.land()
-        assert not _debug._unchecked
+        assert not debug._unchecked
 
 
 def test_a_write_to_staging_memory_is_named():
     with Trampling() as device:
         leaves = [torch.ones(3), torch.empty(0), torch.ones(9), torch.ones(40)]
-        flight = _slab.send(leaves, DEVICE, device)
+        flight = to_device.send(leaves, DEVICE, device)
         passed(device)
         with pytest.raises(RuntimeError) as caught:
             flight.land()
@@ -154,9 +154,9 @@ def test_staging_memory_that_is_reused_too_early_is_found():
         with pytest.raises(RuntimeError, match=r"^the staging memory of leaf \d of 2 "):
             for step in range(200):
                 leaves = [torch.full((100,), step), torch.full((9,), step)]
-                _slab.send(leaves, DEVICE, device).land()
+                to_device.send(leaves, DEVICE, device).land()
             passed(device)  # if none had arrived when it was looked at
-            _debug.check()
+            debug.check()
 
 
 # ------------------------------------------------------------- what was given back
@@ -164,7 +164,7 @@ def test_staging_memory_that_is_reused_too_early_is_found():
 
 def send(device: FakeDevice, *values: int) -> list[torch.Tensor]:
     leaves = [torch.full((100,), value, dtype=torch.uint8) for value in values]
-    return _slab.send(leaves, DEVICE, device).land()
+    return to_device.send(leaves, DEVICE, device).land()
 
 
 def test_memory_that_is_handed_out_again_holds_poison():
@@ -174,7 +174,7 @@ def test_memory_that_is_handed_out_again_holds_poison():
         found = [stale(tensor) for tensor in tensors]
         assert [bytes(x[:1]) for x in found] == [b"\1", b"\2"]
         del tensors
-        _debug.check()
+        debug.check()
         again = device.empty(256, DEVICE)
         passed(device)
         assert again.data_ptr() == found[0].ctypes.data
@@ -209,21 +209,21 @@ def test_what_is_still_held_is_never_overwritten(hold):
         held = hold(tensors[1])
         del tensors
         for _ in range(3):
-            _debug.check()
+            debug.check()
         passed(device)
         assert [bytes(x) for x in where] == [b"\1" * 100, b"\2" * 100]
         del held
         gc.collect()
-        _debug.check()
+        debug.check()
         passed(device)
         assert [bytes(x) for x in where] == [POISON * 100] * 2
 
 
 def test_a_flight_that_may_land_again_is_not_overwritten():
     with Device() as device:
-        flight = _slab.send([torch.ones(9, dtype=torch.uint8)], DEVICE, device)
+        flight = to_device.send([torch.ones(9, dtype=torch.uint8)], DEVICE, device)
         flight.land()
-        _debug.check()
+        debug.check()
         (tensor,) = flight.land()
         passed(device)
         assert tensor.tolist() == [1] * 9
@@ -234,12 +234,12 @@ def test_poison_comes_behind_reads_on_the_streams_of_the_landing():
     with Device(copy_delay=0, compute_delay=2e-3) as device:
         for step in range(40):
             leaves = [torch.full((100,), step, dtype=torch.uint8)]
-            flight = _slab.send(leaves, DEVICE, device)
+            flight = to_device.send(leaves, DEVICE, device)
             with device.using(device.side if step % 2 else device.main):
                 (tensor,) = flight.land()
                 device.read(tensor, found)
             del flight, tensor
-            _debug.check()
+            debug.check()
         passed(device)
         passed(device)
     assert sorted(found) == [bytes([step]) * 100 for step in range(40)]
@@ -247,10 +247,10 @@ def test_poison_comes_behind_reads_on_the_streams_of_the_landing():
 
 def test_a_flight_that_never_lands_is_overwritten_behind_its_copy():
     with Device(copy_delay=5e-3, compute_delay=0) as device:
-        flight = _slab.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
+        flight = to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
         where = stale(flight._slab)
         del flight
-        _debug.check()
+        debug.check()
         passed(device)
         assert bytes(where[:100]) == POISON * 100
 
@@ -264,24 +264,24 @@ def test_nothing_grows_in_many_flights():
         del tensor
         passed(device)
         assert found == [bytes([v]) * 100 for s in range(200) for v in (s % 100, 5)]
-        _debug.check()
-        assert not _debug._unchecked and not _debug._watched
+        debug.check()
+        assert not debug._unchecked and not debug._watched
         assert len(device.pools[device.main].blocks) <= 3
-        held = [send(device, 1) for _ in range(_debug.MOST_WATCHED + 10)]
-        _debug.check()
-        assert len(_debug._watched) == _debug.MOST_WATCHED and len(held) == 74
+        held = [send(device, 1) for _ in range(debug.MOST_WATCHED + 10)]
+        debug.check()
+        assert len(debug._watched) == debug.MOST_WATCHED and len(held) == 74
         passed(device)
 
 
 def test_nothing_is_looked_at_where_nothing_can_be_or_nobody_asked(monkeypatch):
     with FakeDevice() as device:  # without a probe
         send(device, 1)
-        assert not _debug._unchecked and not _debug._watched
+        assert not debug._unchecked and not debug._watched
     monkeypatch.setenv("PYPARALLEL_DEBUG", "0")
-    _debug.reset()
+    debug.reset()
     with Device() as device:
         tensors = send(device, 1)
-        assert not _debug._unchecked and not _debug._watched
+        assert not debug._unchecked and not debug._watched
         passed(device)
         assert tensors[0].tolist() == [1] * 100
 

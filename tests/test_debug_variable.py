@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyparallel import _backend
+from pyparallel import backend
 
 pytestmark = pytest.mark.one_backend
 
@@ -31,8 +31,9 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     ("value", "on"), [("", False), ("0", False), ("1", True), ("yes", True)]
 )
 def test_the_environment_says_so_once_at_import(value, on):
-    code = "from pyparallel import _debug, _ring_memory as r; import os\n"
-    code += "os.environ['PYPARALLEL_DEBUG'] = '1'\nprint(_debug.enabled, r.poisons())"
+    code = "from pyparallel.transfer import debug; import os\n"
+    code += "from pyparallel.shm import ring_memory as r\n"
+    code += "os.environ['PYPARALLEL_DEBUG'] = '1'\nprint(debug.enabled, r.poisons())"
     done = run(code, PYPARALLEL_DEBUG=value, PYPARALLEL_POISON="0")
     assert (done.stdout, done.stderr) == (f"{on} {on}\n", "")
 
@@ -41,10 +42,10 @@ LAST = """
 import torch
 from fake_device import DEVICE
 from probed_device import Trampling
-from pyparallel import _debug, _slab
-_debug.EXIT_SECONDS = 30  # of a busy machine
+from pyparallel.transfer import debug, to_device
+debug.EXIT_SECONDS = 30  # of a busy machine
 device = Trampling()
-flight = _slab.send([torch.ones(100)], DEVICE, device)
+flight = to_device.send([torch.ones(100)], DEVICE, device)
 """
 
 
@@ -60,16 +61,16 @@ FORK = """
 import os, torch
 from fake_device import DEVICE
 from probed_device import Device, held_back
-from pyparallel import _debug, _slab
+from pyparallel.transfer import debug, to_device
 device = Device()
 gate = held_back(device)
-tensors = _slab.send([torch.ones(100)], DEVICE, device).land()
+tensors = to_device.send([torch.ones(100)], DEVICE, device).land()
 if os.fork() == 0:
-    print(len(_debug._unchecked), len(_debug._watched), flush=True)
+    print(len(debug._unchecked), len(debug._watched), flush=True)
     os._exit(0)
 os.wait()
 gate.set()
-assert _debug._unchecked and _debug._watched
+assert debug._unchecked and debug._watched
 """
 
 
@@ -89,7 +90,7 @@ print(set(where))
 
 
 def test_recycled_memory_of_the_host_holds_poison():
-    if _backend.name != "native":
+    if backend.name != "native":
         pytest.skip("pure Python recycles nothing")
     assert run(CACHED, PYPARALLEL_DEBUG="1").stdout == "{219}\n"
     assert "219" not in run(CACHED, PYPARALLEL_DEBUG="0").stdout

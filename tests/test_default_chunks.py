@@ -25,7 +25,7 @@ from pyparallel import (
     collate,
     scatter,
 )
-from pyparallel._errors import _warned
+from pyparallel.core.errors import _warned
 
 TEXT = (
     "[PP104] DataContainer: a batch should have one chunk for each device, but has 3 "

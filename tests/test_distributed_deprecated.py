@@ -11,7 +11,7 @@ from distributed_ranks import Results, case, launch
 from torch import nn
 
 from pyparallel import DataContainer, is_module_wrapper
-from pyparallel.distributed_deprecated import MMDistributedDataParallel
+from pyparallel.mmcv.distributed_deprecated import MMDistributedDataParallel
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(100)]
 

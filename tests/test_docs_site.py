@@ -127,8 +127,8 @@ def test_the_reference_has_every_public_name(module: str) -> None:
 
 def test_the_reference_has_nothing_else() -> None:
     public = {f"{module}.{name}" for module, names in MODULES.items() for name in names}
-    others = {name for name in set(DESCRIBED) - public if "._errors." not in name}
-    assert others == {"pyparallel.profile.Profile"}  # what `profile` yields
+    others = {name for name in set(DESCRIBED) - public if ".errors." not in name}
+    assert others == {"pyparallel.profiler.profile.Profile"}  # what `profile` yields
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
@@ -148,16 +148,16 @@ def test_a_name_is_described_by_the_directive_of_its_kind(name: str) -> None:
 
 
 def test_errors_of_the_library_are_in_the_reference() -> None:
-    from pyparallel import _errors
+    from pyparallel.core import errors as errors_module
 
     errors = {
-        f"pyparallel._errors.{name}"
-        for name, value in vars(_errors).items()
+        f"pyparallel.core.errors.{name}"
+        for name, value in vars(errors_module).items()
         if isinstance(value, type)
         and issubclass(value, Exception)
         and not issubclass(value, Warning)
     }
-    public = "pyparallel._errors.Error"  # described by its public name
+    public = "pyparallel.core.errors.Error"  # described by its public name
     assert public in errors and errors - {public} <= set(DESCRIBED)
 
 

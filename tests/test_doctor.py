@@ -17,10 +17,12 @@ import pytest
 import torch
 
 import pyparallel
-from pyparallel import _backend, _doctor
-from pyparallel._doctor import _machine, _one_process, _packages, _text, _two_processes
-from pyparallel._doctor._problem import Problem
-from pyparallel._doctor._two_processes import Failure
+from pyparallel import backend
+from pyparallel.doctor import _one_process, _two_processes, machine, packages
+from pyparallel.doctor import command as doctor
+from pyparallel.doctor import report as report_module
+from pyparallel.doctor._problem import Problem
+from pyparallel.doctor._two_processes import Failure
 
 pytestmark = pytest.mark.one_backend
 
@@ -44,7 +46,7 @@ def report(*arguments: str) -> tuple[int, str]:
     """Return the exit code and the output of the doctor in this process."""
     shown = io.StringIO()
     with redirect_stdout(shown):
-        code = _doctor.main([*arguments, "--quick"])
+        code = doctor.main([*arguments, "--quick"])
     return code, shown.getvalue()
 
 
@@ -60,7 +62,7 @@ def found():
 def new_problems(monkeypatch):
     """What is told beyond what this machine has: its limits are not the tests'."""
     # Free memory and the load change from one report to the next.
-    monkeypatch.setattr(_machine, "_short", lambda *_: {})
+    monkeypatch.setattr(machine, "_short", lambda *_: {})
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     usual = found()["problems"]
     return lambda told: [each for each in told["problems"] if each not in usual]
@@ -104,9 +106,9 @@ def test_it_tells_what_runs_here():
     assert told["versions"]["pyparallel"] == pyparallel.__version__
     assert told["versions"]["torch"] == torch.__version__
     assert told["versions"]["path"] == str(Path(pyparallel.__file__).parent)
-    assert told["backend"]["name"] == _backend.name
-    assert told["backend"]["reason"] == _backend.reason
-    assert told["backend"]["device_types"] == list(_backend.devices)
+    assert told["backend"]["name"] == backend.name
+    assert told["backend"]["reason"] == backend.reason
+    assert told["backend"]["device_types"] == list(backend.devices)
     cores = told["machine"]["cores"]
     assert cores["allowed"] == len(os.sched_getaffinity(0))
     assert cores["threads_of_torch"] == torch.get_num_threads()
@@ -119,7 +121,7 @@ def test_text_has_the_same_sections_and_ends_with_what_to_do():
     names = [name.replace("_", " ") for name in KEYS]
     assert heads[:-1] == [*names, "what to do"]
     assert heads[-1].startswith("ok: 0 errors, ")
-    assert f"\n  name               {_backend.name}\n" in shown
+    assert f"\n  name               {backend.name}\n" in shown
     assert re.search(r"\n  one process        passed yes, took \d+\.\d+ s", shown)
 
 
@@ -135,7 +137,7 @@ def test_text_gives_every_value_its_unit():
         "list": ["a", "b"],
         "lines": "one\ntwo",
     }
-    assert _text.section("band_width", values) == (
+    assert report_module.section("band_width", values) == (
         "band width\n"
         "  none               -\n"
         "  copied             67.1 MB\n"
@@ -148,8 +150,8 @@ def test_text_gives_every_value_its_unit():
         "  lines              one\n"
         "                     two"
     )
-    assert _text.section("gpus", []) == "gpus\n  none"
-    assert _text.section("gpus", [{"a": 1}]) == "gpus\n  0                  a 1"
+    assert report_module.section("gpus", []) == "gpus\n  none"
+    assert report_module.section("gpus", [{"a": 1}]) == "gpus\n  0                  a 1"
 
 
 def test_errors_come_before_advice_and_are_counted():
@@ -157,7 +159,7 @@ def test_errors_come_before_advice_and_are_counted():
         Problem("Raise the limit. " * 6 + "End.", False),
         Problem("Mend it.", True),
     )
-    assert _text.what_to_do([advice, error]) == (
+    assert report_module.what_to_do([advice, error]) == (
         "what to do\n"
         "  error: Mend it.\n"
         "  advice: Raise the limit. Raise the limit. Raise the limit. Raise the limit."
@@ -166,12 +168,12 @@ def test_errors_come_before_advice_and_are_counted():
         "\n"
         "failed: 1 error, 1 piece of advice"
     )
-    assert _text.what_to_do([]).endswith("\n\nok: 0 errors, 0 pieces of advice")
+    assert report_module.what_to_do([]).endswith("\n\nok: 0 errors, 0 pieces of advice")
 
 
 def test_another_option_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
-        _doctor.main(["--jsno"])
+        doctor.main(["--jsno"])
     assert ended.value.code == 2
     assert "unrecognized arguments: --jsno" in capsys.readouterr().err
 
@@ -228,26 +230,26 @@ def test_the_parallel_port_driver_is_an_error(others, new_problems):
 
 
 def test_mmcv_parallel_belongs_to_whom_an_import_would_find(others, monkeypatch):
-    monkeypatch.setattr(_packages, "_folder", lambda name: None)
+    monkeypatch.setattr(packages, "_folder", lambda name: None)
     assert found()["mmcv_parallel"] == {"owner": "nobody", "path": None}
 
 
 def test_mmcv_parallel_of_a_real_folder(tmp_path, monkeypatch, others):
-    monkeypatch.setattr(_packages, "_MMCV", ("mmcv-test",))
+    monkeypatch.setattr(packages, "_MMCV", ("mmcv-test",))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "mmcv", raising=False)
     (tmp_path / "mmcv").mkdir()
     (tmp_path / "mmcv" / "__init__.py").write_text("raise RuntimeError('imported')")
-    assert _packages.mmcv_parallel([])["owner"] == "nobody"  # as mmcv 2.x
+    assert packages.mmcv_parallel([])["owner"] == "nobody"  # as mmcv 2.x
     (tmp_path / "mmcv" / "parallel").mkdir()
     path = str(tmp_path / "mmcv" / "parallel")
-    assert _packages.mmcv_parallel([]) == {"owner": "unknown", "path": path}
+    assert packages.mmcv_parallel([]) == {"owner": "unknown", "path": path}
     others("mmcv-test", "1.7.2")
-    assert _packages.mmcv_parallel([]) == {"owner": "mmcv-test 1.7.2", "path": path}
+    assert packages.mmcv_parallel([]) == {"owner": "mmcv-test 1.7.2", "path": path}
 
 
 def test_mmcv_parallel_is_ours_once_it_is_installed(monkeypatch):
-    functions = ModuleType("pyparallel._functions")
+    functions = ModuleType("pyparallel.mmcv._functions")
     functions.__file__ = "/here.py"
     monkeypatch.setitem(sys.modules, "mmcv.parallel._functions", functions)
     expected = {"owner": "pyparallel", "path": "/here.py"}
@@ -257,7 +259,7 @@ def test_mmcv_parallel_is_ours_once_it_is_installed(monkeypatch):
 
 
 def test_two_distributions_of_mmcv_are_advice(others, monkeypatch, new_problems):
-    monkeypatch.setattr(_packages, "_MMCV", ("mmcv-test", "mmcv-test-full"))
+    monkeypatch.setattr(packages, "_MMCV", ("mmcv-test", "mmcv-test-full"))
     others("mmcv-test", "2.1.0")
     assert new_problems(found()) == []
     others("mmcv-test-full", "1.7.2")
@@ -299,7 +301,7 @@ def in_two(monkeypatch):
             _two_processes, "two_processes", lambda s: started.append(s) or failure
         )
         problems: list[Problem] = []
-        told = _doctor._in_two_processes(problems, seconds)
+        told = doctor._in_two_processes(problems, seconds)
         assert told.pop("took_seconds") >= 0 and set(started) <= {seconds}
         return told, problems, bool(started)
 
@@ -355,19 +357,19 @@ def test_what_the_page_promises_leaves_no_time_for_a_late_test(in_two):
 
 
 def test_all_ends_within_the_time_that_the_page_promises(monkeypatch):
-    given, sections = [], _doctor.sections
+    given, sections = [], doctor.sections
     clock = SimpleNamespace(monotonic=lambda: 1000.0, perf_counter=time.perf_counter)
-    monkeypatch.setattr(_doctor, "time", clock)
+    monkeypatch.setattr(doctor, "time", clock)
     monkeypatch.setattr(
-        _doctor, "_in_two_processes", lambda _, s: given.append(s) or {"passed": True}
+        doctor, "_in_two_processes", lambda _, s: given.append(s) or {"passed": True}
     )
 
     def only_the_test(quick, deadline):
         return {"self_test": sections(False, deadline)["self_test"]}
 
-    monkeypatch.setattr(_doctor, "sections", only_the_test)
+    monkeypatch.setattr(doctor, "sections", only_the_test)
     for age in (2.0, 25.0):  # seconds that the import of torch took
-        monkeypatch.setattr(_doctor, "_age", lambda age=age: age)
+        monkeypatch.setattr(doctor, "_age", lambda age=age: age)
         report()
     assert given == [28.0, 40.0 - 25.0 - 3.0]
     page = (DOCS / "doctor.md").read_text(encoding="utf-8")
@@ -377,7 +379,7 @@ def test_all_ends_within_the_time_that_the_page_promises(monkeypatch):
 def test_the_age_of_this_process_is_known():
     began = psutil.Process().create_time()
     before = time.time() - began
-    age = _doctor._age()
+    age = doctor._age()
     # Both count in hundredths of a second; the clock of the wall may be set.
     assert before - 1 <= age <= time.time() - began + 1
 

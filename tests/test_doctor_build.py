@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import pyparallel
-from pyparallel import _backend
-from pyparallel._backend import _build as records
-from pyparallel._doctor import _build
-from pyparallel._doctor._problem import Problem
+from pyparallel import backend
+from pyparallel.backend import build_record as records
+from pyparallel.doctor import build
+from pyparallel.doctor._problem import Problem
 
 pytestmark = pytest.mark.one_backend
 
@@ -23,49 +23,49 @@ def test_a_module_older_than_a_source_is_named(tmp_path):
     source, module = tmp_path / "csrc" / "ops" / "pack.cpp", tmp_path / "_C.so"
     source.parent.mkdir(parents=True)
     module.touch()
-    assert _build.newer_source(module, tmp_path) is None
+    assert build.newer_source(module, tmp_path) is None
     source.touch()
     os.utime(module, (1, 1))
-    assert _build.newer_source(None, tmp_path) is None
-    assert _build.newer_source(module, tmp_path) == "csrc/ops/pack.cpp"
+    assert build.newer_source(None, tmp_path) is None
+    assert build.newer_source(module, tmp_path) == "csrc/ops/pack.cpp"
     os.utime(source, (0, 0))
-    assert _build.newer_source(module, tmp_path) is None
+    assert build.newer_source(module, tmp_path) is None
 
 
 def test_an_extension_that_was_found_and_is_not_used_is_an_error(monkeypatch, tmp_path):
     module = tmp_path / "_C.so"
     module.touch()
     monkeypatch.setattr(records, "find", lambda _: records.Build(module, {}))
-    monkeypatch.setattr(_backend, "name", "python")
-    monkeypatch.setattr(_backend, "reason", "It must fit, but does not.")
-    monkeypatch.setattr(_backend, "built_for", {"torch": "1.2.3", "sanitize": ""})
-    monkeypatch.setattr(_backend, "load_error", ImportError("undefined symbol: x"))
+    monkeypatch.setattr(backend, "name", "python")
+    monkeypatch.setattr(backend, "reason", "It must fit, but does not.")
+    monkeypatch.setattr(backend, "built_for", {"torch": "1.2.3", "sanitize": ""})
+    monkeypatch.setattr(backend, "load_error", ImportError("undefined symbol: x"))
     monkeypatch.delenv("PYPARALLEL_BACKEND", raising=False)
     problems: list[Problem] = []
-    told = _build.backend(problems)
+    told = build.backend(problems)
     assert problems == [Problem("It must fit, but does not.", fails=True)]
     assert told["load_error"] == "ImportError: undefined symbol: x"
     assert told["built_for"] == {"torch": "1.2.3"}
     assert told["present"]["torch"] == torch.__version__
     monkeypatch.setenv("PYPARALLEL_BACKEND", "python")  # then nobody wants it
     problems.clear()
-    _build.backend(problems)
+    build.backend(problems)
     monkeypatch.setattr(records, "find", lambda _: None)
     monkeypatch.setenv("PYPARALLEL_BACKEND", "auto")  # there is none to be mended
-    _build.backend(problems)
+    build.backend(problems)
     assert problems == []
 
 
 def test_an_extension_for_another_python_is_advice(monkeypatch):
     monkeypatch.setattr(records, "find", lambda _: None)
     monkeypatch.setattr(records, "of_other_pythons", lambda _: ["_C.cpython-27.so"])
-    monkeypatch.setattr(_backend, "reason", "Only _C.cpython-27.so.")
+    monkeypatch.setattr(backend, "reason", "Only _C.cpython-27.so.")
     monkeypatch.delenv("PYPARALLEL_BACKEND", raising=False)
     problems: list[Problem] = []
-    _build.backend(problems)
+    build.backend(problems)
     assert problems == [Problem("Only _C.cpython-27.so.", fails=False)]
     monkeypatch.setenv("PYPARALLEL_BACKEND", "python")
-    _build.backend(problems)
+    build.backend(problems)
     assert len(problems) == 1
 
 
@@ -73,13 +73,11 @@ def test_where_native_must_run_and_cannot_the_import_says_why(tmp_path):
     package = Path(pyparallel.__file__).parent
     (tmp_path / "pyparallel").mkdir()
     for each in package.iterdir():
-        if each.name not in ("_backend", "__pycache__"):
+        if each.name not in ("backend", "__pycache__"):
             (tmp_path / "pyparallel" / each.name).symlink_to(each)
-    (tmp_path / "pyparallel" / "_backend").mkdir()
-    for each in (package / "_backend").glob("*.py"):
-        (tmp_path / "pyparallel" / "_backend" / each.name).write_bytes(
-            each.read_bytes()
-        )
+    (tmp_path / "pyparallel" / "backend").mkdir()
+    for each in (package / "backend").glob("*.py"):
+        (tmp_path / "pyparallel" / "backend" / each.name).write_bytes(each.read_bytes())
     env = os.environ | {"PYTHONPATH": str(tmp_path), "PYPARALLEL_BACKEND": "native"}
     done = subprocess.run(
         [sys.executable, "-m", "pyparallel", "doctor", "--quick"],
@@ -111,7 +109,7 @@ def test_where_native_must_run_and_cannot_the_import_says_why(tmp_path):
     ],
 )
 def test_architectures_cover_gpus_as_cuda_defines_it(archs, capability, runs):
-    assert _build.covered(archs, capability) is runs
+    assert build.covered(archs, capability) is runs
 
 
 @pytest.fixture
@@ -122,15 +120,15 @@ def two_gpus(monkeypatch):
         torch.cuda, "get_device_capability", lambda i: [(7, 0), (9, 0)][i]
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: ["V100", "H100"][i])
-    monkeypatch.setattr(_backend, "name", "native")
-    return lambda record: monkeypatch.setattr(_backend, "built_for", record)
+    monkeypatch.setattr(backend, "name", "native")
+    return lambda record: monkeypatch.setattr(backend, "built_for", record)
 
 
 def test_a_gpu_without_kernels_is_an_error_with_what_to_type(two_gpus, monkeypatch):
-    monkeypatch.setattr(_backend, "devices", ("cpu", "cuda"))
+    monkeypatch.setattr(backend, "devices", ("cpu", "cuda"))
     two_gpus({"archs": "8.0;9.0"})
     problems: list[Problem] = []
-    assert _build.gpus(problems) == [
+    assert build.gpus(problems) == [
         {"device": "cuda:0", "name": "V100", "capability": "7.0", "kernels": False},
         {"device": "cuda:1", "name": "H100", "capability": "9.0", "kernels": True},
     ]
@@ -143,15 +141,15 @@ def test_a_gpu_without_kernels_is_an_error_with_what_to_type(two_gpus, monkeypat
         )
     ]
     two_gpus({"archs": "7.0+PTX"})
-    assert [gpu["kernels"] for gpu in _build.gpus(problems)] == [True, True]
+    assert [gpu["kernels"] for gpu in build.gpus(problems)] == [True, True]
     assert len(problems) == 1
 
 
 def test_a_cpu_build_beside_a_gpu_is_advice(two_gpus, monkeypatch):
-    monkeypatch.setattr(_backend, "devices", ("cpu",))
+    monkeypatch.setattr(backend, "devices", ("cpu",))
     two_gpus({"archs": "", "reason": "no nvcc was found"})
     problems: list[Problem] = []
-    assert [gpu["kernels"] for gpu in _build.gpus(problems)] == [None, None]
+    assert [gpu["kernels"] for gpu in build.gpus(problems)] == [None, None]
     assert problems == [
         Problem(
             "The extension should be built for CUDA where a GPU is visible, but was "
@@ -180,7 +178,7 @@ def test_programs_are_found_where_a_build_finds_them(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     problems: list[Problem] = []
-    told = _build.toolchain(problems)
+    told = build.toolchain(problems)
     assert told["cxx"] == {"version": "clang version 19", "path": compiler}
     assert told["nvcc"] == {"version": "12.4", "path": nvcc}
     assert told["ninja"] is None
@@ -204,12 +202,12 @@ def test_a_program_that_answers_late_is_there(tmp_path, monkeypatch):
     program(nvcc, "")
     nvcc.write_bytes(path.read_bytes())
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(_build, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(build, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(_backend, "name", "python")
-    monkeypatch.setattr(_backend, "built_for", {})
+    monkeypatch.setattr(backend, "name", "python")
+    monkeypatch.setattr(backend, "built_for", {})
     problems: list[Problem] = []
-    told = _build.toolchain(problems)
+    told = build.toolchain(problems)
     assert told["cxx"] == {"version": "no answer in 0.1 s", "path": str(path)}
     assert told["nvcc"] == {"version": "no answer in 0.1 s", "path": str(nvcc)}
     assert problems == [], "it is neither missing nor of another version"
@@ -230,8 +228,8 @@ def test_no_compiler_matters_only_where_there_is_no_extension(tmp_path, monkeypa
             ],
         ),
     ):
-        monkeypatch.setattr(_backend, "name", name)
-        monkeypatch.setattr(_backend, "built_for", record)
+        monkeypatch.setattr(backend, "name", name)
+        monkeypatch.setattr(backend, "built_for", record)
         problems: list[Problem] = []
-        assert _build.toolchain(problems)["cxx"] is None
+        assert build.toolchain(problems)["cxx"] is None
         assert [problem.text for problem in problems] == texts

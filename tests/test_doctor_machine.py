@@ -11,9 +11,10 @@ import pytest
 import torch
 from test_preflight import machine, write
 
-from pyparallel import _preflight
-from pyparallel._doctor import _bandwidth, _machine
-from pyparallel._doctor._problem import Problem
+from pyparallel.doctor import _bandwidth
+from pyparallel.doctor import machine as machine_module
+from pyparallel.doctor._problem import Problem
+from pyparallel.loader import preflight
 
 pytestmark = pytest.mark.one_backend
 
@@ -28,7 +29,9 @@ def looked(monkeypatch):
 
     def look(at):
         problems: list[Problem] = []
-        return _machine.machine(problems, at), [problem.text for problem in problems]
+        return machine_module.machine(problems, at), [
+            problem.text for problem in problems
+        ]
 
     return look
 
@@ -89,7 +92,7 @@ def test_what_is_short_is_judged_and_told_as_a_loader_tells_it(looked, tmp_path)
         "locked_memory": "ok",
     }
     assert told["file_descriptors"]["enough_for_workers"] == 1
-    expected = _preflight.check(
+    expected = preflight.check(
         num_workers=2,
         prefetch_factor=None,
         ring_nbytes=10**9,
@@ -180,7 +183,7 @@ def test_bandwidth_is_measured_on_memory_of_a_bounded_size(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     left = [16 << 20]
     monkeypatch.setattr(
-        _preflight.Machine, "memory_left", lambda _: (left[0], "a limit")
+        preflight.Machine, "memory_left", lambda _: (left[0], "a limit")
     )
     told = _bandwidth.bandwidth()
     assert told["copied_nbytes"] == 1 << 20

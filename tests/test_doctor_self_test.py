@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pyparallel._doctor import _two_processes
-from pyparallel._doctor._two_processes import Failure, two_processes
+from pyparallel.doctor import _two_processes
+from pyparallel.doctor._two_processes import Failure, two_processes
 
 pytestmark = pytest.mark.one_backend
 
@@ -74,8 +74,8 @@ def test_the_installed_script_passes_from_any_folder(tmp_path, folder):
     script = tmp_path / "pyparallel"  # as pip writes it, but for its patience
     script.write_text(
         "import sys\n"
-        "from pyparallel import _doctor\n"
-        "_doctor.SECONDS, _doctor._two_processes.SECONDS = 110.0, 100.0\n"
+        "from pyparallel.doctor import _two_processes, command\n"
+        "command.SECONDS, _two_processes.SECONDS = 110.0, 100.0\n"
         "from pyparallel.__main__ import main\nsys.exit(main())\n"
     )
     package = Path(_two_processes.__file__).parents[2]
@@ -99,7 +99,7 @@ def test_the_installed_script_passes_from_any_folder(tmp_path, folder):
 def test_a_wrong_gradient_is_told_by_the_rank_that_found_it(ranks_run):
     failure = ranks_run(
         "import json; sys.path[:] = json.loads(sys.argv[1])\n"
-        "from pyparallel._doctor import _rank; _rank._GRADIENT = 3.0\n"
+        "from pyparallel.doctor import _rank; _rank._GRADIENT = 3.0\n"
         "_rank.run(rank, sys.argv[3], float(sys.argv[4]))"
     )
     assert failure.text in [

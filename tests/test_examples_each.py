@@ -49,8 +49,8 @@ def test_an_example_is_short_and_uses_what_is_public(path: Path) -> None:
     text = path.read_text("utf-8")
     assert len(text.splitlines()) < 100
     assert private(text) == set() and "pyparallel" in text
-    assert private(text + "\nfrom pyparallel._slab import Slab\n") == {
-        "pyparallel._slab.Slab"
+    assert private(text + "\nfrom pyparallel.transfer.to_device import Slab\n") == {
+        "pyparallel.transfer.to_device.Slab"
     }
 
 

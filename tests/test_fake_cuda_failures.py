@@ -10,17 +10,11 @@ import pytest
 import torch
 from test_ring_memory import Worker
 
-from pyparallel import (
-    DataContainer,
-    _page_lock,
-    _slab,
-    collate,
-    scatter,
-    start_to_host,
-    to_host,
-)
-from pyparallel._ring import Ring
-from pyparallel._transfer import keeper
+from pyparallel import DataContainer, collate, scatter, start_to_host, to_host
+from pyparallel.shm import pinning
+from pyparallel.shm.ring import Ring
+from pyparallel.transfer import to_device
+from pyparallel.transfer.engine import keeper
 
 pytestmark = [
     pytest.mark.cuda,
@@ -28,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:\[PP208\]"),  # a slab that CUDA refuses to pin
 ]
 
-EXTENSION = "_backend/_C"
+EXTENSION = "backend/_C"
 #: The calls of one operation that fail one after the other: of each function.
 MOST_CALLS = 6
 
@@ -40,7 +34,7 @@ def nothing_held() -> Iterator[None]:
     """Forget the slabs without a fence: a process holds them until its end."""
     yield
     torch.cuda.synchronize()
-    _slab.release_done()
+    to_device.release_done()
     keeper._held.clear()
 
 
@@ -58,7 +52,7 @@ def pinned(num: int, value: int) -> Tensors:
 
 
 def send(leaves: Tensors) -> tuple[Tensors, Tensors]:
-    return _slab.send(leaves, device()).land(), leaves
+    return to_device.send(leaves, device()).land(), leaves
 
 
 def send_packed(value: int) -> tuple[Tensors, Tensors]:
@@ -109,14 +103,14 @@ def scatter_ragged(value: int) -> tuple[Tensors, Tensors]:
 def adopt_slab(value: int) -> tuple[Tensors, Tensors]:
     """Send a batch of a pinned ring, and drop it."""
     ring = Ring(2, 16 << 20)
-    ring.page_lock(_page_lock.for_accelerator())
+    ring.page_lock(pinning.for_accelerator())
     parcel = Worker(ring, torch.stack).make([torch.full((1 << 16,), float(value))] * 4)
     batch = parcel.open()
     found = scatter(batch, [0])[0]
     expected = batch.clone()
     del batch, parcel
     torch.cuda.synchronize()
-    _slab.release_done()
+    to_device.release_done()
     return [found], [expected]
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyparallel import _backend, _forks, _tree
+from pyparallel import backend
+from pyparallel.batch import pytree
+from pyparallel.loader import _forks
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
@@ -19,7 +21,7 @@ pytestmark = [
 ]
 
 NATIVE = pytest.mark.skipif(
-    _backend.name != "native", reason="pure Python cannot lock torch's generator"
+    backend.name != "native", reason="pure Python cannot lock torch's generator"
 )
 
 
@@ -60,7 +62,7 @@ def child(action: Callable[[], Any]) -> int:
 
 
 LOCKS: dict[str, Callable[[], Any]] = {
-    "registered classes": lambda: _tree.registration_lock,
+    "registered classes": lambda: pytree.registration_lock,
     "torch.manual_seed": lambda: torch.cuda._initialization_lock,
     "numpy.random": lambda: np.random.get_bit_generator().lock,
 }
@@ -79,7 +81,7 @@ def test_a_lock_that_is_never_released_does_not_stop_a_fork(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_forks, "_TIMEOUT", 0.01)
-    with _tree.registration_lock:
+    with pytree.registration_lock:
         assert child(lambda: None) == 0
     assert not _forks._held.locks
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pyparallel import _functions
-from pyparallel._functions import (
+from pyparallel.mmcv import _functions
+from pyparallel.mmcv._functions import (
     Scatter,
     get_input_device,
     scatter,
@@ -184,7 +184,7 @@ def test_get_stream_can_be_replaced_and_is_used(log, monkeypatch):
 
 def test_get_stream_takes_devices_and_indices(monkeypatch):
     monkeypatch.setattr(
-        _functions._slab.torch_device, "copy_stream", lambda device: device
+        _functions.to_device.torch_device, "copy_stream", lambda device: device
     )
     assert _functions._get_stream(1) == torch.device("cuda", 1)
     assert _functions._get_stream(torch.device("cuda", 1)) == torch.device("cuda", 1)

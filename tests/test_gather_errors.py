@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyparallel import DataContainer, Ragged, _gathering, gather
+from pyparallel import DataContainer, Ragged, gather
+from pyparallel.scatter_gather import _gathering
 
 pytestmark = pytest.mark.one_backend
 

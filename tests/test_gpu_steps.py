@@ -199,7 +199,7 @@ def test_wheels_come_first_and_then_an_index(check: Check, online: bool) -> None
 
 def test_a_copied_tree_keeps_its_build_and_no_source_that_is_gone(check: Check) -> None:
     tree = check.folder / "tree"
-    kept = ["build/lib/object.o", "pyparallel/_backend/_C.cpython-312.so"]
+    kept = ["build/lib/object.o", "pyparallel/backend/_C.cpython-312.so"]
     gone = ["pyparallel/gone.py", "gone/deep/gone.py", "tests/__pycache__/gone.pyc"]
     for name in kept + gone:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)

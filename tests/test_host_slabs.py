@@ -12,9 +12,11 @@ import pytest
 import torch
 from fake_device import FakeDevice
 
-from pyparallel import LoaderWarning, _errors, _host_slabs, _slab, memory
-from pyparallel._host_slabs import HostSlabs, host_slabs
-from pyparallel.to_host import HostCopy
+from pyparallel import LoaderWarning, memory
+from pyparallel.core import errors
+from pyparallel.scatter_gather.to_host import HostCopy
+from pyparallel.transfer import pinned_results, to_device
+from pyparallel.transfer.pinned_results import HostSlabs, host_slabs
 
 MIB = 1 << 20
 
@@ -29,7 +31,7 @@ def two_more() -> Iterator[None]:
     """Leave room for two results of 64 bytes, and for a warning."""
     before = host_slabs.limit
     host_slabs.limit = host_slabs.in_use() + 128
-    _errors._warned.discard("PP213 ")
+    errors._warned.discard("PP213 ")
     yield
     host_slabs.limit = before
 
@@ -68,27 +70,27 @@ def test_beyond_the_limit_results_come_to_ordinary_memory(
 def test_ordinary_memory_is_held_until_it_is_written(
     two_more: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[_host_slabs.StorageWeakRef] = []
+    made: list[pinned_results.StorageWeakRef] = []
     real = host_slabs.take
 
     def take(*args: Any) -> tuple[torch.Tensor, bool]:
         slab, is_pinned = real(*args)
         assert not is_pinned
-        made.append(_host_slabs.StorageWeakRef(slab.untyped_storage()))
+        made.append(pinned_results.StorageWeakRef(slab.untyped_storage()))
         return slab, is_pinned
 
     host_slabs.limit -= 128
     monkeypatch.setattr(host_slabs, "take", take)
-    _errors._warned.add("PP213 ")
+    errors._warned.add("PP213 ")
     go = threading.Event()
     with FakeDevice() as fake:
         fake.copies.queue(go.wait, 30)
         results(fake, 1, snapshot=True)  # and the handle is dropped
-        _slab.release_done()
+        to_device.release_done()
         was_held = [not each.expired() for each in made]
         go.set()
         assert fake.record(fake.copies).wait(30)
-        _slab.release_done()
+        to_device.release_done()
         assert was_held == [True] and made[0].expired()
 
 
@@ -125,7 +127,7 @@ def test_threads_that_allocate_at_a_time_stay_within_the_limit() -> None:
         kept.append(slabs.take(100, slow))
 
     allocating = threading.Event()
-    _errors._warned.add("PP213 ")
+    errors._warned.add("PP213 ")
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -140,19 +142,19 @@ def test_one_more_asks_as_many_however_many_are_kept(
 ) -> None:
     asked: list[None] = []
 
-    class Counted(_host_slabs.StorageWeakRef):
+    class Counted(pinned_results.StorageWeakRef):
         def expired(self) -> bool:
             asked.append(None)
             return bool(super().expired())
 
-    monkeypatch.setattr(_host_slabs, "StorageWeakRef", Counted)
+    monkeypatch.setattr(pinned_results, "StorageWeakRef", Counted)
     slabs, kept = HostSlabs(2000 * 64), []
     for _ in range(2000):
         kept.append(slabs.take(64, pinned))
     assert all(is_pinned for _, is_pinned in kept)
     assert 2000 <= len(asked) <= 2000 * 16
     asked.clear()
-    _errors._warned.add("PP213 ")
+    errors._warned.add("PP213 ")
     beyond = [slabs.take(64, pinned) for _ in range(500)]
     assert not any(is_pinned for _, is_pinned in beyond)
     assert 500 <= len(asked) <= 500 * 128
@@ -167,7 +169,7 @@ def test_a_handler_may_ask_while_slabs_are_counted(
     """As of a signal, which prints `memory.pinned_info` whatever is under way."""
     inner: list[int] = [0]
 
-    class Interrupted(_host_slabs.StorageWeakRef):
+    class Interrupted(pinned_results.StorageWeakRef):
         def expired(self) -> bool:
             if not inner:
                 inner.append(0)
@@ -175,7 +177,7 @@ def test_a_handler_may_ask_while_slabs_are_counted(
                 kept.append(slabs.take(7, pinned)[0])
             return bool(super().expired())
 
-    monkeypatch.setattr(_host_slabs, "StorageWeakRef", Interrupted)
+    monkeypatch.setattr(pinned_results, "StorageWeakRef", Interrupted)
     slabs = HostSlabs(1000)
     kept = [slabs.take(100, pinned)[0] for _ in range(3)]
     inner.clear()

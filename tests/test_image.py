@@ -18,9 +18,12 @@ from recorded import with_allocations
 from torch.utils.data import DataLoader
 
 import pyparallel
-from pyparallel import ImagePreprocessor, Padded, _errors, _images, _slab
-from pyparallel._backend import _reference
-from pyparallel._stacked import Stacked
+from pyparallel import ImagePreprocessor, Padded
+from pyparallel.backend import _python
+from pyparallel.batch.padding_stats import Stacked
+from pyparallel.core import errors
+from pyparallel.images import _batch
+from pyparallel.transfer import to_device
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 # When an iterator ends, torch closes queues that their feeder threads may still use.
@@ -203,7 +206,7 @@ def test_gradients_flow_and_change_no_bit(
             plain = pre(leaves)
     assert not plain.requires_grad
     assert batch.is_contiguous(memory_format=torch.channels_last)
-    if exact or backend is _reference:
+    if exact or backend is _python:
         assert torch.equal(batch, plain)
     else:
         torch.testing.assert_close(batch, plain)
@@ -286,7 +289,7 @@ def test_images_leave_in_one_flight_as_they_lie(
         sent.append((parts, target))
         return lambda: [each.clone() for each in parts]
 
-    monkeypatch.setattr(_slab, "depart", depart)
+    monkeypatch.setattr(to_device, "depart", depart)
     first, second, third = photos()
     turned = second.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     batch = ImagePreprocessor(MEAN, STD, device="cpu")([first, turned, third])
@@ -307,7 +310,7 @@ def test_plain_images_need_no_operators_of_torch(
     def refuse(*_: Any) -> None:
         raise AssertionError("torch's operators must not be needed")
 
-    monkeypatch.setattr(_images, "_differentiably", refuse)
+    monkeypatch.setattr(_batch, "_differentiably", refuse)
     with using(backend):
         ImagePreprocessor(MEAN, STD)(photos())
         ImagePreprocessor(MEAN, STD)(photos(dtype=torch.float64))
@@ -353,7 +356,7 @@ def test_mean_and_std_are_of_scaled_images(backend: ModuleType) -> None:
 
 
 def test_bytes_with_a_mean_of_values_up_to_1_are_a_warning() -> None:
-    _errors._warned.clear()
+    errors._warned.clear()
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     for quiet in (
         ImagePreprocessor(mean, std, scale=1 / 255),

@@ -10,7 +10,7 @@ import torch
 from backends import last
 
 from pyparallel import ImagePreprocessor, Padded, Ragged
-from pyparallel._errors import EmptyBatchError
+from pyparallel.core.errors import EmptyBatchError
 
 pytestmark = pytest.mark.asan
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyparallel import _keeper, _transfer
+from pyparallel.transfer import _keep_alive, engine
 
 pytestmark = pytest.mark.one_backend
 
@@ -30,7 +30,7 @@ class Source:
 
 
 def test_a_device_that_fails_gives_nothing_up():
-    keeper = _keeper.Keeper()
+    keeper = _keep_alive.Keeper()
     dropped: list[bool] = []
     ticket = keeper.hold([Source(dropped)])
     assert keeper.release_done() == 1  # nobody has said yet when
@@ -50,7 +50,7 @@ def test_a_forked_child_destroys_no_event():
     done: list[bool] = []
     event, destroyed = Event(), []
     weakref.finalize(event, destroyed.append, True).atexit = False
-    keeper = _transfer.keeper
+    keeper = engine.keeper
     keeper.release_when(keeper.hold("a source"), event.is_done)
     del event
     child = os.fork()
@@ -62,7 +62,7 @@ def test_a_forked_child_destroys_no_event():
 
 
 def test_many_threads_give_up_everything_once_and_nothing_early():
-    keeper = _keeper.Keeper()
+    keeper = _keep_alive.Keeper()
     dropped: list[bool] = []
 
     def work(seed: int) -> None:
@@ -89,20 +89,20 @@ def test_many_threads_give_up_everything_once_and_nothing_early():
 
 EXIT = """
 import os, sys, threading
-from pyparallel import _keeper, _slab
+from pyparallel.transfer import _keep_alive, to_device
 class Source:
     def __del__(self, write=os.write):  # works until the very end
         write(1, b"dropped\\n")
 ready = threading.Event()
-ticket = _slab._keeper.hold([Source()])
-_slab._keeper.release_when(ticket, ready.is_set)
+ticket = to_device._keeper.hold([Source()])
+to_device._keeper.release_when(ticket, ready.is_set)
 if sys.argv[1] == "late":
-    _keeper.EXIT_SECONDS = 30  # of a busy machine
+    _keep_alive.EXIT_SECONDS = 30  # of a busy machine
     timer = threading.Timer(0.3, ready.set)
     timer.daemon = True
     timer.start()
 if sys.argv[1] == "fails":
-    _slab._keeper.release_when(ticket, lambda: 1 / 0)
+    to_device._keeper.release_when(ticket, lambda: 1 / 0)
 """
 
 

@@ -1,8 +1,9 @@
-"""Imports run downwards only, and nothing is checked by ``assert``."""
+"""Imports run down the floors, and nothing is checked by ``assert``."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -11,93 +12,23 @@ pytestmark = pytest.mark.one_backend
 
 PACKAGE = Path(__file__).parent.parent / "pyparallel"
 
-#: From the bottom to the top. Modules of one layer are siblings: none knows another.
-LAYERS = [
-    ["_errors", "_text", "_versions"],
-    ["_torch_private"],
-    ["_cpu_time", "_stats", "_stacked", "_storage", "_tensor_fields", "_trace"],
-    ["_pipe", "_probe"],
-    ["_backend", "_preflight"],
-    ["_tree", "padding"],
-    ["container"],
-    ["_plan", "_image_plan", "_frame"],
-    ["_cargo", "_device", "_keeper", "_host_slabs"],
-    ["_transfer"],
-    ["_debug"],
-    ["_slab", "_output", "_shared", "_tracebacks", "memory"],
-    ["_by_torch", "_move", "_return_flight", "_ring_memory"],
-    ["_ring", "_page_lock", "_integers", "_worker_states"],
-    ["_parcel"],
-    ["_stack", "_targets", "_seal"],
-    ["_images"],
-    ["_pad_stack_op"],
-    ["_image_op"],
-    ["_pad_stack", "ragged", "_packing"],
-    ["image"],
-    ["_columns", "_split", "_unbatchable"],
-    ["_values"],
-    ["_random_state", "_sample_seeds", "_order", "_parts"],
-    ["_source", "_fetching"],
-    ["_dataset_states", "_loader_state"],
-    ["_progress"],
-    ["_resume"],
-    ["_thread_state", "_lent_threads"],
-    ["_device_threads"],
-    ["_calls", "_dealing"],
-    ["_broadcast", "_functions", "_module_wrappers", "_same_model"],
-    ["collate", "scatter", "to_host"],
-    ["_carry", "_alike"],
-    ["_gathering", "_step_outputs"],
-    ["replicas", "gather"],
-    ["parallel_apply"],
-    ["_cut_short", "_forks", "_hand_over"],
-    ["_workers"],
-    ["_prefetch_thread"],
-    ["_prefetch_pass"],
-    ["data_parallel", "distributed", "distributed_deprecated", "_loading"],
-    ["loader", "prefetch"],
-    ["mmcv", "mmengine"],
-    ["registry", "_profile"],
-    ["profile"],
-    ["__init__"],
-    ["_doctor"],
-    ["__main__"],
+#: From the bottom to the top. Entries of one floor do not import each other.
+FLOORS = [
+    ["core"],
+    ["backend"],
+    ["transfer"],
+    ["batch", "memory", "shm"],
+    ["images", "loader", "scatter_gather"],
+    ["parallel", "prefetch"],
+    ["mmcv", "mmengine", "profiler"],
+    ["__init__", "registry"],
+    ["__main__", "doctor"],
 ]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-#: The same inside the folder of this name.
-INSIDE = {
-    "_doctor": [
-        ["_problem", "_bandwidth", "_one_process", "_rank"],
-        ["_build", "_packages", "_machine", "_text", "_two_processes"],
-        ["__init__"],
-    ],
-    "_profile": [
-        ["__init__", "environment", "record", "sitecustomize"],
-        ["cut", "drawing", "watch"],
-        ["install", "summary"],
-        ["advice"],
-        ["charts"],
-        ["page"],
-        ["report"],
-        ["command"],
-    ],
-    "mmengine": [
-        ["_upstream", "_accumulation", "_checkpoint", "_clip", "launchers", "stack"],
-        ["join", "_cast", "_setting", "anomaly", "model_wrappers", "optim"],
-        ["amp", "collate", "optim_dict", "preprocessor"],
-        ["_steps"],
-        ["distributed", "image", "model"],
-        ["fully_sharded", "separate"],
-        ["_install"],
-        ["__init__"],
-    ],
-}
+LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
+FOLDERS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 FILES = sorted(PACKAGE.rglob("*.py"))
-
-
-def module_of(path: Path) -> str:
-    """Return the name of the module in ``LAYERS`` that a file belongs to."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+#: Folders whose names other libraries define: all of their modules may be imported.
+OTHERS = {"mmcv", "mmengine", "backend", "profiler"}
 
 
 def imported_names(path: Path, text: str | None = None) -> list[list[str]]:
@@ -114,12 +45,26 @@ def imported_names(path: Path, text: str | None = None) -> list[list[str]]:
     return [name.split(".") for name in found]
 
 
-def imported(path: Path, text: str | None = None) -> set[str]:
-    """Return the modules of the package that a file imports."""
-    parts = imported_names(path, text)
-    inside = {part[1] for part in parts if part[0] == "pyparallel" and len(part) > 1}
-    # A name taken from the package itself is not a module: it comes from __init__.
-    return {name if name in LEVEL else "__init__" for name in inside}
+def imported(path: Path, text: str | None = None) -> set[tuple[str, str]]:
+    """Return the entries of the package that a file imports, with their modules."""
+    found = set()
+    for parts in imported_names(path, text):
+        if parts[0] == "pyparallel" and len(parts) > 1:
+            # A name from the package itself is not a module: it comes from __init__.
+            entry = parts[1] if parts[1] in LEVEL else "__init__"
+            module = parts[2] if entry in FOLDERS and len(parts) > 2 else ""
+            found.add((entry, module))
+    return found
+
+
+def entry_of(path: Path) -> str:
+    """Return the entry of ``FLOORS`` that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def modules_of(path: Path) -> dict[str, Path]:
+    """Return the modules in the folder of a file, by name."""
+    return {each.stem: each for each in path.parent.glob("*.py")}
 
 
 def relative(path: Path) -> str:
@@ -127,24 +72,47 @@ def relative(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
-def test_imports_run_downwards_only(path: Path) -> None:
-    module = module_of(path)
-    assert module in LEVEL, f"{module} has no layer yet: give it one in LAYERS"
-    wrong = {name for name in imported(path) - {module} if LEVEL[name] >= LEVEL[module]}
-    assert not wrong, f"{module} must not import {', '.join(sorted(wrong))}"
+def test_imports_run_down_the_floors(path: Path) -> None:
+    entry = entry_of(path)
+    others = {name for name, _ in imported(path)} - {entry}
+    wrong = {name for name in others if LEVEL[name] >= LEVEL[entry]}
+    assert not wrong, f"{entry} must not import {', '.join(sorted(wrong))}"
 
 
-@pytest.mark.parametrize("folder", INSIDE)
-def test_imports_inside_a_folder_run_downwards_only(folder: str) -> None:
-    level = {name: i for i, names in enumerate(INSIDE[folder]) for name in names}
-    files = sorted((PACKAGE / folder).rglob("*.py"))
-    assert sorted(level) == sorted(path.stem for path in files), "one layer for each"
-    for path in files:
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_private_modules_are_imported_in_their_folder_only(path: Path) -> None:
+    others = {found for found in imported(path) if found[0] != entry_of(path)}
+    # The extension and its stub have one name.
+    private = {found for found in others if found[1][:1] == "_" and found[1] != "_C"}
+    assert not private, "only its own folder imports a module with an underscore"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_inside_a_folder_have_no_cycle(folder: str) -> None:
+    below: dict[str, set[str]] = {}
+    for path in (PACKAGE / folder).rglob("*.py"):
         names = imported_names(path)
-        inside = {part[2] for part in names if part[:2] == ["pyparallel", folder]}
-        modules = {name if name in level else "__init__" for name in inside}
-        wrong = {name for name in modules if level[name] >= level[path.stem]}
-        assert not wrong, f"{folder}/{path.stem} must not import {sorted(wrong)}"
+        found = {part[2] for part in names if part[:2] == ["pyparallel", folder]}
+        below[path.stem] = found & set(modules_of(PACKAGE / folder / "__init__.py"))
+    while below:
+        leaves = {name for name, found in below.items() if not found & set(below)}
+        assert leaves, f"{folder} has a cycle among {sorted(below)}"
+        below = {name: found for name, found in below.items() if name not in leaves}
+
+
+@pytest.mark.parametrize("folder", sorted(set(FOLDERS) - OTHERS))
+def test_each_folder_lists_the_modules_that_others_use(folder: str) -> None:
+    package = importlib.import_module(f"pyparallel.{folder}")
+    used = {
+        module
+        for path in FILES
+        if entry_of(path) != folder
+        for entry, module in imported(path)
+        if entry == folder
+    }
+    assert sorted(used - {""}) == sorted(set(package.__all__) & used - {""})
+    assert set(package.__all__) <= set(modules_of(PACKAGE / folder / "__init__.py"))
+    assert 5 <= len((package.__doc__ or "").splitlines()) <= 15
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
@@ -155,9 +123,13 @@ def test_nothing_is_checked_by_assert(path: Path) -> None:
 
 
 def test_the_walk_sees_every_form_of_import() -> None:
-    text = "from . import _slab\nfrom ._plan import x\nimport pyparallel.collate\n"
-    text += "def f():\n    from pyparallel import _tree, DataContainer\n"
-    found = imported(PACKAGE / "imagined.py", text)
-    assert found == {"_slab", "_plan", "collate", "_tree", "__init__"}
-    below = imported(PACKAGE / "_backend" / "imagined.py", "from .. import _tree\n")
-    assert below == {"_tree"}
+    text = "from ..core import errors\nfrom .plan import x\nimport pyparallel.backend\n"
+    text += "def f():\n    from pyparallel import memory, DataContainer\n"
+    found = imported(PACKAGE / "batch" / "imagined.py", text)
+    assert found == {
+        ("core", "errors"),
+        ("batch", "plan"),
+        ("backend", ""),
+        ("memory", ""),
+        ("__init__", ""),
+    }

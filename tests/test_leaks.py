@@ -31,7 +31,7 @@ from pyparallel import (
     pad_stack,
     scatter,
 )
-from pyparallel.to_host import HostCopy
+from pyparallel.scatter_gather.to_host import HostCopy
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyparallel import ImagePreprocessor, Padded, Padding, pad_stack
-from pyparallel._image_plan import ImageForm
+from pyparallel.images._plan import ImageForm
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.slow]
 

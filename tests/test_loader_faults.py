@@ -19,7 +19,7 @@ from loader_sets import Making, Numbers, all_free, children, only, same, wait_fo
 from prefetch_loaders import die_with_the_lock
 
 import pyparallel
-from pyparallel import _workers
+from pyparallel.loader import worker_monitor
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -357,7 +357,7 @@ def test_a_connection_that_a_dead_worker_broke_is_its_death(
     next(batches)
     (pid,) = [worker.pid for worker in batches._workers]
     if dies:
-        monkeypatch.setattr(_workers, "GRACE", 10.0)  # the system may be busy
+        monkeypatch.setattr(worker_monitor, "GRACE", 10.0)  # the system may be busy
 
     def broken(self: Any) -> Any:
         if dies:

@@ -14,7 +14,8 @@ import torch
 import torch.utils.data
 
 import pyparallel
-from pyparallel import DataLoader, _errors
+from pyparallel import DataLoader
+from pyparallel.core import errors
 
 OURS = {"ring_slabs", "max_ring_bytes", "sample_seeds", "snapshot_every_n_steps"}
 
@@ -54,7 +55,7 @@ def heard(
     call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[str, str, int]]:
     """Return the warnings of a call: text, file and line."""
-    monkeypatch.setattr(_errors, "_warned", set())
+    monkeypatch.setattr(errors, "_warned", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -115,9 +116,9 @@ def test_a_warning_without_a_line_of_the_user_is_given(
 
 ERRORS = [
     value
-    for value in vars(_errors).values()
+    for value in vars(errors).values()
     if isinstance(value, type) and issubclass(value, Exception)
-    if value.__module__ == _errors.__name__ and not issubclass(value, Warning)
+    if value.__module__ == errors.__name__ and not issubclass(value, Warning)
 ]
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import pyparallel
 from pyparallel import DataContainer, Ragged
-from pyparallel._errors import _warned
+from pyparallel.core.errors import _warned
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [

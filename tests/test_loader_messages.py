@@ -19,7 +19,9 @@ from loader_sets import wait_for
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 import pyparallel
-from pyparallel import DataLoader, PreDataLoader, _debug, _tracebacks
+from pyparallel import DataLoader, PreDataLoader
+from pyparallel.loader import tracebacks
+from pyparallel.transfer import debug
 
 PACKAGE = str(Path(pyparallel.__file__).parent)
 needs_notes = pytest.mark.skipif(
@@ -247,13 +249,13 @@ def test_the_place_of_a_mistake_in_the_package_stays_in_the_traceback(
         try:
             ours["call"](by_user)
         except Exception as error:
-            _tracebacks.hide_frames(error)
+            tracebacks.hide_frames(error)
             return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         raise AssertionError
 
     assert names("wrong") == ["names", "by_user", "wrong"]
     assert names("refuse") == ["names", "by_user"]
-    monkeypatch.setattr(_debug, "enabled", True)
+    monkeypatch.setattr(debug, "enabled", True)
     assert names("refuse") == ["names", "call", "by_user", "call", "refuse"]
 
 

@@ -28,8 +28,9 @@ from loader_sets import (
 )
 
 import pyparallel
-from pyparallel import _errors, _ring
-from pyparallel._errors import LoaderWarning
+from pyparallel.core import errors
+from pyparallel.core.errors import LoaderWarning
+from pyparallel.shm import ring as ring_module
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -44,7 +45,7 @@ REST = " Until then such batches take memory that is slow to write."
 
 @pytest.fixture(autouse=True)
 def _warn_again() -> None:
-    _errors._warned.clear()
+    errors._warned.clear()
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -53,7 +54,7 @@ def test_slabs_are_free_when_the_last_view_dies(persistent: bool) -> None:
     loader = pyparallel.DataLoader(Numbers(8), **options)
     for _ in range(2):
         kept = [batch[1, 1:] for batch in loader]
-        assert holders(loader).count(_ring.PARENT) == 4
+        assert holders(loader).count(ring_module.PARENT) == 4
         assert [row.tolist() for row in kept] == [[i, i] for i in (1.0, 3, 5, 7)]
         del kept
         assert not any(holders(loader))
@@ -126,7 +127,7 @@ def test_a_list_of_more_batches_than_slabs() -> None:
     assert [batch[0].tolist() for batch in batches] == [[i] * 3 for i in range(40)]
     stats = loader.stats()
     assert (stats.ring_hits, stats.ring_misses) == (4, 36)
-    assert sorted(holders(loader)) == [_ring.PARENT] * 4
+    assert sorted(holders(loader)) == [ring_module.PARENT] * 4
     del batches
     assert not any(holders(loader))
 
@@ -265,11 +266,11 @@ def test_a_batch_outlives_its_loader() -> None:
     batches = list(pyparallel.DataLoader(Numbers(3), num_workers=1))
     gc.collect()
     assert [batch.tolist() for batch in batches] == [[[i] * 3] for i in range(3)]
-    assert len(list(_ring._made)) >= 1
-    names = list(_ring._made)
+    assert len(list(ring_module._made)) >= 1
+    names = list(ring_module._made)
     del batches
     gc.collect()
-    assert len(list(_ring._made)) < len(names)
+    assert len(list(ring_module._made)) < len(names)
     assert wait_for(lambda: num_fds() <= before)
 
 
@@ -293,7 +294,7 @@ def test_a_forked_child_has_workers_and_a_ring_of_its_own(persistent: bool) -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 41
     rest = [batch.tolist() for batch in its]
     assert rest == [[[i] * 3] for i in range(1, 6)]
-    assert holders(loader).count(_ring.PARENT) == 1
+    assert holders(loader).count(ring_module.PARENT) == 1
     assert first.tolist() == [[0] * 3]
 
 
@@ -308,7 +309,7 @@ def test_a_child_that_drops_its_copies_frees_nothing() -> None:
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert holders(loader).count(_ring.PARENT) == 4
+    assert holders(loader).count(ring_module.PARENT) == 4
     assert same([batch[0, 0].item() for batch in batches], [0.0, 1.0, 2.0, 3.0])
 
 
@@ -319,4 +320,4 @@ def test_workers_may_be_started_while_batches_are_held() -> None:
     made = Making(lambda i: held[i] + 1, 3)
     other = pyparallel.DataLoader(made, num_workers=1, collate_fn=only)
     assert [batch[0, 0] for batch in other] == [1, 2, 3]
-    assert holders(loader).count(_ring.PARENT) == 9
+    assert holders(loader).count(ring_module.PARENT) == 9

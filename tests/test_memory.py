@@ -15,13 +15,14 @@ from backends import both, check
 from torch.utils.data import DataLoader
 
 import pyparallel
-from pyparallel import DataContainer, _backend, collate, memory
+from pyparallel import DataContainer, collate, memory
+from pyparallel import backend as backend_module
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
 
 MIB = 1 << 20
 recycles = pytest.mark.skipif(
-    _backend.name != "native", reason="pure Python leaves its memory to torch"
+    backend_module.name != "native", reason="pure Python leaves its memory to torch"
 )
 
 
@@ -68,7 +69,7 @@ def test_the_memory_of_a_large_batch_serves_the_next_one():
 def test_recycled_memory_never_shows_an_earlier_batch():
     dirty = torch.empty(0)
     for fill in (1, 2, 3):
-        dirty = _backend.empty((2, 1, 2048, 1024), torch.uint8).fill_(fill)
+        dirty = backend_module.empty((2, 1, 2048, 1024), torch.uint8).fill_(fill)
         del dirty
         batch = collated(2048)
         expected = torch.zeros(2, 1, 2048, 1024, dtype=torch.uint8)
@@ -148,7 +149,7 @@ def test_a_recycled_tensor_can_do_what_every_tensor_can():
 def test_junk_is_torchs_when_it_is_asked_for():
     torch.use_deterministic_algorithms(True)
     try:
-        junk = _backend.empty((MIB,), torch.float32)
+        junk = backend_module.empty((MIB,), torch.float32)
     finally:
         torch.use_deterministic_algorithms(False)
     assert junk.isnan().all()
@@ -226,7 +227,7 @@ def test_too_large_a_batch_is_an_error_that_tells_its_size():
         f"there must be {2**60} bytes of memory for a batch, but the system has none "
         "left."
     )
-    check(_backend.empty, ((2**60,), torch.uint8), RuntimeError, text)
+    check(backend_module.empty, ((2**60,), torch.uint8), RuntimeError, text)
 
 
 @pytest.mark.parametrize(
@@ -256,5 +257,5 @@ def test_impossible_bounds_are_refused(args, error, text):
 
 
 def test_pure_python_keeps_nothing():
-    assert pyparallel._backend._reference.cache_info() == (0, 0, 0, 0, 0)
-    assert pyparallel._backend._reference.clear_cache() == 0
+    assert pyparallel.backend._python.cache_info() == (0, 0, 0, 0, 0)
+    assert pyparallel.backend._python.clear_cache() == 0

@@ -10,8 +10,10 @@ import pytest
 import torch
 from recorded import with_allocations
 
-from pyparallel import _backend, _move, _slab
-from pyparallel._integers import integers
+from pyparallel import backend
+from pyparallel.batch._integers import integers
+from pyparallel.scatter_gather import move
+from pyparallel.transfer import to_device
 
 META = torch.device("meta")  # takes tensors, and has no streams of its own
 
@@ -22,12 +24,12 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
     flights: list[list[torch.Tensor]] = []
 
     def send(leaves: list[torch.Tensor], device: torch.device, *_: Any) -> Any:
-        plan = _backend.plan_slab(leaves)
+        plan = backend.plan_slab(leaves)
         flights.append(list(leaves))
         slab = torch.empty(plan.nbytes, dtype=torch.uint8)
-        return SimpleNamespace(land=lambda: _backend.views(slab, plan))
+        return SimpleNamespace(land=lambda: backend.views(slab, plan))
 
-    monkeypatch.setattr(_slab, "send", send)
+    monkeypatch.setattr(to_device, "send", send)
     module = SimpleNamespace(Stream=object)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     return flights
@@ -39,7 +41,7 @@ def ids(tensors: list[torch.Tensor]) -> list[int]:
 
 def test_plain_tensors_go_together(sent: list[list[torch.Tensor]]) -> None:
     tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3), requires_grad=False)]
-    moved = _move.move(tensors, tensors, META, None)
+    moved = move.move(tensors, tensors, META, None)
     assert [ids(flight) for flight in sent] == [ids(tensors)]
     assert [tensor.shape for tensor in moved] == [(2,), (3,)]
 
@@ -47,16 +49,16 @@ def test_plain_tensors_go_together(sent: list[list[torch.Tensor]]) -> None:
 def test_a_stream_is_used_for_the_target_that_it_is_of(
     sent: list[list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams, send = [], _slab.send
+    streams, send = [], to_device.send
     monkeypatch.setattr(
-        _slab, "send", lambda *args: (streams.append(args[-1]), send(*args))[1]
+        to_device, "send", lambda *args: (streams.append(args[-1]), send(*args))[1]
     )
     ours, theirs = (SimpleNamespace(device=torch.device(n)) for n in ("meta", "cuda:1"))
     plain, odd = torch.ones(2), torch.ones(2, dtype=torch.complex64).conj()
     for stream in (ours, theirs, None):
-        _move.move([plain], [plain], META, None, stream)
+        move.move([plain], [plain], META, None, stream)
     assert streams == [ours, None, None]
-    _move.move([plain, odd], [plain, odd], META, None, ours)
+    move.move([plain, odd], [plain, odd], META, None, ours)
     assert streams[3:] == [ours, ours], "the second time without the odd one"
 
 
@@ -77,7 +79,7 @@ def test_an_odd_one_goes_by_itself(
 ) -> None:
     first, last = torch.ones(3), torch.ones(4)
     tensors = [first, odd, last]
-    moved = _move.move(tensors, tensors, META, None)
+    moved = move.move(tensors, tensors, META, None)
     assert [ids(flight) for flight in sent] == [ids([first, last])]
     assert [tensor.device.type for tensor in moved] == ["cpu", "meta", "cpu"]
     assert [tensor.shape for tensor in moved] == [(3,), (2,), (4,)]
@@ -91,11 +93,11 @@ def test_what_torch_reads_in_place_is_held_until_then() -> None:
     )
     odd = torch.ones(2, requires_grad=True)
     lent = weakref.ref(odd)
-    _slab.Departure([odd], META, api).land()
+    to_device.Departure([odd], META, api).land()
     del odd
-    assert _slab.release_done() == 1 and lent() is not None
+    assert to_device.release_done() == 1 and lent() is not None
     done.append(True)
-    assert _slab.release_done() == 0 and lent() is None
+    assert to_device.release_done() == 0 and lent() is None
 
 
 def test_without_grad_mode_a_parameter_is_packed(
@@ -103,12 +105,12 @@ def test_without_grad_mode_a_parameter_is_packed(
 ) -> None:
     tensors = [torch.nn.Parameter(torch.ones(2))]
     with torch.no_grad():
-        _move.move(tensors, tensors, META, None)
+        move.move(tensors, tensors, META, None)
     assert [ids(flight) for flight in sent] == [ids(tensors)]
 
 
 def test_nothing_to_send_is_nothing(sent: list[list[torch.Tensor]]) -> None:
-    assert _move.move(["a", 1], ["a", 1], META, None) == ["a", 1]
+    assert move.move(["a", 1], ["a", 1], META, None) == ["a", 1]
     assert sent == []
 
 
@@ -123,8 +125,8 @@ def test_integers_for_a_device_are_packed_and_others_are_written_in_place(
     assert allocated == [here.untyped_storage().data_ptr()] and sent == []
     assert here.dtype is torch.int64 and here.shape == shape
     assert here.flatten().tolist() == torch.tensor(values).flatten().tolist()
-    depart = _slab.depart
-    monkeypatch.setattr(_slab, "depart", lambda tensors, _: depart(tensors, META))
+    depart = to_device.depart
+    monkeypatch.setattr(to_device, "depart", lambda tensors, _: depart(tensors, META))
     there = integers(values, shape, torch.device("cuda", 0))
     ((packed,),) = sent
     assert torch.equal(packed, here) and there.shape == shape

@@ -248,7 +248,7 @@ def test_the_memory_of_a_tensor_is_its_slab_or_its_storage(backend):
 
 FORK = """
 import os, signal, torch
-from pyparallel._backend import _C
+from pyparallel.backend import _C
 samples = [torch.arange(900_000.0).reshape(3, 500, 600)] * 4
 strided = [each.transpose(1, 2) for each in samples]
 dst = torch.empty(4, 3, 600, 700)

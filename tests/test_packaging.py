@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import pyparallel
-from pyparallel import _backend, _versions
+from pyparallel import backend
+from pyparallel.core import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE_TREE = (ROOT / "setup.py").exists()
@@ -276,12 +277,12 @@ def required(folder: Path, command: str, **env: str) -> list[str]:
 def test_a_wheel_with_an_extension_needs_its_torch_and_the_source_a_range(tmp_path):
     major, minor = torch.__version__.split(".")[:2]
     for command, env, needed in (
-        ("egg_info", {}, f"torch>={_versions.OLDEST_TORCH}"),
+        ("egg_info", {}, f"torch>={versions.OLDEST_TORCH}"),
         ("dist_info", {}, f"torch=={major}.{minor}.*"),
         (
             "dist_info",
             {"PYPARALLEL_BUILD": "python"},
-            f"torch>={_versions.OLDEST_TORCH}",
+            f"torch>={versions.OLDEST_TORCH}",
         ),
     ):
         folder = tmp_path / f"{command}{len(env)}"
@@ -290,7 +291,7 @@ def test_a_wheel_with_an_extension_needs_its_torch_and_the_source_a_range(tmp_pa
 
 
 def test_requirements_of_any_torch(setup_py):
-    assert setup_py.requirements(None)[0] == f"torch>={_versions.OLDEST_TORCH}"
+    assert setup_py.requirements(None)[0] == f"torch>={versions.OLDEST_TORCH}"
     for version in ("2.13.0+cpu", "2.13.0a0+git1234", "2.13.1.dev20260101"):
         assert setup_py.requirements(version)[0] == "torch==2.13.*"
 
@@ -322,27 +323,27 @@ def test_another_build_form_is_refused(tmp_path):
 
 
 # ------------------------------------------------------------------ what is installed
-@pytest.mark.skipif(_backend.name != "native", reason="pure Python runs")
+@pytest.mark.skipif(backend.name != "native", reason="pure Python runs")
 def test_module_stub_and_record_agree():
-    from pyparallel._backend import _C
+    from pyparallel.backend import _C
 
-    stubs = Path(_backend.__file__).parent.glob("_C*.pyi")
+    stubs = Path(backend.__file__).parent.glob("_C*.pyi")
     stub = "\n".join(each.read_text() for each in stubs)
     named = set(re.findall(r"^(?:def|class) (\w+)", stub, re.MULTILINE))
     present = {name for name in vars(_C) if not name.startswith("_")}
     assert named == present
     info = _C.build_info()
-    assert info["torch"] == _backend.built_for["torch"]
-    assert info["cuda"] == (_backend.built_for["cuda"] or "")
-    assert info["archs"] == _backend.built_for["archs"]
-    assert info["version"] == _backend.built_for["version"]
-    assert info["sanitize"] == _backend.built_for["sanitize"]
+    assert info["torch"] == backend.built_for["torch"]
+    assert info["cuda"] == (backend.built_for["cuda"] or "")
+    assert info["archs"] == backend.built_for["archs"]
+    assert info["version"] == backend.built_for["version"]
+    assert info["sanitize"] == backend.built_for["sanitize"]
 
 
-@pytest.mark.skipif(_backend.name != "native", reason="pure Python runs")
+@pytest.mark.skipif(backend.name != "native", reason="pure Python runs")
 @pytest.mark.skipif(not shutil.which("readelf"), reason="readelf is not installed")
 def test_the_module_is_stripped():
-    from pyparallel._backend import _C
+    from pyparallel.backend import _C
 
     command = ["readelf", "--section-headers", _C.__file__]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -352,7 +353,7 @@ def test_the_module_is_stripped():
 def test_types_are_shipped():
     package = Path(pyparallel.__file__).parent
     assert (package / "py.typed").exists()
-    assert (package / "_backend" / "_C.pyi").exists()
+    assert (package / "backend" / "_C.pyi").exists()
 
 
 # ------------------------------------------------------- checks that may not be skipped

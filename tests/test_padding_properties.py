@@ -15,7 +15,8 @@ from backends import both, using
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyparallel import DataContainer, Padded, Padding, _by_torch, collate, pad_stack
+from pyparallel import DataContainer, Padded, Padding, collate, pad_stack
+from pyparallel.batch import torch_stack
 
 pytestmark = pytest.mark.asan
 
@@ -190,8 +191,8 @@ def test_plain_samples_with_options_go_in_one_pass(
     def refuse(*_: Any) -> None:
         raise AssertionError("torch's operators must not be needed")
 
-    monkeypatch.setattr(_by_torch, "pad_and_stack", refuse)
-    monkeypatch.setattr(_by_torch, "fill_mask", refuse)
+    monkeypatch.setattr(torch_stack, "pad_and_stack", refuse)
+    monkeypatch.setattr(torch_stack, "fill_mask", refuse)
     ragged = [torch.rand(3, 100 + i, 90 - i) for i in range(4)]
     with using(backend):
         for side in ("right", "left", "center"):
@@ -212,11 +213,11 @@ def test_equal_samples_at_the_target_are_stacked_as_they_are(
     equal = [torch.rand(2, 4, 8) for _ in range(3 if small else 40)]
     calls: list[Any] = []
     with using(backend):
-        from pyparallel import _backend
+        from pyparallel import backend as backend_module
 
-        before = _backend.stack_equal
+        before = backend_module.stack_equal
         monkeypatch.setattr(
-            _backend, "stack_equal", lambda s: calls.append(len(s)) or before(s)
+            backend_module, "stack_equal", lambda s: calls.append(len(s)) or before(s)
         )
         got = pad_stack(equal, pad_dims=2, size_divisor=4, mask=True, sizes=True)
     assert calls == [len(equal)]

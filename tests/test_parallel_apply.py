@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pyparallel import parallel_apply
-from pyparallel._dealing import deal
-from pyparallel._errors import BatchTypeError, BatchValueError
-from pyparallel._thread_state import take
+from pyparallel.core.errors import BatchTypeError, BatchValueError
+from pyparallel.core.thread_state import take
+from pyparallel.parallel._dealing import deal
 
 pytestmark = pytest.mark.one_backend
 

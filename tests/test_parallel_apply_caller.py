@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyparallel import parallel_apply
-from pyparallel._lent_threads import Place, Pool, _Round
+from pyparallel.parallel._thread_pool import Place, Pool, _Round
 
 pytestmark = pytest.mark.one_backend
 

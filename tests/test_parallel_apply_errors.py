@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pyparallel import _calls, parallel_apply
+from pyparallel import parallel_apply
+from pyparallel.parallel import _calls
 
 pytestmark = pytest.mark.one_backend
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pyparallel import _thread_state, parallel_apply
+from pyparallel import parallel_apply
+from pyparallel.core import thread_state
 
 pytestmark = pytest.mark.one_backend
 
@@ -181,10 +182,10 @@ def test_the_state_is_right_without_the_shortcuts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
-        quick = _thread_state.take()
-        monkeypatch.setattr(_thread_state, "any_autocast", None)
-        monkeypatch.setattr(_thread_state, "num_function_modes", lambda: 1)
-        assert _thread_state.take() == quick
+        quick = thread_state.take()
+        monkeypatch.setattr(thread_state, "any_autocast", None)
+        monkeypatch.setattr(thread_state, "num_function_modes", lambda: 1)
+        assert thread_state.take() == quick
         assert ("cpu", True, torch.bfloat16) in quick.casts
         assert quick.default_device == torch.device("meta")
 

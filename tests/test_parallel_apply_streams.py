@@ -13,8 +13,8 @@ import torch
 from fake_device import DEVICE, FakeDevice, NoKeep, Stream, memory
 
 import pyparallel
-from pyparallel import _calls
-from pyparallel._device_threads import Threads
+from pyparallel.parallel import _calls
+from pyparallel.parallel._device_threads import Threads
 
 pytestmark = pytest.mark.one_backend
 

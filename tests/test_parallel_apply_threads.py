@@ -19,10 +19,11 @@ import pytest
 import torch
 
 import pyparallel
-from pyparallel import _calls, _lent_threads, parallel_apply
-from pyparallel._device_threads import threads
-from pyparallel._lent_threads import Place, Pool, Worker
-from pyparallel._lent_threads import _Round as Round
+from pyparallel import parallel_apply
+from pyparallel.parallel import _calls, _thread_pool
+from pyparallel.parallel._device_threads import threads
+from pyparallel.parallel._thread_pool import Place, Pool, Worker
+from pyparallel.parallel._thread_pool import _Round as Round
 
 pytestmark = pytest.mark.one_backend
 
@@ -171,7 +172,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_more_threads_than_are_needed_end(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_lent_threads, "MOST_IDLE", 2)
+    monkeypatch.setattr(_thread_pool, "MOST_IDLE", 2)
     met = threading.Barrier(5)
     pool.do([HOST] * 5, [lambda place: met.wait(SOON) and None] * 5, lambda: None)
     until(lambda: len(pool._workers) == 2)
@@ -250,7 +251,7 @@ def test_an_interrupt_before_all_is_given_takes_the_rest_back(
     until(lambda: len(pool._idle[HOST]) == 2)
     two.inbox = queue
     queue.put(late.given)  # nothing is left in it
-    queue.put(_lent_threads._Given(lambda place: ran.append(2), Round()))
+    queue.put(_thread_pool._Given(lambda place: ran.append(2), Round()))
     until(lambda: ran == [1, 2])  # and it goes on
 
 

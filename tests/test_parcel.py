@@ -21,11 +21,12 @@ from loader_sets import Boxes, Scene, num_fds, same
 from test_ring_memory import Worker, whole
 
 import pyparallel
-from pyparallel import Ragged, _output, _parcel, _seal, _shared
-from pyparallel._parcel import InRing, Parcel
-from pyparallel._ring import Ring
-from pyparallel._ring_memory import FREE, PARENT, Slab
-from pyparallel._seal import Sealed, seal
+from pyparallel import Ragged
+from pyparallel.batch import allocation
+from pyparallel.shm import memfd, serialization
+from pyparallel.shm.ring import Ring
+from pyparallel.shm.ring_memory import FREE, PARENT, Slab
+from pyparallel.shm.serialization import InRing, Parcel, Sealed, seal
 
 HOLDER = 2
 
@@ -39,7 +40,7 @@ def through(ring: Ring, make: Any) -> tuple[Any, Parcel]:
     """Return what a worker makes, and the parcel that arrives for it."""
     slab = ring.claim(HOLDER)
     assert slab is not None
-    with _output.writing_to(slab):
+    with allocation.writing_to(slab):
         batch = make()
     message = seal(batch, slab, None)
     return batch, close(slab, message)
@@ -81,7 +82,7 @@ def leaves(draw: Any) -> Any:
         rows = draw(st.integers(1, 400))
 
         def result() -> Any:
-            out = _output.empty((rows, *shape), dtype, torch.device("cpu"))
+            out = allocation.empty((rows, *shape), dtype, torch.device("cpu"))
             out[:] = made
             return (out, out[: rows // 2], {"again": out, "row": out[-1]})[part]
 
@@ -175,10 +176,12 @@ def test_what_is_made_in_the_slab_is_not_copied() -> None:
     ring = Ring(1, 1 << 20)
 
     def make() -> Any:
-        made = _output.empty((300, 70), torch.float32, torch.device("cpu"))
+        made = allocation.empty((300, 70), torch.float32, torch.device("cpu"))
         return {"other": torch.ones(3), "made": made.fill_(2), "part": made[3:5]}
 
-    with mock.patch.object(_seal._backend, "pack", wraps=_seal._backend.pack) as pack:
+    with mock.patch.object(
+        serialization.backend, "pack", wraps=serialization.backend.pack
+    ) as pack:
         batch, parcel = through(ring, make)
     ((_, packed, _), _) = pack.call_args
     assert [tuple(tensor.shape) for tensor in packed] == [(3,), (2, 70)]
@@ -190,15 +193,15 @@ def test_what_is_made_in_the_slab_is_not_copied() -> None:
 def test_without_a_slab_the_bytes_take_memory_of_their_own() -> None:
     batch = {"x": torch.arange(5), "y": [torch.ones(2, 2).t(), None]}
     message = seal(batch, None, None)
-    assert isinstance(message.place, _shared.Sent)
+    assert isinstance(message.place, memfd.Sent)
     assert same(sent(message).open(), batch)
 
 
 def test_fresh_memory_keeps_no_descriptor_on_either_side() -> None:
     def there_and_back(value: int) -> torch.Tensor:
-        fresh = _shared.Fresh(64)
+        fresh = memfd.Fresh(64)
         fresh.bytes.fill_(value)
-        return _shared.receive(fresh.send())
+        return memfd.receive(fresh.send())
 
     there_and_back(0)  # starts what multiprocessing has for all that is sent
     resource_sharer.stop(10)  # it closes what it still has
@@ -222,7 +225,7 @@ def test_a_batch_without_bytes_needs_no_memory(batch: Any) -> None:
 def test_where_there_are_no_slabs_all_is_sent_as_torch_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_shared, "is_supported", lambda: False)
+    monkeypatch.setattr(memfd, "is_supported", lambda: False)
     batch = [torch.arange(5), np.arange(5000.0), Scene(2)]
     message = seal(batch, None, None)
     assert message.place is None and message.foreign is not None
@@ -243,7 +246,7 @@ def test_a_parcel_is_opened_once_and_its_number_means_nothing_elsewhere() -> Non
     with pytest.raises(pickle.UnpicklingError) as caught:
         pickle.loads(parcel.message.body)
     assert str(caught.value) == "the pickle of a parcel has no tensor 0."
-    assert _parcel.numbered.__doc__
+    assert serialization.numbered.__doc__
 
 
 def test_a_parcel_that_is_never_opened_frees_its_slab() -> None:

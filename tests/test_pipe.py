@@ -24,7 +24,7 @@ from prefetch_loaders import (
 from torch.utils.data import DataLoader
 
 import pyparallel
-from pyparallel import _pipe, _workers
+from pyparallel.loader import _pipe, worker_monitor
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -70,7 +70,7 @@ def test_a_close_meanwhile_ends_the_thread_without_a_warning(persistent: bool) -
         pre = pyparallel.PreDataLoader(plain)
         it = iter(pre)
         generation = it._generation
-        until(lambda: _workers.find_dead(generation.source))
+        until(lambda: worker_monitor.find_dead(generation.source))
         pre.close()  # warnings are errors
         assert not generation.thread.is_alive()
         if persistent:

@@ -13,12 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyparallel import Padding
-from pyparallel._plan import (
-    StackPlan,
-    fills,
-    plan_stack,
-)
-from pyparallel._split import partition
+from pyparallel.batch.plan import StackPlan, fills, plan_stack
+from pyparallel.scatter_gather.split import partition
 
 
 def name(i: int) -> str:

@@ -27,7 +27,7 @@ from seeded import shows
 
 from pyparallel import DataContainer as DC
 from pyparallel import Padded, PreDataLoader, Ragged
-from pyparallel._hand_over import HandOver
+from pyparallel.prefetch._to_device import HandOver
 
 pytestmark = pytest.mark.one_backend
 

@@ -31,13 +31,9 @@ from prefetch_loaders import (
 from torch.utils.data import DataLoader
 
 import pyparallel
-from pyparallel import (
-    LoaderWarning,
-    PreDataLoader,
-    _prefetch_pass,
-    _prefetch_thread,
-    _workers,
-)
+from pyparallel import LoaderWarning, PreDataLoader
+from pyparallel.loader import worker_monitor
+from pyparallel.prefetch import _thread, iterator
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -282,7 +278,7 @@ def test_an_interrupt_while_waiting_is_immediate() -> None:
 def test_a_stuck_thread_is_warned_about_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_prefetch_pass, "stop", _prefetch_thread.stop)
+    monkeypatch.setattr(iterator, "stop", _thread.stop)
     let_go = threading.Event()
 
     def stuck() -> Any:
@@ -301,14 +297,14 @@ def test_a_stuck_thread_is_warned_about_and_not_waited_for(
 
 
 def test_a_report_of_torch_does_not_keep_a_thread_alive(monkeypatch: Any) -> None:
-    real, reports = _prefetch_pass.stop, ["DataLoader worker (pid 7) is killed by"]
+    real, reports = iterator.stop, ["DataLoader worker (pid 7) is killed by"]
 
     def reporting(generation: Any) -> None:
         if reports:
             raise RuntimeError(reports.pop())
         real(generation)
 
-    monkeypatch.setattr(_prefetch_pass, "stop", reporting)
+    monkeypatch.setattr(iterator, "stop", reporting)
     with nothing_left():
         next(iter(PreDataLoader(range(5))))
         gc.collect()
@@ -317,7 +313,7 @@ def test_a_report_of_torch_does_not_keep_a_thread_alive(monkeypatch: Any) -> Non
     def failing(generation: Any) -> None:
         raise RuntimeError("another")
 
-    monkeypatch.setattr(_prefetch_pass, "stop", failing)
+    monkeypatch.setattr(iterator, "stop", failing)
     it = iter(PreDataLoader(range(5)))
     with pytest.raises(RuntimeError, match=r"^another$"):
         it.close()
@@ -373,7 +369,7 @@ def test_the_consumer_finds_the_dead_when_the_thread_hangs(
         raise EOFError
 
     monkeypatch.setattr(
-        _workers,
+        worker_monitor,
         "watch",
         lambda source, stopped: setattr(source, "_try_get_data", hang),
     )

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pyparallel import _preflight
-from pyparallel._preflight import Finding, Machine, check
+from pyparallel.loader import preflight
+from pyparallel.loader.preflight import Finding, Machine, check
 
 pytestmark = pytest.mark.one_backend
 
@@ -243,7 +243,7 @@ def test_no_start_method_is_the_default_one(tmp_path, monkeypatch, default):
 
 
 def test_asking_for_the_default_does_not_settle_it():
-    code = "import multiprocessing as m; from pyparallel import _preflight as p; "
+    code = "import multiprocessing as m; from pyparallel.loader import preflight as p; "
     code += "p.default_start_method(); m.set_start_method('spawn')"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -261,7 +261,7 @@ def test_the_device_is_asked_and_not_woken(monkeypatch, accelerator, module, fou
     device = accelerator and torch.device(accelerator)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
-    assert _preflight.initialised_device() == found
+    assert preflight.initialised_device() == found
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ class Numbers(torch.utils.data.Dataset):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_real_loader_opens_as_many_files_as_are_reckoned_with(method):
     num_workers = 2
-    needed = _preflight.FILES_PER_WORKER * num_workers + _preflight.MORE_FILES
+    needed = preflight.FILES_PER_WORKER * num_workers + preflight.MORE_FILES
     loader: Any = DataLoader(
         Numbers(), 4, num_workers=num_workers, multiprocessing_context=method,
         collate_fn=list,
@@ -327,11 +327,11 @@ def test_a_real_loader_opens_as_many_files_as_are_reckoned_with(method):
 
 REAL = """
 import resource, sys
-from pyparallel import _preflight
+from pyparallel.loader import preflight
 files = [open("/dev/null") for _ in range(int(sys.argv[1]))]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-for finding in _preflight.check(num_workers=8, prefetch_factor=2, ring_nbytes=1 << 20,
-                                pin_memory=True, start_method="fork"):
+for finding in preflight.check(num_workers=8, prefetch_factor=2, ring_nbytes=1 << 20,
+                               pin_memory=True, start_method="fork"):
     print(f"{finding.name}: {finding.text}")
 """
 

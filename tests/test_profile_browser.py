@@ -11,9 +11,9 @@ import browser
 import pytest
 from profiles import MS, steady
 
-from pyparallel._profile.page import page
-from pyparallel._profile.record import Record
-from pyparallel._profile.summary import summarize
+from pyparallel.profiler.page import page
+from pyparallel.profiler.record import Record
+from pyparallel.profiler.summary import summarize
 
 pytestmark = pytest.mark.one_backend
 

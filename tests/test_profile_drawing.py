@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 import pytest
 from profiles import MS, steady
 
-from pyparallel._profile import report
-from pyparallel._profile.charts import draw_lanes, draw_mean, draw_steps, picture, ticks
-from pyparallel._profile.cut import PARTS
-from pyparallel._profile.drawing import COLOURS, Drawing
-from pyparallel._profile.page import page
-from pyparallel._profile.record import Event, Record
-from pyparallel._profile.summary import Summary, summarize
+from pyparallel.profiler import report
+from pyparallel.profiler._svg import COLOURS, Drawing
+from pyparallel.profiler.charts import draw_lanes, draw_mean, draw_steps, picture, ticks
+from pyparallel.profiler.cut import PARTS
+from pyparallel.profiler.page import page
+from pyparallel.profiler.record import Event, Record
+from pyparallel.profiler.summary import Summary, summarize
 
 pytestmark = pytest.mark.one_backend
 

@@ -18,12 +18,13 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 import pyparallel
-from pyparallel import DataLoader, MMDataParallel, PreDataLoader, _trace, collate
-from pyparallel._profile import command, environment, install, report
-from pyparallel._profile.advice import advise
-from pyparallel._profile.record import Record
-from pyparallel._profile.summary import Summary, summarize
-from pyparallel._profile.watch import VARIABLE, Settings
+from pyparallel import DataLoader, MMDataParallel, PreDataLoader, collate
+from pyparallel.core import tracing
+from pyparallel.profiler import command, environment, hooks, report
+from pyparallel.profiler.advice import advise
+from pyparallel.profiler.record import Record
+from pyparallel.profiler.recorder import VARIABLE, Settings
+from pyparallel.profiler.summary import Summary, summarize
 
 pytestmark = pytest.mark.one_backend
 
@@ -34,10 +35,10 @@ SCRIPT = Path(profile_script.__file__)
 def _nothing_stays():
     yield
     assert VARIABLE not in os.environ
-    methods = [getattr(cls, name) for cls, name in install.replaced()]
+    methods = [getattr(cls, name) for cls, name in hooks.replaced()]
     assert len(methods) == 4
     assert not [method for method in methods if hasattr(method, "__wrapped__")]
-    assert _trace.span("pyparallel.step") is _trace.span("pyparallel.wait")
+    assert tracing.span("pyparallel.step") is tracing.span("pyparallel.wait")
 
 
 def seen(folder: Path, name: str = "profile") -> Summary:
@@ -491,7 +492,7 @@ def test_what_ends_the_command_ends_the_script(tmp_path):
 
 EARLY = """
 import os, signal, subprocess, sys
-from pyparallel._profile import command
+from pyparallel.profiler import command
 class Popen(subprocess.Popen):
     def __init__(self, *args, **settings):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -515,7 +516,7 @@ def test_the_script_of_the_documentation_can_be_profiled(tmp_path, monkeypatch):
     path.write_text(code, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", [str(path), "--blurs", "1", "--workers", "0"])
     settings = Settings(str(tmp_path), 2, 0, leave=True)
-    with pytest.raises(SystemExit) as ended, install.watching(settings):
+    with pytest.raises(SystemExit) as ended, hooks.watching(settings):
         runpy.run_path(str(path), run_name="__main__")
     assert ended.value.code == 0, "its next step ends it, as sys.exit()"
     (written,) = report.write(report.gather(tmp_path, 0), tmp_path / "out")

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import MS, steady
 
-from pyparallel._profile.advice import Advice, advise
-from pyparallel._profile.cut import PARTS, Segment, segments
-from pyparallel._profile.record import Event, Record, collect
-from pyparallel._profile.summary import Summary, summarize
+from pyparallel.profiler.advice import Advice, advise
+from pyparallel.profiler.cut import PARTS, Segment, segments
+from pyparallel.profiler.record import Event, Record, collect
+from pyparallel.profiler.summary import Summary, summarize
 
 pytestmark = pytest.mark.one_backend
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pyparallel
-from pyparallel._profile.record import Record
-from pyparallel._profile.summary import summarize
+from pyparallel.profiler.record import Record
+from pyparallel.profiler.summary import summarize
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 

@@ -61,7 +61,7 @@ def test_every_public_name_is_there(api: ModuleType, now: list[str]) -> None:
         for name in module.__all__:
             assert f"{prefix}.{name}".removeprefix(".") in names
     assert {"DataContainer.to", "Padding.mask", "LoaderStats.verdict"} <= names
-    assert "_errors.MissingKeyError: class of ValueError, KeyError" in [
+    assert "errors.MissingKeyError: class of ValueError, KeyError" in [
         line.removeprefix("pyparallel.") for line in now
     ]
 

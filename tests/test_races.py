@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import pyparallel
-from pyparallel import _backend
-from pyparallel._backend import _reference
+from pyparallel import backend
+from pyparallel.backend import _python
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -52,14 +52,14 @@ def late(
     monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[], None]
 ) -> list[str]:
     """Let something happen after the plan was made, before an operator runs."""
-    real, called = getattr(_backend, name), []
+    real, called = getattr(backend, name), []
 
     def first(*args: Any) -> Any:
         called.append(name)
         change()
         return real(*args)
 
-    monkeypatch.setattr(_backend, name, first)
+    monkeypatch.setattr(backend, name, first)
     return called
 
 
@@ -68,12 +68,12 @@ def test_a_packed_leaf_that_changed_is_refused_and_nothing_is_written(
     change: Callable[[torch.Tensor], None],
 ) -> None:
     leaves = [torch.full((4, 5), float(i)) for i in range(3)]
-    plan = _backend.plan_slab(leaves)
+    plan = backend.plan_slab(leaves)
     slab = torch.full((plan.nbytes,), 99, dtype=torch.uint8)
     change(leaves[1])
     with pytest.raises(ERRORS, match=r"leaves\[1\]|storage"):
-        _backend.pack(slab, leaves, plan)
-    if _backend.name == "native":
+        backend.pack(slab, leaves, plan)
+    if backend.name == "native":
         assert slab.eq(99).all()
 
 
@@ -112,7 +112,7 @@ def test_an_image_that_changed_is_refused(
 
 def test_the_reference_finds_the_same() -> None:
     leaves = [torch.ones(4, 5), torch.ones(3)]
-    plan = _reference.plan_slab(leaves)
+    plan = _python.plan_slab(leaves)
     resized(leaves[0])
     with pytest.raises(ERRORS, match=r"leaves\[0\]"):
-        _reference.pack(torch.empty(plan.nbytes, dtype=torch.uint8), leaves, plan)
+        _python.pack(torch.empty(plan.nbytes, dtype=torch.uint8), leaves, plan)

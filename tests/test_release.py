@@ -34,13 +34,13 @@ TRACKED = {
     "tests/test_a.py",
     "pyparallel/__init__.py",
     "pyparallel/py.typed",
-    "pyparallel/_backend/_C.pyi",
+    "pyparallel/backend/_C.pyi",
 }
 INFO = "pyparallel_torch-1.2.3.dist-info/METADATA"
 METADATA = "Metadata-Version: 2.4\nName: pyparallel-torch\nVersion: 1.2.3\n"
 METADATA += "Requires-Dist: torch==2.13.*\n"
 RECORD = b'{"torch": "2.13.0+cpu"}'
-SO = "pyparallel/_backend/_C.cpython-311-x86_64-linux-gnu.so"
+SO = "pyparallel/backend/_C.cpython-311-x86_64-linux-gnu.so"
 WHEEL = {name: b"" for name in TRACKED if name.startswith("pyparallel/")}
 WHEEL |= {SO: b"", SO.replace(".so", ".json"): RECORD, INFO: METADATA.encode()}
 SDIST = {name: b"" for name in TRACKED if not name.startswith(".")}

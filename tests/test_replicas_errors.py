@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from pyparallel import _carry, replicas, replicate
+from pyparallel import replicate
+from pyparallel.parallel import replicate as replicate_module
+from pyparallel.transfer import between_devices
 
 pytestmark = pytest.mark.one_backend
 
@@ -108,8 +110,8 @@ def far(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append((len(tensors), list(devices)))
         return [[tensor.clone() for tensor in tensors] for _ in devices]
 
-    monkeypatch.setattr(_carry, "_copies", copies)
-    monkeypatch.setattr(replicas, "_targets", lambda devices: devices)
+    monkeypatch.setattr(between_devices, "_copies", copies)
+    monkeypatch.setattr(replicate_module, "_targets", lambda devices: devices)
     return calls
 
 
@@ -206,7 +208,7 @@ class TestCopiesBetweenDevices:
             torch.empty(2, device="meta", dtype=torch.complex64),
             torch.empty(0, device="meta", dtype=torch.int64),
         ]
-        (copied,) = _carry._copies(tensors, [FARTHER])
+        (copied,) = between_devices._copies(tensors, [FARTHER])
         assert seen == [([torch.float32, torch.int64], [FAR, FARTHER])]
         assert copied[0] == (FARTHER, tensors[0])  # type: ignore[comparison-overlap]
         assert copied[1].dtype is torch.complex64  # by Tensor.to
@@ -218,17 +220,23 @@ class TestCopiesBetweenDevices:
         monkeypatch.setattr(
             torch, "get_device_module", lambda device=None: SimpleNamespace()
         )
-        monkeypatch.setattr(_carry, "to_host", lambda tensors: ["came", len(tensors)])
+        monkeypatch.setattr(
+            between_devices,
+            "MixedHostCopy",
+            lambda tensors, api, snapshot: SimpleNamespace(
+                land=lambda: ["came", len(tensors)]
+            ),
+        )
         tensors = [torch.empty(1, device="meta")]
-        assert _carry._copies(tensors, [CPU]) == [["came", 1]]
+        assert between_devices._copies(tensors, [CPU]) == [["came", 1]]
 
     def test_integers_are_carried_without_a_gradient(self) -> None:
         whole, real = torch.arange(3), torch.ones(2, requires_grad=True)
-        ((moved, also),) = _carry.carry([whole, real], [CPU])
+        ((moved, also),) = between_devices.carry([whole, real], [CPU])
         assert torch.equal(moved, whole) and not moved.requires_grad
         also.sum().backward()
         assert real.grad is not None and real.grad.tolist() == [1.0, 1.0]
 
     def test_nothing_is_carried_nowhere(self) -> None:
-        assert _carry.carry([], [CPU, FAR]) == [[], []]
-        assert _carry.carry([torch.ones(1)], []) == []
+        assert between_devices.carry([], [CPU, FAR]) == [[], []]
+        assert between_devices.carry([torch.ones(1)], []) == []

@@ -10,8 +10,10 @@ import pytest
 import torch
 from fake_device import DEVICE
 
-from pyparallel import _backend, _device, _slab
-from pyparallel._return_flight import ReturnFlight, TorchReturn, torch_return
+from pyparallel import backend
+from pyparallel.transfer import device as device_module
+from pyparallel.transfer import to_device
+from pyparallel.transfer.from_device import ReturnFlight, TorchReturn, torch_return
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.tsan]
 
@@ -45,14 +47,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     fake = SimpleNamespace(
         empty=empty, uint8=torch.uint8, get_device_module=lambda device: module
     )
-    monkeypatch.setattr(_device, "torch", fake)
+    monkeypatch.setattr(device_module, "torch", fake)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
 
     def views(slab: torch.Tensor, plan: Any) -> list[torch.Tensor]:
         return native_views(slab.as_subclass(torch.Tensor), plan)
 
-    native_views = _backend.views
-    monkeypatch.setattr(_backend, "views", views)
+    native_views = backend.views
+    monkeypatch.setattr(backend, "views", views)
     calls.reset_mock()
     return calls
 
@@ -113,11 +115,11 @@ def test_a_recording_stream_is_asked_for_on_its_device(calls):
 
 def test_both_directions_have_streams_of_their_own(calls):
     calls.module.Stream.side_effect = lambda device: object()
-    there = _device.TorchDevice()
+    there = device_module.TorchDevice()
     back = TorchReturn()
     assert there.copy_stream(DEVICE) is not back.copy_stream(DEVICE)
     assert back.copy_stream(DEVICE) is back.copy_stream(torch.device("cuda:0"))
-    real = (_slab.torch_device, torch_return)
+    real = (to_device.torch_device, torch_return)
     streams = [api.copy_stream(DEVICE) for api in real]
     for api in real:
         del api._streams[DEVICE]
@@ -127,6 +129,6 @@ def test_both_directions_have_streams_of_their_own(calls):
 def test_tensors_come_back_from_where_they_are():
     assert torch_return.device_of(torch.ones(2)) is None
     assert torch_return.device_of(torch.ones(2, device="meta")).type == "meta"
-    assert torch_return.packs(DEVICE) == ("cuda" in _backend.devices)
+    assert torch_return.packs(DEVICE) == ("cuda" in backend.devices)
     assert torch_return.packs(torch.device("cpu"))
     assert not torch_return.packs(torch.device("meta"))

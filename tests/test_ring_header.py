@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pyparallel._backend import _ring
+from pyparallel.backend import _python_ring
 
 LINE = 64
 PARENT = 1
@@ -289,7 +289,7 @@ def locked():
 
 
 def test_a_claim_does_not_wait_for_who_was_stopped(locked, monkeypatch):
-    monkeypatch.setattr(_ring, "_PATIENCE", 0.05)
+    monkeypatch.setattr(_python_ring, "_PATIENCE", 0.05)
     header = formatted(reference, 2)
     os.kill(locked.process.pid, signal.SIGSTOP)
     assert reference.ring_claim(header, 3, locked.fd) == -1
@@ -297,7 +297,7 @@ def test_a_claim_does_not_wait_for_who_was_stopped(locked, monkeypatch):
 
 
 def test_the_lock_of_who_is_killed_is_free(locked, monkeypatch):
-    monkeypatch.setattr(_ring, "_PATIENCE", 60)  # the killer may be late
+    monkeypatch.setattr(_python_ring, "_PATIENCE", 60)  # the killer may be late
     header = formatted(reference, 2)
     killer = threading.Timer(0.2, os.kill, (locked.process.pid, signal.SIGKILL))
     killer.start()
@@ -307,7 +307,7 @@ def test_the_lock_of_who_is_killed_is_free(locked, monkeypatch):
 
 def test_a_child_that_was_forked_in_a_claim_can_claim():
     header = formatted(reference, 2)
-    with memory_file(1) as fd, _ring._mutex:
+    with memory_file(1) as fd, _python_ring._mutex:
         child = os.fork()
         if child == 0:
             signal.alarm(20)

@@ -16,11 +16,12 @@ import torch
 from torch.utils.data import _utils
 
 import pyparallel
-from pyparallel import _backend, _output
-from pyparallel._packing import Packing
-from pyparallel._parcel import InRing, Parcel
-from pyparallel._ring import Ring
-from pyparallel._ring_memory import FREE, PARENT, RingMemory
+from pyparallel import backend
+from pyparallel.batch import allocation
+from pyparallel.loader._worker import Packing
+from pyparallel.shm.ring import Ring
+from pyparallel.shm.ring_memory import FREE, PARENT, RingMemory
+from pyparallel.shm.serialization import InRing, Parcel
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -46,7 +47,7 @@ class Worker:
 
 def whole(tensor: torch.Tensor) -> bytes:
     """Return all bytes of the memory of a tensor."""
-    return _backend.memory_of(tensor).numpy().tobytes()
+    return backend.memory_of(tensor).numpy().tobytes()
 
 
 def test_a_slab_is_free_when_the_last_view_has_died() -> None:
@@ -233,7 +234,7 @@ class Keeping:
     def __call__(self, samples: list[torch.Tensor]) -> Any:
         if not self.kept:
             big = pyparallel.collate(samples)
-            small = _output.empty((3,), torch.float32, torch.device("cpu")).fill_(7)
+            small = allocation.empty((3,), torch.float32, torch.device("cpu")).fill_(7)
             self.kept += [big, small]
             return {"other": torch.ones(2), "small": small}
         return {"other": self.kept[0], "small": self.kept[1]}
@@ -265,7 +266,7 @@ def test_no_byte_of_an_earlier_batch_can_be_reached(kept: bool, used: bool) -> N
 
     def collate_fn(samples: Any) -> Any:
         cpu = torch.device("cpu")
-        made = [_output.empty((n,), torch.uint8, cpu) for n in (70, 3, 65)]
+        made = [allocation.empty((n,), torch.uint8, cpu) for n in (70, 3, 65)]
         for tensor in made:
             tensor.fill_(1)
         if kept:
@@ -303,13 +304,13 @@ def test_reclaimed_slabs_are_poisoned_before_anybody_can_claim_them(
     memory = slab.take(64)
     assert memory is not None
     memory.fill_(3)
-    reclaim, seen = _backend.ring_reclaim, []
+    reclaim, seen = backend.ring_reclaim, []
 
     def look(header: torch.Tensor, holder: int) -> list[int]:
         seen.append(memory.unique().tolist())
         return reclaim(header, holder)
 
-    monkeypatch.setattr(_backend, "ring_reclaim", look)
+    monkeypatch.setattr(backend, "ring_reclaim", look)
     ring.reclaim(WORKER)
     assert seen == [[0xDB]]
     assert ring.holders() == [FREE, FREE]

@@ -13,9 +13,10 @@ import torch
 from test_ring_memory import Worker
 
 import pyparallel
-from pyparallel import _page_lock, _parcel, _slab
-from pyparallel._ring import Ring
-from pyparallel._ring_memory import FREE, PARENT
+from pyparallel.shm import pinning, serialization
+from pyparallel.shm.ring import Ring
+from pyparallel.shm.ring_memory import FREE, PARENT
+from pyparallel.transfer import to_device
 
 
 class Mark:
@@ -61,7 +62,7 @@ class Lock:
         """Do all that is queued."""
         for mark in self.marks:
             mark.done = True
-        _slab.release_done()
+        to_device.release_done()
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def nothing_is_held() -> Iterator[None]:
     for lock in locks:
         lock.end()
     locks.clear()
-    assert _slab.release_done() == 0
+    assert to_device.release_done() == 0
 
 
 locks: list[Lock] = []
@@ -93,12 +94,12 @@ def test_a_slab_is_not_free_before_its_mark_is_done() -> None:
     assert parcel.is_locked and lock.calls == [("lock", 2 << 20)]
     del parcel
     assert ring.holders() == [PARENT, FREE]
-    _slab.release_done()
+    to_device.release_done()
     assert ring.holders() == [PARENT, FREE]
     second = worker.make(samples())
     assert second.message.place.slab == 1
     lock.marks[0].done = True
-    _slab.release_done()
+    to_device.release_done()
     assert ring.holders() == [FREE, PARENT]
     assert worker.make(samples()).message.place.slab == 0
     assert lock.calls == [("lock", 2 << 20)] * 2
@@ -191,7 +192,7 @@ def test_slabs_are_locked_as_long_as_a_loader_has_workers(
     persistent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = Lock()
-    monkeypatch.setattr(_page_lock, "for_accelerator", lambda: lock)
+    monkeypatch.setattr(pinning, "for_accelerator", lambda: lock)
     loader = pyparallel.DataLoader(
         torch.arange(8.0),
         num_workers=1,
@@ -218,7 +219,7 @@ def test_a_fence_that_cannot_be_asked_keeps_its_slab() -> None:
     worker.make(samples()).open()
     lock.marks[0].error = RuntimeError("the device failed")
     with pytest.raises(RuntimeError, match="the device failed"):
-        _slab.release_done()
+        to_device.release_done()
     assert ring.holders() == [PARENT, FREE]
     lock.marks[0].error = None
     lock.end()
@@ -289,7 +290,7 @@ class Pins:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[Any, Any]] = []
-        monkeypatch.setattr(_parcel, "pin_memory", self)
+        monkeypatch.setattr(serialization, "pin_memory", self)
 
     def __call__(self, batch: Any, device: Any = None) -> Any:
         self.calls.append((batch, device))

@@ -12,9 +12,9 @@ from loader_sets import Numbers, holders, wait_for
 from test_ring_memory import Worker
 
 import pyparallel
-from pyparallel import _backend
-from pyparallel._ring import Ring
-from pyparallel._ring_memory import poisons
+from pyparallel import backend
+from pyparallel.shm.ring import Ring
+from pyparallel.shm.ring_memory import poisons
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -77,7 +77,7 @@ def before(batch: torch.Tensor) -> int:
 
 
 def behind(batch: torch.Tensor) -> int:
-    slab = _backend.memory_of(batch)
+    slab = backend.memory_of(batch)
     return slab.data_ptr() + slab.nbytes
 
 

@@ -17,7 +17,9 @@ from scattered import samples, tensors
 from seeded import shows
 
 from pyparallel import DataContainer as DC
-from pyparallel import _slab, _targets, collate, scatter, scatter_kwargs
+from pyparallel import collate, scatter, scatter_kwargs
+from pyparallel.core import devices
+from pyparallel.transfer import to_device
 
 pytestmark = pytest.mark.one_backend
 
@@ -27,16 +29,16 @@ FAST = {"copy_delay": 0.0, "compute_delay": 0.0}
 
 @pytest.fixture(autouse=True)
 def _every_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_targets, "_present", lambda device, where: device)
-    monkeypatch.setattr(_slab, "has_streams", lambda device: True)
+    monkeypatch.setattr(devices, "_present", lambda device, where: device)
+    monkeypatch.setattr(to_device, "has_streams", lambda device: True)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, fake: FakeDevice) -> FakeDevice:
-    monkeypatch.setattr(_slab, "Departure", partial(DEPARTURE, api=fake))
+    monkeypatch.setattr(to_device, "Departure", partial(DEPARTURE, api=fake))
     return fake
 
 
-DEPARTURE = _slab.Departure
+DEPARTURE = to_device.Departure
 
 
 def arrive(fake: FakeDevice) -> None:
@@ -254,7 +256,7 @@ def test_an_error_on_the_second_device_leaves_nothing_half_done(monkeypatch):
     delays = {"copy_delay": 5e-3, "compute_delay": 0.0}
     with use(monkeypatch, SecondIsFull(num_devices=2, **delays)) as fake:
         assert fail_on_the_second(fake) == 0
-        assert _slab.release_done() == 0
+        assert to_device.release_done() == 0
 
     def wrong():
         with use(monkeypatch, SecondIsFullAndNoWaits(num_devices=2, **delays)) as fake:

@@ -13,7 +13,7 @@ import torch
 
 from pyparallel import DataContainer as DC
 from pyparallel import scatter, scatter_kwargs
-from pyparallel._functions import Scatter
+from pyparallel.mmcv._functions import Scatter
 
 pytestmark = pytest.mark.asan
 

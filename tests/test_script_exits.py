@@ -128,7 +128,7 @@ def test_a_session_ends_without_a_message_of_ours(
 
 
 def test_finalizers_run_nothing_after_the_exit_handlers() -> None:
-    """See Note [interpreter exit] in ``_loading.py``."""
+    """See Note [interpreter exit] in ``loader/_iterators.py``."""
     finalizers = []
     for path in Path(pyparallel.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -78,5 +78,5 @@ def test_checkpoints_are_for_their_owner_alone(
 
 def test_containers_are_no_safe_globals(tmp_path: Path) -> None:
     torch.save(DataContainer(torch.ones(2)), tmp_path / "container.pt")
-    with pytest.raises(Exception, match=r"pyparallel\.container\.DataContainer"):
+    with pytest.raises(Exception, match=r"pyparallel\.DataContainer"):
         torch.load(tmp_path / "container.pt", weights_only=True)

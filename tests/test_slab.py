@@ -22,7 +22,9 @@ from fake_device import (
 )
 from seeded import shows
 
-from pyparallel import _backend, _cargo, _device, _slab
+from pyparallel import backend
+from pyparallel.transfer import device as device_module
+from pyparallel.transfer import layout, to_device
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
 
@@ -51,7 +53,7 @@ def train(device: FakeDevice, num_batches: int = NUM_BATCHES) -> int:
         batch = make_batch(rng, step)
         expected += [raw(leaf) for leaf in batch]
         # The next batch reuses the memory of the one before last.
-        for tensor in _slab.send(batch, DEVICE, device).land():
+        for tensor in to_device.send(batch, DEVICE, device).land():
             device.read(tensor, found)
     assert device.record(device.main).wait(60)
     assert len(found) == len(expected)
@@ -79,7 +81,7 @@ def read_on_a_side_stream(device: FakeDevice) -> int:
     expected, found = [], []
     for step in range(60):
         leaves = [torch.full((100,), step, dtype=torch.uint8)]
-        flight = _slab.send(leaves, DEVICE, device)
+        flight = to_device.send(leaves, DEVICE, device)
         with device.using(device.side):
             (tensor,) = flight.land()
             device.read(tensor, found)
@@ -104,7 +106,7 @@ def drop_before_landing(device: FakeDevice) -> int:
     """Give the memory of a flight that nobody landed to the model."""
     wrong = []
     for _ in range(20):
-        flight = _slab.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
+        flight = to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
         del flight
         output = device.empty(128, DEVICE)
         device.fill(output, 7)
@@ -155,14 +157,16 @@ def test_the_copy_waits_for_uses_queued_up_to_the_allocation():
             device.fill(held, 1)
             device.held = held
             del held
-            _slab.send([torch.full((64,), 2, dtype=torch.uint8)], DEVICE, device).land()
+            to_device.send(
+                [torch.full((64,), 2, dtype=torch.uint8)], DEVICE, device
+            ).land()
         assert device.record(device.main).wait(30)
         assert device.found == [b"\1" * 64] * 20
         assert device.pools[device.main].num_reused > 0
 
 
 def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     found: list[bytes] = []
     with FakeDevice() as device:
         for step in range(50):
@@ -170,7 +174,7 @@ def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
             large.fill_(step)
             small = torch.full((3,), step, dtype=torch.uint8)
             leaves = [small, large.view(torch.float32).view(8, 16), small + 1]
-            landed = _slab.send(leaves, DEVICE, device).land()
+            landed = to_device.send(leaves, DEVICE, device).land()
             assert [x.dtype for x in landed] == [x.dtype for x in leaves]
             assert [x.shape for x in landed] == [x.shape for x in leaves]
             for tensor in landed:
@@ -188,12 +192,12 @@ def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
 
 
 def test_large_leaves_of_ordinary_memory_are_packed(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 512)
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 512)
     found: list[bytes] = []
     with FakeDevice(copy_delay=0, compute_delay=0) as device:
         pinned = device.pinned(512)
         leaves = [torch.full((512,), 1, dtype=torch.uint8), pinned.fill_(2)]
-        for tensor in _slab.send(leaves, DEVICE, device).land():
+        for tensor in to_device.send(leaves, DEVICE, device).land():
             device.read(tensor, found)
         assert device.record(device.main).wait(30)
         assert device.num_copies == 2 and len(device.host.blocks) == 2
@@ -204,7 +208,7 @@ def test_nothing_is_queued_when_packing_fails():
     with FakeDevice() as device:
         conjugated = torch.ones(2, dtype=torch.complex64).conj()
         with pytest.raises(TypeError):
-            _slab.Flight([torch.ones(2), conjugated], DEVICE, device)
+            to_device.Flight([torch.ones(2), conjugated], DEVICE, device)
         assert device.num_copies == 0
 
 
@@ -214,7 +218,7 @@ def test_a_stream_under_capture_is_refused_before_anything_is_queued(name):
         device.captured = {"home": device.main, "copy": device.copies}[name]
         device.record = device.wait = mock.Mock(side_effect=AssertionError)
         with pytest.raises(RuntimeError) as caught:
-            _slab.send([torch.ones(3)], DEVICE, device)
+            to_device.send([torch.ones(3)], DEVICE, device)
         assert str(caught.value) == (
             f"send: the {name} stream must not be under graph capture, but is. Copy "
             "outside of the capture, into static tensors that the graph reads."
@@ -226,10 +230,10 @@ def test_torch_is_asked_about_the_stream_and_devices_without_graphs_have_none():
     calls, module = module_of_mocks()
     module.is_current_stream_capturing.return_value = True
     with mock.patch.object(torch, "get_device_module", lambda device: module):
-        assert _slab.torch_device.is_capturing(calls.side)
+        assert to_device.torch_device.is_capturing(calls.side)
         assert calls.module.stream.call_args == mock.call(calls.side)
         del module.is_current_stream_capturing
-        assert not _slab.torch_device.is_capturing(calls.side)
+        assert not to_device.torch_device.is_capturing(calls.side)
 
 
 def test_a_copy_goes_to_the_stream_that_the_caller_passes():
@@ -238,7 +242,7 @@ def test_a_copy_goes_to_the_stream_that_the_caller_passes():
     with FakeDevice() as device:
         device.copies.queue(gate.wait, 30)  # nothing gets past here
         leaf = torch.full((5,), 3, dtype=torch.uint8)
-        (landed,) = _slab.send([leaf], DEVICE, device, stream=device.side).land()
+        (landed,) = to_device.send([leaf], DEVICE, device, stream=device.side).land()
         device.read(landed, found)
         assert device.record(device.main).wait(30)
         gate.set()
@@ -248,7 +252,7 @@ def test_a_copy_goes_to_the_stream_that_the_caller_passes():
 def test_a_flight_lands_twice_and_in_any_order():
     with FakeDevice() as device:
         flights = [
-            _slab.send([torch.full((5,), i, dtype=torch.uint8)], DEVICE, device)
+            to_device.send([torch.full((5,), i, dtype=torch.uint8)], DEVICE, device)
             for i in range(4)
         ]
         for i, flight in reversed(list(enumerate(flights))):
@@ -261,17 +265,17 @@ def test_a_flight_lands_twice_and_in_any_order():
 def test_nothing_but_empty_leaves_needs_no_copy():
     with FakeDevice() as device:
         empty = [torch.empty(0, 4), torch.empty(2, 0, dtype=torch.int64)]
-        landed = _slab.send(empty, DEVICE, device).land()
+        landed = to_device.send(empty, DEVICE, device).land()
         assert [(x.shape, x.dtype) for x in landed] == [
             (x.shape, x.dtype) for x in empty
         ]
-        assert _slab.send([], DEVICE, device).land() == []
+        assert to_device.send([], DEVICE, device).land() == []
         assert device.num_copies == 0
 
 
 def test_changing_one_landed_tensor_leaves_the_history_of_the_others_alone():
     with FakeDevice() as device:
-        first, second = _slab.send(
+        first, second = to_device.send(
             [torch.ones(3), torch.ones(3)], DEVICE, device
         ).land()
         assert device.record(device.main).wait(30)
@@ -288,7 +292,7 @@ def test_flights_leave_no_reference_cycles():
         gc.disable()
         try:
             for _ in range(5):
-                _slab.send([torch.ones(3)], DEVICE, device).land()
+                to_device.send([torch.ones(3)], DEVICE, device).land()
             pool = device.pools[device.main]
             assert len(pool.blocks) == 1
         finally:
@@ -305,11 +309,11 @@ def test_slots_are_aligned_ascending_and_the_gaps_are_zero():
             (9, torch.float64),
         )
     ]
-    plan = _backend.plan_slab(leaves)
+    plan = backend.plan_slab(leaves)
     assert plan.offsets == (0, 64, 64, 192)
     assert plan.nbytes == 320
     slab = torch.full((plan.nbytes,), POISON, dtype=torch.uint8)
-    _backend.pack(slab, leaves, plan)
+    backend.pack(slab, leaves, plan)
     used = torch.zeros(plan.nbytes, dtype=torch.bool)
     for leaf, offset in zip(leaves, plan.offsets, strict=True):
         assert memory(slab.data_ptr() + offset, leaf.nbytes).tobytes() == raw(leaf)
@@ -342,9 +346,9 @@ def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
     fake = SimpleNamespace(
         empty=empty, uint8=torch.uint8, get_device_module=lambda device: module
     )
-    monkeypatch.setattr(_device, "torch", fake)
-    api = _slab.TorchDevice()
-    flight = _slab.Flight([torch.ones(3), torch.ones(2)], DEVICE, api)
+    monkeypatch.setattr(device_module, "torch", fake)
+    api = to_device.TorchDevice()
+    flight = to_device.Flight([torch.ones(3), torch.ones(2)], DEVICE, api)
     flight.land()
     names = [name for name, _, _ in calls.mock_calls]
 
@@ -390,7 +394,7 @@ def test_there_is_one_copy_stream_for_each_device(monkeypatch):
     module = mock.Mock()
     module.Stream.side_effect = lambda device: object()
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    api = _slab.TorchDevice()
+    api = to_device.TorchDevice()
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     assert api.copy_stream(first) is api.copy_stream(torch.device("cuda:0"))
     assert api.copy_stream(first) is not api.copy_stream(second)

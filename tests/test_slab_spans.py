@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeded import shows
 
-from pyparallel import _backend, _cargo, _slab, _transfer
+from pyparallel import backend
+from pyparallel.transfer import engine, to_device
+from pyparallel.transfer import layout as layout_module
 
 DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
 
@@ -25,9 +27,9 @@ pytestmark = pytest.mark.asan
 
 @pytest.fixture(autouse=True)
 def nothing_is_too_small(monkeypatch):
-    monkeypatch.setattr(_cargo, "SPAN_NBYTES", 0)
+    monkeypatch.setattr(layout_module, "SPAN_NBYTES", 0)
     yield
-    assert _slab.drain(30), "something is kept for ever"
+    assert to_device.drain(30), "something is kept for ever"
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -38,10 +40,10 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 def in_slab(memory: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the leaves as a loader makes them: views of one slab."""
-    plan = _backend.plan_slab(leaves)
+    plan = backend.plan_slab(leaves)
     slab = memory[: plan.nbytes]
-    _backend.pack(slab, leaves, plan)
-    return _backend.views(slab, plan)
+    backend.pack(slab, leaves, plan)
+    return backend.views(slab, plan)
 
 
 def some_leaves(rng: random.Random, value: int) -> list[torch.Tensor]:
@@ -51,7 +53,7 @@ def some_leaves(rng: random.Random, value: int) -> list[torch.Tensor]:
     ]
 
 
-def arrived(device: FakeDevice, flight: _slab.Flight) -> list[torch.Tensor]:
+def arrived(device: FakeDevice, flight: to_device.Flight) -> list[torch.Tensor]:
     landed = flight.land()
     assert device.record(device.main).wait(60)
     return landed
@@ -108,7 +110,7 @@ def test_one_span_is_one_copy_and_everything_else_is_packed(layout):
             if leaf.dtype == torch.bool:
                 leaf.view(torch.uint8).clamp_(max=1)
         expected = [raw(leaf) for leaf in leaves]
-        landed = arrived(device, _slab.send(leaves, DEVICE, device))
+        landed = arrived(device, to_device.send(leaves, DEVICE, device))
         assert [raw(x) for x in landed] == expected
         assert [x.dtype for x in landed] == [x.dtype for x in leaves]
         assert [x.shape for x in landed] == [x.shape for x in leaves]
@@ -138,7 +140,7 @@ def test_leaves_that_do_not_fill_a_span_are_packed(make):
         memory = device.ring.take(512)
         memory.fill_(3)
         leaves = make(memory)
-        landed = arrived(device, _slab.send(leaves, DEVICE, device))
+        landed = arrived(device, to_device.send(leaves, DEVICE, device))
         assert [raw(x) for x in landed] == [raw(x) for x in leaves]
         assert len(device.host.blocks) == device.num_copies == 1
 
@@ -147,7 +149,7 @@ def test_empty_leaves_beside_a_span_may_be_anywhere():
     with LentMemory(copy_delay=0, compute_delay=0) as device:
         memory = device.ring.take(512).fill_(5)
         leaves = [torch.empty(0, 3), memory[:256], memory[256:]]
-        landed = arrived(device, _slab.send(leaves, DEVICE, device))
+        landed = arrived(device, to_device.send(leaves, DEVICE, device))
         assert [raw(x) for x in landed] == [raw(x) for x in leaves]
         assert device.num_copies == 1 and not device.host.blocks, "it was packed"
 
@@ -155,14 +157,16 @@ def test_empty_leaves_beside_a_span_may_be_anywhere():
 def test_ordinary_memory_and_small_batches_are_packed(monkeypatch):
     with LentMemory() as device:
         ordinary = torch.ones(512, dtype=torch.uint8)
-        arrived(device, _slab.send([ordinary[:256], ordinary[256:]], DEVICE, device))
+        arrived(
+            device, to_device.send([ordinary[:256], ordinary[256:]], DEVICE, device)
+        )
         assert len(device.host.blocks) == 1
-        monkeypatch.setattr(_cargo, "SPAN_NBYTES", 8 << 10)
+        monkeypatch.setattr(layout_module, "SPAN_NBYTES", 8 << 10)
         for nbytes, packed in ((8 << 10, False), ((8 << 10) - 64, True)):
             slab = device.ring.take(2 * nbytes)
             device.host.blocks.clear()
             leaves = [slab[:nbytes], slab[nbytes:]]
-            arrived(device, _slab.send(leaves, DEVICE, device))
+            arrived(device, to_device.send(leaves, DEVICE, device))
             assert bool(device.host.blocks) == packed
 
 
@@ -170,7 +174,7 @@ def test_a_leaf_beyond_its_storage_is_an_error_and_not_read():
     with LentMemory() as device:
         device.is_pinned = lambda tensor: True
         with pytest.raises(ValueError, match="must lie within its storage"):
-            _slab.send(released(None), DEVICE, device)
+            to_device.send(released(None), DEVICE, device)
         assert device.num_copies == 0
 
 
@@ -187,7 +191,7 @@ def train(device: LentMemory, direct: bool = False, num_batches: int = 150) -> i
         if direct:
             batch = [slot[:1024].fill_(step % 256), torch.tensor([step])]
         expected += [raw(leaf) for leaf in batch]
-        landed = _slab.send(batch, DEVICE, device).land()
+        landed = to_device.send(batch, DEVICE, device).land()
         del batch, slot
         for tensor in landed:
             device.read(tensor, found)
@@ -199,7 +203,7 @@ def train(device: LentMemory, direct: bool = False, num_batches: int = 150) -> i
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_slot_is_free_when_it_has_been_read_and_not_before(direct, monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 256)
     with LentMemory() as device:
         assert train(device, direct) == 0
         assert device.ring.num_reused > 0
@@ -208,9 +212,9 @@ def test_a_slot_is_free_when_it_has_been_read_and_not_before(direct, monkeypatch
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_the_harness_finds_a_source_that_is_released_at_once(direct, monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 256)
     forgetful = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
-    monkeypatch.setattr(_transfer, "keeper", forgetful)
+    monkeypatch.setattr(engine, "keeper", forgetful)
 
     def wrong():
         with LentMemory() as device:
@@ -230,8 +234,8 @@ def slow():
         device.go.set()
 
 
-def lend(device: LentMemory) -> _slab.Flight:
-    return _slab.send([device.ring.take(512)], DEVICE, device)
+def lend(device: LentMemory) -> to_device.Flight:
+    return to_device.send([device.ring.take(512)], DEVICE, device)
 
 
 def is_free(device: LentMemory) -> bool:
@@ -246,18 +250,18 @@ def finish(device: LentMemory) -> None:
 @pytest.mark.parametrize("when", ["send", "land", "poll", "drain"])
 def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
     flight = lend(slow)
-    assert _slab.release_done() == 1 and not is_free(slow)
-    assert not _slab.drain(0.01)
+    assert to_device.release_done() == 1 and not is_free(slow)
+    assert not to_device.drain(0.01)
     finish(slow)
     assert not is_free(slow), "somebody waited"
     if when == "send":
-        _slab.send([torch.ones(3)], DEVICE, slow)
+        to_device.send([torch.ones(3)], DEVICE, slow)
     elif when == "land":
         flight.land()
     elif when == "poll":
-        assert _slab.release_done() == 0
+        assert to_device.release_done() == 0
     else:
-        assert _slab.drain(30)
+        assert to_device.drain(30)
     assert is_free(slow)
 
 
@@ -265,17 +269,17 @@ def test_sending_and_landing_do_not_wait_for_the_device(slow):
     flights = [lend(slow) for _ in range(5)]
     for flight in flights:
         flight.land()
-    assert _slab.release_done() == 5 and not slow.ring.free[512]
+    assert to_device.release_done() == 5 and not slow.ring.free[512]
 
 
 def test_a_flight_that_is_lost_gives_its_source_up_too(slow):
     lend(slow)
     finish(slow)
-    assert _slab.release_done() == 0 and is_free(slow)
+    assert to_device.release_done() == 0 and is_free(slow)
 
 
 def test_a_copy_that_was_queued_before_an_error_keeps_its_source(slow, monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 512)
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 512)
     copy, targets = slow.copy, []
 
     def fail_second(dst, src, stream):
@@ -287,24 +291,24 @@ def test_a_copy_that_was_queued_before_an_error_keeps_its_source(slow, monkeypat
     slow.copy = fail_second
     slow.wait = mock.Mock(wraps=slow.wait)
     with pytest.raises(RuntimeError, match="no more"):
-        _slab.send([slow.ring.take(512), slow.ring.take(512)], DEVICE, slow)
+        to_device.send([slow.ring.take(512), slow.ring.take(512)], DEVICE, slow)
     waiting = [call.args[0] for call in slow.wait.mock_calls]
     assert waiting == [slow.copies, slow.main], "the model may get the memory next"
     gc.collect()
     assert not is_free(slow)
     finish(slow)
-    assert _slab.release_done() == 0 and is_free(slow)
+    assert to_device.release_done() == 0 and is_free(slow)
 
 
 def test_a_copy_by_other_means_can_be_guarded(slow):
     source = slow.ring.take(512)
     slow.main.queue(slow.go.wait, 30)
-    _slab.hold_while_read([source], DEVICE, slow)
+    to_device.hold_while_read([source], DEVICE, slow)
     del source
-    assert _slab.release_done() == 1 and not is_free(slow)
+    assert to_device.release_done() == 1 and not is_free(slow)
     slow.go.set()
     assert slow.record(slow.main).wait(30)
-    assert _slab.release_done() == 0 and is_free(slow)
+    assert to_device.release_done() == 0 and is_free(slow)
 
 
 def test_a_forked_child_leaves_to_its_parent_what_the_parent_sent(slow):
@@ -313,9 +317,9 @@ def test_a_forked_child_leaves_to_its_parent_what_the_parent_sent(slow):
     if child == 0:
         signal.alarm(20)
         freed = len(slow.ring.free[512])
-        os._exit(0 if _slab.release_done() == 0 and freed == 0 else 1)
+        os._exit(0 if to_device.release_done() == 0 and freed == 0 else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert _slab.release_done() == 1
+    assert to_device.release_done() == 1
     finish(slow)
     flight.land()
     assert is_free(slow)
@@ -330,11 +334,11 @@ def test_memory_belongs_to_the_stream_that_is_called_home():
     with FakeDevice() as device:
         device.keep = mock.Mock(side_effect=AssertionError("needed by no one"))
         for step in range(60):
-            flights: list[_slab.Flight] = []
+            flights: list[to_device.Flight] = []
 
             def send(step=step, flights=flights):
                 leaves = [torch.full((100,), step, dtype=torch.uint8)]
-                flights.append(_slab.send(leaves, DEVICE, device, home=device.side))
+                flights.append(to_device.send(leaves, DEVICE, device, home=device.side))
                 assert device.current_stream(DEVICE) is device.main
 
             thread = threading.Thread(target=send)
@@ -354,7 +358,7 @@ def test_torch_device_asks_torch(monkeypatch):
     module, event = mock.MagicMock(), mock.Mock()
     module.is_current_stream_capturing.return_value = False
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    api = _slab.TorchDevice()
+    api = to_device.TorchDevice()
     stream = mock.Mock(device=DEVICE)
     with api.using(stream):
         module.device.assert_called_once_with(DEVICE)

@@ -15,8 +15,9 @@ from fake_device import DEVICE, FakeDevice
 from loader_sets import Making
 
 import pyparallel
-from pyparallel import DataContainer, Padding, Ragged, _backend, _slab
-from pyparallel.to_host import HostCopy
+from pyparallel import DataContainer, Padding, Ragged, backend
+from pyparallel.scatter_gather.to_host import HostCopy
+from pyparallel.transfer import to_device
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -50,9 +51,7 @@ def leaves(value: Any) -> list[torch.Tensor]:
 
 def secrets(value: Any) -> int:
     """Count bytes of the secret in the whole memory behind a value."""
-    return sum(
-        int((_backend.memory_of(leaf) == SECRET).sum()) for leaf in leaves(value)
-    )
+    return sum(int((backend.memory_of(leaf) == SECRET).sum()) for leaf in leaves(value))
 
 
 def forget(*nbytes: int) -> None:
@@ -118,7 +117,7 @@ def test_slabs_show_nothing_on_the_device_or_on_the_way_back() -> None:
                     block.fill_(SECRET)
                     del block
                 sent = [s[:n, : n + 3] for s in ragged(i)]
-                flight = _slab.send(sent, DEVICE, fake)
+                flight = to_device.send(sent, DEVICE, fake)
                 there = flight.land()
                 found = HostCopy(there, fake, n % 2 == 0).get()
                 assert not secrets(found)

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyparallel import DataContainer, DataLoader, LoaderStats, Ragged
-from pyparallel._stacked import Stacked
-from pyparallel._stats import Meter, workers_for
+from pyparallel.batch.padding_stats import Stacked
+from pyparallel.loader.stats import Meter, workers_for
 
 pytestmark = pytest.mark.one_backend
 

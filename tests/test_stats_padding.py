@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from pyparallel import DataContainer, Padded, Ragged, collate, pad_stack
-from pyparallel._stacked import Stacked
+from pyparallel.batch.padding_stats import Stacked
 
 
 def field(*shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> Any:

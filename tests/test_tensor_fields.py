@@ -15,7 +15,8 @@ from torch.utils import _pytree
 from torch.utils.data._utils.pin_memory import pin_memory
 
 import pyparallel
-from pyparallel import Padded, Ragged, _tree
+from pyparallel import Padded, Ragged
+from pyparallel.batch import pytree
 
 SAMPLES = [torch.tensor([1.0, 2.0]), torch.zeros(0), torch.tensor([3.0])]
 
@@ -128,9 +129,9 @@ def test_pytrees_of_torch_and_of_optree_reach_the_tensors(
     names = ("values", "offsets", "data", "sizes", "mask")
     found = [str(path[-1]) for path, _ in _pytree.tree_leaves_with_path(make())]
     assert found == [f".{name}" for name in names if hasattr(make(), name)]
-    leaves, structure = _tree.flatten(batch)
-    assert _tree.unflatten(structure, leaves)["x"] == make()
-    assert _tree.accessors(structure)[0].codify("batch").startswith("batch['x'].")
+    leaves, structure = pytree.flatten(batch)
+    assert pytree.unflatten(structure, leaves)["x"] == make()
+    assert pytree.accessors(structure)[0].codify("batch").startswith("batch['x'].")
 
 
 @both

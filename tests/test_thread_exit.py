@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyparallel import _backend
+from pyparallel import backend
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
@@ -27,20 +27,20 @@ ENDS = {
 WORKING = """
 import os, signal, sys, threading, types
 import torch
-from pyparallel import _backend
+from pyparallel import backend
 torch.set_num_threads(1)
 images = [torch.ones(3, 300 + i, 400, dtype=torch.uint8) for i in range(4)]
 padded = torch.empty(4, 3, 303, 400, dtype=torch.uint8)
 batch, levels = torch.empty(4, 3, 303, 400), [1.0] * 3
 stream = types.SimpleNamespace(stream_id=0, device_index=-1, device_type=0)
 slab, leaf = torch.ones(2, 64, dtype=torch.uint8)
-plan = _backend.plan_slab([leaf])
+plan = backend.plan_slab([leaf])
 work = {
-    "pad_copy": lambda: _backend.pad_copy(padded, images, bytes(1)),
-    "image_batch": lambda: _backend.image_batch(
+    "pad_copy": lambda: backend.pad_copy(padded, images, bytes(1)),
+    "image_batch": lambda: backend.image_batch(
         batch, images, None, levels, levels, levels, False, True
     ),
-    "send": lambda: _backend.send(slab, [leaf], plan, [], [], stream, stream),
+    "send": lambda: backend.send(slab, [leaf], plan, [], [], stream, stream),
 }[sys.argv[1]]
 begun = threading.Event()
 def run():
@@ -52,9 +52,7 @@ begun.wait()
 """
 
 
-@pytest.mark.skipif(
-    _backend.name != "native", reason="pure Python is torch's operators"
-)
+@pytest.mark.skipif(backend.name != "native", reason="pure Python is torch's operators")
 def test_a_thread_in_native_code_does_not_abort_the_process() -> None:
     cases = [
         *((end, "pad_copy") for end in ENDS),

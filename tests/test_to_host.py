@@ -27,8 +27,10 @@ from samples import DTYPES
 from seeded import shows
 
 from pyparallel import DataContainer as DC
-from pyparallel import _backend, _cargo, _slab, _transfer, start_to_host, to_host
-from pyparallel.to_host import HostCopy
+from pyparallel import backend, start_to_host, to_host
+from pyparallel.scatter_gather.to_host import HostCopy
+from pyparallel.transfer import engine, to_device
+from pyparallel.transfer import layout as layout_module
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
 
@@ -91,7 +93,7 @@ def tensors(draw: Any) -> torch.Tensor:
 @settings(max_examples=120, deadline=None)
 @given(leaves=st.lists(tensors(), max_size=7), snapshot=st.booleans())
 def test_every_tensor_comes_back_as_it_is(leaves, snapshot):
-    large = mock.patch.object(_cargo, "DIRECT_NBYTES", 100)
+    large = mock.patch.object(layout_module, "DIRECT_NBYTES", 100)
     with large, FakeDevice(copy_delay=0, compute_delay=0) as fake:
         there = [fake.put(leaf) for leaf in leaves]
         found = start(there, fake, snapshot).get()
@@ -208,12 +210,12 @@ def test_nothing_but_empty_tensors_needs_no_copy():
 
 
 def test_no_byte_of_an_earlier_batch_is_left_in_the_slab(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 100)
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
     with FakeDevice() as fake:
         fake.host.take(192).fill_(255)
         leaves = [torch.full((n,), 7, dtype=torch.uint8) for n in (101, 3)]
         found = fetch([fake.put(x) for x in leaves], fake)
-        slab = _backend.memory_of(found[0])[: 64 + 128]
+        slab = backend.memory_of(found[0])[: 64 + 128]
         assert fake.host.num_reused == 1 and sorted(slab) == [0] * 88 + [7] * 104
         assert [x.untyped_storage().nbytes() for x in found] == [101, 3]
 
@@ -274,7 +276,7 @@ def test_the_harness_finds_a_missing_wait(broken):
 
 def test_the_harness_finds_a_source_that_is_reused_before_the_copy(monkeypatch):
     hold = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
-    monkeypatch.setattr(_transfer, "keeper", hold)
+    monkeypatch.setattr(engine, "keeper", hold)
 
     def wrong():
         with FakeDevice(copy_delay=5e-3, compute_delay=0) as fake:
@@ -284,7 +286,7 @@ def test_the_harness_finds_a_source_that_is_reused_before_the_copy(monkeypatch):
 
 
 def test_large_tensors_find_their_place_among_small_ones(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 100)
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
     sizes = [200, 3, 101, 0, 64, 128, 1]
     with FakeDevice() as fake:
         leaves = [torch.full((n,), i, dtype=torch.uint8) for i, n in enumerate(sizes)]
@@ -294,7 +296,7 @@ def test_large_tensors_find_their_place_among_small_ones(monkeypatch):
 
 
 def test_large_tensors_are_read_where_they_are_or_kept_as_they_were(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 100)
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
     for snapshot in (True, False):
         with FakeDevice() as fake:
             assert train(fake, snapshot) == 0
@@ -331,12 +333,12 @@ def test_a_dropped_handle_gives_its_memory_back_when_the_copy_is_done():
         go = threading.Event()
         fake.copies.queue(go.wait, 30)
         handle = start(on(fake, 1), fake)
-        slab = weakref.ref(_slab._keeper._held[max(_slab._keeper._held)][0])
+        slab = weakref.ref(to_device._keeper._held[max(to_device._keeper._held)][0])
         del handle
-        assert _slab.release_done() == 1 and slab() is not None
+        assert to_device.release_done() == 1 and slab() is not None
         go.set()
         assert fake.record(fake.copies).wait(30)
-        assert _slab.release_done() == 0 and slab() is None
+        assert to_device.release_done() == 0 and slab() is None
 
 
 def test_the_host_waits_when_it_reads_and_not_before():
@@ -400,4 +402,4 @@ def test_a_failure_on_the_second_device_leaves_nothing_behind():
             start(batch, fake)
         assert fake.num_copies == 1 and fake.record(fake.copies).wait(30)
         gc.collect()
-        assert _slab.release_done() == 0
+        assert to_device.release_done() == 0

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad, profiler
 
-from pyparallel import _torch_private as private
-from pyparallel import _versions
+import pyparallel
+from pyparallel.core import torch_private as private
+from pyparallel.core import versions
 
-PACKAGE = Path(private.__file__).parent
+PACKAGE = Path(pyparallel.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: Private names of Python's library: of tuples and processes, frames and locks.
 OF_PYTHON = {"_replace", "_fields", "_asdict", "_exit", "_getframe", "_cond", "_flag"}
@@ -89,7 +90,7 @@ def test_no_other_module_imports_a_private_name_of_torch() -> None:
                 root, *rest = name.split(".")
                 if root == "torch" and any(map(is_private, rest)):
                     found.append(f"{path.relative_to(PACKAGE)}: {name}")
-    here = [name for name in found if name.startswith("_torch_private.py: ")]
+    here = [name for name in found if name.startswith("core/torch_private.py: ")]
     assert len(here) > 10
     assert [name for name in found if name not in here] == []
 
@@ -102,7 +103,7 @@ def test_every_private_attribute_is_the_packages_own_or_is_listed() -> None:
     used = {
         f"{path.relative_to(PACKAGE)}: {name}"
         for path, tree in trees.items()
-        if path.name != "_torch_private.py"
+        if path.name != "torch_private.py"
         for name in attributes(tree)
         if name not in known
     }
@@ -163,7 +164,7 @@ def test_a_class_without_a_name_is_found_and_named() -> None:
 def without() -> Any:
     """The module as it is in a torch without any name that has a replacement."""
     fresh = importlib.util.spec_from_file_location(
-        "pyparallel._torch_private_without", private.__file__
+        "pyparallel.core._torch_private_without", private.__file__
     )
     assert fresh is not None and fresh.loader is not None
     module: Any = importlib.util.module_from_spec(fresh)
@@ -286,4 +287,4 @@ def test_an_old_torch_is_refused_at_import() -> None:
     "version", ["2.8.0", "2.8.0a0+git12ab", "2.13.0+cpu", "2.100", "3.0.0"]
 )
 def test_other_releases_are_not_refused(version: str) -> None:
-    assert _versions.too_old(version) is None
+    assert versions.too_old(version) is None

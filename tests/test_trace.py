@@ -12,8 +12,8 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pyparallel import _trace
-from pyparallel._trace import SPANS, span
+from pyparallel.core import tracing
+from pyparallel.core.tracing import SPANS, span
 
 pytestmark = pytest.mark.one_backend
 
@@ -127,7 +127,7 @@ def test_an_error_passes_a_recorded_range_and_ends_it():
 def nvtx(monkeypatch):
     """Ranges as NVTX would get them."""
     calls = []
-    monkeypatch.setattr(_trace, "_around", _trace._Nvtx)
+    monkeypatch.setattr(tracing, "_around", tracing._Nvtx)
     monkeypatch.setattr(
         torch.cuda.nvtx, "range_push", lambda name: calls.append(f"push {name}")
     )
@@ -170,13 +170,13 @@ def test_nvtx_needs_the_flag_and_a_torch_that_has_it(
     monkeypatch.delenv("PYPARALLEL_NVTX", raising=False)
     if flag is not None:
         monkeypatch.setenv("PYPARALLEL_NVTX", flag)
-    assert _trace.wants_nvtx() is wanted
+    assert tracing.wants_nvtx() is wanted
 
 
 def test_the_flag_neither_initialises_cuda_nor_fails_without_it():
     code = (
-        "import torch; from pyparallel import _trace\n"
-        "with _trace.span('pyparallel.wait'): pass\n"
+        "import torch; from pyparallel.core import tracing\n"
+        "with tracing.span('pyparallel.wait'): pass\n"
         "print(torch.cuda.is_initialized())"
     )
     env = {**os.environ, "PYPARALLEL_NVTX": "1"}

@@ -16,12 +16,12 @@ from pyparallel import (
     DataContainer,
     MMDataParallel,
     MMDistributedDataParallel,
-    _slab,
     collate,
     scatter,
     scatter_kwargs,
 )
 from pyparallel import DataLoader as Ours
+from pyparallel.transfer import to_device
 
 pytestmark = pytest.mark.cuda_torch
 
@@ -122,7 +122,7 @@ def test_an_error_in_collate_ends_its_range():
 def test_a_flight_packs_while_it_is_sent():
     with FakeDevice() as device:
         leaves = [torch.ones(3), torch.ones(4)]
-        found = ranges(lambda: _slab.send(leaves, DEVICE, device).land())
+        found = ranges(lambda: to_device.send(leaves, DEVICE, device).land())
     assert found == [("pyparallel.pack", "pyparallel.send"), ("pyparallel.send", None)]
 
 

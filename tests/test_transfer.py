@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turns import others_run_during
 
-from pyparallel import _backend, _cargo, _slab, _transfer
-from pyparallel._backend import _reference
+from pyparallel import backend
+from pyparallel.backend import _python
+from pyparallel.transfer import engine, layout, to_device
 
 pytestmark = [
     pytest.mark.cuda_torch,
@@ -38,9 +39,9 @@ def by_the_engine(monkeypatch):
     """Let flights of either backend use the native operators; leave nothing behind."""
     names = ("send", "plan_slab", "SlabPlan", "views")
     for name in names:
-        monkeypatch.setattr(_backend, name, getattr(native, name))
+        monkeypatch.setattr(backend, name, getattr(native, name))
     yield
-    assert _slab.drain(30), "something is kept for ever"
+    assert to_device.drain(30), "something is kept for ever"
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -57,7 +58,7 @@ def some_leaves(rng: random.Random, num: int, largest: int = 40) -> list[torch.T
 
 
 def arrive(leaves, device, **options) -> list[bytes]:
-    landed = _slab.send(leaves, CPU, device, **options).land()
+    landed = to_device.send(leaves, CPU, device, **options).land()
     assert [(x.dtype, x.shape) for x in landed] == [(x.dtype, x.shape) for x in leaves]
     return list(map(raw, landed))
 
@@ -77,7 +78,7 @@ def test_leaves_of_every_dtype_and_layout_arrive(seed, num, chunk):
     leaves += [leaf.t() for leaf in some_leaves(rng, 2)]
     leaves += [torch.arange(20)[::3], torch.tensor(1.5), torch.ones(1, 3).expand(4, 3)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_backend, "send", partial(native.send, chunk_nbytes=chunk))
+        patch.setattr(backend, "send", partial(native.send, chunk_nbytes=chunk))
         assert arrive(leaves, HostDevice()) == list(map(raw, leaves))
 
 
@@ -94,23 +95,23 @@ def test_bytes_between_leaves_are_zero_in_every_chunk():
 
 @pytest.mark.parametrize("num", [1, 7, 8, 20])
 def test_page_locked_leaves_are_read_in_place(num, monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     device = HostDevice()
     leaves = []
     for i in range(num):
         large = device.lock(torch.full((100 + i,), float(i)))
         leaves += [torch.tensor([i]), large, torch.empty(0, 3)]
-    flight = _slab.send(leaves, CPU, device)
+    flight = to_device.send(leaves, CPU, device)
     assert len(flight._direct) == num
     assert list(map(raw, flight.land())) == list(map(raw, leaves))
 
 
 def test_one_span_is_sent_as_it_lies(monkeypatch):
-    monkeypatch.setattr(_cargo, "SPAN_NBYTES", 0)
+    monkeypatch.setattr(layout, "SPAN_NBYTES", 0)
     device = HostDevice()
     memory = device.lock(torch.arange(512, dtype=torch.int64))
     leaves = [memory[256:].view(16, 16), memory[:200]]
-    flight = _slab.send(leaves, CPU, device)
+    flight = to_device.send(leaves, CPU, device)
     assert list(flight._order) == [1, 0] and not flight._direct
     assert list(map(raw, flight.land())) == list(map(raw, leaves))
 
@@ -123,7 +124,7 @@ def test_a_batch_of_many_megabytes_arrives():
 def test_packed_leaves_are_free_when_send_returns():
     leaves = [torch.full((1000,), 3.0), torch.ones(10, 10).t()]
     expected = list(map(raw, leaves))
-    flight = _slab.send(leaves, CPU, HostDevice())
+    flight = to_device.send(leaves, CPU, HostDevice())
     dead = [weakref.ref(leaf) for leaf in leaves]
     leaves[0].fill_(9)
     del leaves
@@ -142,20 +143,20 @@ class Late:
 
 
 def test_what_is_read_in_place_lives_until_it_has_been_read(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     ready = threading.Event()
     send = native.send
-    monkeypatch.setattr(_backend, "send", lambda *args, **_: Late(send(*args), ready))
+    monkeypatch.setattr(backend, "send", lambda *args, **_: Late(send(*args), ready))
     device = HostDevice()
     large = device.lock(torch.zeros(512))
     freed = weakref.ref(large.untyped_storage())
-    flight = _slab.send([large], CPU, device)
+    flight = to_device.send([large], CPU, device)
     del large
     flight.land()
     gc.collect()
-    assert _slab.release_done() == 1 and freed() is not None
+    assert to_device.release_done() == 1 and freed() is not None
     ready.set()
-    assert _slab.release_done() == 0 and freed() is None
+    assert to_device.release_done() == 0 and freed() is None
 
 
 def test_landing_elsewhere_tells_the_allocator_and_a_stream_may_be_chosen():
@@ -178,23 +179,23 @@ def test_landing_elsewhere_tells_the_allocator_and_a_stream_may_be_chosen():
         return Watched()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_backend, "send", send)
+        patch.setattr(backend, "send", send)
         device = HostDevice()
-        flight = _slab.send([torch.ones(3)], CPU, device)
+        flight = to_device.send([torch.ones(3)], CPU, device)
         flight.land()
         assert calls == [(COPIES, MAIN)] and waits == [MAIN] and not device.kept
         other = HostStream(7)
-        flight = _slab.send([torch.ones(3)], CPU, device, home=SIDE, stream=other)
+        flight = to_device.send([torch.ones(3)], CPU, device, home=SIDE, stream=other)
         assert calls[1:] == [(other, SIDE)] and device.current is MAIN
         flight.land()
         assert waits == [MAIN, MAIN] and device.kept == [MAIN]
         del flight
-        _slab.send([torch.ones(3)], CPU, device, home=SIDE)  # and never lands
+        to_device.send([torch.ones(3)], CPU, device, home=SIDE)  # and never lands
         assert waits == [MAIN, MAIN, SIDE]
 
 
 def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     ready = threading.Event()
 
     class Broken:
@@ -205,28 +206,28 @@ def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
         def check(self):
             raise RuntimeError("no more")
 
-    monkeypatch.setattr(_backend, "send", lambda *args, **_: Broken())
+    monkeypatch.setattr(backend, "send", lambda *args, **_: Broken())
     device = HostDevice()
     large = device.lock(torch.zeros(512))
     with pytest.raises(RuntimeError, match=r"^no more$"):
-        _slab.send([large], CPU, device)
+        to_device.send([large], CPU, device)
     assert Broken.waits == [MAIN], "its memory was given back to those who use it"
-    assert _slab.release_done() == 1
+    assert to_device.release_done() == 1
     ready.set()
-    assert _slab.release_done() == 0
+    assert to_device.release_done() == 0
 
 
 def test_an_error_before_anything_is_queued_holds_nothing(monkeypatch):
-    monkeypatch.setattr(_cargo, "DIRECT_NBYTES", 256)
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
 
     def refuse(*args, **_):
         raise RuntimeError("refused")
 
-    monkeypatch.setattr(_backend, "send", refuse)
+    monkeypatch.setattr(backend, "send", refuse)
     device = HostDevice()
     with pytest.raises(RuntimeError, match=r"^refused$"):
-        _slab.send([device.lock(torch.zeros(512))], CPU, device)
-    assert _slab.release_done() == 0
+        to_device.send([device.lock(torch.zeros(512))], CPU, device)
+    assert to_device.release_done() == 0
 
 
 def test_threads_send_at_the_same_time():
@@ -289,28 +290,26 @@ def test_a_forked_child_is_refused_by_its_parents_engine():
 
 def test_pure_python_has_no_engine():
     check(
-        _reference.send,
+        _python.send,
         (),
         NotImplementedError,
         "send must be native, but pure Python runs. Copy by torch's operators.",
     )
     assert "cpu" in native.transfers()
-    if _backend.name == "python":
-        assert _backend.transfers == ()
-    assert not _slab.TorchDevice().has_engine(torch.device("cuda"))
-    assert _slab.TorchDevice(["cuda"]).has_engine(torch.device("cuda", 1))
+    if backend.name == "python":
+        assert backend.transfers == ()
+    assert not to_device.TorchDevice().has_engine(torch.device("cuda"))
+    assert to_device.TorchDevice(["cuda"]).has_engine(torch.device("cuda", 1))
 
 
 def test_the_one_choice_is_the_devices(monkeypatch):
     chosen = []
     for name in ("_by_engine", "_by_torch"):
-        monkeypatch.setattr(
-            _transfer, name, lambda *args, name=name: chosen.append(name)
-        )
+        monkeypatch.setattr(engine, name, lambda *args, name=name: chosen.append(name))
     device = HostDevice()
     leaf, slab = torch.ones(4), torch.zeros(64, dtype=torch.uint8)
-    cargo = _cargo.load([leaf], device.is_pinned)
+    cargo = layout.load([leaf], device.is_pinned)
     for answer in (True, False):
         device.has_engine = lambda device, answer=answer: answer
-        _transfer.start(cargo, slab, [], (COPIES, MAIN), device)
+        engine.start(cargo, slab, [], (COPIES, MAIN), device)
     assert chosen == ["_by_engine", "_by_torch"]

@@ -15,8 +15,9 @@ import pytest
 import samples
 import torch
 
-from pyparallel import DataContainer, _tree
-from pyparallel._errors import Field, at
+from pyparallel import DataContainer
+from pyparallel.batch import pytree
+from pyparallel.core.errors import Field, at
 
 pytestmark = pytest.mark.asan
 
@@ -57,8 +58,8 @@ TREES: list[Any] = [
 
 @pytest.mark.parametrize("tree", TREES, ids=repr)
 def test_what_is_taken_apart_is_put_together_again(tree: Any) -> None:
-    leaves, structure = _tree.flatten(tree)
-    again = _tree.unflatten(structure, leaves)
+    leaves, structure = pytree.flatten(tree)
+    again = pytree.unflatten(structure, leaves)
     assert again == tree
     assert type(again) is type(tree)
     if isinstance(tree, dict):
@@ -74,7 +75,7 @@ def vars_of(value: Any) -> Any:
 
 @pytest.mark.parametrize("cls", [UserDict, types.MappingProxyType])
 def test_other_mappings_are_containers(cls: Any) -> None:
-    got = _tree.map_leaves(str, cls({"z": 1, "a": 2}))
+    got = pytree.map_leaves(str, cls({"z": 1, "a": 2}))
     assert (type(got), dict(got), list(got)) == (cls, {"z": "1", "a": "2"}, ["z", "a"])
 
 
@@ -82,18 +83,18 @@ def test_everything_else_is_a_leaf() -> None:
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
     things: list[Any] = [None, "ab", b"ab", range(3), {1, 2}, 1.5, object, optimizer]
     things += [torch.ones(2), np.ones(2), DataContainer([1]), samples.Frozen]
-    leaves, _ = _tree.flatten(things)
+    leaves, _ = pytree.flatten(things)
     assert [id(leaf) for leaf in leaves] == [id(thing) for thing in things]
 
 
 def test_a_list_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
-    got = _tree.map_leaves(str, Stubborn(items=[1, 2]))
+    got = pytree.map_leaves(str, Stubborn(items=[1, 2]))
     assert (type(got), got) == (list, ["1", "2"])
 
 
 def test_paths_name_places_as_the_user_would() -> None:
     tree = {"a": [1, samples.Frozen(2, 3)], "p": Row(x=4)}
-    _, structure = _tree.flatten(tree)
+    _, structure = pytree.flatten(tree)
     places = [at("inputs", path) for path in structure.paths()]
     assert places == [
         "inputs['a'][0]",
@@ -114,7 +115,7 @@ def test_cycles_and_bottomless_nests_are_refused() -> None:
         deep = [deep]
     for tree in (loop, ring, deep):
         with pytest.raises(ValueError) as caught:
-            _tree.flatten(tree)
+            pytree.flatten(tree)
         assert str(caught.value) == (
             "the batch must nest its containers at most 64 deep, but it nests deeper. "
             "Look for a container that holds itself."
@@ -131,7 +132,7 @@ def test_threads_that_meet_a_class_first_all_walk_into_it() -> None:
 
         def walk(cls: Any = cls, start: threading.Barrier = start) -> None:
             start.wait()
-            results.append(_tree.flatten([cls(1, 2), cls(3, 4)])[0] == [1, 2, 3, 4])
+            results.append(pytree.flatten([cls(1, 2), cls(3, 4)])[0] == [1, 2, 3, 4])
 
         threads = [threading.Thread(target=walk) for _ in range(4)]
         for thread in threads:
@@ -142,9 +143,9 @@ def test_threads_that_meet_a_class_first_all_walk_into_it() -> None:
 
 
 def test_dataclasses_are_told_from_their_classes() -> None:
-    assert _tree.is_dataclass(samples.Frozen(1, 2))
-    assert not _tree.is_dataclass(samples.Frozen)
-    assert _tree.field_values(samples.Slotted(1, 2)) == {"left": 1, "right": 2}
+    assert pytree.is_dataclass(samples.Frozen(1, 2))
+    assert not pytree.is_dataclass(samples.Frozen)
+    assert pytree.field_values(samples.Slotted(1, 2)) == {"left": 1, "right": 2}
 
 
 def test_a_value_of_any_class_is_freed_without_a_collection() -> None:
@@ -152,7 +153,7 @@ def test_a_value_of_any_class_is_freed_without_a_collection() -> None:
     held = weakref.ref(value)
     gc.disable()
     try:
-        assert _tree.split_registered(value) is None
+        assert pytree.split_registered(value) is None
         del value
         assert held() is None
     finally:

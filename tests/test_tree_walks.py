@@ -15,7 +15,8 @@ from backends import native, needs_native
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyparallel import DataContainer, _tree
+from pyparallel import DataContainer
+from pyparallel.batch import pytree
 
 pytestmark = [pytest.mark.asan, needs_native]
 
@@ -80,16 +81,16 @@ def test_plain_nests_are_walked_as_optree_walks_them(tree: Any) -> None:
     assert shape_of(again) == shape_of(tree)
     _, same = native.flatten(again, LEAVES)
     assert (same, hash(same)) == (structure, hash(structure))
-    assert _tree.accessors(structure) == optree.tree_accessors(tree, none_is_leaf=True)
+    assert pytree.accessors(structure) == optree.tree_accessors(tree, none_is_leaf=True)
 
 
 @settings(deadline=None)
 @given(st.recursive(scalars, any_kind, max_leaves=20))
 def test_any_nest_has_the_leaves_that_optree_finds(tree: Any) -> None:
-    leaves, structure = _tree.flatten(tree)
+    leaves, structure = pytree.flatten(tree)
     expected, _ = walk_by_optree(tree)
     assert ids(leaves) == ids(expected)
-    assert shape_of(_tree.unflatten(structure, leaves)) == shape_of(tree)
+    assert shape_of(pytree.unflatten(structure, leaves)) == shape_of(tree)
 
 
 @given(st.recursive(scalars, plain, max_leaves=8), st.recursive(scalars, plain))
@@ -175,9 +176,9 @@ def test_a_class_becomes_a_leaf_once_it_was_looked_at() -> None:
         """Not a container."""
 
     things = [Thing(), DataContainer(1)]
-    leaves, structure = _tree.flatten(things)
-    assert leaves == things and Thing in _tree._looked_at
-    assert _tree.flatten(things) == (leaves, structure)
+    leaves, structure = pytree.flatten(things)
+    assert leaves == things and Thing in pytree._looked_at
+    assert pytree.flatten(things) == (leaves, structure)
 
 
 def nest(depth: int) -> Any:
@@ -191,8 +192,8 @@ def test_deep_nests_are_left_to_optree() -> None:
     assert native.flatten(nest(200), LEAVES)[0] == [1]
     assert native.flatten(nest(201), LEAVES) is None
     for depth in (200, 201):
-        leaves, structure = _tree.flatten(nest(depth))
-        assert _tree.unflatten(structure, leaves) == nest(depth)
+        leaves, structure = pytree.flatten(nest(depth))
+        assert pytree.unflatten(structure, leaves) == nest(depth)
     loop: Any = {}
     loop["self"] = [loop]
     assert native.flatten(loop, LEAVES) is None

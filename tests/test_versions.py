@@ -13,8 +13,8 @@ import from_scripts
 import pytest
 import torch
 
-from pyparallel import _versions
-from pyparallel._versions import NEWEST_TORCH, OLDEST_TORCH, PYTHONS
+from pyparallel.core import versions
+from pyparallel.core.versions import NEWEST_TORCH, OLDEST_TORCH, PYTHONS
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,17 +33,17 @@ def test_metadata_have_the_range() -> None:
 
 
 def test_readme_and_install_page_have_the_range() -> None:
-    python, torchs = _versions.supported().values()
+    python, torchs = versions.supported().values()
     assert f"Both need Python {python}, a C++ compiler" in text_of("README.md")
     assert f"# {OLDEST_TORCH} or later, the build you want" in text_of("README.md")
     assert f"Linux, Python {python}, torch {torchs}." in text_of("docs/install.md")
 
 
 def test_the_range_is_in_order_and_has_what_runs_here() -> None:
-    assert list(PYTHONS) == sorted(PYTHONS, key=_versions.series)
-    assert _versions.series(OLDEST_TORCH) < _versions.series(NEWEST_TORCH)
+    assert list(PYTHONS) == sorted(PYTHONS, key=versions.series)
+    assert versions.series(OLDEST_TORCH) < versions.series(NEWEST_TORCH)
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in PYTHONS
-    assert _versions.too_old(torch.__version__) is None
+    assert versions.too_old(torch.__version__) is None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_range_is_in_order_and_has_what_runs_here() -> None:
 def test_only_newer_versions_are_untested(
     python: str, torchs: str, names: list[str]
 ) -> None:
-    assert _versions.untested(python, torchs) == [
+    assert versions.untested(python, torchs) == [
         f"No test of this pyparallel has run with {name} the newest. Run the "
         "self-test, and look for a newer pyparallel."
         for name in names

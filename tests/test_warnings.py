@@ -15,8 +15,9 @@ from loader_sets import messages
 
 import pyparallel
 import pyparallel.mmcv
-from pyparallel import _errors, _slab
-from pyparallel._stats import Meter, warn_about_padding
+from pyparallel.core import errors
+from pyparallel.loader.stats import Meter, warn_about_padding
+from pyparallel.transfer import to_device
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
@@ -25,11 +26,11 @@ TEXT = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
 @pytest.fixture(autouse=True)
 def new_process():
     """Let nothing have been told yet."""
-    _errors._warned.clear()
-    _slab.forget_pageable()
+    errors._warned.clear()
+    to_device.forget_pageable()
     yield
-    _errors._warned.clear()
-    _slab.forget_pageable()
+    errors._warned.clear()
+    to_device.forget_pageable()
 
 
 # ---------------------------------------------------------------------------- codes
@@ -58,9 +59,9 @@ def test_a_warning_is_given_once_for_each_place_and_begins_with_its_code():
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         for place in ("a", "b", "a"):
             category = pyparallel.LoaderWarning
-            _errors.warn_once("PP999", f"at {place}", category, place)
+            errors.warn_once("PP999", f"at {place}", category, place)
     assert messages(caught) == ["[PP999] at a", "[PP999] at b"]
-    assert _errors.has_warned("PP999", "a") and not _errors.has_warned("PP999")
+    assert errors.has_warned("PP999", "a") and not errors.has_warned("PP999")
 
 
 EXTRA = [{"a": 1}, {"a": 2, "b": 3}]
@@ -165,20 +166,20 @@ def test_pageable_memory_is_told_once_with_its_bytes():
     device = torch.device("cuda", 1)
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         for _ in range(200):
-            _slab.warn_about_pageable_memory(16_000_000, device)
+            to_device.warn_about_pageable_memory(16_000_000, device)
     assert messages(caught) == [PAGEABLE.format(device, "1.0 GB of 63")]
 
 
 @pytest.mark.parametrize(("batches", "nbytes"), [(49, 10**9), (100, 9_999_999)])
 def test_little_pageable_memory_is_not_told(batches, nbytes):
     for _ in range(batches):
-        _slab.warn_about_pageable_memory(nbytes, torch.device("cuda"))
+        to_device.warn_about_pageable_memory(nbytes, torch.device("cuda"))
 
 
 def test_only_large_tensors_that_could_be_read_in_place_are_counted(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        _slab, "warn_about_pageable_memory", lambda *given: seen.append(given)
+        to_device, "warn_about_pageable_memory", lambda *given: seen.append(given)
     )
     mib = 1 << 20
     small, large = torch.zeros(mib // 4 - 1), torch.zeros(mib)
@@ -193,7 +194,7 @@ def test_only_large_tensors_that_could_be_read_in_place_are_counted(monkeypatch)
             ([small, large, large.clone()], 8 * mib),
         ):
             seen.clear()
-            _slab.send(leaves, DEVICE, fake).land()
+            to_device.send(leaves, DEVICE, fake).land()
             assert seen == ([] if nbytes is None else [(nbytes, DEVICE)])
 
 
@@ -215,7 +216,7 @@ def test_bytes_are_told_where_code_for_mmcv_runs():
         f"but is, in {number} samples: {rest}"
         for key, number in (("id", 2), ("key", 1))
     ]
-    _errors._warned.clear()
+    errors._warned.clear()
     assert pyparallel.collate(samples) == expected
 
 

@@ -12,11 +12,12 @@ import torch
 from torch.utils.data import Dataset
 
 import pyparallel
-from pyparallel import _loading, _shared
-from pyparallel._errors import LoaderWarning
+from pyparallel.core.errors import LoaderWarning
+from pyparallel.loader import _iterators
+from pyparallel.shm import memfd
 
 pytestmark = [
-    pytest.mark.skipif(not _shared.is_supported(), reason="needs memfd_create"),
+    pytest.mark.skipif(not memfd.is_supported(), reason="needs memfd_create"),
     pytest.mark.timeout(120),
 ]
 
@@ -97,7 +98,7 @@ def test_a_timeout_of_a_worker_that_makes_its_batch() -> None:
 
 
 def test_a_warning_without_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_loading, "_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.5)
     made, event = loader("fork", init=True)
     batches = iter(made)
     pid = batches._workers[0].pid
@@ -115,21 +116,21 @@ def test_a_warning_without_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_dataset_gives_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_loading, "_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.0)
     made, event = loader("fork")
     batches = iter(made)
     states = batches._states
     deadline = time.monotonic() + 30
     while not states.is_busy(0) and time.monotonic() < deadline:
         pass
-    monkeypatch.setattr(_loading, "_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.3)
     assert next(batches).tolist() == [0, 1]
     threading.Timer(1.0, event.set).start()
     assert next(batches).tolist() == [2, 3]
 
 
 def test_a_worker_without_a_handler_gets_no_signal() -> None:
-    states = _loading.WorkerStates()
+    states = _iterators.WorkerStates()
     assert states.stack(0, 1) == ""
     states.enter(0)
     states.mark(0, busy=True)

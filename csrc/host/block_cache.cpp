@@ -82,7 +82,7 @@ int64_t capacity_for(int64_t nbytes) {
   return (nbytes + unit - 1) / unit * unit;
 }
 
-// Whether freed memory is to show it: as _debug.py reads the environment.
+// Whether freed memory is to show it: as transfer/debug.py reads the environment.
 bool poisons() {
   static const bool asked = [] {
     const char* const value = std::getenv("PYPARALLEL_DEBUG");

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._errors import OptimWarning
+from ..core.errors import OptimWarning
+from ._install import attach as attach
 from ._install import install, installed, uninstall
 from .amp import AmpOptimWrapper
 from .anomaly import detect_anomalous_params

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .._errors import (
+from ..core.errors import (
     CountError,
     LossTypeError,
     OptimWarning,
@@ -15,7 +15,7 @@ from .._errors import (
     warn,
     warn_once,
 )
-from .._torch_private import BatchNorm
+from ..core.torch_private import BatchNorm
 
 
 class Accumulation:

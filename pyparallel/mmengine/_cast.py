@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from .. import _tree
-from .._move import move
-from .._split import Options, undivided
-from .._targets import resolve_target
-from .._trace import span
-from ..container import DataContainer, map_tensors
+from ..batch import pytree
+from ..batch.container import DataContainer, map_tensors
+from ..core.devices import resolve_target
+from ..core.tracing import span
+from ..scatter_gather.move import move
+from ..scatter_gather.split import Options, undivided
 from ._upstream import BaseDataElement
 
 _WHOLE = Options(num_targets=1)
@@ -42,17 +42,17 @@ def cast(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
     copy on the copy stream; the current stream of the device waits for it, the host
     does not. They arrive contiguous. On the host tensors are not copied.
     """
-    leaves, structure = _tree.flatten(data)
+    leaves, structure = pytree.flatten(data)
 
     def name(i: int) -> str:
-        return _tree.accessors(structure)[i].codify("data")
+        return pytree.accessors(structure)[i].codify("data")
 
     with span("pyparallel.scatter"):
         if _SIMPLE.issuperset(map(type, leaves)):
-            return _tree.unflatten(structure, _send(leaves, leaves, device))
+            return pytree.unflatten(structure, _send(leaves, leaves, device))
         parts = undivided(leaves, _WHOLE, name)
         opened = {i: _open(leaf) for i, leaf in enumerate(leaves) if _opens(leaf)}
-        fields, shape = _tree.flatten(list(opened.values()))
+        fields, shape = pytree.flatten(list(opened.values()))
         all_leaves = [*leaves, *fields]
         moved = [
             part if _is_done(leaf) else _cast_other(part, device, non_blocking)
@@ -60,12 +60,12 @@ def cast(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
                 all_leaves, _send(all_leaves, [*parts, *fields], device), strict=True
             )
         ]
-        rest = iter(_tree.unflatten(shape, moved[len(leaves) :]))
+        rest = iter(pytree.unflatten(shape, moved[len(leaves) :]))
         result = [
             _close(leaf, next(rest)) if i in opened else part
             for i, (leaf, part) in enumerate(zip(leaves, moved, strict=False))
         ]
-    return _tree.unflatten(structure, result)
+    return pytree.unflatten(structure, result)
 
 
 def is_element(value: Any) -> bool:
@@ -119,11 +119,11 @@ def _cast_other(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
         return leaf.to(device)
     if not isinstance(leaf, Sequence) or isinstance(leaf, _BYTES):
         return leaf
-    # Sequences of a kind that `_tree` does not walk.
+    # Sequences of a kind that `pytree` does not walk.
     items = [cast(item, device, non_blocking) for item in leaf]
     if all(new is old for new, old in zip(items, leaf, strict=True)):
         return leaf
-    return _tree.rebuild_sequence(leaf, items)
+    return pytree.rebuild_sequence(leaf, items)
 
 
 def _opens(leaf: Any) -> bool:

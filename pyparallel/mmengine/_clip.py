@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._errors import SettingTypeError, SettingValueError, kind
+from ..core.errors import SettingTypeError, SettingValueError, kind
 
 _WHERE = "OptimWrapper: clip_grad"
 

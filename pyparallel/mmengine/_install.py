@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..collate import collate
+from ..batch.collate import collate
 from . import _upstream
 from ._checkpoint import safe_globals
 

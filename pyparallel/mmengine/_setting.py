@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._errors import SettingTypeError, SettingValueError, UnknownNameError, kind
+from ..core.errors import SettingTypeError, SettingValueError, UnknownNameError, kind
 from ._upstream import upstream
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)

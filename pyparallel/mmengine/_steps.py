@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from .. import _tree
-from .._errors import BatchTypeError, kind
-from .._trace import span
-from ..container import DataContainer
-from ..scatter import scatter
+from ..batch import pytree
+from ..batch.container import DataContainer
+from ..core.errors import BatchTypeError, kind
+from ..core.tracing import span
+from ..scatter_gather.scatter import scatter
 from .preprocessor import BaseDataPreprocessor
 
 _HOST = -1
@@ -74,7 +74,7 @@ def opened(data: Any, model: Any) -> Any:
     preprocessor = getattr(model, "data_preprocessor", None)
     if isinstance(preprocessor, BaseDataPreprocessor):
         return data
-    leaves, _ = _tree.flatten(data)
+    leaves, _ = pytree.flatten(data)
     if not any(isinstance(leaf, DataContainer) for leaf in leaves):
         return data
     device = getattr(preprocessor, "device", None)

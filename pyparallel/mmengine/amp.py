@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._errors import SettingTypeError, SettingValueError, kind
+from ..core.errors import SettingTypeError, SettingValueError, kind
 from ._upstream import AmpOptimWrapperBase, provides
 from .optim import OptimWrapper
 

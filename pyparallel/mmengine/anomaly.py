@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._errors import BatchTypeError, kind
-from .._torch_private import will_execute
+from ..core.errors import BatchTypeError, kind
+from ..core.torch_private import will_execute
 from ._upstream import upstream
 
 _logger = logging.getLogger("pyparallel.mmengine")

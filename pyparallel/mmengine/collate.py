@@ -7,24 +7,19 @@ from typing import Any
 
 import torch
 
-from .. import _tree
-from .._columns import (
+from ..batch import pytree
+from ..batch.columns import (
     Path,
     batch_containers,
+    batch_tensors,
+    batch_values,
     check_kind,
     name_of,
     sequence_columns,
 )
-from .._errors import (
-    BatchTypeError,
-    EmptyBatchError,
-    MissingKeyError,
-    at,
-    kind,
-)
-from .._trace import span
-from .._values import batch_tensors, batch_values
-from ..container import DataContainer
+from ..batch.container import DataContainer
+from ..core.errors import BatchTypeError, EmptyBatchError, MissingKeyError, at, kind
+from ..core.tracing import span
 from ._cast import is_element
 from ._upstream import provides
 
@@ -118,8 +113,8 @@ def _column(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
     is_mapping = isinstance(first, Mapping)
     if not is_mapping and not isinstance(first, Sequence):
         return leaves(column, path)
-    if len(path) >= _tree.MAX_DEPTH:
-        raise _tree.too_deep(at("data_batch[0]", path[:3]) + "...")
+    if len(path) >= pytree.MAX_DEPTH:
+        raise pytree.too_deep(at("data_batch[0]", path[:3]) + "...")
     return (_mappings if is_mapping else _sequences)(column, path, leaves)
 
 
@@ -129,7 +124,7 @@ def _mappings(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
         key: _column(_values_of(key, column, path), (*path, key), leaves)
         for key in column[0]
     }
-    return _tree.rebuild_mapping(column[0], batched)
+    return pytree.rebuild_mapping(column[0], batched)
 
 
 def _values_of(key: Any, column: Sequence[Any], path: Path) -> list[Any]:
@@ -151,9 +146,9 @@ def _sequences(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
         _column(items, (*path, step), leaves)
         for step, items in sequence_columns(list(column), path, advice)
     ]
-    if isinstance(first, tuple) and not _tree.is_namedtuple(first):
+    if isinstance(first, tuple) and not pytree.is_namedtuple(first):
         return columns
-    return _tree.rebuild_sequence(first, columns)
+    return pytree.rebuild_sequence(first, columns)
 
 
 def _stacked(column: Sequence[Any], path: Path) -> Any:

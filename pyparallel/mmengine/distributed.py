@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .. import distributed
+from ..parallel import distributed
 from ._steps import ModelSteps, TrainStep
 from ._upstream import MMDistributedDataParallelBase, provides
 from .anomaly import detect_anomalous_params as find_anomalous

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from .._errors import SettingTypeError, kind
+from ..core.errors import SettingTypeError, kind
 from . import _setting
 from ._steps import ForwardSteps
 from ._upstream import provides, upstream

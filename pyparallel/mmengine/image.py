@@ -11,9 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._errors import BatchTypeError, BatchValueError, MissingKeyError, at_least, kind
-from .._torch_private import version_of
-from ..image import ImagePreprocessor
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    MissingKeyError,
+    at_least,
+    kind,
+)
+from ..core.torch_private import version_of
+from ..images.preprocessor import ImagePreprocessor
 from ._upstream import ImgDataPreprocessorBase, provides
 from .preprocessor import BaseDataPreprocessor
 from .stack import pad_to_batch

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from .._errors import BatchTypeError, BatchValueError, kind, warn
+from ..core.errors import BatchTypeError, BatchValueError, kind, warn
 
 _PORT = "29500"  # torch's own default
 

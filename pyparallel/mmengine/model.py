@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._errors import BatchTypeError, BatchValueError, kind
+from ..core.errors import BatchTypeError, BatchValueError, kind
 from ._steps import run_forward
 from ._upstream import (
     BaseDataPreprocessorBase,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .._module_wrappers import Registry, is_instance_of, uncompiled
+from ..parallel.registry import Registry, is_instance_of, uncompiled
 from ._upstream import provided, upstream
 
 

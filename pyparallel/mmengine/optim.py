@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .._errors import SettingTypeError, kind
+from ..core.errors import SettingTypeError, kind
 from ._accumulation import Accumulation
 from ._clip import clip_from
 from ._upstream import OptimWrapperBase, provides, upstream

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from .._errors import (
+from ..core.errors import (
     NoSingleAnswerError,
     OptimWarning,
     SettingTypeError,

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .._broadcast import broadcast_from_first
-from .._errors import NoSingleAnswerError
-from .._trace import span
+from ..core.errors import NoSingleAnswerError
+from ..core.tracing import span
+from ..parallel.broadcast import broadcast_from_first
 from ._steps import ModelSteps, opened
 from ._upstream import MMSeparateDistributedDataParallelBase, provides
 from .distributed import MMDistributedDataParallel

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .. import _stack
-from .._errors import BatchTypeError, BatchValueError, at_least, kind
-from ..padding import Padding
+from ..batch import stack
+from ..batch.padding import Padding
+from ..core.errors import BatchTypeError, BatchValueError, at_least, kind
 
 
 def stack_batch(
@@ -77,7 +77,7 @@ def pad_to_batch(
     divisor = at_least(pad_size_divisor, 1, "stack_batch: pad_size_divisor")
     pad_dims = max(tensors[0].dim() - 1, 0)
     values = [pad_value] * len(tensors)
-    stacked: Any = _stack.stack_padded(
+    stacked: Any = stack.stack_padded(
         list(tensors), pad_dims, values, name, Padding(size_divisor=divisor)
     )
     return stacked  # type: ignore[no-any-return]  # a Padded only with sizes or a mask

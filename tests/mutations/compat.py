@@ -15,7 +15,7 @@ MUTATIONS = (
     Mutation(
         "torch's loader leaves containers unpinned",
         _TRAP,
-        "pyparallel/container.py",
+        "pyparallel/batch/container.py",
         "        return self._map(lambda leaf: leaf.pin_memory() if leaf.is_cpu else "
         "leaf)\n",
         "        return self\n",
@@ -24,15 +24,15 @@ MUTATIONS = (
     Mutation(
         "namedtuples become lists",
         _TRAP,
-        "pyparallel/collate.py",
-        "    return _tree.rebuild_sequence(first, columns) if named else columns\n",
+        "pyparallel/batch/collate.py",
+        "    return pytree.rebuild_sequence(first, columns) if named else columns\n",
         "    return columns\n",
         ("tests/test_collate.py::test_sequences_become_lists_and_namedtuples_stay",),
     ),
     Mutation(
         "defaultdicts lose their factory",
         _TRAP,
-        "pyparallel/_tree.py",
+        "pyparallel/batch/pytree.py",
         "        if isinstance(like, defaultdict):\n",
         "        if False:\n",
         (
@@ -43,7 +43,7 @@ MUTATIONS = (
     Mutation(
         "a wrapper below torch.compile is not seen",
         _TRAP,
-        "pyparallel/_module_wrappers.py",
+        "pyparallel/parallel/registry.py",
         "    module = uncompiled(module)\n    return any",
         "    return any",
         (
@@ -54,7 +54,7 @@ MUTATIONS = (
     Mutation(
         "every step looks at every parameter",
         _TRAP,
-        "pyparallel/data_parallel.py",
+        "pyparallel/parallel/data_parallel.py",
         '            if self.__dict__.get("_device_checked"):\n',
         "            if False:\n",
         (_DEVICE + "test_every_tensor_is_checked_once_and_then_only_the_first",),
@@ -62,7 +62,7 @@ MUTATIONS = (
     Mutation(
         "a module that was moved is not looked at again",
         _TRAP,
-        "pyparallel/data_parallel.py",
+        "pyparallel/parallel/data_parallel.py",
         '        self.__dict__.pop("_device_checked", None)\n',
         "",
         (_DEVICE + "test_the_check_is_armed_again_when_the_wrapper_is_moved",),
@@ -70,7 +70,7 @@ MUTATIONS = (
     Mutation(
         "a replica's optimizer steps on its own",
         _TRAP,
-        "pyparallel/data_parallel.py",
+        "pyparallel/parallel/data_parallel.py",
         "        with no_updates(given, where):\n",
         "        if True:\n",
         (_STEPS + "TestUpdates::test_an_optimizer_is_not_stepped_and_nothing_changes",),
@@ -95,7 +95,7 @@ MUTATIONS = (
     Mutation(
         "steps go past torch's bracket",
         _TRAP,
-        "pyparallel/distributed.py",
+        "pyparallel/parallel/distributed.py",
         "            self._prepare()\n            with self._inside_ddp_forward():\n",
         "            with self._inside_ddp_forward():\n",
         (
@@ -106,7 +106,7 @@ MUTATIONS = (
     Mutation(
         "models that differ between ranks are trained",
         _TRAP,
-        "pyparallel/_same_model.py",
+        "pyparallel/parallel/_same_model.py",
         "    if place is None:\n        return\n",
         "    return\n",
         (_FAULTS + "test_models_that_differ_are_named_on_every_rank_which_can_go_on",),

@@ -15,7 +15,7 @@ MUTATIONS = (
     Mutation(
         "what is read in place is not held",
         "sources that change or die",
-        "pyparallel/_keeper.py",
+        "pyparallel/transfer/_keep_alive.py",
         "        self._held[ticket] = sources\n",
         "        self._held[ticket] = None\n",
         (_SPANS + "test_a_slot_is_free_when_it_has_been_read_and_not_before",),
@@ -23,7 +23,7 @@ MUTATIONS = (
     Mutation(
         "what is held is given up without asking its event",
         "page-locked memory used again too early",
-        "pyparallel/_keeper.py",
+        "pyparallel/transfer/_keep_alive.py",
         "            if is_done():\n",
         "            if True:\n",
         (_SPANS + "test_a_slot_is_free_when_it_has_been_read_and_not_before",),
@@ -31,7 +31,7 @@ MUTATIONS = (
     Mutation(
         "the end of the interpreter drops what is being read",
         "the end of the interpreter",
-        "pyparallel/_keeper.py",
+        "pyparallel/transfer/_keep_alive.py",
         "        if not drained:\n            _leak(self._held)\n",
         "",
         (
@@ -42,7 +42,7 @@ MUTATIONS = (
     Mutation(
         "a device that fails gives up what it reads",
         "page-locked memory used again too early",
-        "pyparallel/_keeper.py",
+        "pyparallel/transfer/_keep_alive.py",
         "        except Exception:  # the device failed: nobody knows what it still "
         "reads\n            drained = False\n",
         "        except Exception:\n            drained = True\n",
@@ -54,7 +54,7 @@ MUTATIONS = (
     Mutation(
         "a forked child drops what its parent sent",
         "locks and threads across a fork",
-        "pyparallel/_keeper.py",
+        "pyparallel/transfer/_keep_alive.py",
         "        _leak((self._held, self._checks))\n"
         "        self._held, self._checks = {}, {}\n",
         "        self._held, self._checks = {}, {}\n",
@@ -63,7 +63,7 @@ MUTATIONS = (
     Mutation(
         "the engine's sources are not held",
         "sources that change or die",
-        "pyparallel/_transfer.py",
+        "pyparallel/transfer/engine.py",
         "    ticket = keeper.hold(sources) if sources else None\n",
         "    ticket = None\n",
         (_ENGINE + "test_what_is_read_in_place_lives_until_it_has_been_read",),
@@ -71,7 +71,7 @@ MUTATIONS = (
     Mutation(
         "the engine's sources are given up when send returns",
         "page-locked memory used again too early",
-        "pyparallel/_transfer.py",
+        "pyparallel/transfer/engine.py",
         "        is_done = sent.is_done\n",
         "",
         (_ENGINE + "test_what_is_read_in_place_lives_until_it_has_been_read",),
@@ -79,7 +79,7 @@ MUTATIONS = (
     Mutation(
         "page-locked tensors that torch sends are not held",
         "sources that change or die",
-        "pyparallel/_slab.py",
+        "pyparallel/transfer/to_device.py",
         "            hold_while_read(lent, self._device, self._api)\n",
         "            pass\n",
         ("tests/test_move.py::test_what_torch_reads_in_place_is_held_until_then",),
@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation(
         "a dropped slab is free while the device reads it",
         "page-locked memory used again too early",
-        "pyparallel/_ring.py",
+        "pyparallel/shm/ring.py",
         "        if self.is_locked(slab) and self._lock is not None:\n",
         "        if False:\n",
         (_LOCK + "test_a_slab_is_not_free_before_its_mark_is_done",),
@@ -95,7 +95,7 @@ MUTATIONS = (
     Mutation(
         "dropped slabs are freed without asking",
         "page-locked memory used again too early",
-        "pyparallel/_ring.py",
+        "pyparallel/shm/ring.py",
         "self._lock.fence().is_done)",
         "lambda: True)",
         (_LOCK + "test_a_slab_is_not_free_before_its_mark_is_done",),
@@ -103,7 +103,7 @@ MUTATIONS = (
     Mutation(
         "slabs are unlocked while they are read",
         "pages unlocked too early, or twice",
-        "pyparallel/_ring.py",
+        "pyparallel/shm/ring.py",
         "                if holder == FREE:\n",
         "                if True:\n",
         (_LOCK + "test_after_the_last_iterator_no_slab_stays_locked",),
@@ -111,7 +111,7 @@ MUTATIONS = (
     Mutation(
         "a forked child unlocks its parent's pages",
         "pages unlocked too early, or twice",
-        "pyparallel/_ring.py",
+        "pyparallel/shm/ring.py",
         "    if pid != os.getpid():  # a forked copy dies, which has no device\n"
         "        return\n",
         "",
@@ -120,7 +120,7 @@ MUTATIONS = (
     Mutation(
         "a slab that grows is locked twice",
         "pages unlocked too early, or twice",
-        "pyparallel/_ring.py",
+        "pyparallel/shm/ring.py",
         "        if before:  # the slab was free until a moment ago: nothing reads it\n"
         "            lock.unlock(self.address(slab))\n",
         "",
@@ -129,7 +129,7 @@ MUTATIONS = (
     Mutation(
         "a refusal is asked for again and again",
         "page-locked memory without bounds",
-        "pyparallel/_ring.py",
+        "pyparallel/shm/ring.py",
         "        if before in (nbytes, -1):\n",
         "        if before == nbytes:\n",
         (_LOCK + "test_a_refusal_is_not_asked_for_again",),
@@ -137,7 +137,7 @@ MUTATIONS = (
     Mutation(
         "a ring is as large as its slabs times the limit",
         "page-locked memory without bounds",
-        "pyparallel/_loading.py",
+        "pyparallel/loader/_iterators.py",
         "        slab_nbytes = largest_slab(num_slabs, limit)\n",
         "        slab_nbytes = limit\n",
         (_BUDGETS + "test_the_ring_of_a_loader_stays_within_max_ring_bytes",),
@@ -145,7 +145,7 @@ MUTATIONS = (
     Mutation(
         "the edges of slabs are not counted",
         "page-locked memory without bounds",
-        "pyparallel/_ring_memory.py",
+        "pyparallel/shm/ring_memory.py",
         "    return max(pages * mmap.PAGESIZE - 2 * _LINE, 0)",
         "    return max(pages * mmap.PAGESIZE, 0)",
         (
@@ -156,7 +156,7 @@ MUTATIONS = (
     Mutation(
         "a slab grows over its neighbour",
         "page-locked memory without bounds",
-        "pyparallel/_ring_memory.py",
+        "pyparallel/shm/ring_memory.py",
         "        size = min(-(-(need + need // 8) // _GROW) * _GROW, self._stride)\n",
         "        size = -(-(need + need // 8) // _GROW) * _GROW\n",
         ("tests/test_ring_memory.py::test_a_slab_takes_no_more_than_its_stride",),
@@ -164,7 +164,7 @@ MUTATIONS = (
     Mutation(
         "prefetching has no bound",
         "page-locked memory without bounds",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "len(self.items) >= self.options.queue_size",
         "len(self.items) >= 1000",
         (
@@ -175,7 +175,7 @@ MUTATIONS = (
     Mutation(
         "the thread keeps the batch that it has handed over",
         "page-locked memory without bounds",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "        del batch, land, state",
         "        del state",
         (
@@ -188,7 +188,7 @@ MUTATIONS = (
     Mutation(
         "nothing is sent, and copied all the same",
         "tensors of no size",
-        "pyparallel/_transfer.py",
+        "pyparallel/transfer/engine.py",
         "    if cargo.packed and cargo.plan.nbytes:\n",
         "    if cargo.packed:\n",
         ("tests/test_slab.py::test_nothing_but_empty_leaves_needs_no_copy",),
@@ -196,7 +196,7 @@ MUTATIONS = (
     Mutation(
         "nothing comes back, and is copied all the same",
         "tensors of no size",
-        "pyparallel/_return_flight.py",
+        "pyparallel/transfer/from_device.py",
         "        if self._plan.nbytes == 0:\n            return\n",
         "",
         ("tests/test_to_host.py::test_nothing_but_empty_tensors_needs_no_copy",),
@@ -204,7 +204,7 @@ MUTATIONS = (
     Mutation(
         "an empty tensor takes part on a stream",
         "tensors of no size",
-        "pyparallel/_functions.py",
+        "pyparallel/mmcv/_functions.py",
         "        if output.numel() and streams[0] is not None:\n",
         "        if streams[0] is not None:\n",
         ("tests/test_functions.py::test_an_empty_tensor_needs_no_stream",),
@@ -212,7 +212,7 @@ MUTATIONS = (
     Mutation(
         "empty leaves say where a span lies",
         "tensors of no size",
-        "pyparallel/_cargo.py",
+        "pyparallel/transfer/layout.py",
         "        if not nbytes:\n            order.append(index)\n"
         "            continue\n",
         "",
@@ -221,7 +221,7 @@ MUTATIONS = (
     Mutation(
         "slots follow each other without a gap",
         "slots that are misaligned, and what one view keeps",
-        "pyparallel/_backend/_slab_plan.py",
+        "pyparallel/backend/_python_slab_plan.py",
         "-(-prod(leaf.shape) * leaf.itemsize // ALIGNMENT) * ALIGNMENT",
         "prod(leaf.shape) * leaf.itemsize",
         (
@@ -233,7 +233,7 @@ MUTATIONS = (
     Mutation(
         "a plan may have slots at any byte",
         "slots that are misaligned, and what one view keeps",
-        "pyparallel/_backend/_checks.py",
+        "pyparallel/backend/_checks.py",
         "    if start < begin or start % ALIGNMENT:\n",
         "    if start < begin:\n",
         ("tests/csrc/test_slab_errors.py",),
@@ -242,7 +242,7 @@ MUTATIONS = (
     Mutation(
         "a plan may have slots that overlap",
         "slots that are misaligned, and what one view keeps",
-        "pyparallel/_backend/_checks.py",
+        "pyparallel/backend/_checks.py",
         "    if start < begin or start % ALIGNMENT:\n",
         "    if start % ALIGNMENT:\n",
         ("tests/csrc/test_slab_errors.py",),
@@ -251,7 +251,7 @@ MUTATIONS = (
     Mutation(
         "a span may start its leaves at any byte",
         "slots that are misaligned, and what one view keeps",
-        "pyparallel/_cargo.py",
+        "pyparallel/transfer/layout.py",
         "        if start < end or (start - begin) % _ALIGNMENT:\n",
         "        if start < end:\n",
         (_SPANS + "test_one_span_is_one_copy_and_everything_else_is_packed",),
@@ -259,7 +259,7 @@ MUTATIONS = (
     Mutation(
         "a span may be mostly something else",
         "slots that are misaligned, and what one view keeps",
-        "pyparallel/_cargo.py",
+        "pyparallel/transfer/layout.py",
         "    if length > _MOST_EXCESS * total:\n        return None\n",
         "",
         (_SPANS + "test_one_span_is_one_copy_and_everything_else_is_packed",),
@@ -267,7 +267,7 @@ MUTATIONS = (
     Mutation(
         "a span may end beyond its storage",
         "memory that is gone",
-        "pyparallel/_cargo.py",
+        "pyparallel/transfer/layout.py",
         "    if not 0 <= start <= memory.numel() - length:\n        return None\n",
         "",
         (_SPANS + "test_a_leaf_beyond_its_storage_is_an_error_and_not_read",),
@@ -275,7 +275,7 @@ MUTATIONS = (
     Mutation(
         "memory that was freed is read",
         "memory that is gone",
-        "pyparallel/_storage.py",
+        "pyparallel/backend/plain.py",
         'have} are left" if need > have else ""',
         'have} are left" if need > have < 0 else ""',
         ("tests/csrc/test_native_errors.py", "tests/csrc/test_slab_errors.py"),
@@ -284,7 +284,7 @@ MUTATIONS = (
     Mutation(
         "page-locked results have no limit",
         "page-locked memory without bounds",
-        "pyparallel/_host_slabs.py",
+        "pyparallel/transfer/pinned_results.py",
         "            fits = in_use + nbytes <= self.limit\n",
         "            fits = in_use >= 0\n",
         (_HOST_SLABS + "test_beyond_the_limit_results_come_to_ordinary_memory",),
@@ -292,7 +292,7 @@ MUTATIONS = (
     Mutation(
         "the count of results is locked for handlers of signals",
         "locks that are held while waiting",
-        "pyparallel/_host_slabs.py",
+        "pyparallel/transfer/pinned_results.py",
         "        self._lock = threading.RLock()  # a handler",
         "        self._lock = threading.Lock()  # a handler",
         (_HOST_SLABS + "test_a_handler_may_ask_while_slabs_are_counted",),
@@ -301,7 +301,7 @@ MUTATIONS = (
     Mutation(
         "results that are being allocated do not count",
         "page-locked memory without bounds",
-        "pyparallel/_host_slabs.py",
+        "pyparallel/transfer/pinned_results.py",
         "                self._nbytes += nbytes\n        if not fits:\n",
         "                pass\n        if not fits:\n",
         (_HOST_SLABS + "test_threads_that_allocate_at_a_time_stay_within_the_limit",),
@@ -309,7 +309,7 @@ MUTATIONS = (
     Mutation(
         "nobody holds results in ordinary memory",
         "sources that change or die",
-        "pyparallel/_return_flight.py",
+        "pyparallel/transfer/from_device.py",
         "        held = [slab] if is_pinned else [slab, self._host]\n",
         "        held = [slab] if is_pinned else [slab]\n",
         (_HOST_SLABS + "test_ordinary_memory_is_held_until_it_is_written",),
@@ -317,7 +317,7 @@ MUTATIONS = (
     Mutation(
         "a forked child has its parent's results",
         "locks and threads across a fork",
-        "pyparallel/_host_slabs.py",
+        "pyparallel/transfer/pinned_results.py",
         "os.register_at_fork(after_in_child=host_slabs.forget)\n",
         "",
         (_HOST_SLABS + "test_a_forked_child_begins_anew_and_waits_for_no_lock",),

@@ -14,7 +14,7 @@ MUTATIONS = (
     Mutation(
         "landing waits for no copy",
         "the consumer reads too early",
-        "pyparallel/_slab.py",
+        "pyparallel/transfer/to_device.py",
         "        self._arrival.wait(stream)\n        self._lost.detach()",
         "        self._lost.detach()",
         (_SLAB + "test_every_value_arrives_while_memory_is_reused",),
@@ -22,7 +22,7 @@ MUTATIONS = (
     Mutation(
         "the stream of the sender waits, not that of the landing",
         "the consumer reads too early",
-        "pyparallel/_slab.py",
+        "pyparallel/transfer/to_device.py",
         "        stream = api.current_stream(self._device)\n        if self._watch",
         "        stream = self._home\n        if self._watch",
         (_SLAB + "test_a_consumer_on_another_stream_may_drop_the_batch_at_once",),
@@ -30,7 +30,7 @@ MUTATIONS = (
     Mutation(
         "the event is on another stream than the copies",
         "the consumer reads too early",
-        "pyparallel/_transfer.py",
+        "pyparallel/transfer/engine.py",
         "        event = Event(api, api.record(stream))\n",
         "        event = Event(api, api.record(home))\n",
         (_SLAB + "test_every_value_arrives_while_memory_is_reused",),
@@ -38,7 +38,7 @@ MUTATIONS = (
     Mutation(
         "the consumer does not wait for a transform",
         "the consumer reads too early",
-        "pyparallel/_hand_over.py",
+        "pyparallel/prefetch/_to_device.py",
         "            api.wait(stream, event)\n",
         "",
         (_PREFETCH + "test_a_transform_runs_behind_the_copy_and_before_the_consumer",),
@@ -46,7 +46,7 @@ MUTATIONS = (
     Mutation(
         "a job does not wait for what its caller has queued",
         "the consumer reads too early",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         "                self._api.wait(place.stream, self.homes[device].event)\n",
         "",
         (_JOBS + "test_results_are_right_however_slow_the_streams_are",),
@@ -54,7 +54,7 @@ MUTATIONS = (
     Mutation(
         "the caller does not wait for jobs",
         "the consumer reads too early",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         "            self._api.wait(self.homes[self._devices[i]].stream, event)\n",
         "            pass\n",
         (_JOBS + "test_results_are_right_however_slow_the_streams_are",),
@@ -62,7 +62,7 @@ MUTATIONS = (
     Mutation(
         "jobs that fail are not waited for",
         "the consumer reads too early",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         """                    return job()
                 finally:
                     self._done[i] = self._api.record(place.stream)
@@ -78,7 +78,7 @@ MUTATIONS = (
     Mutation(
         "mmcv's function waits by floor, copies by ceiling",
         "the consumer reads too early",
-        "pyparallel/_functions.py",
+        "pyparallel/mmcv/_functions.py",
         "        for item, part in _dealt(output, len(devices)):\n",
         """        most = len(output) // len(devices)
         parts = [i // most for i in range(most * len(devices))] if most else []
@@ -92,10 +92,10 @@ MUTATIONS = (
     Mutation(
         "parts land one after the other",
         "the consumer reads too early",
-        "pyparallel/scatter.py",
-        "    return [_tree.unflatten(structure, land()) for land in landings]",
+        "pyparallel/scatter_gather/scatter.py",
+        "    return [pytree.unflatten(structure, land()) for land in landings]",
         """    return [
-        _tree.unflatten(structure, depart(leaves, column, target, options.dtype,
+        pytree.unflatten(structure, depart(leaves, column, target, options.dtype,
                                           stream, name)())
         for column, target in zip(columns, targets, strict=False)
     ]""",
@@ -104,7 +104,7 @@ MUTATIONS = (
     Mutation(
         "a copy does not wait for who had its memory before",
         "the producer writes too early",
-        "pyparallel/_transfer.py",
+        "pyparallel/transfer/engine.py",
         "    api.wait(stream, allocated)\n",
         "",
         (_SLAB + "test_the_copy_waits_for_uses_queued_up_to_the_allocation",),
@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation(
         "a flight that never lands lets nobody wait",
         "the producer writes too early",
-        "pyparallel/_slab.py",
+        "pyparallel/transfer/to_device.py",
         "        arrival.wait(home)\n",
         "        pass\n",
         (_SLAB + "test_memory_of_a_flight_that_never_lands_is_safe_to_reuse",),
@@ -120,7 +120,7 @@ MUTATIONS = (
     Mutation(
         "memory of copies before an error goes back at once",
         "the producer writes too early",
-        "pyparallel/_transfer.py",
+        "pyparallel/transfer/engine.py",
         "        api.wait(home, api.record(stream))  # their memory goes back there\n",
         "",
         (_SPANS + "test_a_copy_that_was_queued_before_an_error_keeps_its_source",),
@@ -128,7 +128,7 @@ MUTATIONS = (
     Mutation(
         "the same, by the engine",
         "the producer writes too early",
-        "pyparallel/_transfer.py",
+        "pyparallel/transfer/engine.py",
         "        sent.wait(streams[1])",
         "        pass",
         ("tests/test_transfer.py::test_an_error_half_way_is_raised_and_sources_stay",),
@@ -136,7 +136,7 @@ MUTATIONS = (
     Mutation(
         "memory is allocated in the thread, on its stream",
         "memory of another stream",
-        "pyparallel/_hand_over.py",
+        "pyparallel/prefetch/_to_device.py",
         "Departure(frame.take(), device, self._api, home)",
         "Departure(frame.take(), device, self._api)",
         (_PREFETCH + "test_memory_is_taken_from_the_stream_of_the_latest_next",),
@@ -144,7 +144,7 @@ MUTATIONS = (
     Mutation(
         "who lands elsewhere is not known to the allocator",
         "memory of another stream",
-        "pyparallel/_slab.py",
+        "pyparallel/transfer/to_device.py",
         "                api.keep(block, stream)\n",
         "                pass\n",
         (_SLAB + "test_a_consumer_on_another_stream_may_drop_the_batch_at_once",),
@@ -152,7 +152,7 @@ MUTATIONS = (
     Mutation(
         "the consumer of a transform is not known to the allocator",
         "memory of another stream",
-        "pyparallel/_hand_over.py",
+        "pyparallel/prefetch/_to_device.py",
         "                    api.keep(tensor, stream)\n",
         "                    pass\n",
         (
@@ -164,7 +164,7 @@ MUTATIONS = (
     Mutation(
         "a backward pass on the stream of a job is not known to the allocator",
         "memory of another stream",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         "                    _keep(self._api, self._uses(i), device, place.stream)\n",
         "",
         (
@@ -175,7 +175,7 @@ MUTATIONS = (
     Mutation(
         "who reads results of jobs is not known to the allocator",
         "memory of another stream",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         "                    _keep(self._api, result, device, "
         "call.homes[device].stream)\n",
         "                    pass\n",
@@ -184,7 +184,7 @@ MUTATIONS = (
     Mutation(
         "every landing is recorded by the allocator",
         "recorded memory grows",
-        "pyparallel/_slab.py",
+        "pyparallel/transfer/to_device.py",
         "        if stream != self._home:\n",
         "        if True:\n",
         (_SLAB + "test_torch_device_calls_torch_in_the_right_order",),
@@ -192,7 +192,7 @@ MUTATIONS = (
     Mutation(
         "every batch has a copy stream of its own",
         "a new stream for every epoch",
-        "pyparallel/_device.py",
+        "pyparallel/transfer/device.py",
         "            if device not in self._streams:\n",
         "            if True:\n",
         (_SLAB + "test_there_is_one_copy_stream_for_each_device",),
@@ -200,7 +200,7 @@ MUTATIONS = (
     Mutation(
         "all devices share one copy stream",
         "a stream of another device, or under capture",
-        "pyparallel/_device.py",
+        "pyparallel/transfer/device.py",
         "                self._streams[device] = self.new_stream(device)\n"
         "            return self._streams[device]",
         "                self._streams[device] = self.new_stream(device)\n"
@@ -210,7 +210,7 @@ MUTATIONS = (
     Mutation(
         "a copy is queued while a graph is captured",
         "a stream of another device, or under capture",
-        "pyparallel/_transfer.py",
+        "pyparallel/transfer/engine.py",
         "        _refuse_capture(name, each, api)\n",
         "        pass\n",
         (_SLAB + "test_a_stream_under_capture_is_refused_before_anything_is_queued",),
@@ -218,7 +218,7 @@ MUTATIONS = (
     Mutation(
         "torch is asked about the current stream instead",
         "a stream of another device, or under capture",
-        "pyparallel/_device.py",
+        "pyparallel/transfer/device.py",
         "        with self.using(stream):\n            return _is_capturing_here",
         "        if True:\n            return _is_capturing_here",
         (
@@ -229,7 +229,7 @@ MUTATIONS = (
     Mutation(
         "the way back goes into a graph",
         "a stream of another device, or under capture",
-        "pyparallel/_return_flight.py",
+        "pyparallel/transfer/from_device.py",
         "        if api.is_capturing(home):\n",
         "        if False:\n",
         (_BACK + "test_nothing_is_queued_while_a_graph_is_recorded",),
@@ -237,7 +237,7 @@ MUTATIONS = (
     Mutation(
         "jobs run while a graph is captured",
         "a stream of another device, or under capture",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         "            if self._api.is_capturing(stream):\n",
         "            if False:\n",
         (_JOBS + "test_a_stream_under_capture_is_refused_before_anything_runs",),
@@ -245,10 +245,10 @@ MUTATIONS = (
     Mutation(
         "both directions share one copy stream",
         "the default stream",
-        "pyparallel/_return_flight.py",
-        "torch_return = TorchReturn(_backend.transfers)",
-        "torch_return = TorchReturn(_backend.transfers)\n"
-        "torch_return._streams = _slab.torch_device._streams",
+        "pyparallel/transfer/from_device.py",
+        "torch_return = TorchReturn(backend.transfers)",
+        "torch_return = TorchReturn(backend.transfers)\n"
+        "torch_return._streams = to_device.torch_device._streams",
         (
             "tests/test_return_flight.py::"
             "test_both_directions_have_streams_of_their_own",
@@ -257,7 +257,7 @@ MUTATIONS = (
     Mutation(
         "a copy is queued on the current stream",
         "the default stream",
-        "pyparallel/_slab.py",
+        "pyparallel/transfer/to_device.py",
         "        copies = api.copy_stream(device) if stream is None else stream\n",
         "        copies = self._home if stream is None else stream\n",
         (
@@ -268,7 +268,7 @@ MUTATIONS = (
     Mutation(
         "a copy blocks the host",
         "copies that only look asynchronous",
-        "pyparallel/_device.py",
+        "pyparallel/transfer/device.py",
         "            dst.copy_(src, non_blocking=True)",
         "            dst.copy_(src)",
         (_SLAB + "test_torch_device_calls_torch_in_the_right_order",),
@@ -276,7 +276,7 @@ MUTATIONS = (
     Mutation(
         "large pageable leaves are read in place",
         "copies that only look asynchronous",
-        "pyparallel/_cargo.py",
+        "pyparallel/transfer/layout.py",
         "        direct = [i for i in large if is_pinned(leaves[i])]\n",
         "        direct = large\n",
         (_SLAB + "test_large_leaves_of_ordinary_memory_are_packed",),
@@ -284,7 +284,7 @@ MUTATIONS = (
     Mutation(
         "a pageable span is sent as it lies",
         "copies that only look asynchronous",
-        "pyparallel/_cargo.py",
+        "pyparallel/transfer/layout.py",
         "        if span is not None and is_pinned(span.source):\n",
         "        if span is not None:\n",
         (_SPANS + "test_ordinary_memory_and_small_batches_are_packed",),
@@ -292,7 +292,7 @@ MUTATIONS = (
     Mutation(
         "the host reads results without waiting",
         "results read before they arrive",
-        "pyparallel/_return_flight.py",
+        "pyparallel/transfer/from_device.py",
         "            self._api.wait_on_host(self._event)\n",
         "",
         (_BACK + "test_results_are_those_of_the_call_while_memory_is_reused",),
@@ -300,7 +300,7 @@ MUTATIONS = (
     Mutation(
         "the way back does not wait for what it copies",
         "results read before they arrive",
-        "pyparallel/_return_flight.py",
+        "pyparallel/transfer/from_device.py",
         "            api.wait(stream, api.record(home))\n",
         "",
         (_BACK + "test_results_are_those_of_the_call_while_memory_is_reused",),
@@ -308,9 +308,9 @@ MUTATIONS = (
     Mutation(
         "the slab of the way back is given up at once",
         "results read before they arrive",
-        "pyparallel/_return_flight.py",
-        "_transfer.queue(copies, held, (stream, home), api)",
-        "_transfer.queue(copies, [], (stream, home), api)",
+        "pyparallel/transfer/from_device.py",
+        "engine.queue(copies, held, (stream, home), api)",
+        "engine.queue(copies, [], (stream, home), api)",
         (_BACK + "test_a_dropped_handle_gives_its_memory_back_when_the_copy_is_done",),
     ),
 )

@@ -15,7 +15,7 @@ MUTATIONS = (
     Mutation(
         "an error passes for the end",
         "an error out of its place",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "        generation.put(Item(error=explained))\n",
         "        generation.put(Item())\n",
         (
@@ -27,7 +27,7 @@ MUTATIONS = (
     Mutation(
         "only an Exception reaches the consumer",
         "an error out of its place",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "    except BaseException as error:\n        explained",
         "    except Exception as error:\n        explained",
         (
@@ -39,7 +39,7 @@ MUTATIONS = (
     Mutation(
         "StopIteration of a transform is the end",
         "an error out of its place",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "    if isinstance(error, StopIteration):\n",
         "    if False:\n",
         (_FAULTS + "test_stop_iteration_from_elsewhere_is_no_end",),
@@ -48,7 +48,7 @@ MUTATIONS = (
     Mutation(
         "StopIteration of a dataset is the end",
         "an error out of its place",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "            if error := cut_short(end, loader, num_batches):\n"
         "                raise error from end\n",
         "",
@@ -61,7 +61,7 @@ MUTATIONS = (
     Mutation(
         "batches follow one that could not land",
         "an error out of its place",
-        "pyparallel/_prefetch_pass.py",
+        "pyparallel/prefetch/iterator.py",
         "        except BaseException:  # the batch is lost: none may follow as if it "
         "were not\n            self.close()\n            raise\n",
         "        except BaseException:\n            raise\n",
@@ -71,7 +71,7 @@ MUTATIONS = (
     Mutation(
         "who asks behind the end waits",
         "an error out of its place",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "                if self.over:\n                    return None\n",
         "",
         (_PRE + "test_a_pass_that_ended_stays_ended",),
@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         "batches of a closed pass are handed out",
         "an error out of its place",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "        generation.items.clear()\n",
         "",
         (
@@ -92,7 +92,7 @@ MUTATIONS = (
     Mutation(
         "two passes share a loader that is its own iterator",
         "an error out of its place",
-        "pyparallel/prefetch.py",
+        "pyparallel/prefetch/pre_data_loader.py",
         "        if isinstance(self.loader, Iterator) or "
         "shares_iterator(self.loader):\n            self._stop_passes()\n",
         "",
@@ -102,8 +102,8 @@ MUTATIONS = (
     Mutation(
         "a held error holds the loader's workers",
         "an error out of its place",
-        "pyparallel/_prefetch_thread.py",
-        "        _workers.let_go(explained, generation.source)\n",
+        "pyparallel/prefetch/_thread.py",
+        "        worker_monitor.let_go(explained, generation.source)\n",
         "",
         (_FAULTS + "test_a_held_error_holds_neither_workers_nor_batches",),
         limit=90.0,
@@ -111,7 +111,7 @@ MUTATIONS = (
     Mutation(
         "an iterator that is dropped leaves its thread",
         "waits that nobody ends",
-        "pyparallel/_prefetch_pass.py",
+        "pyparallel/prefetch/iterator.py",
         "        self._stop = weakref.finalize(self, _stop_surely, generation)\n",
         "        self._stop = weakref.finalize(owner, _stop_surely, generation)\n",
         (_ENDS + "test_a_pass_in_a_cycle_is_collected",),
@@ -120,8 +120,9 @@ MUTATIONS = (
     Mutation(
         "a pass that ends leaves the loader's iterator open",
         "waits that nobody ends",
-        "pyparallel/_prefetch_thread.py",
-        "            _workers.release(generation.source, generation.options.loader)\n",
+        "pyparallel/prefetch/_thread.py",
+        "            worker_monitor.release(generation.source, "
+        "generation.options.loader)\n",
         "            pass\n",
         (_ENDS + "test_an_iterator_that_others_hold_is_closed",),
         limit=30.0,
@@ -129,7 +130,7 @@ MUTATIONS = (
     Mutation(
         "who waits for room is not woken by a stop",
         "waits that nobody ends",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "        generation.items.clear()\n        generation.changed.notify_all()\n",
         "        generation.items.clear()\n",
         (
@@ -141,7 +142,7 @@ MUTATIONS = (
     Mutation(
         "a forked child waits for its parent's thread",
         "locks and threads across a fork",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "        if os.getpid() != self.pid:\n            raise RuntimeError(\n",
         "        if False:\n            raise RuntimeError(\n",
         (_ENDS + "test_a_forked_child_is_told_so_at_once_and_can_iterate_anew",),
@@ -150,7 +151,7 @@ MUTATIONS = (
     Mutation(
         "the threads of a forked child are its parent's",
         "locks and threads across a fork",
-        "pyparallel/_lent_threads.py",
+        "pyparallel/parallel/_thread_pool.py",
         "os.register_at_fork(after_in_child=_begin_all)\n",
         "",
         (_THREADS + "test_a_forked_child_has_threads_of_its_own",),
@@ -159,7 +160,7 @@ MUTATIONS = (
     Mutation(
         "no thread is stopped at the end of the interpreter",
         "the end of the interpreter",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "@atexit.register\ndef _stop_all",
         "def _stop_all",
         (_ENDS + "test_the_interpreter_exits_at_once_with_its_own_code",),
@@ -168,7 +169,7 @@ MUTATIONS = (
     Mutation(
         "the thread is no daemon",
         "the end of the interpreter",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         'name="pyparallel-prefetch", daemon=True',
         'name="pyparallel-prefetch", daemon=False',
         (_ENDS + "test_the_interpreter_exits_at_once_with_its_own_code",),
@@ -177,7 +178,7 @@ MUTATIONS = (
     Mutation(
         "a pass starts while the interpreter exits",
         "the end of the interpreter",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "        if _exiting.is_set():\n",
         "        if False:\n",
         (_ENDS + "test_no_pass_starts_while_the_interpreter_exits",),
@@ -186,7 +187,7 @@ MUTATIONS = (
     Mutation(
         "threads are stopped before others have their batches",
         "the end of the interpreter",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "@atexit.register\ndef _stop_all",
         "@threading._register_atexit\ndef _stop_all",
         (_ENDS + "test_a_thread_that_outlives_the_main_thread_gets_all_its_batches",),
@@ -195,7 +196,7 @@ MUTATIONS = (
     Mutation(
         "jobs are not waited for at the end of the interpreter",
         "the end of the interpreter",
-        "pyparallel/_lent_threads.py",
+        "pyparallel/parallel/_thread_pool.py",
         "@atexit.register\ndef _close_all",
         "def _close_all",
         (
@@ -226,7 +227,7 @@ MUTATIONS = (
     Mutation(
         "the dtype of autocast stays behind",
         "modes of a thread",
-        "pyparallel/_thread_state.py",
+        "pyparallel/core/thread_state.py",
         "        torch.set_autocast_dtype(name, dtype)\n",
         "",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
@@ -234,7 +235,7 @@ MUTATIONS = (
     Mutation(
         "autocast stays behind",
         "modes of a thread",
-        "pyparallel/_thread_state.py",
+        "pyparallel/core/thread_state.py",
         "        torch.set_autocast_enabled(name, is_on)\n",
         "",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
@@ -242,7 +243,7 @@ MUTATIONS = (
     Mutation(
         "the cache of autocast stays behind",
         "modes of a thread",
-        "pyparallel/_thread_state.py",
+        "pyparallel/core/thread_state.py",
         "    torch.set_autocast_cache_enabled(state.cache)\n",
         "",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
@@ -250,7 +251,7 @@ MUTATIONS = (
     Mutation(
         "inference mode stays behind",
         "modes of a thread",
-        "pyparallel/_thread_state.py",
+        "pyparallel/core/thread_state.py",
         "        if state.inference != before.inference:\n",
         "        if False:\n",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
@@ -258,7 +259,7 @@ MUTATIONS = (
     Mutation(
         "no_grad stays behind",
         "modes of a thread",
-        "pyparallel/_thread_state.py",
+        "pyparallel/core/thread_state.py",
         "    torch.set_grad_enabled(state.grad)\n",
         "",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
@@ -266,7 +267,7 @@ MUTATIONS = (
     Mutation(
         "the default device stays behind",
         "modes of a thread",
-        "pyparallel/_thread_state.py",
+        "pyparallel/core/thread_state.py",
         "    if now.default_device != state.default_device:\n",
         "    if False:\n",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
@@ -274,7 +275,7 @@ MUTATIONS = (
     Mutation(
         "what a call changes is seen by the next",
         "modes of a thread",
-        "pyparallel/_thread_state.py",
+        "pyparallel/core/thread_state.py",
         "        if take() != state:\n",
         "        if False:\n",
         (_MODES + "test_what_a_call_changes_is_seen_by_no_other",),
@@ -282,7 +283,7 @@ MUTATIONS = (
     Mutation(
         "context variables stay behind",
         "modes of a thread",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         "        context = contextvars.copy_context()\n",
         "        context = contextvars.Context()\n",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
@@ -290,7 +291,7 @@ MUTATIONS = (
     Mutation(
         "two streams share the casts of one device",
         "modes of a thread",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         "            state = state._replace(cache=False)\n",
         "            pass\n",
         (
@@ -301,15 +302,15 @@ MUTATIONS = (
     Mutation(
         "the loading thread has modes of its own",
         "modes of a thread",
-        "pyparallel/_prefetch_thread.py",
-        "        with _thread_state.entered(generation.state):\n",
+        "pyparallel/prefetch/_thread.py",
+        "        with thread_state.entered(generation.state):\n",
         "        if True:\n",
         (_PRE + "test_the_thread_has_the_modes_of_who_called_iter",),
     ),
     Mutation(
         "every job computes with all cores",
         "threads inside of operators",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         "        wanted = self._host_threads if device == _HOST else "
         "self._num_threads\n",
         "        wanted = self._num_threads\n",
@@ -321,7 +322,7 @@ MUTATIONS = (
     Mutation(
         "the caller keeps the few threads of a job",
         "threads inside of operators",
-        "pyparallel/_device_threads.py",
+        "pyparallel/parallel/_device_threads.py",
         "            torch.set_num_threads(self._num_threads)\n",
         "            pass\n",
         (
@@ -334,7 +335,7 @@ MUTATIONS = (
     Mutation(
         "the error of whoever is first in time is raised",
         "an error out of its place",
-        "pyparallel/_calls.py",
+        "pyparallel/parallel/_calls.py",
         "            if number < self.first:\n",
         "            if self.error is None:\n",
         (_ERRORS + "test_the_first_error_by_item_is_raised_whichever_comes_first",),
@@ -342,7 +343,7 @@ MUTATIONS = (
     Mutation(
         "a failed call is held by its own traceback",
         "an error out of its place",
-        "pyparallel/_calls.py",
+        "pyparallel/parallel/_calls.py",
         "        failure.error = None  # its traceback holds this frame\n",
         "        pass\n",
         (_THREADS + "test_nothing_of_a_failed_call_is_held",),
@@ -350,7 +351,7 @@ MUTATIONS = (
     Mutation(
         "calls begin after an interrupt",
         "an error out of its place",
-        "pyparallel/_lent_threads.py",
+        "pyparallel/parallel/_thread_pool.py",
         "            cancel()\n            for worker",
         "            for worker",
         (

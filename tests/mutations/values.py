@@ -15,7 +15,7 @@ MUTATIONS = (
     Mutation(
         "a tensor that needs gradients is copied by its bits",
         "tensors that are more than their bytes",
-        "pyparallel/_stack.py",
+        "pyparallel/batch/stack.py",
         "        and not (torch.is_grad_enabled() and any(map(_requires_grad, "
         "samples)))\n",
         "",
@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         "tangents are lost",
         "tensors that are more than their bytes",
-        "pyparallel/_stack.py",
+        "pyparallel/batch/stack.py",
         "        and not in_forward_ad()\n",
         "",
         (_COLLATE + "test_tangents_of_forward_mode_flow_through",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         "subclasses are taken for tensors",
         "tensors that are more than their bytes",
-        "pyparallel/_stack.py",
+        "pyparallel/batch/stack.py",
         "        and PLAIN.issuperset(map(type, samples))\n",
         "",
         (_COLLATE + "test_subclasses_are_stacked_by_their_own_rules",),
@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         "quantized tensors are copied by their bits",
         "tensors that are more than their bytes",
-        "pyparallel/_stack.py",
+        "pyparallel/batch/stack.py",
         "        and not (first.is_quantized or any(map(_is_nested, samples)))\n",
         "",
         (_COLLATE + "test_quantized_tensors_are_stacked_by_torch",),
@@ -48,7 +48,7 @@ MUTATIONS = (
     Mutation(
         "pure Python takes conjugated tensors by their bits",
         "tensors that are more than their bytes",
-        "pyparallel/_backend/_checks.py",
+        "pyparallel/backend/_checks.py",
         "    odd = t.is_neg() or t.is_conj() or is_zero_tensor(t) or wraps(t)\n",
         "    odd = is_zero_tensor(t) or wraps(t)\n",
         (
@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation(
         "a conjugated tensor crosses as if it were not",
         "tensors that are more than their bytes",
-        "pyparallel/_seal.py",
+        "pyparallel/shm/serialization.py",
         "            tensor = tensor.resolve_conj().resolve_neg()  # torch's queue "
         "forgets it\n",
         "            pass\n",
@@ -69,7 +69,7 @@ MUTATIONS = (
     Mutation(
         "an expanded tensor is sent as large as it looks",
         "tensors that are more than their bytes",
-        "pyparallel/_seal.py",
+        "pyparallel/shm/serialization.py",
         "            and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not "
         "expanded\n",
         "",
@@ -78,7 +78,7 @@ MUTATIONS = (
     Mutation(
         "arrays with negative strides are handed to torch",
         "tensors that are more than their bytes",
-        "pyparallel/_stack.py",
+        "pyparallel/batch/stack.py",
         "        and all(step >= 0 and step % value.itemsize == 0 for step in "
         "value.strides)\n",
         "",
@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation(
         "arrays that are read-only are handed to torch",
         "tensors that are more than their bytes",
-        "pyparallel/_stack.py",
+        "pyparallel/batch/stack.py",
         "        value.flags.writeable\n        and value",
         "        value",
         (_COLLATE + "test_numpy_arrays_are_stacked_and_never_written",),
@@ -95,7 +95,7 @@ MUTATIONS = (
     Mutation(
         "memory of another tensor is written over",
         "tensors that are more than their bytes",
-        "pyparallel/_backend/_checks.py",
+        "pyparallel/backend/_checks.py",
         "    if dst is not None and tensor.is_contiguous() and overlap(tensor, dst):\n",
         "    if False:\n",
         ("tests/csrc/test_native_errors.py", "tests/csrc/test_slab_errors.py"),
@@ -104,7 +104,7 @@ MUTATIONS = (
     Mutation(
         "metadata leaves the host",
         "leaves that are there already",
-        "pyparallel/_move.py",
+        "pyparallel/scatter_gather/move.py",
         "        return not leaf.cpu_only\n",
         "        return True\n",
         (
@@ -116,7 +116,7 @@ MUTATIONS = (
     Mutation(
         "metadata is moved by to()",
         "leaves that are there already",
-        "pyparallel/container.py",
+        "pyparallel/batch/container.py",
         "        if self._cpu_only:\n            return self\n",
         "",
         ("tests/test_container.py::test_metadata_stays_where_it_is",),
@@ -124,7 +124,7 @@ MUTATIONS = (
     Mutation(
         "what lies on the device is sent there again",
         "leaves that are there already",
-        "pyparallel/_hand_over.py",
+        "pyparallel/prefetch/_to_device.py",
         "        frame = Frame(batch, lambda tensor: tensor.device != device)\n",
         "        frame = Frame(batch, lambda tensor: True)\n",
         (
@@ -135,7 +135,7 @@ MUTATIONS = (
     Mutation(
         "padding of raw pixels is not normalised",
         "padding before or after normalisation",
-        "pyparallel/_image_plan.py",
+        "pyparallel/images/_plan.py",
         "        if self.pad_first:\n            if",
         "        if False:\n            if",
         (_IMAGE + "test_padding_may_be_normalised_with_the_pixels",),
@@ -143,7 +143,7 @@ MUTATIONS = (
     Mutation(
         "padding of raw pixels is in the order of the result",
         "padding before or after normalisation",
-        "pyparallel/_image_plan.py",
+        "pyparallel/images/_plan.py",
         "            if self.swap_channels:\n                fill = fill[::-1]\n",
         "",
         (_IMAGE + "test_padding_may_be_normalised_with_the_pixels",),
@@ -151,7 +151,7 @@ MUTATIONS = (
     Mutation(
         "every sample is padded with the value of the first",
         "padding before or after normalisation",
-        "pyparallel/_plan.py",
+        "pyparallel/batch/plan.py",
         "    if len(set(map(id, values))) == 1:  # nearly always",
         "    if True:  # nearly always",
         (_COLLATE + "test_each_sample_is_padded_with_its_own_value",),
@@ -159,7 +159,7 @@ MUTATIONS = (
     Mutation(
         "2**63 is a padding value of int64",
         "padding values and sizes that do not fit",
-        "pyparallel/_plan.py",
+        "pyparallel/batch/plan.py",
         "    if dtype in limits and value >= limits[dtype]:\n",
         "    if False:\n",
         (_PLAN + "test_a_value_that_is_just_too_large_is_refused",),
@@ -167,7 +167,7 @@ MUTATIONS = (
     Mutation(
         "a value that the dtype cannot hold is written",
         "padding values and sizes that do not fit",
-        "pyparallel/_plan.py",
+        "pyparallel/batch/plan.py",
         '        return _convert(struct.pack("d", number), dtype)\n'
         "    except RuntimeError as error:\n",
         '        return _convert(struct.pack("d", number), dtype)\n'
@@ -182,7 +182,7 @@ MUTATIONS = (
     Mutation(
         "an imaginary part is dropped",
         "padding values and sizes that do not fit",
-        "pyparallel/_plan.py",
+        "pyparallel/batch/plan.py",
         "    if not isinstance(value, (str, bytes)) and not _is_complex(value):\n",
         "    value = value.real if isinstance(value, complex) else value\n"
         "    if not isinstance(value, (str, bytes)):\n",
@@ -191,7 +191,7 @@ MUTATIONS = (
     Mutation(
         "minus zero becomes zero",
         "padding values and sizes that do not fit",
-        "pyparallel/_plan.py",
+        "pyparallel/batch/plan.py",
         '        return _convert(struct.pack("d", number), dtype)\n',
         '        return _convert(struct.pack("d", number + 0.0), dtype)\n',
         (_PLAN + "test_the_sign_of_zero_is_kept",),
@@ -199,7 +199,7 @@ MUTATIONS = (
     Mutation(
         "a batch may have more than 2**63 bytes",
         "padding values and sizes that do not fit",
-        "pyparallel/_plan.py",
+        "pyparallel/batch/plan.py",
         "    if math.prod(size for size in shape if size) > _MAX_BYTES:\n",
         "    if math.prod(shape) > _MAX_BYTES:\n",
         (_PLAN + "test_zero_sizes_do_not_hide_an_overflow",),
@@ -207,7 +207,7 @@ MUTATIONS = (
     Mutation(
         "an unpickled container has any pad_dims",
         "padding values and sizes that do not fit",
-        "pyparallel/container.py",
+        "pyparallel/batch/container.py",
         '        _check_pad_dims(state["_pad_dims"])\n',
         "",
         ("tests/test_container.py::test_a_pickle_with_impossible_pad_dims_is_refused",),
@@ -215,7 +215,7 @@ MUTATIONS = (
     Mutation(
         "the user's default device decides about padding",
         "modes of a thread",
-        "pyparallel/_plan.py",
+        "pyparallel/batch/plan.py",
         '    cells = torch.empty(2, dtype=dtype, device="cpu").fill_(value)\n',
         "    cells = torch.empty(2, dtype=dtype).fill_(value)\n",
         (
@@ -250,7 +250,7 @@ MUTATIONS = (
     Mutation(
         "padding is normalised in one step",
         "rounding",
-        "pyparallel/_image_plan.py",
+        "pyparallel/images/_plan.py",
         "            less = [_float32(v - m) for v, m in zip(fill, mean, "
         "strict=True)]\n",
         "            less = [v - m for v, m in zip(fill, mean, strict=True)]\n",
@@ -259,7 +259,7 @@ MUTATIONS = (
     Mutation(
         "a batch is dealt by floor",
         "empty, single, equal and uneven batches",
-        "pyparallel/_split.py",
+        "pyparallel/scatter_gather/split.py",
         "    size = -(-num_items // num_parts)\n",
         "    size = max(1, num_items // num_parts)\n",
         (_PLAN + "test_a_partition_is_that_of_torch_chunk",),
@@ -267,7 +267,7 @@ MUTATIONS = (
     Mutation(
         "no samples have no part",
         "empty, single, equal and uneven batches",
-        "pyparallel/_split.py",
+        "pyparallel/scatter_gather/split.py",
         "    if num_items == 0:\n        return [0]\n",
         "    if num_items == 0:\n        return []\n",
         (_PLAN + "test_a_partition_is_that_of_torch_chunk",),
@@ -275,7 +275,7 @@ MUTATIONS = (
     Mutation(
         "chunks without a device are dropped",
         "empty, single, equal and uneven batches",
-        "pyparallel/_split.py",
+        "pyparallel/scatter_gather/split.py",
         "    if len(chunks) > options.num_targets:\n",
         "    if False:\n",
         (_SCATTER_ERRORS + "test_more_chunks_than_targets",),
@@ -283,7 +283,7 @@ MUTATIONS = (
     Mutation(
         "labels are dealt apart from their images",
         "empty, single, equal and uneven batches",
-        "pyparallel/_split.py",
+        "pyparallel/scatter_gather/split.py",
         "    if plain and parts and sizes is None and options.num_targets > 1:\n",
         "    if False:\n",
         (_SCATTER + "test_tensors_beside_a_container_follow_its_chunks",),
@@ -291,7 +291,7 @@ MUTATIONS = (
     Mutation(
         "fields of different numbers of parts are cut to the fewest",
         "empty, single, equal and uneven batches",
-        "pyparallel/_split.py",
+        "pyparallel/scatter_gather/split.py",
         "        if len(part) != len(expected):\n",
         "        if False:\n",
         (_SCATTER_ERRORS + "test_containers_with_different_numbers_of_chunks",),
@@ -299,7 +299,7 @@ MUTATIONS = (
     Mutation(
         "an empty container makes arguments disappear",
         "empty, single, equal and uneven batches",
-        "pyparallel/_split.py",
+        "pyparallel/scatter_gather/split.py",
         "    if not data:\n        raise",
         "    if False:\n        raise",
         (_SCATTER_ERRORS + "test_an_empty_container",),
@@ -307,7 +307,7 @@ MUTATIONS = (
     Mutation(
         "lists of unequal length are cut",
         "empty, single, equal and uneven batches",
-        "pyparallel/_columns.py",
+        "pyparallel/batch/columns.py",
         "        if len(item) != len(first):\n",
         "        if False:\n",
         (
@@ -318,7 +318,7 @@ MUTATIONS = (
     Mutation(
         "keys that other samples have are dropped in silence",
         "empty, single, equal and uneven batches",
-        "pyparallel/collate.py",
+        "pyparallel/batch/collate.py",
         "        if extra:\n",
         "        if False:\n",
         (_COLLATE_ERRORS + "test_extra_keys_are_dropped_with_one_warning",),
@@ -326,7 +326,7 @@ MUTATIONS = (
     Mutation(
         "text is walked letter by letter",
         "empty, single, equal and uneven batches",
-        "pyparallel/collate.py",
+        "pyparallel/batch/collate.py",
         "    if isinstance(first, _TEXT):\n",
         "    if False:\n",
         (_COLLATE + "test_text_becomes_a_list",),
@@ -334,7 +334,7 @@ MUTATIONS = (
     Mutation(
         "a nest without a bottom is an error of Python's stack",
         "empty, single, equal and uneven batches",
-        "pyparallel/_tree.py",
+        "pyparallel/batch/pytree.py",
         '            raise too_deep("the batch") from None\n',
         "            raise\n",
         ("tests/test_tree.py::test_cycles_and_bottomless_nests_are_refused",),
@@ -342,7 +342,7 @@ MUTATIONS = (
     Mutation(
         "one sample is handed out as it is",
         "empty, single, equal and uneven batches",
-        "pyparallel/_backend/_reference.py",
+        "pyparallel/backend/_python.py",
         "        return stacked if stacked.dim() < _IMAGES else stacked.contiguous()\n",
         "        if len(samples) == 1:\n            return first[None]\n"
         "        return stacked if stacked.dim() < _IMAGES else stacked.contiguous()\n",

@@ -15,16 +15,16 @@ MUTATIONS = (
     Mutation(
         "a slab is taken over from whoever holds it",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_ring.py",
-        "        if not _backend.ring_pass(self.header, slab, holder, PARENT):\n",
-        "        _backend.ring_pass(self.header, slab, holder, PARENT)\n"
+        "pyparallel/shm/ring.py",
+        "        if not backend.ring_pass(self.header, slab, holder, PARENT):\n",
+        "        backend.ring_pass(self.header, slab, holder, PARENT)\n"
         "        if False:\n",
         (_RING + "test_a_slab_that_is_not_the_workers_is_not_adopted",),
     ),
     Mutation(
         "slabs of dead workers stay theirs",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_loading.py",
+        "pyparallel/loader/_iterators.py",
         "                ring.reclaim(self._first_holder + i)\n",
         "                pass\n",
         (_FAULTS + "test_a_worker_that_dies_with_a_slab",),
@@ -32,17 +32,17 @@ MUTATIONS = (
     Mutation(
         "a full ring is waited for",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_ring_memory.py",
+        "pyparallel/shm/ring_memory.py",
         "        if slab < 0:\n            return None\n",
         "        while slab < 0:\n"
-        "            slab = _backend.ring_claim(self.header, holder, self.fd)\n",
+        "            slab = backend.ring_claim(self.header, holder, self.fd)\n",
         (_RING + "test_a_full_ring_is_a_miss_that_knows_its_size",),
         limit=25.0,
     ),
     Mutation(
         "a tensor that a worker keeps is written over",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_ring_memory.py",
+        "pyparallel/shm/ring_memory.py",
         "        if self._owner() is not None:  # of a tensor that may lie in a gap\n"
         "            return False\n",
         "",
@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation(
         "a slab is free while a tensor on it lives in the worker",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_ring_memory.py",
+        "pyparallel/shm/ring_memory.py",
         "        if owner is None:\n            self._ring.release",
         "        if True:\n            self._ring.release",
         (
@@ -62,7 +62,7 @@ MUTATIONS = (
     Mutation(
         "an error in a collate function costs a slab",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_packing.py",
+        "pyparallel/loader/_worker.py",
         "            if slab is not None:\n                slab.release()\n"
         "            raise\n",
         "            raise\n",
@@ -71,7 +71,7 @@ MUTATIONS = (
     Mutation(
         "a batch that missed its slab keeps it",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_packing.py",
+        "pyparallel/loader/_worker.py",
         "            if slab is not None and not message.is_in_ring:\n"
         "                slab.release()\n",
         "",
@@ -83,7 +83,7 @@ MUTATIONS = (
     Mutation(
         "a signal while a batch is dropped costs its slab",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_ring.py",
+        "pyparallel/shm/ring.py",
         "            if self.holders()[slab] == PARENT:\n",
         "            if False:\n",
         (_RING + "test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab",),
@@ -91,7 +91,7 @@ MUTATIONS = (
     Mutation(
         "a forked child frees its parent's slabs",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_ring.py",
+        "pyparallel/shm/ring.py",
         "        if not self.is_mine:\n            return  # a forked copy died\n",
         "",
         (_LOADER + "test_a_child_that_drops_its_copies_frees_nothing",),
@@ -99,7 +99,7 @@ MUTATIONS = (
     Mutation(
         "a forked child uses its parent's ring",
         "locks and threads across a fork",
-        "pyparallel/_loading.py",
+        "pyparallel/loader/_iterators.py",
         "        if self.ring is None or not self.ring.is_mine:  # this",
         "        if self.ring is None:  # this",
         (_LOADER + "test_a_forked_child_has_workers_and_a_ring_of_its_own",),
@@ -107,7 +107,7 @@ MUTATIONS = (
     Mutation(
         "gaps show an earlier batch",
         "bytes of an earlier batch",
-        "pyparallel/_ring_memory.py",
+        "pyparallel/shm/ring_memory.py",
         "                memory[first:last].zero_()\n",
         "                pass\n",
         (_RING + "test_no_byte_of_an_earlier_batch_can_be_reached",),
@@ -124,15 +124,15 @@ MUTATIONS = (
     Mutation(
         "memory of a slab is written before it is reserved",
         "shared memory that is short, or stays",
-        "pyparallel/_ring_memory.py",
-        "            _shared.reserve(self.fd, self.start(slab), size)\n",
+        "pyparallel/shm/ring_memory.py",
+        "            memfd.reserve(self.fd, self.start(slab), size)\n",
         "            pass\n",
         (_RING + "test_without_memory_for_a_slab_a_batch_takes_other_memory",),
     ),
     Mutation(
         "fresh memory is written before it is reserved",
         "shared memory that is short, or stays",
-        "pyparallel/_shared.py",
+        "pyparallel/shm/memfd.py",
         "            reserve(self._fd, 0, nbytes)\n",
         "",
         (_RING + "test_without_any_memory_the_error_says_what_to_do",),
@@ -140,7 +140,7 @@ MUTATIONS = (
     Mutation(
         "a ring that gets no memory keeps its descriptor",
         "shared memory that is short, or stays",
-        "pyparallel/_shared.py",
+        "pyparallel/shm/memfd.py",
         "    except OSError:\n        os.close(fd)\n        raise\n",
         "    except OSError:\n        raise\n",
         (_RING + "test_a_ring_that_gets_no_memory_leaves_nothing",),
@@ -148,7 +148,7 @@ MUTATIONS = (
     Mutation(
         "programs that a worker starts inherit the ring",
         "shared memory that is short, or stays",
-        "pyparallel/_shared.py",
+        "pyparallel/shm/memfd.py",
         'os.memfd_create("pyparallel", os.MFD_CLOEXEC)',
         'os.memfd_create("pyparallel", 0)',
         (_RING + "test_a_program_that_is_started_inherits_no_ring",),
@@ -156,7 +156,7 @@ MUTATIONS = (
     Mutation(
         "the memory of a ring is private",
         "page-locked private memory across a fork",
-        "pyparallel/_ring_memory.py",
+        "pyparallel/shm/ring_memory.py",
         "mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes))",
         "mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes), mmap.MAP_PRIVATE)",
         (
@@ -167,7 +167,7 @@ MUTATIONS = (
     Mutation(
         "a batch that was sent keeps its descriptor in the worker",
         "a descriptor for each tensor",
-        "pyparallel/_shared.py",
+        "pyparallel/shm/memfd.py",
         "        os.close(self._fd)\n        del self.bytes\n",
         "        del self.bytes\n",
         ("tests/test_parcel.py::test_fresh_memory_keeps_no_descriptor_on_either_side",),
@@ -175,7 +175,7 @@ MUTATIONS = (
     Mutation(
         "a batch that arrived keeps its descriptor",
         "a descriptor for each tensor",
-        "pyparallel/_shared.py",
+        "pyparallel/shm/memfd.py",
         "    finally:\n        os.close(fd)\n",
         "    finally:\n        pass\n",
         ("tests/test_parcel.py::test_fresh_memory_keeps_no_descriptor_on_either_side",),
@@ -183,7 +183,7 @@ MUTATIONS = (
     Mutation(
         "claims of pure Python are not serialised",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_backend/_ring.py",
+        "pyparallel/backend/_python_ring.py",
         "            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "            return True\n",
         "            return True\n",
@@ -193,7 +193,7 @@ MUTATIONS = (
     Mutation(
         "a claim of pure Python waits for ever",
         "waits that nobody ends",
-        "pyparallel/_backend/_ring.py",
+        "pyparallel/backend/_python_ring.py",
         "            if time.monotonic() > deadline:\n                return False\n",
         "            pass\n",
         (_HEADER + "test_a_claim_does_not_wait_for_who_was_stopped",),
@@ -203,7 +203,7 @@ MUTATIONS = (
     Mutation(
         "a child that was forked in a claim inherits its lock",
         "locks and threads across a fork",
-        "pyparallel/_backend/_ring.py",
+        "pyparallel/backend/_python_ring.py",
         "    os.register_at_fork(after_in_child=_renew_mutex)\n",
         "    pass\n",
         (_HEADER + "test_a_child_that_was_forked_in_a_claim_can_claim",),
@@ -213,7 +213,7 @@ MUTATIONS = (
     Mutation(
         "any bytes are the header of a ring",
         "numbers from other processes",
-        "pyparallel/_backend/_ring.py",
+        "pyparallel/backend/_python_ring.py",
         "        if words[:2] == [_MAGIC, num_slots] and words[2] in (_NATIVE, "
         "_PYTHON):\n",
         "        if True:\n",
@@ -223,7 +223,7 @@ MUTATIONS = (
     Mutation(
         "the rest of a message is waited for, though its writer died",
         "waits that nobody ends",
-        "pyparallel/_pipe.py",
+        "pyparallel/loader/_pipe.py",
         "            was_lost = timeout > 0 and self.is_lost()",
         "            was_lost = timeout > 0 and False",
         (_PIPE + "test_behind_half_a_message_there_is_nothing_but_no_message",),
@@ -232,7 +232,7 @@ MUTATIONS = (
     Mutation(
         "a lock that died with a worker is waited for",
         "waits that nobody ends",
-        "pyparallel/_workers.py",
+        "pyparallel/loader/worker_monitor.py",
         "        if self._lock.acquire(True, GRACE if lost else _LOCKED):\n",
         "        if self._lock.acquire(True):\n",
         (
@@ -244,7 +244,7 @@ MUTATIONS = (
     Mutation(
         "a stop waits for a batch of workers",
         "waits that nobody ends",
-        "pyparallel/_workers.py",
+        "pyparallel/loader/worker_monitor.py",
         "            if stopped():\n                raise Stopped\n",
         "",
         (
@@ -256,7 +256,7 @@ MUTATIONS = (
     Mutation(
         "nobody looks for dead workers while the thread hangs",
         "waits that nobody ends",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "        if watched and not self.items and not self.over:\n"
         "            self._check_workers()\n",
         "",
@@ -266,7 +266,7 @@ MUTATIONS = (
     Mutation(
         "torch raises the death of a worker in the main thread",
         "an error out of its place",
-        "pyparallel/_workers.py",
+        "pyparallel/loader/worker_monitor.py",
         "        forget_workers(source)\n",
         "        pass\n",
         (
@@ -278,7 +278,7 @@ MUTATIONS = (
     Mutation(
         "an error that does not pickle never arrives",
         "errors and tensors that do not pickle",
-        "pyparallel/_packing.py",
+        "pyparallel/loader/_worker.py",
         "        ForkingPickler.dumps(wrapper)\n",
         "        pass\n",
         (_FAULTS + "test_errors_arrive_and_the_epoch_goes_on",),
@@ -287,7 +287,7 @@ MUTATIONS = (
     Mutation(
         "a tensor with a graph is sent",
         "errors and tensors that do not pickle",
-        "pyparallel/_seal.py",
+        "pyparallel/shm/serialization.py",
         "        if tensor.requires_grad and not tensor.is_leaf:\n",
         "        if False:\n",
         ("tests/test_loader_kinds.py::test_a_tensor_with_a_graph_is_refused",),
@@ -296,7 +296,7 @@ MUTATIONS = (
     Mutation(
         "a batch that needs no tensor is unpickled by its numbers",
         "errors and tensors that do not pickle",
-        "pyparallel/_parcel.py",
+        "pyparallel/shm/serialization.py",
         '    raise pickle.UnpicklingError(f"the pickle of a parcel has no tensor '
         '{number}.")',
         "    return torch.empty(0)",
@@ -308,7 +308,7 @@ MUTATIONS = (
     Mutation(
         "a machine's device is woken to look at it",
         "devices in workers",
-        "pyparallel/_preflight.py",
+        "pyparallel/loader/preflight.py",
         '    ask = getattr(torch.get_device_module(found), "is_initialized", None)\n',
         '    ask = getattr(torch.get_device_module(found), "is_available", None)\n',
         ("tests/test_preflight.py::test_the_device_is_asked_and_not_woken",),
@@ -316,7 +316,7 @@ MUTATIONS = (
     Mutation(
         "the thread makes the first page-locked block of the process",
         "devices in workers",
-        "pyparallel/_prefetch_thread.py",
+        "pyparallel/prefetch/_thread.py",
         "        self.options.hand_over.prepare()\n",
         "",
         (
@@ -336,9 +336,9 @@ MUTATIONS = (
     Mutation(
         "a connection that a dead worker broke is raised as it is",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/_loading.py",
-        ', span("pyparallel.wait"), _workers.Explaining(self):',
-        ', span("pyparallel.wait"):',
+        "pyparallel/loader/_iterators.py",
+        "                worker_monitor.Explaining(self),\n            ):",
+        "            ):",
         (_FAULTS + "test_a_connection_that_a_dead_worker_broke_is_its_death",),
     ),
 )

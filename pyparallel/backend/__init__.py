@@ -1,0 +1,242 @@
+"""The one choice between the compiled and the pure Python backend, made at import.
+
+``PYPARALLEL_BACKEND`` is ``auto`` (the default), ``native`` or ``python``. With
+``auto``, an extension that is not there is no news; one that does not fit the installed
+torch, or that cannot be loaded, is reported by a ``RuntimeWarning`` and pure Python
+runs. With ``native``, each of these is an ``ImportError``.
+
+Attributes:
+    name: ``"native"`` or ``"python"``.
+    reason: why, in a sentence.
+    load_error: what loading the extension raised, if it did.
+    built_for: the record of the build that was found; empty if there is none.
+    devices: the device types whose tensors the operators take.
+    transfers: the device types that ``send`` sends to; none in pure Python.
+    pad_copy, pad_few, stack_equal, image_batch, columns, flatten, plan_slab, pack,
+        views, memory_of, send: the operators, and SlabPlan the value that some of them
+        take; ``_C.pyi`` is their contract.
+    empty, cache_info, bound_cache, clear_cache: memory for what they write.
+    pinned_info, bound_pinned: page-locked memory that ``send`` packs into.
+    Runtime, RecordedEvent: pinned memory of others, and events, of ``transfers``.
+    ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: who holds which slot
+        of memory that processes share.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch  # the extension needs torch's libraries, which this loads
+
+from . import _python
+from .build_record import REBUILD, find, mismatch, of_other_pythons
+
+if TYPE_CHECKING:
+    from ._C import (
+        RecordedEvent,
+        Runtime,
+        SlabPlan,
+        bound_cache,
+        bound_pinned,
+        cache_info,
+        clear_cache,
+        columns,
+        empty,
+        flatten,
+        image_batch,
+        memory_of,
+        pack,
+        pad_copy,
+        pad_few,
+        pinned_info,
+        plan_slab,
+        ring_claim,
+        ring_format,
+        ring_holders,
+        ring_pass,
+        ring_reclaim,
+        send,
+        stack_equal,
+        views,
+    )
+
+__all__ = [
+    "RecordedEvent",
+    "Runtime",
+    "SlabPlan",
+    "bound_cache",
+    "bound_pinned",
+    "built_for",
+    "cache_info",
+    "clear_cache",
+    "columns",
+    "devices",
+    "empty",
+    "flatten",
+    "image_batch",
+    "load_error",
+    "memory_of",
+    "name",
+    "pack",
+    "pad_copy",
+    "pad_few",
+    "pinned_info",
+    "plan_slab",
+    "reason",
+    "ring_claim",
+    "ring_format",
+    "ring_holders",
+    "ring_pass",
+    "ring_reclaim",
+    "send",
+    "stack_equal",
+    "views",
+]
+
+_VALUES = ("auto", "native", "python")
+_MEMORY = ("empty", "cache_info", "bound_cache", "clear_cache")
+_PINNED = ("pinned_info", "bound_pinned")
+_RING = ("ring_format", "ring_claim", "ring_pass", "ring_reclaim", "ring_holders")
+_OPERATORS = (
+    "pad_copy",
+    "pad_few",
+    "stack_equal",
+    "image_batch",
+    "SlabPlan",
+    "plan_slab",
+    "pack",
+    "views",
+    "memory_of",
+    "send",
+    "Runtime",
+    "RecordedEvent",
+    "columns",
+    "flatten",
+    *_MEMORY,
+    *_PINNED,
+    *_RING,
+)
+_CONTRACT = (*_OPERATORS, "devices", "transfers", "build_info")
+
+
+class Choice(NamedTuple):
+    """The backend that runs, why, and what stood in the way of the other one."""
+
+    name: str
+    reason: str
+    module: Any = None  # the loaded extension; None for pure Python
+    load_error: Exception | None = None
+    warns: bool = False
+
+
+def choose(
+    requested: str,
+    record: dict[str, Any] | None,
+    torch_version: str,
+    cuda_version: str | None,
+    load: Callable[[], Any],
+    others: Sequence[str] = (),
+) -> Choice:
+    """Choose the backend.
+
+    Args:
+        requested: value of ``PYPARALLEL_BACKEND``.
+        record: record of the build; None if there is no extension.
+        torch_version: of the torch that runs.
+        cuda_version: of the torch that runs; None for a CPU build.
+        load: imports the extension; called only if the record fits.
+        others: the files of extensions for another Python.
+
+    Raises:
+        ValueError: ``requested`` is not one of the three values.
+        ImportError: ``requested`` is ``native`` and the extension cannot be used.
+    """
+    if requested not in _VALUES:
+        raise ValueError(
+            "PYPARALLEL_BACKEND must be auto, native or python, but is "
+            f"{requested!r}. Unset it for auto."
+        )
+    if requested == "python":
+        return Choice("python", "PYPARALLEL_BACKEND=python asks for it.")
+    choice = _try_native(record, torch_version, cuda_version, load, others)
+    if requested == "native" and choice.name != "native":
+        raise ImportError(
+            f"PYPARALLEL_BACKEND=native must use the extension, but: {choice.reason}"
+        ) from choice.load_error
+    return choice
+
+
+def _try_native(
+    record: dict[str, Any] | None,
+    torch_version: str,
+    cuda_version: str | None,
+    load: Callable[[], Any],
+    others: Sequence[str],
+) -> Choice:
+    if record is None:
+        absent = "No extension is installed"
+        if others:
+            absent += f" for this Python, only {', '.join(others)}"
+        reason = f"{absent}. To build one in the source folder: {REBUILD}"
+        return Choice("python", reason)
+    refusal = mismatch(record, torch_version, cuda_version)
+    if refusal is not None:
+        return Choice("python", refusal, warns=True)
+    try:
+        module = load()
+    except Exception as error:
+        reason = (
+            "pyparallel's extension must load, but loading it raised "
+            f"{type(error).__name__}: {error}. "
+            f"Rebuild it in the source folder: {REBUILD}"
+        )
+        return Choice("python", reason, load_error=error, warns=True)
+    missing = [each for each in _CONTRACT if not hasattr(module, each)]
+    if missing:
+        reason = (
+            f"pyparallel's extension must define {', '.join(_CONTRACT)}, but lacks "
+            f"{', '.join(missing)}. Rebuild it in the source folder: {REBUILD}"
+        )
+        return Choice("python", reason, warns=True)
+    return Choice(
+        "native", f"The extension was built for torch {record['torch']}.", module
+    )
+
+
+def _load() -> Any:
+    return importlib.import_module("._C", __name__)
+
+
+_folder = Path(__file__).parent
+_found = find(_folder)
+built_for: dict[str, Any] = _found.record if _found else {}
+_choice = choose(
+    os.environ.get("PYPARALLEL_BACKEND") or "auto",
+    _found.record if _found else None,
+    torch.__version__,
+    torch.version.cuda,
+    _load,
+    of_other_pythons(_folder),
+)
+if _choice.warns:
+    _text = f"[PP001] {_choice.reason}\nUntil then, pure Python runs."
+    warnings.warn(_text, RuntimeWarning, stacklevel=2)
+
+name = _choice.name
+reason = _choice.reason
+load_error = _choice.load_error
+
+if not TYPE_CHECKING:
+    _chosen = _choice.module or _python
+    globals().update({each: getattr(_chosen, each) for each in _OPERATORS})
+
+#: The reference is written in torch's operators, which take every device.
+devices: tuple[str, ...] = (
+    tuple(_choice.module.devices()) if _choice.module else ("cpu", "cuda")
+)
+transfers: tuple[str, ...] = tuple(_choice.module.transfers()) if _choice.module else ()

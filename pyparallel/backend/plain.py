@@ -1,0 +1,59 @@
+"""Plain tensors, whose bytes are all of their value, and tensors without memory.
+
+Sharding (FSDP) frees the storage of a tensor that is still in use. torch's operators
+read there all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..core.errors import BatchValueError
+from ..core.torch_private import is_wrapped, is_zero_tensor
+
+#: The classes of plain tensors.
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def lacking(tensor: torch.Tensor) -> str:
+    """Return "" if a strided tensor lies within its storage, else what is found."""
+    numel, end = tensor.numel(), tensor.storage_offset() + 1
+    if numel == 0:
+        return ""
+    if tensor.is_contiguous():
+        end += numel - 1
+    else:
+        reach = zip(tensor.shape, tensor.stride(), strict=True)
+        end += sum((size - 1) * step for size, step in reach)
+    need, have = end * tensor.element_size(), tensor.untyped_storage().nbytes()
+    return f"needs {need} bytes where {have} are left" if need > have else ""
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return True if its bytes are the whole value of a tensor, except gradients."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_nested or is_zero_tensor(tensor))
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def check_storage(tensor: Any, where: Callable[[], str]) -> None:
+    """Raise `BatchValueError` if a plain tensor has less memory than its shape needs.
+
+    Args:
+        tensor: other objects are not checked.
+        where: returns the name of the tensor.
+    """
+    if type(tensor) not in PLAIN or not is_plain(tensor) or is_wrapped(tensor):
+        return
+    found = lacking(tensor)
+    if found:
+        raise BatchValueError(
+            f"{where()} must lie within its storage, but {found}. Use it before "
+            "its storage is resized."
+        )

@@ -1,0 +1,243 @@
+"""Columns of DataContainers: what stands at one place of every sample, batched."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from ..core.errors import BatchTypeError, BatchValueError, Field, at, kind
+from . import pytree, stack
+from .container import DataContainer
+from .padding import Padded
+from .ragged import Ragged, join
+from .stack import as_tensor, is_array
+
+#: The keys and indices that lead to a place in a sample.
+Path = tuple[Any, ...]
+
+_TEXT = (str, bytes)
+
+_EXACT = {DataContainer}
+_own_data = operator.attrgetter("_data")  # a subclass may have its own idea of data
+_data = operator.attrgetter("data")
+_padding = operator.attrgetter("_padding")
+
+
+def batch_containers(
+    column: list[DataContainer], path: Path, chunk: int | None
+) -> DataContainer:
+    """Return the containers at ``path`` as one, in chunks of ``chunk`` samples.
+
+    None is the default: chunks of one sample.
+    """
+    data_of = _own_data
+    if set(map(type, column)) != _EXACT:
+        check_kind(column, DataContainer, "a DataContainer", path)
+        data_of = _data
+    first = column[0]
+    if any(map(_padding, column)):
+        _check_paddings(column, path)
+    values = list(map(data_of, column))
+    is_default, chunk = chunk is None, chunk or 1
+    starts = range(0, len(column), chunk)
+    data: list[Any]
+    if first.stack and not first.cpu_only:
+        data = [_stack_chunk(column, values[i : i + chunk], path, i) for i in starts]
+    elif first.ragged:
+        data = [_join_chunk(values[i : i + chunk], path, i) for i in starts]
+    else:
+        data = [values[i : i + chunk] for i in starts]
+    return first._batched(data, is_default=is_default)
+
+
+def _check_paddings(column: list[DataContainer], path: Path) -> None:
+    expected = column[0].padding
+    for i, item in enumerate(column):
+        if item.padding != expected:
+            raise BatchValueError(
+                f"{name_of(path, i)} must have the padding of {name_of(path, 0)}, but "
+                f"has {item.padding} where {expected} was expected. Give every sample "
+                "the same padding."
+            )
+
+
+def _stack_chunk(
+    column: list[DataContainer], samples: Sequence[Any], path: Path, start: int
+) -> torch.Tensor | Padded:
+    samples = _tensors(samples, path, start, "stack")
+    first = column[start]
+    pad_dims, padding = first.pad_dims, first._padding
+    if padding is None:
+        stacked = stack.stack_equal(samples, pad_dims)
+        if stacked is not None:
+            return stacked
+    values = [item.padding_value for item in column[start : start + len(samples)]]
+
+    def name(i: int) -> str:
+        return name_of(path, start + i)
+
+    if padding is None or pad_dims is None:
+        return stack.stack(samples, pad_dims, values, name)
+    num_dims = operator.index(pad_dims)
+    return stack.stack_padded(samples, num_dims, values, name, padding)
+
+
+def _join_chunk(samples: Sequence[Any], path: Path, start: int) -> Ragged:
+    samples = _tensors(samples, path, start, "ragged")
+    return join(samples, lambda i: name_of(path, start + i))
+
+
+def _tensors(
+    samples: Sequence[Any], path: Path, start: int, flag: str
+) -> Sequence[torch.Tensor]:
+    if set(map(type, samples)) == {torch.Tensor}:
+        return samples
+    samples = stack.as_tensors(samples)
+    for i, sample in enumerate(samples, start):
+        if not isinstance(sample, torch.Tensor):
+            raise BatchTypeError(
+                f"{name_of(path, i)} must hold a tensor or a numeric array because "
+                f"{flag}=True, but holds {kind(sample)}. Convert it with "
+                f"torch.as_tensor, or use {flag}=False."
+            )
+    return samples
+
+
+def sequence_columns(
+    column: list[Any], path: Path, advice: str
+) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Return the step to every item of the sequences at ``path``, and all its values.
+
+    Args:
+        column: what stands there in every sample; the first is a sequence.
+        path: where it stands.
+        advice: what to do about sequences of unequal length.
+
+    Raises:
+        TypeError: something else than a sequence, or text.
+        ValueError: unequal lengths.
+    """
+    first = column[0]
+    check_kind(column, Sequence, "a sequence", path)
+    for i, item in enumerate(column):
+        if len(item) != len(first):
+            raise BatchValueError(
+                f"{name_of(path, i)} must have {len(first)} items like "
+                f"{name_of(path, 0)}, but has {len(item)}. {advice}"
+            )
+    named = pytree.is_namedtuple(first)
+    steps = map(Field, first._fields) if named else range(len(first))
+    return list(zip(steps, zip(*column, strict=True), strict=True))
+
+
+def name_of(path: Path, i: int) -> str:
+    """Name what stands at ``path`` of sample ``i``: ``batch[3]['img']``."""
+    return at(f"batch[{i}]", path)
+
+
+def check_kind(column: list[Any], cls: Any, article: str, path: Path) -> None:
+    """Raise if not all of a column are of a class; the first at fault is named."""
+    found = set(map(type, column))
+    if len(found) == 1 and cls in found:
+        return
+    strange = {each for each in found if not _is_kind(each, cls)}
+    if strange:
+        i = next(i for i, item in enumerate(column) if type(item) in strange)
+        raise BatchTypeError(
+            f"{name_of(path, i)} must be {article} like {name_of(path, 0)}, but is "
+            f"{kind(column[i])}."
+        )
+
+
+def _is_kind(found: type, cls: type) -> bool:
+    return issubclass(found, cls) and not (cls is Sequence and issubclass(found, _TEXT))
+
+
+# --- Columns of plain values: tensors, arrays and numbers of every sample, batched.
+
+
+#: The dtypes that default_collate gives to numbers; None: by what stands in the column.
+NUMBERS = {bool: None, int: None, float: torch.float64}
+
+
+def batch_tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
+    """Return the tensors at ``path`` of every sample, stacked; none may be padded."""
+    stacked = stack.stack_equal(column)
+    if stacked is not None:
+        return stacked
+    check_kind(column, torch.Tensor, "a tensor", path)
+    return stack.stack(column, None, [0] * len(column), lambda i: name_of(path, i))
+
+
+def batch_values(column: list[Any], path: Path) -> Any:
+    """Batch numbers and numpy arrays by torch's ``default_collate``."""
+    try:
+        if type(column[0]) in NUMBERS:
+            return torch.tensor(column, dtype=NUMBERS[type(column[0])])
+        if stack.is_array(column[0]):
+            return batch_tensors([stack.as_tensor(item) for item in column], path)
+        return default_collate(column)
+    except (BatchTypeError, BatchValueError):
+        raise
+    except (TypeError, ValueError, RuntimeError, LookupError, OverflowError) as error:
+        raise unbatchable(column, path) from error
+
+
+# --- Which value of a column it was that torch refused to batch, and why.
+
+
+def unbatchable(column: list[Any], path: tuple[Any, ...]) -> Exception:
+    """Return the error for values that torch refuses; it names the first at fault."""
+
+    def place(i: int) -> str:
+        return at(f"batch[{i}]", path)
+
+    i = next((i for i, item in enumerate(column) if _is_refused(item)), None)
+    if i is None:
+        # Each alone would do, so it is their mixture.
+        i = next((i for i, x in enumerate(column) if type(x) is not type(column[0])), 0)
+        if i == 0:
+            i, error = _mismatch(column)
+            return BatchValueError(
+                f"{place(i)} must fit {place(0)}, but default_collate cannot join two "
+                f"{kind(column[0])} objects: {error}"
+            )
+        return BatchTypeError(
+            f"{place(i)} must be {kind(column[0])} like {place(0)}, but is "
+            f"{kind(column[i])}."
+        )
+    if isinstance(column[i], int | float):
+        return BatchValueError(
+            f"{place(i)} must be a number that a tensor can hold, but is "
+            f"{column[i]!r:.80}."
+        )
+    found = kind(column[i])
+    if is_array(column[i], numeric=False):
+        found += f" of dtype {column[i].dtype}"
+    return BatchTypeError(
+        f"{place(i)} must be a tensor, a numeric array, a number, a string or a "
+        f"container of these, but is {found}. Wrap the field in a DataContainer with "
+        "cpu_only=True to keep the values in a list."
+    )
+
+
+def _mismatch(column: list[Any]) -> tuple[int, Exception | None]:
+    """Return the first value that cannot be joined with the first one, and why."""
+    for i, value in enumerate(column):
+        try:
+            default_collate([column[0], value])
+        except (TypeError, ValueError, RuntimeError, KeyError) as error:
+            return i, error
+    return 0, None
+
+
+def _is_refused(value: Any) -> bool:
+    try:
+        default_collate([as_tensor(value) if is_array(value) else value])
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return True
+    return False

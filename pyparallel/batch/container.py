@@ -1,0 +1,387 @@
+"""DataContainer: a value with the instructions for batching it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    called_by_user,
+    has_warned,
+    kind,
+    warn_once,
+)
+from . import pytree
+from .padding import MOST_PAD_DIMS, Padding, check_num_dims
+
+_OfTensor = Callable[[torch.Tensor], torch.Tensor]
+_STATE = ("_data", "_stack", "_padding_value", "_cpu_only", "_pad_dims")
+
+
+class DataContainer:
+    """Holds one field of a sample, or of a batch, and how to batch it.
+
+    `collate` reads three kinds from the flags:
+
+    * ``cpu_only``: the values are kept in lists and never leave the host (metadata);
+    * ``stack``: tensors are padded to a common shape and stacked;
+    * ``ragged``: tensors are joined along dimension 0 without padding, see `Ragged`;
+    * none of them: tensors are kept in lists, one list for each device.
+
+    Args:
+        data: any object; a tensor when ``stack`` is set.
+        stack: pad and stack this field.
+        padding_value: number written into the padding of this sample. It is converted
+            as ``torch.nn.functional.pad`` does it for the dtype of ``data``.
+        cpu_only: keep this field on the host.
+        pad_dims: how many trailing dimensions may differ between samples and are
+            padded at their end: 1, 2 or 3; None if all shapes are equal.
+        padding: to which shape and at which side these dimensions are padded, and
+            whether sizes and a mask are wanted; the same for all samples. With it a
+            sample may also have exactly ``pad_dims`` dimensions, as tokens have.
+        ragged: keep this field ragged in one tensor; samples differ in dimension 0.
+
+    Raises:
+        TypeError: ``pad_dims`` is not an integer, ``padding`` no `Padding`.
+        ValueError: ``pad_dims`` is not None, 1, 2 or 3 (an ``AssertionError`` too);
+            ``padding`` without ``stack`` or for another number of dimensions;
+            ``ragged`` together with ``stack`` or ``cpu_only``.
+
+    The five positional arguments are those of mmcv 1.x, and so are the attributes and,
+    without the others, the pickled state: pickles of its containers load here. `to`,
+    `pin_memory`, indexing and iteration are additions: with them a container travels
+    through ``DataLoader(pin_memory=True)``, accelerate and Lightning.
+
+    Example:
+        >>> DataContainer(torch.zeros(3, 4, 5), stack=True).size()
+        torch.Size([3, 4, 5])
+    """
+
+    # Attributes of the instance only where given: else the state is that of mmcv.
+    _padding: Padding | None = None
+    _ragged: bool = False
+    # The chunks are several because `collate` was given no size for them.
+    _has_default_chunks: bool = False
+
+    def __init__(
+        self,
+        data: Any,
+        stack: bool = False,
+        padding_value: float = 0,
+        cpu_only: bool = False,
+        pad_dims: int | None = 2,
+        *,
+        padding: Padding | None = None,
+        ragged: bool = False,
+    ) -> None:
+        _check_pad_dims(pad_dims)
+        if padding is not None:
+            _check_padding(padding, stack, cpu_only, pad_dims)
+            self._padding = padding
+        if ragged:
+            _check_ragged(stack, cpu_only)
+            self._ragged = True
+        self._data = data
+        self._cpu_only = cpu_only
+        self._stack = stack
+        self._padding_value = padding_value
+        self._pad_dims = pad_dims
+
+    @property
+    def data(self) -> Any:
+        """The value itself.
+
+        In a batch it is the list of chunks. ``(images,) = batch["img"].data`` takes the
+        only chunk, and fails if there are several.
+        """
+        # A list of another class would not be a list for torch's pytree, so all reads
+        # are looked at, not only those of [0].
+        if self._has_default_chunks:
+            self._warn_of_chunks()
+        return self._data
+
+    @property
+    def datatype(self) -> type | str:
+        """The type, of a tensor its legacy string as in ``'torch.FloatTensor'``."""
+        if isinstance(self._data, torch.Tensor):
+            return self._data.type()
+        return type(self._data)
+
+    @property
+    def cpu_only(self) -> bool:
+        """Whether the value stays on the host."""
+        return self._cpu_only
+
+    @property
+    def stack(self) -> bool:
+        """Whether samples are padded and stacked."""
+        return self._stack
+
+    @property
+    def padding_value(self) -> float:
+        """The number written into the padding."""
+        return self._padding_value
+
+    @property
+    def pad_dims(self) -> int | None:
+        """How many trailing dimensions are padded, or None."""
+        return self._pad_dims
+
+    @property
+    def padding(self) -> Padding | None:
+        """How the padded dimensions become equal; None is the same as ``Padding()``."""
+        return self._padding
+
+    @property
+    def ragged(self) -> bool:
+        """Whether samples are joined along dimension 0 without padding."""
+        return self._ragged
+
+    def size(self, *args: Any, **kwargs: Any) -> Any:
+        """Return ``data.size(*args, **kwargs)``.
+
+        Raises:
+            AttributeError: the data is not a tensor.
+        """
+        return self._tensor_attribute("size")(*args, **kwargs)
+
+    def dim(self) -> int:
+        """Return the number of dimensions of the tensor inside.
+
+        Raises:
+            AttributeError: the data is not a tensor.
+        """
+        return int(self._tensor_attribute("dim")())
+
+    def to(
+        self, device: torch.device | str | int, non_blocking: bool = False
+    ) -> DataContainer:
+        """Return a container with every tensor inside on ``device``.
+
+        A ``cpu_only`` container is returned as it is. Nested lists, tuples, dicts,
+        dataclasses and containers are walked; other values are kept by reference.
+
+        Stream: copies are queued on the current stream of ``device``. With
+        ``non_blocking`` the source must be pinned and stay alive until they are done.
+        """
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self, device: Any = None) -> DataContainer:
+        """Return a container with every CPU tensor inside in page-locked memory.
+
+        ``torch.utils.data.DataLoader(pin_memory=True)`` calls this. A ``cpu_only``
+        container is returned as it is.
+
+        Args:
+            device: accepted because some torch versions pass it; it changes nothing.
+
+        Raises:
+            RuntimeError: torch finds no accelerator to lock pages for.
+        """
+        return self._map(lambda leaf: leaf.pin_memory() if leaf.is_cpu else leaf)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return ``data[index]``."""
+        if self._has_default_chunks:
+            self._warn_of_chunks()
+        return self._data[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the data."""
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        """Return ``len(data)``; TypeError if the data has none."""
+        return len(self._data)
+
+    def __bool__(self) -> bool:
+        """Tell whether the data has items; True when it has no length."""
+        try:
+            return len(self._data) > 0
+        except TypeError:
+            return True
+
+    def __repr__(self) -> str:
+        """Show the data."""
+        return f"{type(self).__name__}({self._data!r})"
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled container of this class or of mmcv 1.x.
+
+        Raises:
+            TypeError: the state is not a dict, or its ``pad_dims`` not an integer.
+            ValueError: the state lacks an attribute or has an impossible ``pad_dims``.
+        """
+        if not isinstance(state, dict):
+            raise BatchTypeError(
+                "the pickled state of a DataContainer must be a dict, but is "
+                f"{kind(state)}."
+            )
+        missing = [name for name in _STATE if name not in state]
+        if missing:
+            raise BatchValueError(
+                f"the pickled state of a DataContainer must have {', '.join(_STATE)}, "
+                f"but lacks {', '.join(missing)}."
+            )
+        _check_pad_dims(state["_pad_dims"])
+        stack, cpu_only = state["_stack"], state["_cpu_only"]
+        if state.get("_padding") is not None:
+            _check_padding(state["_padding"], stack, cpu_only, state["_pad_dims"])
+        if state.get("_ragged"):
+            _check_ragged(stack, cpu_only)
+        self.__dict__.update(state)
+
+    def _batched(self, chunks: list[Any], *, is_default: bool) -> DataContainer:
+        """Return the container of a batch whose samples are like this one.
+
+        It has the default ``pad_dims``, as in mmcv: its tensors are padded already.
+
+        Args:
+            chunks: the data.
+            is_default: their size was not given.
+        """
+        result = object.__new__(DataContainer)
+        result._data, result._pad_dims = chunks, 2
+        result._cpu_only, result._stack = self._cpu_only, self._stack
+        result._padding_value = self._padding_value
+        if self._ragged:
+            result._ragged = True
+        if is_default and len(chunks) > 1:
+            result._has_default_chunks = True
+        return result
+
+    def _warn_of_chunks(self) -> None:
+        """Warn a user who reads the data; it is called by the method that reads."""
+        if has_warned("PP104") or not called_by_user(2):
+            return
+        num = len(self._data)
+        warn_once(
+            "PP104",
+            "DataContainer: a batch should have one chunk for each device, but has "
+            f"{num} chunks of 1 sample, because collate was given no samples_per_gpu. "
+            f"data[0] is 1 sample of {num}. For one device use partial(collate, "
+            f"samples_per_gpu={num}), or collate_fn=collate in pyparallel.DataLoader. "
+            "Give samples_per_gpu=1 if you want these chunks.",
+        )
+
+    def _tensor_attribute(self, name: str) -> Any:
+        if not isinstance(self._data, torch.Tensor):
+            raise AttributeError(
+                f"DataContainer has no attribute {name} for type {self.datatype}"
+            )
+        return getattr(self._data, name)
+
+    def _map(self, function: _OfTensor, depth: int = 0) -> DataContainer:
+        """Return a container of the same kind with ``function`` on every tensor."""
+        if self._cpu_only:
+            return self
+        if depth > pytree.MAX_DEPTH:
+            raise pytree.too_deep("the batch")
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__)
+        result._data = map_tensors(function, self._data, depth + 1)
+        return result
+
+
+# Pickles name the public path, so they do not depend on the layout of the package.
+DataContainer.__module__ = "pyparallel"
+
+
+def map_tensors(function: _OfTensor, tree: Any, depth: int = 0) -> Any:
+    """Return ``tree`` with ``function`` on all tensors but those in ``cpu_only``."""
+
+    def apply(leaf: Any) -> Any:
+        if isinstance(leaf, DataContainer):
+            return leaf._map(function, depth)
+        return function(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.map_leaves(apply, tree)
+
+
+def _check_pad_dims(pad_dims: int | None) -> None:
+    if pad_dims is None:
+        return
+    rule = "DataContainer: pad_dims must be None, 1, 2 or 3, but is"
+    try:
+        value = operator.index(pad_dims)
+    except TypeError:
+        raise BatchTypeError(f"{rule} {pad_dims!r} ({kind(pad_dims)}).") from None
+    if not 1 <= value <= MOST_PAD_DIMS:
+        raise BatchValueError(f"{rule} {pad_dims!r}.")
+
+
+def _check_padding(
+    padding: Any, stack: bool, cpu_only: bool, pad_dims: int | None
+) -> None:
+    if not isinstance(padding, Padding):
+        raise BatchTypeError(
+            f"DataContainer: padding must be a Padding, but is {padding!r} "
+            f"({kind(padding)})."
+        )
+    if not stack or cpu_only:
+        raise BatchValueError(
+            "DataContainer: padding must come with stack=True and cpu_only=False, but "
+            f"stack is {stack} and cpu_only {cpu_only}."
+        )
+    if pad_dims is None:
+        raise BatchValueError(
+            "DataContainer: pad_dims must be 1, 2 or 3 with a padding, but is None."
+        )
+    check_num_dims(padding, operator.index(pad_dims), "DataContainer")
+
+
+def _check_ragged(stack: bool, cpu_only: bool) -> None:
+    if stack or cpu_only:
+        raise BatchValueError(
+            "DataContainer: ragged must not come with stack or cpu_only, but stack is "
+            f"{stack} and cpu_only {cpu_only}. Choose one of the three."
+        )
+
+
+# --- A batch without some of its tensors, for as long as they are on their way.
+
+
+_PLACE = torch.empty(0)
+
+
+class Frame:
+    """A batch whose tensors are being moved, and those tensors.
+
+    Args:
+        batch: of any containers; what is in ``cpu_only`` DataContainers stays there.
+        takes: tells which tensors are moved.
+
+    Attributes:
+        tensors: those that are moved, in the order of the batch.
+    """
+
+    def __init__(self, batch: Any, takes: Callable[[torch.Tensor], bool]) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+        def cut_out(tensor: torch.Tensor) -> torch.Tensor:
+            if not takes(tensor):
+                return tensor
+            self.tensors.append(tensor)
+            return _PLACE
+
+        # It may wait for long: it must not hold the tensors' memory meanwhile.
+        self._batch = map_tensors(cut_out, batch)
+
+    def take(self) -> list[torch.Tensor]:
+        """Return the tensors and forget them."""
+        taken, self.tensors = self.tensors, []
+        return taken
+
+    def fill(self, tensors: list[torch.Tensor]) -> Any:
+        """Return the batch with these tensors in their places."""
+        following = iter(tensors)
+
+        def place(tensor: torch.Tensor) -> torch.Tensor:
+            return next(following) if tensor is _PLACE else tensor
+
+        return map_tensors(place, self._batch)

@@ -1,0 +1,154 @@
+"""The operator ``torch.ops.pyparallel.pad_stack``.
+
+A graph of torch.compile contains it as one node. It is functional. Shapes of its
+results follow from the sizes of the samples, so that graphs may have dynamic shapes.
+Eager code does not call it: torch's dispatch of a list of tensors takes longer than
+padding a few small ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import stack
+from .padding import Padded, Padding, start_of, target_sizes
+
+_dtype_of = attrgetter("dtype")
+
+_PAD_STACK = (
+    "(Tensor[] samples, int pad_dims, float padding_value, int[] size_divisor, "
+    "int[]? shape, int[]? buckets, str[] side, bool sizes, bool mask) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+
+
+def pad_stack(
+    samples: Sequence[Tensor],
+    pad_dims: int,
+    padding_value: float | None,
+    padding: Padding,
+) -> Tensor | Padded:
+    """Return what `stack.stack_padded` does, as one node of a graph."""
+    buckets = [size for bucket in padding.buckets for size in bucket]
+    data: Tensor
+    data, sizes, mask = _pad_stack(
+        list(samples),
+        pad_dims,
+        0.0 if padding_value is None else padding_value,
+        spread(padding.size_divisor, pad_dims),
+        padding.shape,
+        buckets or None,
+        spread(padding.side, pad_dims),
+        padding.sizes,
+        padding.mask,
+    )
+    if not (padding.sizes or padding.mask):
+        return data
+    return Padded(
+        data, sizes if padding.sizes else None, mask if padding.mask else None
+    )
+
+
+@torch.library.custom_op("pyparallel::pad_stack", mutates_args=(), schema=_PAD_STACK)
+def _pad_stack(
+    samples: Sequence[Tensor], pad_dims: int, padding_value: float, *options: Any
+) -> tuple[Tensor, ...]:
+    padding, values = _padding(pad_dims, *options), [padding_value] * len(samples)
+    found = stack.stack_padded(samples, pad_dims, values, _sample, padding)
+    padded = found if isinstance(found, Padded) else Padded(found)
+    data, sizes, mask = padded.fields()
+    return data, or_empty(sizes, data, torch.int64), or_empty(mask, data, torch.bool)
+
+
+@_pad_stack.register_fake
+def _(
+    samples: Sequence[Tensor], pad_dims: int, padding_value: float, *options: Any
+) -> tuple[Tensor, ...]:
+    padding, first = _padding(pad_dims, *options), samples[0]
+    target = padded_sizes(padding, samples, pad_dims)
+    shape = (len(samples), *first.shape[: first.dim() - pad_dims], *target)
+    data = first.new_empty(shape, dtype=_promoted(samples))
+    size = (len(samples), pad_dims) if padding.sizes else (0,)
+    sizes = first.new_empty(size, dtype=torch.int64)
+    marks = (len(samples), *target) if padding.mask else (0,)
+    return data, sizes, first.new_empty(marks, dtype=torch.bool)
+
+
+def _keep_pad_stack(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    samples, ctx.pad_dims, _, *options = inputs
+    ctx.padding = _padding(ctx.pad_dims, *options)
+    ctx.forms = [(sample.shape, sample.dtype) for sample in samples]
+    ctx.num_others = len(inputs) - 1
+
+
+def _differentiate_pad_stack(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    pad_dims, grads = ctx.pad_dims, []
+    for row, (shape, dtype) in zip(grad, ctx.forms, strict=True):
+        fixed = len(shape) - pad_dims
+        target = tuple(row.shape[fixed:])
+        starts = start_of(ctx.padding, shape[fixed:], target)
+        for dim, start in enumerate(starts, fixed):
+            row = row.narrow(dim, start, shape[dim])
+        grads.append(row.to(dtype) if dtype.is_floating_point else None)
+    return grads, *(None,) * ctx.num_others
+
+
+_pad_stack.register_autograd(_differentiate_pad_stack, setup_context=_keep_pad_stack)
+
+
+def _sample(i: int) -> str:
+    return f"samples[{i}]"
+
+
+def spread(value: Any, num_dims: int) -> list[Any]:
+    """Return one value for each dimension, as a list."""
+    # Never empty: torch's autograd of operators takes an empty list for one of tensors.
+    return list(value) if isinstance(value, tuple) else [value] * max(num_dims, 1)
+
+
+def _padding(
+    pad_dims: int,
+    size_divisor: Sequence[int],
+    shape: Sequence[int] | None,
+    buckets: Sequence[int] | None,
+    side: Sequence[str],
+    sizes: bool,
+    mask: bool,
+) -> Padding:
+    if not pad_dims:
+        return Padding(sizes=sizes, mask=mask)
+    flat = buckets or ()
+    starts = range(0, len(flat), pad_dims)
+    return Padding(
+        size_divisor=tuple(size_divisor),
+        shape=None if shape is None else tuple(shape),
+        buckets=tuple(tuple(flat[i : i + pad_dims]) for i in starts),
+        side=tuple(side),
+        sizes=sizes,
+        mask=mask,
+    )
+
+
+def padded_sizes(padding: Padding, samples: Sequence[Tensor], pad_dims: int) -> Any:
+    """Return the padded sizes; where these are symbols, without a look at them."""
+    sizes = [tuple(sample.shape[sample.dim() - pad_dims :]) for sample in samples]
+    largest = tuple(
+        reduce(torch.sym_max, column) for column in zip(*sizes, strict=True)
+    )
+    return target_sizes(padding, sizes, largest, _sample)
+
+
+def _promoted(samples: Sequence[Tensor]) -> torch.dtype:
+    dtype: torch.dtype = reduce(torch.promote_types, map(_dtype_of, samples))
+    return dtype
+
+
+def or_empty(part: Tensor | None, data: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a part of the result; an empty tensor stands for None in an operator."""
+    return data.new_empty((0,), dtype=dtype) if part is None else part

@@ -1,0 +1,173 @@
+"""pad_stack: ragged tensors become one padded tensor, without containers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from ..backend.plain import PLAIN
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    EmptyBatchError,
+    at_least,
+    kind,
+)
+from . import custom_op, stack, torch_stack
+from .padding import Padded, Padding, check_num_dims
+from .plan import plan_stack
+
+
+def pad_stack(
+    samples: Sequence[torch.Tensor],
+    *,
+    pad_dims: int | None = None,
+    padding_value: float = 0,
+    padding: Padding | None = None,
+    out: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor | Padded:
+    """Return ragged tensors as one contiguous tensor, padded and stacked in one pass.
+
+    Args:
+        samples: tensors, numeric arrays or PIL images (as arrays ``(h, w, C)``) of one
+            number of dimensions, at least one.
+        pad_dims: how many trailing dimensions may differ; None: all of them.
+        padding_value: number written into the padding, converted as
+            ``torch.nn.functional.pad`` does it for the dtype of the samples.
+        padding: to which shape and where, and whether sizes and a mask are wanted.
+        out: memory for the result, of the very shape and dtype, contiguous: a plain
+            tensor on the samples' device that shares no memory with them. Together
+            with ``Padding(shape=...)`` one block serves every batch.
+        **options: those of `Padding` by their names, instead of ``padding``.
+
+    Returns:
+        The tensor ``(n, *target)`` (``out``, if given), or a `Padded` with it if sizes
+        or a mask are wanted. Gradients flow through it.
+
+    Raises:
+        TypeError: anything else; a padding value that is no real number.
+        ValueError: no samples, shapes that differ outside the padded dimensions or do
+            not fit the padding, a padding value that the dtype cannot hold, an ``out``
+            of another form or where autograd records. The sample is named.
+
+    Stream: on a GPU the work is queued on the current stream.
+
+    Like ``torch.nn.utils.rnn.pad_sequence(batch_first=True)`` for any dimensions; in a
+    ``DataLoader`` worker the result is written straight into shared memory.
+
+    Example:
+        >>> pad_stack([torch.ones(2), torch.ones(3)], side="left")
+        tensor([[0., 1., 1.],
+                [1., 1., 1.]])
+    """
+    tensors = _checked(samples)
+    padding = _padding(padding, options)
+    num_dims = tensors[0].dim()
+    if pad_dims is not None:
+        rule = "None or an integer"
+        num_dims = at_least(pad_dims, 0, "pad_stack: pad_dims", rule)
+    check_num_dims(padding, num_dims, "pad_stack")
+    if out is not None:
+        torch_stack.check_layouts(tensors, _name)
+        shapes = [tuple(sample.shape) for sample in tensors]
+        _check_out(out, tensors, plan_stack(shapes, num_dims, _name, padding).shape)
+    elif torch.compiler.is_compiling():
+        return custom_op.pad_stack(tensors, num_dims, padding_value, padding)
+    values = [padding_value] * len(tensors)
+    return stack.stack_padded(tensors, num_dims, values, _name, padding, out)
+
+
+def _name(i: int) -> str:
+    return f"samples[{i}]"
+
+
+def _checked(samples: Any) -> list[torch.Tensor]:
+    # A tuple, here and below: torch.compile of torch 2.8 does not take unions.
+    if not isinstance(samples, Sequence) or isinstance(samples, (str, bytes)):
+        raise BatchTypeError(
+            f"pad_stack: samples must be a sequence of tensors, but is {kind(samples)}."
+        )
+    if not all(isinstance(sample, torch.Tensor) for sample in samples):
+        samples = stack.as_tensors(samples)
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, torch.Tensor):
+            raise BatchTypeError(
+                f"pad_stack: {_name(i)} must be a tensor or a numeric array, but is "
+                f"{kind(sample)}. Convert it with torch.as_tensor."
+            )
+    if not samples:
+        raise EmptyBatchError(
+            "pad_stack: samples must have at least one tensor, but is empty."
+        )
+    return list(samples)
+
+
+def _padding(padding: Any, options: dict[str, Any]) -> Padding:
+    if padding is None:
+        return Padding(**options)
+    if not isinstance(padding, Padding):
+        raise BatchTypeError(
+            f"pad_stack: padding must be a Padding, but is {padding!r} "
+            f"({kind(padding)})."
+        )
+    if options:
+        raise BatchTypeError(
+            "pad_stack: padding must not be given together with its options, but "
+            f"{', '.join(options)} is too. Put it into the Padding."
+        )
+    return padding
+
+
+def _check_out(
+    out: Any, samples: Sequence[torch.Tensor], shape: tuple[int, ...]
+) -> None:
+    """Raise unless samples of this padded shape can be written to ``out``."""
+    named = [("out", out), *((_name(i), each) for i, each in enumerate(samples))]
+    for where, tensor in named:
+        if type(tensor) not in PLAIN or tensor.is_quantized:
+            raise BatchTypeError(
+                f"pad_stack: {where} must be a plain tensor with out=, but is of type "
+                f"{kind(tensor)} and dtype {getattr(tensor, 'dtype', None)}."
+            )
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise BatchValueError(
+                f"pad_stack: {where} must not require grad with out=, since autograd "
+                "cannot follow, but it does. Detach it, or leave out= away."
+            )
+    dtype = reduce(torch.promote_types, (sample.dtype for sample in samples))
+    _check_equal("shape", tuple(out.shape), shape)
+    _check_equal("dtype", out.dtype, dtype)
+    _check_equal("device", out.device, samples[0].device)
+    if out.layout is not torch.strided or not out.is_contiguous():
+        found = f"strides {out.stride()}" if out.layout is torch.strided else out.layout
+        raise BatchValueError(
+            f"pad_stack: out must be contiguous, but has {found}. Call contiguous()."
+        )
+    for i, sample in enumerate(samples):
+        if _overlap(sample, out):
+            raise BatchValueError(
+                f"pad_stack: out must not share memory with {_name(i)}, but overlaps "
+                "it. Clone the sample, or give other memory."
+            )
+
+
+def _check_equal(what: str, found: Any, expected: Any) -> None:
+    if found != expected:
+        raise BatchValueError(
+            f"pad_stack: out must have the {what} of the result, {expected}, but has "
+            f"{found}."
+        )
+
+
+def _overlap(sample: torch.Tensor, out: torch.Tensor) -> bool:
+    """Tell whether the bytes between the first and last of a sample are in ``out``."""
+    if sample.is_meta or not sample.numel() or not out.numel():
+        return False
+    reach = zip(sample.shape, sample.stride(), strict=True)
+    last = sum((size - 1) * step for size, step in reach) * sample.element_size()
+    distance = sample.data_ptr() - out.data_ptr()
+    return -last - sample.element_size() < distance < out.nbytes

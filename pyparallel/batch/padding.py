@@ -1,0 +1,307 @@
+"""Padding: to which shape ragged samples are padded, where, and what is told of it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from ..core.errors import BatchTypeError, BatchValueError, at_least, kind
+from .tensor_fields import TensorFields
+
+#: The most dimensions that a `DataContainer` pads, as in mmcv.
+MOST_PAD_DIMS = 3
+
+_SIDES = ("right", "left", "center")
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Padding:
+    """How the padded dimensions of samples become equal.
+
+    The padded dimensions are the last ``pad_dims`` of every sample. By default they
+    are padded at their end to the largest size among the samples that are stacked.
+
+    Args:
+        size_divisor: the sizes are rounded up to multiples of it: one number for all
+            padded dimensions, or one for each of them.
+        shape: exactly these sizes instead, one for each padded dimension.
+        buckets: shapes to choose from instead: the smallest that holds every sample
+            that is stacked, by number of elements, and of equal ones the first. Few
+            shapes mean few compilations by ``torch.compile`` or cuDNN.
+        side: where padding goes: ``"right"`` (the end), ``"left"`` or ``"center"``
+            (an odd cell goes to the end); one for all padded dimensions, or one for
+            each of them.
+        sizes: also return the sizes of the padded dimensions before padding.
+        mask: also return where the data are.
+
+    Raises:
+        TypeError: an option is of the wrong kind.
+        ValueError: an option has an impossible value; ``shape`` and ``buckets``
+            together, or one of them with a ``size_divisor``; options for different
+            numbers of dimensions.
+
+    With ``sizes`` or ``mask`` the result is a `Padded` instead of a tensor. The values
+    are equal by value, hashable and picklable. ``size_divisor`` is mmengine's
+    ``pad_size_divisor`` and detectron2's ``size_divisibility``, ``side`` extends
+    ``padding_side`` of ``torch.nn.utils.rnn.pad_sequence``.
+
+    Example:
+        >>> Padding(size_divisor=32, mask=True)
+        Padding(size_divisor=32, mask=True)
+    """
+
+    size_divisor: int | Sizes = 1
+    shape: Sizes | None = None
+    buckets: tuple[Sizes, ...] = ()
+    side: str | tuple[str, ...] = "right"
+    sizes: bool = False
+    mask: bool = False
+
+    def __post_init__(self) -> None:
+        divisor: Any = self.size_divisor
+        if isinstance(divisor, Sequence):
+            divisor = _sizes("size_divisor", divisor)
+        else:
+            divisor = at_least(divisor, 1, "Padding: size_divisor")
+        object.__setattr__(self, "size_divisor", divisor)
+        if self.shape is not None:
+            object.__setattr__(self, "shape", _sizes("shape", self.shape))
+        buckets = _items("buckets", self.buckets, "a sequence of shapes")
+        checked = tuple(_sizes(f"buckets[{i}]", each) for i, each in enumerate(buckets))
+        object.__setattr__(self, "buckets", checked)
+        _check_side(self)
+        for option in ("sizes", "mask"):
+            value = getattr(self, option)
+            if not isinstance(value, bool):
+                raise BatchTypeError(
+                    f"Padding: {option} must be True or False, but is {value!r} "
+                    f"({kind(value)})."
+                )
+        _check_together(self)
+
+    @property
+    def num_dims(self) -> int | None:
+        """How many padded dimensions the options are for, or None for any number."""
+        return next((len(sizes) for _, sizes in _per_dim(self)), None)
+
+    def __repr__(self) -> str:
+        """Show the options that are not the default."""
+        shown = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"Padding({', '.join(shown)})"
+
+
+class Padded(TensorFields):
+    """Samples in one tensor, and the places of their data in it.
+
+    Attributes:
+        data: ``(n, *target)``.
+        sizes: ``torch.int64`` ``(n, pad_dims)``, the sizes of every sample's padded
+            dimensions before padding; None if not asked for.
+        mask: ``torch.bool`` ``(n, *target[-pad_dims:])``, True where the data are;
+            None if not asked for.
+
+    All are on one device, and travel to others as any tensors in a batch do. ``len``,
+    iteration and indexing count samples: ``padded[i]`` is ``data[i]`` and its padding.
+    """
+
+    _names = ("data", "sizes", "mask")
+
+    data: torch.Tensor
+    sizes: torch.Tensor | None
+    mask: torch.Tensor | None
+
+    def __init__(
+        self,
+        data: torch.Tensor,
+        sizes: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        self.data, self.sizes, self.mask = data, sizes, mask
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return self.data.shape[0]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of ``data``."""
+        return self.data.shape
+
+    def part(self, start: int, stop: int) -> Padded:
+        """Return the samples from ``start`` up to ``stop``, as views."""
+        return Padded.from_fields(
+            each if each is None else each[start:stop] for each in self.fields()
+        )
+
+    def _sample(self, index: int) -> torch.Tensor:
+        """Return one sample with its padding; ``0 <= index < len(self)``."""
+        return self.data[index]
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.num_samples
+
+
+# Pickles name the public path, so they do not depend on the layout of the package.
+Padding.__module__ = Padded.__module__ = "pyparallel"
+
+
+def target_sizes(
+    padding: Padding,
+    sizes: Sequence[Sizes],
+    largest: Sizes,
+    name: Callable[[int], str],
+) -> Sizes:
+    """Return the sizes of the padded dimensions after padding.
+
+    Args:
+        padding: the options.
+        sizes: of the padded dimensions of every sample, at least one.
+        largest: of these, in every dimension.
+        name: names sample ``i`` in an error.
+
+    Raises:
+        ValueError: a sample is larger than the shape, or than every bucket.
+    """
+    if padding.shape is not None:
+        return _fitting((padding.shape,), largest, sizes, name)
+    if padding.buckets:
+        return _fitting(padding.buckets, largest, sizes, name)
+    divisors = _spread(padding.size_divisor, len(largest))
+    return tuple(
+        -(-size // divisor) * divisor
+        for size, divisor in zip(largest, divisors, strict=True)
+    )
+
+
+def start_of(padding: Padding, sizes: Sizes, target: Sizes) -> Sizes:
+    """Return where data of these sizes start in the padded dimensions."""
+    sides = _spread(padding.side, len(target))
+    margins = map(operator.sub, target, sizes)
+    shares = {"right": 0, "center": 1, "left": 2}
+    return tuple(
+        margin * shares[side] // 2 for margin, side in zip(margins, sides, strict=True)
+    )
+
+
+def check_num_dims(padding: Padding, num_dims: int, where: str) -> None:
+    """Raise if options are given one by one for another number of dimensions."""
+    for option, value in _per_dim(padding):
+        if len(value) != num_dims:
+            dims = "dimension" if num_dims == 1 else "dimensions"
+            raise BatchValueError(
+                f"{where}: padding must give {option} for {num_dims} padded {dims}, "
+                f"but gives {value}. Give {num_dims} of them."
+            )
+
+
+def _fitting(
+    shapes: Sequence[Sizes],
+    largest: Sizes,
+    sizes: Sequence[Sizes],
+    name: Callable[[int], str],
+) -> Sizes:
+    def holds(shape: Sizes, inside: Sizes) -> bool:
+        return all(map(operator.ge, shape, inside))
+
+    fitting = [shape for shape in shapes if holds(shape, largest)]
+    if fitting:
+        return min(fitting, key=math.prod)
+    so_far = list(accumulate(sizes, lambda one, two: tuple(map(max, one, two))))
+    i = next(
+        i
+        for i, inside in enumerate(so_far)
+        if not any(holds(shape, inside) for shape in shapes)
+    )
+    together = ""
+    if so_far[i] != sizes[i]:
+        together = f", and with the samples before it {so_far[i]}"
+    one = f"at most {shapes[0]}, the shape of the padding"
+    rule = one if len(shapes) == 1 else f"held by one of the buckets {tuple(shapes)}"
+    raise BatchValueError(
+        f"{name(i)} must be {rule}, in the padded dimensions, but is {sizes[i]} there"
+        f"{together}. Resize it before collating, or allow a larger shape."
+    )
+
+
+def _spread(value: Any, num_dims: int) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,) * num_dims
+
+
+def _per_dim(padding: Padding) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the options that are given one by one for the padded dimensions."""
+    given: list[tuple[str, Any]] = [
+        ("size_divisor", padding.size_divisor),
+        ("shape", padding.shape),
+        ("side", padding.side),
+    ]
+    given += [(f"buckets[{i}]", each) for i, each in enumerate(padding.buckets)]
+    return [(option, value) for option, value in given if isinstance(value, tuple)]
+
+
+def _check_side(padding: Padding) -> None:
+    side: Any = padding.side
+    sides = (side,) if isinstance(side, str) else _items("side", side, "names of sides")
+    known = [isinstance(each, str) and each in _SIDES for each in sides]
+    if not known or not all(known):
+        raise BatchValueError(
+            "Padding: side must be 'right', 'left' or 'center', or a tuple of these, "
+            f"but is {side!r}."
+        )
+    object.__setattr__(padding, "side", side if isinstance(side, str) else tuple(sides))
+
+
+def _check_together(padding: Padding) -> None:
+    if padding.shape is not None and padding.buckets:
+        raise BatchValueError(
+            "Padding: shape must not be given together with buckets, but both are. "
+            "Make the shape one of the buckets."
+        )
+    for option in ("shape", "buckets"):
+        if getattr(padding, option) and not _is_one(padding.size_divisor):
+            raise BatchValueError(
+                f"Padding: size_divisor must be 1 with {option}, but is "
+                f"{padding.size_divisor}. Give sizes that are multiples of it."
+            )
+    given = _per_dim(padding)
+    for option, value in given:
+        first, expected = given[0]
+        if len(value) != len(expected):
+            raise BatchValueError(
+                f"Padding: {option} must have as many entries as {first}, but has "
+                f"{len(value)} where {len(expected)} was expected."
+            )
+
+
+def _is_one(divisor: int | Sizes) -> bool:
+    return divisor == 1 or (isinstance(divisor, tuple) and set(divisor) == {1})
+
+
+def _items(option: str, value: Any, rule: str) -> Sequence[Any]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise BatchTypeError(
+            f"Padding: {option} must be {rule}, but is {value!r} ({kind(value)})."
+        )
+    return value
+
+
+def _sizes(option: str, value: Any) -> Sizes:
+    items = _items(option, value, "a sequence of integers")
+    if not items:
+        raise BatchValueError(f"Padding: {option} must have a size, but is empty.")
+    return tuple(
+        at_least(each, 1, f"Padding: {option}[{i}]") for i, each in enumerate(items)
+    )

@@ -1,0 +1,270 @@
+"""Plans of stacks, made from shapes and dtypes alone, and the partition of a batch.
+
+A plan is a frozen value. Equal batches make equal plans; a plan can be compared,
+pickled and printed, and it is tested without data, device or extension.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core.errors import BatchTypeError, BatchValueError, kind
+from .padding import MOST_PAD_DIMS, Padding, start_of, target_sizes
+
+_MAX_BYTES = 2**63 - 1
+
+#: Names sample ``i`` of the batch in an error: ``batch[3]['img']``.
+Name = Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """How samples become one tensor.
+
+    Attributes:
+        shape: of the result, ``(num_samples, *target)``.
+        padded: for every sample, whether it is smaller than the target.
+        starts: for every sample, where in the target it starts, one index for each
+            dimension; None if all start in the low corner.
+    """
+
+    shape: tuple[int, ...]
+    padded: tuple[bool, ...]
+    starts: tuple[tuple[int, ...], ...] | None = None
+
+
+def plan_stack(
+    shapes: Sequence[tuple[int, ...]],
+    pad_dims: int | None,
+    name: Name,
+    padding: Padding | None = None,
+) -> StackPlan:
+    """Plan one tensor from samples whose last ``pad_dims`` dimensions may differ.
+
+    Args:
+        shapes: one for each sample, at least one.
+        pad_dims: number of trailing dimensions to pad, or None if all must be equal.
+        name: names sample ``i`` in an error.
+        padding: how to pad them; None: at the end, to the largest size.
+
+    Raises:
+        ValueError: shapes that cannot stand in one tensor; the first sample at fault
+            is named.
+    """
+    first = shapes[0]
+    if pad_dims is not None and len(first) < pad_dims + (padding is None):
+        least = f"more than pad_dims={int(pad_dims)}"
+        if padding is not None:
+            least = f"at least pad_dims={int(pad_dims)}"
+        advice = _pads_all(len(first), padding) or "Add a dimension, or do not pad."
+        raise BatchValueError(
+            f"{name(0)} must have {least} dimensions, but has shape {tuple(first)}. "
+            f"{advice}"
+        )
+    starts = None
+    if shapes.count(first) == len(shapes):
+        target = tuple(first)
+        padded = (False,) * len(shapes)
+    else:
+        target = _padded_shape(shapes, pad_dims, name, padding)
+        padded = tuple([shape != target for shape in shapes])
+    if padding is not None:
+        target, starts = _place(padding, shapes, target, pad_dims or 0, name)
+        padded = tuple([shape != target for shape in shapes])
+    shape = (len(shapes), *target)
+    if math.prod(size for size in shape if size) > _MAX_BYTES:
+        raise BatchValueError(
+            f"{name(0)} and the samples stacked with it must need less than 2**63 "
+            f"elements, but the padded shape is {shape}."
+        )
+    return StackPlan(shape, padded, starts)
+
+
+def fills(
+    plan: StackPlan, dtype: torch.dtype, values: Sequence[Any], name: Name
+) -> bytes:
+    """Return the bit patterns that the backend writes into the padding.
+
+    One pattern that serves all samples, or one for each if their values differ. The
+    value of a sample without padding is not looked at.
+
+    Args:
+        plan: of the stack.
+        dtype: of all samples.
+        values: padding value of every sample.
+        name: names sample ``i`` in an error.
+
+    Raises:
+        TypeError: a padding value is not a real number.
+        ValueError: the dtype cannot hold a padding value.
+    """
+    zero = bytes(dtype.itemsize)
+    if not any(plan.padded):
+        return zero
+    if len(set(map(id, values))) == 1:  # nearly always, and then looked at once
+        return check_padding(values[0], dtype, name, plan.padded.index(True))
+    patterns = [
+        check_padding(value, dtype, name, i) if padded else None
+        for i, (padded, value) in enumerate(zip(plan.padded, values, strict=True))
+    ]
+    used = {pattern for pattern in patterns if pattern is not None}
+    if len(used) == 1:
+        return used.pop()
+    return b"".join(pattern or zero for pattern in patterns)
+
+
+def check_padding(value: Any, dtype: torch.dtype, name: Name, i: int) -> bytes:
+    """Return the bit pattern of a padding value, converted as F.pad converts it.
+
+    Raises:
+        TypeError: the value is not a real number.
+        ValueError: the dtype cannot hold the value.
+    """
+    number = padding_number(value, name, i)
+    try:
+        return _convert(struct.pack("d", number), dtype)
+    except RuntimeError as error:
+        raise BatchValueError(
+            f"{name(i)} must have a padding_value that {dtype} can hold, but has "
+            f"{value!r}."
+        ) from error
+
+
+def padding_number(value: Any, name: Name, i: int) -> float:
+    """Return a padding value as the double that ``torch.nn.functional.pad`` takes.
+
+    None is 0, as there.
+    """
+    if value is None:
+        return 0.0
+    # float() would parse strings and drop imaginary parts.
+    if not isinstance(value, (str, bytes)) and not _is_complex(value):
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise BatchValueError(
+                f"{name(i)} must have a padding_value that a double can hold, but has "
+                "an integer beyond it."
+            ) from error
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise BatchTypeError(
+        f"{name(i)} must have a number as padding_value, but has {value!r} "
+        f"({kind(value)})."
+    )
+
+
+def _is_complex(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_complex()
+    return isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
+
+
+def _padded_shape(
+    shapes: Sequence[tuple[int, ...]],
+    pad_dims: int | None,
+    name: Name,
+    padding: Padding | None,
+) -> tuple[int, ...]:
+    num_equal = len(shapes[0]) - (pad_dims or 0)
+    fixed = [(len(shape), shape[:num_equal]) for shape in shapes]
+    if fixed.count(fixed[0]) != len(shapes):
+        i = next(i for i, part in enumerate(fixed) if part != fixed[0])
+        raise _mismatch(shapes, pad_dims, name, i, padding)
+    return tuple(map(max, zip(*shapes, strict=True)))
+
+
+def _place(
+    padding: Padding,
+    shapes: Sequence[tuple[int, ...]],
+    largest: tuple[int, ...],
+    pad_dims: int,
+    name: Name,
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
+    """Return the target and the starts for shapes that agree where they must."""
+    fixed = len(largest) - pad_dims
+    sizes = [tuple(shape[fixed:]) for shape in shapes]
+    end = target_sizes(padding, sizes, largest[fixed:], name)
+    target = (*largest[:fixed], *end)
+    if padding.side == "right":
+        return target, None
+    starts = [(*(0,) * fixed, *start_of(padding, each, end)) for each in sizes]
+    return target, tuple(starts) if any(map(any, starts)) else None
+
+
+def _mismatch(
+    shapes: Sequence[tuple[int, ...]],
+    pad_dims: int | None,
+    name: Name,
+    i: int,
+    padding: Padding | None,
+) -> BatchValueError:
+    first, shape = tuple(shapes[0]), tuple(shapes[i])
+    where = ""
+    if pad_dims is not None:
+        dims = "dimension" if pad_dims == 1 else f"{int(pad_dims)} dimensions"
+        where = f" outside its last {dims}"
+    if any(len(each) != len(first) for each in shapes):
+        where = where if len(shape) == len(first) else " in its number of dimensions"
+        advice = "Reshape the samples to one number of dimensions, or keep a list."
+    else:
+        dim = min(
+            next(d for d, (a, b) in enumerate(zip(first, each, strict=True)) if a != b)
+            for each in shapes
+            if tuple(each) != first
+        )
+        advice = _pads_from(dim, len(first), pad_dims, padding)
+    return BatchValueError(
+        f"{name(i)} must match {name(0)}{where}, but has shape {shape} where {first} "
+        f"was expected. {advice}"
+    )
+
+
+def _pads_from(
+    dim: int, num_dims: int, pad_dims: int | None, padding: Padding | None
+) -> str:
+    """Return the options that pad all dimensions from ``dim`` on, as advice."""
+    num_padded = num_dims - dim
+    options = f"pad_dims={num_padded}"
+    if dim == 0 and padding is None:  # without one the first dimension is never padded
+        options += ", padding=Padding()"
+    if pad_dims is not None:
+        other = f", or pad it too with {options}" if num_padded <= MOST_PAD_DIMS else ""
+        return f"Make the samples equal in dimension {dim}{other}."
+    if num_padded > MOST_PAD_DIMS:
+        return "Keep a list with DataContainer(...)."
+    return (
+        f"Pad the field with DataContainer(..., stack=True, {options}), or keep a list "
+        "with DataContainer(...)."
+    )
+
+
+def _pads_all(num_dims: int, padding: Padding | None) -> str:
+    """Return the options that pad samples of so few dimensions; "" without any."""
+    if num_dims == 0:
+        return "" if padding is not None else "Set pad_dims=None."
+    if padding is not None:
+        return f"Set pad_dims={num_dims}."
+    return f"Set pad_dims={num_dims} and padding=Padding()."
+
+
+@functools.lru_cache(maxsize=1024)
+def _convert(number: bytes, dtype: torch.dtype) -> bytes:
+    """Convert a double as ``fill_`` does; keyed by its bits, for -0.0 and NaN."""
+    (value,) = struct.unpack("d", number)
+    # torch compares with the limit as a double, and so lets 2**63 and 2**64 through.
+    limits = {torch.int64: 2.0**63, torch.uint64: 2.0**64}
+    if dtype in limits and value >= limits[dtype]:
+        raise RuntimeError("value cannot be converted without overflow")
+    # Two cells, since torch checks the range of a half by other rules for one. The
+    # device is named, since the default one is the user's to choose.
+    cells = torch.empty(2, dtype=dtype, device="cpu").fill_(value)
+    return bytes(cells.view(torch.uint8).tolist()[: dtype.itemsize])

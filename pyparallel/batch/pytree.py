@@ -1,0 +1,263 @@
+"""Nested containers as a flat list of leaves and a structure.
+
+The backend walks nests of exactly dict, list and tuple; all other walks are optree's.
+Containers that optree does not know by exact type (subclasses of dict and list, other
+mappings, dataclasses) are registered the first time one is met, so that every later
+walk runs in compiled code. Both walks take the keys of a dict in sorted order, so that
+a batch has one order of leaves whoever walks it.
+
+What is a container: dict, list, tuple, namedtuple, deque, OrderedDict, defaultdict,
+other mappings, subclasses of list and tuple, dataclass instances, and classes that
+another library has registered with optree or ``torch.utils._pytree``, such as
+TensorDict: that library splits and rebuilds them. Everything else is a leaf: tensors,
+arrays, strings, bytes, ``None``, ``range``, DataContainers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import optree
+
+from .. import backend
+from ..core.errors import BatchValueError, Field
+from ..core.torch_private import pytree as _pytree
+
+if TYPE_CHECKING:
+    from ..backend._C import Structure as _Structure
+
+    #: A value: equal for equal nests, whatever the order of keys in their dicts.
+    Structure = optree.PyTreeSpec | _Structure
+
+_NAMESPACE = "pyparallel"
+
+#: How deep containers may nest. A deeper nest is nearly always a cycle.
+MAX_DEPTH = 64
+
+# What optree asks of a split: the children, what the join needs, steps for the paths.
+_Split = tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]
+
+#: Held while classes are registered.
+registration_lock = threading.Lock()
+# Classes of leaves that need no second look, and those of containers, registered here.
+_looked_at: set[type] = {type(None), str, bytes, int, float, bool}
+_registered: set[type] = set()
+
+
+def flatten(tree: Any) -> tuple[list[Any], Structure]:
+    """Return the leaves of ``tree`` and its structure, a value.
+
+    Dictionaries are walked in the order of their sorted keys; ``unflatten`` restores
+    the order of insertion.
+
+    Raises:
+        ValueError: a container holds itself, or they nest by the hundreds.
+    """
+    while True:
+        flat = backend.flatten(tree, _looked_at)
+        if flat is not None:
+            return flat
+        # A walk is only good if no thread registers a class while it is under way.
+        num_registered = len(_registered)
+        try:
+            leaves, structure = optree.tree_flatten(
+                tree, none_is_leaf=True, namespace=_NAMESPACE
+            )
+        except RecursionError:
+            raise too_deep("the batch") from None
+        strange = {type(leaf): leaf for leaf in leaves if type(leaf) not in _looked_at}
+        for leaf in strange.values():
+            _look_at(leaf)
+        # Of classes now known the backend may have been waiting for the last one.
+        if not strange and len(_registered) == num_registered:
+            return leaves, structure
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """Rebuild the containers of ``structure`` around ``leaves``."""
+    return structure.unflatten(leaves)
+
+
+def accessors(structure: Structure) -> list[optree.PyTreeAccessor]:
+    """Return the paths of all leaves. For messages: it is slow."""
+    if not isinstance(structure, optree.PyTreeSpec):
+        tree = structure.unflatten([None] * structure.num_leaves)
+        structure = optree.tree_structure(tree, none_is_leaf=True)
+    return structure.accessors()
+
+
+def find(structure: Structure, cls: type) -> int | None:
+    """Return the number of the first leaf inside a container of exactly this class.
+
+    It looks at every container: only for what is not done for every batch.
+    """
+    if not isinstance(structure, optree.PyTreeSpec):
+        return None  # the backend's walk knows dict, list and tuple alone
+    if structure.type is cls:
+        return 0
+    before = 0
+    for child in structure.children():
+        found = find(child, cls)
+        if found is not None:
+            return before + found
+        before += child.num_leaves
+    return None
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return ``tree`` with ``function`` applied to every leaf; containers are new."""
+    leaves, structure = flatten(tree)
+    return unflatten(structure, map(function, leaves))
+
+
+def too_deep(where: str) -> BatchValueError:
+    """Return the error for a nest that is a cycle or as good as one."""
+    return BatchValueError(
+        f"{where} must nest its containers at most {MAX_DEPTH} deep, but it nests "
+        "deeper. Look for a container that holds itself."
+    )
+
+
+def is_namedtuple(value: object) -> bool:
+    """Tell whether ``value`` is an instance of a namedtuple class."""
+    return isinstance(value, tuple) and hasattr(type(value), "_fields")
+
+
+def is_dataclass(value: object) -> bool:
+    """Tell whether ``value`` is an instance (not the class) of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return ``items`` in the type of ``like``, or as they are if it refuses a dict."""
+    cls: Any = type(like)
+    if cls is dict:
+        return items
+    try:
+        if isinstance(like, defaultdict):
+            return cls(like.default_factory, items)
+        return cls(items)
+    except Exception:  # a constructor may refuse its argument in any way it likes
+        return items
+
+
+def rebuild_sequence(like: Sequence[Any], values: list[Any]) -> Any:
+    """Return ``values`` in the type of ``like``, or as they are if it refuses them."""
+    cls: Any = type(like)
+    if cls is list:
+        return values
+    try:
+        return cls(*values) if is_namedtuple(like) else cls(values)
+    except Exception:  # as above
+        return values
+
+
+def rebuild_dataclass(like: Any, values: Iterable[Any]) -> Any:
+    """Return a new instance of the class of ``like`` with its fields set to ``values``.
+
+    ``__init__`` and ``__post_init__`` are not run, because what holds for one sample
+    need not hold for a batch of fields. Frozen and slotted classes work.
+    """
+    result = object.__new__(type(like))
+    for field, value in zip(dataclasses.fields(like), values, strict=True):
+        object.__setattr__(result, field.name, value)
+    return result
+
+
+def field_values(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass instance, not copied, in field order."""
+    names = [field.name for field in dataclasses.fields(value)]
+    return {name: getattr(value, name) for name in names}
+
+
+def split_registered(
+    value: Any,
+) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]] | None:
+    """Return the children of an instance of a class that torch's pytree knows.
+
+    Returns:
+        The children, the argument of `join_registered`, and the step to each child; or
+        None for an instance of any other class.
+    """
+    # torch leaves `is_child` in a reference cycle, which must not hold the value.
+    whole = [value]
+
+    def is_child(each: Any) -> bool:
+        return each is not whole[0]
+
+    try:
+        found, spec = _pytree.tree_flatten_with_path(value, is_child)
+    except ValueError:  # the class was registered without a function for paths
+        children, spec = _pytree.tree_flatten(value, is_child)
+        steps: tuple[Any, ...] = tuple(range(len(children)))
+    else:
+        children = [child for _, child in found]
+        steps = tuple([_step(path[0]) if path else None for path, _ in found])
+    finally:
+        whole.clear()
+    if len(children) == 1 and children[0] is value:
+        return None
+    return tuple(children), (spec, getattr(value, "batch_dims", None)), steps
+
+
+def join_registered(like: tuple[Any, Any], children: Iterable[Any]) -> Any:
+    """Return an instance with these children, made by the library of its class."""
+    spec, batch_dims = like
+    result: Any = _pytree.tree_unflatten(list(children), spec)
+    if batch_dims is not None and result.batch_dims != batch_dims:
+        result.auto_batch_size_(batch_dims)  # TensorDict guesses it from the shapes
+    return result
+
+
+def _step(key: Any) -> Any:
+    if isinstance(key, _pytree.GetAttrKey):
+        return Field(key.name)
+    return key.idx if isinstance(key, _pytree.SequenceKey) else key.key
+
+
+def _look_at(value: Any) -> None:
+    """Make optree walk into the class of ``value`` if it is a container."""
+    cls = type(value)
+    split: Callable[[Any], Any]
+    join: Callable[[Any, Any], Any]
+    if split_registered(value) is not None:
+        split, join = split_registered, join_registered
+    elif issubclass(cls, Mapping):
+        split, join = _split_mapping, _join_mapping
+    elif dataclasses.is_dataclass(cls):
+        split, join = _split_dataclass, rebuild_dataclass
+    elif issubclass(cls, list | tuple):
+        split, join = _split_sequence, _join_sequence
+    else:
+        _looked_at.add(cls)
+        return
+    with registration_lock:
+        if cls not in _registered:
+            register: Any = optree.register_pytree_node
+            register(cls, split, join, namespace=_NAMESPACE)
+            _registered.add(cls)
+
+
+def _split_mapping(value: Mapping[Any, Any]) -> _Split:
+    return tuple(value.values()), value, tuple(value)
+
+
+def _join_mapping(like: Mapping[Any, Any], children: tuple[Any, ...]) -> Any:
+    return rebuild_mapping(like, dict(zip(like, children, strict=True)))
+
+
+def _split_dataclass(value: Any) -> _Split:
+    fields = field_values(value)
+    return tuple(fields.values()), value, tuple(map(Field, fields))
+
+
+def _split_sequence(value: Sequence[Any]) -> _Split:
+    return tuple(value), value, None
+
+
+def _join_sequence(like: Sequence[Any], children: tuple[Any, ...]) -> Any:
+    return rebuild_sequence(like, list(children))

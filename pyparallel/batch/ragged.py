@@ -1,0 +1,282 @@
+"""Ragged: samples of different lengths in one tensor, without padding."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
+from ..core.torch_private import is_split_along_rows, is_wrapped
+from . import stack, torch_stack
+from ._integers import integers
+from .padding import Padded, Padding, check_num_dims
+from .plan import StackPlan, plan_stack
+from .tensor_fields import TensorFields
+
+
+class Ragged(TensorFields):
+    """Samples that differ in dimension 0, one behind the other in one tensor.
+
+    Attributes:
+        values: ``(sum of the lengths, *rest)``.
+        offsets: ``torch.int64`` ``(n + 1,)``: sample ``i`` is
+            ``values[offsets[i]:offsets[i + 1]]``. On the device of ``values``.
+
+    That is the jagged layout of torch's NestedTensor, and that of cu_seqlens in
+    attention without padding. ``len``, iteration and indexing count samples. It travels
+    as any tensors in a batch do; to be split over several devices it must be the chunk
+    of a `DataContainer`, as ``DataContainer(..., ragged=True)`` makes it.
+
+    Raises:
+        TypeError: ``values`` or ``offsets`` is no tensor.
+        ValueError: ``offsets`` is no ``torch.int64`` tensor of one dimension on the
+            device of ``values``, or does not ascend from 0 to ``len(values)``. The
+            numbers are checked on the CPU only: elsewhere the host would wait.
+
+    Example:
+        >>> ragged = Ragged.from_tensors([torch.ones(2), torch.zeros(1)])
+        >>> ragged.values, ragged.offsets
+        (tensor([1., 1., 0.]), tensor([0, 2, 3]))
+        >>> ragged.to_padded(padding_value=-1)
+        tensor([[ 1.,  1.],
+                [ 0., -1.]])
+    """
+
+    _names = ("values", "offsets")
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    def __init__(self, values: torch.Tensor, offsets: torch.Tensor) -> None:
+        _check_fields(values, offsets)
+        self.values, self.offsets = values, offsets
+
+    @classmethod
+    def from_tensors(cls, samples: Sequence[torch.Tensor]) -> Ragged:
+        """Return tensors that differ in dimension 0 as one, copied in one pass.
+
+        In a ``DataLoader`` worker they are written straight into shared memory.
+        Gradients flow through; mixed dtypes are promoted as ``torch.cat`` does it.
+
+        Raises:
+            TypeError: anything but dense tensors.
+            ValueError: no samples, or shapes that differ outside dimension 0; the
+                first sample at fault is named.
+        """
+        if not isinstance(samples, Sequence) or isinstance(samples, str | bytes):
+            raise BatchTypeError(
+                "Ragged.from_tensors: samples must be a sequence of tensors, but is "
+                f"{kind(samples)}."
+            )
+        if not samples:
+            raise EmptyBatchError(
+                "Ragged.from_tensors: samples must have at least one tensor, but is "
+                "empty."
+            )
+        for i, sample in enumerate(samples):
+            if not isinstance(sample, torch.Tensor):
+                raise BatchTypeError(
+                    f"Ragged.from_tensors: samples[{i}] must be a tensor, but is "
+                    f"{kind(sample)}. Convert it with torch.as_tensor."
+                )
+        return join(samples, _name)
+
+    @classmethod
+    def from_nested(cls, nested: torch.Tensor) -> Ragged:
+        """Return a NestedTensor of either layout as `Ragged`.
+
+        One that is jagged in dimension 1 and has no holes shares its memory. Ragged
+        dimensions other than dimension 1 are refused as in `from_tensors`.
+
+        Raises:
+            TypeError: it is no NestedTensor.
+        """
+        if not isinstance(nested, torch.Tensor) or not nested.is_nested:
+            raise BatchTypeError(
+                "Ragged.from_nested: nested must be a nested tensor, but is "
+                f"{kind(nested)}. Use Ragged.from_tensors for a list."
+            )
+        source: Any = nested
+        dense = nested.layout is torch.jagged and source.lengths() is None
+        if dense and is_split_along_rows(nested):
+            return cls(nested.values(), source.offsets().to(torch.int64))
+        return cls.from_tensors(nested.unbind())
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return self.offsets.shape[0] - 1
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """``n``, None for the lengths, which differ, and the rest of each shape."""
+        return (self.num_samples, None, *self.values.shape[1:])
+
+    def lengths(self) -> torch.Tensor:
+        """Return the length of every sample, ``torch.int64`` ``(n,)``."""
+        return self.offsets.diff()
+
+    def unbind(self) -> list[torch.Tensor]:
+        """Return the samples as views of ``values``.
+
+        Stream: on a GPU the host waits for the offsets.
+        """
+        return list(self.values.split(self.lengths().tolist()))
+
+    def part(self, start: int, stop: int) -> Ragged:
+        """Return the samples from ``start`` up to ``stop``; values are a view.
+
+        Stream: on a GPU the host waits for two offsets.
+        """
+        offsets = self.offsets[start : stop + 1]
+        first, last = offsets[[0, -1]].tolist()
+        return Ragged.from_fields((self.values[first:last], offsets - first))
+
+    def _sample(self, index: int) -> torch.Tensor:
+        """Return one sample as a view of ``values``; ``0 <= index < len(self)``.
+
+        Stream: on a GPU the host waits for two offsets.
+        """
+        first, last = self.offsets[index : index + 2].tolist()
+        return self.values[first:last]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Iterate over the samples; see `unbind`."""
+        return iter(self.unbind())
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.num_samples
+
+    def to_padded(
+        self, padding_value: float = 0, padding: Padding | None = None
+    ) -> torch.Tensor | Padded:
+        """Return the samples padded and stacked.
+
+        Args:
+            padding_value: number written into the padding.
+            padding: for the one padded dimension, dimension 0 of the samples.
+
+        Returns:
+            ``(n, max, *rest)``, or a `Padded` with it and, as far as asked for,
+            ``sizes`` ``(n, 1)`` and ``mask`` ``(n, max)``.
+
+        Raises:
+            ValueError: no samples; as `pad_stack`.
+
+        Stream: on a GPU the host waits for the offsets.
+        """
+        lengths = self.lengths().tolist()
+        if not lengths:
+            raise EmptyBatchError(
+                "Ragged.to_padded: offsets must tell of at least one sample, but tell "
+                "of none."
+            )
+        padding = padding or Padding()
+        check_num_dims(padding, 1, "Ragged.to_padded")
+        plan = plan_stack([(length,) for length in lengths], 1, _name, padding)
+        values = [padding_value] * len(lengths)
+        samples, wide = self.unbind(), _widened(plan, self.values)
+        plain = stack.are_plain(samples)
+        data = stack.write(samples, wide, values, _name, plain)
+        if not (padding.sizes or padding.mask):
+            return data
+        sizes = self.lengths().unsqueeze(1)
+        mask = _mask(plan, sizes) if padding.mask else None
+        return Padded(data, sizes if padding.sizes else None, mask)
+
+    def to_nested(self) -> torch.Tensor:
+        """Return a NestedTensor of the jagged layout that shares the memory."""
+        nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+            self.values, self.offsets
+        )
+        return nested
+
+
+# Pickles name the public path, so they do not depend on the layout of the package.
+Ragged.__module__ = "pyparallel"
+
+
+def join(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
+    """Return tensors as one `Ragged`.
+
+    Args:
+        samples: at least one tensor.
+        name: names sample ``i`` in an error.
+    """
+    torch_stack.check_layouts(samples, name)
+    shapes = [sample.shape for sample in samples]
+    if () in shapes or len({shape[1:] for shape in shapes}) > 1:
+        _check_shapes(shapes, name)
+    values = torch_stack.cat(samples, name)
+    ends = list(accumulate((shape[0] for shape in shapes), initial=0))
+    offsets = integers(ends, (len(ends),), values.device)
+    return Ragged.from_fields((values, offsets))
+
+
+def _check_fields(values: Any, offsets: Any) -> None:
+    for name, field in (("values", values), ("offsets", offsets)):
+        if not isinstance(field, torch.Tensor):
+            raise BatchTypeError(
+                f"Ragged: {name} must be a tensor, but is {kind(field)}. Use "
+                "Ragged.from_tensors for a list of samples."
+            )
+    form = f"{offsets.dtype} of shape {tuple(offsets.shape)} on {offsets.device}"
+    good = offsets.dtype == torch.int64 and offsets.dim() == 1 and offsets.numel()
+    if not good or offsets.device != values.device or not values.dim():
+        raise BatchValueError(
+            "Ragged: offsets must be torch.int64 of shape (n + 1,) on the device of "
+            f"values, {values.device}, but is {form} for values of shape "
+            f"{tuple(values.shape)}. Use Ragged.from_tensors for a list of samples."
+        )
+    if type(offsets) is not torch.Tensor or not offsets.is_cpu:
+        return
+    if torch.compiler.is_compiling() or is_wrapped(offsets):
+        return
+    numbers = offsets.tolist()
+    ascending = all(map(operator.le, numbers, numbers[1:]))
+    if not ascending or (numbers[0], numbers[-1]) != (0, values.shape[0]):
+        raise BatchValueError(
+            f"Ragged: offsets must ascend from 0 to {values.shape[0]}, the length of "
+            f"values, but is {numbers}. Use Ragged.from_tensors for a list of samples."
+        )
+
+
+def _check_shapes(shapes: Sequence[torch.Size], name: Callable[[int], str]) -> None:
+    for i, shape in enumerate(shapes):
+        if not shape:
+            raise BatchValueError(
+                f"{name(i)} must have at least 1 dimension to be ragged, but has shape "
+                "(). Call reshape(1) on it."
+            )
+        if shape[1:] != shapes[0][1:]:
+            raise BatchValueError(
+                f"{name(i)} must match {name(0)} outside dimension 0, but has shape "
+                f"{tuple(shape)} where {tuple(shapes[0])} was expected. Transpose the "
+                "samples so that they differ in dimension 0, or pad them."
+            )
+
+
+def _name(i: int) -> str:
+    return f"samples[{i}]"
+
+
+def _mask(plan: StackPlan, lengths: torch.Tensor) -> torch.Tensor:
+    at = torch.arange(plan.shape[1], device=lengths.device)
+    if plan.starts is None:
+        return at < lengths
+    starts = integers(plan.starts, tuple(lengths.shape), lengths.device)
+    return (at >= starts) & (at < starts + lengths)
+
+
+def _widened(plan: StackPlan, values: torch.Tensor) -> StackPlan:
+    """Return the plan of lengths for samples with further dimensions."""
+    rest = tuple(values.shape[1:])
+    starts = plan.starts
+    if starts is not None:
+        starts = tuple((*start, *(0,) * len(rest)) for start in starts)
+    return StackPlan((*plan.shape, *rest), plan.padded, starts)

@@ -1,0 +1,250 @@
+"""stack: ragged tensors become one padded tensor, in one pass where possible."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from .. import backend
+from ..backend.plain import PLAIN
+from ..core.errors import BatchMemoryError, kind
+from ..core.torch_private import in_forward_ad
+from . import allocation, torch_stack
+from ._integers import integers
+from .padding import Padded, Padding
+from .padding_stats import listener
+from .plan import Name, StackPlan, fills, plan_stack
+
+_shape_of = attrgetter("shape")
+_dtype_of = attrgetter("dtype")
+_is_nested = attrgetter("is_nested")
+_requires_grad = attrgetter("requires_grad")
+
+
+def stack(
+    samples: Sequence[torch.Tensor],
+    pad_dims: int | None,
+    values: Sequence[Any],
+    name: Name,
+) -> torch.Tensor:
+    """Return the samples as one new contiguous tensor ``(len(samples), *target)``.
+
+    Values, dtype and conversions are those of ``torch.nn.functional.pad`` on every
+    sample followed by ``torch.stack``. Plain dense tensors of one dtype that need no
+    gradient are written in one pass by the backend; all others go that very way.
+
+    Args:
+        samples: at least one tensor.
+        pad_dims: number of trailing dimensions that may differ, or None.
+        values: padding value of every sample.
+        name: names sample ``i`` in an error.
+    """
+    if may_stack_equal():
+        few = backend.pad_few(samples, pad_dims, values)
+        if few is not None:
+            return counted(few, samples)
+    plain = are_plain(samples)
+    if not plain:
+        torch_stack.check_layouts(samples, name)
+    plan = plan_stack(list(map(_shape_of, samples)), pad_dims, name)
+    return write(samples, plan, values, name, plain)
+
+
+def stack_padded(
+    samples: Sequence[torch.Tensor],
+    pad_dims: int,
+    values: Sequence[Any],
+    name: Name,
+    padding: Padding,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | Padded:
+    """Return the samples as one tensor, padded as asked for; see `stack`.
+
+    Args:
+        samples: at least one tensor.
+        pad_dims: number of trailing dimensions that may differ.
+        values: padding value of every sample.
+        name: names sample ``i`` in an error.
+        padding: to which shape and where, and what else to return.
+        out: plain contiguous memory of the resulting shape and dtype.
+    """
+    plain = are_plain(samples)
+    if not plain:
+        torch_stack.check_layouts(samples, name)
+    shapes = list(map(_shape_of, samples))
+    plan = plan_stack(shapes, pad_dims, name, padding)
+    fixed = len(plan.shape) - pad_dims
+    sizes = mask = None
+    if padding.mask:
+        shape = (len(samples), *plan.shape[fixed:])
+        mask = allocation.empty(shape, torch.bool, samples[0].device)
+    data = None
+    if out is None and not any(plan.padded):
+        data = stack_equal(samples)
+    if mask is not None and (data is not None or not pad_dims):
+        mask.fill_(True)
+    if data is None:
+        box = mask if pad_dims else None  # of no dimensions a backend makes no mask
+        data = write(samples, plan, values, name, plain, out, box)
+    if padding.sizes:
+        rows = [tuple(shape[fixed - 1 :]) for shape in shapes]
+        sizes = integers(rows, (len(samples), pad_dims), samples[0].device)
+    return Padded(data, sizes, mask) if padding.sizes or padding.mask else data
+
+
+def write(
+    samples: Sequence[torch.Tensor],
+    plan: StackPlan,
+    values: Sequence[Any],
+    name: Name,
+    plain: bool,
+    out: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the planned tensor: one pass where the samples are plain, else torch's.
+
+    Args:
+        samples: dense tensors of the shapes that were planned.
+        plan: of the stack.
+        values: padding value of every sample.
+        name: names sample ``i`` in an error.
+        plain: what `are_plain` says of the samples.
+        out: memory for the result, fit for it; None: new.
+        mask: ``(n, *target[-k:])`` or None; it becomes True where the data are.
+    """
+    if plain:
+        dtype = samples[0].dtype
+        patterns = fills(plan, dtype, values, name)
+        result = out
+        if result is None:
+            result = _memory(plan, dtype, samples[0].device, name)
+        try:
+            backend.pad_copy(result, samples, patterns, plan.starts, mask)
+            return counted(result, samples)
+        except (TypeError, ValueError):  # and nothing is written; see are_plain
+            torch_stack.check_layouts(samples, name)
+    result = torch_stack.pad_and_stack(samples, plan, values, name, out)
+    if mask is not None:
+        torch_stack.fill_mask(mask, plan, list(map(_shape_of, samples)))
+    return counted(result, samples)
+
+
+def _memory(
+    plan: StackPlan, dtype: torch.dtype, device: torch.device, name: Name
+) -> torch.Tensor:
+    try:
+        return allocation.empty(plan.shape, dtype, device)
+    except RuntimeError as error:
+        if device.type != "cpu":  # torch has a class for memory of devices
+            raise
+        nbytes = math.prod(plan.shape) * dtype.itemsize
+        raise BatchMemoryError(
+            f"{name(0)} and the samples stacked with it must fit into memory, but the "
+            f"padded shape {plan.shape} of {dtype} takes {nbytes} bytes. Put fewer "
+            "samples into a batch, or smaller ones."
+        ) from error
+
+
+def counted(result: torch.Tensor, samples: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the result; whoever listens learns how much of it is padding."""
+    stacked = listener.stacked
+    if stacked is not None:
+        given = sum(sample.numel() for sample in samples)
+        padding = (result.numel() - given) * result.element_size()
+        stacked.add(result.nbytes, padding)
+    return result
+
+
+def may_stack_equal() -> bool:
+    """Tell whether `stack_equal` may give more than None now."""
+    if allocation.in_worker() and not allocation.is_packed_later():
+        return False
+    return not in_forward_ad()
+
+
+def stack_equal(
+    samples: Sequence[torch.Tensor], pad_dims: int | None = None
+) -> torch.Tensor | None:
+    """Return ``torch.stack(samples)`` if that is all there is to do, else None.
+
+    Without padding one look at every sample is enough. In a worker the result would lie
+    in the wrong memory, unless it is small and will be packed; where the backend
+    refuses, `stack` finds out why.
+    """
+    if not may_stack_equal():
+        return None
+    first, last = samples[0], samples[-1]
+    try:
+        if (
+            allocation.is_packed_later()
+            and first.nbytes > allocation.SMALL_NBYTES // len(samples)
+        ):
+            return None
+        # Ragged samples nearly always differ in the first and the last.
+        if pad_dims is not None and (
+            first.dim() <= pad_dims or first.shape != last.shape
+        ):
+            return None
+        result = backend.stack_equal(samples)
+    except (TypeError, RuntimeError):
+        return None
+    return None if result is None else counted(result, samples)
+
+
+def is_array(value: Any, numeric: bool = True) -> bool:
+    """Tell whether this is a (numeric) numpy array, without importing numpy."""
+    return kind(value) in ("numpy.ndarray", "numpy.memmap") and not (
+        numeric and re.search("[SaUO]", value.dtype.str)
+    )
+
+
+def is_image(value: Any) -> bool:
+    """Return True for a PIL image, without importing PIL."""
+    return any(
+        cls.__module__ == "PIL.Image" and cls.__name__ == "Image"
+        for cls in type(value).__mro__
+    )
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """View an array as a tensor; copy it first if torch could not, or would warn."""
+    if is_image(value):
+        import numpy
+
+        value = numpy.asarray(value)
+    if is_array(value) and not (
+        value.flags.writeable
+        and value.dtype.isnative
+        and all(step >= 0 and step % value.itemsize == 0 for step in value.strides)
+    ):
+        value = value.astype(value.dtype.newbyteorder("="), order="C")
+    return torch.as_tensor(value)
+
+
+def as_tensors(values: Sequence[Any]) -> list[Any]:
+    """Return numeric arrays and PIL images as tensors, and all else unchanged."""
+    return [as_tensor(x) if is_array(x) or is_image(x) else x for x in values]
+
+
+def are_plain(samples: Sequence[torch.Tensor]) -> bool:
+    """Tell whether the backend may be asked to copy the bytes of these samples.
+
+    It looks at every sample itself, before it writes, and refuses what is sparse,
+    conjugated, wrapped by torch.func, on another device, or freed. So only those are
+    sorted out here that it would take (gradients, subclasses), that cannot be planned
+    (quantized and nested ones), or that are common (mixed dtypes).
+    """
+    first = samples[0]
+    return (
+        (first.is_cpu or first.device.type in backend.devices)
+        and PLAIN.issuperset(map(type, samples))
+        and len(set(map(_dtype_of, samples))) == 1
+        and not (first.is_quantized or any(map(_is_nested, samples)))
+        and not (torch.is_grad_enabled() and any(map(_requires_grad, samples)))
+        and not in_forward_ad()
+    )

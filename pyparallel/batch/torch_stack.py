@@ -1,0 +1,205 @@
+"""The way of torch's own operators: they promote, differentiate and dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..backend.plain import PLAIN, lacking
+from ..core.errors import BatchTypeError, BatchValueError
+from ..core.torch_private import is_wrapped
+from . import allocation
+from .plan import Name, StackPlan, check_padding, padding_number
+
+
+def pad_and_stack(
+    samples: Sequence[torch.Tensor],
+    plan: StackPlan,
+    values: Sequence[Any],
+    name: Name,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``F.pad`` on every sample followed by ``torch.stack``, contiguous.
+
+    Args:
+        samples: dense tensors of the shapes that were planned.
+        plan: of the stack.
+        values: padding value of every sample.
+        name: names sample ``i`` in an error.
+        out: where to write, if the caller has memory.
+    """
+    padded = []
+    # For meta tensors torch's operators import its compiler, which takes seconds.
+    shapes_only = out is None and all(
+        each.is_meta and type(each) in PLAIN and not each.requires_grad
+        for each in samples
+    )
+    for i, sample in enumerate(samples):
+        check_sample(samples, name, i)
+        if plan.padded[i]:
+            if not sample.is_quantized:
+                check_padding(values[i], sample.dtype, name, i)
+            value = padding_number(values[i], name, i)
+            if not shapes_only:
+                sample = pad(sample, margins(plan, sample.shape, i), value)
+        padded.append(sample)
+    if shapes_only:
+        return torch.empty(plan.shape, dtype=_promoted(samples), device="meta")
+    if out is None:
+        out = _out(padded, plan.shape)
+    if out is None:
+        # torch keeps a channels_last format; the promise here is a contiguous result.
+        return torch.stack(padded).contiguous()
+    torch.stack(padded, out=out)
+    return out
+
+
+def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
+    """Return samples of equal ``shape[1:]`` joined along dimension 0, contiguous."""
+    watched = torch.is_grad_enabled() and allocation.in_worker()
+    device, itemsize = samples[0].device, samples[0].element_size()
+    for i, each in enumerate(samples):
+        # One expression for the most usual; whatever else is looked at in turn.
+        if (
+            watched
+            or type(each) not in PLAIN
+            or each.device != device
+            or each.element_size() != itemsize
+            or not each.is_contiguous()
+            or is_wrapped(each)
+            or each.is_quantized
+            or each.untyped_storage().nbytes()
+            < each.nbytes + each.storage_offset() * itemsize
+        ):
+            check_sample(samples, name, i)
+    shape = (sum(sample.shape[0] for sample in samples), *samples[0].shape[1:])
+    out = _out(samples, shape)
+    if out is None:
+        return torch.cat(list(samples)).contiguous()
+    torch.cat(list(samples), out=out)
+    return out
+
+
+def fill_mask(
+    mask: torch.Tensor, plan: StackPlan, shapes: Sequence[tuple[int, ...]]
+) -> None:
+    """Set ``mask``, ``(n, *target[-k:])``, to where the samples have data."""
+    if not any(plan.padded):
+        mask.fill_(True)
+        return
+    mask.zero_()
+    num_dims = mask.dim() - 1
+    for i, shape in enumerate(shapes):
+        box = mask[i]
+        starts = plan.starts[i] if plan.starts else (0,) * len(shape)
+        for dim in range(num_dims):
+            at = dim - num_dims + len(shape)
+            box = box.narrow(dim, starts[at], shape[at])
+        box.fill_(True)
+
+
+def margins(plan: StackPlan, shape: Sequence[int], i: int) -> list[int]:
+    """Return the ``pad`` argument of F.pad for sample ``i``: last dimension first."""
+    result: list[int] = []
+    starts = plan.starts[i] if plan.starts else (0,) * len(shape)
+    for have, size, start in zip(
+        reversed(shape), reversed(plan.shape), reversed(starts), strict=False
+    ):
+        result += (start, size - have - start)
+    return result
+
+
+def pad(tensor: torch.Tensor, sides: Sequence[int], value: float = 0) -> torch.Tensor:
+    """Return ``F.pad(tensor, sides, value=value)``, also if that has no elements.
+
+    torch 2.8 refuses to pad to an empty shape.
+    """
+    shape = list(tensor.shape)
+    for i in range(len(sides) // 2):
+        shape[-1 - i] += sides[2 * i] + sides[2 * i + 1]
+    return F.pad(tensor, sides, value=value) if all(shape) else tensor.reshape(shape)
+
+
+def check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
+    """Raise if a sample is sparse or nested."""
+    for i, sample in enumerate(samples):
+        if sample.is_nested or sample.layout is not torch.strided:
+            layout = "nested" if sample.is_nested else str(sample.layout)
+            advice = "to_padded_tensor" if sample.is_nested else "to_dense"
+            raise BatchTypeError(
+                f"{name(i)} must be a dense tensor, but its layout is {layout}. "
+                f"Convert it with {advice}() before collating."
+            )
+
+
+def check_sample(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
+    """Raise if sample ``i`` cannot be read, or not be joined with the first one."""
+    sample = samples[i]
+    if sample.requires_grad and torch.is_grad_enabled() and allocation.in_worker():
+        raise BatchValueError(
+            f"{name(i)} must not require grad in a DataLoader worker, because a "
+            "graph cannot cross processes, but it does. Detach it in the dataset."
+        )
+    if sample.device != samples[0].device:
+        raise BatchValueError(
+            f"{name(i)} must be on {samples[0].device} like {name(0)}, but is on "
+            f"{sample.device}."
+        )
+    _check_storage(sample, name, i)
+    _check_quantization(samples, name, i)
+
+
+def _check_quantization(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
+    """Raise if torch could not stack quantized samples, or would round them anew."""
+    if not (samples[i].is_quantized or samples[0].is_quantized):
+        return
+    if not samples[i].is_quantized:
+        rule, found = f"be quantized like {name(0)}", "is not"
+    elif samples[i].qscheme() is not torch.per_tensor_affine:
+        rule, found = "be quantized per tensor", f"is {samples[i].qscheme()}"
+    else:
+        first, other = map(_quantization, (samples[0], samples[i]))
+        rule, found = f"have the {first} of {name(0)}", f"has {other}"
+        if first == other:
+            return
+    raise BatchTypeError(
+        f"{name(i)} must {rule}, but {found}. Call dequantize() before collating."
+    )
+
+
+def _quantization(sample: torch.Tensor) -> str:
+    scale, zero_point = sample.q_scale(), sample.q_zero_point()
+    return f"{sample.dtype}, scale {scale} and zero point {zero_point}"
+
+
+def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
+    """Raise if the memory of a sample has been freed under it, as sharding does."""
+    if type(sample) not in PLAIN or is_wrapped(sample):
+        return
+    found = lacking(sample)
+    if found:
+        raise BatchValueError(
+            f"{name(i)} must lie within its storage, but {found}. Collate it before "
+            "its storage is resized."
+        )
+
+
+def _out(samples: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:
+    """Return shared memory for the result in a worker, if torch can write into it."""
+    if not allocation.in_worker() or not all(map(_fits_out, samples)):
+        return None
+    return allocation.empty(shape, _promoted(samples), samples[0].device)
+
+
+def _promoted(samples: Sequence[torch.Tensor]) -> torch.dtype:
+    return reduce(torch.promote_types, (sample.dtype for sample in samples))
+
+
+def _fits_out(sample: torch.Tensor) -> bool:
+    """Tell whether torch can stack this sample into memory that it is given."""
+    cls, device = type(sample), sample.device.type
+    return cls in PLAIN and device == "cpu" and not sample.is_quantized

@@ -1,0 +1,373 @@
+"""All private names of torch that the package uses.
+
+No other module imports a private name of torch. Each entry says what the name is for,
+and what replaces it in a torch without it. Checked with every torch of `versions`:
+tests/test_torch_private.py looks up each name, and runs each replacement.
+
+Names without a replacement are required. If torch lacks one of them, the import or the
+call that needs it raises an error that names it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad, profiler
+
+from . import versions
+
+__all__ = [
+    "ATTRIBUTES",
+    "MP_STATUS_CHECK_INTERVAL",
+    "BatchNorm",
+    "DatasetKind",
+    "ExceptionWrapper",
+    "InProcessIter",
+    "IterableFetcher",
+    "LoaderIter",
+    "MapFetcher",
+    "RangeInC",
+    "WorkersIter",
+    "any_autocast",
+    "compiled_from",
+    "data_collate",
+    "data_worker",
+    "foreach_copy",
+    "forget_workers",
+    "ignored_by_ddp",
+    "in_forward_ad",
+    "is_profiling",
+    "is_split_along_rows",
+    "is_wrapped",
+    "is_zero_tensor",
+    "missing",
+    "new_shared",
+    "num_dispatch_modes",
+    "num_function_modes",
+    "pin_memory",
+    "pin_memory_loop",
+    "pytree",
+    "require",
+    "runs_in_python",
+    "saved_tensor_hooks",
+    "seed_locks",
+    "set_grad_enabled",
+    "use_count",
+    "version_of",
+    "will_execute",
+    "without_torch_function",
+]
+
+_T = TypeVar("_T")
+
+if (_refusal := versions.too_old(torch.__version__)) is not None:
+    raise ImportError(_refusal)
+
+_ADVICE = (
+    f"Install torch {versions.OLDEST_TORCH} to {versions.NEWEST_TORCH}, or a newer "
+    "pyparallel."
+)
+
+
+# ------------------------------------------------------------------------ required
+try:
+    # Errors cross from workers in it.
+    from torch._utils import ExceptionWrapper
+
+    # The base class of all batch norms.
+    from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+    # Containers of other libraries are registered there.
+    from torch.utils import _pytree as pytree
+
+    # How long a wait for a batch lasts without a timeout, in seconds.
+    from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+
+    # default_collate and its table, the worker's globals, pinning and its thread.
+    from torch.utils.data._utils import collate as data_collate
+    from torch.utils.data._utils import worker as data_worker
+
+    # The profiler measures them; a loader reads skipped samples with the first one.
+    from torch.utils.data._utils.fetch import _IterableDatasetFetcher as IterableFetcher
+    from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapFetcher
+    from torch.utils.data._utils.pin_memory import _pin_memory_loop as pin_memory_loop
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    # The iterators of a loader derive from them.
+    from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIter
+    from torch.utils.data.dataloader import _DatasetKind as DatasetKind
+    from torch.utils.data.dataloader import (
+        _MultiProcessingDataLoaderIter as WorkersIter,
+    )
+    from torch.utils.data.dataloader import (
+        _SingleProcessDataLoaderIter as InProcessIter,
+    )
+except ImportError as _error:
+    raise ImportError(
+        f"pyparallel uses a private name that torch {torch.__version__} lacks: "
+        f"{_error}. {_ADVICE}"
+    ) from _error
+
+#: Private attributes of torch's classes that subclasses override or read.
+ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
+    LoaderIter: {
+        "_base_seed": "seeds the samples; replaced when a loader resumes",
+        "_collate_fn": "measures, and packs batches in workers",
+        "_dataset": "replaced by one that counts samples when a loader resumes",
+        "_IterableDataset_len_called": "whether torch compares the length",
+        "_index_sampler": "counts the indices",
+        "_next_data": "measures the wait for a batch",
+        "_next_index": "counts the indices",
+        "_num_yielded": "the number of the next batch of a loader that resumes",
+        "_profile_name": "names the range of a batch",
+        "_timeout": "whether a late batch is an error",
+        "_reset": "the next epoch of persistent workers",
+    },
+    WorkersIter: {
+        "_index_queues": "kept alive until the workers have ended",
+        "_in_order": "whether batches arrive in the order of their numbers",
+        "_persistent_workers": "such workers outlive their epoch",
+        "_prefetch_factor": "how many batches a worker prepares",
+        "_rcvd_idx": "the number of batches received, for state_dict",
+        "_send_idx": "the number of the batch whose indices are sent next",
+        "_shutdown": "whether the workers were ended",
+        "_shutdown_workers": "ends workers, and frees their slabs of the ring",
+        "_task_info": "the worker of each batch, for errors that name samples",
+        "_try_get_data": "a wait that ends when a worker dies",
+        "_worker_init_fn": "prepares workers",
+        "_worker_pids_set": "whether torch watches the workers",
+        "_worker_queue_idx_cycle": "the worker of the next batch when a loader resumes",
+        "_worker_result_queue": "read without waiting for a dead worker",
+        "_workers": "the processes",
+        "_workers_done_event": "set without waiting for a dead worker",
+        "_workers_status": "which workers have not ended their epoch",
+    },
+    torch.utils.data.DataLoader: {
+        "_auto_collation": "whether batches are made of samples",
+        "_dataset_kind": "whether samples are looked up by index",
+        "_get_iterator": "returns the package's iterators",
+        "_index_sampler": "its state is part of state_dict",
+        "_iterator": "the iterator whose workers persist",
+    },
+    nn.Module: {
+        "_apply": "notes that a model was moved",
+        "_buffers": "filled in replicas",
+        "_compiled_call_impl": "whether a module was compiled in place",
+        "_modules": "filled in replicas",
+        "_parameters": "filled in replicas",
+        "_replicate_for_data_parallel": "makes a replica without tensors",
+    },
+    nn.parallel.DistributedDataParallel: {
+        "_inside_ddp_forward": "runs train_step as a forward",
+        "_post_forward": "prepares the reduction of gradients",
+        "_pre_forward": "prepares a forward",
+        "_run_ddp_forward": "opens arguments before the model",
+    },
+}
+
+
+@functools.cache
+def missing(owner: Any) -> tuple[str, ...]:
+    """Return the names of ``ATTRIBUTES[owner]`` that this torch does not use.
+
+    A method is an attribute of the class. The methods of the class assign the others.
+    """
+    known: set[Any] = set()
+    for cls in owner.__mro__[:-1]:
+        known.update(vars(cls))
+        for value in vars(cls).values():
+            code = getattr(value, "__code__", None)
+            if code is not None:
+                known.update(code.co_names, code.co_consts)
+    return tuple(name for name in ATTRIBUTES[owner] if name not in known)
+
+
+def require(who: str, *owners: Any) -> None:
+    """Raise ``RuntimeError`` if torch lacks a private name that ``who`` needs."""
+    for owner in owners:
+        if missing(owner):
+            raise RuntimeError(
+                f"{who} needs {owner.__name__}.{missing(owner)[0]}, but torch "
+                f"{torch.__version__} lacks it. {_ADVICE}"
+            )
+
+
+def _needed(owner: Any, name: str, who: str) -> Any:
+    """Return a function of torch, or one that says that torch lacks it."""
+
+    def lacks(*args: Any) -> Any:
+        raise RuntimeError(
+            f"{who} needs {owner.__name__}.{name}, but torch {torch.__version__} "
+            f"lacks it. {_ADVICE}"
+        )
+
+    return getattr(owner, name, lacks)
+
+
+#: Whether the running backward pass will execute a node.
+will_execute: Callable[[Any], bool] = _needed(
+    torch._C, "_will_engine_execute_node", "detect_anomalous_params"
+)
+#: How many tensors share a storage, by its address.
+_use_count: Callable[[int], int] = _needed(
+    torch._C, "_storage_Use_Count", "PYPARALLEL_DEBUG=1"
+)
+
+
+def use_count(storage: Any) -> int:
+    """Return the number of torch's references to the memory of a storage."""
+    return _use_count(storage._cdata)
+
+
+# ------------------------------------------------------------- with a replacement
+def _or(owner: Any, name: str, replacement: _T) -> _T:
+    """Return a private object of torch, or its replacement."""
+    found: _T = getattr(owner, name, replacement)
+    return found
+
+
+def _has_no_storage(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return True
+    return False
+
+
+def _is_subclass(tensor: torch.Tensor) -> bool:
+    return type(tensor) not in (torch.Tensor, nn.Parameter)
+
+
+def _is_without_memory(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 0 and not tensor.is_meta and tensor.data_ptr() == 0
+
+
+def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Any:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _shared_storage(nbytes: int) -> torch.UntypedStorage:
+    memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    storage: torch.UntypedStorage = memory.share_memory_().untyped_storage()
+    return storage
+
+
+def _one() -> int:
+    return 1
+
+
+#: Whether a transform of torch.func wrapped a tensor. Else: whether it has no storage.
+is_wrapped: Callable[[torch.Tensor], bool] = _or(
+    torch._C._functorch, "is_functorch_wrapped_tensor", _has_no_storage
+)
+_keys: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_dispatch_keys", None)
+_PYTHON: Any = getattr(getattr(torch._C, "DispatchKey", None), "Python", None)
+
+
+def _has_python_key(tensor: torch.Tensor) -> bool:
+    keys: Any = _keys
+    found: bool = keys(tensor).has(_PYTHON)
+    return found
+
+
+#: Whether Python code runs a tensor's operators. Else: whether it is of a subclass.
+runs_in_python: Callable[[torch.Tensor], bool] = (
+    _has_python_key if _keys is not None and _PYTHON is not None else _is_subclass
+)
+#: Whether a tensor stands for zeros without memory. Else: whether its address is 0.
+is_zero_tensor: Callable[[torch.Tensor], bool] = _or(
+    torch.Tensor, "_is_zerotensor", _is_without_memory
+)
+#: Sets gradient mode in a quarter of the time. Else: the public function.
+set_grad_enabled: Callable[[bool], Any] = _or(
+    torch._C, "_set_grad_enabled", torch.set_grad_enabled
+)
+#: A block whose operators skip `__torch_function__`. Else: they call it.
+without_torch_function: Callable[[], AbstractContextManager[Any]] = _or(
+    torch._C, "DisableTorchFunctionSubclass", nullcontext
+)
+#: Copies many tensors in one call. Else: one call each.
+foreach_copy: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = _or(
+    torch, "_foreach_copy_", _copy_each
+)
+#: A storage in shared memory. Else: made by `share_memory_`.
+new_shared: Callable[[int], torch.UntypedStorage] = _or(
+    torch.UntypedStorage, "_new_shared", _shared_storage
+)
+#: Whether autocast is on for any device type. None: each type has to be asked.
+any_autocast: Callable[[], bool] | None = getattr(
+    torch._C, "_is_any_autocast_enabled", None
+)
+#: The number of function modes of this thread. Else: 1, so that all is looked up.
+num_function_modes: Callable[[], int] = _or(torch._C, "_len_torch_function_stack", _one)
+#: The number of dispatch modes of this thread. Else: 1, so that all is looked up.
+num_dispatch_modes: Callable[[], int] = _or(torch._C, "_len_torch_dispatch_stack", _one)
+#: The hooks of saved tensors in this thread; the argument includes those of tracers.
+saved_tensor_hooks: Callable[[bool], Any] = _or(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", bool
+)
+
+#: A range without costs of Python. Else: the public one.
+RangeInC: Callable[[str], AbstractContextManager[Any]] = _or(
+    torch._C._profiler, "_RecordFunctionFast", profiler.record_function
+)
+
+_forward_ad, _profiler = vars(forward_ad), vars(profiler)
+
+
+def in_forward_ad() -> bool:
+    """Return True inside of forward-mode differentiation, and if torch cannot say."""
+    return bool(_forward_ad.get("_current_level", 0) >= 0)
+
+
+def is_profiling() -> bool:
+    """Return True while a profiler of torch is on, and if torch cannot say.
+
+    ``torch.autograd._profiler_enabled`` is about its own thread only.
+    """
+    return bool(_profiler.get("_is_profiler_enabled", True))
+
+
+def forget_workers(iterator: Any) -> None:
+    """Let torch no longer raise an error when a worker of this iterator dies."""
+    from torch.utils.data._utils import signal_handling
+
+    forget: Callable[[int], Any] = _or(signal_handling, "_remove_worker_pids", id)
+    forget(id(iterator))
+    iterator._worker_pids_set = False
+
+
+def is_split_along_rows(nested: Any) -> bool:
+    """Return True if the first dimension of a jagged tensor is the ragged one."""
+    return bool(getattr(nested, "_ragged_idx", None) == 1)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return the number of in-place changes of a tensor."""
+    return tensor._version
+
+
+def compiled_from(module: Any) -> Any:
+    """Return the module that ``torch.compile`` was given, or None."""
+    return getattr(module, "_orig_mod", None)
+
+
+def ignored_by_ddp(module: nn.Module) -> set[str]:
+    """Return the names of tensors that DDP was told to leave alone."""
+    return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def seed_locks() -> list[Any]:
+    """Return the locks of Python that ``torch.manual_seed`` takes in every process.
+
+    Without them a fork beside ``torch.manual_seed`` may leave one locked in the child.
+    """
+    modules = (torch.cuda, torch.mtia, torch.xpu)
+    locks = [getattr(module, "_initialization_lock", None) for module in modules]
+    return [lock for lock in locks if lock is not None]

@@ -1,0 +1,182 @@
+"""Which backend runs and why, what it was built for, and what could build another."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pyparallel
+
+from .. import backend as backend_module
+from ..backend import build_record
+from ..transfer import debug
+from ._problem import Problem, output_of
+
+#: A program that takes longer to tell its version is not waited for.
+ANSWER_SECONDS = 3.0
+_SETTINGS = (
+    *("CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "CXX"),
+    *("CUDA_VISIBLE_DEVICES", "PYPARALLEL_BACKEND", "PYPARALLEL_MMENGINE"),
+    *("PYPARALLEL_DEBUG", "PYPARALLEL_POISON", "PYPARALLEL_NVTX"),
+)
+
+
+def backend(problems: list[Problem]) -> dict[str, Any]:
+    """Return which backend runs, why, and what it and its torch were built for."""
+    record, error = backend_module.built_for, backend_module.load_error
+    package = Path(pyparallel.__file__).parent
+    module = build_record.find(package / "backend")
+    requested = os.environ.get("PYPARALLEL_BACKEND") or "auto"
+    if module is not None and backend_module.name == "python" and requested == "auto":
+        problems.append(Problem(backend_module.reason, fails=True))
+    others = build_record.of_other_pythons(package / "backend")
+    if module is None and others and requested == "auto":
+        problems.append(Problem(backend_module.reason, fails=False))
+    newer = newer_source(module and module.path, package.parent)
+    if newer is not None:
+        text = (
+            f"The extension must not be older than its sources, but {newer} is newer. "
+            f"Rebuild it in the source folder: {build_record.REBUILD}"
+        )
+        problems.append(Problem(text, fails=False))
+    kept = ("torch", "cuda", "archs", "compiler", "kind", "reason", "sanitize")
+    return {
+        "name": backend_module.name,
+        "requested": requested,
+        "reason": backend_module.reason,
+        "load_error": f"{type(error).__name__}: {error}" if error else None,
+        "device_types": list(backend_module.devices),
+        "debug": debug.enabled,
+        "built_for": {key: record[key] for key in kept if record.get(key)},
+        "present": {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "archs": torch.cuda.get_arch_list(),
+        },
+        "newer_source": newer,
+    }
+
+
+def newer_source(module: Path | None, root: Path) -> str | None:
+    """Name the newest file of ``root/csrc`` if it is younger than the module."""
+    files = [
+        p for p in (root / "csrc").rglob("*") if p.suffix[1:] in ("h", "cpp", "cu")
+    ]
+    if module is None or not files:
+        return None
+    newest = max(files, key=lambda path: path.stat().st_mtime)
+    if newest.stat().st_mtime <= module.stat().st_mtime:
+        return None
+    return str(newest.relative_to(root))
+
+
+def gpus(problems: list[Problem]) -> list[dict[str, Any]]:
+    """Return every visible GPU and whether the extension has kernels for it."""
+    record, found = backend_module.built_for, []
+    for i in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(i)
+        kernels = None
+        if backend_module.name == "native" and record.get("archs"):
+            kernels = covered(record["archs"], (major, minor))
+        found.append(
+            {
+                "device": f"cuda:{i}",
+                "name": torch.cuda.get_device_name(i),
+                "capability": f"{major}.{minor}",
+                "kernels": kernels,
+            }
+        )
+    lacking = [gpu for gpu in found if gpu["kernels"] is False]
+    if lacking:
+        listed = ", ".join(f"{gpu['device']} ({gpu['capability']})" for gpu in lacking)
+        wanted = ";".join(sorted({str(gpu["capability"]) for gpu in found}, key=float))
+        text = (
+            "The extension must have kernels for every visible GPU, but has none for "
+            f"{listed}: it was built for {record['archs']}. Rebuild it in the source "
+            f"folder: TORCH_CUDA_ARCH_LIST='{wanted}' {build_record.REBUILD}"
+        )
+        problems.append(Problem(text, fails=True))
+    if (
+        found
+        and backend_module.name == "native"
+        and "cuda" not in backend_module.devices
+    ):
+        text = (
+            "The extension should be built for CUDA where a GPU is visible, but was "
+            f"built for the CPU only ({record.get('reason')}): torch's own operators "
+            "do what its kernels would. Rebuild it in the source folder, with nvcc: "
+            f"FORCE_CUDA=1 {build_record.REBUILD}"
+        )
+        problems.append(Problem(text, fails=False))
+    return found
+
+
+def covered(archs: str, capability: tuple[int, int]) -> bool:
+    """Tell whether kernels built for ``archs`` run on a GPU of ``capability``.
+
+    Machine code runs on its own minor version and later ones of the same major; PTX
+    runs on everything newer.
+    """
+    for arch in re.split(r"[; ]+", archs):
+        found = re.match(r"(\d+)\.(\d+)([a-z]?)(\+PTX)?$", arch)
+        if not found:
+            continue
+        built = (int(found[1]), int(found[2]))
+        if built == capability or (found[4] and built <= capability):
+            return True
+        if built[0] == capability[0] and built <= capability and not found[3]:
+            return True
+    return False
+
+
+def toolchain(problems: list[Problem]) -> dict[str, Any]:
+    """Return the programs that a build uses, where they are, and their versions."""
+    compiler = _program((os.environ.get("CXX") or "c++").split()[0], r"(.+)")
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    places = [*(f"{home}/bin/nvcc" for home in homes if home), "nvcc"]
+    release = r"release (\d+\.\d+)"
+    tries = (_program(p, release) for p in (*places, "/usr/local/cuda/bin/nvcc"))
+    nvcc = next(filter(None, tries), None)
+    if (
+        compiler is None
+        and backend_module.name == "python"
+        and not backend_module.built_for
+    ):
+        text = (
+            "A C++ compiler should be there to build the extension, but c++ is not on "
+            "PATH. Install one (Debian: apt-get install g++), or name it in CXX. Until "
+            "then pure Python runs."
+        )
+        problems.append(Problem(text, fails=False))
+    cuda = torch.version.cuda
+    major = re.match(r"\d+", nvcc["version"]) if nvcc else None
+    if nvcc and cuda and major and major[0] != cuda.split(".")[0]:
+        text = (
+            f"nvcc should have the major version of torch's CUDA {cuda} to build for "
+            f"GPUs, but {nvcc['path']} is of {nvcc['version']}. Point CUDA_HOME at "
+            "another toolkit."
+        )
+        problems.append(Problem(text, fails=False))
+    return {
+        "cxx": compiler,
+        "nvcc": nvcc,
+        "ninja": _program("ninja", r"(.+)"),
+        "environment": {k: os.environ[k] for k in _SETTINGS if k in os.environ},
+    }
+
+
+def _program(name: str, version: str) -> dict[str, str] | None:
+    """Return where a program is, and the version that it tells if it is in time."""
+    path = shutil.which(name)
+    try:
+        told = path and output_of(path, "--version", seconds=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:  # on a busy machine: it is there
+        told, version = f"no answer in {ANSWER_SECONDS:g} s", "(.+)"
+    found = re.search(version, told or "")
+    return {"version": found[1], "path": path} if path and found else None

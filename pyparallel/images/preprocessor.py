@@ -1,0 +1,292 @@
+"""ImagePreprocessor: images of different sizes become one normalised batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from ctypes import c_float
+from functools import partial
+from typing import Any, SupportsFloat
+
+import torch
+from torch import Tensor, nn
+
+from ..backend.plain import check_storage
+from ..batch import stack
+from ..batch.padding import Padded, Padding, check_num_dims
+from ..core.devices import resolve_target
+from ..core.errors import BatchTypeError, BatchValueError, kind, warn_once
+from ..transfer import to_device
+from . import _batch, _custom_op
+from ._plan import ImageForm
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_FORMATS = (torch.contiguous_format, torch.channels_last)
+_Numbers = float | Iterable[float]
+
+
+class ImagePreprocessor(nn.Module):
+    """Images go to the device as they are, and become one batch there in one kernel.
+
+    It moves, swaps channels, normalises, casts, pads and stacks. It has no parameters
+    and nothing in a state dict; it can be the first layer of a model, or part of a
+    ``collate_fn``.
+
+    Args:
+        mean: of every channel of the result, after a swap, or one number for all.
+            None, together with ``std``: no normalisation.
+        std: as ``mean``; not 0.
+        scale: ``mean`` and ``std`` are those of the images multiplied by this number:
+            ``1/255`` for bytes and the means of torchvision. They are divided by it
+            here, in double precision. Without a mean the images are multiplied by it.
+        size_divisor: height and width of the batch are rounded up to multiples of it;
+            one number, or one for each.
+        pad_value: number in the padding, or one for every channel of the result. It
+            lands there as it is, as with mmengine.
+        pad_before_normalize: ``pad_value`` stands for pixels that are normalised like
+            all others, as if images had been padded first (mmcv). Values for every
+            channel are then in the order of the *images*, before a swap.
+        swap_channels: reverse the order of the channels, all of them (BGR to RGB).
+        dtype: of the result: ``torch.float32``, ``torch.float16`` or
+            ``torch.bfloat16``.
+        memory_format: of the result: ``torch.contiguous_format`` or
+            ``torch.channels_last``.
+        return_mask: return a `Padded`, with a mask that is True where images are.
+        exact: compute ``(x - mean) / std`` in float32, each step rounded as torch does
+            it; then round to ``dtype``. Otherwise ``x * scale + bias``, before that
+            rounding at most ``2**-22 * (abs(x) + abs(mean)) / std`` from the true
+            value, without a division.
+        device: where images go first: an index, ``"cuda"``, a `torch.device`. None:
+            they stay where they are.
+
+    Raises:
+        TypeError: an option is of the wrong kind.
+        ValueError: an option has an impossible value.
+        RuntimeError: this machine does not have the device.
+
+    Numbers are rounded to float32. In exact mode results have the very bits of
+    mmengine's ``ImgDataPreprocessor`` and of the same steps in torch.
+
+    Example:
+        >>> pre = ImagePreprocessor(mean=[1.0], std=[2.0], size_divisor=2, pad_value=9)
+        >>> image = torch.tensor([[[1, 3, 5]]], dtype=torch.uint8)
+        >>> pre([image, image[..., :2]]).tolist()[1]
+        [[[0.0, 1.0, 9.0, 9.0], [9.0, 9.0, 9.0, 9.0]]]
+    """
+
+    def __init__(
+        self,
+        mean: _Numbers | None = None,
+        std: _Numbers | None = None,
+        *,
+        scale: float = 1.0,
+        size_divisor: int | Sequence[int] = 1,
+        pad_value: _Numbers = 0,
+        pad_before_normalize: bool = False,
+        swap_channels: bool = False,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        return_mask: bool = False,
+        exact: bool = True,
+        device: int | str | torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        if (mean is None) != (std is None):
+            raise BatchValueError(
+                "ImagePreprocessor: mean and std must be given together, but only "
+                f"{'mean' if std is None else 'std'} is."
+            )
+        flags = {
+            "pad_before_normalize": pad_before_normalize,
+            "swap_channels": swap_channels,
+            "return_mask": return_mask,
+            "exact": exact,
+        }
+        for option, value in flags.items():
+            _check_one_of(option, value, (True, False))
+        _check_one_of("dtype", dtype, _DTYPES)
+        _check_one_of("memory_format", memory_format, _FORMATS)
+        divisor: Any = size_divisor
+        padding = Padding(size_divisor=divisor, mask=return_mask)
+        check_num_dims(padding, 2, "ImagePreprocessor")
+        means, stds = _scaled(mean, std, scale)
+        self._form = ImageForm(
+            means,
+            stds,
+            _numbers("pad_value", pad_value),
+            pad_before_normalize,
+            swap_channels,
+            exact,
+            padding,
+            dtype,
+            memory_format is torch.channels_last,
+        )
+        self.device: torch.device | None = None
+        if device is not None:
+            self.device = resolve_target(device, "ImagePreprocessor", "device")
+
+    def forward(self, images: Sequence[Tensor] | Tensor) -> Tensor | Padded:
+        """Return one batch ``(n, C, H, W)``, or a `Padded` with it and its mask.
+
+        Args:
+            images: n tensors ``(C, h, w)`` with C of 1 to 4, equal for all, on one
+                device; or one tensor ``(n, C, h, w)``; or a list of numeric arrays
+                ``(C, h, w)`` or of PIL images. Of any dtype of real numbers:
+                all but uint8 are converted to float32 first, so of float64 the digits
+                beyond it are lost. Permuted views of ``(h, w, C)``, as image libraries
+                decode, are read as they lie.
+
+        Returns:
+            A new tensor. The images are in its low corners. Gradients flow to images of
+            floating point. In a ``DataLoader`` worker it is written straight into
+            shared memory.
+
+        Raises:
+            TypeError: anything but dense tensors and arrays of real numbers.
+            ValueError: no images; the first that has another shape than it must, or
+                stands on another device, is named.
+
+        Stream: with a ``device``, images on the host go in one packed copy on its copy
+        stream, their bytes as they are; its current stream waits for them and runs the
+        kernel. The host waits for neither, unless staging memory is at its limit
+        (`memory.set_pinned_limit`). Page-locked images may be dropped at once, but not
+        changed before the copy is done.
+        """
+        listed = _listed(images)
+        _batch.check(listed)
+        if not torch.compiler.is_compiling():
+            _check_scale(listed, self._form)
+        if self.device is not None:
+            listed = _sent(listed, self.device)
+        mask: Tensor | None
+        if torch.compiler.is_compiling():
+            data, mask = _custom_op.image_batch(listed, self._form)
+        else:
+            data, mask = _batch.batch(listed, self._form)
+        return Padded(data, None, mask) if self._form.padding.mask else data
+
+    def extra_repr(self) -> str:
+        """Show the options that are not the default."""
+        form = self._form
+        shown: list[tuple[str, Any, Any]] = [
+            ("mean", form.mean, None),
+            ("std", form.std, None),
+            ("size_divisor", form.padding.size_divisor, 1),
+            ("pad_value", form.pad_value, (0.0,)),
+            ("pad_before_normalize", form.pad_first, False),
+            ("swap_channels", form.swap_channels, False),
+            ("dtype", form.dtype, torch.float32),
+            ("channels_last", form.channels_last, False),
+            ("return_mask", form.padding.mask, False),
+            ("exact", form.exact, True),
+            ("device", self.device, None),
+        ]
+        given = [(name, value) for name, value, usual in shown if value != usual]
+        return ", ".join(f"{name}={value}" for name, value in given)
+
+
+def _listed(images: Any) -> list[Any]:
+    if isinstance(images, Tensor) and images.dim() == 4:
+        return list(images)
+    if not isinstance(images, (list, tuple)):
+        found = kind(images)
+        if isinstance(images, Tensor):
+            found = f"a tensor of shape {tuple(images.shape)}"
+        raise BatchTypeError(
+            "ImagePreprocessor: images must be a list of tensors (C, h, w), or one "
+            f"tensor (n, C, h, w), but is {found}."
+        )
+    if all(isinstance(image, Tensor) for image in images):
+        return list(images)
+    tensors = stack.as_tensors(images)
+    for i, image in enumerate(images):
+        if stack.is_image(image):  # its array is (h, w, C), or (h, w) of one channel
+            pixels = tensors[i]
+            tensors[i] = pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
+    return tensors
+
+
+def _check_scale(images: list[Tensor], form: ImageForm) -> None:
+    """Warn of bytes that are normalised by the mean of values up to 1."""
+    if form.mean is None or form.std is None or images[0].dtype != torch.uint8:
+        return
+    if any(form.mean) and max(form.mean) <= 1 and max(form.std) < 1:
+        warn_once(
+            "PP103",
+            "ImagePreprocessor: images have bytes up to 255, but the mean is "
+            f"{form.mean} and the standard deviation {form.std}, as of values up to 1. "
+            "The result is too large. Pass scale=1/255, or multiply both by 255.",
+        )
+
+
+def _sent(images: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Return the images on the device; those with channels last travel as they lie."""
+    if torch.compiler.is_compiling():
+        return [image.to(device) for image in images]
+    turned = [not each.is_contiguous() for each in images]
+    rows = [
+        each.permute(1, 2, 0) if turn else each
+        for each, turn in zip(images, turned, strict=True)
+    ]
+    if device.type == "cpu":
+        for i, row in enumerate(rows):
+            check_storage(row, partial("images[{}]".format, i))
+    sent = to_device.depart(rows, device)()
+    return [
+        each.permute(2, 0, 1) if turn else each
+        for each, turn in zip(sent, turned, strict=True)
+    ]
+
+
+def _numbers(option: str, value: Any) -> tuple[float, ...]:
+    where = f"ImagePreprocessor: {option}"
+    single = isinstance(value, (str, bytes)) or getattr(value, "ndim", None) == 0
+    given = [value] if single or not isinstance(value, Iterable) else list(value)
+    if not all(isinstance(each, SupportsFloat) for each in given):
+        raise BatchTypeError(
+            f"{where} must be a number or one for each channel, but is {value!r}."
+        )
+    numbers = tuple(map(float, given))
+    if not 1 <= len(numbers) <= 4:
+        raise BatchValueError(
+            f"{where} must have 1 to 4 entries, but has {len(numbers)}."
+        )
+    for i, number in enumerate(numbers):
+        rounded = c_float(number).value
+        if option != "pad_value" and not math.isfinite(rounded):
+            raise BatchValueError(f"{where}[{i}] must be finite, but is {number}.")
+        if option == "std" and rounded == 0:
+            raise BatchValueError(f"{where}[{i}] must not be 0, but is {number}.")
+    return numbers
+
+
+def _scaled(
+    mean: Any, std: Any, scale: Any
+) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
+    """Return mean and std of the images themselves; those of scaled ones are given."""
+    if not isinstance(scale, SupportsFloat):
+        raise BatchTypeError(
+            f"ImagePreprocessor: scale must be a number, but is {scale!r}."
+        )
+    factor = float(scale)
+    if not (math.isfinite(factor) and factor > 0):
+        raise BatchValueError(
+            f"ImagePreprocessor: scale must be positive and finite, but is {factor}."
+        )
+    if mean is None:
+        if factor == 1:
+            return None, None
+        mean, std = 0.0, 1.0
+    means, stds = _numbers("mean", mean), _numbers("std", std)
+    return (
+        _numbers("mean", [each / factor for each in means]),
+        _numbers("std", [each / factor for each in stds]),
+    )
+
+
+def _check_one_of(option: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if not any(value is each for each in allowed):
+        names = ", ".join(map(str, allowed[:-1])) + f" or {allowed[-1]}"
+        raise BatchTypeError(
+            f"ImagePreprocessor: {option} must be {names}, but is {value!r}."
+        )

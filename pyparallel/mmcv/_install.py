@@ -1,0 +1,253 @@
+"""install: makes ``mmcv.parallel`` and its submodules importable from pyparallel.
+
+Call it before anything imports ``mmcv.runner``:
+
+    import pyparallel.mmcv
+    pyparallel.mmcv.install()
+    from mmcv.parallel import DataContainer, collate, scatter
+
+It works with mmcv 1.x (whose module is replaced), with mmcv 2.x (which has none any
+more) and without mmcv (then ``mmcv`` is a stand-in that holds only ``parallel``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from ..batch.collate import collate as _collate
+from ..batch.collate import set_for_mmcv
+from ..batch.container import DataContainer
+from ..parallel.data_parallel import MMDataParallel
+from ..parallel.distributed import MMDistributedDataParallel
+from ..parallel.registry import MODULE_WRAPPERS, is_module_wrapper, registries
+from ..scatter_gather.scatter import scatter, scatter_kwargs
+from . import _functions, distributed_deprecated
+
+__all__ = ["install", "installed", "uninstall"]
+
+_ROOT = "mmcv.parallel"
+
+ScatterInputs = (
+    torch.Tensor | DataContainer | tuple[Any, ...] | list[Any] | dict[Any, Any]
+)
+
+# What `uninstall` puts back: modules by name, the package's attribute, the registry.
+_replaced: dict[str, ModuleType | None] = {}
+_old_attribute: list[Any] = []
+_added_registries: list[Any] = []
+
+
+def install() -> None:
+    """Make ``import mmcv.parallel`` and its submodules give pyparallel's classes.
+
+    Installing twice is the same as once. When ``mmcv.utils.Registry`` can be imported,
+    ``mmcv.parallel.MODULE_WRAPPERS`` is one of those, so that code can make child
+    registries of it; `is_module_wrapper` then knows its classes too.
+
+    Raises:
+        RuntimeError: ``mmcv.runner`` or another module has already taken objects from
+            the old ``mmcv.parallel`` and would go on using them.
+        ImportError: mmcv is installed, but cannot be imported; its own error.
+    """
+    if _replaced:
+        return
+    package = _mmcv_package()
+    _refuse_if_bound()
+    modules = _modules(_module_wrappers())
+    names = {*modules, *(name for name in sys.modules if _is_ours(name))}
+    _replaced.update({name: sys.modules.pop(name, None) for name in names})
+    if sys.modules.get("mmcv") is not package:
+        _replaced["mmcv"] = None
+        sys.modules["mmcv"] = package
+    sys.modules.update(modules)
+    _old_attribute[:] = [getattr(package, "parallel", None)]
+    package.parallel = modules[_ROOT]  # type: ignore[attr-defined]  # of any module
+    set_for_mmcv(True)
+
+
+def uninstall() -> None:
+    """Undo `install`: whatever was importable before is again.
+
+    Objects that were taken from ``mmcv.parallel`` in between stay as they are.
+    """
+    if not _replaced:
+        return
+    package = sys.modules["mmcv"]
+    vars(package).pop("parallel", None)
+    if _old_attribute[0] is not None:
+        package.parallel = _old_attribute[0]  # type: ignore[attr-defined]  # as above
+    for name, module in _replaced.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
+    _replaced.clear()
+    set_for_mmcv(False)
+    while _added_registries:
+        registries.remove(_added_registries.pop())
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Install within a ``with`` block, and undo it at the end, also after an error."""
+    was_installed = bool(_replaced)
+    install()
+    try:
+        yield
+    finally:
+        if not was_installed:
+            uninstall()
+
+
+def collate(batch: Any, samples_per_gpu: int = 1) -> Any:
+    """Return ``pyparallel.collate`` of the arguments, with mmcv's default.
+
+    A loader does not bind ``samples_per_gpu`` for it, and reads of chunks of one sample
+    are not warned of: code for mmcv expects them.
+    """
+    return _collate(batch, samples_per_gpu)
+
+
+def assert_tensor_type(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a method raise AttributeError unless ``self.data`` is a tensor."""
+
+    @functools.wraps(function)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self.data, torch.Tensor):
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {function.__name__} for type "
+                f"{self.datatype}"
+            )
+        return function(self, *args, **kwargs)
+
+    return checked
+
+
+def _is_ours(name: str) -> bool:
+    return name == _ROOT or name.startswith(f"{_ROOT}.")
+
+
+def _mmcv_package() -> ModuleType:
+    """Return the real mmcv, or a stand-in that says what it is."""
+    if "mmcv" in sys.modules or importlib.util.find_spec("mmcv") is not None:
+        return importlib.import_module("mmcv")
+    package = _module("mmcv", {}, is_package=True)
+
+    def missing(name: str) -> Any:
+        raise AttributeError(
+            f"module 'mmcv' has no attribute {name!r}: mmcv is not installed, and "
+            "pyparallel.mmcv.install() provides only mmcv.parallel."
+        )
+
+    package.__getattr__ = missing  # type: ignore[method-assign]  # PEP 562
+    return package
+
+
+def _refuse_if_bound() -> None:
+    """Raise if a module holds anything of the old ``mmcv.parallel``."""
+    root = sys.modules.get(_ROOT)
+    if root is None:
+        return
+    # Objects without a module of their own are known by identity.
+    old = {id(module) for name, module in sys.modules.items() if _is_ours(name)}
+    if hasattr(root, "MODULE_WRAPPERS"):
+        old.add(id(root.MODULE_WRAPPERS))
+    holders = sorted(
+        name
+        for name, module in list(sys.modules.items())
+        if issubclass(type(module), ModuleType)
+        and not (name in ("mmcv", "__mp_main__") or _is_ours(name))
+        and any(_is_old(value, old) for value in list(vars(module).values()))
+    )
+    if holders:
+        shown = ", ".join(holders[:3]) + (", ..." if len(holders) > 3 else "")
+        raise RuntimeError(
+            "pyparallel.mmcv.install() must run before other modules import from "
+            f"mmcv.parallel, but {shown} already did. Call it first in the main script."
+        )
+
+
+def _is_old(value: Any, old: set[int]) -> bool:
+    # Not isinstance: it would ask lazy proxies, which may import things or raise.
+    if issubclass(type(value), type | FunctionType):
+        name = value.__module__
+        return isinstance(name, str) and _is_ours(name)
+    return id(value) in old
+
+
+def _module_wrappers() -> Any:
+    """Return mmcv's kind of registry with our classes in it, or our own registry."""
+    try:
+        registry_class = importlib.import_module("mmcv.utils").Registry
+    except (ImportError, AttributeError):
+        return MODULE_WRAPPERS
+    registry = registry_class("module wrapper", scope="mmcv")
+    for name, cls in MODULE_WRAPPERS.module_dict.items():
+        registry.register_module(name, module=cls)
+    registries.append(registry)
+    _added_registries.append(registry)
+    return registry
+
+
+def _modules(module_wrappers: Any) -> dict[str, ModuleType]:
+    """Return ``mmcv.parallel`` and its submodules by full name."""
+    both = {"scatter_kwargs": scatter_kwargs, "ScatterInputs": ScatterInputs}
+    contents: dict[str, dict[str, Any]] = {
+        "collate": {"collate": collate, "DataContainer": DataContainer},
+        "data_container": {
+            "DataContainer": DataContainer,
+            "assert_tensor_type": assert_tensor_type,
+        },
+        "data_parallel": {"MMDataParallel": MMDataParallel, **both},
+        "distributed": {"MMDistributedDataParallel": MMDistributedDataParallel, **both},
+        "registry": {"MODULE_WRAPPERS": module_wrappers},
+        "scatter_gather": {
+            "scatter": scatter,
+            "DataContainer": DataContainer,
+            "Scatter": _functions.Scatter,
+            **both,
+        },
+        "utils": {
+            "is_module_wrapper": is_module_wrapper,
+            "MODULE_WRAPPERS": module_wrappers,
+        },
+    }
+    modules = {
+        f"{_ROOT}.{name}": _module(f"{_ROOT}.{name}", names)
+        for name, names in contents.items()
+    }
+    # These two are the modules themselves: what is assigned in them takes effect.
+    modules[f"{_ROOT}._functions"] = _functions
+    modules[f"{_ROOT}.distributed_deprecated"] = distributed_deprecated
+    public = {
+        "collate": collate,
+        "DataContainer": DataContainer,
+        "MMDataParallel": MMDataParallel,
+        "MMDistributedDataParallel": MMDistributedDataParallel,
+        "scatter": scatter,
+        "scatter_kwargs": scatter_kwargs,
+        "is_module_wrapper": is_module_wrapper,
+        "MODULE_WRAPPERS": module_wrappers,
+    }
+    children = {name.rpartition(".")[2]: module for name, module in modules.items()}
+    # The function collate, not the module of that name, is the package's attribute.
+    root = _module(_ROOT, {**children, **public, "__all__": list(public)}, True)
+    return {_ROOT: root, **modules}
+
+
+def _module(name: str, names: dict[str, Any], is_package: bool = False) -> ModuleType:
+    module = ModuleType(name, "Provided by pyparallel.")
+    module.__spec__ = ModuleSpec(name, None, is_package=is_package)
+    if is_package:
+        module.__path__ = []
+    module.__dict__.update(names)
+    return module

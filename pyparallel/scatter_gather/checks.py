@@ -1,0 +1,135 @@
+"""What the outputs of several replicas must have in common to be gathered."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..batch import pytree
+from ..batch.container import DataContainer
+from ..core.errors import BatchTypeError, BatchValueError, SplitError, at, kind
+
+_Path = tuple[Any, ...]
+
+
+def check_kinds(values: Sequence[Any], path: _Path) -> None:
+    """Raise TypeError if the values at one place are of several kinds."""
+    first = values[0]
+    for i, other in enumerate(values):
+        if type(other) is type(first):
+            continue
+        if any(
+            isinstance(first, cls) and isinstance(other, cls)
+            for cls in (torch.Tensor, numbers.Number)
+        ):
+            continue
+        raise BatchTypeError(
+            f"gather: {_at(i, path)} must be of type {kind(first)} like "
+            f"{_at(0, path)}, but is {kind(other)}. Return the same kind of value on "
+            "every replica."
+        )
+
+
+def check_keys(values: Sequence[Mapping[Any, Any]], path: _Path) -> None:
+    """Raise ValueError if not all have the keys of the first."""
+    first = values[0]
+    for i, other in enumerate(values):
+        missing = [key for key in first if key not in other]
+        more = [key for key in other if key not in first]
+        if missing or more:
+            found = f"lacks {missing[0]!r}" if missing else f"has {more[0]!r} too"
+            raise BatchValueError(
+                f"gather: {_at(i, path)} must have the keys of {_at(0, path)}, but "
+                f"{found}. Return the same keys on every replica."
+            )
+
+
+def check_lengths(values: Sequence[Any], path: _Path) -> None:
+    """Raise ValueError if not all have as many items as the first."""
+    expected = len(values[0])
+    for i, other in enumerate(values):
+        if len(other) != expected:
+            raise BatchValueError(
+                f"gather: {_at(i, path)} must have as many items as {_at(0, path)}, "
+                f"but has {len(other)} where {expected} was expected. Put a list with "
+                "one item for each sample into a DataContainer: such lists are joined."
+            )
+
+
+def check_alike(values: Sequence[Any], path: _Path, dim: int) -> None:
+    """Raise ValueError if tensors, or arrays, cannot be joined along ``dim``."""
+    first = values[0]
+    expected = tuple(first.shape)
+    if expected and not -len(expected) <= dim < len(expected):
+        raise SplitError(
+            f"gather: {_at(0, path)} must have a dimension {dim} to be joined along, "
+            f"but has shape {expected}."
+        )
+    for i, other in enumerate(values):
+        if other.dtype != first.dtype:
+            raise BatchValueError(
+                f"gather: {_at(i, path)} must be of the dtype of {_at(0, path)}, but "
+                f"is {other.dtype} where {first.dtype} was expected."
+            )
+        shape = tuple(other.shape)
+        if _outside(shape, dim) != _outside(expected, dim):
+            raise BatchValueError(
+                f"gather: {_at(i, path)} must match {_at(0, path)} outside dimension "
+                f"{dim}, but has shape {shape} where {expected} was expected. Pad them "
+                "to one shape, or put a list of them into a DataContainer."
+            )
+
+
+def check_equal(values: Sequence[Any], path: _Path) -> None:
+    """Raise ValueError if what is no tensor differs between replicas."""
+    first = values[0]
+    for i, other in enumerate(values):
+        if not _equal(first, other):
+            raise BatchValueError(
+                f"gather: {_at(i, path)} must equal {_at(0, path)}, but is {other!r} "
+                f"where {first!r} was expected. Return a tensor, or a list with one "
+                "entry for each sample."
+            )
+
+
+def hold_data(values: Sequence[Any]) -> bool:
+    """Tell whether there is anything in these lists that is joined by itself.
+
+    None counts as such: it stands for a tensor that is not there.
+    """
+    leaves = pytree.flatten(list(values))[0]
+    return any(
+        leaf is None or isinstance(leaf, torch.Tensor | DataContainer) or is_array(leaf)
+        for leaf in leaves
+    )
+
+
+def is_array(value: object) -> bool:
+    """Tell whether this is an array of numpy, which need not be installed."""
+    return kind(value) == "numpy.ndarray"
+
+
+def _at(i: int, path: _Path) -> str:
+    return at(f"outputs[{i}]", path)
+
+
+def _outside(shape: tuple[int, ...], dim: int) -> tuple[int, ...] | None:
+    """Return the shape without ``dim``; None for a scalar, unlike that of a vector."""
+    if not shape:
+        return None
+    rest = list(shape)
+    if -len(shape) <= dim < len(shape):
+        del rest[dim]
+    return (len(shape), *rest)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    try:
+        return bool(one == other or (one != one and other != other))  # two NaN are
+    except Exception:  # comparisons may raise, or give no truth value, as they like
+        return False

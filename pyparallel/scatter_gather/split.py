@@ -1,0 +1,315 @@
+"""The split of a batch over devices: one partition for everything in it.
+
+Where the batch holds DataContainers their chunks are the partition, and plain tensors
+beside them follow it. Otherwise it is ``chunk_sizes``, or ceiling parts of each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from ..batch import pytree
+from ..batch.container import DataContainer
+from ..batch.padding import Padded
+from ..batch.ragged import Ragged
+from ..core.errors import BatchTypeError, BatchValueError, SplitError, at, kind
+from .move import LeafName, check_memory
+
+#: Names one leaf; see `LeafName`.
+Where = Callable[[], str]
+
+_TENSOR = frozenset({torch.Tensor})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The checked options of a scatter."""
+
+    num_targets: int
+    dim: int = 0
+    chunk_sizes: tuple[int, ...] | None = None
+    max_size: int | None = None
+    dtype: torch.dtype | None = None
+
+    @property
+    def divides(self) -> bool:
+        """Whether there is anything to do: one target takes everything whole."""
+        return not (
+            self.num_targets == 1 and self.chunk_sizes is None and self.max_size is None
+        )
+
+
+def undivided(leaves: list[Any], options: Options, name: LeafName) -> list[Any]:
+    """Return for every leaf its one part where there is nothing to divide.
+
+    Raises:
+        TypeError: as `split`.
+        ValueError: a DataContainer with more chunks than one, or with none.
+    """
+    if not any(issubclass(cls, DataContainer) for cls in set(map(type, leaves))):
+        return leaves
+    return [
+        _only_chunk(leaf, options, name, i) if isinstance(leaf, DataContainer) else leaf
+        for i, leaf in enumerate(leaves)
+    ]
+
+
+def _only_chunk(
+    container: DataContainer, options: Options, name: LeafName, i: int
+) -> Any:
+    data = container.data
+    if type(data) is list and len(data) == 1:
+        (chunk,) = data  # as collate makes it: nothing more to look at
+        if container.cpu_only or type(chunk) is torch.Tensor:
+            return chunk
+        if type(chunk) is list and _TENSOR.issuperset(map(type, chunk)):
+            return chunk
+    return _chunks(container, options, partial(name, i))[0]
+
+
+def split(leaves: Sequence[Any], options: Options, name: LeafName) -> list[list[Any]]:
+    """Return for every leaf the list of its parts, one for each used target.
+
+    A part is a tensor, the content of a DataContainer's chunk, or the leaf itself.
+
+    Raises:
+        TypeError: a DataContainer that does not hold chunks of tensors.
+        ValueError: leaves that cannot be split alike; both are named.
+    """
+    parts: dict[int, list[Any]] = {
+        i: _chunks(leaf, options, partial(name, i))
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, DataContainer)
+    }
+    plain = {
+        i: leaf
+        for i, leaf in enumerate(leaves)
+        if (isinstance(leaf, torch.Tensor) or kind(leaf) == "numpy.ndarray")
+        and not _goes_whole(leaf, options, partial(name, i))
+    }
+    sizes = options.chunk_sizes
+    if plain and parts and sizes is None and options.num_targets > 1:
+        sizes = _container_sizes(parts, name)
+    for i, leaf in plain.items():
+        parts[i] = _split_tensor(leaf, sizes, options, partial(name, i))
+    num_used = _agreed(parts, options.num_targets, name)
+    if options.max_size is not None:
+        for i, part in parts.items():
+            dim = options.dim if i in plain else 0
+            parts[i] = [_cap(chunk, dim, options.max_size) for chunk in part]
+    return [
+        parts[i] if i in parts else [leaf] * num_used for i, leaf in enumerate(leaves)
+    ]
+
+
+def _goes_whole(leaf: Any, options: Options, where: Where) -> bool:
+    """Tell whether there are no samples to share out: every target gets the leaf."""
+    if isinstance(leaf, torch.Tensor) and (
+        leaf.is_nested or leaf.layout is not torch.strided
+    ):
+        layout = "nested" if leaf.is_nested else leaf.layout
+        raise BatchTypeError(
+            f"{where()} must be a dense tensor to be split, but its layout is {layout}."
+            " Give it to one target, or put it into DataContainer(..., cpu_only=True)."
+        )
+    dim, shape = options.dim, leaf.shape
+    return (
+        options.chunk_sizes is None
+        and -len(shape) <= dim < len(shape)
+        and shape[dim] == 0
+    )
+
+
+def _split_tensor(
+    leaf: Any, sizes: Sequence[int] | None, options: Options, where: Where
+) -> list[Any]:
+    """Split a tensor or an array along ``dim``.
+
+    A tensor without memory is refused here: its parts would be without a name.
+    """
+    check_memory(leaf, where)
+    dim, shape = options.dim, tuple(leaf.shape)
+    if not -len(shape) <= dim < len(shape):
+        raise SplitError(
+            f"{where()} must have a dimension {dim} to be split along, but has shape "
+            f"{shape}. Put what is not a batch into DataContainer(..., cpu_only=True)."
+        )
+    if sizes is None:
+        sizes = partition(shape[dim], options.num_targets)
+    elif sum(sizes) != shape[dim]:
+        whose = "sum(chunk_sizes)" if options.chunk_sizes else "the containers' chunks"
+        raise BatchValueError(
+            f"{where()} must have size {sum(sizes)} along dimension {dim}, that of "
+            f"{whose} {tuple(sizes)}, but has shape {shape}."
+        )
+    if len(sizes) == 1:
+        return [leaf]
+    ends = accumulate(sizes)
+    return [
+        leaf[_index(dim, len(shape), slice(end - size, end))]
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def _index(dim: int, num_dims: int, part: slice) -> tuple[slice, ...]:
+    index = [slice(None)] * num_dims
+    index[dim] = part
+    return tuple(index)
+
+
+def _cap(chunk: Any, dim: int, max_size: int) -> Any:
+    """Return the first ``max_size`` samples of a chunk; of what has none, all."""
+    if _length(chunk) is None and kind(chunk) != "numpy.ndarray":
+        return chunk
+    if isinstance(chunk, Padded | Ragged):
+        return chunk.part(0, max_size)
+    if isinstance(chunk, list | tuple):
+        return chunk[:max_size]
+    return chunk[_index(dim, len(chunk.shape), slice(max_size))]
+
+
+def _agreed(parts: dict[int, list[Any]], num_targets: int, name: LeafName) -> int:
+    """Return how many targets are used: as many as every leaf has parts."""
+    if not parts:
+        return num_targets
+    (first, expected), *others = parts.items()
+    for i, part in others:
+        if len(part) != len(expected):
+            raise BatchValueError(
+                f"{name(i)} must have as many chunks as {name(first)}, but has "
+                f"{len(part)} where {len(expected)} was expected."
+            )
+    return len(expected)
+
+
+def _chunks(container: DataContainer, options: Options, where: Where) -> list[Any]:
+    """Return the chunks of a container, checked and re-cut as asked for."""
+    data = container.data
+    if isinstance(data, torch.Tensor | Padded | Ragged) and not container.cpu_only:
+        data = [data]
+    if not isinstance(data, list | tuple):
+        raise BatchTypeError(
+            f"{where()} must hold a list with one chunk for each target, as collate "
+            f"makes it, but holds {kind(data)}."
+        )
+    if not data:
+        raise BatchValueError(f"{where()} must hold at least one chunk, but is empty.")
+    chunks = list(data)
+    if not container.cpu_only:
+        _check_tensors(chunks, where)
+    if options.chunk_sizes is not None:
+        chunks = _recut(chunks, options.chunk_sizes, where)
+    if len(chunks) > options.num_targets:
+        raise BatchValueError(
+            f"{where()} must have at most one chunk for each target "
+            f"({options.num_targets}), but has {len(chunks)}. Collate with a larger "
+            "samples_per_gpu, or name more targets."
+        )
+    return chunks
+
+
+def _check_tensors(items: list[Any], where: Where, path: tuple[int, ...] = ()) -> None:
+    """Raise if there is anything but tensors in nested lists."""
+    for i, item in enumerate(items):
+        if isinstance(item, torch.Tensor | Padded | Ragged):
+            continue
+        if not isinstance(item, list):
+            raise BatchTypeError(
+                f"{at(where() + '.data', (*path, i))} must be a tensor or a list of "
+                f"tensors, but is {kind(item)}. Use DataContainer(..., cpu_only=True) "
+                "for what stays on the host."
+            )
+        if len(path) > pytree.MAX_DEPTH:
+            raise pytree.too_deep(f"{where()}.data")
+        _check_tensors(item, where, (*path, i))
+
+
+def _length(chunk: Any) -> int | None:
+    """Return how many samples a chunk holds, or None if it does not say."""
+    if isinstance(chunk, torch.Tensor):
+        return chunk.shape[0] if chunk.dim() else None
+    if isinstance(chunk, Padded | Ragged):
+        return chunk.num_samples
+    return len(chunk) if isinstance(chunk, list | tuple) else None
+
+
+def _recut(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]:
+    """Cut the samples of all chunks, in order, into chunks of these sizes."""
+    lengths = [_length(chunk) for chunk in chunks]
+    total = sum(length or 0 for length in lengths)
+    if None in lengths or total != sum(sizes):
+        raise BatchValueError(
+            f"{where()} must hold sum(chunk_sizes)={sum(sizes)} samples, but holds "
+            f"{total}."
+        )
+    if tuple(lengths) == tuple(sizes):
+        return chunks
+    if all(isinstance(chunk, Padded) for chunk in chunks):
+        fields = [
+            [None] * len(sizes) if None in field else _recut(list(field), sizes, where)
+            for field in zip(*(chunk.fields() for chunk in chunks), strict=True)
+        ]
+        return list(map(Padded, *fields))
+    if all(isinstance(chunk, Ragged) for chunk in chunks):
+        samples = [sample for chunk in chunks for sample in chunk.unbind()]
+        return [Ragged.from_tensors(each) for each in _dealt(samples, sizes)]
+    if not all(isinstance(chunk, torch.Tensor) for chunk in chunks):
+        samples = [sample for chunk in chunks for sample in chunk]
+        return _dealt(samples, sizes)
+    shapes = {tuple(chunk.shape[1:]) for chunk in chunks}
+    if len(shapes) > 1:
+        raise BatchValueError(
+            f"{where()} must have chunks of one padded shape to be cut anew, but has "
+            f"{', '.join(map(str, sorted(shapes)))}. Collate with samples_per_gpu "
+            "equal to the batch size."
+        )
+    check_memory(chunks, where)
+    whole = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+    return list(whole.split(list(sizes)))
+
+
+def _dealt(samples: list[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    ends = accumulate(sizes)
+    return [samples[end - n : end] for n, end in zip(sizes, ends, strict=True)]
+
+
+def _container_sizes(
+    parts: dict[int, list[Any]], name: LeafName
+) -> tuple[int, ...] | None:
+    """Return the chunk sizes that the containers agree on, None if none tells."""
+    known: dict[tuple[int, ...], int] = {}
+    for i, chunks in parts.items():
+        lengths = tuple(_length(chunk) for chunk in chunks)
+        sizes = tuple(length for length in lengths if length is not None)
+        if len(sizes) == len(lengths):
+            known.setdefault(sizes, i)
+    if len(known) > 1:
+        (sizes, i), (other, j), *_ = known.items()
+        raise BatchValueError(
+            f"{name(j)} must have the chunk sizes of {name(i)} so that the tensors "
+            f"beside them can be split, but has {other} where {sizes} was expected."
+        )
+    return next(iter(known), None)
+
+
+def partition(num_items: int, num_parts: int) -> list[int]:
+    """Split items into at most ``num_parts`` ascending parts of ceiling size.
+
+    The one partition of a batch: what is copied and what is waited for both come from
+    it. The sizes are those of ``torch.chunk``; there may be fewer parts than asked
+    for, and no items make one empty part.
+
+    Example:
+        >>> partition(5, 2), partition(3, 4), partition(0, 2)
+        ([3, 2], [1, 1, 1], [0])
+    """
+    if num_items == 0:
+        return [0]
+    size = -(-num_items // num_parts)
+    return [min(size, num_items - start) for start in range(0, num_items, size)]
