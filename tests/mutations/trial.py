@@ -185,7 +185,7 @@ class Tree:
     def fill(self) -> None:
         """Copy the sources, and the extension, which is not among them."""
         subprocess.run([ROOT / "scripts" / "copy_tree", self.root], check=True)
-        backend = Path("pyparallel", "_backend")
+        backend = Path("pyparallel", "backend")
         for suffix in ("so", "json"):
             for path in (ROOT / backend).glob(f"_C.*.{suffix}"):
                 shutil.copy2(path, self.root / backend)
