@@ -30,7 +30,8 @@ from prefetch_loaders import (
 )
 
 import pyparallel
-from pyparallel import PreDataLoader, _prefetch_thread
+from pyparallel import PreDataLoader
+from pyparallel.prefetch import _thread
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -308,13 +309,13 @@ def test_a_thread_that_cannot_start_is_an_error_and_no_pass(
     def start(thread: threading.Thread) -> None:
         raise RuntimeError(error)
 
-    running = set(_prefetch_thread._running)
+    running = set(_thread._running)
     monkeypatch.setattr(threading.Thread, "start", start)
     pre = PreDataLoader(loader())
     with pytest.raises(RuntimeError) as caught:
         next(iter(pre))
     assert str(caught.value) == raised
-    assert set(_prefetch_thread._running) == running
+    assert set(_thread._running) == running
     monkeypatch.undo()
     assert firsts(pre) == [0, 2, 4, 6, 8, 10]
 
