@@ -55,7 +55,7 @@ default_role = "py:obj"
 # needs none. The rest are names of types that only annotations use.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!pyparallel)\w+\..*"),
-    ("py:class", r"_?[A-Z]\w*|optional|pyparallel\.replicas\.Module"),
+    ("py:class", r"_?[A-Z]\w*|optional|pyparallel\.parallel\.replicate\.Module"),
 ]
 
 html_theme = "furo"
