@@ -131,7 +131,7 @@ test: test-native test-python test-core ## everything without a GPU: both backen
 
 # Freed slabs are overwritten here and their edges checked; in the other runs they are not.
 test-native: $(V)/.built
-	PYPARALLEL_POISON=1 PYPARALLEL_BACKEND=native \
+	PYPARALLEL_DEBUG=poison PYPARALLEL_BACKEND=native \
 		$(V)/bin/python $(PYTEST) -m "not peers and not python_optimized" \
 		$(PYTEST_ARGS)
 

@@ -28,14 +28,25 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("value", "on"), [("", False), ("0", False), ("1", True), ("yes", True)]
+    ("value", "enabled", "poison"),
+    [
+        ("", False, False),
+        ("0", False, False),
+        ("poison", False, True),
+        ("1", True, True),
+        ("yes", True, True),
+    ],
 )
-def test_the_environment_says_so_once_at_import(value, on):
-    code = "from pyparallel.transfer import debug; import os\n"
-    code += "from pyparallel.shm import ring_memory as r\n"
-    code += "os.environ['PYPARALLEL_DEBUG'] = '1'\nprint(debug.enabled, r.poisons())"
-    done = run(code, PYPARALLEL_DEBUG=value, PYPARALLEL_POISON="0")
-    assert (done.stdout, done.stderr) == (f"{on} {on}\n", "")
+def test_the_environment_says_so_once_at_import(value, enabled, poison):
+    code = """
+import os
+from pyparallel.shm.ring import Ring
+from pyparallel.transfer import debug
+os.environ["PYPARALLEL_DEBUG"] = "" if debug.poison_enabled else "1"
+print(debug.enabled, debug.poison_enabled, Ring(1, 1 << 16).poison_enabled)
+"""
+    done = run(code, PYPARALLEL_DEBUG=value)
+    assert (done.stdout, done.stderr) == (f"{enabled} {poison} {poison}\n", "")
 
 
 LAST = """
@@ -92,7 +103,8 @@ print(set(where))
 def test_recycled_memory_of_the_host_holds_poison():
     if backend.name != "native":
         pytest.skip("pure Python recycles nothing")
-    assert run(CACHED, PYPARALLEL_DEBUG="1").stdout == "{219}\n"
+    for value in ("1", "poison"):
+        assert run(CACHED, PYPARALLEL_DEBUG=value).stdout == "{219}\n"
     assert "219" not in run(CACHED, PYPARALLEL_DEBUG="0").stdout
 
 

@@ -22,6 +22,7 @@ from pyparallel.loader._worker import Packing
 from pyparallel.shm.ring import Ring
 from pyparallel.shm.ring_memory import FREE, PARENT, RingMemory
 from pyparallel.shm.serialization import InRing, Parcel
+from pyparallel.transfer import debug
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -100,7 +101,7 @@ def test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab(
     def interrupted(slab: int, holder: int) -> None:
         calls.append(slab)
         if len(calls) == 1:
-            if ring.poisons:
+            if ring.poison_enabled:
                 ring.poison(slab)
             raise KeyboardInterrupt
         release(slab, holder)
@@ -297,7 +298,7 @@ def test_an_error_in_a_collate_function_frees_its_slab() -> None:
 def test_reclaimed_slabs_are_poisoned_before_anybody_can_claim_them(
     monkeypatch: Any,
 ) -> None:
-    monkeypatch.setenv("PYPARALLEL_POISON", "1")
+    monkeypatch.setattr(debug, "poison_enabled", True)
     ring = Ring(2, 1 << 12)
     slab = ring.claim(WORKER)
     assert slab is not None

@@ -1,4 +1,4 @@
-"""PYPARALLEL_POISON=1 finds who writes where nothing of his lies."""
+"""PYPARALLEL_DEBUG=poison finds who writes where nothing of his lies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_ring_memory import Worker
 import pyparallel
 from pyparallel import backend
 from pyparallel.shm.ring import Ring
-from pyparallel.shm.ring_memory import poisons
+from pyparallel.transfer import debug
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -27,17 +27,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYPARALLEL_POISON", "1")
-
-
-@pytest.mark.parametrize(
-    ("value", "on"), [("", False), ("0", False), ("1", True), ("yes", True)]
-)
-def test_the_environment_says_so(
-    value: str, on: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYPARALLEL_POISON", value)
-    assert poisons() is on
+    monkeypatch.setattr(debug, "poison_enabled", True)
 
 
 def stale(tensor: torch.Tensor) -> Any:

@@ -8,7 +8,8 @@
 // wanted for `patience`. In a forked child nothing is kept of what the parent held:
 // writing there would copy the parent's pages, and the thread does not exist.
 //
-// With PYPARALLEL_DEBUG=1 a block is overwritten with 0xDB as soon as it is given back.
+// With PYPARALLEL_DEBUG=1 or =poison a block is overwritten with 0xDB as soon as it is
+// given back.
 #pragma once
 
 #include <chrono>

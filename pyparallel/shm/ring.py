@@ -138,13 +138,13 @@ class Ring(RingMemory):
             )
         if self._lock is not None and self._num_lockers:
             self._page_lock(slab, self._lock)
-        if self.poisons:
+        if self.poison_enabled:
             self.check_edges(slab, nbytes)
         return self.payload(owner, nbytes)
 
     def reclaim(self, holder: int) -> None:
         """Free the slabs of a worker that has ended, however it did."""
-        if self.poisons:  # while nobody can claim them yet
+        if self.poison_enabled:  # while nobody can claim them yet
             for slab, whose in enumerate(self.holders()):
                 if whose == holder:
                     self.poison(slab)
@@ -177,7 +177,7 @@ class Ring(RingMemory):
 
     def _free(self, slab: int, nbytes: int) -> None:
         try:
-            if self.poisons:
+            if self.poison_enabled:
                 try:
                     self.check_edges(slab, nbytes)
                 except RuntimeError as error:  # nobody catches what a finalizer raises

@@ -3,9 +3,8 @@
 A header with a line for every slab, then the slabs, all of one size. A slab takes
 memory when somebody first writes so far into it, and keeps it.
 
-With ``PYPARALLEL_POISON=1`` free slabs are overwritten, what is written to them while
-they are free is noticed, and so is what is written beyond the edges of a batch. So it
-is with ``PYPARALLEL_DEBUG=1``.
+With ``PYPARALLEL_DEBUG=1`` or ``=poison``, free slabs are overwritten. Writes to a free
+slab and writes beyond the edges of a batch are then errors.
 """
 
 from __future__ import annotations
@@ -33,11 +32,6 @@ _POISON = 0xDB
 _EDGE = 0xC5
 
 
-def poisons() -> bool:
-    """Tell whether freed slabs are to be overwritten and the edges of slabs checked."""
-    return debug.enabled or debug.is_set("PYPARALLEL_POISON")
-
-
 class RingMemory:
     """Slabs of one size in one shared memory, claimed by atomics in its header.
 
@@ -60,7 +54,7 @@ class RingMemory:
         self._stride = _stride(slab_nbytes)
         # One type for all slabs: ctypes keeps every type that it makes.
         self._slab_type: Any = ctypes.c_uint8 * self._stride
-        self.poisons = poisons()
+        self.poison_enabled = debug.poison_enabled
 
     def __reduce__(self) -> Any:
         # Only while a worker is started: the descriptor travels with its arguments.
@@ -76,7 +70,9 @@ class RingMemory:
         slab = backend.ring_claim(self.header, holder, self.fd)
         if slab < 0:
             return None
-        if self.poisons and not self._is_all(slab, 0, self._committed[slab], _POISON):
+        if self.poison_enabled and not self._is_all(
+            slab, 0, self._committed[slab], _POISON
+        ):
             raise RuntimeError(
                 f"slab {slab} of the DataLoader's ring must not change while it is "
                 "free, but somebody wrote to it. Look for memory of a batch that is "
@@ -86,7 +82,7 @@ class RingMemory:
 
     def release(self, slab: int, holder: int) -> None:
         """Free a slab."""
-        if self.poisons:
+        if self.poison_enabled:
             self.poison(slab)
         backend.ring_pass(self.header, slab, holder, FREE)
 
@@ -101,7 +97,7 @@ class RingMemory:
             memfd.reserve(self.fd, self.start(slab), size)
         except OSError:
             return False
-        if self.poisons:
+        if self.poison_enabled:
             self._fill(slab, have, size, _POISON)
         self._committed[slab] = size
         return True
@@ -220,7 +216,7 @@ class Slab:
     def let_go(self) -> bool:
         """Forget the memory; False if a tensor on it is still alive in this process."""
         self._memory = None
-        if self._ring.poisons:
+        if self._ring.poison_enabled:
             self._ring.mark_edges(self.index, self.used)
         if self._owner() is not None:  # of a tensor that may lie in a gap
             return False

@@ -48,19 +48,18 @@ _SLOT = 64  # bytes of a slab that belong to one leaf
 _ROW = 4096  # bytes of a large leaf that have one checksum
 
 
-def is_set(name: str) -> bool:
-    """Tell whether a variable of the environment is neither empty nor 0."""
-    return os.environ.get(name, "") not in ("", "0")
-
-
-#: Whether the mode is on. Read once: batches may be on their way when it changes.
-enabled = is_set("PYPARALLEL_DEBUG")
+#: Every check is on. Read once: batches may be on their way when it changes.
+enabled: bool
+#: Freed host memory is overwritten: the part that ``PYPARALLEL_DEBUG=poison`` asks for.
+poison_enabled: bool
 
 
 def reset() -> None:
-    """Read the environment again, and forget what was watched."""
-    global enabled
-    enabled = is_set("PYPARALLEL_DEBUG")
+    """Read ``PYPARALLEL_DEBUG`` again, and forget the memory and copies under check."""
+    global enabled, poison_enabled
+    value = os.environ.get("PYPARALLEL_DEBUG", "")
+    poison_enabled = value not in ("", "0")
+    enabled = poison_enabled and value != "poison"
     _unchecked.clear()
     _watched.clear()
 
@@ -247,6 +246,7 @@ def _alone() -> tuple[int, int]:
 # Changed by single operations, without a lock: a destructor may send something itself.
 _unchecked: deque[tuple[Callable[[], bool], _Check]] = deque()
 _watched: deque[_Block] = deque()
+reset()
 
 
 def check() -> None:
