@@ -21,7 +21,7 @@ import operator
 from typing import NamedTuple
 
 from . import backend
-from .core.errors import BatchTypeError, BatchValueError, at_least, kind
+from .core.errors import BatchTypeError, BatchValueError, check_int, type_name
 from .transfer.pinned_results import host_slabs
 
 __all__ = [
@@ -104,7 +104,7 @@ def set_cache_limit(nbytes: int, idle_seconds: float = 10.0) -> None:
     except (TypeError, ValueError):
         raise BatchTypeError(
             f"{where} nbytes must be an integer and idle_seconds a number, but are "
-            f"{kind(nbytes)} and {kind(idle_seconds)}."
+            f"{type_name(nbytes)} and {type_name(idle_seconds)}."
         ) from None
     if not 0 <= limit < 2**63:
         raise BatchValueError(f"{where} nbytes must be 0 or more, but is {nbytes}.")
@@ -159,7 +159,7 @@ def set_pinned_limit(nbytes: int) -> None:
         ValueError: it is below 4 MiB, or beyond 64 bits.
     """
     where = "set_pinned_limit: nbytes"
-    limit = at_least(nbytes, _LARGEST_BLOCK, where)
+    limit = check_int(nbytes, _LARGEST_BLOCK, where)
     if limit >= 2**63:
         raise BatchValueError(f"{where} must be less than 2**63, but is {nbytes}.")
     backend.bound_pinned(limit)

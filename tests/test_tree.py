@@ -17,7 +17,7 @@ import torch
 
 from pyparallel import DataContainer
 from pyparallel.batch import pytree
-from pyparallel.core.errors import Field, at
+from pyparallel.core.errors import Field, format_path
 
 pytestmark = pytest.mark.asan
 
@@ -95,14 +95,17 @@ def test_a_list_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
 def test_paths_name_places_as_the_user_would() -> None:
     tree = {"a": [1, samples.Frozen(2, 3)], "p": Row(x=4)}
     _, structure = pytree.flatten(tree)
-    places = [at("inputs", path) for path in structure.paths()]
+    places = [format_path("inputs", path) for path in structure.paths()]
     assert places == [
         "inputs['a'][0]",
         "inputs['a'][1].left",
         "inputs['a'][1].right",
         "inputs['p']['x']",
     ]
-    assert at("batch[1]", ["img", 0, Field("boxes")]) == "batch[1]['img'][0].boxes"
+    assert (
+        format_path("batch[1]", ["img", 0, Field("boxes")])
+        == "batch[1]['img'][0].boxes"
+    )
 
 
 def test_cycles_and_bottomless_nests_are_refused() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core import torch_private
 from ..core.torch_private import is_zero_tensor, runs_in_python
-from .plain import PLAIN, lacking
+from .plain import PLAIN, missing_bytes
 
 _Where = str | tuple[str, int]  # an argument, or an item of one; named only in errors
 
@@ -101,7 +101,7 @@ def check_plain(tensor: Tensor, where: _Where) -> None:
 
 def check_memory(tensor: Tensor, where: _Where, dst: Tensor | None = None) -> None:
     """Check that a tensor lies within its storage, and outside ``dst``."""
-    found = lacking(tensor)
+    found = missing_bytes(tensor)
     if found:
         advice = " Copy it before its storage is released."
         raise error(where, "lie within its storage", found, advice)

@@ -22,7 +22,7 @@ from ._python_few import pad_few
 from ._python_image import image_batch
 from ._python_ring import ring_claim, ring_format, ring_holders, ring_pass, ring_reclaim
 from ._python_slab_plan import SlabPlan, plan_slab
-from .plain import lacking
+from .plain import missing_bytes
 
 __all__ = [
     "SlabPlan",
@@ -103,7 +103,7 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
         if first.layout is not _STRIDED or first.is_quantized:
             return None
         # torch reads freed memory, and imports its compiler for meta tensors.
-        if any(map(_is_meta, samples)) or any(map(lacking, samples)):
+        if any(map(_is_meta, samples)) or any(map(missing_bytes, samples)):
             return None
         stacked = _stack(samples)  # type: ignore[arg-type]  # raises if not
         # torch keeps the channels_last format of images.

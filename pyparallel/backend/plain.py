@@ -18,7 +18,7 @@ from ..core.torch_private import is_wrapped, is_zero_tensor
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def lacking(tensor: torch.Tensor) -> str:
+def missing_bytes(tensor: torch.Tensor) -> str:
     """Return "" if a strided tensor lies within its storage, else what is found."""
     numel, end = tensor.numel(), tensor.storage_offset() + 1
     if numel == 0:
@@ -51,7 +51,7 @@ def check_storage(tensor: Any, where: Callable[[], str]) -> None:
     """
     if type(tensor) not in PLAIN or not is_plain(tensor) or is_wrapped(tensor):
         return
-    found = lacking(tensor)
+    found = missing_bytes(tensor)
     if found:
         raise BatchValueError(
             f"{where()} must lie within its storage, but {found}. Use it before "

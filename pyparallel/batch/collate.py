@@ -16,9 +16,9 @@ from ..core.errors import (
     EmptyBatchError,
     Field,
     MissingKeyError,
-    at,
-    at_least,
-    kind,
+    check_int,
+    format_path,
+    type_name,
     warn_once,
 )
 from ..core.torch_private import data_collate
@@ -103,10 +103,10 @@ def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
         not isinstance(batch, Sequence) or isinstance(batch, _TEXT)
     ):
         raise BatchTypeError(
-            f"collate: batch must be a sequence of samples, but is {kind(batch)}."
+            f"collate: batch must be a sequence of samples, but is {type_name(batch)}."
         )
     if samples_per_gpu is not None:
-        samples_per_gpu = at_least(samples_per_gpu, 1, "collate: samples_per_gpu")
+        samples_per_gpu = check_int(samples_per_gpu, 1, "collate: samples_per_gpu")
     if not batch:
         raise EmptyBatchError(
             "collate: batch must have at least one sample, but is empty."
@@ -134,15 +134,15 @@ def _column(column: list[Any], path: Path, chunk: int | None) -> Any:
         text = str if isinstance(first, str) else bytes
         _check_kind(column, text, text.__name__, path)
         if text is bytes:
-            _warn_about_bytes(at("batch[0]", path), len(column))
+            _warn_about_bytes(format_path("batch[0]", path), len(column))
         return column
     if cls is not dict and isinstance(first, torch.Tensor):
         return batch_tensors(column, path)
     if cls not in _BUILTIN and (registered := _registered_class(first)):
-        _check_kind(column, registered, f"a {kind(first)}", path)
+        _check_kind(column, registered, f"a {type_name(first)}", path)
         return batch_values(column, path)
     if len(path) >= pytree.MAX_DEPTH:
-        raise pytree.too_deep(at("batch[0]", path[:3]) + "...")
+        raise pytree.too_deep(format_path("batch[0]", path[:3]) + "...")
     if cls is dict or isinstance(first, Mapping):
         return _mappings(column, path, chunk)
     if pytree.is_dataclass(first):
@@ -220,7 +220,7 @@ def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
 
 def _dataclasses(column: list[Any], path: Path, chunk: int | None) -> Any:
     first = column[0]
-    _check_kind(column, type(first), f"a {kind(first)}", path)
+    _check_kind(column, type(first), f"a {type_name(first)}", path)
     return pytree.rebuild_dataclass(
         first,
         [

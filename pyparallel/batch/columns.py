@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from ..core.errors import BatchTypeError, BatchValueError, Field, at, kind
+from ..core.errors import BatchTypeError, BatchValueError, Field, format_path, type_name
 from . import pytree, stack
 from .container import DataContainer
 from .padding import Padded
@@ -101,7 +101,7 @@ def _tensors(
         if not isinstance(sample, torch.Tensor):
             raise BatchTypeError(
                 f"{name_of(path, i)} must hold a tensor or a numeric array because "
-                f"{flag}=True, but holds {kind(sample)}. Convert it with "
+                f"{flag}=True, but holds {type_name(sample)}. Convert it with "
                 f"torch.as_tensor, or use {flag}=False."
             )
     return samples
@@ -136,7 +136,7 @@ def sequence_columns(
 
 def name_of(path: Path, i: int) -> str:
     """Name what stands at ``path`` of sample ``i``: ``batch[3]['img']``."""
-    return at(f"batch[{i}]", path)
+    return format_path(f"batch[{i}]", path)
 
 
 def check_kind(column: list[Any], cls: Any, article: str, path: Path) -> None:
@@ -149,7 +149,7 @@ def check_kind(column: list[Any], cls: Any, article: str, path: Path) -> None:
         i = next(i for i, item in enumerate(column) if type(item) in strange)
         raise BatchTypeError(
             f"{name_of(path, i)} must be {article} like {name_of(path, 0)}, but is "
-            f"{kind(column[i])}."
+            f"{type_name(column[i])}."
         )
 
 
@@ -194,7 +194,7 @@ def unbatchable(column: list[Any], path: tuple[Any, ...]) -> Exception:
     """Return the error for values that torch refuses; it names the first at fault."""
 
     def place(i: int) -> str:
-        return at(f"batch[{i}]", path)
+        return format_path(f"batch[{i}]", path)
 
     i = next((i for i, item in enumerate(column) if _is_refused(item)), None)
     if i is None:
@@ -204,18 +204,18 @@ def unbatchable(column: list[Any], path: tuple[Any, ...]) -> Exception:
             i, error = _mismatch(column)
             return BatchValueError(
                 f"{place(i)} must fit {place(0)}, but default_collate cannot join two "
-                f"{kind(column[0])} objects: {error}"
+                f"{type_name(column[0])} objects: {error}"
             )
         return BatchTypeError(
-            f"{place(i)} must be {kind(column[0])} like {place(0)}, but is "
-            f"{kind(column[i])}."
+            f"{place(i)} must be {type_name(column[0])} like {place(0)}, but is "
+            f"{type_name(column[i])}."
         )
     if isinstance(column[i], int | float):
         return BatchValueError(
             f"{place(i)} must be a number that a tensor can hold, but is "
             f"{column[i]!r:.80}."
         )
-    found = kind(column[i])
+    found = type_name(column[i])
     if is_array(column[i], numeric=False):
         found += f" of dtype {column[i].dtype}"
     return BatchTypeError(

@@ -13,7 +13,7 @@ from ..core.errors import (
     BatchValueError,
     called_by_user,
     has_warned,
-    kind,
+    type_name,
     warn_once,
 )
 from . import pytree
@@ -220,7 +220,7 @@ class DataContainer:
         if not isinstance(state, dict):
             raise BatchTypeError(
                 "the pickled state of a DataContainer must be a dict, but is "
-                f"{kind(state)}."
+                f"{type_name(state)}."
             )
         missing = [name for name in _STATE if name not in state]
         if missing:
@@ -310,7 +310,7 @@ def _check_pad_dims(pad_dims: int | None) -> None:
     try:
         value = operator.index(pad_dims)
     except TypeError:
-        raise BatchTypeError(f"{rule} {pad_dims!r} ({kind(pad_dims)}).") from None
+        raise BatchTypeError(f"{rule} {pad_dims!r} ({type_name(pad_dims)}).") from None
     if not 1 <= value <= MOST_PAD_DIMS:
         raise BatchValueError(f"{rule} {pad_dims!r}.")
 
@@ -321,7 +321,7 @@ def _check_padding(
     if not isinstance(padding, Padding):
         raise BatchTypeError(
             f"DataContainer: padding must be a Padding, but is {padding!r} "
-            f"({kind(padding)})."
+            f"({type_name(padding)})."
         )
     if not stack or cpu_only:
         raise BatchValueError(

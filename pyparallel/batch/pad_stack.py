@@ -13,8 +13,8 @@ from ..core.errors import (
     BatchTypeError,
     BatchValueError,
     EmptyBatchError,
-    at_least,
-    kind,
+    check_int,
+    type_name,
 )
 from . import custom_op, stack, torch_stack
 from .padding import Padded, Padding, check_num_dims
@@ -69,7 +69,7 @@ def pad_stack(
     num_dims = tensors[0].dim()
     if pad_dims is not None:
         rule = "None or an integer"
-        num_dims = at_least(pad_dims, 0, "pad_stack: pad_dims", rule)
+        num_dims = check_int(pad_dims, 0, "pad_stack: pad_dims", rule)
     check_num_dims(padding, num_dims, "pad_stack")
     if out is not None:
         torch_stack.check_layouts(tensors, _name)
@@ -89,7 +89,8 @@ def _checked(samples: Any) -> list[torch.Tensor]:
     # A tuple, here and below: torch.compile of torch 2.8 does not take unions.
     if not isinstance(samples, Sequence) or isinstance(samples, (str, bytes)):
         raise BatchTypeError(
-            f"pad_stack: samples must be a sequence of tensors, but is {kind(samples)}."
+            "pad_stack: samples must be a sequence of tensors, but is "
+            f"{type_name(samples)}."
         )
     if not all(isinstance(sample, torch.Tensor) for sample in samples):
         samples = stack.as_tensors(samples)
@@ -97,7 +98,7 @@ def _checked(samples: Any) -> list[torch.Tensor]:
         if not isinstance(sample, torch.Tensor):
             raise BatchTypeError(
                 f"pad_stack: {_name(i)} must be a tensor or a numeric array, but is "
-                f"{kind(sample)}. Convert it with torch.as_tensor."
+                f"{type_name(sample)}. Convert it with torch.as_tensor."
             )
     if not samples:
         raise EmptyBatchError(
@@ -112,7 +113,7 @@ def _padding(padding: Any, options: dict[str, Any]) -> Padding:
     if not isinstance(padding, Padding):
         raise BatchTypeError(
             f"pad_stack: padding must be a Padding, but is {padding!r} "
-            f"({kind(padding)})."
+            f"({type_name(padding)})."
         )
     if options:
         raise BatchTypeError(
@@ -131,7 +132,7 @@ def _check_out(
         if type(tensor) not in PLAIN or tensor.is_quantized:
             raise BatchTypeError(
                 f"pad_stack: {where} must be a plain tensor with out=, but is of type "
-                f"{kind(tensor)} and dtype {getattr(tensor, 'dtype', None)}."
+                f"{type_name(tensor)} and dtype {getattr(tensor, 'dtype', None)}."
             )
         if torch.is_grad_enabled() and tensor.requires_grad:
             raise BatchValueError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BatchTypeError, BatchValueError, at_least, kind
+from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
 from .tensor_fields import TensorFields
 
 #: The most dimensions that a `DataContainer` pads, as in mmcv.
@@ -70,7 +70,7 @@ class Padding:
         if isinstance(divisor, Sequence):
             divisor = _sizes("size_divisor", divisor)
         else:
-            divisor = at_least(divisor, 1, "Padding: size_divisor")
+            divisor = check_int(divisor, 1, "Padding: size_divisor")
         object.__setattr__(self, "size_divisor", divisor)
         if self.shape is not None:
             object.__setattr__(self, "shape", _sizes("shape", self.shape))
@@ -83,7 +83,7 @@ class Padding:
             if not isinstance(value, bool):
                 raise BatchTypeError(
                     f"Padding: {option} must be True or False, but is {value!r} "
-                    f"({kind(value)})."
+                    f"({type_name(value)})."
                 )
         _check_together(self)
 
@@ -293,7 +293,7 @@ def _is_one(divisor: int | Sizes) -> bool:
 def _items(option: str, value: Any, rule: str) -> Sequence[Any]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise BatchTypeError(
-            f"Padding: {option} must be {rule}, but is {value!r} ({kind(value)})."
+            f"Padding: {option} must be {rule}, but is {value!r} ({type_name(value)})."
         )
     return value
 
@@ -303,5 +303,5 @@ def _sizes(option: str, value: Any) -> Sizes:
     if not items:
         raise BatchValueError(f"Padding: {option} must have a size, but is empty.")
     return tuple(
-        at_least(each, 1, f"Padding: {option}[{i}]") for i, each in enumerate(items)
+        check_int(each, 1, f"Padding: {option}[{i}]") for i, each in enumerate(items)
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BatchTypeError, BatchValueError, kind
+from ..core.errors import BatchTypeError, BatchValueError, type_name
 from .padding import MOST_PAD_DIMS, Padding, start_of, target_sizes
 
 _MAX_BYTES = 2**63 - 1
@@ -158,7 +158,7 @@ def padding_number(value: Any, name: Name, i: int) -> float:
             pass
     raise BatchTypeError(
         f"{name(i)} must have a number as padding_value, but has {value!r} "
-        f"({kind(value)})."
+        f"({type_name(value)})."
     )
 
 

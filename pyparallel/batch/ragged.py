@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
+from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, type_name
 from ..core.torch_private import is_split_along_rows, is_wrapped
 from . import stack, torch_stack
 from ._integers import integers
@@ -70,7 +70,7 @@ class Ragged(TensorFields):
         if not isinstance(samples, Sequence) or isinstance(samples, str | bytes):
             raise BatchTypeError(
                 "Ragged.from_tensors: samples must be a sequence of tensors, but is "
-                f"{kind(samples)}."
+                f"{type_name(samples)}."
             )
         if not samples:
             raise EmptyBatchError(
@@ -81,7 +81,7 @@ class Ragged(TensorFields):
             if not isinstance(sample, torch.Tensor):
                 raise BatchTypeError(
                     f"Ragged.from_tensors: samples[{i}] must be a tensor, but is "
-                    f"{kind(sample)}. Convert it with torch.as_tensor."
+                    f"{type_name(sample)}. Convert it with torch.as_tensor."
                 )
         return join(samples, _name)
 
@@ -98,7 +98,7 @@ class Ragged(TensorFields):
         if not isinstance(nested, torch.Tensor) or not nested.is_nested:
             raise BatchTypeError(
                 "Ragged.from_nested: nested must be a nested tensor, but is "
-                f"{kind(nested)}. Use Ragged.from_tensors for a list."
+                f"{type_name(nested)}. Use Ragged.from_tensors for a list."
             )
         source: Any = nested
         dense = nested.layout is torch.jagged and source.lengths() is None
@@ -222,7 +222,7 @@ def _check_fields(values: Any, offsets: Any) -> None:
     for name, field in (("values", values), ("offsets", offsets)):
         if not isinstance(field, torch.Tensor):
             raise BatchTypeError(
-                f"Ragged: {name} must be a tensor, but is {kind(field)}. Use "
+                f"Ragged: {name} must be a tensor, but is {type_name(field)}. Use "
                 "Ragged.from_tensors for a list of samples."
             )
     form = f"{offsets.dtype} of shape {tuple(offsets.shape)} on {offsets.device}"

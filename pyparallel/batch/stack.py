@@ -12,7 +12,7 @@ import torch
 
 from .. import backend
 from ..backend.plain import PLAIN
-from ..core.errors import BatchMemoryError, kind
+from ..core.errors import BatchMemoryError, type_name
 from ..core.torch_private import in_forward_ad
 from . import allocation, torch_stack
 from ._integers import integers
@@ -198,7 +198,7 @@ def stack_equal(
 
 def is_array(value: Any, numeric: bool = True) -> bool:
     """Tell whether this is a (numeric) numpy array, without importing numpy."""
-    return kind(value) in ("numpy.ndarray", "numpy.memmap") and not (
+    return type_name(value) in ("numpy.ndarray", "numpy.memmap") and not (
         numeric and re.search("[SaUO]", value.dtype.str)
     )
 

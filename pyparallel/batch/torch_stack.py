@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..backend.plain import PLAIN, lacking
+from ..backend.plain import PLAIN, missing_bytes
 from ..core.errors import BatchTypeError, BatchValueError
 from ..core.torch_private import is_wrapped
 from . import allocation
@@ -180,7 +180,7 @@ def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
     """Raise if the memory of a sample has been freed under it, as sharding does."""
     if type(sample) not in PLAIN or is_wrapped(sample):
         return
-    found = lacking(sample)
+    found = missing_bytes(sample)
     if found:
         raise BatchValueError(
             f"{name(i)} must lie within its storage, but {found}. Collate it before "

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .errors import BatchTypeError, BatchValueError, kind
+from .errors import BatchTypeError, BatchValueError, type_name
 
 #: One target: a device, its index, or -1 for "the host, as it is".
 Target = int | str | torch.device
@@ -34,7 +34,7 @@ def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
     if not isinstance(target_gpus, Iterable) or isinstance(target_gpus, bytes):
         raise BatchTypeError(
             "scatter: target_gpus must be a device, an index or a list of them, but is "
-            f"{kind(target_gpus)}."
+            f"{type_name(target_gpus)}."
         )
     targets = [resolve_target(target) for target in target_gpus]
     if not targets:
@@ -90,7 +90,7 @@ def _index(target: Any, where: str) -> int:
         pass
     raise BatchTypeError(
         f"{where} must be an index, a string or a torch.device, but is {target!r} "
-        f"({kind(target)})."
+        f"({type_name(target)})."
     )
 
 

@@ -102,13 +102,13 @@ class NoSingleAnswerError(NotImplementedError, AttributeError, Error):
     """
 
 
-def at(root: str, keys: Iterable[Any]) -> str:
+def format_path(root: str, keys: Iterable[Any]) -> str:
     """Return ``root`` indexed by ``keys`` as the user would type it.
 
     Attribute names (fields of dataclasses and namedtuples) are given as ``Field``.
 
     Example:
-        >>> at("batch[1]", ["img", 0, Field("boxes")])
+        >>> format_path("batch[1]", ["img", 0, Field("boxes")])
         "batch[1]['img'][0].boxes"
     """
     return root + "".join(
@@ -122,7 +122,7 @@ class Field(str):
     __slots__ = ()
 
 
-def kind(value: object) -> str:
+def type_name(value: object) -> str:
     """Return the type of ``value`` as messages show it: ``torch.Tensor``, ``None``."""
     if value is None:
         return "None"
@@ -131,7 +131,7 @@ def kind(value: object) -> str:
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
-def at_least(value: Any, least: int, where: str, rule: str = "an integer") -> int:
+def check_int(value: Any, least: int, where: str, rule: str = "an integer") -> int:
     """Return an integer of ``least`` or more.
 
     Args:
@@ -150,7 +150,7 @@ def at_least(value: Any, least: int, where: str, rule: str = "an integer") -> in
     try:
         number = operator.index(value)
     except TypeError:
-        raise BatchTypeError(f"{text} {value!r} ({kind(value)}).") from None
+        raise BatchTypeError(f"{text} {value!r} ({type_name(value)}).") from None
     if number < least:
         raise BatchValueError(f"{text} {value!r}.")
     return number

@@ -12,7 +12,7 @@ from .. import backend
 from ..backend.image_checks import MOST_CHANNELS, is_packed
 from ..batch import allocation, stack, torch_stack
 from ..batch.plan import StackPlan, plan_stack
-from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, kind
+from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, type_name
 from ._plan import Channels, ImageForm
 
 _AS_THEY_ARE = ({torch.uint8}, {torch.float32})
@@ -42,7 +42,7 @@ def check(images: Sequence[Any]) -> None:
         if not isinstance(image, torch.Tensor):
             raise BatchTypeError(
                 f"{where} must be a tensor or a numeric array (C, h, w), or a PIL "
-                f"image, but is {kind(image)}. Convert it with torch.as_tensor."
+                f"image, but is {type_name(image)}. Convert it with torch.as_tensor."
             )
         if image.is_complex() or image.is_quantized:
             raise BatchTypeError(

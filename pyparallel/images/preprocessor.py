@@ -15,7 +15,7 @@ from ..backend.plain import check_storage
 from ..batch import stack
 from ..batch.padding import Padded, Padding, check_num_dims
 from ..core.devices import resolve_target
-from ..core.errors import BatchTypeError, BatchValueError, kind, warn_once
+from ..core.errors import BatchTypeError, BatchValueError, type_name, warn_once
 from ..transfer import to_device
 from . import _batch, _custom_op
 from ._plan import ImageForm
@@ -189,7 +189,7 @@ def _listed(images: Any) -> list[Any]:
     if isinstance(images, Tensor) and images.dim() == 4:
         return list(images)
     if not isinstance(images, (list, tuple)):
-        found = kind(images)
+        found = type_name(images)
         if isinstance(images, Tensor):
             found = f"a tensor of shape {tuple(images.shape)}"
         raise BatchTypeError(

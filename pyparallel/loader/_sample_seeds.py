@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..core.errors import BatchTypeError, kind
+from ..core.errors import BatchTypeError, type_name
 
 
 class Task(NamedTuple):
@@ -79,8 +79,8 @@ def check(dataset: Any) -> None:
     if isinstance(dataset, IterableDataset):
         raise BatchTypeError(
             "DataLoader: with sample_seeds=True dataset must be map-style, so that "
-            f"each sample has an index, but is iterable ({kind(dataset)}). Draw from a "
-            "generator that the dataset keeps in its state_dict."
+            f"each sample has an index, but is iterable ({type_name(dataset)}). Draw "
+            "from a generator that the dataset keeps in its state_dict."
         )
     try:
         import numpy as np  # now: the first sample that imports it is seeded too
@@ -105,7 +105,7 @@ def key(seed: int, epoch: int, purpose: str, index: Any) -> bytes:
     except ValueError:
         raise BatchTypeError(
             "DataLoader: with sample_seeds=True an index must be an integer, a string "
-            f"or a tuple of these, but is {index!r} ({kind(index)})."
+            f"or a tuple of these, but is {index!r} ({type_name(index)})."
         ) from None
     return blake2b(data, digest_size=32).digest()
 

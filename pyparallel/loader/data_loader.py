@@ -12,7 +12,7 @@ import torch.utils.data
 from torch.utils.data import Sampler
 
 from ..batch.collate import collate, collate_whole
-from ..core.errors import BatchTypeError, at_least, kind, warn
+from ..core.errors import BatchTypeError, check_int, type_name, warn
 from ..core.torch_private import WorkersIter, require
 from . import _sample_seeds
 from ._iterators import InProcess, Receiving, WithWorkers
@@ -108,11 +108,11 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
             ("snapshot_every_n_steps", snapshot_every_n_steps),
         ):
             if value is not None:
-                at_least(value, 0, f"DataLoader: {name}", "None or an integer")
+                check_int(value, 0, f"DataLoader: {name}", "None or an integer")
         if not isinstance(sample_seeds, bool):
             raise BatchTypeError(
                 "DataLoader: sample_seeds must be True or False, but is "
-                f"{sample_seeds!r} ({kind(sample_seeds)})."
+                f"{sample_seeds!r} ({type_name(sample_seeds)})."
             )
         if sample_seeds:
             _sample_seeds.check(dataset)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import BatchTypeError, BatchValueError, kind
+from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..scatter_gather.move import check_memory
 from ..scatter_gather.split import partition
 from ..transfer import to_device
@@ -152,6 +152,6 @@ def _check_streams(where: str, devices: Sequence[Any], streams: Sequence[Any]) -
 
 def _unknown(value: Any) -> BatchTypeError:
     return BatchTypeError(
-        f"Unknown type {kind(value)}: a chunk of a DataContainer must be made of "
+        f"Unknown type {type_name(value)}: a chunk of a DataContainer must be made of "
         "tensors and lists. Use DataContainer(..., cpu_only=True) for other values."
     )

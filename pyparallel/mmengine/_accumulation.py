@@ -10,8 +10,8 @@ from ..core.errors import (
     CountError,
     LossTypeError,
     OptimWarning,
-    at_least,
-    kind,
+    check_int,
+    type_name,
     warn,
     warn_once,
 )
@@ -27,7 +27,7 @@ class Accumulation:
     optimizer: Optimizer
 
     def __init__(self, accumulative_counts: int) -> None:
-        self._accumulative_counts = at_least(
+        self._accumulative_counts = check_int(
             accumulative_counts, 1, "OptimWrapper: accumulative_counts"
         )
         self._inner_count = 0
@@ -60,8 +60,8 @@ class Accumulation:
         if not isinstance(loss, torch.Tensor):
             raise LossTypeError(
                 f"{type(self).__name__}: loss must be a tensor, but is {loss!r} "
-                f"({kind(loss)}). The total of a model's losses is one if it returns "
-                "a tensor under a key with 'loss' in it."
+                f"({type_name(loss)}). The total of a model's losses is one if it "
+                "returns a tensor under a key with 'loss' in it."
             )
         factor = self._factor()
         return loss if factor == 1 else loss / factor
@@ -81,8 +81,8 @@ class Accumulation:
             TypeError, ValueError: a count is no integer or too small.
         """
         where = "OptimWrapper.initialize_count_status: "
-        done = at_least(init_counts, 0, where + "init_counts")
-        most = at_least(max_counts, -1, where + "max_counts")
+        done = check_int(init_counts, 0, where + "init_counts")
+        most = check_int(max_counts, -1, where + "max_counts")
         every = self._accumulative_counts
         if done % every:
             warn(

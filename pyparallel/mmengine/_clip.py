@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.errors import SettingTypeError, SettingValueError, kind
+from ..core.errors import SettingTypeError, SettingValueError, type_name
 
 _WHERE = "OptimWrapper: clip_grad"
 
@@ -36,7 +36,7 @@ def clip_from(clip_grad: Any) -> Clip:
     if not isinstance(clip_grad, Mapping):
         raise SettingTypeError(
             f"{_WHERE} must be a dict or None, but is {clip_grad!r} "
-            f"({kind(clip_grad)}). Write dict(max_norm=...)."
+            f"({type_name(clip_grad)}). Write dict(max_norm=...)."
         )
     kwargs = dict(clip_grad)
     way = kwargs.pop("type", "norm")

@@ -10,7 +10,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..core.errors import SettingTypeError, SettingValueError, UnknownNameError, kind
+from ..core.errors import (
+    SettingTypeError,
+    SettingValueError,
+    UnknownNameError,
+    type_name,
+)
 from ._upstream import upstream
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
@@ -30,7 +35,8 @@ def member(value: Any, of: type[_Enum], where: str) -> _Enum | None:
         return of[value]
     if value is not None and not isinstance(value, of):
         raise SettingTypeError(
-            f"{where} must be a {of.__name__}, its name or None, but is {kind(value)}."
+            f"{where} must be a {of.__name__}, its name or None, but is "
+            f"{type_name(value)}."
         )
     return value
 
@@ -57,7 +63,7 @@ def function(value: Any, where: str) -> Any:
         return functools.partial(named, **arguments)
     raise SettingTypeError(
         f"{where} must be a function, its name, a dict with 'type' or None, but is "
-        f"{value!r} ({kind(value)})."
+        f"{value!r} ({type_name(value)})."
     )
 
 
@@ -73,7 +79,8 @@ def dtypes(value: Any, cls: Any, where: str) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise SettingTypeError(
-            f"{where} must be a {cls.__name__}, a dict or None, but is {kind(value)}."
+            f"{where} must be a {cls.__name__}, a dict or None, but is "
+            f"{type_name(value)}."
         )
     read = {
         key: _dtype(each, f"{where}[{key!r}]") if key.endswith("_dtype") else each
@@ -112,7 +119,8 @@ def by_name(
             raise UnknownNameError(f"{where} must be of the model, but has {each!r}.")
         if not isinstance(each, str | torch.nn.Parameter | torch.nn.Module):
             raise SettingTypeError(
-                f"{where} must hold names, parameters or modules, but has {kind(each)}."
+                f"{where} must hold names, parameters or modules, but has "
+                f"{type_name(each)}."
             )
     return [named[each] if isinstance(each, str) else each for each in listed]
 
@@ -141,6 +149,7 @@ def _dtype(value: Any, where: str) -> torch.dtype | None:
         return found
     if value is not None and not isinstance(value, torch.dtype):
         raise SettingTypeError(
-            f"{where} must be a torch.dtype, its name or None, but is {kind(value)}."
+            f"{where} must be a torch.dtype, its name or None, but is "
+            f"{type_name(value)}."
         )
     return value

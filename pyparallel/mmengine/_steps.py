@@ -9,7 +9,7 @@ import torch
 
 from ..batch import pytree
 from ..batch.container import DataContainer
-from ..core.errors import BatchTypeError, kind
+from ..core.errors import BatchTypeError, type_name
 from ..core.tracing import span
 from ..scatter_gather.scatter import scatter
 from .preprocessor import BaseDataPreprocessor
@@ -35,7 +35,7 @@ def run_forward(call: Callable[..., Any], data: Any, mode: str, where: str) -> A
         return call(*data, mode=mode)
     raise BatchTypeError(
         f"{where}: data_preprocessor must return a dict, a list or a tuple of "
-        f"arguments, but returned {kind(data)}."
+        f"arguments, but returned {type_name(data)}."
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import SettingTypeError, SettingValueError, kind
+from ..core.errors import SettingTypeError, SettingValueError, type_name
 from ._upstream import AmpOptimWrapperBase, provides
 from .optim import OptimWrapper
 
@@ -123,7 +123,7 @@ def _dtype(dtype: Any, device_type: str) -> torch.dtype | None:
     if not isinstance(dtype, torch.dtype):
         raise SettingTypeError(
             f"{where} must be a torch.dtype, its name or None, but is {dtype!r} "
-            f"({kind(dtype)})."
+            f"({type_name(dtype)})."
         )
     if device_type == "cpu" and dtype not in _ON_CPU:
         raise SettingValueError(
@@ -143,7 +143,7 @@ def _scaling(loss_scale: Any) -> tuple[dict[str, Any], float | None]:
     if not isinstance(loss_scale, int | float) or isinstance(loss_scale, bool):
         raise SettingTypeError(
             f"{where} must be 'dynamic', a number or a dict, but is {loss_scale!r} "
-            f"({kind(loss_scale)})."
+            f"({type_name(loss_scale)})."
         )
     if not 0 < loss_scale < float("inf"):
         raise SettingValueError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import BatchTypeError, kind
+from ..core.errors import BatchTypeError, type_name
 from ..core.torch_private import will_execute
 from ._upstream import upstream
 
@@ -40,7 +40,8 @@ def detect_anomalous_params(loss: torch.Tensor, model: nn.Module) -> list[str]:
     """
     if not isinstance(loss, torch.Tensor):
         raise BatchTypeError(
-            f"detect_anomalous_params: loss must be a tensor, but is {kind(loss)}. "
+            "detect_anomalous_params: loss must be a tensor, but is "
+            f"{type_name(loss)}. "
             "Give it the sum that is minimised."
         )
     candidates = [

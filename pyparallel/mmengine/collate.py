@@ -18,7 +18,13 @@ from ..batch.columns import (
     sequence_columns,
 )
 from ..batch.container import DataContainer
-from ..core.errors import BatchTypeError, EmptyBatchError, MissingKeyError, at, kind
+from ..core.errors import (
+    BatchTypeError,
+    EmptyBatchError,
+    MissingKeyError,
+    format_path,
+    type_name,
+)
 from ..core.tracing import span
 from ._cast import is_element
 from ._upstream import provides
@@ -93,7 +99,8 @@ def default_collate(data_batch: Sequence[Any]) -> Any:
 def _batch(batch: Any, where: str, leaves: _Leaves) -> Any:
     if not isinstance(batch, Sequence) or isinstance(batch, _TEXT):
         raise BatchTypeError(
-            f"{where}: data_batch must be a sequence of samples, but is {kind(batch)}."
+            f"{where}: data_batch must be a sequence of samples, but is "
+            f"{type_name(batch)}."
         )
     if not batch:
         raise EmptyBatchError(
@@ -114,7 +121,7 @@ def _column(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
     if not is_mapping and not isinstance(first, Sequence):
         return leaves(column, path)
     if len(path) >= pytree.MAX_DEPTH:
-        raise pytree.too_deep(at("data_batch[0]", path[:3]) + "...")
+        raise pytree.too_deep(format_path("data_batch[0]", path[:3]) + "...")
     return (_mappings if is_mapping else _sequences)(column, path, leaves)
 
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from ..core.errors import SettingTypeError, kind
+from ..core.errors import SettingTypeError, type_name
 from . import _setting
 from ._steps import ForwardSteps
 from ._upstream import provides, upstream
@@ -193,7 +193,7 @@ def _offload(value: Any, where: str) -> CPUOffload | None:
     if value is not None and not isinstance(value, CPUOffload):
         raise SettingTypeError(
             f"{where}cpu_offload must be a bool, a CPUOffload or None, but is "
-            f"{kind(value)}."
+            f"{type_name(value)}."
         )
     return value
 

@@ -15,8 +15,8 @@ from ..core.errors import (
     BatchTypeError,
     BatchValueError,
     MissingKeyError,
-    at_least,
-    kind,
+    check_int,
+    type_name,
 )
 from ..core.torch_private import version_of
 from ..images.preprocessor import ImagePreprocessor
@@ -96,7 +96,7 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
                 self.register_buffer(option, column, persistent=False)
         self._channel_conversion = rgb_to_bgr or bgr_to_rgb
         where = "ImgDataPreprocessor: pad_size_divisor"
-        self.pad_size_divisor: int = at_least(pad_size_divisor, 1, where)
+        self.pad_size_divisor: int = check_int(pad_size_divisor, 1, where)
         self.pad_value = pad_value
         self._prepared: _Prepared | None = None
 
@@ -132,7 +132,7 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         else:
             raise BatchTypeError(
                 "data['inputs'] must be a list of tensors (C, h, w) or one tensor "
-                f"(n, C, h, w), but is {kind(inputs)}."
+                f"(n, C, h, w), but is {type_name(inputs)}."
             )
         batch["inputs"] = images
         batch.setdefault("data_samples", None)
@@ -169,7 +169,7 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
 
     def _check(self, image: Any, name: str) -> None:
         if not isinstance(image, Tensor):
-            raise BatchTypeError(f"{name} must be a tensor, but is {kind(image)}.")
+            raise BatchTypeError(f"{name} must be a tensor, but is {type_name(image)}.")
         self._check_channels(image.shape, 0, name)
         of_three = self._enable_normalize and self.mean.shape[0] == 3
         # A swap takes the first three channels of more.
@@ -274,7 +274,7 @@ def _check_batch(data: Any) -> None:
     if not isinstance(data, Mapping):
         raise BatchTypeError(
             "ImgDataPreprocessor: data must be a mapping with 'inputs', but is "
-            f"{kind(data)}. Use pseudo_collate or default_collate."
+            f"{type_name(data)}. Use pseudo_collate or default_collate."
         )
     if "inputs" not in data:
         keys = ", ".join(map(repr, data)) or "nothing"

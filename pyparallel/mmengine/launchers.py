@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from ..core.errors import BatchTypeError, BatchValueError, kind, warn
+from ..core.errors import BatchTypeError, BatchValueError, type_name, warn
 
 _PORT = "29500"  # torch's own default
 
@@ -107,7 +107,7 @@ def _duration(timeout: Any) -> timedelta:
     except TypeError:
         raise BatchTypeError(
             "init_dist: timeout must be a number of seconds or a timedelta, but is "
-            f"{timeout!r} ({kind(timeout)})."
+            f"{timeout!r} ({type_name(timeout)})."
         ) from None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import BatchTypeError, BatchValueError, kind
+from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ._steps import run_forward
 from ._upstream import (
     BaseDataPreprocessorBase,
@@ -150,7 +150,7 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         if not isinstance(losses, Mapping):
             raise BatchTypeError(
                 "parse_losses: losses must be a dict, which forward returns with "
-                f"mode='loss', but is {kind(losses)}."
+                f"mode='loss', but is {type_name(losses)}."
             )
         means = {name: _mean(name, value) for name, value in losses.items()}
         entries = [value for name, value in means.items() if "loss" in name]
@@ -204,7 +204,7 @@ def _mean(name: str, value: Any) -> Any:
     if not isinstance(value, list):
         raise BatchTypeError(
             f"losses[{name!r}] must be a tensor or a list of tensors, but is "
-            f"{kind(value)}."
+            f"{type_name(value)}."
         )
     means = [_mean_of(each, f"losses[{name!r}][{i}]") for i, each in enumerate(value)]
     return sum(means)
@@ -212,7 +212,7 @@ def _mean(name: str, value: Any) -> Any:
 
 def _mean_of(value: Any, where: str) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise BatchTypeError(f"{where} must be a tensor, but is {kind(value)}.")
+        raise BatchTypeError(f"{where} must be a tensor, but is {type_name(value)}.")
     if not (value.is_floating_point() or value.is_complex()):
         raise BatchTypeError(
             f"{where} must have a floating-point dtype, but has {value.dtype}. Convert "
@@ -230,7 +230,7 @@ def _preprocessor(given: Any) -> nn.Module:
     if not isinstance(given, dict):
         raise BatchTypeError(
             "BaseModel: data_preprocessor must be a dict, a module or None, but is "
-            f"{kind(given)}."
+            f"{type_name(given)}."
         )
     models = upstream("MODELS")
     if models is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.errors import SettingTypeError, kind
+from ..core.errors import SettingTypeError, type_name
 from ._accumulation import Accumulation
 from ._clip import clip_from
 from ._upstream import OptimWrapperBase, provides, upstream
@@ -74,7 +74,7 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         if not hasattr(optimizer, "param_groups"):
             raise SettingTypeError(
                 "OptimWrapper: optimizer must be an optimizer of torch, but is "
-                f"{kind(optimizer)}."
+                f"{type_name(optimizer)}."
             )
         self.optimizer = optimizer
         self.grad_norm: torch.Tensor | None = None

@@ -13,7 +13,7 @@ from ..core.errors import (
     OptimWarning,
     SettingTypeError,
     UnknownNameError,
-    kind,
+    type_name,
     warn,
 )
 from ._upstream import OptimWrapperBase, OptimWrapperDictBase
@@ -48,7 +48,7 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
             if not isinstance(wrapper, OptimWrapperBase):
                 raise SettingTypeError(
                     f"OptimWrapperDict: {name} must be an OptimWrapper, but is "
-                    f"{kind(wrapper)}."
+                    f"{type_name(wrapper)}."
                 )
         self.optim_wrappers = optim_wrappers
 

@@ -9,7 +9,7 @@ import torch
 
 from ..batch import stack
 from ..batch.padding import Padding
-from ..core.errors import BatchTypeError, BatchValueError, at_least, kind
+from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
 
 
 def stack_batch(
@@ -54,7 +54,7 @@ def pad_to_batch(
     if not isinstance(tensors, list | tuple):
         raise BatchTypeError(
             f"stack_batch: tensor_list must be a list of tensors, but is "
-            f"{kind(tensors)}."
+            f"{type_name(tensors)}."
         )
     if not tensors:
         raise BatchValueError(
@@ -62,7 +62,9 @@ def pad_to_batch(
         )
     for i, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
-            raise BatchTypeError(f"{name(i)} must be a tensor, but is {kind(tensor)}.")
+            raise BatchTypeError(
+                f"{name(i)} must be a tensor, but is {type_name(tensor)}."
+            )
         if tensor.dim() != tensors[0].dim():
             raise BatchValueError(
                 f"{name(i)} must have {tensors[0].dim()} dimensions like {name(0)}, "
@@ -74,7 +76,7 @@ def pad_to_batch(
                 f"{name(0)}, but has shape {tuple(tensor.shape)}. Convert the images "
                 "to one number of channels."
             )
-    divisor = at_least(pad_size_divisor, 1, "stack_batch: pad_size_divisor")
+    divisor = check_int(pad_size_divisor, 1, "stack_batch: pad_size_divisor")
     pad_dims = max(tensors[0].dim() - 1, 0)
     values = [pad_value] * len(tensors)
     stacked: Any = stack.stack_padded(

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..batch.container import Frame
 from ..core.devices import resolve_target
-from ..core.errors import BatchTypeError, BatchValueError, kind
+from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..scatter_gather.move import depart
 
 #: Whom messages are from.
@@ -27,7 +27,7 @@ def items_of(inputs: Any, dim: int) -> Sequence[Any]:
     if isinstance(inputs, torch.Tensor):
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise BatchTypeError(
-                f"{WHO}: dim must be an integer, but is {dim!r} ({kind(dim)})."
+                f"{WHO}: dim must be an integer, but is {dim!r} ({type_name(dim)})."
             )
         if not -inputs.dim() <= dim < inputs.dim():
             raise BatchValueError(
@@ -39,7 +39,7 @@ def items_of(inputs: Any, dim: int) -> Sequence[Any]:
         return list(inputs)
     raise BatchTypeError(
         f"{WHO}: inputs must be a tensor or a sequence of items, but is of type "
-        f"{kind(inputs)}. Make a list of them."
+        f"{type_name(inputs)}. Make a list of them."
     )
 
 
@@ -56,7 +56,7 @@ def places_of(devices: Any) -> list[torch.device]:
     if not isinstance(devices, Iterable):
         raise BatchTypeError(
             f"{WHO}: devices must be a device, an index or a list of them, but is of "
-            f"type {kind(devices)}."
+            f"type {type_name(devices)}."
         )
     places = [resolve(device) for device in devices]
     if not places:

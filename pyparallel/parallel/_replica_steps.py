@@ -14,7 +14,7 @@ import torch
 
 from ..batch import pytree
 from ..batch.container import DataContainer
-from ..core.errors import BatchTypeError, BatchValueError, kind
+from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..scatter_gather.checks import check_keys
 from ..scatter_gather.split import partition
 
@@ -100,7 +100,7 @@ def refuse_updates(arguments: Any, where: str) -> None:
         if callable(getattr(leaf, "update_params", None)):
             raise BatchTypeError(
                 f"{where} must leave updates to its caller on several devices, but got "
-                f"a {kind(leaf)}, with which every replica would update the "
+                f"a {type_name(leaf)}, with which every replica would update the "
                 "parameters. Use MMDistributedDataParallel."
             )
 
@@ -178,7 +178,7 @@ def _count(value: Any, where: str) -> int:
     except TypeError:
         raise BatchTypeError(
             f"{where}: num_samples must be an integer, but is {value!r} "
-            f"({kind(value)})."
+            f"({type_name(value)})."
         ) from None
     if number < 0:
         raise BatchValueError(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..core.devices import Target
-from ..core.errors import BatchTypeError, BatchValueError, kind
+from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ._calls import Call, run
 from ._dealing import WHO, deal, items_of, place_of, places_of, resolve, send
 from .replicate import replicate
@@ -118,7 +118,7 @@ def parallel_apply(  # noqa: D417 - they are described form by form
     if not callable(first):
         raise BatchTypeError(
             f"{WHO}: the first argument must be a callable, or a sequence of modules, "
-            f"but is of type {kind(first)}."
+            f"but is of type {type_name(first)}."
         )
     _check_names(kwargs, _OF_ITEMS, "one callable")
     return _over_items(first, *args, **kwargs)
@@ -180,7 +180,7 @@ def _over_modules(
         if not callable(module):
             raise BatchTypeError(
                 f"{WHO}: modules[{i}] must be a module or another callable, but is "
-                f"of type {kind(module)}."
+                f"of type {type_name(module)}."
             )
     inputs = _same_length(inputs, "inputs", modules)
     options: list[Mapping[str, Any]] = [{}] * len(modules)
@@ -223,7 +223,7 @@ def _same_length(value: Any, name: str, modules: Sequence[Any]) -> list[Any]:
     if not _is_sequence(value) and not isinstance(value, torch.Tensor):
         raise BatchTypeError(
             f"{WHO}: {name} must be a sequence with one entry for each module, but is "
-            f"of type {kind(value)}."
+            f"of type {type_name(value)}."
         )
     if len(value) != len(modules):
         raise BatchValueError(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..core.devices import Target, Targets, resolve_target
-from ..core.errors import BatchTypeError, BatchValueError, kind
+from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..core.torch_private import compiled_from, require
 from ..transfer.between_devices import carry
 
@@ -92,7 +92,7 @@ def _targets(devices: Targets) -> list[torch.device]:
     else:
         raise BatchTypeError(
             "replicate: devices must be a list of devices, but is "
-            f"{devices!r} ({kind(devices)})."
+            f"{devices!r} ({type_name(devices)})."
         )
     return [resolve_target(each, "replicate", "device") or _HOST for each in listed]
 
@@ -105,14 +105,14 @@ def _check(module: Any) -> torch.device:
     """
     if not isinstance(module, nn.Module):
         raise BatchTypeError(
-            f"replicate: module must be a torch.nn.Module, but is {kind(module)}."
+            f"replicate: module must be a torch.nn.Module, but is {type_name(module)}."
         )
     for name, each in module.named_modules():
         if isinstance(each, torch.jit.ScriptModule) or _is_compiled(each):
             raise BatchTypeError(
                 "replicate: module must be made of plain modules, but "
                 f"{'.'.join(filter(None, ('module', name)))} is scripted or compiled "
-                f"({kind(each)}). Replicate the module that it was made from."
+                f"({type_name(each)}). Replicate the module that it was made from."
             )
     first: tuple[str, torch.device] | None = None
     for tensors in (module.named_parameters(), module.named_buffers()):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core import thread_state
-from ..core.errors import BatchTypeError, LoaderWarning, kind, warn
+from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
 from ..core.tracing import span
 from ..loader import worker_monitor
 from ..loader.stats import Meter
@@ -220,7 +220,7 @@ def iterate(loader: Any) -> Any:
     if not is_iterable(made):
         raise BatchTypeError(
             "PreDataLoader: loader must be a function that returns an iterable, but "
-            f"returned {kind(made)}."
+            f"returned {type_name(made)}."
         )
     return iter(made)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..core.devices import resolve_target
-from ..core.errors import BatchTypeError, BatchValueError, at_least, kind
+from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
 from ..loader.stats import LoaderStats, Meter
 from ..loader.worker_monitor import shares_iterator
 from ._thread import Generation, Options, is_iterable
@@ -89,12 +89,12 @@ class PreDataLoader:
         if transform is not None and not callable(transform):
             raise BatchTypeError(
                 "PreDataLoader: transform must be a function of a batch, but is "
-                f"{transform!r} ({kind(transform)})."
+                f"{transform!r} ({type_name(transform)})."
             )
         target = None
         if device is not None:
             target = resolve_target(device, "PreDataLoader", "device")
-        queue_size = at_least(queue_size, 1, "PreDataLoader: queue_size")
+        queue_size = check_int(queue_size, 1, "PreDataLoader: queue_size")
         self.loader = loader
         self.device = target
         self.queue_size = queue_size
@@ -234,7 +234,7 @@ class PreDataLoader:
         if not callable(method):
             raise AttributeError(
                 f"PreDataLoader.{name}: the loader must have {name}() itself, but "
-                f"{kind(self.loader)} has none. Use pyparallel.DataLoader, or "
+                f"{type_name(self.loader)} has none. Use pyparallel.DataLoader, or "
                 "torchdata's StatefulDataLoader."
             )
         return method
@@ -269,13 +269,13 @@ def _check_loader(loader: Any) -> None:
     if not is_iterable(loader) and not callable(loader):
         raise BatchTypeError(
             "PreDataLoader: loader must be iterable, or a function that returns an "
-            f"iterable, but is {loader!r} ({kind(loader)})."
+            f"iterable, but is {loader!r} ({type_name(loader)})."
         )
 
 
 def _check_timeout(timeout: Any) -> None:
     rule = "PreDataLoader: timeout must be a number of seconds, 0 or more, but is"
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise BatchTypeError(f"{rule} {timeout!r} ({kind(timeout)}).")
+        raise BatchTypeError(f"{rule} {timeout!r} ({type_name(timeout)}).")
     if not 0 <= timeout <= threading.TIMEOUT_MAX:  # nor more than the system can wait
         raise BatchValueError(f"{rule} {timeout!r}.")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..core.errors import at_least
+from ..core.errors import check_int
 from .hooks import watching
 from .recorder import VARIABLE, Settings
 
@@ -64,8 +64,8 @@ def profile(
         RuntimeError: this process is being profiled already; or no step was seen.
         OSError: the folder cannot be written.
     """
-    steps = at_least(steps, 1, "profile: steps")
-    warmup = at_least(warmup, 0, "profile: warmup")
+    steps = check_int(steps, 1, "profile: steps")
+    warmup = check_int(warmup, 0, "profile: warmup")
     if VARIABLE in os.environ:
         raise RuntimeError(
             "profile: a process must be profiled by one at a time, but this one is "

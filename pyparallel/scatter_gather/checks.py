@@ -10,7 +10,13 @@ import torch
 
 from ..batch import pytree
 from ..batch.container import DataContainer
-from ..core.errors import BatchTypeError, BatchValueError, SplitError, at, kind
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    SplitError,
+    format_path,
+    type_name,
+)
 
 _Path = tuple[Any, ...]
 
@@ -27,9 +33,9 @@ def check_kinds(values: Sequence[Any], path: _Path) -> None:
         ):
             continue
         raise BatchTypeError(
-            f"gather: {_at(i, path)} must be of type {kind(first)} like "
-            f"{_at(0, path)}, but is {kind(other)}. Return the same kind of value on "
-            "every replica."
+            f"gather: {_at(i, path)} must be of type {type_name(first)} like "
+            f"{_at(0, path)}, but is {type_name(other)}. Return the same kind of value "
+            "on every replica."
         )
 
 
@@ -109,11 +115,11 @@ def hold_data(values: Sequence[Any]) -> bool:
 
 def is_array(value: object) -> bool:
     """Tell whether this is an array of numpy, which need not be installed."""
-    return kind(value) == "numpy.ndarray"
+    return type_name(value) == "numpy.ndarray"
 
 
 def _at(i: int, path: _Path) -> str:
-    return at(f"outputs[{i}]", path)
+    return format_path(f"outputs[{i}]", path)
 
 
 def _outside(shape: tuple[int, ...], dim: int) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..core.devices import Target, resolve_target
-from ..core.errors import BatchTypeError, EmptyBatchError, kind
+from ..core.errors import BatchTypeError, EmptyBatchError, type_name
 from ..core.tracing import span
 from ._gathering import Gathering
 
@@ -61,7 +61,7 @@ def gather(outputs: Sequence[Any], target_device: Target | None, dim: int = 0) -
     if not isinstance(outputs, list | tuple):
         raise BatchTypeError(
             "gather: outputs must be a list with one output for each replica, but is "
-            f"{kind(outputs)}."
+            f"{type_name(outputs)}."
         )
     if not outputs:
         raise EmptyBatchError(

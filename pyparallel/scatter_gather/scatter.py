@@ -12,7 +12,7 @@ from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.ragged import Ragged
 from ..core.devices import Targets, resolve_targets
-from ..core.errors import BatchTypeError, BatchValueError, kind
+from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..core.tracing import span
 from .move import depart, move
 from .split import Options, split, undivided
@@ -193,7 +193,8 @@ def _check_stream(stream: Any, targets: Sequence[torch.device | None]) -> None:
     device = getattr(stream, "device", None)
     if not isinstance(device, torch.device):
         raise BatchTypeError(
-            f"scatter: stream must be a torch.Stream, but is of type {kind(stream)}."
+            "scatter: stream must be a torch.Stream, but is of type "
+            f"{type_name(stream)}."
         )
     if device not in targets:
         names = ", ".join(str(target or "the host") for target in targets)
@@ -214,7 +215,7 @@ def _options(
         if not isinstance(chunk_sizes, Iterable):
             raise BatchTypeError(
                 "scatter: chunk_sizes must be a sequence of integers, but is "
-                f"{chunk_sizes!r} ({kind(chunk_sizes)})."
+                f"{chunk_sizes!r} ({type_name(chunk_sizes)})."
             )
         sizes = tuple(_positive(size, "chunk_sizes") for size in chunk_sizes)
         if len(sizes) != len(targets):
@@ -237,7 +238,7 @@ def _dim(value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise BatchTypeError(
-            f"scatter: dim must be an integer, but is {value!r} ({kind(value)})."
+            f"scatter: dim must be an integer, but is {value!r} ({type_name(value)})."
         ) from None
 
 

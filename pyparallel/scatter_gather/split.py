@@ -18,7 +18,13 @@ from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.padding import Padded
 from ..batch.ragged import Ragged
-from ..core.errors import BatchTypeError, BatchValueError, SplitError, at, kind
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    SplitError,
+    format_path,
+    type_name,
+)
 from .move import LeafName, check_memory
 
 #: Names one leaf; see `LeafName`.
@@ -90,7 +96,7 @@ def split(leaves: Sequence[Any], options: Options, name: LeafName) -> list[list[
     plain = {
         i: leaf
         for i, leaf in enumerate(leaves)
-        if (isinstance(leaf, torch.Tensor) or kind(leaf) == "numpy.ndarray")
+        if (isinstance(leaf, torch.Tensor) or type_name(leaf) == "numpy.ndarray")
         and not _goes_whole(leaf, options, partial(name, i))
     }
     sizes = options.chunk_sizes
@@ -165,7 +171,7 @@ def _index(dim: int, num_dims: int, part: slice) -> tuple[slice, ...]:
 
 def _cap(chunk: Any, dim: int, max_size: int) -> Any:
     """Return the first ``max_size`` samples of a chunk; of what has none, all."""
-    if _length(chunk) is None and kind(chunk) != "numpy.ndarray":
+    if _length(chunk) is None and type_name(chunk) != "numpy.ndarray":
         return chunk
     if isinstance(chunk, Padded | Ragged):
         return chunk.part(0, max_size)
@@ -196,7 +202,7 @@ def _chunks(container: DataContainer, options: Options, where: Where) -> list[An
     if not isinstance(data, list | tuple):
         raise BatchTypeError(
             f"{where()} must hold a list with one chunk for each target, as collate "
-            f"makes it, but holds {kind(data)}."
+            f"makes it, but holds {type_name(data)}."
         )
     if not data:
         raise BatchValueError(f"{where()} must hold at least one chunk, but is empty.")
@@ -221,9 +227,9 @@ def _check_tensors(items: list[Any], where: Where, path: tuple[int, ...] = ()) -
             continue
         if not isinstance(item, list):
             raise BatchTypeError(
-                f"{at(where() + '.data', (*path, i))} must be a tensor or a list of "
-                f"tensors, but is {kind(item)}. Use DataContainer(..., cpu_only=True) "
-                "for what stays on the host."
+                f"{format_path(where() + '.data', (*path, i))} must be a tensor or a "
+                f"list of tensors, but is {type_name(item)}. Use DataContainer(..., "
+                "cpu_only=True) for what stays on the host."
             )
         if len(path) > pytree.MAX_DEPTH:
             raise pytree.too_deep(f"{where()}.data")
