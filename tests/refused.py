@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import samples
 import torch
 
@@ -355,3 +357,11 @@ CASES: dict[str, tuple[Any, type, type, str]] = {
         "Collate it before its storage is resized.",
     ),
 }  # fmt: skip
+
+
+def raised(case: str) -> BaseException:
+    batch, _, meaning, _ = CASES[case]
+    call: Callable[[], Any] = batch if callable(batch) else lambda: collate(batch, 8)
+    with pytest.raises(meaning) as caught:
+        call()
+    return caught.value

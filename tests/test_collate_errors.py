@@ -8,28 +8,20 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import refused
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from refused import CASES, RESHAPE, padded, stacked
+from refused import CASES, RESHAPE, padded, raised, stacked
 
 from pyparallel import BatchWarning, DataContainer, Padding, collate
 from pyparallel.core import errors
 
 pytestmark = pytest.mark.asan
-
-
-def raised(case: str) -> BaseException:
-    batch, _, meaning, _ = CASES[case]
-    call: Callable[[], Any] = batch if callable(batch) else lambda: collate(batch, 8)
-    with pytest.raises(meaning) as caught:
-        call()
-    return caught.value
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda name: name.replace(" ", "_"))
@@ -43,13 +35,13 @@ def test_what_mmcv_refused_is_refused_with_the_place_and_both_values(case: str) 
 @pytest.mark.python_optimized
 def test_the_same_errors_are_raised_under_python_O() -> None:
     run = (
-        "from test_collate_errors import CASES, raised\n"
+        "from refused import CASES, raised\n"
         "assert False, 'asserts must be off'\n"
         "for case, (_, old, _, message) in CASES.items():\n"
         "    error = raised(case)\n"
         "    if not isinstance(error, old) or str(error) != message: print(case)\n"
     )
-    path = [os.path.dirname(__file__), *filter(None, sys.path)]
+    path = [os.path.dirname(refused.__file__), *filter(None, sys.path)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     result = subprocess.run(
         [sys.executable, "-O", "-c", run], env=env, capture_output=True, text=True

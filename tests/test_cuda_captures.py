@@ -16,7 +16,7 @@ from unittest import mock
 import fake_cuda
 import pytest
 import torch
-from test_ring_memory import Worker
+from ring_workers import Worker
 from turns import others_run_during
 
 from pyparallel import backend, scatter, start_to_host

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_loader_exit import run
+from loader_processes import run
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(120)]
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from test_preflight import machine, write
+from file_machines import machine, write
 
 from pyparallel.doctor import _bandwidth
 from pyparallel.doctor import machine as machine_module

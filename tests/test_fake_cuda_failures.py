@@ -8,7 +8,7 @@ from typing import Any
 import fake_cuda
 import pytest
 import torch
-from test_ring_memory import Worker
+from ring_workers import Worker
 
 from pyparallel import DataContainer, collate, scatter, start_to_host, to_host
 from pyparallel.shm import pinning

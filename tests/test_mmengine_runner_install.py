@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from optim_runs import refuses
-from test_mmengine_upstream import run
+from python_runs import run
 
 import pyparallel
 from pyparallel import mmengine as ours

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 from optim_runs import refuses
+from python_runs import run
 
 import pyparallel
 from pyparallel.mmengine import _upstream
@@ -107,17 +106,6 @@ def test_a_name_that_is_not_looked_up_is_an_error_with_and_without_mmengine() ->
 def test_what_is_provided_is_noted_and_stays_what_it_is() -> None:
     names = [each.__name__ for each in _upstream.provided["OPTIM_WRAPPERS"]]
     assert names == ["OptimWrapper", "AmpOptimWrapper"]
-
-
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
 
 
 def test_importing_pyparallel_imports_no_part_of_it() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_parallel_apply_threads import HOST, SOON, TWO, ours, until
+from pool_threads import HOST, SOON, TWO, ours
+from prefetch_loaders import until
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

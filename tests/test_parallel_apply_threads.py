@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,24 +16,19 @@ from typing import Any
 
 import pytest
 import torch
+from pool_threads import HOST, SOON, TWO, ours
+from prefetch_loaders import until
 
 import pyparallel
 from pyparallel import parallel_apply
 from pyparallel.parallel import _calls, _thread_pool
 from pyparallel.parallel._device_threads import threads
-from pyparallel.parallel._thread_pool import Place, Pool, Worker
+from pyparallel.parallel._thread_pool import Place, Pool
 from pyparallel.parallel._thread_pool import _Round as Round
 
 pytestmark = pytest.mark.one_backend
 
 PACKAGE = str(Path(pyparallel.__file__).resolve().parent.parent)
-HOST = torch.device("cpu")
-TWO = ["cpu", "cpu"]
-SOON = 30.0
-
-
-def ours() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if isinstance(t, Worker)}
 
 
 @pytest.fixture
@@ -160,13 +154,6 @@ def test_nothing_of_a_failed_call_is_held() -> None:
         until(lambda: watched() is None)
     finally:
         gc.enable()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_more_threads_than_are_needed_end(

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_sets import Boxes, Scene, num_fds, same
-from test_ring_memory import Worker, whole
+from ring_workers import Worker, whole
 
 import pyparallel
 from pyparallel import Ragged

@@ -13,42 +13,17 @@ import census
 import loader_sets
 import pytest
 import torch
-from torch.utils.data import _utils
+from ring_workers import WORKER, Worker, whole
 
 import pyparallel
 from pyparallel import backend
 from pyparallel.batch import allocation
-from pyparallel.loader._worker import Packing
 from pyparallel.shm.ring import Ring
 from pyparallel.shm.ring_memory import FREE, PARENT, RingMemory
 from pyparallel.shm.serialization import InRing, Parcel
 from pyparallel.transfer import debug
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
-
-WORKER = 2
-
-
-class Worker:
-    """What a worker does, done here."""
-
-    def __init__(self, ring: Ring, collate_fn: Any) -> None:
-        self.packing = Packing(collate_fn, ring, ring.new_holders(1), lambda: None)
-
-    def make(self, samples: Any) -> Parcel:
-        _utils.worker._worker_info = _utils.worker.WorkerInfo(
-            id=0, num_workers=1, seed=0, dataset=None
-        )
-        try:
-            message = self.packing(samples).message
-        finally:
-            _utils.worker._worker_info = None
-        return Parcel(*message)
-
-
-def whole(tensor: torch.Tensor) -> bytes:
-    """Return all bytes of the memory of a tensor."""
-    return backend.memory_of(tensor).numpy().tobytes()
 
 
 def test_a_slab_is_free_when_the_last_view_has_died() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_ring_memory import Worker
+from ring_workers import Worker
 
 import pyparallel
 from pyparallel.shm import pinning, serialization

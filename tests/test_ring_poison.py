@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from loader_sets import Numbers, holders, wait_for
-from test_ring_memory import Worker
+from ring_workers import Worker
 
 import pyparallel
 from pyparallel import backend

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_loader_exit import finish
+from loader_processes import finish
 
 import pyparallel
 
