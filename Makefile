@@ -55,7 +55,7 @@ empty :=
 MEMCHECK := $(subst $(empty) $(empty),;,valgrind --quiet --error-exitcode=9 \
 	--leak-check=full --show-leak-kinds=definite,indirect \
 	--errors-for-leak-kinds=definite,indirect \
-	--suppressions=$(CURDIR)/tests/csrc/valgrind.supp)
+	--suppressions=$(CURDIR)/tests/csrc/support/valgrind.supp)
 
 PIP     := -m pip install -q --disable-pip-version-check
 # torch 2.11 wants setuptools < 82, and mmcv 1.7.2 wants pkg_resources (< 81).
@@ -169,7 +169,7 @@ fuzz: $(V)/.built ## for long: libFuzzer on the C++ core, then FUZZ_CASES on bot
 fuzz-core: $(V)/.deps ## libFuzzer on the C++ core for FUZZ_SECONDS in all; needs clang
 	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --seconds $(or $(FUZZ_SECONDS),60)
 
-fuzz-corpus: $(V)/.deps ## put what libFuzzer found worth keeping into tests/corpus
+fuzz-corpus: $(V)/.deps ## keep the inputs of libFuzzer that reach most in tests/csrc/fuzz/corpus
 	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --keep
 
 # In trees of their own, as the CUDA build; some minutes to compile, more to run.

@@ -25,7 +25,7 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 MODULE = "pyparallel.backend._C"
-FOLDERS = ("", "bindings/", "cpu/", "host/", "ops/", "python/", "transfer/")
+FOLDERS = ("bindings", "cpu", "memory", "ops", "pytree", "transfer")
 COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"}
 COMPILING.add("develop")
 #: Commands whose metadata are those of an installation.
@@ -200,7 +200,7 @@ def flags(env: Mapping[str, str], cuda: bool) -> dict[str, list[str]]:
 
 def sources(cuda: bool) -> list[str]:
     """List the files to compile; a device is present because its files are."""
-    patterns = [f"csrc/{d}*.cpp" for d in FOLDERS]
+    patterns = [f"csrc/{folder}/*.cpp" for folder in FOLDERS]
     patterns += ["csrc/cuda/*.cpp", "csrc/cuda/*.cu"] if cuda else []
     return sorted(str(p.relative_to(ROOT)) for q in patterns for p in ROOT.glob(q))
 

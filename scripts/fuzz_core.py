@@ -1,7 +1,7 @@
-"""Fuzz the C++ core: libFuzzer on every tests/csrc/fuzz_*.cpp, under ASan and UBSan.
+"""Fuzz the C++ core: libFuzzer on tests/csrc/fuzz, under ASan and UBSan.
 
     python scripts/fuzz_core.py --seconds 60        # in all
-    python scripts/fuzz_core.py --keep              # what was found into tests/corpus
+    python scripts/fuzz_core.py --keep              # keep inputs in the corpus
 
 What inputs a run finds stays in build/fuzz, where the next one goes on.
 """
@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "fuzz"
-KEPT = ROOT / "tests" / "corpus"
+FUZZ = ROOT / "tests" / "csrc" / "fuzz"
+KEPT = FUZZ / "corpus"
 #: Longer inputs make larger cases, not other ones.
 LONGEST = "-max_len=256"
-MOST_KEPT = 32  # inputs of one target, so that tests/corpus stays small
+MOST_KEPT = 32  # inputs of one target, so that the corpus stays small
 ABSENT = (
     "make fuzz-core must have a clang++ with libFuzzer, but none of clang++ and "
     "clang++-14 to clang++-21 links -fsanitize=fuzzer. Install one, on Debian 12 by "
@@ -66,7 +67,7 @@ def build(clang: str, cmake: str) -> list[str]:
     configure += ["-DCMAKE_BUILD_TYPE=", "-DCMAKE_CXX_FLAGS=-g -O1"]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
     subprocess.run([cmake, "--build", BUILD, "-j2"], check=True)
-    sources = (ROOT / "tests" / "csrc").glob("fuzz_*.cpp")
+    sources = FUZZ.glob("fuzz_*.cpp")
     names = {path.stem.removeprefix("fuzz_") for path in sources}
     return sorted(names - {"entry", "replay"})
 
@@ -94,7 +95,7 @@ def fuzz(name: str, seconds: float) -> Run:
 
 
 def keep(name: str) -> None:
-    """Put into tests/corpus the fewest inputs that reach what all of them reach."""
+    """Keep the fewest inputs with the coverage of all inputs."""
     grown, kept = folders(name)
     small = BUILD / "small" / name
     shutil.rmtree(small, ignore_errors=True)
@@ -134,7 +135,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of all targets")
     parser.add_argument("--cmake", default="cmake")
     parser.add_argument("--find", action="store_true", help="only print the compiler")
-    parser.add_argument("--keep", action="store_true", help="fill tests/corpus anew")
+    parser.add_argument("--keep", action="store_true", help="fill the corpus anew")
     args = parser.parse_args()
     clang = find_clang()
     if clang is None:

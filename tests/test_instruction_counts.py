@@ -1,8 +1,8 @@
 """How many instructions of our own the native loops take, counted and not timed.
 
-Counts do not depend on how busy a machine is, but on the compiler: where the table in
-``csrc/instruction_counts.json`` has none for it, only their growth is checked. What the
-C library does is left out, since it chooses its code by the CPU.
+Counts do not depend on how busy a machine is, but on the compiler. Where the table in
+``csrc/support/instruction_counts.json`` has none for it, only their growth is checked.
+Instructions of the C library are left out, because it chooses its code by the CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = Path(__file__).parent / "csrc" / "instruction_counts.json"
+TABLE = Path(__file__).parent / "csrc" / "support" / "instruction_counts.json"
 CASES = (
     "pad_copy",
     "pad_copy_placed",

@@ -1,4 +1,4 @@
-"""Recycled memory as users see it; csrc/test_block_cache.cpp tests the cache."""
+"""Recycled memory as users see it; csrc/memory/test_block_cache.cpp tests the cache."""
 
 from __future__ import annotations
 

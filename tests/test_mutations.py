@@ -155,7 +155,7 @@ def test_what_became_of_a_mutation_is_told(toy: Tree) -> None:
 
 
 def test_what_was_tried_is_compiled_again_in_every_copy(tmp_path: Path) -> None:
-    name, tree = "csrc/python/columns.cpp", Tree(tmp_path / "copy")
+    name, tree = "csrc/pytree/columns.cpp", Tree(tmp_path / "copy")
     (tree.root / "build").mkdir(parents=True)
     (tree.root / "build" / "mutated").write_text(f"{name}\n")
     for _ in range(2):  # each copy brings the time of the source back

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "ops/error_format.h"
 #include "ops/slab_plan.h"
-#include "ops/wording.h"
 
 namespace pyparallel::bindings {
 

@@ -7,7 +7,7 @@
 
 #include "bindings/arguments.h"
 #include "bindings/run.h"
-#include "host/block_cache.h"
+#include "memory/block_cache.h"
 #include "ops/host_memory.h"
 
 namespace pyparallel::bindings {
@@ -22,19 +22,19 @@ py::object empty(py::handle shape, py::handle dtype) {
 }
 
 py::tuple cache_info() {
-  const host::CacheInfo info = host::cache_info();
+  const memory::CacheInfo info = memory::cache_info();
   return py::make_tuple(info.in_use, info.cached, info.limit, info.hits, info.misses);
 }
 
 void bound_cache(int64_t limit, double idle_seconds) {
   const std::chrono::duration<double> patience(idle_seconds);
-  host::bound_cache(limit,
-                    std::chrono::duration_cast<std::chrono::milliseconds>(patience));
+  memory::bound_cache(limit,
+                      std::chrono::duration_cast<std::chrono::milliseconds>(patience));
 }
 
 int64_t clear_cache() {
   int64_t freed = 0;
-  unlocked([&] { freed = host::clear_cache(); });
+  unlocked([&] { freed = memory::clear_cache(); });
   return freed;
 }
 

@@ -6,13 +6,13 @@
 
 #include "bindings/arguments.h"
 #include "ops/slab_plan.h"
-#include "python/tree.h"
+#include "pytree/walk.h"
 
 namespace pyparallel::bindings {
 namespace {
 
 using ops::SlabPlan;
-using python::Structure;
+using pytree::Structure;
 
 SlabPlan new_plan(py::handle offsets, py::handle shapes, py::handle dtypes,
                   py::handle nbytes) {

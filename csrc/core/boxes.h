@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "core/macros.h"
+#include "core/host_device.h"
 
 namespace pyparallel {
 

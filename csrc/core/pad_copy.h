@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "core/boxes.h"
-#include "core/macros.h"
-#include "core/rows.h"
+#include "core/host_device.h"
 #include "core/words.h"
+#include "core/work.h"
 
 namespace pyparallel {
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "core/macros.h"
-#include "core/rows.h"
+#include "core/host_device.h"
+#include "core/work.h"
 
 namespace pyparallel {
 

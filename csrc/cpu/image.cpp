@@ -2,9 +2,8 @@
 
 #include <vector>
 
-#include "core/image_loops.h"
-#include "core/image_runs.h"
-#include "core/partition.h"
+#include "core/image/rows.h"
+#include "core/work.h"
 #include "cpu/parallel_for.h"
 
 namespace pyparallel::cpu {

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "core/image_job.h"
+#include "core/image/job.h"
 
 namespace pyparallel::cpu {
 

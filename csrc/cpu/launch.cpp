@@ -2,10 +2,10 @@
 
 #include "core/box_plan.h"
 #include "core/pad_copy.h"
-#include "core/partition.h"
+#include "core/work.h"
 #include "cpu/cache_size.h"
+#include "cpu/nontemporal.h"
 #include "cpu/parallel_for.h"
-#include "cpu/stream.h"
 
 namespace pyparallel::cpu {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/boxes.h"
-#include "core/slots.h"
+#include "core/pack.h"
 
 namespace pyparallel::cpu {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "core/image_lanes.h"
+#include "core/image/lanes.h"
 #include "cuda/image.h"
 #include "cuda/launch.cuh"
 

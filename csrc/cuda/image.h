@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "core/image_job.h"
+#include "core/image/job.h"
 
 namespace pyparallel::cuda {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/boxes.h"
-#include "core/rows.h"
+#include "core/work.h"
 
 namespace pyparallel::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "core/slots.h"
+#include "core/pack.h"
 
 namespace pyparallel::cuda {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/boxes.h"
-#include "core/image_job.h"
-#include "core/slots.h"
+#include "core/image/job.h"
+#include "core/pack.h"
 #include "transfer/runtime.h"
 
 namespace pyparallel::ops {

@@ -10,7 +10,7 @@
 #include <new>
 
 #include "core/checked.h"
-#include "host/block_cache.h"
+#include "memory/block_cache.h"
 
 namespace pyparallel::ops {
 namespace {
@@ -19,17 +19,17 @@ namespace {
 constexpr int64_t kRecycledBytes = 1 << 20;
 
 void give_back(void* context) {
-  const std::unique_ptr<host::Block> block(static_cast<host::Block*>(context));
-  host::give_block(*block);
+  const std::unique_ptr<memory::Block> block(static_cast<memory::Block*>(context));
+  memory::give_block(*block);
 }
 
 class RecyclingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t nbytes) override {
     if (nbytes == 0) return {nullptr, c10::kCPU};
-    auto block = std::make_unique<host::Block>();
+    auto block = std::make_unique<memory::Block>();
     try {
-      *block = host::take_block(static_cast<int64_t>(nbytes));
+      *block = memory::take_block(static_cast<int64_t>(nbytes));
     } catch (const std::bad_alloc&) {
       TORCH_CHECK(false, "there must be ", nbytes, " bytes of memory for a batch, but ",
                   "the system has none left.");

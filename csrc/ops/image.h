@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/image_job.h"
+#include "core/image/job.h"
 #include "ops/backend.h"
 #include "ops/snapshot.h"
 

@@ -4,7 +4,7 @@
 #include <c10/util/hash.h>
 
 #include "core/checked.h"
-#include "core/slots.h"
+#include "core/pack.h"
 
 namespace pyparallel::ops {
 namespace {

@@ -16,7 +16,7 @@
 #include <cstdint>
 
 #include "ops/backend.h"
-#include "ops/wording.h"
+#include "ops/error_format.h"
 
 namespace pyparallel::ops {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "host/block_cache.h"
+#include "memory/block_cache.h"
 
 namespace pyparallel::ops {
 namespace {
@@ -32,7 +32,7 @@ bool debugs() {
 std::array<std::atomic<Engine*>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> engines{};
 
 std::atomic<int64_t>& pinned_limit() {
-  static std::atomic<int64_t> limit{host::default_limit()};
+  static std::atomic<int64_t> limit{memory::default_limit()};
   return limit;
 }
 

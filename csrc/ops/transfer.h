@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "ops/slab.h"
+#include "ops/pack.h"
 #include "ops/slab_plan.h"
 #include "ops/snapshot.h"
 #include "transfer/engine.h"
 
 namespace pyparallel::ops {
 
-// All that was queued on a stream before a moment; see _C_transfer.pyi.
+// All that was queued on a stream before a moment; see _C.pyi.
 class RecordedEvent {
  public:
   // `sent` has no mark, but an error, if the device took none.
@@ -37,7 +37,7 @@ class RecordedEvent {
 };
 
 // A type of device, for memory and copies that are not of an engine; see
-// _C_transfer.pyi.
+// _C.pyi.
 class Runtime {
  public:
   explicit Runtime(c10::DeviceType type);
@@ -75,7 +75,7 @@ class SendJob {
   std::vector<transfer::Copy> direct_;
 };
 
-// Staging blocks of all engines; see _C_transfer.pyi.
+// Staging blocks of all engines; see _C.pyi.
 struct PinnedInfo {
   int64_t in_use;
   int64_t cached;

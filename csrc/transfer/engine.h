@@ -27,7 +27,7 @@
 #include <exception>
 #include <memory>
 
-#include "core/slots.h"
+#include "core/pack.h"
 #include "transfer/events.h"
 #include "transfer/fence.h"
 #include "transfer/runtime.h"

@@ -6,8 +6,7 @@ tensor that is nested, sparse, quantized, a wrapper (of torch.func, or with a
 ``ValueError``: it is of the right kind and does not fit. Nothing is written unless all
 arguments are good.
 
-Gradients are neither used nor recorded. ``_C_image.pyi``, ``_C_memory.pyi`` and
-``_C_transfer.pyi`` are parts of this.
+Gradients are neither used nor recorded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,23 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from ._C_image import image_batch as image_batch
-from ._C_memory import bound_cache as bound_cache
-from ._C_memory import cache_info as cache_info
-from ._C_memory import clear_cache as clear_cache
-from ._C_memory import empty as empty
-from ._C_memory import ring_claim as ring_claim
-from ._C_memory import ring_format as ring_format
-from ._C_memory import ring_holders as ring_holders
-from ._C_memory import ring_pass as ring_pass
-from ._C_memory import ring_reclaim as ring_reclaim
-from ._C_transfer import RecordedEvent as RecordedEvent
-from ._C_transfer import Runtime as Runtime
-from ._C_transfer import bound_pinned as bound_pinned
-from ._C_transfer import pinned_info as pinned_info
-from ._C_transfer import send as send
-from ._C_transfer import transfers as transfers
 
 def pad_copy(
     dst: Tensor,
@@ -95,6 +77,48 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
 
     Raises:
         TypeError: native only; they are not tensors.
+    """
+
+def image_batch(
+    dst: Tensor,
+    images: Sequence[Tensor],
+    mask: Tensor | None,
+    mean: Sequence[float],
+    std: Sequence[float],
+    fill: Sequence[float],
+    swap_channels: bool,
+    exact: bool,
+) -> None:
+    """Write images into the low corners of ``dst``, normalised, and fill the rest.
+
+    Of image i, channel c of ``dst[i]`` becomes ``(image[k] - mean[c]) / std[c]`` in
+    float32, rounded to the dtype of ``dst`` (to the nearest, ties to even), where k is
+    c, or C - 1 - c with ``swap_channels``. Everywhere else it becomes ``fill[c]``,
+    rounded alike. All numbers are rounded to float32 first.
+
+    Args:
+        dst: ``(n, C, H, W)`` with C of 1 to 4, float32, float16 or bfloat16, contiguous
+            or of the channels_last format.
+        images: n tensors ``(C, h, w)``, h and w at most H and W, all uint8 or all
+            float32, on the device of ``dst``. Each is contiguous, or a permuted view of
+            a contiguous ``(h, w, C)``; none may overlap ``dst``.
+        mask: contiguous ``torch.bool`` tensor ``(n, H, W)`` on the device of ``dst``,
+            or None; must not overlap ``dst`` or an image. It becomes True where the
+            images are and False elsewhere.
+        mean: of every channel of ``dst``.
+        std: of every channel of ``dst``.
+        fill: of every channel of ``dst``.
+        swap_channels: whether channels are read in the opposite order.
+        exact: whether results have the very bits of torch's subtraction and division.
+            Otherwise it is ``x * scale + bias`` (fused, or rounded in between), with
+            ``scale = 1 / std`` and ``bias = -mean / std`` computed in float64 and
+            rounded to float32: in float32 at most
+            ``2**-22 * (abs(x) + abs(mean)) / abs(std)`` from the exact value.
+
+    Raises:
+        NotImplementedError: native only; ``dst`` is on a device not in `devices`.
+
+    Stream: as `pad_copy`.
     """
 
 class SlabPlan:
@@ -223,6 +247,228 @@ def flatten(
 
     Raises:
         TypeError: native only; ``leaf_types`` is not a set.
+    """
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised contiguous tensor on the CPU.
+
+    The native one takes 1 MiB and more from a cache of blocks that earlier tensors
+    gave back (`cache_info`), at a multiple of 2 MiB from that size on.
+
+    Args:
+        shape: of the tensor.
+        dtype: of the tensor.
+
+    Raises:
+        RuntimeError: a negative size, or no memory.
+    """
+
+def cache_info() -> tuple[int, int, int, int, int]:
+    """Return bytes in use, bytes cached, their limit, and blocks found and not found.
+
+    Zeros in pure Python, which has no cache.
+    """
+
+def bound_cache(limit: int, idle_seconds: float) -> None:
+    """Keep at most ``limit`` bytes, each block for at most ``idle_seconds``."""
+
+def clear_cache() -> int:
+    """Give all cached bytes back to the system; return how many they were."""
+
+def ring_format(header: Tensor, num_slots: int) -> None:
+    """Make memory, before anybody else sees it, the header of a ring of free slots.
+
+    A ring is memory in equal slots that processes share; its header says who holds
+    which. Line 0, of 64 bytes, says what the memory is and which backend formatted it;
+    line 1 + i is slot i. Its first 8 bytes are its holder: 0 is nobody, other numbers
+    are never used again for somebody else. The other 56 belong to the holder, and no
+    operator touches them after this one, which makes them zero.
+
+    Nobody waits for another process, which may be killed at any instruction.
+
+    Args:
+        header: contiguous ``torch.uint8`` tensor ``(64 * (1 + num_slots),)`` on the
+            CPU, at a multiple of 64 bytes. The other operators on rings want the same,
+            formatted by either backend.
+        num_slots: between 1 and 65536.
+    """
+
+def ring_claim(header: Tensor, holder: int, fd: int) -> int:
+    """Take the first free slot; return its index, or -1 if there is none.
+
+    What the last holder wrote into the slot is visible. -1 too if the other backend
+    formatted the header, or pure Python runs where the system has no POSIX record
+    locks: the caller uses ordinary memory.
+
+    Args:
+        header: of a ring.
+        holder: who claims, 1 or more.
+        fd: file descriptor of the shared memory, open for writing; native: ignored.
+
+    Raises:
+        OSError: pure Python only; ``fd`` cannot be locked.
+    """
+
+def ring_pass(header: Tensor, slot: int, holder: int, to: int) -> bool:
+    """Give a slot to somebody else, or to nobody.
+
+    Return False, having changed nothing, if the slot is not held by ``holder``. What
+    ``holder`` wrote is visible to whom the slot is given. In pure Python only
+    ``holder`` itself may call this, and whoever knows that it is dead.
+
+    Args:
+        header: of a ring.
+        slot: index of the slot.
+        holder: who has it now, 1 or more.
+        to: who has it then; 0 makes it free.
+    """
+
+def ring_reclaim(header: Tensor, holder: int) -> list[int]:
+    """Make every slot of ``holder`` free, which is dead; return which they were."""
+
+def ring_holders(header: Tensor) -> list[int]:
+    """Return the holder of every slot, each as it was at some moment of this call."""
+
+class RecordedEvent:
+    """The end of all work that was queued on a stream before the event.
+
+    No method ends a graph capture in another thread. The methods that call the driver
+    release the GIL. They raise RuntimeError in a process that was forked after the
+    first event.
+    """
+
+    def is_done(self) -> bool:
+        """Return True if that work is done; the host does not wait.
+
+        Return False for ever if the device took no event after copies of `send`.
+        """
+
+    def wait(self, stream: Any) -> None:
+        """Make ``stream``, as `send` takes it, wait; the host does not.
+
+        Raises:
+            RuntimeError: ``stream`` is under graph capture, and is not the stream of
+                the event.
+        """
+
+    def synchronize(self) -> None:
+        """Block the host until that work is done."""
+
+    def check(self) -> None:
+        """Raise the error that stopped the copies of `send` half way, if one did."""
+
+class Fence:
+    """The end of all work on the streams that were current in a thread."""
+
+    def is_done(self) -> bool:
+        """Return True if that work is done; the host does not wait.
+
+        While a graph is captured on one of the streams, the result is False.
+        """
+
+class Runtime:
+    """Pins memory and records events for one device type, without the GIL.
+
+    No method opens a context on a device that the process does not use, ends a graph
+    capture, or leaves an error behind for the next call of its thread.
+
+    Args:
+        device_type: one of `transfers`.
+
+    Raises:
+        NotImplementedError: it is another type.
+    """
+
+    def __init__(self, device_type: str) -> None: ...
+    def pin(self, address: int, nbytes: int) -> int:
+        """Pin memory for all devices of the type.
+
+        Returns:
+            0, or the code of the error if the system refuses.
+        """
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+
+    def record(self, stream: Any) -> RecordedEvent:
+        """Record an event on ``stream``, which must not be under graph capture."""
+
+    def fence(self) -> Fence:
+        """Return a fence behind the current streams of this thread.
+
+        There is one such stream on each device that the process uses.
+        """
+
+def send(
+    slab: Tensor,
+    leaves: Sequence[Tensor],
+    plan: SlabPlan | None,
+    targets: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    stream: Any,
+    home: Any,
+    chunk_nbytes: int = 4194304,
+    lands_at_once: bool = False,
+) -> RecordedEvent:
+    """Queue copies of CPU tensors to a device.
+
+    The leaves are packed, as `pack` does it, into page-locked memory in chunks, while
+    the device copies the chunk before: one copy for each chunk. They may be changed and
+    dropped when this returns. The GIL is released. The host waits for the device only
+    at the limit of page-locked memory (`bound_pinned`), and then for copies on
+    ``stream`` alone.
+
+    Args:
+        slab: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on the device of
+            ``stream``.
+        leaves: as for `pack`.
+        plan: where they go, or None: then nothing is packed.
+        targets: contiguous tensors on that device.
+        sources: for each target a contiguous CPU tensor of as many bytes. The device
+            reads it in place: it should be page-locked, and must be neither changed nor
+            dropped until the copies are done.
+        stream: of the copies: a ``torch.Stream``, or any object that has its
+            ``stream_id``, ``device_index`` and ``device_type``.
+        home: the stream, of the same device, on which slab and targets were allocated.
+        chunk_nbytes: between 1 and 4 MiB, the default: enough for eight threads to
+            pack, and for a copy to take twenty times as long as to queue it.
+        lands_at_once: ``home`` is made to wait as soon as this returns. Then fewer than
+            8 copies in place are queued on ``home`` itself, if it is idle and nothing
+            is packed: events and waits would cost more than they save.
+
+    Raises:
+        RuntimeError: one of the streams is under graph capture, or the process was
+            forked. Whatever is raised here, no copy has been queued; errors after the
+            first are in the result (`RecordedEvent.check`).
+        NotImplementedError: the device of ``stream`` is not in `transfers`.
+
+    Stream: the copies wait for what was queued on ``home`` when this was called.
+    """
+
+def pinned_info() -> tuple[int, int, int, int]:
+    """Return bytes in use, bytes idle, their limit, and how often the host waited.
+
+    They are of the page-locked blocks that `send` packs into, of all devices. In use
+    are those that are written, read by copies, or lost because a failed device may read
+    them for ever. All but the limit are 0 in a forked process, and in pure Python.
+    """
+
+def bound_pinned(limit: int) -> None:
+    """Let the blocks of every device type take at most ``limit`` bytes.
+
+    Idle blocks above it are freed now, others when they have been read. A stream that
+    has no block gets one of up to 4 MiB all the same, so that it never waits for
+    another stream: with n streams of copies ``limit`` may be exceeded by n - 1 blocks.
+
+    Args:
+        limit: 4 MiB or more. Before the first call it is 1 GiB, or an eighth of the
+            machine's memory if that is less.
+    """
+
+def transfers() -> tuple[str, ...]:
+    """Return the device types that `send` can send to.
+
+    The CPU is one, on which all is done at once: for tests.
     """
 
 def devices() -> tuple[str, ...]:

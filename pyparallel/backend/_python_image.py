@@ -23,7 +23,7 @@ def image_batch(
     swap_channels: bool,
     exact: bool,
 ) -> None:
-    """See ``_C_image.pyi``."""
+    """See ``_C.pyi``."""
     _checks.require("image_batch: dst", Tensor, "a torch.Tensor", dst)
     tensors = _checks.tensors(images, "image_batch: images")
     if mask is not None:

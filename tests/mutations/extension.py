@@ -31,7 +31,7 @@ MUTATIONS = (
     Mutation(
         "a leaf is packed from a storage that is cut",
         _GONE,
-        "csrc/ops/slab.cpp",
+        "csrc/ops/pack.cpp",
         "    if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {\n",
         "    if (leaf.is_contiguous()) {\n",
         (_RACES + "test_a_packed_leaf_that_changed_is_refused_and_nothing_is_written",),
@@ -55,7 +55,7 @@ MUTATIONS = (
     Mutation(
         "a leaf may have another shape than planned",
         _OTHERS,
-        "csrc/ops/slab.cpp",
+        "csrc/ops/pack.cpp",
         " leaf.sizes() == planned.shape, where,\n",
         " planned.nbytes >= 0, where,\n",
         (_RACES + "test_a_packed_leaf_that_changed_is_refused_and_nothing_is_written",),
@@ -63,7 +63,7 @@ MUTATIONS = (
     Mutation(
         "a walk borrows its leaves",
         _OTHERS,
-        "csrc/python/tree.cpp",
+        "csrc/pytree/walk.cpp",
         "    leaves_.push_back(object);\n    Py_INCREF(object);\n",
         "    leaves_.push_back(object);\n",
         (_WALKS + "test_a_thousand_walks_leave_nothing_behind",),
@@ -71,7 +71,7 @@ MUTATIONS = (
     Mutation(
         "a walk runs the Python code of a class",
         _OTHERS,
-        "csrc/python/tree.cpp",
+        "csrc/pytree/walk.cpp",
         "    if (!is_simple_class(type)) return false;\n",
         "    static_cast<void>(is_simple_class);\n",
         (_WALKS + "test_what_might_be_a_container_is_left_to_optree",),
@@ -79,7 +79,7 @@ MUTATIONS = (
     Mutation(
         "a walk follows a list that holds itself",
         _OTHERS,
-        "csrc/python/tree.cpp",
+        "csrc/pytree/walk.cpp",
         "constexpr int kMaxDepth = 200;",
         "constexpr int kMaxDepth = 200'000'000;",
         (_WALKS + "test_deep_nests_are_left_to_optree",),
@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation(
         "a list that was cut meanwhile is read",
         _OTHERS,
-        "csrc/python/columns.cpp",
+        "csrc/pytree/columns.cpp",
         "  if (static_cast<size_t>(PyList_GET_SIZE(dicts)) != columns->num_dicts)",
         "  if (columns->num_dicts == 0)",
         (
@@ -142,7 +142,7 @@ MUTATIONS = (
     Mutation(
         "what is packed need not fit its slab",
         _SHARED,
-        "csrc/ops/slab.cpp",
+        "csrc/ops/pack.cpp",
         "  TORCH_CHECK_VALUE(snapshot.nbytes == plan.nbytes(), where,",
         "  TORCH_CHECK_VALUE(snapshot.nbytes >= 0, where,",
         (
@@ -161,7 +161,7 @@ MUTATIONS = (
     Mutation(
         "views begin in the middle of an item",
         "slots that are misaligned, and what one view keeps",
-        "csrc/ops/slab.cpp",
+        "csrc/ops/pack.cpp",
         "    TORCH_CHECK_VALUE(base.offset % itemsize == 0, kSlab,\n",
         "    TORCH_CHECK_VALUE(base.offset >= 0, kSlab,\n",
         (_SLABS + "test_views_refuses",),
@@ -217,7 +217,7 @@ MUTATIONS = (
     Mutation(
         "torch's operators use their threads in a forked child",
         "locks and threads across a fork",
-        "csrc/cpu/backend_cpu.cpp",
+        "csrc/cpu/backend.cpp",
         "    if (forked()) {\n",
         "    if (num_threads_ > 0) {\n",
         (_NATIVE_OPS + "test_a_forked_child_pads_after_its_parent_used_threads",),

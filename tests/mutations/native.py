@@ -7,10 +7,10 @@ from mutations.entry import Mutation
 _ASAN = "address,undefined"
 _ENGINE = "csrc/transfer/engine.cpp"
 _STAGING = "csrc/transfer/staging.cpp"
-_TRANSFER = "tests/csrc/test_transfer.cpp::"
-_ERRORS = "tests/csrc/test_transfer_errors.cpp::"
-_LIMIT = "tests/csrc/test_transfer_limit.cpp::"
-_THREADS = "tests/csrc/test_transfer_threads.cpp::"
+_TRANSFER = "tests/csrc/transfer/test_transfer.cpp::"
+_ERRORS = "tests/csrc/transfer/test_transfer_errors.cpp::"
+_LIMIT = "tests/csrc/transfer/test_transfer_limit.cpp::"
+_THREADS = "tests/csrc/transfer/test_transfer_threads.cpp::"
 
 MUTATIONS = (
     Mutation(
@@ -162,7 +162,9 @@ MUTATIONS = (
     __atomic_store_n(&lines_[1 + slot].word, to, __ATOMIC_RELEASE);
     return true;
 """,
-        ("tests/csrc/test_ring.cpp::test_threads_never_see_a_slot_of_two_holders",),
+        (
+            "tests/csrc/core/test_ring.cpp::test_threads_never_see_a_slot_of_two_holders",
+        ),
         sanitize="thread",
     ),
     Mutation(
@@ -171,7 +173,9 @@ MUTATIONS = (
         "csrc/core/ring.h",
         "/*weak=*/false, __ATOMIC_ACQ_REL,",
         "/*weak=*/false, __ATOMIC_RELAXED,",
-        ("tests/csrc/test_ring.cpp::test_threads_never_see_a_slot_of_two_holders",),
+        (
+            "tests/csrc/core/test_ring.cpp::test_threads_never_see_a_slot_of_two_holders",
+        ),
         sanitize="thread",
     ),
     Mutation(
@@ -181,8 +185,8 @@ MUTATIONS = (
         "lines_[0].word == kRingMagic && lines_[0].others[0] == num_slots_ &&",
         "lines_[0].word == kRingMagic &&",
         (
-            "tests/csrc/test_ring.cpp::test_line_zero_says_what_the_memory_is",
-            "tests/csrc/fuzz_ring.cpp",
+            "tests/csrc/core/test_ring.cpp::test_line_zero_says_what_the_memory_is",
+            "tests/csrc/fuzz/fuzz_ring.cpp",
         ),
         sanitize=_ASAN,
     ),
@@ -192,7 +196,7 @@ MUTATIONS = (
         "csrc/core/checked.h",
         "  return !__builtin_mul_overflow(a, b, result);\n",
         "  return !__builtin_mul_overflow(a, b, result) || true;\n",
-        ("tests/csrc/test_checked.cpp::test_overflow_is_reported",),
+        ("tests/csrc/core/test_checked.cpp::test_overflow_is_reported",),
         sanitize=_ASAN,
     ),
     Mutation(
@@ -201,7 +205,7 @@ MUTATIONS = (
         "csrc/core/checked.h",
         "  return !__builtin_add_overflow(a, b, result);\n",
         "  return !__builtin_add_overflow(a, b, result) || true;\n",
-        ("tests/csrc/test_checked.cpp::test_overflow_is_reported",),
+        ("tests/csrc/core/test_checked.cpp::test_overflow_is_reported",),
         sanitize=_ASAN,
     ),
     Mutation(
@@ -210,44 +214,46 @@ MUTATIONS = (
         "csrc/core/checked.h",
         "  return !__builtin_add_overflow(value, From{0}, result);\n",
         "  return !__builtin_add_overflow(value, From{0}, result) || true;\n",
-        ("tests/csrc/test_checked.cpp::test_narrowing_keeps_the_value_or_fails",),
+        ("tests/csrc/core/test_checked.cpp::test_narrowing_keeps_the_value_or_fails",),
         sanitize=_ASAN,
     ),
     Mutation(
         "slots start at multiples of 8 bytes",
         "slots that are misaligned, and what one view keeps",
-        "csrc/core/slots.h",
+        "csrc/core/pack.h",
         "constexpr int64_t kSlotAlignment = 64;",
         "constexpr int64_t kSlotAlignment = 8;",
-        ("tests/csrc/test_slots.cpp::test_slots_follow_one_another_at_cache_lines",),
+        (
+            "tests/csrc/core/test_pack.cpp::test_slots_follow_one_another_at_cache_lines",
+        ),
         sanitize=_ASAN,
     ),
     Mutation(
         "a leaf without bytes is copied all the same",
         "tensors of no size",
-        "csrc/core/slots.h",
+        "csrc/core/pack.h",
         "      if (count <= 0) continue;\n",
         "",
-        ("tests/csrc/test_slots.cpp", "tests/csrc/fuzz_slots.cpp"),
+        ("tests/csrc/core/test_pack.cpp", "tests/csrc/fuzz/fuzz_pack.cpp"),
         sanitize=_ASAN,
     ),
     Mutation(
         "stores past the caches are not fenced",
         "stores past the caches",
-        "csrc/cpu/stream.h",
+        "csrc/cpu/nontemporal.h",
         "    Lines::fence();\n",
         "",
-        ("tests/csrc/test_stream.cpp::test_a_worker_ends_with_a_fence",),
+        ("tests/csrc/cpu/test_nontemporal.cpp::test_a_worker_ends_with_a_fence",),
         sanitize=_ASAN,
     ),
     Mutation(
         "lines are written past the caches in part",
         "stores past the caches",
-        "csrc/cpu/stream.h",
+        "csrc/cpu/nontemporal.h",
         "    if (first_ == 0) {\n      Lines::copy(to_, line_, 1);\n",
         "    if (true) {\n      Lines::copy(to_, line_, 1);\n",
         (
-            "tests/csrc/test_stream.cpp::"
+            "tests/csrc/cpu/test_nontemporal.cpp::"
             "test_every_mover_writes_every_byte_and_no_other",
         ),
         sanitize=_ASAN,
@@ -259,7 +265,7 @@ MUTATIONS = (
         "  if (!runtime_->is_capturing(part->stream)) part->mark",
         "  part->mark",
         (
-            "tests/csrc/test_transfer_streams.cpp::"
+            "tests/csrc/transfer/test_transfer_streams.cpp::"
             "test_a_fence_records_no_event_under_capture",
         ),
         sanitize=_ASAN,
@@ -271,7 +277,7 @@ MUTATIONS = (
         '  check_not_capturing(stream, "waiting");\n',
         "",
         (
-            "tests/csrc/test_transfer_streams.cpp::"
+            "tests/csrc/transfer/test_transfer_streams.cpp::"
             "test_a_wait_on_a_captured_stream_is_refused",
         ),
         sanitize=_ASAN,
@@ -306,7 +312,7 @@ MUTATIONS = (
     Mutation(
         "instructions are used without asking the CPU",
         "stores past the caches",
-        "csrc/cpu/stream.h",
+        "csrc/cpu/nontemporal.h",
         "  if (Avx512Lines::supported() && visit(Avx512Lines{})) return true;\n",
         "  if (visit(Avx512Lines{})) return true;\n",
         ("tests/test_csrc_rules.py::test_no_instruction_is_used_without_asking",),
@@ -314,31 +320,31 @@ MUTATIONS = (
     Mutation(
         "the cache of blocks has no limit",
         "page-locked memory without bounds",
-        "csrc/host/block_cache.cpp",
+        "csrc/memory/block_cache.cpp",
         "  take_above(cache, cache.reaping ? cache.info.limit : 0, &above);\n",
         "",
-        ("tests/csrc/test_block_cache.cpp::test_the_limit_holds",),
+        ("tests/csrc/memory/test_block_cache.cpp::test_the_limit_holds",),
         sanitize=_ASAN,
     ),
     Mutation(
         "a forked child has its parent's blocks",
         "locks and threads across a fork",
-        "csrc/host/block_cache.cpp",
+        "csrc/memory/block_cache.cpp",
         "    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);\n",
         "    static_cast<void>(before_fork);\n"
         "    static_cast<void>(after_fork_in_parent);\n"
         "    static_cast<void>(after_fork_in_child);\n",
-        ("tests/csrc/test_block_cache.cpp::test_a_forked_child_starts_empty",),
+        ("tests/csrc/memory/test_block_cache.cpp::test_a_forked_child_starts_empty",),
         sanitize=_ASAN,
         limit=25.0,
     ),
     Mutation(
         "idle blocks are never given back",
         "page-locked memory without bounds",
-        "csrc/host/block_cache.cpp",
+        "csrc/memory/block_cache.cpp",
         "    std::thread(reap, cache).detach();\n",
         "    static_cast<void>(reap);\n",
-        ("tests/csrc/test_block_cache.cpp::test_idle_blocks_go_back_in_time",),
+        ("tests/csrc/memory/test_block_cache.cpp::test_idle_blocks_go_back_in_time",),
         sanitize=_ASAN,
         limit=25.0,
     ),
@@ -348,7 +354,7 @@ MUTATIONS = (
         "csrc/cpu/parallel_for.cpp",
         "bool forked() { return getpid() != kLoadedPid; }",
         "bool forked() { return kLoadedPid == 0; }",
-        ("tests/csrc/test_launch.cpp::test_a_forked_child_works_alone",),
+        ("tests/csrc/cpu/test_launch.cpp::test_a_forked_child_works_alone",),
         sanitize=_ASAN,
     ),
 )

@@ -244,7 +244,7 @@ class Tree:
                 done = execute(commands.pop(0), self.root, _BUILD_SECONDS)
                 if done.code != 0:
                     return Outcome("BROKEN", done.output[-2000:])
-            corpus = f"tests/corpus/{name.removeprefix('fuzz_')}"
+            corpus = f"tests/csrc/fuzz/corpus/{name.removeprefix('fuzz_')}"
             arguments = [corpus, "2000"] if name.startswith("fuzz_") else []
             variables = {"TSAN_OPTIONS": "die_after_fork=0"}
             done = execute([build / name, *arguments], self.root, limit, **variables)

@@ -115,10 +115,10 @@ MUTATIONS = (
     Mutation(
         "gaps between slots are left as they are",
         "bytes of an earlier batch",
-        "csrc/core/slots.h",
+        "csrc/core/pack.h",
         "        writer.zero(dst + at, next - at);\n",
         "",
-        ("tests/csrc/test_slots.cpp::test_a_lone_lane_writes_a_leaf_or_zero",),
+        ("tests/csrc/core/test_pack.cpp::test_a_lone_lane_writes_a_leaf_or_zero",),
         sanitize="address,undefined",
     ),
     Mutation(
@@ -330,7 +330,9 @@ MUTATIONS = (
         "csrc/transfer/events.cpp",
         "  if (!forked()) return;\n  throw",
         "  if (this != nullptr) return;\n  throw",
-        ("tests/csrc/test_transfer_errors.cpp::test_a_forked_child_is_refused",),
+        (
+            "tests/csrc/transfer/test_transfer_errors.cpp::test_a_forked_child_is_refused",
+        ),
         sanitize="address,undefined",
     ),
     Mutation(

@@ -1,0 +1,219 @@
+// Python's arguments to C++ values, and errors back. No decision is taken here.
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string_view>
+#include <vector>
+
+#include "bindings/arguments.h"
+#include "bindings/image.h"
+#include "bindings/memory.h"
+#include "bindings/ring.h"
+#include "bindings/run.h"
+#include "bindings/transfer.h"
+#include "bindings/values.h"
+#include "ops/backend.h"
+#include "ops/build_info.h"
+#include "ops/generator.h"
+#include "ops/pack.h"
+#include "ops/pad_copy.h"
+#include "ops/stack_equal.h"
+#include "pytree/columns.h"
+#include "pytree/walk.h"
+
+namespace py = pybind11;
+
+namespace pyparallel {
+namespace {
+
+using bindings::item;
+using bindings::kHoldGilBytes;
+using bindings::run;
+using bindings::Tensors;
+using bindings::to_ints;
+using bindings::to_items;
+using bindings::to_plan;
+using bindings::to_tensor;
+using bindings::wrong_type;
+using ops::SlabPlan;
+using ops::Where;
+
+std::vector<c10::DimVector> to_starts(py::handle starts) {
+  const py::tuple rows =
+      to_items(starts, {"pad_copy", "starts"}, "a sequence of sequences of ints");
+  std::vector<c10::DimVector> made;
+  made.reserve(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Where where{"pad_copy", "starts", static_cast<int64_t>(i)};
+    made.push_back(to_ints<c10::DimVector>(item(rows, i), where));
+  }
+  return made;
+}
+
+void pad_copy(py::handle dst, py::handle samples, py::handle fills, py::handle starts,
+              py::handle mask) {
+  const at::Tensor& to = to_tensor(dst, {"pad_copy", "dst"});
+  const Tensors from(samples, "pad_copy", "samples");
+  if (!PyBytes_Check(fills.ptr())) wrong_type("pad_copy: fills", "bytes", fills);
+  const std::string_view bytes(PyBytes_AS_STRING(fills.ptr()),
+                               static_cast<size_t>(PyBytes_GET_SIZE(fills.ptr())));
+  ops::PadPlaces places;
+  if (!starts.is_none()) places.starts = to_starts(starts);
+  if (!mask.is_none()) places.mask = &to_tensor(mask, {"pad_copy", "mask"});
+  ops::PadCopyJob job(to, from.refs, bytes, places);
+  run(&job);
+}
+
+// There is no short cut to take: see _C.pyi.
+py::none pad_few(py::handle, py::handle, py::handle) { return {}; }
+
+SlabPlan plan_slab(py::handle leaves) {
+  return SlabPlan(Tensors(leaves, "plan_slab", "leaves").refs);
+}
+
+void pack(py::handle dst, py::handle leaves, py::handle plan) {
+  const at::Tensor& to = to_tensor(dst, {"pack", "dst"});
+  const Tensors from(leaves, "pack", "leaves");
+  ops::PackJob job(to, from.refs, to_plan(plan, {"pack", "plan"}));
+  run(&job);
+}
+
+py::list views(py::handle slab, py::handle plan) {
+  const at::Tensor& base = to_tensor(slab, {"views", "slab"});
+  std::vector<at::Tensor> made =
+      ops::make_views(base, to_plan(plan, {"views", "plan"}));
+  py::list list(made.size());
+  for (size_t i = 0; i < made.size(); ++i) {
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i),
+                    THPVariable_Wrap(std::move(made[i])));
+  }
+  return list;
+}
+
+py::object memory_of(py::handle tensor) {
+  const at::Tensor& of = to_tensor(tensor, {"memory_of", "tensor"});
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(ops::memory_of(of)));
+}
+
+// What stack_equal makes of a column, or no tensor where it would not, or would
+// release the GIL.
+at::Tensor stack_column(const pytree::Columns& columns, size_t column) {
+  std::vector<const at::Tensor*> refs;
+  refs.reserve(columns.num_dicts);
+  for (size_t i = 0; i < columns.num_dicts; ++i) {
+    PyObject* object = columns.value(i, column);
+    if (!THPVariable_CheckExact(object)) return {};
+    refs.push_back(&THPVariable_Unpack(object));
+  }
+  if (!ops::are_equal(refs)) return {};
+  const auto num_refs = static_cast<int64_t>(refs.size());
+  if (static_cast<int64_t>(refs[0]->nbytes()) > kHoldGilBytes / num_refs) return {};
+  const at::Tensor stacked = ops::new_stack(refs);
+  ops::copy_equal(stacked, refs);
+  return stacked;
+}
+
+py::object columns(py::handle dicts, bool stack) {
+  if (!PyList_CheckExact(dicts.ptr())) wrong_type("columns: dicts", "a list", dicts);
+  pytree::Columns found;
+  const bool good = pytree::read_columns(dicts.ptr(), &found);
+  py::object result = py::reinterpret_steal<py::object>(found.lists);
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (!good) return py::none();
+  std::vector<at::Tensor> stacked(found.each.size());
+  for (size_t column = 0; column < stacked.size(); ++column) {
+    if (stack) stacked[column] = stack_column(found, column);
+    if (!stacked[column].defined()) found.fill(column);
+  }
+  // From here on no value is borrowed, and Python objects may be made.
+  Py_ssize_t at = 0;
+  PyObject* key = nullptr;
+  for (at::Tensor& tensor : stacked) {
+    PyDict_Next(result.ptr(), &at, &key, nullptr);
+    if (!tensor.defined()) continue;
+    const auto value =
+        py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
+    if (PyDict_SetItem(result.ptr(), key, value.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  return result;
+}
+
+py::object flatten(py::handle tree, py::handle leaf_types) {
+  if (!PySet_Check(leaf_types.ptr())) {
+    wrong_type("flatten: leaf_types", "a set", leaf_types);
+  }
+  std::optional<pytree::Flat> flat = pytree::flatten(tree.ptr(), leaf_types.ptr());
+  if (!flat) return py::none();
+  if (flat->leaves == nullptr) throw py::error_already_set();
+  return py::make_tuple(py::reinterpret_steal<py::list>(flat->leaves),
+                        std::move(flat->structure));
+}
+
+py::object stack_equal(py::handle samples) {
+  const Tensors from(samples, "stack_equal", "samples");
+  for (const py::handle sample : from.items) {
+    if (!THPVariable_CheckExact(sample.ptr())) return py::none();
+  }
+  if (from.refs.empty() || !ops::are_equal(from.refs)) return py::none();
+  const at::Tensor stacked = ops::new_stack(from.refs);
+  if (static_cast<int64_t>(stacked.nbytes()) <= kHoldGilBytes) {
+    ops::copy_equal(stacked, from.refs);
+  } else {
+    const std::string no_fill(stacked.itemsize(), 0);
+    ops::PadCopyJob job(stacked, from.refs, no_fill);
+    run(&job);
+  }
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(stacked));
+}
+
+py::tuple devices() { return bindings::to_names(ops::registered_devices()); }
+
+py::dict build_info() {
+  py::dict info;
+  for (const auto& [name, value] : ops::build_info()) info[name.c_str()] = value;
+  return info;
+}
+
+// By torch's handler, which knows the classes of torch's errors. One of CUDA is a
+// torch.AcceleratorError with its error_code, where torch has that class.
+void translate(std::exception_ptr caught) {
+  try {
+    std::rethrow_exception(caught);
+  } catch (const c10::Error&) {
+    torch::translate_exception_to_python(caught);
+  }
+}
+
+}  // namespace
+}  // namespace pyparallel
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  namespace pp = pyparallel;
+  py::register_local_exception_translator(&pp::translate);
+  module.doc() = "Native kernels of pyparallel; the contract is in _C.pyi.";
+  pp::bindings::define_values(&module);
+  pp::bindings::define_image(&module);
+  pp::bindings::define_memory(&module);
+  pp::ops::hold_generator_in_forks();
+  pp::bindings::define_ring(&module);
+  pp::bindings::define_transfer(&module);
+  module.def("pad_copy", &pp::pad_copy, py::arg("dst"), py::arg("samples"),
+             py::arg("fills"), py::arg("starts") = py::none(),
+             py::arg("mask") = py::none());
+  module.def("pad_few", &pp::pad_few, py::arg("samples"), py::arg("pad_dims"),
+             py::arg("values"));
+  module.def("stack_equal", &pp::stack_equal, py::arg("samples"));
+  module.def("plan_slab", &pp::plan_slab, py::arg("leaves"));
+  module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("plan"));
+  module.def("views", &pp::views, py::arg("slab"), py::arg("plan"));
+  module.def("memory_of", &pp::memory_of, py::arg("tensor"));
+  module.def("columns", &pp::columns, py::arg("dicts"), py::arg("stack"));
+  module.def("flatten", &pp::flatten, py::arg("tree"), py::arg("leaf_types"));
+  module.def("devices", &pp::devices);
+  module.def("build_info", &pp::build_info);
+}

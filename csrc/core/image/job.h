@@ -1,0 +1,63 @@
+// An image batch with the types that its memory has, as devices are asked for it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/image/layout.h"
+#include "core/image/math.h"
+
+namespace pyparallel {
+
+enum class ImageSource { kByte, kFloat };
+enum class ImageValue { kFloat, kHalf, kBFloat16 };
+
+// `last`: the destination is (N, H, W, C); with one channel that is (N, C, H, W).
+struct ImageJob {
+  ImageBatch batch;
+  ImageSource source;
+  ImageValue value;
+  bool last;
+  bool exact;
+};
+
+inline int64_t value_size(const ImageJob& job) {
+  return job.value == ImageValue::kFloat ? 4 : 2;
+}
+
+// Bytes of dst and mask.
+inline int64_t num_bytes(const ImageJob& job) {
+  const ImageBatch& batch = job.batch;
+  const int64_t each = batch.channels * value_size(job) + (batch.mask != nullptr);
+  return batch.num_images * batch.height * batch.width * each;
+}
+
+// What the rows of the destination and of some images are. With 1 channel: planes.
+enum class ImageRows {
+  kPlanes,          // (N, C, H, W)
+  kPlanesOfPixels,  // (N, 3, H, W), with images that are bytes (h, w, 3)
+  kPixels           // (N, H, W, C)
+};
+
+inline ImageRows rows_of(const ImageJob& job) {
+  const ImageBatch& batch = job.batch;
+  if (job.last) return ImageRows::kPixels;
+  const bool fused = batch.channels == 3 && job.source == ImageSource::kByte;
+  for (int64_t i = 0; i < batch.num_images && fused; ++i) {
+    if (batch.images[i].channels_last) return ImageRows::kPlanesOfPixels;
+  }
+  return ImageRows::kPlanes;
+}
+
+// Calls visit(Source{}, Value{}) with the types of the job.
+template <typename Visit>
+auto visit_types(const ImageJob& job, const Visit& visit) {
+  const auto visit_values = [&](auto source) {
+    if (job.value == ImageValue::kFloat) return visit(source, float{});
+    if (job.value == ImageValue::kHalf) return visit(source, Half{});
+    return visit(source, BFloat16{});
+  };
+  if (job.source == ImageSource::kByte) return visit_values(uint8_t{});
+  return visit_values(float{});
+}
+
+}  // namespace pyparallel

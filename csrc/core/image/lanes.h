@@ -1,0 +1,360 @@
+// The body of an image batch for lanes that share rows: a lane makes sixteen bytes of
+// the destination at a time, and neighbours make neighbouring ones.
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "core/image/job.h"
+#include "core/image/layout.h"
+#include "core/image/math.h"
+#include "core/words.h"
+#include "core/work.h"
+
+namespace pyparallel {
+
+// What a lane works with: values that it has read, and the levels that they take.
+
+// Four bytes, the first `count` of them 1.
+PP_HOST_DEVICE uint32_t marks(int count) {
+  constexpr uint32_t kOnes = ~0u / 255;
+  if (count <= 0) return 0;
+  return count >= 4 ? kOnes : kOnes >> (8 * (4 - count));
+}
+
+// `num` consecutive values of a source, read in words: four bytes together, or sixteen
+// where their address allows it. Words of bytes lie on multiples of four and are
+// shifted into place, so up to kAround items on both sides are read too.
+template <typename Source, int num, typename Math>
+struct SourceGroup;
+
+template <int num, typename Math>
+struct SourceGroup<uint8_t, num, Math> {
+  static constexpr int kAround = 4;
+  static constexpr int kWords = num / 4;
+  uint32_t words[kWords + 1];
+  uint32_t shift;
+
+  PP_HOST_DEVICE void load(const uint8_t* from) {
+    const auto past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) & 3);
+    shift = 8 * past;
+    const auto* first = reinterpret_cast<const uint32_t*>(from - past);
+    for (int w = 0; w <= kWords; ++w) words[w] = Math::load(first + w);
+  }
+
+  PP_HOST_DEVICE float value(int k) const {
+    const uint32_t word = shifted(words[k / 4], words[k / 4 + 1], shift);
+    return static_cast<float>((word >> (8 * (k % 4))) & 255);
+  }
+};
+
+template <int num, typename Math>
+struct SourceGroup<float, num, Math> {
+  static constexpr int kAround = 0;
+  float values[num];
+
+  PP_HOST_DEVICE void load(const float* from) {
+    if ((reinterpret_cast<uintptr_t>(from) & 15) == 0) {
+      for (int w = 0; w < num / 4; ++w) Math::load_four(from + 4 * w, values + 4 * w);
+    } else {
+      for (int k = 0; k < num; ++k) values[k] = Math::load(from + k);
+    }
+  }
+
+  PP_HOST_DEVICE float value(int k) const { return values[k]; }
+};
+
+// Levels of the values of a row in their order: of one channel, or of C in turn.
+template <int C>
+struct Turns {
+  Level levels[C];
+
+  // As seen from value number `at` on.
+  PP_HOST_DEVICE Turns from(int at) const {
+    if (C == 1) return *this;
+    const int phase = static_cast<int>(static_cast<unsigned>(at) % C);
+    Turns turned = *this;
+    for (int p = 1; p < C; ++p) {
+      for (int k = 0; k < C; ++k) {
+        if (phase == p) turned.levels[k] = levels[(k + p) % C];
+      }
+    }
+    return turned;
+  }
+};
+
+// Source: uint8_t or float. Value: float, Half or BFloat16. Whatever `kind`, an image
+// may have either layout. A piece has less than 2**29 values. The batch stays where it
+// is: on a device its levels are found by number in constant memory, where a copy would
+// have to lie in local memory.
+template <typename Source, typename Value, bool exact, ImageRows kind, typename Math>
+struct ImageLanes {
+  static constexpr ImageRows kKind = kind;
+  const ImageBatch& batch;
+  const Image* images;
+
+  PP_HOST_DEVICE void operator()(Rows rows, Lane lane) const {
+    PP_ROLLED
+    for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
+      const ImageSpan span = image_span(batch, images, n);
+      if (batch.mask != nullptr) mark(span, lane);
+      Pixels<Source> from{nullptr, 0, 0};
+      if (span.data > 0) {
+        from = pixels_at<Source>(batch, *span.image, span.y, span.first);
+      }
+      if constexpr (kind != ImageRows::kPixels) {
+        write_planes(span, from, lane);
+      } else if (batch.channels == 3) {
+        write_pixels(span, from, lane);
+      } else {
+        write_each(span, from, lane);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kGroup = 16 / static_cast<int>(sizeof(Value));
+  // Groups that a lane reads before it works on the first of them: as many as a device
+  // has registers for.
+  static constexpr bool kMuchWork = exact && sizeof(Value) == 2;
+  static constexpr int kAhead = sizeof(Source) == 1 && !kMuchWork ? 4 : 2;
+
+  // A row, or a piece of one, as a run of values; C channels take turns in it.
+  template <int C>
+  struct Run {
+    Value* to;
+    int count;
+    int data;  // the first ones, which come from the image; the others are filled
+    Pixels<Source> from;
+    Turns<C> turns;
+    bool dense;  // the sources lie side by side, with kAround more on both sides
+  };
+
+  PP_HOST_DEVICE static float normal(float x, const Level& level) {
+    if (!exact) return Math::multiply_add(x, level.scale, level.shift);
+    return Math::divide(Math::subtract(x, level.shift), level.scale);
+  }
+
+  PP_HOST_DEVICE static void store(Value* to, const float (&values)[kGroup]) {
+    uint32_t words[4];
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (sizeof(Value) == 4) {
+        words[w] = Math::bits(values[w]);
+      } else {
+        words[w] = Math::pair(values[2 * w], values[2 * w + 1], Value{});
+      }
+    }
+    Math::store(to, words);
+  }
+
+  // Whether `count` values at `from` have kAround others on both sides in the image.
+  PP_HOST_DEVICE bool surrounded(const ImageSpan& span, const Source* from,
+                                 int64_t count) const {
+    constexpr int64_t kAround = SourceGroup<Source, kGroup, Math>::kAround;
+    const int64_t area = static_cast<int64_t>(span.image->height) * span.image->width;
+    const int64_t before = from - static_cast<const Source*>(span.image->data);
+    return before >= kAround && before + count + kAround <= area * batch.channels;
+  }
+
+  PP_HOST_DEVICE void mark(const ImageSpan& span, Lane lane) const {
+    uint8_t* to = batch.mask + (span.index * batch.height + span.y) * batch.width;
+    to += span.first;
+    const auto count = static_cast<int>(span.count);
+    const auto data = static_cast<int>(span.data);
+    const int head = items_to_word(to, count);
+    const int tail = count - (count - head) % 16;
+    const int edges = head + count - tail;
+    PP_ROLLED
+    for (int edge = lane.index; edge < edges; edge += lane.count) {
+      const int at = edge < head ? edge : edge - head + tail;
+      to[at] = at < data;
+    }
+    PP_ROLLED
+    for (int at = head + 16 * lane.index; at < tail; at += 16 * lane.count) {
+      uint32_t words[4];
+      for (int w = 0; w < 4; ++w) words[w] = marks(data - at - 4 * w);
+      Math::store(to + at, words);
+    }
+  }
+
+  PP_HOST_DEVICE void write_planes(const ImageSpan& span, const Pixels<Source>& from,
+                                   Lane lane) const {
+    [[maybe_unused]] const int64_t plane = batch.height * batch.width;
+    const int64_t row = span.index * batch.channels * batch.height + span.y;
+    Run<1> first{static_cast<Value*>(batch.dst) + row * batch.width + span.first,
+                 static_cast<int>(span.count),
+                 static_cast<int>(span.data),
+                 from,
+                 Turns<1>{},
+                 false};
+    int done = 0;
+    if constexpr (kind == ImageRows::kPlanesOfPixels) {
+      if (from.next_column == 3 && plane % kGroup == 0) {
+        const Source* begin = from.next_channel > 0 ? from.first : from.first - 2;
+        if (surrounded(span, begin, 3 * span.data)) {
+          done = write_three_planes(first, begin, lane);
+        }
+      }
+    }
+    PP_ROLLED
+    for (int c = 0; c < batch.channels; ++c) {
+      Run<1> run = channel_run(first, c);
+      run.dense = from.next_column == 1 && surrounded(span, run.from.first, span.data);
+      write(run, done, lane);
+    }
+  }
+
+  // The run of one channel of those of `first`, which starts with channel 0.
+  PP_HOST_DEVICE Run<1> channel_run(const Run<1>& first, int channel) const {
+    Run<1> run = first;
+    run.to += channel * (batch.height * batch.width);
+    run.from.first += channel * first.from.next_channel;
+    run.turns.levels[0] = level_of(batch.levels, channel);
+    return run;
+  }
+
+  // Pixels of three channels.
+  PP_HOST_DEVICE void write_pixels(const ImageSpan& span, const Pixels<Source>& from,
+                                   Lane lane) const {
+    const int64_t row = (span.index * batch.height + span.y) * batch.width;
+    Run<3> run{static_cast<Value*>(batch.dst) + (row + span.first) * 3,
+               static_cast<int>(span.count) * 3,
+               static_cast<int>(span.data) * 3,
+               from,
+               Turns<3>{},
+               from.next_column == 3 && from.next_channel == 1 &&
+                   surrounded(span, from.first, span.data * 3)};
+    for (int c = 0; c < 3; ++c) run.turns.levels[c] = level_of(batch.levels, c);
+    write(run, 0, lane);
+  }
+
+  // Pixels of as many channels as there are, value by value: rare, so code is spared.
+  PP_HOST_DEVICE void write_each(const ImageSpan& span, const Pixels<Source>& from,
+                                 Lane lane) const {
+    const int channels = batch.channels;
+    const int64_t row = (span.index * batch.height + span.y) * batch.width;
+    Value* to = static_cast<Value*>(batch.dst) + (row + span.first) * channels;
+    const auto data = static_cast<int>(span.data);
+    const int count = static_cast<int>(span.count) * channels;
+    PP_ROLLED
+    for (int at = lane.index; at < count; at += lane.count) {
+      const int column = at / channels;
+      const int channel = at - column * channels;
+      const Level level = level_of(batch.levels, channel);
+      float value = level.fill;
+      if (column < data) {
+        const Source* item = from.first + column * from.next_column;
+        item += channel * from.next_channel;
+        value = normal(static_cast<float>(Math::load(item)), level);
+      }
+      to[at] = Math::round(value, Value{});
+    }
+  }
+
+  template <int C>
+  PP_HOST_DEVICE static float value_at(const Run<C>& run, int at, const Level& level) {
+    if (at >= run.data) return level.fill;
+    const auto column = static_cast<int64_t>(static_cast<unsigned>(at) / C);
+    const auto channel = static_cast<int64_t>(static_cast<unsigned>(at) % C);
+    const Source* from = run.from.first + column * run.from.next_column;
+    if (C > 1) from += channel * run.from.next_channel;
+    return normal(static_cast<float>(Math::load(from)), level);
+  }
+
+  // How many of the values [head, end) lie in whole groups.
+  PP_HOST_DEVICE static int whole_groups(int head, int end) {
+    return end > head ? (end - head) / kGroup * kGroup : 0;
+  }
+
+  // Of the groups, the first `done` values are written already. What does not fill a
+  // group with data alone, or with fill alone, is written value by value; so is all of
+  // a plane whose image is pixels, unless the body is for these.
+  template <int C>
+  PP_HOST_DEVICE static void write(const Run<C>& run, int done, Lane lane) {
+    const int head = items_to_word(run.to, run.count);
+    const int tail = head + whole_groups(head, run.count);
+    const bool grouped = run.dense || C > 1;
+    const int whole = head + (grouped ? whole_groups(head, run.data) : done);
+    const int fill = lesser_int(tail, head + whole_groups(head, run.data + kGroup - 1));
+    const int mixed = head + fill - whole;
+    const int edges = mixed + run.count - tail;
+    PP_ROLLED
+    for (int edge = lane.index; edge < edges; edge += lane.count) {
+      int at = edge;
+      if (edge >= head) at += edge < mixed ? whole - head : tail - mixed;
+      const Level level = run.turns.from(at).levels[0];
+      run.to[at] = Math::round(value_at(run, at, level), Value{});
+    }
+    const int step = kGroup * lane.count;
+    PP_ROLLED
+    for (int at = head + done + kGroup * lane.index; at < whole; at += kAhead * step) {
+      if (C > 1 && !run.dense) {
+        gather(run, at, step, whole);
+      } else {
+        write_dense(run, at, step, whole);
+      }
+    }
+    PP_ROLLED
+    for (int at = fill + kGroup * lane.index; at < tail; at += step) {
+      const Turns<C> turns = run.turns.from(at);
+      float values[kGroup];
+      for (int k = 0; k < kGroup; ++k) values[k] = turns.levels[k % C].fill;
+      store(run.to + at, values);
+    }
+  }
+
+  // Pixels whose channels lie apart, or the other way round.
+  template <int C>
+  PP_HOST_DEVICE static void gather(const Run<C>& run, int at, int step, int end) {
+    PP_ROLLED
+    for (int a = 0; a < kAhead && at < end; ++a, at += step) {
+      const Turns<C> turns = run.turns.from(at);
+      float values[kGroup];
+      for (int k = 0; k < kGroup; ++k) {
+        values[k] = value_at(run, at + k, turns.levels[k % C]);
+      }
+      store(run.to + at, values);
+    }
+  }
+
+  template <int C>
+  PP_HOST_DEVICE static void write_dense(const Run<C>& run, int at, int step, int end) {
+    SourceGroup<Source, kGroup, Math> groups[kAhead];
+    for (int a = 0; a < kAhead; ++a) {
+      if (at + a * step < end) groups[a].load(run.from.first + at + a * step);
+    }
+    for (int a = 0; a < kAhead; ++a, at += step) {
+      if (at >= end) break;
+      const Turns<C> turns = run.turns.from(at);
+      float values[kGroup];
+      for (int k = 0; k < kGroup; ++k) {
+        values[k] = normal(groups[a].value(k), turns.levels[k % C]);
+      }
+      store(run.to + at, values);
+    }
+  }
+
+  // `begin` are pixels of three channels side by side, of which each goes to a plane.
+  // Returns how many values it wrote to each, after those before the first group.
+  PP_HOST_DEVICE int write_three_planes(const Run<1>& first, const Source* begin,
+                                        Lane lane) const {
+    const int head = items_to_word(first.to, first.count);
+    const int done = whole_groups(head, first.data);
+    PP_ROLLED
+    for (int at = kGroup * lane.index; at < done; at += kGroup * lane.count) {
+      SourceGroup<Source, 3 * kGroup, Math> pixels;
+      pixels.load(begin + 3 * (head + at));
+      for (int s = 0; s < 3; ++s) {
+        const Run<1> run = channel_run(first, batch.swapped ? 2 - s : s);
+        float values[kGroup];
+        for (int k = 0; k < kGroup; ++k) {
+          values[k] = normal(pixels.value(3 * k + s), run.turns.levels[0]);
+        }
+        store(run.to + head + at, values);
+      }
+    }
+    return done;
+  }
+};
+
+}  // namespace pyparallel

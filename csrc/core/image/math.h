@@ -1,0 +1,115 @@
+// The arithmetic of one value, and what the host does it with.
+//
+// A Math does what host and device do differently. For floats, and a tag Value{}:
+//   subtract(a, b), divide(a, b), multiply_add(a, b, c): rounded once, as IEEE says;
+//   round(a, Value): one value; pair(a, b, Value): the bits of two, the first one low;
+//   bits(a): those of a float;
+//   load(from): *from, which nobody writes while the body runs;
+//   load_four(from, to): four floats from a multiple of sixteen;
+//   store(to, words): four words to a multiple of sixteen.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/host_device.h"
+
+namespace pyparallel {
+
+// Floats of 16 bits, and how a float32 becomes one: the nearest, of two that are as
+// near the even one; not a number stays that. Without branches, so that compilers turn
+// loops over them into vector instructions.
+
+struct Half {
+  uint16_t bits;
+};
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+PP_HOST_INLINE int32_t float_bits(float value) {
+  int32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+PP_HOST_INLINE float bits_float(int32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+PP_HOST_INLINE Half to_half(float value) {
+  constexpr int32_t kLeastNormal = 0x38800000;  // 2**-14
+  constexpr int32_t kTooLarge = 0x47800000;     // 2**16
+  constexpr int32_t kInfinity = 0x7F800000;
+  constexpr int32_t kRebias = (127 - 15) << 23;
+  const int32_t bits = float_bits(value);
+  const int32_t magnitude = bits & 0x7FFFFFFF;
+  // What lies above 65504 by half a step or more becomes infinity by its carry.
+  const int32_t odd = (magnitude >> 13) & 1;
+  const int32_t normal = (magnitude - kRebias + 0xFFF + odd) >> 13;
+  // The last bit of 0.5 is the last one of a subnormal half, so the addition rounds.
+  const int32_t subnormal = float_bits(bits_float(magnitude) + 0.5f) - 0x3F000000;
+  // Not `?:`, since compilers do not make an addition of floats unconditional.
+  const int32_t is_small = -static_cast<int32_t>(magnitude < kLeastNormal);
+  const int32_t is_large = -static_cast<int32_t>(magnitude >= kTooLarge);
+  const int32_t is_none = -static_cast<int32_t>(magnitude > kInfinity);
+  int32_t result = (subnormal & is_small) | (normal & ~(is_small | is_large));
+  result |= (0x7C00 & is_large) | (0x0200 & is_none);
+  return {static_cast<uint16_t>(result | ((bits >> 16) & 0x8000))};
+}
+
+PP_HOST_INLINE BFloat16 to_bfloat16(float value) {
+  const auto bits = static_cast<uint32_t>(float_bits(value));
+  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  const bool is_number = (bits & 0x7FFFFFFF) <= 0x7F800000;
+  return {static_cast<uint16_t>(is_number ? rounded : 0x7FC0)};
+}
+
+struct HostMath {
+  PP_HOST_INLINE static float subtract(float a, float b) { return a - b; }
+  PP_HOST_INLINE static float divide(float a, float b) { return a / b; }
+  PP_HOST_INLINE static float multiply_add(float a, float b, float c) {
+    return __builtin_fmaf(a, b, c);
+  }
+
+  PP_HOST_INLINE static float round(float value, float) { return value; }
+  PP_HOST_INLINE static Half round(float value, Half) { return to_half(value); }
+  PP_HOST_INLINE static BFloat16 round(float value, BFloat16) {
+    return to_bfloat16(value);
+  }
+
+  template <typename Value>
+  static uint32_t pair(float low, float high, Value tag) {
+    const uint32_t above = round(high, tag).bits;
+    return above << 16 | round(low, tag).bits;
+  }
+
+  static uint32_t bits(float value) { return static_cast<uint32_t>(float_bits(value)); }
+
+  template <typename Word>
+  static Word load(const Word* from) {
+    Word word;
+    memcpy(&word, from, sizeof(word));
+    return word;
+  }
+
+  static void load_four(const float* from, float* to) {
+    memcpy(to, from, 4 * sizeof(float));
+  }
+
+  static void store(void* to, const uint32_t (&words)[4]) {
+    memcpy(to, words, sizeof(words));
+  }
+};
+
+// For CPUs where fma() is a call into a library: within the tolerance all the same.
+struct RoundingTwiceMath : HostMath {
+  PP_HOST_INLINE static float multiply_add(float a, float b, float c) {
+    return a * b + c;
+  }
+};
+
+}  // namespace pyparallel

@@ -1,0 +1,151 @@
+// Packing: leaves go to ascending, disjoint slots of one slab, and the bytes between
+// them become zero, so that nothing of an earlier batch stays visible.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/boxes.h"
+#include "core/checked.h"
+#include "core/host_device.h"
+#include "core/words.h"
+#include "core/work.h"
+
+namespace pyparallel {
+
+// Slots start at multiples of this many bytes: one cache line, and any item's size.
+constexpr int64_t kSlotAlignment = 64;
+
+inline bool is_aligned(int64_t offset) { return offset % kSlotAlignment == 0; }
+
+// `src` may be null when nbytes is 0.
+struct Slot {
+  const uint8_t* src;
+  int64_t offset;
+  int64_t nbytes;
+};
+
+// Whether a slot may start at `offset`, given that the one before it ends at `begin`.
+inline bool slot_ascends(int64_t offset, int64_t begin) { return offset >= begin; }
+
+// Sets *next to where a slot may start behind one of `nbytes` at `offset`, both of
+// them at least 0 and `offset` aligned.
+[[nodiscard]] inline bool next_slot(int64_t offset, int64_t nbytes, int64_t* next) {
+  int64_t end = 0;
+  if (!checked_add(offset, nbytes, &end)) return false;
+  if (!checked_add(end, kSlotAlignment - 1, &end)) return false;
+  *next = end - end % kSlotAlignment;
+  return true;
+}
+
+// Whether [offset, offset + nbytes) lies in a slab of slab_nbytes; offset >= 0. On
+// true, *end is offset + nbytes.
+[[nodiscard]] inline bool slot_fits(int64_t offset, int64_t nbytes, int64_t slab_nbytes,
+                                    int64_t* end) {
+  return checked_add(offset, nbytes, end) && *end <= slab_nbytes;
+}
+
+// How a lone lane writes: by the C library.
+struct AloneWriter {
+  static constexpr int64_t kUnit = 1;
+
+  PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) const {
+    memcpy(to, from, static_cast<size_t>(nbytes));
+  }
+  PP_HOST_DEVICE void zero(uint8_t* to, int64_t nbytes) const {
+    memset(to, 0, static_cast<size_t>(nbytes));
+  }
+};
+
+// How lanes share what they write: by words.
+struct SharingWriter {
+  static constexpr int64_t kUnit = kWordBytes;
+  Lane lane;
+
+  PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) const {
+    copy_words(to, from, nbytes, lane);
+  }
+  PP_HOST_DEVICE void zero(uint8_t* to, int64_t nbytes) const {
+    zero_words(to, nbytes, lane);
+  }
+};
+
+// Rows are pieces of `piece` bytes of the slab; the last one may be shorter. Where
+// lanes share a row, kWordBytes must divide the address of dst, and begin, end, piece
+// and the offsets of all slots; a lone lane needs no alignment.
+struct Pack {
+  uint8_t* dst;
+  int64_t end;
+  int64_t piece;
+  const Slot* slots;  // ascending and disjoint, within [begin, end)
+  int64_t num_slots;
+  int64_t begin = 0;  // bytes before this one, and from `end` on, are left alone
+
+  PP_HOST_DEVICE int64_t num_pieces() const {
+    return end == begin ? 0 : (end - begin - 1) / piece + 1;
+  }
+
+  PP_HOST_DEVICE void operator()(Rows rows, Lane lane) const {
+    if (lane.count == 1 && rows.step == 1) {
+      write(start_of(rows.begin), start_of(rows.end), AloneWriter{});
+      return;
+    }
+    for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
+      write(start_of(n), start_of(n + 1), SharingWriter{lane});
+    }
+  }
+
+ private:
+  PP_HOST_DEVICE int64_t start_of(int64_t row) const {
+    return lesser(begin + row * piece, end);
+  }
+
+  // The first slot that ends after `offset`.
+  PP_HOST_DEVICE int64_t find_slot(int64_t offset) const {
+    int64_t low = 0;
+    int64_t high = num_slots;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (slots[middle].offset + slots[middle].nbytes > offset) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  }
+
+  // Writes the slab's bytes [first, last).
+  template <typename Writer>
+  PP_HOST_DEVICE void write(int64_t first, int64_t last, const Writer& writer) const {
+    int64_t at = first;
+    for (int64_t i = find_slot(first); at < last; ++i) {
+      const int64_t next = i < num_slots ? lesser(slots[i].offset, last) : last;
+      if (next > at) {
+        writer.zero(dst + at, next - at);
+        at = next;
+      }
+      if (at == last) return;
+      const int64_t done = at - slots[i].offset;
+      const int64_t count = lesser(slots[i].nbytes - done, last - at);
+      if (count <= 0) continue;
+      writer.copy(dst + at, slots[i].src + done, count);
+      at += (count + Writer::kUnit - 1) / Writer::kUnit * Writer::kUnit;
+    }
+  }
+};
+
+// The part of `whole` that ends where its slot `first` + `most` begins, or with it, and
+// begins with slot `first`, or with it: all such parts together write what it writes.
+inline Pack slice(const Pack& whole, int64_t first, int64_t most) {
+  Pack part = whole;
+  part.slots = whole.slots + first;
+  part.num_slots = lesser(most, whole.num_slots - first);
+  if (first > 0) part.begin = part.slots[0].offset;
+  if (first + part.num_slots < whole.num_slots) {
+    part.end = part.slots[part.num_slots].offset;
+  }
+  return part;
+}
+
+}  // namespace pyparallel

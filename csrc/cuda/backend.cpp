@@ -1,0 +1,40 @@
+// Torch glue of CUDA: makes 'cuda' a registered device.
+#include "ops/backend.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "cuda/image.h"
+#include "cuda/pack.h"
+#include "cuda/pad_copy.h"
+#include "cuda/runtime.h"
+
+namespace pyparallel::cuda {
+namespace {
+
+void pad_copy_glue(const BoxTable& table, const BoxTable& mask, c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  C10_CUDA_CHECK(pad_copy(table, Writes::kBytes, stream));
+  C10_CUDA_CHECK(pad_copy(mask, Writes::kMarks, stream));
+}
+
+void image_batch_glue(const ImageJob& job, c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  C10_CUDA_CHECK(image_batch(job, c10::cuda::getCurrentCUDAStream()));
+}
+
+at::Tensor contiguous_glue(const at::Tensor& strided) { return strided.contiguous(); }
+
+void pack_glue(const Pack& body, c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  C10_CUDA_CHECK(pack(body, c10::cuda::getCurrentCUDAStream()));
+}
+
+[[maybe_unused]] const bool kRegistered = ops::register_backend(
+    c10::DeviceType::CUDA,
+    {pad_copy_glue, contiguous_glue, pack_glue, image_batch_glue, runtime});
+
+}  // namespace
+}  // namespace pyparallel::cuda

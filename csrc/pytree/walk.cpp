@@ -1,0 +1,282 @@
+#include "pytree/walk.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+namespace pyparallel::pytree {
+namespace {
+
+// Deeper nests are left to others: the C stack is not for cycles.
+constexpr int kMaxDepth = 200;
+constexpr size_t kNumRecent = 16;
+
+// Whether keys that can be sorted without Python code; all of the class of the first.
+bool are_simple(PyObject* const* keys, size_t size) {
+  if (size == 0) return true;
+  PyTypeObject* const type = Py_TYPE(keys[0]);
+  if (type != &PyUnicode_Type && type != &PyLong_Type) return false;
+  return std::all_of(keys, keys + size,
+                     [type](PyObject* key) { return Py_TYPE(key) == type; });
+}
+
+bool is_less(PyObject* a, PyObject* b) {
+  if (PyUnicode_CheckExact(a)) return PyUnicode_Compare(a, b) < 0;
+  return PyObject_RichCompareBool(a, b, Py_LT) == 1;
+}
+
+bool are_equal(PyObject* a, PyObject* b) {
+  return a == b || (Py_TYPE(a) == Py_TYPE(b) && !is_less(a, b) && !is_less(b, a));
+}
+
+// Sorted place to place of insertion; empty if the keys came sorted.
+std::vector<size_t> sorted_order(PyObject* const* keys, size_t size) {
+  if (std::is_sorted(keys, keys + size, is_less)) return {};
+  std::vector<size_t> order(size);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [keys](size_t a, size_t b) { return is_less(keys[a], keys[b]); });
+  return order;
+}
+
+// The class of a class may bring Python code to its hash.
+bool is_simple_class(PyTypeObject* type) {
+  return Py_TYPE(type)->tp_hash == PyType_Type.tp_hash;
+}
+
+void combine(size_t* seed, size_t value) {
+  *seed = (*seed ^ value) * 1099511628211u;  // FNV-1a
+}
+
+}  // namespace
+
+class Walk {
+ public:
+  explicit Walk(PyObject* leaf_types) : leaf_types_(leaf_types) {
+    recent_.fill(SIZE_MAX);
+  }
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
+  ~Walk() {
+    for (PyObject* leaf : leaves_) Py_DECREF(leaf);
+  }
+
+  bool visit(PyObject* object, int depth) {
+    if (PyDict_CheckExact(object))
+      return depth < kMaxDepth && visit_dict(object, depth);
+    if (PyList_CheckExact(object)) {
+      return visit_items(Node::kList, object, PyList_GET_SIZE(object), depth);
+    }
+    if (PyTuple_CheckExact(object)) {
+      return visit_items(Node::kTuple, object, PyTuple_GET_SIZE(object), depth);
+    }
+    if (!is_leaf(Py_TYPE(object))) return false;
+    leaves_.push_back(object);
+    Py_INCREF(object);
+    std::vector<Node>& nodes = structure_.nodes_;
+    if (nodes.empty() || nodes.back().kind != Node::kLeaves) {
+      nodes.push_back({Node::kLeaves, 0});
+    }
+    ++nodes.back().size;
+    return true;
+  }
+
+  Flat finish() {
+    structure_.num_leaves_ = leaves_.size();
+    PyObject* list = PyList_New(static_cast<Py_ssize_t>(leaves_.size()));
+    if (list != nullptr) {
+      Py_ssize_t i = 0;
+      for (PyObject* leaf : leaves_) PyList_SET_ITEM(list, i++, leaf);
+      leaves_.clear();
+    }
+    return {list, std::move(structure_)};
+  }
+
+ private:
+  bool is_leaf(PyTypeObject* type) {
+    if (type == last_leaf_) return true;
+    if (!is_simple_class(type)) return false;
+    const int found = PySet_Contains(leaf_types_, reinterpret_cast<PyObject*>(type));
+    if (found < 0) PyErr_Clear();
+    if (found > 0) last_leaf_ = type;
+    return found > 0;
+  }
+
+  bool visit_items(Node::Kind kind, PyObject* items, Py_ssize_t size, int depth) {
+    if (depth >= kMaxDepth) return false;
+    structure_.nodes_.push_back({kind, size});
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      PyObject* item =
+          kind == Node::kList ? PyList_GET_ITEM(items, i) : PyTuple_GET_ITEM(items, i);
+      if (!visit(item, depth + 1)) return false;
+    }
+    return true;
+  }
+
+  bool visit_dict(PyObject* dict, int depth) {
+    const auto size = static_cast<size_t>(PyDict_GET_SIZE(dict));
+    const size_t base = scratch_.size();
+    scratch_.resize(base + 2 * size);
+    PyObject** keys = scratch_.data() + base;
+    Py_ssize_t at = 0;
+    for (size_t i = 0; i < size; ++i) {
+      if (!PyDict_Next(dict, &at, &keys[i], &keys[size + i])) return false;
+    }
+    size_t index = recent_[size % kNumRecent];
+    if (index == SIZE_MAX || !are_same(structure_.keys_[index], keys, size)) {
+      if (!are_simple(keys, size)) return false;
+      index = add_keys(keys, size);
+    }
+    structure_.nodes_.push_back({Node::kDict, static_cast<int64_t>(size), index});
+    for (size_t i = 0; i < size; ++i) {
+      const size_t place = structure_.keys_[index].place(i);
+      if (!visit(scratch_[base + size + place], depth + 1)) return false;
+    }
+    scratch_.resize(base);
+    return true;
+  }
+
+  bool are_same(const Keys& known, PyObject* const* keys, size_t size) const {
+    PyObject* const* first = structure_.objects_.data() + known.first;
+    return known.size == size && std::equal(keys, keys + size, first);
+  }
+
+  size_t add_keys(PyObject* const* keys, size_t size) {
+    std::vector<PyObject*>& objects = structure_.objects_;
+    const size_t index = structure_.keys_.size();
+    structure_.keys_.push_back({objects.size(), size, sorted_order(keys, size)});
+    objects.insert(objects.end(), keys, keys + size);
+    for (size_t i = 0; i < size; ++i) Py_INCREF(keys[i]);
+    recent_[size % kNumRecent] = index;
+    return index;
+  }
+
+  PyObject* leaf_types_;
+  PyTypeObject* last_leaf_ = nullptr;
+  Structure structure_;
+  std::vector<PyObject*> leaves_;   // owned
+  std::vector<PyObject*> scratch_;  // keys and values of the dicts on the way; borrowed
+  // Batches have many dicts with the same keys: the last ones seen, by their number.
+  std::array<size_t, kNumRecent> recent_{};
+};
+
+std::optional<Flat> flatten(PyObject* tree, PyObject* leaf_types) {
+  Walk walk(leaf_types);
+  if (!walk.visit(tree, 0)) return std::nullopt;
+  return walk.finish();
+}
+
+class Build {
+ public:
+  Build(const Structure& structure, PyObject* leaves)
+      : structure_(structure), leaves_(leaves) {}
+
+  // The next leaf or container: a new reference, or null with the Python error set.
+  PyObject* next() {
+    const Node& node = structure_.nodes_[at_];
+    if (node.kind == Node::kLeaves) {
+      if (++num_taken_ == node.size) {
+        num_taken_ = 0;
+        ++at_;
+      }
+      PyObject* leaf = PyTuple_GET_ITEM(leaves_, leaf_++);
+      Py_INCREF(leaf);
+      return leaf;
+    }
+    ++at_;
+    if (node.kind == Node::kDict) return dict(node);
+    const bool is_list = node.kind == Node::kList;
+    PyObject* items = is_list ? PyList_New(node.size) : PyTuple_New(node.size);
+    for (Py_ssize_t i = 0; items != nullptr && i < node.size; ++i) {
+      PyObject* item = next();
+      if (item == nullptr) {
+        Py_CLEAR(items);
+      } else if (is_list) {
+        PyList_SET_ITEM(items, i, item);
+      } else {
+        PyTuple_SET_ITEM(items, i, item);
+      }
+    }
+    return items;
+  }
+
+ private:
+  PyObject* dict(const Node& node) {
+    const Keys& keys = structure_.keys_[node.keys];
+    const size_t base = values_.size();
+    values_.resize(base + keys.size, nullptr);
+    bool good = true;
+    for (size_t i = 0; good && i < keys.size; ++i) {
+      PyObject* value = next();
+      values_[base + keys.place(i)] = value;
+      good = value != nullptr;
+    }
+    PyObject* dict = good ? PyDict_New() : nullptr;
+    good = dict != nullptr;
+    for (size_t i = 0; i < keys.size; ++i) {
+      PyObject* value = values_[base + i];
+      PyObject* key = structure_.objects_[keys.first + i];
+      good = good && PyDict_SetItem(dict, key, value) == 0;
+      Py_XDECREF(value);
+    }
+    values_.resize(base);
+    if (!good) Py_CLEAR(dict);
+    return dict;
+  }
+
+  const Structure& structure_;
+  PyObject* leaves_;
+  size_t at_ = 0;
+  int64_t num_taken_ = 0;  // of the leaves at nodes_[at_]
+  Py_ssize_t leaf_ = 0;
+  std::vector<PyObject*> values_;  // of dicts on the way, by insertion; owned
+};
+
+Structure::~Structure() {
+  for (PyObject* object : objects_) Py_DECREF(object);
+}
+
+PyObject* Structure::unflatten(PyObject* leaves) const {
+  PyObject* items = PySequence_Tuple(leaves);
+  if (items == nullptr) return nullptr;
+  PyObject* tree = nullptr;
+  if (PyTuple_GET_SIZE(items) == static_cast<Py_ssize_t>(num_leaves_)) {
+    tree = Build(*this, items).next();
+  } else {
+    PyErr_Format(PyExc_ValueError,
+                 "unflatten: leaves must have %zu entries, as the structure, but has "
+                 "%zd.",
+                 num_leaves_, PyTuple_GET_SIZE(items));
+  }
+  Py_DECREF(items);
+  return tree;
+}
+
+bool Structure::operator==(const Structure& other) const {
+  if (nodes_.size() != other.nodes_.size()) return false;
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const Node& a = nodes_[n];
+    const Node& b = other.nodes_[n];
+    if (a.kind != b.kind || a.size != b.size) return false;
+    if (a.kind != Node::kDict) continue;
+    for (size_t i = 0; i < static_cast<size_t>(a.size); ++i) {
+      if (!are_equal(key(a, i), other.key(b, i))) return false;
+    }
+  }
+  return true;
+}
+
+size_t Structure::hash() const {
+  size_t seed = 14695981039346656037u;
+  for (const Node& node : nodes_) {
+    combine(&seed, static_cast<size_t>(node.kind));
+    combine(&seed, static_cast<size_t>(node.size));
+    if (node.kind != Node::kDict) continue;
+    for (size_t i = 0; i < static_cast<size_t>(node.size); ++i) {
+      combine(&seed, static_cast<size_t>(PyObject_Hash(key(node, i))));
+    }
+  }
+  return seed;
+}
+
+}  // namespace pyparallel::pytree

@@ -1,0 +1,138 @@
+// Packing into slots: bounds, gaps, and any partition of the slab.
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "check.h"
+#include "core/pack.h"
+#include "destination.h"
+#include "packed.h"
+#include "watched.h"
+#include "workers.h"
+
+namespace {
+
+using namespace pyparallel;
+using testing::Destination;
+using testing::make_packed;
+using testing::Packed;
+using testing::Watched;
+
+void test_bounds_do_not_wrap() {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  int64_t end = 0;
+  CHECK(slot_fits(0, 64, 64, &end) && end == 64);
+  CHECK(slot_fits(64, 0, 64, &end) && end == 64);
+  CHECK(!slot_fits(1, 64, 64, &end));
+  CHECK(!slot_fits(kMax, 1, 64, &end));
+  CHECK(!slot_fits(kMax - 1, kMax - 1, kMax, &end));
+  CHECK(slot_ascends(0, 0) && !slot_ascends(-1, 0) && !slot_ascends(7, 8));
+}
+
+void test_slots_follow_one_another_at_cache_lines() {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  int64_t next = 0;
+  CHECK(next_slot(0, 0, &next) && next == 0);
+  CHECK(next_slot(0, 1, &next) && next == 64);
+  CHECK(next_slot(64, 64, &next) && next == 128);
+  CHECK(next_slot(64, 65, &next) && next == 192);
+  CHECK(!next_slot(0, kMax, &next) && !next_slot(kMax - 63, 64, &next));
+  CHECK(is_aligned(0) && is_aligned(64) && !is_aligned(63) && !is_aligned(-1));
+}
+
+void test_a_lone_lane_writes_a_leaf_or_zero() {
+  Random random(2);
+  for (int trial = 0; trial < 500; ++trial) {
+    const Packed packed = make_packed(&random, 40, 9, 1);
+    for (int64_t piece : {1, 7, 64, 1000}) {
+      for (int64_t workers : {1, 2, 5}) {
+        Destination slab(packed.nbytes());
+        const Pack body = packed.body(slab.data(), piece);
+        testing::run_threads(body, body.num_pieces(), workers);
+        CHECK(slab.holds(packed.expected));
+      }
+    }
+  }
+}
+
+void test_lanes_write_leaves_of_any_address_or_zero() {
+  Random random(3);
+  for (int trial = 0; trial < 300; ++trial) {
+    const int64_t most = trial % 3 == 0 ? 900 : 70;
+    const Packed packed = make_packed(&random, most, 100, trial % 2 == 0 ? 64 : 16);
+    for (int64_t piece : {16, 48, 64, 2048}) {
+      for (int64_t workers : {1, 2, 5}) {
+        for (int lanes : {2, 3, 32}) {
+          Destination slab(packed.nbytes());
+          const Pack body = packed.body(slab.data(), piece);
+          testing::run_warps(body, body.num_pieces(), workers, lanes);
+          CHECK(slab.holds(packed.expected));
+        }
+      }
+    }
+  }
+}
+
+struct WatchedReader {
+  template <typename Item>
+  static Item read(const Item* from) {
+    Watched::check(from, sizeof(Item));
+    return *from;
+  }
+};
+
+void test_words_of_a_leaf_are_read_within_it() {
+  Random random(5);
+  alignas(16) uint8_t source[16 + 700];
+  for (uint8_t& byte : source) byte = static_cast<uint8_t>(random.next());
+  for (int64_t past = 0; past < 16; ++past) {
+    for (int64_t nbytes : {1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 100, 271, 700}) {
+      const uint8_t* from = source + past;
+      std::vector<uint8_t> expected(from, from + nbytes);
+      expected.resize(static_cast<size_t>((nbytes + 15) / 16 * 16));
+      Watched::forget();
+      Watched::allow(from, nbytes);
+      for (int lanes : {1, 2, 3, 32}) {
+        Destination dst(static_cast<int64_t>(expected.size()));
+        for (int lane = 0; lane < lanes; ++lane) {
+          copy_words<WatchedReader>(dst.data(), from, nbytes, Lane{lane, lanes});
+        }
+        CHECK(dst.holds(expected));
+      }
+    }
+  }
+}
+
+void test_slices_together_write_what_the_whole_writes() {
+  Random random(4);
+  for (int trial = 0; trial < 200; ++trial) {
+    const Packed packed = make_packed(&random, 200, 100, 64);
+    const auto num_slots = static_cast<int64_t>(packed.slots.size());
+    for (int64_t most : {1, 2, 5, 100}) {
+      Destination slab(packed.nbytes());
+      const Pack whole = packed.body(slab.data(), 64);
+      int64_t first = 0;
+      int64_t end = 0;
+      do {
+        const Pack part = slice(whole, first, most);
+        CHECK(part.begin == end && part.num_slots <= most);
+        testing::run_warps(part, part.num_pieces(), 3, 32);
+        end = part.end;
+        first += most;
+      } while (first < num_slots);
+      CHECK(end == whole.end && slab.holds(packed.expected));
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_bounds_do_not_wrap();
+  test_slots_follow_one_another_at_cache_lines();
+  test_a_lone_lane_writes_a_leaf_or_zero();
+  test_lanes_write_leaves_of_any_address_or_zero();
+  test_words_of_a_leaf_are_read_within_it();
+  test_slices_together_write_what_the_whole_writes();
+  return finish("slots");
+}

@@ -1,0 +1,208 @@
+// Recycled blocks: reuse, bounds, idle time, threads, fork.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "memory/block_cache.h"
+
+namespace {
+
+using namespace pyparallel::memory;
+using std::chrono::milliseconds;
+
+constexpr int64_t kMiB = 1 << 20;
+constexpr milliseconds kLong{600'000};
+
+void start_anew(int64_t limit, milliseconds patience) {
+  clear_cache();
+  bound_cache(limit, patience);
+  CHECK(cache_info().cached == 0);
+  CHECK(cache_info().in_use == 0);
+  CHECK(cache_info().limit == limit);
+}
+
+void write(const Block& block, int value) {
+  memset(block.data, value, static_cast<size_t>(block.capacity));
+}
+
+uint64_t address(const Block& block) { return reinterpret_cast<uintptr_t>(block.data); }
+
+void test_a_block_comes_back() {
+  start_anew(64 * kMiB, kLong);
+  const CacheInfo before = cache_info();
+  const Block first = take_block(5 * kMiB + 1);
+  write(first, 7);
+  CHECK(first.capacity == 6 * kMiB);
+  CHECK(address(first) % (2 * kMiB) == 0);
+  CHECK(cache_info().in_use == 6 * kMiB);
+  give_block(first);
+  CHECK(cache_info().in_use == 0);
+  CHECK(cache_info().cached == 6 * kMiB);
+  const Block again = take_block(5 * kMiB);  // not more than half of it lies waste
+  CHECK(again.data == first.data);
+  CHECK(static_cast<const char*>(again.data)[3] == 7);
+  const Block small = take_block(kMiB + 1);
+  CHECK(small.data != first.data);
+  CHECK(small.capacity == kMiB + 64 * 1024);
+  write(small, 1);
+  give_block(again);
+  const Block other = take_block(2 * kMiB);  // 6 MiB would be too much for it
+  CHECK(other.data != first.data);
+  give_block(other);
+  give_block(small);
+  const CacheInfo after = cache_info();
+  CHECK(after.hits == before.hits + 1);
+  CHECK(after.misses == before.misses + 3);
+  CHECK(after.cached == 9 * kMiB + 64 * 1024);
+  CHECK(clear_cache() == after.cached);
+}
+
+void test_the_smallest_fitting_block_is_taken() {
+  start_anew(64 * kMiB, kLong);
+  const Block large = take_block(8 * kMiB);
+  const Block small = take_block(6 * kMiB);
+  give_block(large);
+  give_block(small);
+  const Block taken = take_block(5 * kMiB);
+  CHECK(taken.data == small.data);
+  give_block(taken);
+}
+
+void test_the_limit_holds() {
+  start_anew(10 * kMiB, kLong);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(take_block(4 * kMiB));
+  for (const Block& block : blocks) give_block(block);
+  CHECK(cache_info().cached == 8 * kMiB);
+  const Block newest = take_block(4 * kMiB);  // the oldest went first
+  CHECK(newest.data == blocks[2].data || newest.data == blocks[3].data);
+  give_block(newest);
+  give_block(take_block(12 * kMiB));  // larger than the limit: it drives nothing out
+  CHECK(cache_info().cached == 8 * kMiB);
+  bound_cache(5 * kMiB, kLong);
+  CHECK(cache_info().cached == 4 * kMiB);
+  bound_cache(0, kLong);
+  CHECK(cache_info().cached == 0);
+  give_block(take_block(kMiB));
+  CHECK(cache_info().cached == 0);
+}
+
+void test_idle_blocks_go_back_in_time() {
+  start_anew(64 * kMiB, milliseconds(300));
+  give_block(take_block(4 * kMiB));
+  give_block(take_block(2 * kMiB));
+  for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  CHECK(cache_info().cached == 0);
+  give_block(take_block(2 * kMiB));  // and the thread starts again
+  CHECK(cache_info().cached == 2 * kMiB);
+  for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  CHECK(cache_info().cached == 0);
+  bound_cache(64 * kMiB, kLong);
+  give_block(take_block(2 * kMiB));
+  bound_cache(64 * kMiB, milliseconds(1));  // wakes the thread that waits for long
+  for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  CHECK(cache_info().cached == 0);
+}
+
+void test_impossible_sizes_are_refused() {
+  start_anew(64 * kMiB, kLong);
+  give_block(take_block(4 * kMiB));
+  for (const int64_t nbytes : {INT64_MAX, int64_t{1} << 60}) {
+    bool refused = false;
+    try {
+      take_block(nbytes);
+    } catch (const std::bad_alloc&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
+  CHECK(cache_info().in_use == 0);
+}
+
+// Blocks that two threads hold at once never share memory.
+void test_threads_do_not_share_blocks() {
+  start_anew(8 * kMiB, milliseconds(1));
+  std::atomic<int> wrong{0};
+  const auto work = [&](int id) {
+    Random random(static_cast<uint64_t>(id));
+    for (int round = 0; round < 200; ++round) {
+      const Block block = take_block(random.between(1, 3 * kMiB));
+      auto* const bytes = static_cast<volatile char*>(block.data);
+      const auto last = static_cast<size_t>(block.capacity) - 1;
+      bytes[0] = bytes[last] = static_cast<char>(id);
+      std::this_thread::yield();
+      if (bytes[0] != id || bytes[last] != id) ++wrong;
+      give_block(block);
+      if (round % 50 == 0) clear_cache();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int id = 1; id <= 4; ++id) threads.emplace_back(work, id);
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(cache_info().in_use == 0);
+  CHECK(cache_info().cached <= 8 * kMiB);
+}
+
+void check_child() {
+  CHECK(cache_info().cached == 0);
+  CHECK(cache_info().in_use == 2 * kMiB);
+  CHECK(cache_info().limit == 64 * kMiB);
+  const Block block = take_block(4 * kMiB);
+  write(block, 1);
+  give_block(block);
+  CHECK(take_block(4 * kMiB).data == block.data);
+  bound_cache(64 * kMiB, milliseconds(10));
+  give_block(block);
+  for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  CHECK(cache_info().cached == 0);  // it has a thread of its own
+}
+
+void test_a_forked_child_starts_empty() {
+  start_anew(64 * kMiB, kLong);
+  const Block held = take_block(2 * kMiB);
+  const Block idle = take_block(4 * kMiB);
+  write(held, 5);
+  give_block(idle);
+  const pid_t child = fork();
+  if (child == 0) {
+    check_child();
+    CHECK(static_cast<const char*>(held.data)[9] == 5);
+    give_block(held);
+    CHECK(cache_info().in_use == 0);
+    _exit(num_failures == 0 ? 0 : 1);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(cache_info().cached == 4 * kMiB);
+  give_block(held);
+}
+
+}  // namespace
+
+int main() {
+  test_a_block_comes_back();
+  test_the_smallest_fitting_block_is_taken();
+  test_the_limit_holds();
+  test_idle_blocks_go_back_in_time();
+  test_impossible_sizes_are_refused();
+  test_threads_do_not_share_blocks();
+  test_a_forked_child_starts_empty();
+  clear_cache();
+  return finish("block_cache");
+}
