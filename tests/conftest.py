@@ -80,7 +80,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if (
             "pyparallel.transfer.to_device" in sys.modules
         ):  # what other tests sent is no news here
-            sys.modules["pyparallel.transfer.to_device"].forget_pageable()
+            sys.modules["pyparallel.transfer.to_device"].reset_pageable_count()
         if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
             pytest.skip("needs two NVIDIA GPUs")
         return

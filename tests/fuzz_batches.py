@@ -1,4 +1,4 @@
-"""Cases for collate, scatter, to_host and flights: both backends against numpy.
+"""Cases for collate, scatter, to_host and to_device: both backends against numpy.
 
 Beside a batch grows what each of its fields must become, as bytes.
 """
@@ -334,7 +334,7 @@ def pad_stacks(numbers: Numbers) -> None:
     assert ("must have a padding_value" in refusals[0]) is (right is None)
 
 
-def flights(numbers: Numbers) -> None:
+def device_copies(numbers: Numbers) -> None:
     """Leaves packed, sent to a device and unpacked there; the host is one."""
     rng = generator(numbers)
     leaves, rights = [], []
@@ -346,4 +346,4 @@ def flights(numbers: Numbers) -> None:
     for backend in BACKENDS:
         if backend is not reference:
             with using(backend):
-                check(to_device.send(leaves, CPU, HostDevice()).land(), rights)
+                check(to_device.send(leaves, CPU, HostDevice()).wait(), rights)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fuzz_batches import batches, flights, pad_stacks
+from fuzz_batches import batches, device_copies, pad_stacks
 from fuzz_operators import headers, pad_copies, plans, slabs
 from fuzzed import Numbers
 
 #: As often as they stand here.
 KINDS = [batches, batches, batches, pad_stacks, pad_stacks, pad_copies, pad_copies]
-KINDS += [slabs, plans, flights, headers]
+KINDS += [slabs, plans, device_copies, headers]
 
 
 def any_case(numbers: Numbers) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from fake_device import FakeDevice, HastyHostPool, LentMemory, memory
 
-from pyparallel.transfer import _checksums
+from pyparallel.transfer import device as checksums
 
 
 class FakeProbe:
@@ -18,7 +18,7 @@ class FakeProbe:
         found = torch.empty(-(-block.numel() // row), dtype=torch.int64)
         where = memory(block.data_ptr(), block.numel())
         stream.queue(
-            lambda: found.copy_(_checksums.row_sums(torch.from_numpy(where), row))
+            lambda: found.copy_(checksums.row_sums(torch.from_numpy(where), row))
         )
         return found
 

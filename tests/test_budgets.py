@@ -148,8 +148,8 @@ def test_blocks_stay_within_their_limit_whatever_is_sent() -> None:
     device = HostDevice()
     for size in (10, 3_000_000, 100_000, 12_000_000, 700, 50_000):
         leaves = [torch.arange(size, dtype=torch.int32), torch.ones(7)]
-        landed = to_device.send(leaves, CPU, device).land()
-        assert all(map(torch.equal, landed, leaves))
+        copied = to_device.send(leaves, CPU, device).wait()
+        assert all(map(torch.equal, copied, leaves))
         info = memory.pinned_info()
         assert info.limit == 4 * MIB
         assert 0 < info.in_use + info.cached <= 4 * MIB
@@ -157,7 +157,7 @@ def test_blocks_stay_within_their_limit_whatever_is_sent() -> None:
 
 @blocks
 def test_a_forked_child_reads_zeros_and_waits_for_no_lock() -> None:
-    to_device.send([torch.ones(10)], CPU, HostDevice()).land()
+    to_device.send([torch.ones(10)], CPU, HostDevice()).wait()
     assert sum(memory.pinned_info()[:2]) > 0
     limit = memory.pinned_info().limit
     child = os.fork()

@@ -157,9 +157,9 @@ def test_values_are_right_while_memory_is_reused_and_the_device_is_busy():
     for step in range(300):
         batch = [torch.full((1000 + i,), float(step)) for i in range(8)]
         expected.append(sum(x.sum().item() for x in batch))
-        landed = to_device.send(batch, device()).land()
+        copied = to_device.send(batch, device()).wait()
         keep_busy(200_000)
-        totals.append(torch.stack([x.sum() for x in landed]).sum())
+        totals.append(torch.stack([x.sum() for x in copied]).sum())
     assert torch.stack(totals).tolist() == pytest.approx(expected)
 
 
@@ -170,12 +170,12 @@ def test_a_consumer_on_another_stream_waits_and_may_drop_at_once(home):
     totals = []
     for step in range(100):
         with torch.cuda.stream(sent_on):
-            flight = to_device.send([torch.full((50_000,), float(step))], device())
+            queued = to_device.send([torch.full((50_000,), float(step))], device())
         with torch.cuda.stream(side):
-            (tensor,) = flight.land()
+            (tensor,) = queued.wait()
             keep_busy(500_000)
             totals.append(tensor.double().sum())
-        del flight, tensor
+        del queued, tensor
     side.synchronize()
     assert [total.item() for total in totals] == [
         50_000.0 * step for step in range(100)
@@ -184,8 +184,8 @@ def test_a_consumer_on_another_stream_waits_and_may_drop_at_once(home):
 
 def test_memory_of_a_flight_that_never_lands_is_safe_to_reuse():
     for _ in range(50):
-        flight = to_device.send([torch.zeros(5_000_000, dtype=torch.uint8)], device())
-        del flight
+        queued = to_device.send([torch.zeros(5_000_000, dtype=torch.uint8)], device())
+        del queued
         output = torch.full((5_000_000,), 7, dtype=torch.uint8, device=device())
         assert bool((output == 7).all())
         del output
@@ -195,9 +195,9 @@ def test_large_pinned_leaves_are_read_in_place():
     for step in range(20):
         large = torch.full((1 << 20,), float(step)).pin_memory()
         batch = [torch.tensor(step), large, torch.tensor([step])]
-        flight = to_device.send(batch, device())
-        assert set(flight._direct) == {1}
-        assert all(map(same, flight.land(), batch))
+        queued = to_device.send(batch, device())
+        assert set(queued._direct) == {1}
+        assert all(map(same, queued.wait(), batch))
 
 
 @pytest.fixture
@@ -218,25 +218,25 @@ def test_a_batch_in_one_registered_storage_is_read_there_and_kept(registered):
         first.fill_(step)
         second.fill_(step)
         keep_busy(200_000_000)
-        flight = to_device.send([second, first], device())
-        assert list(flight._order) == [1, 0] and not flight._direct
+        queued = to_device.send([second, first], device())
+        assert list(queued._order) == [1, 0] and not queued._direct
         assert to_device.release_done() == 1, "given up before the copy"
-        assert all(map(same, flight.land(), [second, first]))
+        assert all(map(same, queued.wait(), [second, first]))
         assert to_device.release_done() == 0
 
 
 def test_a_thread_sends_to_the_memory_of_its_consumer():
     home = torch.cuda.Stream()
     for step in range(50):
-        flight = to_device.send(
+        queued = to_device.send(
             [torch.full((50_000,), float(step))], device(), home=home
         )
         assert torch.cuda.current_stream() != home
         with torch.cuda.stream(home):
-            (tensor,) = flight.land()
+            (tensor,) = queued.wait()
             keep_busy(500_000)
             total = tensor.double().sum()
-        del flight, tensor
+        del queued, tensor
         home.synchronize()
         assert total.item() == 50_000.0 * step
 
@@ -244,13 +244,13 @@ def test_a_thread_sends_to_the_memory_of_its_consumer():
 def test_the_host_does_not_wait():
     batch = [torch.ones(1000)]
     # To page-lock memory may wait for the device: there is enough of it before.
-    flights = [to_device.send(batch, device()) for _ in range(3)]
-    assert all(same(flight.land()[0], batch[0]) for flight in flights)
-    del flights
+    copies = [to_device.send(batch, device()) for _ in range(3)]
+    assert all(same(queued.wait()[0], batch[0]) for queued in copies)
+    del copies
     torch.cuda.synchronize()
     keep_busy(2_000_000_000)
     busy = torch.cuda.Event()
     busy.record()
-    (landed,) = to_device.send(batch, device()).land()
+    (copied,) = to_device.send(batch, device()).wait()
     assert not busy.query(), "sending or landing waited for the device"
-    assert same(landed, batch[0])
+    assert same(copied, batch[0])

@@ -24,7 +24,7 @@ from pyparallel.shm import pinning
 from pyparallel.shm.ring import Ring
 from pyparallel.shm.ring_memory import FREE, PARENT
 from pyparallel.transfer import to_device
-from pyparallel.transfer.to_device import Departure
+from pyparallel.transfer.to_device import MixedCopy
 
 pytestmark = [
     pytest.mark.cuda,
@@ -111,8 +111,8 @@ def test_a_pending_copy_is_asked_beside_a_capture() -> None:
     pending = start_to_host(results)
     with capturing(synchronize=False):
         in_thread(to_device.release_done)
-        landed = in_thread(lambda: scatter(small, [device()]), stream)
-    assert torch.equal(landed[0][0].cpu(), small[0])
+        copied = in_thread(lambda: scatter(small, [device()]), stream)
+    assert torch.equal(copied[0][0].cpu(), small[0])
     assert torch.equal(pending.get()[0], torch.ones(1000))
 
 
@@ -150,9 +150,9 @@ def test_memory_that_torch_copies_under_capture_is_given_up() -> None:
     lent = worker.make([torch.ones(8)]).open().as_subclass(Marked)
     target = torch.zeros(1, 8, device=device())
     with capturing():
-        departure = Departure([lent], device())
-        target.copy_(departure.land()[0])
-    del lent, departure
+        mixed = MixedCopy([lent], device())
+        target.copy_(mixed.wait()[0])
+    del lent, mixed
     gc.collect()
     for _ in range(3):  # a fence for each: lent tensors, their owner, its slab
         torch.cuda.synchronize()
@@ -166,26 +166,26 @@ def test_a_flight_that_is_dropped_under_capture_ends_nothing(nbytes: int) -> Non
     graph, static = torch.cuda.CUDAGraph(), torch.zeros(8, device=device())
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        flight = to_device.send([leaf], device(), home=torch.cuda.current_stream())
+        queued = to_device.send([leaf], device(), home=torch.cuda.current_stream())
         graph.capture_begin(capture_error_mode="global")
         static.add_(1)
-        del flight
+        del queued
         graph.capture_end()
     graph.replay()
     torch.cuda.synchronize()
     assert static.tolist() == [1] * 8
     assert to_device.release_done() == 0
-    assert torch.equal(to_device.send([leaf], device()).land()[0].cpu(), leaf)
+    assert torch.equal(to_device.send([leaf], device()).wait()[0].cpu(), leaf)
 
 
 def test_a_flight_refuses_to_land_under_capture_and_lands_later() -> None:
     leaf = torch.arange(100)
-    flight = to_device.send([leaf], device(), home=torch.cuda.current_stream())
+    queued = to_device.send([leaf], device(), home=torch.cuda.current_stream())
     with capturing():
         with pytest.raises(RuntimeError) as caught:
-            flight.land()
+            queued.wait()
     assert str(caught.value) == CAPTURED
-    assert torch.equal(flight.land()[0].cpu(), leaf)
+    assert torch.equal(queued.wait()[0].cpu(), leaf)
 
 
 # ----------------------------------------------------------------------------- errors
@@ -229,12 +229,12 @@ def work():
     home = torch.cuda.current_stream(second)
     large = torch.ones(1 << 20)
     for leaves in ([torch.ones(5)], [torch.ones(5), large], [large.pin_memory()] * 9):
-        landed = to_device.send(leaves, second, home=home).land()
-        assert all(torch.equal(a.cpu(), b) for a, b in zip(landed, leaves))
+        copied = to_device.send(leaves, second, home=home).wait()
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(copied, leaves))
         scatter(leaves, [second])
         to_device.send(leaves, second)
-        start_to_host(landed).get()
-        to_host(landed)
+        start_to_host(copied).get()
+        to_host(copied)
     lock = pinning.for_accelerator()
     ring = Ring(1, 1 << 20)
     assert ring.commit(0, 1 << 20)
@@ -282,11 +282,11 @@ def test_pinned_leaves_need_no_event_on_an_idle_stream(busy: bool) -> None:
     if busy:
         keep_busy()
     with fake_cuda.calls() as calls:
-        (landed,) = scatter(leaf, [device()])
+        (copied,) = scatter(leaf, [device()])
     assert calls.count("cudaMemcpyAsync") == 1
     assert calls.count("cudaStreamWaitEvent") == (2 if busy else 0)
     assert calls.count("cudaEventRecord") == (2 if busy else 1)
-    assert torch.equal(landed.cpu(), leaf)
+    assert torch.equal(copied.cpu(), leaf)
 
 
 # --------------------------------------------------------------------------- the host

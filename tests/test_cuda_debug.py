@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pyparallel.transfer import _checksums, debug, to_device
+from pyparallel.transfer import debug, to_device
+from pyparallel.transfer import device as checksums
 
 pytestmark = pytest.mark.cuda
 
@@ -33,31 +34,31 @@ def busy() -> None:
 
 def test_a_page_locked_leaf_that_changes_before_its_copy_is_named() -> None:
     leaves = [torch.ones(5), torch.ones(LARGE, pin_memory=True)]
-    to_device.send(leaves, DEVICE).land()  # what is done for the first time may wait
+    to_device.send(leaves, DEVICE).wait()  # what is done for the first time may wait
     torch.cuda.synchronize()
     busy()
-    flight = to_device.send(leaves, DEVICE)
+    queued = to_device.send(leaves, DEVICE)
     leaves[1][LARGE // 2] = 2
     torch.cuda.synchronize()
     with pytest.raises(RuntimeError) as caught:
-        flight.land()
+        queued.wait()
     assert str(caught.value) == (
         f"leaf 1 of 2 (torch.float32, shape ({LARGE},)) must not change before its "
-        f"copy to cuda:0 is done, but its bytes from {2 * LARGE} on arrived other than "
-        "they were sent. It is page-locked, so the device reads it in place: "
-        "synchronize with the device before you write to it, or send a clone."
+        f"copy to cuda:0 is done, but its bytes from {2 * LARGE} on differ on the "
+        "device. It is pinned, so the device reads it in place: synchronize with the "
+        "device before you write to it, or send a clone."
     )
-    assert flight.land()[0].tolist() == [1] * 5
+    assert queued.wait()[0].tolist() == [1] * 5
 
 
 def test_leaves_may_change_when_their_copies_are_done_and_packed_ones_at_once() -> None:
     leaves = [torch.ones(5), torch.ones(LARGE, pin_memory=True)]
     busy()
-    flight = to_device.send(leaves, DEVICE)
+    queued = to_device.send(leaves, DEVICE)
     leaves[0].fill_(2)
     torch.cuda.synchronize()
     leaves[1].fill_(2)
-    for tensor in flight.land():
+    for tensor in queued.wait():
         assert bool((tensor == 1).all())
     debug.check()
     assert not debug._unchecked
@@ -78,14 +79,14 @@ class Raw:
 @pytest.mark.parametrize("aside", [False, True])
 def test_dropped_memory_is_overwritten_and_held_memory_is_not(aside: bool) -> None:
     stream = torch.cuda.Stream() if aside else torch.cuda.current_stream()
-    flight = to_device.send([torch.ones(LARGE), torch.ones(LARGE)], DEVICE)
+    queued = to_device.send([torch.ones(LARGE), torch.ones(LARGE)], DEVICE)
     with torch.cuda.stream(stream):
-        tensors = flight.land()
+        tensors = queued.wait()
         stale: Any = torch.as_tensor(Raw(tensors[0]), device=DEVICE)
         busy()
         total = tensors[0].sum()  # before the memory is overwritten
     held = tensors[1][7:8]
-    del flight, tensors
+    del queued, tensors
     debug.check()
     torch.cuda.synchronize()
     assert float(held) == 1 and not bool((stale == debug.POISON).any())
@@ -101,9 +102,9 @@ def test_many_batches_arrive_as_they_were_sent() -> None:
     sums = []
     for step in range(50):
         leaves = [torch.full((1000 + step,), step), torch.full((LARGE // 4,), step)]
-        flight = to_device.send(leaves, DEVICE)
+        queued = to_device.send(leaves, DEVICE)
         with torch.cuda.stream(streams[step % 2]):
-            sums += [tensor.sum() for tensor in flight.land()]
+            sums += [tensor.sum() for tensor in queued.wait()]
     torch.cuda.synchronize()
     debug.check()
     assert not debug._unchecked
@@ -118,7 +119,7 @@ def test_the_device_sums_as_the_host_does(nbytes: int, row: int) -> None:
     stream = torch.cuda.Stream()
     on_device = data.to(DEVICE)
     torch.cuda.synchronize()
-    found = _checksums.TorchProbe().sums(on_device, row, stream)
+    found = checksums.TorchProbe().sums(on_device, row, stream)
     stream.synchronize()
     assert found.is_pinned() or nbytes == 0  # no memory is pinned
-    assert torch.equal(found, _checksums.row_sums(data, row))
+    assert torch.equal(found, checksums.row_sums(data, row))

@@ -251,7 +251,7 @@ def test_it_refuses_to_run_while_a_graph_is_recorded(fetch):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = source + 1
-        with pytest.raises(RuntimeError, match="must not be recording a graph"):
+        with pytest.raises(RuntimeError, match="must not be under graph capture"):
             fetch([out])
     graph.replay()
     assert fetch([out])[0].tolist() == [2, 2, 2]

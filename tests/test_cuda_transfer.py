@@ -47,7 +47,7 @@ def many(num: int = 528, value: int = 0) -> list[torch.Tensor]:
 
 
 def send(leaves: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
-    return to_device.send(leaves, device(), **options).land()
+    return to_device.send(leaves, device(), **options).wait()
 
 
 def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
@@ -88,24 +88,24 @@ def test_a_small_batch_is_one_copy_and_nobody_waits():
     leaves = many()
     for _ in range(3):
         send(leaves)
-    landed: list[torch.Tensor] = []
-    calls, num_copies = watch(lambda: landed.extend(send(leaves)))
+    copied: list[torch.Tensor] = []
+    calls, num_copies = watch(lambda: copied.extend(send(leaves)))
     assert num_copies == 1
     assert calls.count("cudaMemcpyAsync") == 1
     assert not WAITS.intersection(calls)
     assert "cudaEventCreateWithFlags" not in calls
-    assert same(landed, leaves)
+    assert same(copied, leaves)
 
 
 def test_a_large_pageable_batch_goes_in_chunks():
     leaves = [torch.rand(16 << 20), torch.rand(3 << 20), torch.arange(1000)]
     nbytes = backend.plan_slab(leaves).nbytes
     assert same(send(leaves), leaves)
-    landed: list[torch.Tensor] = []
-    calls, num_copies = watch(lambda: landed.extend(send(leaves)))
+    copied: list[torch.Tensor] = []
+    calls, num_copies = watch(lambda: copied.extend(send(leaves)))
     assert num_copies == -(-nbytes // CHUNK)
     assert not WAITS.intersection(calls)
-    assert same(landed, leaves)
+    assert same(copied, leaves)
 
 
 def test_the_steady_state_allocates_no_page_locked_memory():
@@ -134,9 +134,9 @@ def test_the_host_is_done_while_the_device_still_sleeps():
     keep_busy(2_000_000_000)
     busy = torch.cuda.Event()
     busy.record()
-    landed = send(leaves)
+    copied = send(leaves)
     assert not busy.query(), "sending or landing waited for the device"
-    assert same(landed, leaves)
+    assert same(copied, leaves)
 
 
 # ------------------------------------------------------------------------------ values
@@ -154,10 +154,10 @@ def test_values_are_right_while_everything_is_used_again():
         with torch.cuda.stream(side if step % 7 == 0 else torch.cuda.default_stream()):
             if step % 100 == 0:
                 keep_busy(5_000_000)
-            landed = send(leaves)
+            copied = send(leaves)
             for leaf in leaves:
                 leaf.fill_(101)  # as the next batch would
-            bad = sum((tensor != value).sum() for tensor in landed)
+            bad = sum((tensor != value).sum() for tensor in copied)
         torch.cuda.current_stream().wait_stream(side)
         bad.record_stream(torch.cuda.current_stream())
         wrong += bad
@@ -180,10 +180,10 @@ def test_page_locked_leaves_are_copied_as_they_lie(num, kind):
             "side": torch.cuda.Stream(),
         }[kind]
         keep_busy(1_000_000)
-        flight = to_device.send([torch.tensor(step), *pinned], device(), stream=stream)
-        assert len(flight._direct) == num
+        queued = to_device.send([torch.tensor(step), *pinned], device(), stream=stream)
+        assert len(queued._direct) == num
         del pinned
-        assert same(flight.land(), [torch.tensor(step), *leaves])
+        assert same(queued.wait(), [torch.tensor(step), *leaves])
 
 
 def test_many_page_locked_leaves_are_one_call_or_one_each():
@@ -203,10 +203,10 @@ def test_one_span_is_one_copy():
     memory = torch.rand(1 << 20).pin_memory()
     leaves = [memory[1 << 19 :], memory[: 1 << 19].view(512, -1)]
     send(leaves)
-    landed: list[torch.Tensor] = []
-    _, num_copies = watch(lambda: landed.extend(send(leaves)))
+    copied: list[torch.Tensor] = []
+    _, num_copies = watch(lambda: copied.extend(send(leaves)))
     assert num_copies == 1
-    assert same(landed, leaves)
+    assert same(copied, leaves)
 
 
 def test_threads_send_at_the_same_time():
@@ -220,9 +220,9 @@ def test_threads_send_at_the_same_time():
                     leaves = many(40, seed + step)
                     if step % 20 == 0:
                         leaves.append(torch.full((3 << 20,), float(step)))
-                    landed = send(leaves)
+                    copied = send(leaves)
                     keep_busy(100_000)
-                    if not same(landed, leaves):
+                    if not same(copied, leaves):
                         errors.append((seed, step))
         except Exception as error:
             errors.append(error)
@@ -242,7 +242,7 @@ def test_the_copy_waits_for_those_who_used_its_memory_before():
         held = torch.full((1 << 16,), step, dtype=torch.uint8, device=device())
         keep_busy(2_000_000)
         found.append(held.max())
-        del held  # the allocator gives this block to the flight
+        del held  # the allocator gives this block to the copy
         send([torch.full((1 << 16,), 255, dtype=torch.uint8)])
     assert [value.item() for value in found] == list(range(50))
 
@@ -253,9 +253,9 @@ def test_scatter_copies_on_the_stream_that_it_is_given(monkeypatch):
     monkeypatch.setattr(backend, "send", send)
     with torch.cuda.stream(side):
         keep_busy()
-    (landed,) = scatter(leaves, [device()], stream=side)
+    (copied,) = scatter(leaves, [device()], stream=side)
     assert send.call_args.args[5:] == (side, torch.cuda.current_stream())
-    assert same(landed, leaves)
+    assert same(copied, leaves)
 
 
 # ---------------------------------------------------------------------------- capture
@@ -295,16 +295,16 @@ def test_a_copy_stream_under_capture_is_refused():
 
 def test_a_thread_sends_beside_the_capture_of_another():
     leaves, static = many(20), torch.zeros(8, device=device())
-    landed: list[Any] = []
+    copied: list[Any] = []
     home = torch.cuda.Stream()
 
     def work() -> None:
         with torch.cuda.stream(home):
-            landed[:] = [send(leaves) for _ in range(3)]
+            copied[:] = [send(leaves) for _ in range(3)]
 
     work()
     torch.cuda.synchronize()
-    landed.clear()  # its memory is there for the thread
+    copied.clear()  # its memory is there for the thread
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream()):
         graph.capture_begin()  # torch.cuda.graph would empty the allocator's cache
@@ -317,7 +317,7 @@ def test_a_thread_sends_beside_the_capture_of_another():
     graph.replay()
     torch.cuda.synchronize()
     assert static.tolist() == [2] * 8
-    assert len(landed) == 3 and all(same(batch, leaves) for batch in landed)
+    assert len(copied) == 3 and all(same(batch, leaves) for batch in copied)
 
 
 def test_at_its_limit_the_host_waits_and_every_byte_arrives():
@@ -326,10 +326,10 @@ def test_at_its_limit_the_host_waits_and_every_byte_arrives():
     memory.set_pinned_limit(CHUNK)
     try:
         keep_busy()
-        landed = send(leaves)  # five chunks, one block
+        copied = send(leaves)  # five chunks, one block
         info = memory.pinned_info()
     finally:
         memory.set_pinned_limit(before.limit)
     assert info.waits > before.waits
     assert CHUNK <= info.in_use + info.cached <= 2 * CHUNK  # the host's engine has one
-    assert same(landed, leaves)
+    assert same(copied, leaves)

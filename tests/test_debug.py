@@ -45,19 +45,19 @@ def test_a_leaf_that_changes_before_its_copy_is_named(monkeypatch):
     with Device() as device:
         large = device.pinned(10_240).fill_(1).view(torch.float32).view(20, 128)
         gate = held_back(device)
-        flight = to_device.send([torch.ones(3), large, torch.ones(2)], DEVICE, device)
+        queued = to_device.send([torch.ones(3), large, torch.ones(2)], DEVICE, device)
         large[16, 5] = 2
         gate.set()
         passed(device)
         with pytest.raises(RuntimeError) as caught:
-            flight.land()
+            queued.wait()
         assert str(caught.value) == (
             "leaf 1 of 3 (torch.float32, shape (20, 128)) must not change before its "
-            "copy to cuda:0 is done, but its bytes from 8192 on arrived other than "
-            "they were sent. It is page-locked, so the device reads it in place: "
-            "synchronize with the device before you write to it, or send a clone."
+            "copy to cuda:0 is done, but its bytes from 8192 on differ on the "
+            "device. It is pinned, so the device reads it in place: synchronize with "
+            "the device before you write to it, or send a clone."
         )
-        assert [x.tolist() for x in flight.land()[::2]] == [[1] * 3, [1] * 2]  # once
+        assert [x.tolist() for x in queued.wait()[::2]] == [[1] * 3, [1] * 2]  # once
 
 
 def in_a_ring(device: Lent, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -78,13 +78,13 @@ def test_a_leaf_of_a_span_is_named_by_whatever_comes_next(monkeypatch, when):
         other = to_device.send([torch.zeros(1)], DEVICE, device)
         leaves = in_a_ring(device, (64, 64), (32, 128), (64, 64))[::-1]
         gate = held_back(device)
-        flight = to_device.send(leaves, DEVICE, device)
+        queued = to_device.send(leaves, DEVICE, device)
         leaves[1][0, 0] = 2
         gate.set()
         passed(device)
         calls = {
             "send": lambda: to_device.send([torch.zeros(1)], DEVICE, device),
-            "land": other.land,
+            "land": other.wait,
             "drain": lambda: to_device.drain(30),
         }
         with pytest.raises(
@@ -93,7 +93,7 @@ def test_a_leaf_of_a_span_is_named_by_whatever_comes_next(monkeypatch, when):
             r"before its copy to cuda:0 is done, but its bytes from 0 on",
         ):
             calls[when]()
-        assert len(flight.land()) == 3
+        assert len(queued.wait()) == 3
 
 
 def test_what_lies_between_the_leaves_of_a_span_may_change():
@@ -101,11 +101,11 @@ def test_what_lies_between_the_leaves_of_a_span_may_change():
         leaves = in_a_ring(device, (64, 64), (64, 64))
         gap = memory(leaves[0].data_ptr() + leaves[0].nbytes, 64)
         gate = held_back(device)
-        flight = to_device.send(leaves, DEVICE, device)
+        queued = to_device.send(leaves, DEVICE, device)
         gap[:] = 0
         gate.set()
         passed(device)
-        flight.land()
+        queued.wait()
         assert device.num_copies == 1 and to_device.drain(30) and not debug._unchecked
 
 
@@ -113,39 +113,39 @@ def test_a_leaf_may_change_when_its_copy_is_done(monkeypatch):
     monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     with Device() as device:
         large = device.pinned(1024).fill_(1)
-        flight = to_device.send([large, torch.ones(3)], DEVICE, device)
+        queued = to_device.send([large, torch.ones(3)], DEVICE, device)
         passed(device)
         large.fill_(9)  # long before anybody looks
-        (landed, _) = flight.land()
+        (copied, _) = queued.wait()
         passed(device)
-        assert bytes(stale(landed)) == b"\1" * 1024 and not debug._unchecked
+        assert bytes(stale(copied)) == b"\1" * 1024 and not debug._unchecked
 
 
 def test_a_leaf_that_is_packed_may_change_at_once():
     with Device() as device:
         leaves = [torch.ones(300), torch.ones(5)]
         gate = held_back(device)
-        flight = to_device.send(leaves, DEVICE, device)
+        queued = to_device.send(leaves, DEVICE, device)
         for leaf in leaves:
             leaf.fill_(9)
         gate.set()
         passed(device)
-        flight.land()
+        queued.wait()
         assert not debug._unchecked
 
 
 def test_a_write_to_staging_memory_is_named():
     with Trampling() as device:
         leaves = [torch.ones(3), torch.empty(0), torch.ones(9), torch.ones(40)]
-        flight = to_device.send(leaves, DEVICE, device)
+        queued = to_device.send(leaves, DEVICE, device)
         passed(device)
         with pytest.raises(RuntimeError) as caught:
-            flight.land()
+            queued.wait()
     assert str(caught.value) == (
         "the staging memory of leaf 3 of 4 (torch.float32, shape (40,)) must not "
-        "change before its copy to cuda:0 is done, but its bytes from 64 on arrived "
-        "other than they were sent. Nobody but pyparallel has this memory: look for "
-        "what writes beyond the edges of its own."
+        "change before its copy to cuda:0 is done, but its bytes from 64 on differ "
+        "on the device. Only pyparallel may write to this memory: look for code that "
+        "writes out of bounds."
     )
 
 
@@ -154,7 +154,7 @@ def test_staging_memory_that_is_reused_too_early_is_found():
         with pytest.raises(RuntimeError, match=r"^the staging memory of leaf \d of 2 "):
             for step in range(200):
                 leaves = [torch.full((100,), step), torch.full((9,), step)]
-                to_device.send(leaves, DEVICE, device).land()
+                to_device.send(leaves, DEVICE, device).wait()
             passed(device)  # if none had arrived when it was looked at
             debug.check()
 
@@ -164,7 +164,7 @@ def test_staging_memory_that_is_reused_too_early_is_found():
 
 def send(device: FakeDevice, *values: int) -> list[torch.Tensor]:
     leaves = [torch.full((100,), value, dtype=torch.uint8) for value in values]
-    return to_device.send(leaves, DEVICE, device).land()
+    return to_device.send(leaves, DEVICE, device).wait()
 
 
 def test_memory_that_is_handed_out_again_holds_poison():
@@ -221,10 +221,10 @@ def test_what_is_still_held_is_never_overwritten(hold):
 
 def test_a_flight_that_may_land_again_is_not_overwritten():
     with Device() as device:
-        flight = to_device.send([torch.ones(9, dtype=torch.uint8)], DEVICE, device)
-        flight.land()
+        queued = to_device.send([torch.ones(9, dtype=torch.uint8)], DEVICE, device)
+        queued.wait()
         debug.check()
-        (tensor,) = flight.land()
+        (tensor,) = queued.wait()
         passed(device)
         assert tensor.tolist() == [1] * 9
 
@@ -234,11 +234,11 @@ def test_poison_comes_behind_reads_on_the_streams_of_the_landing():
     with Device(copy_delay=0, compute_delay=2e-3) as device:
         for step in range(40):
             leaves = [torch.full((100,), step, dtype=torch.uint8)]
-            flight = to_device.send(leaves, DEVICE, device)
+            queued = to_device.send(leaves, DEVICE, device)
             with device.using(device.side if step % 2 else device.main):
-                (tensor,) = flight.land()
+                (tensor,) = queued.wait()
                 device.read(tensor, found)
-            del flight, tensor
+            del queued, tensor
             debug.check()
         passed(device)
         passed(device)
@@ -247,9 +247,9 @@ def test_poison_comes_behind_reads_on_the_streams_of_the_landing():
 
 def test_a_flight_that_never_lands_is_overwritten_behind_its_copy():
     with Device(copy_delay=5e-3, compute_delay=0) as device:
-        flight = to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
-        where = stale(flight._slab)
-        del flight
+        queued = to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
+        where = stale(queued._slab)
+        del queued
         debug.check()
         passed(device)
         assert bytes(where[:100]) == POISON * 100

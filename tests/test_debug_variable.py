@@ -56,7 +56,7 @@ from probed_device import Trampling
 from pyparallel.transfer import debug, to_device
 debug.EXIT_SECONDS = 30  # of a busy machine
 device = Trampling()
-flight = to_device.send([torch.ones(100)], DEVICE, device)
+queued = to_device.send([torch.ones(100)], DEVICE, device)
 """
 
 
@@ -75,7 +75,7 @@ from probed_device import Device, held_back
 from pyparallel.transfer import debug, to_device
 device = Device()
 gate = held_back(device)
-tensors = to_device.send([torch.ones(100)], DEVICE, device).land()
+tensors = to_device.send([torch.ones(100)], DEVICE, device).wait()
 if os.fork() == 0:
     print(len(debug._unchecked), len(debug._watched), flush=True)
     os._exit(0)

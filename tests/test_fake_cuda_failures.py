@@ -14,7 +14,7 @@ from pyparallel import DataContainer, collate, scatter, start_to_host, to_host
 from pyparallel.shm import pinning
 from pyparallel.shm.ring import Ring
 from pyparallel.transfer import to_device
-from pyparallel.transfer.engine import keeper
+from pyparallel.transfer.engine import keep_alive
 
 pytestmark = [
     pytest.mark.cuda,
@@ -35,7 +35,7 @@ def nothing_held() -> Iterator[None]:
     yield
     torch.cuda.synchronize()
     to_device.release_done()
-    keeper._held.clear()
+    keep_alive._sources.clear()
 
 
 def device() -> torch.device:
@@ -52,7 +52,7 @@ def pinned(num: int, value: int) -> Tensors:
 
 
 def send(leaves: Tensors) -> tuple[Tensors, Tensors]:
-    return to_device.send(leaves, device()).land(), leaves
+    return to_device.send(leaves, device()).wait(), leaves
 
 
 def send_packed(value: int) -> tuple[Tensors, Tensors]:

@@ -183,9 +183,7 @@ def test_get_stream_can_be_replaced_and_is_used(log, monkeypatch):
 
 
 def test_get_stream_takes_devices_and_indices(monkeypatch):
-    monkeypatch.setattr(
-        _functions.to_device.torch_device, "copy_stream", lambda device: device
-    )
+    monkeypatch.setattr(_functions.torch_device, "copy_stream", lambda device: device)
     assert _functions._get_stream(1) == torch.device("cuda", 1)
     assert _functions._get_stream(torch.device("cuda", 1)) == torch.device("cuda", 1)
     assert _functions._get_stream(torch.device("cpu")) is None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pyparallel import DataContainer, Ragged, gather
-from pyparallel.scatter_gather import _gathering
+from pyparallel.scatter_gather import gather as gather_module
 
 pytestmark = pytest.mark.one_backend
 
@@ -185,11 +185,11 @@ class TestMoving:
         """What goes to the host from a device, on which tensors have no values."""
         calls: list[Any] = []
 
-        def carry(tensors: Any, device: Any) -> Any:
+        def copy(tensors: Any, device: Any) -> Any:
             calls.append((len(tensors), tensors[0].device.type, device))
             return [torch.zeros(t.shape, dtype=t.dtype) for t in tensors]
 
-        monkeypatch.setattr(_gathering, "carry_apart", carry)
+        monkeypatch.setattr(gather_module, "copy_with_separate_nodes", copy)
         return calls
 
     def test_all_tensors_of_one_device_move_at_once(self, carried: list[Any]) -> None:

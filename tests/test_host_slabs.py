@@ -51,11 +51,11 @@ def test_beyond_the_limit_results_come_to_ordinary_memory(
             kept.append(results(fake, 2, snapshot).get()["x"])
         (warning,) = caught
         assert str(warning.message) == (
-            f"[PP213] to_host: results that are alive should fit in "
-            f"{host_slabs.limit} bytes of page-locked memory, but "
-            f"{host_slabs.in_use()} bytes are alive and 64 bytes come. clone() what "
-            "you keep, or raise memory.set_pinned_limit. Until then such results come "
-            "to ordinary memory, and the host waits for each copy."
+            f"[PP213] to_host: {host_slabs.in_use()} bytes of results are alive in "
+            "pinned memory, and 64 bytes more exceed the limit of "
+            f"{host_slabs.limit} bytes. This result uses ordinary memory, so the host "
+            "waits for its copy. clone() results that you keep, or raise "
+            "memory.set_pinned_limit."
         )
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -285,11 +285,11 @@ def test_images_leave_in_one_flight_as_they_lie(
 ) -> None:
     sent = []
 
-    def depart(parts: Any, target: Any) -> Any:
+    def start_copy(parts: Any, target: Any) -> Any:
         sent.append((parts, target))
         return lambda: [each.clone() for each in parts]
 
-    monkeypatch.setattr(to_device, "depart", depart)
+    monkeypatch.setattr(to_device, "start_copy", start_copy)
     first, second, third = photos()
     turned = second.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     batch = ImagePreprocessor(MEAN, STD, device="cpu")([first, turned, third])

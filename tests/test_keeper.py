@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyparallel.transfer import _keep_alive, engine
+from pyparallel.transfer import engine
 
 pytestmark = pytest.mark.one_backend
 
@@ -30,16 +30,16 @@ class Source:
 
 
 def test_a_device_that_fails_gives_nothing_up():
-    keeper = _keep_alive.Keeper()
+    keep_alive = engine.KeepAlive()
     dropped: list[bool] = []
-    ticket = keeper.hold([Source(dropped)])
-    assert keeper.release_done() == 1  # nobody has said yet when
-    keeper.release_when(ticket, lambda: 1 / 0)
+    ticket = keep_alive.hold([Source(dropped)])
+    assert keep_alive.release_done() == 1  # nobody has said yet when
+    keep_alive.release_when(ticket, lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        keeper.release_done()
+        keep_alive.release_done()
     assert not dropped
-    keeper.release_when(ticket, lambda: True)
-    assert keeper.release_done() == 0 and dropped
+    keep_alive.release_when(ticket, lambda: True)
+    assert keep_alive.release_done() == 0 and dropped
 
 
 def test_a_forked_child_destroys_no_event():
@@ -50,29 +50,29 @@ def test_a_forked_child_destroys_no_event():
     done: list[bool] = []
     event, destroyed = Event(), []
     weakref.finalize(event, destroyed.append, True).atexit = False
-    keeper = engine.keeper
-    keeper.release_when(keeper.hold("a source"), event.is_done)
+    keep_alive = engine.keep_alive
+    keep_alive.release_when(keep_alive.hold("a source"), event.is_done)
     del event
     child = os.fork()
     if child == 0:
         os._exit(10 + len(destroyed))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
     done.append(True)
-    assert keeper.release_done() == 0 and destroyed
+    assert keep_alive.release_done() == 0 and destroyed
 
 
 def test_many_threads_give_up_everything_once_and_nothing_early():
-    keeper = _keep_alive.Keeper()
+    keep_alive = engine.KeepAlive()
     dropped: list[bool] = []
 
     def work(seed: int) -> None:
         rng = random.Random(seed)
         for _ in range(300):
             ready = threading.Event()
-            ticket = keeper.hold([Source(dropped, ready)])
-            keeper.release_done()
-            keeper.release_when(ticket, ready.is_set)
-            keeper.release_done()
+            ticket = keep_alive.hold([Source(dropped, ready)])
+            keep_alive.release_done()
+            keep_alive.release_when(ticket, ready.is_set)
+            keep_alive.release_done()
             if rng.random() < 0.1:
                 threading.Timer(rng.random() / 100, ready.set).start()
             else:
@@ -83,26 +83,26 @@ def test_many_threads_give_up_everything_once_and_nothing_early():
         thread.start()
     for thread in threads:
         thread.join()
-    assert keeper.drain(30)
+    assert keep_alive.drain(30)
     assert dropped == [True] * 1200
 
 
 EXIT = """
 import os, sys, threading
-from pyparallel.transfer import _keep_alive, to_device
+from pyparallel.transfer import engine
 class Source:
     def __del__(self, write=os.write):  # works until the very end
         write(1, b"dropped\\n")
 ready = threading.Event()
-ticket = to_device._keeper.hold([Source()])
-to_device._keeper.release_when(ticket, ready.is_set)
+ticket = engine.keep_alive.hold([Source()])
+engine.keep_alive.release_when(ticket, ready.is_set)
 if sys.argv[1] == "late":
-    _keep_alive.EXIT_SECONDS = 30  # of a busy machine
+    engine.EXIT_SECONDS = 30  # of a busy machine
     timer = threading.Timer(0.3, ready.set)
     timer.daemon = True
     timer.start()
 if sys.argv[1] == "fails":
-    to_device._keeper.release_when(ticket, lambda: 1 / 0)
+    engine.keep_alive.release_when(ticket, lambda: 1 / 0)
 """
 
 

@@ -202,10 +202,10 @@ def test_a_device_that_is_not_there_is_named() -> None:
 
 
 def test_all_tensors_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    flights = []
+    copies = []
 
     def move(leaves: Any, parts: Any, target: Any, dtype: Any) -> Any:
-        flights.append((list(leaves), target, dtype))
+        copies.append((list(leaves), target, dtype))
         return [
             part.to("meta") if isinstance(part, torch.Tensor) else part
             for part in parts
@@ -219,13 +219,13 @@ def test_all_tensors_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     t = torch.zeros(1)
     data = {"inputs": [t, t], "more": {"a": (t, "b")}, "element": Element()}
     result = preprocessor.cast_data(data)
-    (flight,) = flights
-    tensors = [leaf for leaf in flight[0] if isinstance(leaf, torch.Tensor)]
-    assert len(tensors) == 3 and flight[1:] == (cuda, None)
+    (queued,) = copies
+    tensors = [leaf for leaf in queued[0] if isinstance(leaf, torch.Tensor)]
+    assert len(tensors) == 3 and queued[1:] == (cuda, None)
     assert result["more"]["a"][0].device == META
     assert result["element"].device == torch.device("cuda")
     preprocessor.cast_data([t, None, 1, "a"])
-    assert len(flights) == 2
+    assert len(copies) == 2
 
 
 def test_forward_gives_keyword_arguments_to_the_model() -> None:

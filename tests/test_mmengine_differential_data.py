@@ -104,10 +104,10 @@ def test_what_is_fixed_in_cast_data() -> None:
 def test_tensors_of_data_elements_go_with_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flights = []
+    copies = []
 
     def move(leaves: Any, parts: Any, *_: Any) -> Any:
-        flights.append([each for each in parts if isinstance(each, torch.Tensor)])
+        copies.append([each for each in parts if isinstance(each, torch.Tensor)])
         return [
             each.to("meta") if isinstance(each, torch.Tensor) else each
             for each in parts
@@ -120,7 +120,7 @@ def test_tensors_of_data_elements_go_with_the_batch(
     boxes = InstanceData(boxes=torch.zeros(2, 4), labels=torch.zeros(2))
     sample = BaseDataElement(gt=boxes, t=torch.zeros(1), own=Own())
     result = mine.cast_data({"inputs": [torch.zeros(3)], "data_samples": [sample]})
-    assert [len(each) for each in flights] == [4]
+    assert [len(each) for each in copies] == [4]
     sent = result["data_samples"][0]
     assert sent.gt.boxes.is_meta and sent.gt.labels.is_meta and sent.t.is_meta
     assert sent.own.by == "itself" and sample.t.device == torch.device("cpu")

@@ -20,19 +20,19 @@ META = torch.device("meta")  # takes tensors, and has no streams of its own
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
-    """Return what was packed: flights that only plan, to a device with streams."""
-    flights: list[list[torch.Tensor]] = []
+    """Return what was packed: copies that only plan, to a device with streams."""
+    copies: list[list[torch.Tensor]] = []
 
     def send(leaves: list[torch.Tensor], device: torch.device, *_: Any) -> Any:
         plan = backend.plan_slab(leaves)
-        flights.append(list(leaves))
+        copies.append(list(leaves))
         slab = torch.empty(plan.nbytes, dtype=torch.uint8)
         return SimpleNamespace(land=lambda: backend.views(slab, plan))
 
     monkeypatch.setattr(to_device, "send", send)
     module = SimpleNamespace(Stream=object)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    return flights
+    return copies
 
 
 def ids(tensors: list[torch.Tensor]) -> list[int]:
@@ -42,7 +42,7 @@ def ids(tensors: list[torch.Tensor]) -> list[int]:
 def test_plain_tensors_go_together(sent: list[list[torch.Tensor]]) -> None:
     tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3), requires_grad=False)]
     moved = move.move(tensors, tensors, META, None)
-    assert [ids(flight) for flight in sent] == [ids(tensors)]
+    assert [ids(queued) for queued in sent] == [ids(tensors)]
     assert [tensor.shape for tensor in moved] == [(2,), (3,)]
 
 
@@ -80,7 +80,7 @@ def test_an_odd_one_goes_by_itself(
     first, last = torch.ones(3), torch.ones(4)
     tensors = [first, odd, last]
     moved = move.move(tensors, tensors, META, None)
-    assert [ids(flight) for flight in sent] == [ids([first, last])]
+    assert [ids(queued) for queued in sent] == [ids([first, last])]
     assert [tensor.device.type for tensor in moved] == ["cpu", "meta", "cpu"]
     assert [tensor.shape for tensor in moved] == [(3,), (2,), (4,)]
 
@@ -93,7 +93,7 @@ def test_what_torch_reads_in_place_is_held_until_then() -> None:
     )
     odd = torch.ones(2, requires_grad=True)
     lent = weakref.ref(odd)
-    to_device.Departure([odd], META, api).land()
+    to_device.MixedCopy([odd], META, api).wait()
     del odd
     assert to_device.release_done() == 1 and lent() is not None
     done.append(True)
@@ -106,7 +106,7 @@ def test_without_grad_mode_a_parameter_is_packed(
     tensors = [torch.nn.Parameter(torch.ones(2))]
     with torch.no_grad():
         move.move(tensors, tensors, META, None)
-    assert [ids(flight) for flight in sent] == [ids(tensors)]
+    assert [ids(queued) for queued in sent] == [ids(tensors)]
 
 
 def test_nothing_to_send_is_nothing(sent: list[list[torch.Tensor]]) -> None:
@@ -125,8 +125,10 @@ def test_integers_for_a_device_are_packed_and_others_are_written_in_place(
     assert allocated == [here.untyped_storage().data_ptr()] and sent == []
     assert here.dtype is torch.int64 and here.shape == shape
     assert here.flatten().tolist() == torch.tensor(values).flatten().tolist()
-    depart = to_device.depart
-    monkeypatch.setattr(to_device, "depart", lambda tensors, _: depart(tensors, META))
+    start = to_device.start_copy
+    monkeypatch.setattr(
+        to_device, "start_copy", lambda tensors, _: start(tensors, META)
+    )
     there = integers(values, shape, torch.device("cuda", 0))
     ((packed,),) = sent
     assert torch.equal(packed, here) and there.shape == shape

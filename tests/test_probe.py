@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyparallel.transfer import _checksums
+from pyparallel.transfer import device as checksums
 
 pytestmark = pytest.mark.one_backend
 
@@ -36,12 +36,12 @@ def expected_sums(data: bytes, row: int) -> list[int]:
 )
 def test_checksums_are_those_of_the_bytes(data, offset, row, chunk):
     held = torch.frombuffer(bytearray(offset) + data + b"x", dtype=torch.uint8)
-    before = _checksums._CHUNK
-    _checksums._CHUNK = max(chunk, row)
+    before = checksums._CHECKSUM_CHUNK
+    checksums._CHECKSUM_CHUNK = max(chunk, row)
     try:
-        found = _checksums.row_sums(held[offset : offset + len(data)], row)
+        found = checksums.row_sums(held[offset : offset + len(data)], row)
     finally:
-        _checksums._CHUNK = before
+        checksums._CHECKSUM_CHUNK = before
     assert found.tolist() == expected_sums(data, row)
 
 
@@ -51,7 +51,7 @@ def test_checksums_of_different_bytes_differ(data, draw):
     other = bytearray(data)
     other[place] ^= draw.draw(st.integers(1, 255))
     sums = [
-        _checksums.row_sums(torch.frombuffer(bytearray(x), dtype=torch.uint8), 64)
+        checksums.row_sums(torch.frombuffer(bytearray(x), dtype=torch.uint8), 64)
         for x in (data, other)
     ]
     assert (sums[0] != sums[1]).nonzero().tolist() == [[place // 64]]
@@ -63,5 +63,5 @@ def test_checksums_see_signs_and_places(dtype):
     others = [-values, values.flip(0), values.roll(1), values.clone().fill_(2)]
     zeros = torch.zeros_like(values)
     for a, b in [*((values, other) for other in others), (zeros, zeros + 2)]:
-        sums = [_checksums.row_sums(x.view(torch.uint8), 64) for x in (a, b)]
+        sums = [checksums.row_sums(x.view(torch.uint8), 64) for x in (a, b)]
         assert bool((sums[0] != sums[1]).all())

@@ -232,11 +232,11 @@ class TestCopiesBetweenDevices:
 
     def test_integers_are_carried_without_a_gradient(self) -> None:
         whole, real = torch.arange(3), torch.ones(2, requires_grad=True)
-        ((moved, also),) = between_devices.carry([whole, real], [CPU])
+        ((moved, also),) = between_devices.copy_to_devices([whole, real], [CPU])
         assert torch.equal(moved, whole) and not moved.requires_grad
         also.sum().backward()
         assert real.grad is not None and real.grad.tolist() == [1.0, 1.0]
 
     def test_nothing_is_carried_nowhere(self) -> None:
-        assert between_devices.carry([], [CPU, FAR]) == [[], []]
-        assert between_devices.carry([torch.ones(1)], []) == []
+        assert between_devices.copy_to_devices([], [CPU, FAR]) == [[], []]
+        assert between_devices.copy_to_devices([torch.ones(1)], []) == []

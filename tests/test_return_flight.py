@@ -13,7 +13,8 @@ from fake_device import DEVICE
 from pyparallel import backend
 from pyparallel.transfer import device as device_module
 from pyparallel.transfer import to_device
-from pyparallel.transfer.from_device import ReturnFlight, TorchReturn, torch_return
+from pyparallel.transfer.device import TorchReturn, torch_return
+from pyparallel.transfer.from_device import PackedHostCopy
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.tsan]
 
@@ -67,8 +68,8 @@ def names(calls: mock.Mock) -> list[str]:
 
 
 def test_a_snapshot_is_copied_behind_the_current_stream_on_another_one(calls):
-    flight = ReturnFlight([torch.ones(3), torch.ones(2)], DEVICE, TorchReturn())
-    assert [x.tolist() for x in flight.land()] == [[1, 1, 1], [1, 1]]
+    queued = PackedHostCopy([torch.ones(3), torch.ones(2)], DEVICE, TorchReturn())
+    assert [x.tolist() for x in queued.wait()] == [[1, 1, 1], [1, 1]]
     assert names(calls) == [
         "module.is_current_stream_capturing",
         "empty_pinned",
@@ -88,8 +89,8 @@ def test_a_snapshot_is_copied_behind_the_current_stream_on_another_one(calls):
 
 
 def test_who_waits_has_the_copy_on_the_current_stream(calls):
-    flight = ReturnFlight([torch.ones(3)], DEVICE, TorchReturn(), snapshot=False)
-    flight.land()
+    queued = PackedHostCopy([torch.ones(3)], DEVICE, TorchReturn(), snapshot=False)
+    queued.wait()
     assert names(calls) == [
         "module.is_current_stream_capturing",
         "empty_pinned",
@@ -105,8 +106,8 @@ def test_who_waits_has_the_copy_on_the_current_stream(calls):
 
 def test_a_recording_stream_is_asked_for_on_its_device(calls):
     calls.module.is_current_stream_capturing.return_value = True
-    with pytest.raises(RuntimeError, match="stream of cuda:0 must not be recording"):
-        ReturnFlight([torch.ones(3)], DEVICE, TorchReturn())
+    with pytest.raises(RuntimeError, match="stream of cuda:0 must not be under graph"):
+        PackedHostCopy([torch.ones(3)], DEVICE, TorchReturn())
     calls.module.stream.assert_called_once_with(calls.current)
     assert names(calls) == ["module.is_current_stream_capturing"]
     del calls.module.is_current_stream_capturing

@@ -34,11 +34,11 @@ def _every_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, fake: FakeDevice) -> FakeDevice:
-    monkeypatch.setattr(to_device, "Departure", partial(DEPARTURE, api=fake))
+    monkeypatch.setattr(to_device, "MixedCopy", partial(MIXED_COPY, api=fake))
     return fake
 
 
-DEPARTURE = to_device.Departure
+MIXED_COPY = to_device.MixedCopy
 
 
 def arrive(fake: FakeDevice) -> None:
@@ -232,11 +232,11 @@ class SecondIsFull(FakeDevice):
 
 
 class SecondIsFullAndNoWaits(SecondIsFull, NoWaitAtLanding):
-    """Nobody waits for a flight that is lost."""
+    """No stream waits for a copy that is dropped."""
 
 
 def fail_on_the_second(fake: FakeDevice) -> int:
-    """Give the memory of the first flight, which nobody landed, to the model."""
+    """Give the memory of the first copy, which was never waited for, to the model."""
     wrong = 0
     for _ in range(20):
         with pytest.raises(torch.OutOfMemoryError, match=r"^full$"):

@@ -1,4 +1,4 @@
-"""Slabs and flights, on a fake device whose delays make every missing wait visible."""
+"""Slabs and copies, on a fake device whose delays make every missing wait visible."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def train(device: FakeDevice, num_batches: int = NUM_BATCHES) -> int:
         batch = make_batch(rng, step)
         expected += [raw(leaf) for leaf in batch]
         # The next batch reuses the memory of the one before last.
-        for tensor in to_device.send(batch, DEVICE, device).land():
+        for tensor in to_device.send(batch, DEVICE, device).wait():
             device.read(tensor, found)
     assert device.record(device.main).wait(60)
     assert len(found) == len(expected)
@@ -81,12 +81,12 @@ def read_on_a_side_stream(device: FakeDevice) -> int:
     expected, found = [], []
     for step in range(60):
         leaves = [torch.full((100,), step, dtype=torch.uint8)]
-        flight = to_device.send(leaves, DEVICE, device)
+        queued = to_device.send(leaves, DEVICE, device)
         with device.using(device.side):
-            (tensor,) = flight.land()
+            (tensor,) = queued.wait()
             device.read(tensor, found)
         expected.append(raw(leaves[0]))
-        del flight, tensor
+        del queued, tensor
     assert device.record(device.side).wait(60)
     return sum(a != b for a, b in zip(found, expected, strict=True))
 
@@ -103,11 +103,11 @@ def test_a_consumer_on_another_stream_may_drop_the_batch_at_once():
 
 
 def drop_before_landing(device: FakeDevice) -> int:
-    """Give the memory of a flight that nobody landed to the model."""
+    """Give the memory of a copy that is never waited for to the model."""
     wrong = []
     for _ in range(20):
-        flight = to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
-        del flight
+        queued = to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
+        del queued
         output = device.empty(128, DEVICE)
         device.fill(output, 7)
         device.wait(device.copies, device.record(device.main))
@@ -159,7 +159,7 @@ def test_the_copy_waits_for_uses_queued_up_to_the_allocation():
             del held
             to_device.send(
                 [torch.full((64,), 2, dtype=torch.uint8)], DEVICE, device
-            ).land()
+            ).wait()
         assert device.record(device.main).wait(30)
         assert device.found == [b"\1" * 64] * 20
         assert device.pools[device.main].num_reused > 0
@@ -174,12 +174,12 @@ def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
             large.fill_(step)
             small = torch.full((3,), step, dtype=torch.uint8)
             leaves = [small, large.view(torch.float32).view(8, 16), small + 1]
-            landed = to_device.send(leaves, DEVICE, device).land()
-            assert [x.dtype for x in landed] == [x.dtype for x in leaves]
-            assert [x.shape for x in landed] == [x.shape for x in leaves]
-            for tensor in landed:
+            received = to_device.send(leaves, DEVICE, device).wait()
+            assert [x.dtype for x in received] == [x.dtype for x in leaves]
+            assert [x.shape for x in received] == [x.shape for x in leaves]
+            for tensor in received:
                 device.read(tensor, found)
-            del large, leaves, landed
+            del large, leaves, received
         device.wait(device.copies, device.record(device.main))
         assert device.record(device.copies).wait(30)
         assert device.num_copies == 100
@@ -197,7 +197,7 @@ def test_large_leaves_of_ordinary_memory_are_packed(monkeypatch):
     with FakeDevice(copy_delay=0, compute_delay=0) as device:
         pinned = device.pinned(512)
         leaves = [torch.full((512,), 1, dtype=torch.uint8), pinned.fill_(2)]
-        for tensor in to_device.send(leaves, DEVICE, device).land():
+        for tensor in to_device.send(leaves, DEVICE, device).wait():
             device.read(tensor, found)
         assert device.record(device.main).wait(30)
         assert device.num_copies == 2 and len(device.host.blocks) == 2
@@ -208,7 +208,7 @@ def test_nothing_is_queued_when_packing_fails():
     with FakeDevice() as device:
         conjugated = torch.ones(2, dtype=torch.complex64).conj()
         with pytest.raises(TypeError):
-            to_device.Flight([torch.ones(2), conjugated], DEVICE, device)
+            to_device.DeviceCopy([torch.ones(2), conjugated], DEVICE, device)
         assert device.num_copies == 0
 
 
@@ -242,8 +242,8 @@ def test_a_copy_goes_to_the_stream_that_the_caller_passes():
     with FakeDevice() as device:
         device.copies.queue(gate.wait, 30)  # nothing gets past here
         leaf = torch.full((5,), 3, dtype=torch.uint8)
-        (landed,) = to_device.send([leaf], DEVICE, device, stream=device.side).land()
-        device.read(landed, found)
+        (received,) = to_device.send([leaf], DEVICE, device, stream=device.side).wait()
+        device.read(received, found)
         assert device.record(device.main).wait(30)
         gate.set()
     assert found == [raw(leaf)]
@@ -251,12 +251,12 @@ def test_a_copy_goes_to_the_stream_that_the_caller_passes():
 
 def test_a_flight_lands_twice_and_in_any_order():
     with FakeDevice() as device:
-        flights = [
+        copies = [
             to_device.send([torch.full((5,), i, dtype=torch.uint8)], DEVICE, device)
             for i in range(4)
         ]
-        for i, flight in reversed(list(enumerate(flights))):
-            first, second = flight.land()[0], flight.land()[0]
+        for i, queued in reversed(list(enumerate(copies))):
+            first, second = queued.wait()[0], queued.wait()[0]
             assert device.record(device.main).wait(30)
             assert first.tolist() == second.tolist() == [i] * 5
             assert first.data_ptr() == second.data_ptr()
@@ -265,11 +265,11 @@ def test_a_flight_lands_twice_and_in_any_order():
 def test_nothing_but_empty_leaves_needs_no_copy():
     with FakeDevice() as device:
         empty = [torch.empty(0, 4), torch.empty(2, 0, dtype=torch.int64)]
-        landed = to_device.send(empty, DEVICE, device).land()
-        assert [(x.shape, x.dtype) for x in landed] == [
+        received = to_device.send(empty, DEVICE, device).wait()
+        assert [(x.shape, x.dtype) for x in received] == [
             (x.shape, x.dtype) for x in empty
         ]
-        assert to_device.send([], DEVICE, device).land() == []
+        assert to_device.send([], DEVICE, device).wait() == []
         assert device.num_copies == 0
 
 
@@ -277,7 +277,7 @@ def test_changing_one_landed_tensor_leaves_the_history_of_the_others_alone():
     with FakeDevice() as device:
         first, second = to_device.send(
             [torch.ones(3), torch.ones(3)], DEVICE, device
-        ).land()
+        ).wait()
         assert device.record(device.main).wait(30)
         weight = torch.ones(3, requires_grad=True)
         loss = (weight * first).sum()
@@ -292,7 +292,7 @@ def test_flights_leave_no_reference_cycles():
         gc.disable()
         try:
             for _ in range(5):
-                to_device.send([torch.ones(3)], DEVICE, device).land()
+                to_device.send([torch.ones(3)], DEVICE, device).wait()
             pool = device.pools[device.main]
             assert len(pool.blocks) == 1
         finally:
@@ -347,9 +347,9 @@ def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
         empty=empty, uint8=torch.uint8, get_device_module=lambda device: module
     )
     monkeypatch.setattr(device_module, "torch", fake)
-    api = to_device.TorchDevice()
-    flight = to_device.Flight([torch.ones(3), torch.ones(2)], DEVICE, api)
-    flight.land()
+    api = device_module.TorchDevice()
+    queued = to_device.DeviceCopy([torch.ones(3), torch.ones(2)], DEVICE, api)
+    queued.wait()
     names = [name for name, _, _ in calls.mock_calls]
 
     def on_its_device(*inside):
@@ -394,7 +394,7 @@ def test_there_is_one_copy_stream_for_each_device(monkeypatch):
     module = mock.Mock()
     module.Stream.side_effect = lambda device: object()
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    api = to_device.TorchDevice()
+    api = device_module.TorchDevice()
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     assert api.copy_stream(first) is api.copy_stream(torch.device("cuda:0"))
     assert api.copy_stream(first) is not api.copy_stream(second)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from seeded import shows
 
 from pyparallel import backend
+from pyparallel.transfer import device as device_module
 from pyparallel.transfer import engine, to_device
 from pyparallel.transfer import layout as layout_module
 
@@ -53,10 +54,10 @@ def some_leaves(rng: random.Random, value: int) -> list[torch.Tensor]:
     ]
 
 
-def arrived(device: FakeDevice, flight: to_device.Flight) -> list[torch.Tensor]:
-    landed = flight.land()
+def arrived(device: FakeDevice, queued: to_device.DeviceCopy) -> list[torch.Tensor]:
+    copied = queued.wait()
     assert device.record(device.main).wait(60)
-    return landed
+    return copied
 
 
 # ----------------------------------------------------------------------------- spans
@@ -110,10 +111,10 @@ def test_one_span_is_one_copy_and_everything_else_is_packed(layout):
             if leaf.dtype == torch.bool:
                 leaf.view(torch.uint8).clamp_(max=1)
         expected = [raw(leaf) for leaf in leaves]
-        landed = arrived(device, to_device.send(leaves, DEVICE, device))
-        assert [raw(x) for x in landed] == expected
-        assert [x.dtype for x in landed] == [x.dtype for x in leaves]
-        assert [x.shape for x in landed] == [x.shape for x in leaves]
+        copied = arrived(device, to_device.send(leaves, DEVICE, device))
+        assert [raw(x) for x in copied] == expected
+        assert [x.dtype for x in copied] == [x.dtype for x in leaves]
+        assert [x.shape for x in copied] == [x.shape for x in leaves]
         assert device.num_copies == any(map(len, expected))
         packed = len(device.host.blocks) > 0
         assert packed == (any(map(len, expected)) and not good_span(placed))
@@ -140,8 +141,8 @@ def test_leaves_that_do_not_fill_a_span_are_packed(make):
         memory = device.ring.take(512)
         memory.fill_(3)
         leaves = make(memory)
-        landed = arrived(device, to_device.send(leaves, DEVICE, device))
-        assert [raw(x) for x in landed] == [raw(x) for x in leaves]
+        copied = arrived(device, to_device.send(leaves, DEVICE, device))
+        assert [raw(x) for x in copied] == [raw(x) for x in leaves]
         assert len(device.host.blocks) == device.num_copies == 1
 
 
@@ -149,8 +150,8 @@ def test_empty_leaves_beside_a_span_may_be_anywhere():
     with LentMemory(copy_delay=0, compute_delay=0) as device:
         memory = device.ring.take(512).fill_(5)
         leaves = [torch.empty(0, 3), memory[:256], memory[256:]]
-        landed = arrived(device, to_device.send(leaves, DEVICE, device))
-        assert [raw(x) for x in landed] == [raw(x) for x in leaves]
+        copied = arrived(device, to_device.send(leaves, DEVICE, device))
+        assert [raw(x) for x in copied] == [raw(x) for x in leaves]
         assert device.num_copies == 1 and not device.host.blocks, "it was packed"
 
 
@@ -191,11 +192,11 @@ def train(device: LentMemory, direct: bool = False, num_batches: int = 150) -> i
         if direct:
             batch = [slot[:1024].fill_(step % 256), torch.tensor([step])]
         expected += [raw(leaf) for leaf in batch]
-        landed = to_device.send(batch, DEVICE, device).land()
+        copied = to_device.send(batch, DEVICE, device).wait()
         del batch, slot
-        for tensor in landed:
+        for tensor in copied:
             device.read(tensor, found)
-        del tensor, landed
+        del tensor, copied
     assert device.record(device.main).wait(60)
     assert len(found) == len(expected)
     return sum(a != b for a, b in zip(found, expected, strict=True))
@@ -214,7 +215,7 @@ def test_a_slot_is_free_when_it_has_been_read_and_not_before(direct, monkeypatch
 def test_the_harness_finds_a_source_that_is_released_at_once(direct, monkeypatch):
     monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 256)
     forgetful = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
-    monkeypatch.setattr(engine, "keeper", forgetful)
+    monkeypatch.setattr(engine, "keep_alive", forgetful)
 
     def wrong():
         with LentMemory() as device:
@@ -234,7 +235,7 @@ def slow():
         device.go.set()
 
 
-def lend(device: LentMemory) -> to_device.Flight:
+def lend(device: LentMemory) -> to_device.DeviceCopy:
     return to_device.send([device.ring.take(512)], DEVICE, device)
 
 
@@ -249,7 +250,7 @@ def finish(device: LentMemory) -> None:
 
 @pytest.mark.parametrize("when", ["send", "land", "poll", "drain"])
 def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
-    flight = lend(slow)
+    queued = lend(slow)
     assert to_device.release_done() == 1 and not is_free(slow)
     assert not to_device.drain(0.01)
     finish(slow)
@@ -257,7 +258,7 @@ def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
     if when == "send":
         to_device.send([torch.ones(3)], DEVICE, slow)
     elif when == "land":
-        flight.land()
+        queued.wait()
     elif when == "poll":
         assert to_device.release_done() == 0
     else:
@@ -266,9 +267,9 @@ def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
 
 
 def test_sending_and_landing_do_not_wait_for_the_device(slow):
-    flights = [lend(slow) for _ in range(5)]
-    for flight in flights:
-        flight.land()
+    copies = [lend(slow) for _ in range(5)]
+    for queued in copies:
+        queued.wait()
     assert to_device.release_done() == 5 and not slow.ring.free[512]
 
 
@@ -312,7 +313,7 @@ def test_a_copy_by_other_means_can_be_guarded(slow):
 
 
 def test_a_forked_child_leaves_to_its_parent_what_the_parent_sent(slow):
-    flight = lend(slow)
+    queued = lend(slow)
     child = os.fork()
     if child == 0:
         signal.alarm(20)
@@ -321,7 +322,7 @@ def test_a_forked_child_leaves_to_its_parent_what_the_parent_sent(slow):
     assert os.waitpid(child, 0)[1] == 0
     assert to_device.release_done() == 1
     finish(slow)
-    flight.land()
+    queued.wait()
     assert is_free(slow)
 
 
@@ -334,18 +335,18 @@ def test_memory_belongs_to_the_stream_that_is_called_home():
     with FakeDevice() as device:
         device.keep = mock.Mock(side_effect=AssertionError("needed by no one"))
         for step in range(60):
-            flights: list[to_device.Flight] = []
+            copies: list[to_device.DeviceCopy] = []
 
-            def send(step=step, flights=flights):
+            def send(step=step, copies=copies):
                 leaves = [torch.full((100,), step, dtype=torch.uint8)]
-                flights.append(to_device.send(leaves, DEVICE, device, home=device.side))
+                copies.append(to_device.send(leaves, DEVICE, device, home=device.side))
                 assert device.current_stream(DEVICE) is device.main
 
             thread = threading.Thread(target=send)
             thread.start()
             thread.join()
             with device.using(device.side):
-                (tensor,) = flights.pop().land()
+                (tensor,) = copies.pop().wait()
                 device.read(tensor, found)
             del tensor
         assert device.record(device.side).wait(60)
@@ -358,7 +359,7 @@ def test_torch_device_asks_torch(monkeypatch):
     module, event = mock.MagicMock(), mock.Mock()
     module.is_current_stream_capturing.return_value = False
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    api = to_device.TorchDevice()
+    api = device_module.TorchDevice()
     stream = mock.Mock(device=DEVICE)
     with api.using(stream):
         module.device.assert_called_once_with(DEVICE)
@@ -374,7 +375,7 @@ def test_a_long_wait_is_not_hidden_in_the_calls():
     with LentMemory(copy_delay=0, compute_delay=0) as device:
         device.copies.queue(go.wait, 30)
         went = device.record(device.copies)
-        flights = [lend(device) for _ in range(6)]
+        copies = [lend(device) for _ in range(6)]
         assert not went.is_set()
         go.set()
-        arrived(device, flights[-1])
+        arrived(device, copies[-1])

@@ -117,8 +117,8 @@ def test_slabs_show_nothing_on_the_device_or_on_the_way_back() -> None:
                     block.fill_(SECRET)
                     del block
                 sent = [s[:n, : n + 3] for s in ragged(i)]
-                flight = to_device.send(sent, DEVICE, fake)
-                there = flight.land()
+                queued = to_device.send(sent, DEVICE, fake)
+                there = queued.wait()
                 found = HostCopy(there, fake, n % 2 == 0).get()
                 assert not secrets(found)
                 assert all(map(torch.equal, found, sent))

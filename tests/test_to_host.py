@@ -276,7 +276,7 @@ def test_the_harness_finds_a_missing_wait(broken):
 
 def test_the_harness_finds_a_source_that_is_reused_before_the_copy(monkeypatch):
     hold = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
-    monkeypatch.setattr(engine, "keeper", hold)
+    monkeypatch.setattr(engine, "keep_alive", hold)
 
     def wrong():
         with FakeDevice(copy_delay=5e-3, compute_delay=0) as fake:
@@ -333,7 +333,9 @@ def test_a_dropped_handle_gives_its_memory_back_when_the_copy_is_done():
         go = threading.Event()
         fake.copies.queue(go.wait, 30)
         handle = start(on(fake, 1), fake)
-        slab = weakref.ref(to_device._keeper._held[max(to_device._keeper._held)][0])
+        slab = weakref.ref(
+            engine.keep_alive._sources[max(engine.keep_alive._sources)][0]
+        )
         del handle
         assert to_device.release_done() == 1 and slab() is not None
         go.set()
@@ -375,8 +377,8 @@ def test_the_stream_of_the_caller_is_the_one_that_is_waited_for():
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_nothing_is_queued_while_a_graph_is_recorded(snapshot):
     message = (
-        "to_host: the current stream of cuda:0 must not be recording a graph, but it "
-        "is. Call to_host after the capture, or after a replay."
+        "to_host: the current stream of cuda:0 must not be under graph capture, but "
+        "it is. Call to_host after the capture, or after a replay."
     )
     with FakeDevice() as fake:
         there = on(fake, 1)

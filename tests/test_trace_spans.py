@@ -1,4 +1,4 @@
-"""collate, scatter, flights and steps show up in a profile, one within the other."""
+"""collate, scatter, copies and steps show up in a profile, one within the other."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_an_error_in_collate_ends_its_range():
 def test_a_flight_packs_while_it_is_sent():
     with FakeDevice() as device:
         leaves = [torch.ones(3), torch.ones(4)]
-        found = ranges(lambda: to_device.send(leaves, DEVICE, device).land())
+        found = ranges(lambda: to_device.send(leaves, DEVICE, device).wait())
     assert found == [("pyparallel.pack", "pyparallel.send"), ("pyparallel.send", None)]
 
 

@@ -1,4 +1,4 @@
-"""The native engine below flights, on the host as its device."""
+"""The native engine below copies, on the host as its device."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from turns import others_run_during
 
 from pyparallel import backend
 from pyparallel.backend import _python
+from pyparallel.transfer import device as device_module
 from pyparallel.transfer import engine, layout, to_device
 
 pytestmark = [
@@ -36,7 +37,7 @@ DTYPES += [torch.float32, torch.int32, torch.int64, torch.float64, torch.complex
 
 @pytest.fixture(autouse=True)
 def by_the_engine(monkeypatch):
-    """Let flights of either backend use the native operators; leave nothing behind."""
+    """Let copies of either backend use the native operators; leave nothing behind."""
     names = ("send", "plan_slab", "SlabPlan", "views")
     for name in names:
         monkeypatch.setattr(backend, name, getattr(native, name))
@@ -58,12 +59,12 @@ def some_leaves(rng: random.Random, num: int, largest: int = 40) -> list[torch.T
 
 
 def arrive(leaves, device, **options) -> list[bytes]:
-    landed = to_device.send(leaves, CPU, device, **options).land()
-    assert [(x.dtype, x.shape) for x in landed] == [(x.dtype, x.shape) for x in leaves]
-    return list(map(raw, landed))
+    copied = to_device.send(leaves, CPU, device, **options).wait()
+    assert [(x.dtype, x.shape) for x in copied] == [(x.dtype, x.shape) for x in leaves]
+    return list(map(raw, copied))
 
 
-# ---------------------------------------------------------------------------- flights
+# ---------------------------------------------------------------------------- copies
 
 
 @settings(max_examples=100, deadline=None)
@@ -101,9 +102,9 @@ def test_page_locked_leaves_are_read_in_place(num, monkeypatch):
     for i in range(num):
         large = device.lock(torch.full((100 + i,), float(i)))
         leaves += [torch.tensor([i]), large, torch.empty(0, 3)]
-    flight = to_device.send(leaves, CPU, device)
-    assert len(flight._direct) == num
-    assert list(map(raw, flight.land())) == list(map(raw, leaves))
+    queued = to_device.send(leaves, CPU, device)
+    assert len(queued._direct) == num
+    assert list(map(raw, queued.wait())) == list(map(raw, leaves))
 
 
 def test_one_span_is_sent_as_it_lies(monkeypatch):
@@ -111,9 +112,9 @@ def test_one_span_is_sent_as_it_lies(monkeypatch):
     device = HostDevice()
     memory = device.lock(torch.arange(512, dtype=torch.int64))
     leaves = [memory[256:].view(16, 16), memory[:200]]
-    flight = to_device.send(leaves, CPU, device)
-    assert list(flight._order) == [1, 0] and not flight._direct
-    assert list(map(raw, flight.land())) == list(map(raw, leaves))
+    queued = to_device.send(leaves, CPU, device)
+    assert list(queued._order) == [1, 0] and not queued._direct
+    assert list(map(raw, queued.wait())) == list(map(raw, leaves))
 
 
 def test_a_batch_of_many_megabytes_arrives():
@@ -124,12 +125,12 @@ def test_a_batch_of_many_megabytes_arrives():
 def test_packed_leaves_are_free_when_send_returns():
     leaves = [torch.full((1000,), 3.0), torch.ones(10, 10).t()]
     expected = list(map(raw, leaves))
-    flight = to_device.send(leaves, CPU, HostDevice())
+    queued = to_device.send(leaves, CPU, HostDevice())
     dead = [weakref.ref(leaf) for leaf in leaves]
     leaves[0].fill_(9)
     del leaves
     assert [ref() for ref in dead] == [None, None]
-    assert list(map(raw, flight.land())) == expected
+    assert list(map(raw, queued.wait())) == expected
 
 
 class Late:
@@ -150,9 +151,9 @@ def test_what_is_read_in_place_lives_until_it_has_been_read(monkeypatch):
     device = HostDevice()
     large = device.lock(torch.zeros(512))
     freed = weakref.ref(large.untyped_storage())
-    flight = to_device.send([large], CPU, device)
+    queued = to_device.send([large], CPU, device)
     del large
-    flight.land()
+    queued.wait()
     gc.collect()
     assert to_device.release_done() == 1 and freed() is not None
     ready.set()
@@ -181,15 +182,15 @@ def test_landing_elsewhere_tells_the_allocator_and_a_stream_may_be_chosen():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "send", send)
         device = HostDevice()
-        flight = to_device.send([torch.ones(3)], CPU, device)
-        flight.land()
+        queued = to_device.send([torch.ones(3)], CPU, device)
+        queued.wait()
         assert calls == [(COPIES, MAIN)] and waits == [MAIN] and not device.kept
         other = HostStream(7)
-        flight = to_device.send([torch.ones(3)], CPU, device, home=SIDE, stream=other)
+        queued = to_device.send([torch.ones(3)], CPU, device, home=SIDE, stream=other)
         assert calls[1:] == [(other, SIDE)] and device.current is MAIN
-        flight.land()
+        queued.wait()
         assert waits == [MAIN, MAIN] and device.kept == [MAIN]
-        del flight
+        del queued
         to_device.send([torch.ones(3)], CPU, device, home=SIDE)  # and never lands
         assert waits == [MAIN, MAIN, SIDE]
 
@@ -298,8 +299,8 @@ def test_pure_python_has_no_engine():
     assert "cpu" in native.transfers()
     if backend.name == "python":
         assert backend.transfers == ()
-    assert not to_device.TorchDevice().has_engine(torch.device("cuda"))
-    assert to_device.TorchDevice(["cuda"]).has_engine(torch.device("cuda", 1))
+    assert not device_module.TorchDevice().has_engine(torch.device("cuda"))
+    assert device_module.TorchDevice(["cuda"]).has_engine(torch.device("cuda", 1))
 
 
 def test_the_one_choice_is_the_devices(monkeypatch):
@@ -308,8 +309,8 @@ def test_the_one_choice_is_the_devices(monkeypatch):
         monkeypatch.setattr(engine, name, lambda *args, name=name: chosen.append(name))
     device = HostDevice()
     leaf, slab = torch.ones(4), torch.zeros(64, dtype=torch.uint8)
-    cargo = layout.load([leaf], device.is_pinned)
+    planned = layout.plan_transfer([leaf], device.is_pinned)
     for answer in (True, False):
         device.has_engine = lambda device, answer=answer: answer
-        engine.start(cargo, slab, [], (COPIES, MAIN), device)
+        engine.start(planned, slab, [], (COPIES, MAIN), device)
     assert chosen == ["_by_engine", "_by_torch"]

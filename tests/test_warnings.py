@@ -27,10 +27,10 @@ TEXT = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
 def new_process():
     """Let nothing have been told yet."""
     errors._warned.clear()
-    to_device.forget_pageable()
+    to_device.reset_pageable_count()
     yield
     errors._warned.clear()
-    to_device.forget_pageable()
+    to_device.reset_pageable_count()
 
 
 # ---------------------------------------------------------------------------- codes
@@ -156,9 +156,8 @@ def test_a_loader_tells_of_padding(num_workers):
 
 # ---------------------------------------------------------------- pageable memory
 PAGEABLE = (
-    "[PP212] scatter: large tensors for {} should lie in page-locked memory, but {} "
-    "batches did not, and were copied once more on the host. Give "
-    "pyparallel.DataLoader pin_memory=True."
+    "[PP212] scatter: {} batches for {} came from pageable memory, so the host copied "
+    "them once more. Give pyparallel.DataLoader pin_memory=True."
 )
 
 
@@ -167,7 +166,9 @@ def test_pageable_memory_is_told_once_with_its_bytes():
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         for _ in range(200):
             to_device.warn_about_pageable_memory(16_000_000, device)
-    assert messages(caught) == [PAGEABLE.format(device, "1.0 GB of 63")]
+    assert messages(caught) == [
+        PAGEABLE.format("1.0 GB of large tensors in 63", device)
+    ]
 
 
 @pytest.mark.parametrize(("batches", "nbytes"), [(49, 10**9), (100, 9_999_999)])
@@ -194,7 +195,7 @@ def test_only_large_tensors_that_could_be_read_in_place_are_counted(monkeypatch)
             ([small, large, large.clone()], 8 * mib),
         ):
             seen.clear()
-            to_device.send(leaves, DEVICE, fake).land()
+            to_device.send(leaves, DEVICE, fake).wait()
             assert seen == ([] if nbytes is None else [(nbytes, DEVICE)])
 
 

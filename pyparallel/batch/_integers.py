@@ -24,5 +24,5 @@ def integers(
     host = torch.tensor(values, dtype=torch.int64, device="cpu").view(shape)
     if device.type in ("cpu", "meta"):
         return allocation.empty(shape, torch.int64, device).copy_(host)
-    (sent,) = to_device.depart([host], device)()
+    (sent,) = to_device.start_copy([host], device)()
     return sent

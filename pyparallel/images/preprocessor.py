@@ -231,7 +231,7 @@ def _sent(images: list[Tensor], device: torch.device) -> list[Tensor]:
     if device.type == "cpu":
         for i, row in enumerate(rows):
             check_storage(row, partial("images[{}]".format, i))
-    sent = to_device.depart(rows, device)()
+    sent = to_device.start_copy(rows, device)()
     return [
         each.permute(2, 0, 1) if turn else each
         for each, turn in zip(sent, turned, strict=True)

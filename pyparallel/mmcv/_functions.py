@@ -17,13 +17,13 @@ from torch import Tensor
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..scatter_gather.move import check_memory
 from ..scatter_gather.split import partition
-from ..transfer import to_device
+from ..transfer.device import torch_device
 
 
 def _get_stream(device: torch.device | int) -> Any:
     """Return the background copy stream of a device; None for the host."""
     device = _device(device)
-    return None if device.type == "cpu" else to_device.torch_device.copy_stream(device)
+    return None if device.type == "cpu" else torch_device.copy_stream(device)
 
 
 def get_input_device(input: Any) -> int:

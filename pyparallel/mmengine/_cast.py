@@ -12,7 +12,7 @@ from ..batch.container import DataContainer, map_tensors
 from ..core.devices import resolve_target
 from ..core.tracing import span
 from ..scatter_gather.move import move
-from ..scatter_gather.split import Options, undivided
+from ..scatter_gather.split import Options, whole_parts
 from ._upstream import BaseDataElement
 
 _WHOLE = Options(num_targets=1)
@@ -50,7 +50,7 @@ def cast(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
     with span("pyparallel.scatter"):
         if _SIMPLE.issuperset(map(type, leaves)):
             return pytree.unflatten(structure, _send(leaves, leaves, device))
-        parts = undivided(leaves, _WHOLE, name)
+        parts = whole_parts(leaves, _WHOLE, name)
         opened = {i: _open(leaf) for i, leaf in enumerate(leaves) if _opens(leaf)}
         fields, shape = pytree.flatten(list(opened.values()))
         all_leaves = [*leaves, *fields]

@@ -13,7 +13,7 @@ from torch import nn
 from ..batch.container import Frame
 from ..core.devices import resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, type_name
-from ..scatter_gather.move import depart
+from ..scatter_gather.move import start_copy
 
 #: Whom messages are from.
 WHO = "parallel_apply"
@@ -80,14 +80,14 @@ def send(batches: Sequence[Any], places: Sequence[torch.device]) -> Sequence[Any
         Frame(batch, partial(_is_elsewhere, place))
         for batch, place in zip(batches, places, strict=True)
     ]
-    # All are on their way before the first lands.
-    landings = []
+    # All copies are started before the first one is waited for.
+    waits = []
     for frame, place in zip(frames, places, strict=True):
         tensors = frame.take()
-        landings.append(depart(tensors, tensors, place, None) if tensors else None)
+        waits.append(start_copy(tensors, tensors, place, None) if tensors else None)
     return [
-        frame.fill(land()) if land else batch
-        for frame, land, batch in zip(frames, landings, batches, strict=True)
+        frame.fill(wait()) if wait else batch
+        for frame, wait, batch in zip(frames, waits, batches, strict=True)
     ]
 
 

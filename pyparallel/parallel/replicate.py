@@ -13,7 +13,7 @@ from torch import nn
 from ..core.devices import Target, Targets, resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..core.torch_private import compiled_from, require
-from ..transfer.between_devices import carry
+from ..transfer.between_devices import copy_to_devices
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -148,7 +148,7 @@ def _copies(
     others = [each for each in dict.fromkeys(targets) if each != source]
     both = [*parameters, *buffers]
     with torch.no_grad() if detach else nullcontext():
-        sent = dict(zip(others, carry(both, others), strict=True))
+        sent = dict(zip(others, copy_to_devices(both, others), strict=True))
         sent[source] = both
         seen: set[torch.device] = set()
         copies = []

@@ -10,8 +10,8 @@ import torch
 
 from ..batch.container import Frame, map_tensors
 from ..core.tracing import span
-from ..transfer import to_device
-from ..transfer.to_device import Departure, has_streams
+from ..transfer.device import DeviceApi, torch_device
+from ..transfer.to_device import MixedCopy, has_streams
 
 Transform = Callable[[Any], Any]
 
@@ -62,12 +62,12 @@ class HandOver:
         self,
         device: torch.device | None,
         transform: Transform | None,
-        api: to_device.DeviceApi | None = None,
+        api: DeviceApi | None = None,
     ) -> None:
         self.device = device
         self._transform = transform
         if api is None and device is not None and device.type != "cpu":
-            api = to_device.torch_device if has_streams(device) else None
+            api = torch_device if has_streams(device) else None
         self._api = api
 
     def home(self) -> Any:
@@ -103,8 +103,8 @@ class HandOver:
             return (lambda: batch), 0
         # Memory belongs to the stream that it is used on, so that the allocator may
         # reuse it there without asking: see Note [slab lifetime].
-        departure = Departure(frame.take(), device, self._api, home)
-        return (lambda: frame.fill(departure.land())), nbytes
+        copy = MixedCopy(frame.take(), device, self._api, home)
+        return (lambda: frame.fill(copy.wait())), nbytes
 
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
         device, nbytes = self.device, 0
@@ -130,7 +130,7 @@ class HandOver:
         frame: Frame,
         transform: Transform,
         device: torch.device,
-        api: to_device.DeviceApi,
+        api: DeviceApi,
     ) -> Callable[[], Any]:
         """Send, transform and return the landing of the result.
 
@@ -141,7 +141,7 @@ class HandOver:
         """
         copies = api.copy_stream(device)
         with api.using(copies):
-            batch = frame.fill(Departure(frame.take(), device, api).land())
+            batch = frame.fill(MixedCopy(frame.take(), device, api).wait())
             with span("pyparallel.transform"):
                 result = transform(batch)
             event = api.record(copies)

@@ -21,7 +21,7 @@ from ..core.errors import (
 _Path = tuple[Any, ...]
 
 
-def check_kinds(values: Sequence[Any], path: _Path) -> None:
+def check_types(values: Sequence[Any], path: _Path) -> None:
     """Raise TypeError if the values at one place are of several kinds."""
     first = values[0]
     for i, other in enumerate(values):
@@ -65,7 +65,7 @@ def check_lengths(values: Sequence[Any], path: _Path) -> None:
             )
 
 
-def check_alike(values: Sequence[Any], path: _Path, dim: int) -> None:
+def check_joinable(values: Sequence[Any], path: _Path, dim: int) -> None:
     """Raise ValueError if tensors, or arrays, cannot be joined along ``dim``."""
     first = values[0]
     expected = tuple(first.shape)
@@ -101,7 +101,7 @@ def check_equal(values: Sequence[Any], path: _Path) -> None:
             )
 
 
-def hold_data(values: Sequence[Any]) -> bool:
+def contain_data(values: Sequence[Any]) -> bool:
     """Tell whether there is anything in these lists that is joined by itself.
 
     None counts as such: it stands for a tensor that is not there.

@@ -1,19 +1,44 @@
-"""gather: what several replicas returned becomes what one would have returned."""
+"""gather: join the outputs of several replicas into the outputs of one.
+
+`gather` walks all outputs at a time and checks their structure. Then it copies the
+tensors of each device in one packed copy, and joins them on the target.
+"""
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Sequence
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
+from ..batch import pytree
+from ..batch.container import DataContainer
+from ..batch.padding import Padded
+from ..batch.ragged import Ragged
 from ..core.devices import Target, resolve_target
-from ..core.errors import BatchTypeError, EmptyBatchError, type_name
+from ..core.errors import BatchTypeError, EmptyBatchError, Field, type_name
 from ..core.tracing import span
-from ._gathering import Gathering
+from ..transfer.between_devices import copy_with_separate_nodes
+from .checks import (
+    check_equal,
+    check_joinable,
+    check_keys,
+    check_lengths,
+    check_types,
+    contain_data,
+    is_array,
+)
 
 _HOST = torch.device("cpu")
+
+#: Builds a gathered value from the joined tensors of all columns.
+_Build = Callable[[Sequence[torch.Tensor]], Any]
+_Path = tuple[Any, ...]
 
 
 def gather(outputs: Sequence[Any], target_device: Target | None, dim: int = 0) -> Any:
@@ -71,6 +96,197 @@ def gather(outputs: Sequence[Any], target_device: Target | None, dim: int = 0) -
     if target_device is not None:
         target = resolve_target(target_device, "gather", "target_device") or _HOST
     with span("pyparallel.gather"):
-        gathering = Gathering()
-        make = gathering.value(list(outputs), (), operator.index(dim))
-        return make(gathering.joined(target))
+        plan = _Plan()
+        build = plan.value(list(outputs), (), operator.index(dim))
+        return build(plan.join(target))
+
+
+class _Plan:
+    """One walk over all outputs that collects the tensors to join, without copies.
+
+    So structure errors are raised before any copy, and the tensors of each device can
+    be copied together.
+
+    Attributes:
+        columns: tensors that become one, with the dimension along which they are
+            joined; None for a single tensor that is only moved.
+    """
+
+    def __init__(self) -> None:
+        self.columns: list[tuple[list[torch.Tensor], int | None]] = []
+
+    def value(self, values: list[Any], path: _Path, dim: int) -> _Build:
+        """Return a function that builds the gathered value at ``path``."""
+        if len(path) > pytree.MAX_DEPTH:
+            raise pytree.too_deep("outputs")
+        first = values[0]
+        check_types(values, path)
+        if isinstance(first, torch.Tensor):
+            return self._tensors(values, path, dim)
+        if isinstance(first, DataContainer):
+            return self._containers(values, path)
+        if isinstance(first, Ragged):
+            return self._ragged(values, path)
+        if isinstance(first, Padded):
+            return self._padded(values, path)
+        if not isinstance(first, dict | list | tuple | deque):
+            splits = [pytree.split_registered(each) for each in values]
+            if splits[0] is not None:
+                return self._registered(splits, path, dim)
+        if isinstance(first, Mapping):
+            return self._mappings(values, path, dim)
+        if pytree.is_dataclass(first):
+            fields = [pytree.field_values(each) for each in values]
+            parts = [
+                self.value([each[name] for each in fields], (*path, Field(name)), dim)
+                for name in fields[0]
+            ]
+            return lambda tensors: pytree.rebuild_dataclass(
+                first, [build(tensors) for build in parts]
+            )
+        if isinstance(first, list | tuple | deque):
+            return self._sequences(values, path, dim)
+        if is_array(first):
+            check_joinable(values, path, dim)
+            array = _join_arrays(values, dim)
+            return lambda tensors: array
+        check_equal(values, path)
+        return lambda tensors: first
+
+    def join(self, target: torch.device | None) -> list[torch.Tensor]:
+        """Return the tensor of every column on the target."""
+        flat = list(chain.from_iterable(parts for parts, _ in self.columns))
+        if target is None and flat:
+            target = flat[0].device
+        by_device: dict[torch.device, list[int]] = {}
+        for i, tensor in enumerate(flat):
+            if tensor.device != target:
+                by_device.setdefault(tensor.device, []).append(i)
+        for indices in by_device.values():
+            sources = [flat[i] for i in indices]
+            moved = copy_with_separate_nodes(sources, target)  # type: ignore[arg-type]  # there are tensors, so there is a target
+            for i, tensor in zip(indices, moved, strict=True):
+                flat[i] = tensor
+        following = iter(flat)
+        return [
+            _join_tensors([next(following) for _ in parts], dim)
+            for parts, dim in self.columns
+        ]
+
+    def _column(self, parts: list[torch.Tensor], dim: int | None) -> _Build:
+        number = len(self.columns)
+        self.columns.append((parts, dim))
+        return lambda tensors: tensors[number]
+
+    def _tensors(self, values: list[torch.Tensor], path: _Path, dim: int) -> _Build:
+        check_joinable(values, path, dim)
+        return self._column(values, dim)
+
+    def _mappings(self, values: list[Any], path: _Path, dim: int) -> _Build:
+        first = values[0]
+        check_keys(values, path)
+        parts = {
+            key: self.value([each[key] for each in values], (*path, key), dim)
+            for key in first
+        }
+        return lambda tensors: pytree.rebuild_mapping(
+            first, {key: build(tensors) for key, build in parts.items()}
+        )
+
+    def _registered(self, splits: list[Any], path: _Path, dim: int) -> _Build:
+        like = splits[0][1]
+        mappings = [dict(zip(steps, found, strict=True)) for found, _, steps in splits]
+        check_keys(mappings, path)
+        parts = [
+            self.value([each[step] for each in mappings], (*path, step), dim)
+            for step in mappings[0]
+        ]
+        return lambda tensors: pytree.join_registered(
+            like, [build(tensors) for build in parts]
+        )
+
+    def _sequences(self, values: list[Any], path: _Path, dim: int) -> _Build:
+        first = values[0]
+        if isinstance(first, list) and not contain_data(values):
+            items = list(chain.from_iterable(values))
+            return lambda tensors: pytree.rebuild_sequence(first, items)
+        check_lengths(values, path)
+        names = getattr(first, "_fields", None) if isinstance(first, tuple) else None
+        steps = range(len(first)) if names is None else map(Field, names)
+        parts = [
+            self.value(list(items), (*path, step), dim)
+            for step, items in zip(steps, zip(*values, strict=True), strict=True)
+        ]
+        return lambda tensors: pytree.rebuild_sequence(
+            first, [build(tensors) for build in parts]
+        )
+
+    def _ragged(self, values: list[Ragged], path: _Path) -> _Build:
+        field = (*path, Field("values"))
+        build = self._tensors([each.values for each in values], field, 0)
+        ends = [self._column([each.offsets], None) for each in values]
+
+        def build_ragged(tensors: Sequence[Any]) -> Ragged:
+            first, *others = [end(tensors) for end in ends]
+            offsets = [first]
+            for other in others:
+                offsets.append(other[1:] + offsets[-1][-1])
+            return Ragged.from_fields((build(tensors), torch.cat(offsets)))
+
+        return build_ragged
+
+    def _padded(self, values: list[Padded], path: _Path) -> _Build:
+        fields = zip(*(each.fields() for each in values), strict=True)
+        parts = [
+            self.value(list(field), (*path, Field(name)), 0)
+            for name, field in zip(("data", "sizes", "mask"), fields, strict=True)
+        ]
+        return lambda tensors: Padded.from_fields(build(tensors) for build in parts)
+
+    def _containers(self, values: list[DataContainer], path: _Path) -> _Build:
+        first, inside = values[0], (*path, Field("data"))
+        data = [each.data for each in values]
+        check_types(data, inside)
+        if isinstance(data[0], list):
+            items = list(chain.from_iterable(data))
+            build = (
+                (lambda tensors: items) if first.cpu_only else self._move_each(items)
+            )
+        elif first.cpu_only:
+            check_equal(data, inside)
+            return lambda tensors: first
+        else:
+            build = self.value(data, inside, 0)
+
+        def build_container(tensors: Sequence[Any]) -> DataContainer:
+            result = copy.copy(first)
+            result._data = build(tensors)
+            return result
+
+        return build_container
+
+    def _move_each(self, items: list[Any]) -> _Build:
+        """Return a function that builds the nest with its tensors on the target."""
+        leaves, structure = pytree.flatten(items)
+        parts = [
+            self._column([leaf], None) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in leaves
+        ]
+        return lambda tensors: pytree.unflatten(
+            structure,
+            [
+                part(tensors) if isinstance(leaf, torch.Tensor) else leaf
+                for part, leaf in zip(parts, leaves, strict=True)
+            ],
+        )
+
+
+def _join_tensors(parts: list[torch.Tensor], dim: int | None) -> torch.Tensor:
+    if dim is None or (len(parts) == 1 and parts[0].dim()):
+        return parts[0]
+    return torch.cat(parts, dim) if parts[0].dim() else torch.stack(parts)
+
+
+def _join_arrays(arrays: list[Any], dim: int) -> Any:
+    numpy = sys.modules["numpy"]  # imported already: these are its arrays
+    return numpy.concatenate(arrays, dim) if arrays[0].ndim else numpy.stack(arrays)

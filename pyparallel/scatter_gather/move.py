@@ -1,4 +1,4 @@
-"""The parts of a batch that belong to one target go there, in one copy if they can."""
+"""Copy the parts of a batch to their targets, packed into one copy where possible."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def move(
     stream: Any = None,
     name: LeafName = "tensors[{}]".format,
 ) -> list[Any]:
-    """Return the parts of one target, with all their tensors there; see `depart`."""
-    return depart(leaves, parts, target, dtype, stream, name)()
+    """Copy the parts of one target, and return them there; see `start_copy`."""
+    return start_copy(leaves, parts, target, dtype, stream, name)()
 
 
-def depart(
+def start_copy(
     leaves: Sequence[Any],
     parts: Sequence[Any],
     target: torch.device | None,
@@ -39,49 +39,50 @@ def depart(
     stream: Any = None,
     name: LeafName = "tensors[{}]".format,
 ) -> Callable[[], list[Any]]:
-    """Send the parts of one target; return what lands them, with all tensors there.
+    """Start to copy the parts of one target; return a function that returns them there.
 
-    What is sent to several targets is on its way to all of them before the first lands.
-    What never lands may be dropped.
+    Copies to several targets can all be started before the first one is waited for. The
+    returned function need not be called.
 
     Args:
-        leaves: of the batch: they tell whose parts are data and whose only look so.
+        leaves: the leaves of the batch. The tensors in a part are copied only if its
+            leaf is a tensor, or a DataContainer that is not ``cpu_only``.
         parts: of this target, one for each leaf.
-        target: None is the host, where only what is not contiguous is copied.
+        target: None is the host, where only tensors that are not contiguous are copied.
         dtype: of floating-point tensors, or None.
         stream: of the copy, if it is on the target; else the target's own.
         name: names leaf ``i`` in an error.
 
     Raises:
-        ValueError: a tensor that is to be read has no memory any more.
+        ValueError: the memory of a tensor to copy was freed.
     """
     if target is None and dtype is None:
         return lambda: _keep(leaves, parts, name)
     moves = list(map(_moves, leaves))
     if dtype is not None or (target is not None and target.type == "cpu"):
         for i, part in enumerate(parts):
-            if moves[i]:  # what is packed for a device is looked at there
+            if moves[i]:  # tensors that are packed for a device are checked there
                 check_memory(part, partial(name, i))
     flat: list[torch.Tensor] = []
     _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
-    land = to_device.depart(flat, target, dtype, stream)
+    wait_flat = to_device.start_copy(flat, target, dtype, stream)
 
-    def fill() -> list[Any]:
-        sent = iter(land())
+    def wait() -> list[Any]:
+        copies = iter(wait_flat())
         return [
-            (next(sent) if isinstance(part, torch.Tensor) else _refill(part, sent))
+            (next(copies) if isinstance(part, torch.Tensor) else _rebuild(part, copies))
             if move
             else part
             for part, move in zip(parts, moves, strict=True)
         ]
 
-    return fill
+    return wait
 
 
 def _moves(leaf: Any) -> bool:
-    """Tell whether tensors and lists of tensors, made of this leaf, go to the target.
+    """Return True if the tensors in the parts of this leaf are copied to the target.
 
-    Other lists than the chunks of a container stay as they are.
+    Lists that are not chunks of a container stay unchanged.
     """
     if isinstance(leaf, DataContainer):
         return not leaf.cpu_only
@@ -92,7 +93,7 @@ def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[A
     try:
         if PLAIN.issuperset(map(type, parts)) and all(map(_is_contiguous, parts)):
             return list(parts)
-    except RuntimeError:  # compressed sparse tensors do not say
+    except RuntimeError:  # compressed sparse tensors do not support is_contiguous
         pass
     kept = []
     for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
@@ -103,16 +104,16 @@ def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[A
 
 
 def check_memory(part: Any, where: Callable[[], str]) -> None:
-    """Raise if a tensor, or one in nested lists, `Padded` and `Ragged`, has no memory.
+    """Raise if the memory of a tensor was freed, also in lists, `Padded` and `Ragged`.
 
-    torch would read there all the same.
+    torch reads beyond such a storage without an error.
 
     Args:
-        part: of a batch.
-        where: names it.
+        part: a part of a batch.
+        where: returns its name for the error.
 
     Raises:
-        ValueError: the storage is smaller than the shape needs it to be.
+        ValueError: the storage is smaller than the shape requires.
     """
     if isinstance(part, list | TensorFields):
         for each in part if isinstance(part, list) else part.fields():
@@ -126,23 +127,23 @@ def _collect(items: Sequence[Any], into: list[torch.Tensor]) -> None:
     for item in items:
         if isinstance(item, torch.Tensor):
             into.append(item)
-        elif item is not None:  # a field that a Padded lacks
+        elif item is not None:  # an absent field of a Padded
             _collect(item if isinstance(item, list) else item.fields(), into)
 
 
-def _refill(items: Any, tensors: Iterator[torch.Tensor]) -> Any:
+def _rebuild(items: Any, tensors: Iterator[torch.Tensor]) -> Any:
     """Return the same nested lists, `Padded` and `Ragged` with the next tensors."""
     if items is None:
         return None
-    filled = [
-        next(tensors) if isinstance(item, torch.Tensor) else _refill(item, tensors)
+    rebuilt = [
+        next(tensors) if isinstance(item, torch.Tensor) else _rebuild(item, tensors)
         for item in (items if isinstance(items, list) else items.fields())
     ]
-    return filled if isinstance(items, list) else items.from_fields(filled)
+    return rebuilt if isinstance(items, list) else items.from_fields(rebuilt)
 
 
 def _contiguous(part: Any, where: Callable[[], str]) -> Any:
-    """Return a tensor, or those of nested lists, `Padded` and `Ragged`, contiguous.
+    """Return the same tensor, list, `Padded` or `Ragged` with contiguous tensors.
 
     First check the memory of the tensors that have to be copied.
     """

@@ -14,8 +14,8 @@ from ..batch.ragged import Ragged
 from ..core.devices import Targets, resolve_targets
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..core.tracing import span
-from .move import depart, move
-from .split import Options, split, undivided
+from .move import move, start_copy
+from .split import Options, split, whole_parts
 
 
 def scatter(
@@ -167,7 +167,7 @@ def _scatter(
 
     if not options.divides:
         (target,) = targets
-        parts = undivided(leaves, options, name)
+        parts = whole_parts(leaves, options, name)
         moved = move(leaves, parts, target, options.dtype, stream, name)
         return [pytree.unflatten(structure, moved)]
     bare = pytree.find(structure, Ragged)
@@ -180,13 +180,13 @@ def _scatter(
     columns: list[tuple[Any, ...]] = [()] * len(targets)
     if leaves:
         columns = list(zip(*split(leaves, options, name), strict=True))
-    # All are on their way before the first lands: landing may wait for what is sent by
-    # other means than a flight.
-    landings = [
-        depart(leaves, column, target, options.dtype, stream, name)
+    # All copies are started before the first one is waited for: the wait may block the
+    # host for tensors that torch copies.
+    waits = [
+        start_copy(leaves, column, target, options.dtype, stream, name)
         for column, target in zip(columns, targets, strict=False)
     ]
-    return [pytree.unflatten(structure, land()) for land in landings]
+    return [pytree.unflatten(structure, wait()) for wait in waits]
 
 
 def _check_stream(stream: Any, targets: Sequence[torch.device | None]) -> None:

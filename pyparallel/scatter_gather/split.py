@@ -51,8 +51,8 @@ class Options:
         )
 
 
-def undivided(leaves: list[Any], options: Options, name: LeafName) -> list[Any]:
-    """Return for every leaf its one part where there is nothing to divide.
+def whole_parts(leaves: list[Any], options: Options, name: LeafName) -> list[Any]:
+    """Return the one part of every leaf for the one target that takes all of it.
 
     Raises:
         TypeError: as `split`.

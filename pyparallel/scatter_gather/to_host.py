@@ -7,7 +7,8 @@ from typing import Any
 
 from ..batch.container import Frame
 from ..core.tracing import span
-from ..transfer.from_device import MixedHostCopy, ReturnApi, torch_return
+from ..transfer.device import ReturnApi, torch_return
+from ..transfer.from_device import MixedHostCopy
 
 
 class HostCopy:
@@ -37,8 +38,8 @@ class HostCopy:
         """
         with self._lock:
             if self._pending is not None:
-                frame, landing = self._pending
-                self._batch = frame.fill(landing.land())
+                frame, copy = self._pending
+                self._batch = frame.fill(copy.wait())
                 self._pending = None
             return self._batch
 

@@ -23,7 +23,7 @@ import torch
 from .. import backend
 from ..transfer import to_device
 from ..transfer.device import Fence
-from ..transfer.engine import keeper
+from ..transfer.engine import keep_alive
 from . import memfd
 from .ring_memory import FREE, PARENT, RingMemory, total_nbytes
 
@@ -165,13 +165,13 @@ class Ring(RingMemory):
         if self.is_locked(slab) and self._lock is not None:
             read = self.owner(slab)  # by copies that the fence stands behind
             weakref.finalize(read, self._free, slab, nbytes).atexit = False
-            ticket = keeper.hold(read)
+            ticket = keep_alive.hold(read)
             del read
             # A failed device raises at the next call of the program. It may read the
             # slab forever, so the slab stays held.
             with contextlib.suppress(RuntimeError):
-                keeper.release_when(ticket, self._lock.fence().is_done)
-                keeper.release_done()
+                keep_alive.release_when(ticket, self._lock.fence().is_done)
+                keep_alive.release_done()
             return
         self._free(slab, nbytes)
 

@@ -213,7 +213,7 @@ class _Leaves:
             self.packs
             and type(tensor) is torch.Tensor
             and not tensor.requires_grad
-            and to_device.packs(tensor)
+            and to_device.can_pack(tensor)
             and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not expanded
         ):
             return self.other(tensor)

@@ -1,11 +1,12 @@
 """Copy flat lists of tensors between the host and devices.
 
-No container, ``DataContainer`` or path of a batch is known here: callers flatten and
-rebuild. On the way to a device, ``layout`` decides which tensors are packed into one
-slab and which are copied in place. ``to_device`` queues the copy (``engine``) and
-returns views on the device. ``from_device`` packs on the device and copies to pinned
-memory (``pinned_results``). ``between_devices`` copies differentiably. ``device`` is
-the interface to torch's streams and events, ``debug`` checks sources with checksums.
+This folder knows no container, no ``DataContainer`` and no path of a batch: callers
+flatten batches and rebuild them. For a copy to a device, ``layout`` decides which
+tensors are packed into one slab and which are copied in place. ``to_device`` queues the
+copy through ``engine``, which keeps the sources alive, and returns views on the device.
+``from_device`` packs on the device and copies to pinned memory (``pinned_results``).
+``between_devices`` makes differentiable copies. ``device`` is the interface to torch's
+streams and events. ``debug`` verifies copies with checksums.
 """
 
 __all__ = [

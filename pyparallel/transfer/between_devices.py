@@ -1,4 +1,4 @@
-"""Tensors of one device on others: in packed copies, and differentiable."""
+"""Copy tensors of one device to others: packed, and with gradients."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 
 from ..backend.plain import is_plain
 from ..core.tracing import span
-from .from_device import MixedHostCopy, torch_return
-from .to_device import depart
+from .device import torch_return
+from .from_device import MixedHostCopy
+from .to_device import start_copy
 
 
-def carry(
+def copy_to_devices(
     tensors: Sequence[torch.Tensor], devices: Sequence[torch.device]
 ) -> list[list[torch.Tensor]]:
     """Return copies of the tensors on each of the devices.
@@ -24,23 +25,23 @@ def carry(
 
     Args:
         tensors: all on one device.
-        devices: other devices than that; none twice.
+        devices: different devices, without that of the tensors.
 
     Stream: the copies are queued on, or waited for by, the streams that are current on
-    the devices. To the host the host waits.
+    the devices. The host waits for copies to the host.
     """
     if not tensors or not devices:
         return [[] for _ in devices]
-    apply: Any = _Carry.apply  # torch's has no types
+    apply: Any = _CopyToDevices.apply  # torch's has no types
     flat = apply(tuple(devices), *tensors)
     ends = range(len(tensors), len(flat) + 1, len(tensors))
     return [list(flat[end - len(tensors) : end]) for end in ends]
 
 
-def carry_apart(
+def copy_with_separate_nodes(
     tensors: Sequence[torch.Tensor], device: torch.device
 ) -> list[torch.Tensor]:
-    """Return copies of the tensors on one other device, each with a node of its own.
+    """Return copies of the tensors on one other device, each with its own graph node.
 
     The copies are packed. Each gradient comes back alone, because callers may run
     backward through one of the copies and later through another one.
@@ -49,19 +50,19 @@ def carry_apart(
         tensors: all on one device.
         device: another device.
 
-    Stream: as `carry`.
+    Stream: as `copy_to_devices`.
     """
     with torch.no_grad():
         (copies,) = _copies(tensors, [device])
-    apply: Any = _Moved.apply  # torch's has no types
+    apply: Any = _CopyNode.apply  # torch's has no types
     return [
         apply(tensor, copy) if tensor.requires_grad else copy
         for tensor, copy in zip(tensors, copies, strict=True)
     ]
 
 
-class _Moved(torch.autograd.Function):
-    """A copy that was made before, as a node of the graph."""
+class _CopyNode(torch.autograd.Function):
+    """The graph node of one copy that was made before."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
@@ -73,8 +74,8 @@ class _Moved(torch.autograd.Function):
         return grad.to(ctx.source), None
 
 
-class _Carry(torch.autograd.Function):
-    """The copies as one node of the graph: its gradients can be packed."""
+class _CopyToDevices(torch.autograd.Function):
+    """One graph node for all copies, so that gradients can be packed."""
 
     @staticmethod
     def forward(ctx: Any, devices: Any, *tensors: torch.Tensor) -> Any:
@@ -102,10 +103,10 @@ class _Carry(torch.autograd.Function):
                 for i, grad in enumerate(grads[start : start + num])
                 if grad is not None
             }
-            (back,) = carry(list(present.values()), [ctx.source])
+            (back,) = copy_to_devices(list(present.values()), [ctx.source])
             for i, grad in zip(present, back, strict=True):
-                so_far = total[i]
-                total[i] = grad if so_far is None else so_far + grad
+                previous = total[i]
+                total[i] = grad if previous is None else previous + grad
         return None, *total
 
 
@@ -114,34 +115,36 @@ def _copies(
 ) -> list[list[torch.Tensor]]:
     source = tensors[0].device
     if source.type == "cpu":
-        # All are on their way before the first lands.
-        landings = [depart(list(tensors), device) for device in devices]
-        return [land() for land in landings]
-    # torch's own packed copies between devices, which it has for some types of them.
+        # All copies are started before the first one is waited for.
+        waits = [start_copy(list(tensors), device) for device in devices]
+        return [wait() for wait in waits]
+    # torch has packed copies between devices of some types.
     comm = getattr(torch.get_device_module(source), "comm", None)
     if comm is None or any(device.type != source.type for device in devices):
-        return [_sent(tensors, device) for device in devices]
-    packed = [i for i, tensor in enumerate(tensors) if _packs(tensor)]
+        return [_copies_on(device, tensors) for device in devices]
+    packed = [i for i, tensor in enumerate(tensors) if _can_pack(tensor)]
     copies = []
     sent = comm.broadcast_coalesced([tensors[i] for i in packed], [source, *devices])
-    for device, of_packed in zip(devices, sent[1:], strict=True):
-        by_place = dict(zip(packed, of_packed, strict=True))
+    for device, on_device in zip(devices, sent[1:], strict=True):
+        by_index = dict(zip(packed, on_device, strict=True))
         copies.append(
             [
-                by_place[i] if i in by_place else tensor.to(device)
+                by_index[i] if i in by_index else tensor.to(device)
                 for i, tensor in enumerate(tensors)
             ]
         )
     return copies
 
 
-def _sent(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+def _copies_on(
+    device: torch.device, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     if device.type == "cpu":
         with span("pyparallel.to_host"):
-            return MixedHostCopy(list(tensors), torch_return, snapshot=False).land()
+            return MixedHostCopy(list(tensors), torch_return, snapshot=False).wait()
     return [tensor.to(device) for tensor in tensors]
 
 
-def _packs(tensor: torch.Tensor) -> bool:
-    """Tell whether torch's packed copy gives back this very kind of tensor."""
+def _can_pack(tensor: torch.Tensor) -> bool:
+    """Return True if torch's packed copy preserves the type of this tensor."""
     return is_plain(tensor) and not tensor.is_complex()

@@ -1,19 +1,19 @@
-"""``PYPARALLEL_DEBUG=1``: races become errors, or values that nobody takes for data.
+"""``PYPARALLEL_DEBUG=1``: report races as errors, or fill freed memory with `POISON`.
 
-Note: [what a flight is checked for]. Checksums of the leaves are taken when they are
-sent, and of what has arrived by the device, behind the copies and before anybody else
-may touch it. That they differ means that some byte was changed before it was copied: by
-the owner of a leaf that is read in place, or by whoever writes to staging memory. It
-does not mean anything else, which a second look at the host's memory would: its owner
-may change it as soon as the copy is done, and nobody waits for that moment here.
+Note: [debug checksums]. Checksums of the leaves are taken when they are sent. The
+device computes checksums of the received bytes, after the copies and before any
+consumer may change them. A difference means that some byte was changed before it was
+copied: by the owner of a leaf that is read in place, or by a write to staging memory.
+A second look at the host's memory would not prove that. The owner may change it as soon
+as the copy is done, and no code waits for that moment here.
 
-Note: [freed device memory]. A slab is watched by a reference of its own. When all other
-references to its storage are gone it is overwritten before its memory goes back to the
-allocator, on the stream that it belongs to, behind all that is queued on the streams
-where it landed. Who still reads it, reads `POISON`.
+Note: [freed device memory]. A reference to each slab is kept. When all other references
+to its storage are gone, the slab is overwritten before its memory goes back to the
+allocator. That happens on the stream that allocated it, after all work that is queued
+on the streams of its consumers. A consumer that still reads it reads `POISON`.
 
-Nothing here waits or raises by itself: what is done is looked at when the next batch is
-sent or lands.
+Nothing here waits, and nothing raises on its own: finished copies are checked when the
+next batch is sent or received.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ import torch
 
 from .. import backend
 from ..core.torch_private import use_count
-from ._checksums import Probe, row_sums
-from .engine import Arrival, Event
-from .layout import Cargo
+from .device import Probe, row_sums
+from .engine import CopyEvent, DeviceEvent
+from .layout import TransferLayout
 
-#: What freed memory reads as, in every byte.
+#: The value of every byte of freed memory.
 POISON = 0xDB
-#: Most blocks of device memory that are watched at a time: they are held meanwhile.
+#: Most blocks of device memory that are watched at a time: they stay allocated.
 MOST_WATCHED = 64
-#: How long the end of the interpreter waits for what has not been checked, in seconds.
+#: The most seconds that the exit of the interpreter waits for unchecked copies.
 EXIT_SECONDS = 1.0
 
-_SLOT = 64  # bytes of a slab that belong to one leaf
-_ROW = 4096  # bytes of a large leaf that have one checksum
+_SLOT = 64  # bytes with one checksum in a slab: no two leaves share them
+_ROW = 4096  # bytes with one checksum in a leaf that is read in place
 
 
 #: Every check is on. Read once: batches may be on their way when it changes.
@@ -65,15 +65,15 @@ def reset() -> None:
 
 
 class _Part(NamedTuple):
-    """Bytes that travel together.
+    """Bytes that are copied together.
 
     Attributes:
-        source: them on the host, or others that are equal.
-        target: them on the device.
-        row: how many have a checksum.
+        source: the bytes on the host, or a copy of them.
+        target: the bytes on the device.
+        row: bytes with one checksum.
         starts: where leaves begin, ascending.
-        leaves: whose each start is.
-        is_lent: the device reads the leaf in place.
+        leaves: the index of the leaf at each start.
+        in_place: the device reads the memory of the leaf itself.
     """
 
     source: torch.Tensor
@@ -81,89 +81,89 @@ class _Part(NamedTuple):
     row: int
     starts: Sequence[int]
     leaves: Sequence[int]
-    is_lent: bool
+    in_place: bool
 
 
 def _parts(
     leaves: Sequence[torch.Tensor],
-    cargo: Cargo,
+    layout: TransferLayout,
     slab: torch.Tensor,
     direct: dict[int, torch.Tensor],
 ) -> Iterator[_Part]:
     for i, target in direct.items():
         source = leaves[i].detach().view(-1).view(torch.uint8)
         yield _Part(source, target, _ROW, (0,), (i,), True)
-    if cargo.span is not None and cargo.order is not None:
-        # One by one: what lies between them may change.
-        for i, first in zip(cargo.order, cargo.plan.offsets, strict=True):
+    if layout.span is not None and layout.order is not None:
+        # One by one: the bytes between the leaves may change.
+        for i, first in zip(layout.order, layout.plan.offsets, strict=True):
             last = first + leaves[i].nbytes
-            ends = cargo.span[first:last], slab[first:last]
+            ends = layout.span[first:last], slab[first:last]
             yield _Part(*ends, _ROW, (0,), (i,), True)
-    elif cargo.plan.nbytes:
-        packed = torch.empty(cargo.plan.nbytes, dtype=torch.uint8, device="cpu")
-        backend.pack(packed, cargo.packed, cargo.plan)
-        numbers = [i for i in range(len(leaves)) if i not in direct]
-        yield _Part(packed, slab, _SLOT, cargo.plan.offsets, numbers, False)
+    elif layout.plan.nbytes:
+        packed = torch.empty(layout.plan.nbytes, dtype=torch.uint8, device="cpu")
+        backend.pack(packed, layout.packed, layout.plan)
+        indices = [i for i in range(len(leaves)) if i not in direct]
+        yield _Part(packed, slab, _SLOT, layout.plan.offsets, indices, False)
 
 
 class Watch:
-    """One flight, watched.
+    """The checks of one copy: checksums of its bytes, poison for its freed memory.
 
     Args:
-        leaves: that were sent.
-        cargo: how.
-        blocks: memory of the device: the slab, and that of leaves that travel alone.
-        way: interface of the device, its name, the stream of the copies, the one that
-            the memory belongs to.
+        leaves: the sources.
+        layout: their division into slab and direct copies.
+        blocks: memory of the device: the slab, and that of the direct copies.
+        route: the interface of the device, the device, the stream of the copies, and
+            the stream that allocated the memory.
         copied: its copies are done.
 
     Attributes:
-        arrival: its copies and the checksums of what arrived are done.
+        event: its copies and the checksums of the received bytes are done.
     """
 
     def __init__(
         self,
         leaves: Sequence[torch.Tensor],
-        cargo: Cargo,
+        layout: TransferLayout,
         blocks: tuple[torch.Tensor, dict[int, torch.Tensor]],
-        way: tuple[Any, torch.device, Any, Any],
-        copied: Arrival,
+        route: tuple[Any, torch.device, Any, Any],
+        copied: CopyEvent,
     ) -> None:
-        self.arrival = copied
-        self._api, device, copies, self._home = way
-        self._landed_on: list[Any] = []
+        self.event = copied
+        self._api, device, copies, self._home = route
+        self._streams: list[Any] = []
         probe: Probe | None = getattr(self._api, "probe", None)
-        if probe is None:  # of a device that cannot be looked at
+        if probe is None:  # this device has no checksums
             return
-        parts = list(_parts(leaves, cargo, *blocks))
+        parts = list(_parts(leaves, layout, *blocks))
         try:
             sent = [row_sums(part.source, part.row) for part in parts]
             found = [probe.sums(part.target, part.row, copies) for part in parts]
-        except BaseException:  # the flight is lost, and its memory is about to be freed
+        except BaseException:  # the caller gets no copy, so its memory is freed now
             self._api.wait(self._home, self._api.record(copies))
             raise
-        self.arrival = Event(self._api, self._api.record(copies))
-        forms = [f"{leaf.dtype}, shape {tuple(leaf.shape)}" for leaf in leaves]
-        whose = [part._replace(source=_NOTHING, target=_NOTHING) for part in parts]
-        check = _Check(whose, sent, found, forms, device)
-        _unchecked.append((self.arrival.is_done, check))
+        self.event = DeviceEvent(self._api, self._api.record(copies))
+        formats = [f"{leaf.dtype}, shape {tuple(leaf.shape)}" for leaf in leaves]
+        places = [part._replace(source=_NOTHING, target=_NOTHING) for part in parts]
+        check = _Check(places, sent, found, formats, device)
+        _unchecked.append((self.event.is_done, check))
         slab, direct = blocks
         for block in (slab, *direct.values()):
             if block.numel():
                 _watched.append(_Block(block, self, probe))
 
-    def land_on(self, stream: Any) -> None:
-        """Note a stream that may use the memory from now on."""
-        if stream != self._home and stream not in self._landed_on:
-            self._landed_on.append(stream)
+    def add_stream(self, stream: Any) -> None:
+        """Record a stream whose work may use the memory from now on."""
+        if stream != self._home and stream not in self._streams:
+            self._streams.append(stream)
 
     def overwrite(self, block: torch.Tensor, probe: Probe) -> None:
-        """Queue poison for memory of this flight that nobody refers to any more.
+        """Queue the poison for memory of this copy that has no other reference.
 
-        Its home has waited for its copies: by itself where the flight was lost or
-        landed there, or else with the streams of the landings.
+        Its home stream waits for the copies: by itself if the copy was dropped or
+        received there, or else through the streams of the consumers.
         """
-        for stream in self._landed_on:
+        for stream in self._streams:
             self._api.wait(self._home, self._api.record(stream))
         probe.fill(block, POISON, self._home)
 
@@ -172,16 +172,24 @@ _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class _Check(NamedTuple):
-    """What was sent and what arrived: checksums, and whose they are."""
+    """The checksums of one copy, and the leaves that they belong to.
+
+    Attributes:
+        parts: the copied bytes, without their memory.
+        sent: checksums of the sources, for each part.
+        found: checksums of the received bytes, for each part.
+        formats: dtype and shape of every leaf.
+        device: the target of the copy.
+    """
 
     parts: list[_Part]
     sent: list[torch.Tensor]
     found: list[torch.Tensor]
-    forms: list[str]
+    formats: list[str]
     device: torch.device
 
     def error(self) -> RuntimeError | None:
-        """Return an error that names the first leaf that arrived other than sent."""
+        """Return an error for the first leaf that differs on the device, or None."""
         for part, sent, found in zip(self.parts, self.sent, self.found, strict=True):
             wrong = (sent != found).nonzero()
             if len(wrong):
@@ -191,21 +199,21 @@ class _Check(NamedTuple):
     def _describe(self, part: _Part, byte: int) -> RuntimeError:
         place = bisect.bisect_right(part.starts, byte) - 1
         i, first = part.leaves[place], byte - part.starts[place]
-        what = f"leaf {i} of {len(self.forms)} ({self.forms[i]})"
-        if not part.is_lent:
-            what = f"the staging memory of {what}"
+        name = f"leaf {i} of {len(self.formats)} ({self.formats[i]})"
+        if part.in_place:
             advice = (
-                "Nobody but pyparallel has this memory: look for what writes beyond "
-                "the edges of its own."
+                "It is pinned, so the device reads it in place: synchronize with the "
+                "device before you write to it, or send a clone."
             )
         else:
+            name = f"the staging memory of {name}"
             advice = (
-                "It is page-locked, so the device reads it in place: synchronize with "
-                "the device before you write to it, or send a clone."
+                "Only pyparallel may write to this memory: look for code that writes "
+                "out of bounds."
             )
         return RuntimeError(
-            f"{what} must not change before its copy to {self.device} is done, but its "
-            f"bytes from {first} on arrived other than they were sent. {advice}"
+            f"{name} must not change before its copy to {self.device} is done, but its "
+            f"bytes from {first} on differ on the device. {advice}"
         )
 
 
@@ -213,27 +221,27 @@ class _Block:
     """Device memory that is overwritten when all other references to it are gone."""
 
     def __init__(self, block: torch.Tensor, watch: Watch, probe: Probe) -> None:
-        # Its own object: one that is shared would count once.
+        # A new tensor: the caller's own object would hide the caller's reference.
         self._alias, self._watch, self._probe = block.detach(), watch, probe
         self._storage = block.untyped_storage()
 
     def is_dropped(self) -> bool:
-        return _references(self._storage) == _alone()
+        return _references(self._storage) == _no_other_references()
 
     def overwrite(self) -> None:
         self._watch.overwrite(self._alias, self._probe)
 
 
 def _references(storage: Any) -> tuple[int, int]:
-    """Return how many tensors there are on a storage, and how many names it has."""
+    """Return the number of tensors on a storage, and of Python references to it."""
     return use_count(storage), sys.getrefcount(storage)
 
 
 @functools.cache
-def _alone() -> tuple[int, int]:
-    """Return `_references` of a storage with one tensor that is held as by `_Block`.
+def _no_other_references() -> tuple[int, int]:
+    """Return the `_references` of a storage whose only user is a `_Block`.
 
-    What torch counts beside tensors differs between its versions.
+    Versions of torch differ in the other references that they count.
     """
 
     class Held:
@@ -243,17 +251,17 @@ def _alone() -> tuple[int, int]:
     return _references(Held.storage)
 
 
-# Changed by single operations, without a lock: a destructor may send something itself.
+# Changed by single operations, without a lock: a destructor may send a batch itself.
 _unchecked: deque[tuple[Callable[[], bool], _Check]] = deque()
 _watched: deque[_Block] = deque()
 reset()
 
 
 def check() -> None:
-    """Overwrite what nobody refers to any more, and look at what has arrived.
+    """Overwrite device memory without references, and check the finished copies.
 
     Raises:
-        RuntimeError: something else than was sent. Once for every flight.
+        RuntimeError: received bytes differ from the sources. Once for every copy.
     """
     for block in _each(_watched):
         if block.is_dropped():
@@ -270,7 +278,7 @@ def check() -> None:
 
 
 def _each(items: deque[Any]) -> Iterator[Any]:
-    """Take as many items out as there are now; another thread may be faster."""
+    """Remove and yield the items of this moment; another thread may take some."""
     for _ in range(len(items)):
         try:
             item = items.popleft()
@@ -281,7 +289,7 @@ def _each(items: deque[Any]) -> Iterator[Any]:
 
 
 @atexit.register
-def _check_the_rest() -> None:
+def _check_at_exit() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
     while _unchecked and time.monotonic() < deadline:
         check()
@@ -289,7 +297,7 @@ def _check_the_rest() -> None:
 
 
 def _begin_in_child() -> None:
-    """Leave to the parent what the parent sent: no event can be asked here."""
+    """Leave the copies of the parent unchecked: a child cannot query their events."""
     for items in (_unchecked, _watched):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(tuple(items)))
         items.clear()

@@ -1,16 +1,21 @@
-"""What a flight asks of a device, and torch's answers."""
+"""The interface of a device: memory, streams, events, checksums; and torch's version.
+
+All code of this folder reaches a device through `DeviceApi`. Tests pass a fake device
+whose copies are slow, so that a missing wait gives wrong values.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
 
 from .. import backend
-from ._checksums import TorchProbe
+
+_CHECKSUM_CHUNK = 1 << 24  # bytes summed at a time; the sum needs three times as many
 
 
 class Fence(Protocol):
@@ -21,13 +26,13 @@ class Fence(Protocol):
 
 
 class DeviceApi(Protocol):
-    """What a flight asks of a device; tests put a slow fake in its place."""
+    """The calls that host-to-device copies make to a device."""
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Tell whether copies can read this CPU tensor in place."""
+        """Return True if copies can read this CPU tensor in place."""
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """Return page-locked bytes that stay untouched while a copy reads them."""
+        """Return pinned bytes that stay untouched while a copy reads them."""
 
     def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
         """Return device bytes that belong to the current stream."""
@@ -45,22 +50,22 @@ class DeviceApi(Protocol):
         """Make ``stream`` the current one of its device for this thread."""
 
     def holds(self, device: torch.device, tensor: torch.Tensor) -> bool:
-        """Tell whether the tensor lies in the memory of ``device``."""
+        """Return True if the tensor is in the memory of ``device``."""
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
         """Queue a copy on ``stream``; the host does not wait."""
 
     def record(self, stream: Any) -> Any:
-        """Return an event behind everything queued on ``stream`` so far."""
+        """Return an event after all work that is queued on ``stream`` so far."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Make ``stream`` wait for ``event``; the host does not."""
+        """Make ``stream`` wait for ``event``; the host does not wait."""
 
     def is_done(self, event: Any) -> bool:
-        """Tell whether all work before ``event`` is done; the host does not wait."""
+        """Return True if all work before ``event`` is done; the host does not wait."""
 
     def fence(self, device: torch.device) -> Fence:
-        """Return a fence behind this thread's current stream of ``device``.
+        """Return a fence after the work on this thread's current stream of ``device``.
 
         The stream may be under graph capture. Then the fence passes after the capture.
         """
@@ -69,10 +74,58 @@ class DeviceApi(Protocol):
         """Keep the memory, once freed, from reuse until ``stream`` is done with it."""
 
     def is_capturing(self, stream: Any) -> bool:
-        """Tell whether what is queued on ``stream`` goes to a graph instead."""
+        """Return True if work queued on ``stream`` is captured into a graph."""
 
     def has_engine(self, device: torch.device) -> bool:
-        """Tell whether the backend's ``send`` reaches ``device`` by these streams."""
+        """Return True if the backend's ``send`` supports ``device`` and its streams."""
+
+
+class ReturnApi(DeviceApi, Protocol):
+    """The calls that device-to-host copies make besides."""
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        """Return the device of a tensor, or None if it is on the host."""
+
+    def packs(self, device: torch.device) -> bool:
+        """Return True if `pack` supports tensors of ``device``."""
+
+    def pack(
+        self,
+        slab: torch.Tensor,
+        leaves: Sequence[torch.Tensor],
+        plan: backend.SlabPlan,
+    ) -> None:
+        """Queue the packing of leaves on the current stream of their device."""
+
+    def wait_on_host(self, event: Any) -> None:
+        """Block the host until all work before ``event`` is done."""
+
+
+class Probe(Protocol):
+    """The calls that ``PYPARALLEL_DEBUG=1`` makes besides."""
+
+    def sums(self, block: torch.Tensor, row: int, stream: Any) -> torch.Tensor:
+        """Queue `row_sums` of device bytes; return host memory for the result."""
+
+    def fill(self, block: torch.Tensor, value: int, stream: Any) -> None:
+        """Queue a fill of device bytes with ``value``."""
+
+
+class TorchProbe:
+    """The probe in torch's operators."""
+
+    def sums(self, block: torch.Tensor, row: int, stream: Any) -> torch.Tensor:
+        """Sum on the device, and copy the sums to pinned memory."""
+        with torch.get_device_module(block.device).stream(stream):
+            sums = row_sums(block, row)
+            shape, dtype = sums.shape, sums.dtype
+            found = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+            return found.copy_(sums, non_blocking=True)
+
+    def fill(self, block: torch.Tensor, value: int, stream: Any) -> None:
+        """Fill on the stream."""
+        with torch.get_device_module(block.device).stream(stream):
+            block.fill_(value)
 
 
 class TorchDevice:
@@ -83,10 +136,10 @@ class TorchDevice:
     does not use, and leave an error behind for the next kernel of its thread. The
     backend's `Runtime` avoids them in one place, so events come from there. Torch's
     own events, which pure Python uses, end a capture in another thread if they are
-    asked meanwhile. Such a capture needs ``capture_error_mode="thread_local"``.
+    queried meanwhile. Such a capture needs ``capture_error_mode="thread_local"``.
 
     Args:
-        engines: device types that the backend's ``send`` knows.
+        engines: the device types that the backend's ``send`` supports.
     """
 
     probe = TorchProbe()
@@ -97,7 +150,7 @@ class TorchDevice:
         self._lock = threading.Lock()
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Tell whether the tensor is page-locked."""
+        """Return True if the tensor is pinned."""
         return tensor.is_pinned()
 
     def pinned(self, nbytes: int) -> torch.Tensor:
@@ -109,14 +162,14 @@ class TorchDevice:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def copy_stream(self, device: torch.device) -> Any:
-        """Return the copy stream of ``device``, made once for the process."""
+        """Return the copy stream of ``device``, created once for the process."""
         with self._lock:
             if device not in self._streams:
                 self._streams[device] = self.new_stream(device)
             return self._streams[device]
 
     def new_stream(self, device: torch.device) -> Any:
-        """Return one of the streams that torch has; beyond 32 they are shared."""
+        """Return a stream from torch's pool; torch reuses its streams after 32."""
         return torch.get_device_module(device).Stream(device=device)
 
     def current_stream(self, device: torch.device) -> Any:
@@ -127,7 +180,7 @@ class TorchDevice:
 
     @contextmanager
     def using(self, stream: Any) -> Iterator[None]:
-        """Use torch's context managers.
+        """Enter torch's context managers of the device and of the stream.
 
         Alone, that of a stream opens a context on the device that was current before.
         """
@@ -157,7 +210,7 @@ class TorchDevice:
             stream.wait_event(event)
 
     def is_done(self, event: Any) -> bool:
-        """Ask the event, but not torch's if that would end a capture of this thread."""
+        """Query the event, but not torch's if that ends a capture of this thread."""
         if isinstance(event, backend.RecordedEvent):
             return event.is_done()
         return not _is_capturing_here(event.device) and bool(event.query())
@@ -170,16 +223,16 @@ class TorchDevice:
         return TorchFence(self.current_stream(device), self)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Tell torch's caching allocator about one more stream."""
+        """Record the use by ``stream`` in torch's caching allocator."""
         tensor.record_stream(stream)
 
     def is_capturing(self, stream: Any) -> bool:
-        """Ask torch, which knows it of the current stream only."""
+        """Ask torch, which reports captures of the current stream only."""
         with self.using(stream):
             return _is_capturing_here(stream.device)
 
     def has_engine(self, device: torch.device) -> bool:
-        """Look the device's type up."""
+        """Look up the type of the device."""
         return device.type in self._engines
 
     def _runtime(self, device: torch.device) -> backend.Runtime | None:
@@ -187,12 +240,41 @@ class TorchDevice:
         return backend.Runtime(device.type) if has_one else None
 
 
+class TorchReturn(TorchDevice):
+    """The interface of device-to-host copies on torch, with its own copy streams.
+
+    A stream shared with host-to-device copies would delay later batches until the
+    results are copied. The bus can be busy in both directions at a time.
+    """
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        """Return the tensor's device."""
+        return None if tensor.is_cpu else tensor.device
+
+    def packs(self, device: torch.device) -> bool:
+        """Ask the backend."""
+        return device.type in backend.devices
+
+    def pack(
+        self,
+        slab: torch.Tensor,
+        leaves: Sequence[torch.Tensor],
+        plan: backend.SlabPlan,
+    ) -> None:
+        """Call the backend."""
+        backend.pack(slab, leaves, plan)
+
+    def wait_on_host(self, event: Any) -> None:
+        """Wait for the event alone, not for the device."""
+        event.synchronize()
+
+
 class TorchFence:
     """An event of torch that is recorded when its stream is not under graph capture.
 
     Args:
-        stream: behind whose work it is recorded.
-        api: of its device.
+        stream: the stream whose work the event follows.
+        api: the interface of its device.
     """
 
     def __init__(self, stream: Any, api: DeviceApi) -> None:
@@ -217,5 +299,43 @@ def _is_capturing_here(device: torch.device) -> bool:
     return ask is not None and bool(ask())
 
 
-#: The one real device interface.
+def row_sums(data: torch.Tensor, row: int) -> torch.Tensor:
+    """Return a checksum of every ``row`` bytes; the last row may be shorter.
+
+    Each is a sum of 32-bit words times 20-bit weights, below 2**62. Without weights,
+    exchanged words, or signs changed in pairs of float32, would not change the sum.
+
+    Args:
+        data: ``torch.uint8`` ``(n,)``.
+        row: 64 to 4096, a multiple of 4.
+
+    Returns:
+        ``torch.int64`` ``(ceil(n / row),)``.
+    """
+    weights = _weights(row // 4, data.device)
+    sums = [torch.empty(0, dtype=torch.int64, device=data.device)]
+    for chunk in data.split(_CHECKSUM_CHUNK):
+        missing = -chunk.numel() % row
+        if missing:
+            chunk = torch.nn.functional.pad(chunk, (0, missing))
+        elif chunk.storage_offset() % 4 or chunk.data_ptr() % 4:
+            chunk = chunk.clone()
+        words = chunk.view(torch.int32).view(-1, row // 4)
+        sums.append((words * weights).sum(1))
+    return torch.cat(sums)
+
+
+def _weights(count: int, device: torch.device) -> torch.Tensor:
+    """Return odd numbers below 2**20 without a simple relation between them.
+
+    They are computed on the device: a copy from the host would block.
+    """
+    mixed = torch.arange(1, count + 1, device=device) * 0x9E3779B1 & 0xFFFFFFFF
+    mixed = (mixed ^ mixed >> 15) * 0x85EBCA6B & 0xFFFFFFFF
+    return (mixed ^ mixed >> 13) & 0xFFFFF | 1
+
+
+#: The real interface for host-to-device copies.
 torch_device = TorchDevice(backend.transfers)
+#: The real interface for device-to-host copies.
+torch_return = TorchReturn(backend.transfers)

@@ -1,67 +1,154 @@
-"""How the bytes of a batch get to a device: by the backend's engine, or by torch."""
+"""Queue the host-to-device copies of a batch, and keep their sources alive."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import atexit
+import ctypes
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from .. import backend
 from ..core.tracing import span
-from ._keep_alive import Keeper
 from .device import DeviceApi
-from .layout import Cargo
+from .layout import TransferLayout
 
-keeper = Keeper()
+#: The most seconds that the exit of the interpreter waits for copies.
+EXIT_SECONDS = 1.0
+_POLL_SECONDS = 5e-4
 
-_Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
-_Streams = tuple[Any, Any]  # of the copies; on which their targets were allocated
+_IsDone = Callable[[], bool]
+_Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # targets and sources
+_Streams = tuple[Any, Any]  # the copy stream; the stream that allocated the targets
 
 
-class Arrival(Protocol):
-    """The moment at which all copies of a flight are done."""
+class KeepAlive:
+    """References to the memory of queued copies, dropped when the copies are done.
+
+    Note: [in-place sources]. torch's host allocator does not reuse its own blocks while
+    a copy reads them. It does not track memory that others have pinned: dropping the
+    last reference to a tensor there returns the memory at once, to a process that
+    overwrites it. So a reference is kept here from before the copy is queued until its
+    event is done. No call waits: the events are queried when the next batch is sent or
+    received, and in every call of `release_done`.
+
+    References are added and dropped by single operations on a dict, without a lock: a
+    destructor may run at any point, and send or release batches itself. Meanwhile this
+    object has the only reference, so dropping it frees the memory.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[int, Any] = {}
+        self._checks: dict[int, _IsDone] = {}
+        self._numbers = itertools.count()
+        atexit.register(self._end)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_in_child)
+
+    def hold(self, sources: Any) -> int:
+        """Keep ``sources`` alive until `release_when` is called and its event is done.
+
+        Returns:
+            A ticket for `release_when`. Without that call the sources are never freed.
+        """
+        ticket = next(self._numbers)
+        self._sources[ticket] = sources
+        return ticket
+
+    def release_when(self, ticket: int, is_done: _IsDone) -> None:
+        """Drop the sources of ``ticket`` when ``is_done`` returns True."""
+        self._checks[ticket] = is_done
+
+    def release_done(self) -> int:
+        """Drop the sources of finished copies; return how many tickets remain."""
+        for ticket, is_done in list(self._checks.items()):
+            if is_done():
+                self._sources.pop(ticket, None)  # another thread may have been faster
+                self._checks.pop(ticket, None)
+        return len(self._sources)
+
+    def drain(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` for all copies; return True if none remains."""
+        deadline = time.monotonic() + seconds
+        while self.release_done():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _end(self) -> None:
+        try:
+            drained = self.drain(EXIT_SECONDS)
+        except Exception:  # the device failed: it may still read the sources
+            drained = False
+        if not drained:
+            _leak(self._sources)
+
+    def _begin_in_child(self) -> None:
+        """Forget the copies of the parent process without freeing their sources.
+
+        A child can neither query nor destroy their events: torch's end the process.
+        """
+        _leak((self._sources, self._checks))
+        self._sources, self._checks = {}, {}
+
+
+def _leak(value: object) -> None:
+    """Keep an object from destruction until the process ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+keep_alive = KeepAlive()
+
+
+class CopyEvent(Protocol):
+    """The completion of all copies of one batch."""
 
     def wait(self, stream: Any) -> None:
-        """Make ``stream`` wait for it; the host does not."""
+        """Make ``stream`` wait for the copies; the host does not wait."""
 
     def is_done(self) -> bool:
-        """Tell whether it has passed; the host does not wait."""
+        """Return True if the copies are done; the host does not wait."""
 
 
-class Event(NamedTuple):
-    """An event of a device interface as an arrival."""
+class DeviceEvent(NamedTuple):
+    """A `CopyEvent` made of an event of a device interface."""
 
     api: DeviceApi
     event: Any
 
     def wait(self, stream: Any) -> None:
         """Queue a wait."""
-        _refuse_capture("waiting", stream, self.api)
+        _check_not_capturing("waiting", stream, self.api)
         self.api.wait(stream, self.event)
 
     def is_done(self) -> bool:
-        """Ask the event."""
+        """Query the event."""
         return self.api.is_done(self.event)
 
 
 def start(
-    cargo: Cargo,
+    layout: TransferLayout,
     slab: torch.Tensor,
     direct: _Copies,
     streams: _Streams,
     api: DeviceApi,
     lands_at_once: bool = False,
-) -> Arrival:
-    """Queue the copies of one flight, and hold what they read in place until then.
+) -> CopyEvent:
+    """Queue the copies of one batch, and keep in-place sources alive until they end.
 
     Args:
-        cargo: what is packed into ``slab``.
-        slab: on the device.
-        direct: targets, and the page-locked tensors that are copied there in place.
-        streams: the one of the copies, and the one on which their targets were
-            allocated just now.
-        api: of the device.
+        layout: the leaves that are packed into ``slab``.
+        slab: memory of the device.
+        direct: targets on the device, and the pinned tensors that are copied there
+            in place.
+        streams: the copy stream, and the stream on which the targets were allocated
+            just now.
+        api: the interface of the device.
         lands_at_once: the second stream waits for the copies as soon as they are
             queued. They may then be queued on that stream.
 
@@ -69,26 +156,26 @@ def start(
         RuntimeError: one of the streams is under graph capture; nothing was queued.
     """
     if api.has_engine(slab.device):
-        return _by_engine(cargo, slab, direct, streams, lands_at_once)
-    return _by_torch(cargo, slab, direct, streams, api)
+        return _start_native(layout, slab, direct, streams, lands_at_once)
+    return _start_with_torch(layout, slab, direct, streams, api)
 
 
-def _by_engine(
-    cargo: Cargo,
+def _start_native(
+    layout: TransferLayout,
     slab: torch.Tensor,
     direct: _Copies,
     streams: _Streams,
     lands_at_once: bool,
-) -> Arrival:
+) -> CopyEvent:
     targets = [target for target, _ in direct]
     sources = [source for _, source in direct]
-    plan = cargo.plan if cargo.packed else None
-    ticket = keeper.hold(sources) if sources else None
-    is_done = _at_once  # unless something is queued
+    plan = layout.plan if layout.packed else None
+    ticket = keep_alive.hold(sources) if sources else None
+    is_done = _always_done  # unless a copy is queued
     try:
         sent = backend.send(
             slab,
-            cargo.packed,
+            layout.packed,
             plan,
             targets,
             sources,
@@ -98,64 +185,64 @@ def _by_engine(
         is_done = sent.is_done
     finally:
         if ticket is not None:
-            keeper.release_when(ticket, is_done)
+            keep_alive.release_when(ticket, is_done)
     try:
         sent.check()
     except BaseException:
-        sent.wait(streams[1])  # where the memory of the targets goes back to
+        sent.wait(streams[1])  # the memory of the targets is freed to this stream
         raise
     return sent
 
 
-def _by_torch(
-    cargo: Cargo,
+def _start_with_torch(
+    layout: TransferLayout,
     slab: torch.Tensor,
     direct: _Copies,
     streams: _Streams,
     api: DeviceApi,
-) -> Arrival:
+) -> CopyEvent:
     stream, home = streams
     for name, each in (("home", home), ("copy", stream)):
-        _refuse_capture(name, each, api)
+        _check_not_capturing(name, each, api)
     allocated = api.record(home)
-    # All that can fail on the host comes before the first copy is queued.
+    # Everything that can fail on the host comes before the first copy is queued.
     copies = list(direct)
-    if cargo.packed and cargo.plan.nbytes:
-        host = api.pinned(cargo.plan.nbytes)
+    if layout.packed and layout.plan.nbytes:
+        host = api.pinned(layout.plan.nbytes)
         with span("pyparallel.pack"):
-            backend.pack(host, cargo.packed, cargo.plan)
+            backend.pack(host, layout.packed, layout.plan)
         copies.append((slab, host))
     api.wait(stream, allocated)
     return queue(copies, [source for _, source in direct], streams, api)
 
 
 def queue(
-    copies: _Copies, lent: Sequence[torch.Tensor], streams: _Streams, api: DeviceApi
-) -> Event:
-    """Queue copies, hold what they use in place, and return the event behind them.
+    copies: _Copies, in_place: Sequence[torch.Tensor], streams: _Streams, api: DeviceApi
+) -> DeviceEvent:
+    """Queue copies, keep memory alive until they end, and return the event after them.
 
     Args:
         copies: targets and sources.
-        lent: what is read, or written, in place and torch does not hold.
-        streams: the one of the copies, and the one that the device's memory belongs to.
-        api: of the device.
+        in_place: tensors that the copies read or write and torch does not track.
+        streams: the copy stream, and the stream that allocated the device memory.
+        api: the interface of the device.
     """
     stream, home = streams
-    ticket = keeper.hold(lent) if lent else None
+    ticket = keep_alive.hold(in_place) if in_place else None
     try:
         for target, source in copies:
             api.copy(target, source, stream)
     except BaseException:
-        api.wait(home, api.record(stream))  # their memory goes back there
+        api.wait(home, api.record(stream))  # it frees their memory
         raise
-    finally:  # also for those that were queued before an error
-        event = Event(api, api.record(stream))
+    finally:  # also for the copies that were queued before an error
+        event = DeviceEvent(api, api.record(stream))
         if ticket is not None:
-            keeper.release_when(ticket, event.is_done)
+            keep_alive.release_when(ticket, event.is_done)
     return event
 
 
-def _refuse_capture(name: str, stream: Any, api: DeviceApi) -> None:
+def _check_not_capturing(name: str, stream: Any, api: DeviceApi) -> None:
     if api.is_capturing(stream):
         raise RuntimeError(
             f"send: the {name} stream must not be under graph capture, but is. Copy "
@@ -163,5 +250,5 @@ def _refuse_capture(name: str, stream: Any, api: DeviceApi) -> None:
         )
 
 
-def _at_once() -> bool:
+def _always_done() -> bool:
     return True

@@ -1,88 +1,45 @@
-"""The way back: tensors of one device, in one copy, to a page-locked slab."""
+"""Copy tensors of a device to the host: pack them there, and make one copy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from .. import backend
 from ..backend.plain import is_plain
 from ..core.tracing import span
-from . import engine, layout, to_device
+from . import engine, layout
+from .device import ReturnApi, torch_return
 from .pinned_results import host_slabs
 
 _ALIGNMENT = 64  # of the slots of a slab
 
 
-class ReturnApi(to_device.DeviceApi, Protocol):
-    """What the way back asks of a device besides; tests put a slow fake here too."""
+class PackedHostCopy:
+    """One copy of plain tensors from a device to a slab on the host.
 
-    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """Return the device that a tensor has to come back from; None: the host."""
+    Note: [copies to the host]. Leaves are packed on the current stream, so the slab has
+    their values of this moment; work queued there later does not change it. With
+    ``snapshot`` the copy runs on the copy stream of this direction, after an event of
+    the current stream. `engine.keep_alive` holds the slab until the copy has read it,
+    even if no caller waits for the copy. Then the slab goes back to the stream that
+    allocated it. Without ``snapshot`` the copy is queued on the current stream itself.
+    No earlier work can free or change the sources there, so large leaves are read in
+    place. The host's slab is torch's: its allocator recorded the copy and does not
+    reuse the block before the copy is done. Beyond the limit of pinned results the slab
+    is ordinary memory. `engine.keep_alive` holds it until the copy has written it, also
+    if a later copy cannot be queued.
 
-    def packs(self, device: torch.device) -> bool:
-        """Tell whether `pack` takes tensors of ``device``."""
+    Args:
+        leaves: plain tensors of ``device``.
+        device: the device of the leaves.
+        api: the interface of the device.
+        snapshot: the caller may change the tensors before the copy is done.
 
-    def pack(
-        self,
-        slab: torch.Tensor,
-        leaves: Sequence[torch.Tensor],
-        plan: backend.SlabPlan,
-    ) -> None:
-        """Queue the packing of leaves on the current stream of their device."""
-
-    def wait_on_host(self, event: Any) -> None:
-        """Block the host until all work before ``event`` is done."""
-
-
-class TorchReturn(to_device.TorchDevice):
-    """The same on torch, with copy streams of its own.
-
-    A stream of the way out would make batches that are sent later wait for the results
-    that are copied here, and both directions of the bus can be busy at a time.
-    """
-
-    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """Return the tensor's device."""
-        return None if tensor.is_cpu else tensor.device
-
-    def packs(self, device: torch.device) -> bool:
-        """Ask the backend."""
-        return device.type in backend.devices
-
-    def pack(
-        self,
-        slab: torch.Tensor,
-        leaves: Sequence[torch.Tensor],
-        plan: backend.SlabPlan,
-    ) -> None:
-        """Call the backend."""
-        backend.pack(slab, leaves, plan)
-
-    def wait_on_host(self, event: Any) -> None:
-        """Wait for the event alone, not for the device."""
-        event.synchronize()
-
-
-#: The one real interface of the way back.
-torch_return = TorchReturn(backend.transfers)
-
-
-class ReturnFlight:
-    """Tensors of one device on their way to the host, or landed there.
-
-    Note: [return flights]. Leaves are packed on the current stream, so the slab has
-    their values of this moment, whatever is queued there later. With ``snapshot`` the
-    copy runs on the way back's own stream, behind an event of the current one; the
-    keeper holds the slab until the copy has read it, whether or not anybody waits for
-    it, and then it goes back to the stream that it was allocated on. Without, the copy
-    is queued on the current stream itself, in front of which nothing can free or change
-    what it reads, and large leaves are read where they are. The host's slab is torch's:
-    its allocator saw the copy and does not hand the block out again before it is done.
-    Where there may be no more of such slabs it is ordinary memory, which the keeper
-    holds until it has been written, also if a later copy cannot be queued.
+    Raises:
+        RuntimeError: the current stream of the device is under graph capture.
     """
 
     def __init__(
@@ -95,17 +52,17 @@ class ReturnFlight:
         home = api.current_stream(device)
         if api.is_capturing(home):
             raise RuntimeError(
-                f"to_host: the current stream of {device} must not be recording a "
-                "graph, but it is. Call to_host after the capture, or after a replay."
+                f"to_host: the current stream of {device} must not be under graph "
+                "capture, but it is. Call to_host after the capture, or after a replay."
             )
-        to_device.release_done()
+        engine.keep_alive.release_done()
         self._api = api
         direct = [] if snapshot else _large(leaves)
         packed, ordered = leaves, leaves
         self._order: list[int] | None = None
         if direct:
-            alone = frozenset(direct)
-            kept = [i for i in range(len(leaves)) if i not in alone]
+            in_place = frozenset(direct)
+            kept = [i for i in range(len(leaves)) if i not in in_place]
             packed = [leaves[i] for i in kept]
             self._order = [*kept, *direct]
             ordered = [leaves[i] for i in self._order]
@@ -130,25 +87,25 @@ class ReturnFlight:
     def _place(
         self, leaf: torch.Tensor, begin: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where a leaf goes, and its bytes; those behind it become zero."""
+        """Return a leaf's slot on the host and its bytes; zero the end of the slot."""
         end = begin + leaf.nbytes
         self._host[end : -(-end // _ALIGNMENT) * _ALIGNMENT].zero_()
         return self._host[begin:end], leaf.detach().view(-1).view(torch.uint8)
 
     def is_done(self) -> bool:
-        """Tell whether the copy is done; the host does not wait."""
+        """Return True if the copy is done; the host does not wait."""
         return self._event is None or self._api.is_done(self._event)
 
-    def land(self) -> list[torch.Tensor]:
+    def wait(self) -> list[torch.Tensor]:
         """Return the tensors; the host waits for the copy."""
         if self._event is not None:
             self._api.wait_on_host(self._event)
-            to_device.release_done()
+            engine.keep_alive.release_done()
         views = backend.views(self._host, self._plan)
         if self._order is None:
             return views
-        places = dict(zip(self._order, views, strict=True))
-        return [places[i] for i in range(len(places))]
+        by_index = dict(zip(self._order, views, strict=True))
+        return [by_index[i] for i in range(len(by_index))]
 
 
 def _packed(
@@ -164,7 +121,7 @@ def _packed(
 
 
 def _large(leaves: Sequence[torch.Tensor]) -> list[int]:
-    """Return which leaves are copied where they are."""
+    """Return the indices of the leaves that are copied in place."""
     return [
         i
         for i, leaf in enumerate(leaves)
@@ -173,10 +130,15 @@ def _large(leaves: Sequence[torch.Tensor]) -> list[int]:
 
 
 class MixedHostCopy:
-    """Tensors of any kind and device on their way to the host.
+    """A copy to the host of tensors of any type, layout and device.
 
     The plain tensors of each device are in one packed copy. Other tensors are copied by
     ``Tensor.cpu``.
+
+    Args:
+        tensors: the sources.
+        api: the interface of the devices.
+        snapshot: the caller may change the tensors before the copy is done.
     """
 
     def __init__(
@@ -190,20 +152,23 @@ class MixedHostCopy:
                 groups.setdefault(device, []).append(i)
             else:
                 others.append(i)
-        self._flights = [
-            (places, ReturnFlight([tensors[i] for i in places], device, api, snapshot))
-            for device, places in groups.items()
+        self._packed = [
+            (
+                indices,
+                PackedHostCopy([tensors[i] for i in indices], device, api, snapshot),
+            )
+            for device, indices in groups.items()
         ]
-        # These may block the host, so all that does not is on its way before.
-        self._landed = {i: tensors[i].detach().cpu() for i in others}
+        # These copies may block the host, so the packed ones are queued before them.
+        self._others = {i: tensors[i].detach().cpu() for i in others}
 
     def is_done(self) -> bool:
-        """Return True if `land` would return at once."""
-        return all(flight.is_done() for _, flight in self._flights)
+        """Return True if `wait` returns at once."""
+        return all(copy.is_done() for _, copy in self._packed)
 
-    def land(self) -> list[torch.Tensor]:
-        """Return the tensors on the host, which waits for them."""
-        landed = dict(self._landed)
-        for places, flight in self._flights:
-            landed.update(zip(places, flight.land(), strict=True))
-        return [landed[i] for i in range(len(landed))]
+    def wait(self) -> list[torch.Tensor]:
+        """Return the tensors on the host, which waits for the copies."""
+        by_index = dict(self._others)
+        for indices, copy in self._packed:
+            by_index.update(zip(indices, copy.wait(), strict=True))
+        return [by_index[i] for i in range(len(by_index))]

@@ -1,4 +1,4 @@
-"""Which leaves of a batch are packed for their way to a device, and which lie well."""
+"""Decide which leaves of a batch are packed into one slab, and which stay in place."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import torch
 
 from .. import backend
 
-#: Leaves of at least this many bytes are not packed if they are page-locked already.
+#: Pinned leaves of at least this many bytes are copied in place, without packing.
 DIRECT_NBYTES = 1 << 20
-#: Bytes for each leaf from which on one page-locked span of all leaves is not packed:
-#: to find that they have one costs as much as to pack 8 KiB of memory not in a cache.
+#: Average bytes for each leaf from which on a pinned span of all leaves is copied in
+#: place. Finding the span costs as much as packing 8 KiB of memory not in a cache.
 SPAN_NBYTES = 8 << 10
 
 _ALIGNMENT = 64  # of the slots of a slab
 _MOST_EXCESS = 1.25  # bytes of the span for each byte of its leaves
 
 
-class Cargo(NamedTuple):
-    """How leaves travel: most in one slab, some on their own.
+class TransferLayout(NamedTuple):
+    """The division of leaves into one slab and copies of their own.
 
     Attributes:
-        plan: of the slab on the device.
-        packed: leaves that are packed into one like it on the host.
-        span: page-locked bytes that are one already, or None; it may lack the last 63.
-        direct: indices of the other leaves, each of which the device reads in place.
-        order: for each view of the slab the index of its leaf; None: all, as they are.
-        pageable_nbytes: what is packed only because it is not page-locked.
+        plan: the layout of the slab on the device.
+        packed: leaves that are packed into a slab of this layout on the host.
+        span: pinned memory that has this layout already, or None; it may lack the last
+            63 bytes.
+        direct: indices of the other leaves, which the device reads in place.
+        order: the index of the leaf of each view of the slab; None: in order of the
+            leaves.
+        pageable_nbytes: bytes that are packed only because they are not pinned.
     """
 
     plan: backend.SlabPlan
@@ -39,41 +41,44 @@ class Cargo(NamedTuple):
     pageable_nbytes: int = 0
 
 
-def load(
+def plan_transfer(
     leaves: Sequence[torch.Tensor], is_pinned: Callable[[torch.Tensor], bool]
-) -> Cargo:
-    """Decide how leaves travel; TypeError unless all are plain.
+) -> TransferLayout:
+    """Return the layout of a host-to-device copy.
 
     Args:
         leaves: dense CPU tensors.
-        is_pinned: tells whether copies can read a CPU tensor in place.
+        is_pinned: returns True if copies can read a CPU tensor in place.
+
+    Raises:
+        TypeError: a leaf is not plain.
     """
     plan = backend.plan_slab(leaves)
     if plan.nbytes and plan.nbytes >= SPAN_NBYTES * len(leaves):
         span = _find_span(leaves)
         if span is not None and is_pinned(span.source):
-            return Cargo(span.plan, (), span.source, order=span.order)
+            return TransferLayout(span.plan, (), span.source, order=span.order)
     if plan.nbytes >= DIRECT_NBYTES:  # else no leaf is large
         large = [i for i, leaf in enumerate(leaves) if _is_large(leaf)]
         direct = [i for i in large if is_pinned(leaves[i])]
         pageable = sum(leaves[i].nbytes for i in large)
         if direct:
             pageable -= sum(leaves[i].nbytes for i in direct)
-            alone = frozenset(direct)
-            packed = [leaf for i, leaf in enumerate(leaves) if i not in alone]
+            in_place = frozenset(direct)
+            packed = [leaf for i, leaf in enumerate(leaves) if i not in in_place]
             plan = backend.plan_slab(packed)
-            return Cargo(plan, packed, direct=direct, pageable_nbytes=pageable)
-        return Cargo(plan, leaves, pageable_nbytes=pageable)
-    return Cargo(plan, leaves)
+            return TransferLayout(plan, packed, direct=direct, pageable_nbytes=pageable)
+        return TransferLayout(plan, leaves, pageable_nbytes=pageable)
+    return TransferLayout(plan, leaves)
 
 
 class _Span(NamedTuple):
-    """Memory that has the form of a slab.
+    """Memory that has the layout of a slab.
 
     Attributes:
-        source: its bytes, ``torch.uint8``; holds the memory of the leaves.
-        plan: where the leaves lie in it, ascending.
-        order: the index of the leaf that the plan has at each place.
+        source: its bytes, ``torch.uint8``; keeps the memory of the leaves alive.
+        plan: the places of the leaves in it, ascending.
+        order: the index of the leaf at each place of the plan.
     """
 
     source: torch.Tensor
@@ -84,9 +89,9 @@ class _Span(NamedTuple):
 def _find_span(leaves: Sequence[torch.Tensor]) -> _Span | None:
     """Return the span of plain leaves, or None if they must be packed.
 
-    They have one if all are contiguous in one storage or slab, share no bytes, start at
-    multiples of 64 bytes from the first of them, and at most a fifth of the span is
-    something else. Empty leaves may be anywhere.
+    They have a span if all are contiguous in one storage or slab, share no bytes, and
+    start at multiples of 64 bytes from the first of them. At most a fifth of the span
+    may belong to no leaf. Empty leaves may be anywhere.
     """
     order: list[int] = []
     placed: list[tuple[int, int, int]] = []
@@ -111,12 +116,13 @@ def _find_span(leaves: Sequence[torch.Tensor]) -> _Span | None:
     total = sum(nbytes for _, nbytes, _ in placed)
     if length > _MOST_EXCESS * total:
         return None
-    # The first leaf keeps this memory alive, so an address in it belongs to no other.
+    # The first leaf keeps this memory alive, so no other memory has its addresses.
     memory = backend.memory_of(leaves[placed[0][2]])
     start = begin - memory.data_ptr()
     if not 0 <= start <= memory.numel() - length:
         return None
-    offsets = [0] * (len(leaves) - len(placed)) + [at - begin for at, _, _ in placed]
+    num_empty = len(leaves) - len(placed)
+    offsets = [0] * num_empty + [address - begin for address, _, _ in placed]
     ordered = [leaves[index] for index in order]
     shapes = [leaf.shape for leaf in ordered]
     dtypes = [leaf.dtype for leaf in ordered]

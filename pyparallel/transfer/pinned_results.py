@@ -1,4 +1,4 @@
-"""Page-locked memory that results come to: no more of it than a limit."""
+"""Allocate pinned memory for results on the host, up to a limit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from .. import backend
 from ..core.errors import LoaderWarning, warn_once
 from ..core.text import nbytes_text
 
-#: How many slabs may be asked for each one that is handed out, at the limit and below.
-_OFTEN, _SELDOM = 64, 8
+#: How many slabs may be checked for each new slab, at the limit and below it.
+_CHECKS_AT_LIMIT, _CHECKS_BELOW = 64, 8
 
 
 class HostSlabs:
-    """Hands out slabs on the host, page-locked until those that are alive fill a limit.
+    """An allocator of slabs on the host: pinned while the live ones are below a limit.
 
-    Note: [alive results]. A slab lives as long as any tensor of it, wherever that is.
-    So its storage is asked, weakly, by what torch has for its own graphs; nothing is
-    wrapped around the storage, by which torch's allocator knows the block. Of many
-    slabs all are asked now and then only, so that one more costs the same however many
-    are kept; what has died since counts until then. What is being allocated is counted
-    before it is there: page-locking takes its time, and other threads need not wait.
+    Note: [alive results]. A slab lives as long as any tensor on it, in any thread. So a
+    weak reference to its storage is checked, of the type that torch has for its own
+    graphs. The storage itself is not wrapped, because torch's allocator identifies the
+    block by it. With many slabs, all are checked only now and then, so that one more
+    slab costs the same however many are alive. Slabs that died since then still count.
+    A slab counts before it is allocated: pinning takes long, and other threads do not
+    wait for it.
 
     Attributes:
-        limit: the most bytes of page-locked slabs that are alive.
+        limit: the most bytes of pinned slabs that are alive.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,22 +39,23 @@ class HostSlabs:
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self._numbers = itertools.count()
         self._nbytes = 0  # of those, and of slabs that are being allocated
-        self._takes = 0  # since all were asked
+        self._takes = 0  # since all slabs were checked
 
     def take(
         self, nbytes: int, pinned: Callable[[int], torch.Tensor]
     ) -> tuple[torch.Tensor, bool]:
-        """Return a slab of bytes, and whether it is page-locked; else it warns once.
+        """Return a slab, and whether it is pinned; warn once if it is not.
 
         Args:
-            nbytes: its size.
-            pinned: makes it, page-locked.
+            nbytes: the size of the slab.
+            pinned: allocates that many pinned bytes.
         """
         with self._lock:
             self._takes += 1
             is_full = self._nbytes + nbytes > self.limit
-            if self._takes * (_OFTEN if is_full else _SELDOM) >= len(self._alive):
-                self._ask()
+            num_checks = _CHECKS_AT_LIMIT if is_full else _CHECKS_BELOW
+            if self._takes * num_checks >= len(self._alive):
+                self._remove_dead()
             in_use = self._nbytes
             fits = in_use + nbytes <= self.limit
             if fits:
@@ -73,25 +75,25 @@ class HostSlabs:
         return slab, True
 
     def in_use(self) -> int:
-        """Return the bytes of page-locked slabs that are alive."""
+        """Return the bytes of pinned slabs that are alive."""
         with self._lock:
-            self._ask()
+            self._remove_dead()
             return self._nbytes
 
     def forget(self) -> None:
-        """Begin anew in a forked child: what is page-locked is so for its parent."""
-        self._lock = threading.RLock()  # that of the parent may be held
+        """Forget all slabs in a forked child: they are pinned for the parent alone."""
+        self._lock = threading.RLock()  # a thread of the parent may hold the old one
         self._alive, self._nbytes, self._takes = {}, 0, 0
 
-    def _ask(self) -> None:
+    def _remove_dead(self) -> None:
         self._takes = 0
         for number, (storage, nbytes) in list(self._alive.items()):
-            # In the middle of this a handler may have asked, too.
+            # A signal handler may have removed this entry in the meantime.
             if storage.expired() and self._alive.pop(number, None) is not None:
                 self._nbytes -= nbytes
 
 
-#: Those of this process; they may take what blocks on the way to a device may.
+#: The slabs of this process; their limit is that of staging blocks.
 host_slabs = HostSlabs(backend.pinned_info()[2])
 os.register_at_fork(after_in_child=host_slabs.forget)
 
@@ -100,16 +102,15 @@ def warn_about_results(in_use: int, nbytes: int, limit: int) -> None:
     """Warn that results are copied to memory that is not pinned.
 
     Args:
-        in_use: bytes of the page-locked results that are alive.
-        nbytes: of those that come besides.
-        limit: what both together exceed.
+        in_use: bytes of the pinned results that are alive.
+        nbytes: bytes of the new result.
+        limit: the limit that both together exceed.
     """
     warn_once(
         "PP213",
-        f"to_host: results that are alive should fit in {nbytes_text(limit)} of "
-        f"page-locked memory, but {nbytes_text(in_use)} are alive and "
-        f"{nbytes_text(nbytes)} come. clone() what you keep, or raise "
-        "memory.set_pinned_limit. Until then such results come to ordinary memory, and "
-        "the host waits for each copy.",
+        f"to_host: {nbytes_text(in_use)} of results are alive in pinned memory, and "
+        f"{nbytes_text(nbytes)} more exceed the limit of {nbytes_text(limit)}. This "
+        "result uses ordinary memory, so the host waits for its copy. clone() results "
+        "that you keep, or raise memory.set_pinned_limit.",
         LoaderWarning,
     )

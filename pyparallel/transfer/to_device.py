@@ -1,4 +1,4 @@
-"""Slabs and flights: one buffer on the host, one copy to a device, views on arrival."""
+"""Copy tensors of the host to a device: one slab, one copy, views of it there."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from ..backend.plain import PLAIN, is_plain
 from ..core.errors import LoaderWarning, has_warned, warn_once
 from ..core.text import nbytes_text
 from ..core.tracing import span
-from . import debug, engine, layout
-from .device import DeviceApi, TorchDevice, torch_device
-from .engine import keeper as _keeper
-
-__all__ = ["DeviceApi", "TorchDevice", "torch_device"]  # for those above
+from . import debug, engine
+from .device import DeviceApi, torch_device
+from .engine import keep_alive
+from .layout import plan_transfer
 
 _is_cpu = attrgetter("is_cpu")
 _requires_grad = attrgetter("requires_grad")
@@ -29,30 +28,38 @@ _requires_grad = attrgetter("requires_grad")
 _PAGEABLE_BATCHES, _PAGEABLE_NBYTES = 50, 1_000_000_000
 
 
-class _Pageable:
+class _PageableCount:
     """The batches that were sent from pageable memory."""
 
     batches = nbytes = 0
 
 
-_pageable = _Pageable()
+_pageable = _PageableCount()
 
 
-class Flight:
-    """Tensors on their way to a device, or landed there.
+class DeviceCopy:
+    """One copy of plain CPU tensors to a device.
 
-    Note: [slab lifetime]. Device memory is allocated on one stream, the flight's home.
-    An event is recorded there *after* the allocation, and the copy stream waits for it
-    before it writes: whoever used this memory before, in any thread, had queued that
-    use by then. Landing makes the stream that is current *then* wait for the copy.
-    Memory is freed to its home: if it lands elsewhere, the allocator is told of that
-    stream too; if it never lands, home waits for the copy. A wait would end a graph
-    capture of home, so then the memory is held until the copy is done. The slab on the
-    host that leaves are packed into is the engine's (Note [staging lifetime] in
-    ``csrc``), or torch's, whose allocator saw the copy: neither is used again before
-    the copy is done. What is not packed may be anybody's, and lives until the copy has
-    read it: see Note [lent memory] in ``_keep_alive.py``. A copy may be queued on home
-    itself (Note [copies on the home stream] in ``csrc``): then there are no waits.
+    Note: [slab lifetime]. Device memory is allocated on one stream, the copy's home. An
+    event is recorded there *after* the allocation, and the copy stream waits for it
+    before it writes: earlier users of this memory, in any thread, had queued their work
+    by then. `wait` makes the stream that is current *then* wait for the copy. Memory is
+    freed to its home. If the consumer uses another stream, the allocator records that
+    stream too. If `wait` is never called, home waits for the copy. A wait would end a
+    graph capture of home, so then the memory is held until the copy is done. The host
+    slab into which leaves are packed belongs to the engine (Note [staging lifetime] in
+    ``csrc``), or to torch, whose allocator recorded the copy. Neither reuses it before
+    the copy is done. Leaves that are not packed may have any owner, and live until the
+    copy has read them: see Note [in-place sources] in ``engine.py``. A copy may be
+    queued on home itself (Note [copies on the home stream] in ``csrc``): then there are
+    no waits.
+
+    Args:
+        leaves: plain CPU tensors.
+        device: the target.
+        api: the interface of the device.
+        home: the stream that allocates device memory; None: the current stream.
+        stream: the stream of the copy; None: the copy stream of the device.
     """
 
     def __init__(
@@ -66,39 +73,39 @@ class Flight:
         if debug.enabled:
             debug.check()
         self._device, self._api = device, api
-        cargo = layout.load(leaves, api.is_pinned)
-        self._plan, self._order = cargo.plan, cargo.order
-        if cargo.pageable_nbytes:
-            warn_about_pageable_memory(cargo.pageable_nbytes, device)
+        layout = plan_transfer(leaves, api.is_pinned)
+        self._plan, self._order = layout.plan, layout.order
+        if layout.pageable_nbytes:
+            warn_about_pageable_memory(layout.pageable_nbytes, device)
         with nullcontext() if home is None else api.using(home):
-            self._slab = api.empty(cargo.plan.nbytes, device)
+            self._slab = api.empty(layout.plan.nbytes, device)
             self._direct = {
-                i: api.empty(leaves[i].nbytes, device) for i in cargo.direct
+                i: api.empty(leaves[i].nbytes, device) for i in layout.direct
             }
             self._home = api.current_stream(device)
-        self._forms = {i: (leaves[i].dtype, leaves[i].shape) for i in cargo.direct}
-        direct = [(self._direct[i], _bytes(leaves[i])) for i in cargo.direct]
-        if cargo.span is not None:
-            direct.append((self._slab[: cargo.span.numel()], cargo.span))
+        self._formats = {i: (leaves[i].dtype, leaves[i].shape) for i in layout.direct}
+        direct = [(self._direct[i], _bytes(leaves[i])) for i in layout.direct]
+        if layout.span is not None:
+            direct.append((self._slab[: layout.span.numel()], layout.span))
         copies = api.copy_stream(device) if stream is None else stream
         streams = (copies, self._home)
         # The checksums of debug mode are queued on the copy stream.
         at_once = home is None and stream is None and not debug.enabled
-        self._arrival = engine.start(cargo, self._slab, direct, streams, api, at_once)
+        self._event = engine.start(layout, self._slab, direct, streams, api, at_once)
         self._watch: debug.Watch | None = None
         if debug.enabled:
-            way = (api, device, copies, self._home)
+            route = (api, device, copies, self._home)
             memory = (self._slab, self._direct)
-            self._watch = debug.Watch(leaves, cargo, memory, way, self._arrival)
-            self._arrival = self._watch.arrival
+            self._watch = debug.Watch(leaves, layout, memory, route, self._event)
+            self._event = self._watch.event
         blocks = (self._slab, *self._direct.values())
-        self._lost = weakref.finalize(
-            self, _give_up, self._arrival, self._home, api, blocks
+        self._finalizer = weakref.finalize(
+            self, _free_after_copy, self._event, self._home, api, blocks
         )
-        self._lost.atexit = False
-        _keeper.release_done()
+        self._finalizer.atexit = False
+        keep_alive.release_done()
 
-    def land(self) -> list[torch.Tensor]:
+    def wait(self) -> list[torch.Tensor]:
         """Return the tensors; the current stream waits for the copy, the host does not.
 
         Tensors that were packed share one slab: it lives as long as any of them.
@@ -107,20 +114,20 @@ class Flight:
         stream = api.current_stream(self._device)
         if self._watch is not None:
             debug.check()
-            self._watch.land_on(stream)
-        self._arrival.wait(stream)
-        self._lost.detach()
+            self._watch.add_stream(stream)
+        self._event.wait(stream)
+        self._finalizer.detach()
         if stream != self._home:
             for block in (self._slab, *self._direct.values()):
                 api.keep(block, stream)
-        _keeper.release_done()
-        landed = backend.views(self._slab, self._plan)
+        keep_alive.release_done()
+        tensors = backend.views(self._slab, self._plan)
         if self._order is not None:
-            places = dict(zip(self._order, landed, strict=True))
-            landed = [places[i] for i in range(len(landed))]
-        for i, (dtype, shape) in self._forms.items():  # ascending: each finds its place
-            landed.insert(i, self._direct[i].view(dtype).view(shape))
-        return landed
+            by_index = dict(zip(self._order, tensors, strict=True))
+            tensors = [by_index[i] for i in range(len(tensors))]
+        for i, (dtype, shape) in self._formats.items():  # ascending, so i is right
+            tensors.insert(i, self._direct[i].view(dtype).view(shape))
+        return tensors
 
 
 def send(
@@ -129,11 +136,11 @@ def send(
     api: DeviceApi = torch_device,
     home: Any = None,
     stream: Any = None,
-) -> Flight:
+) -> DeviceCopy:
     """Start one packed copy of dense CPU tensors to ``device``.
 
-    Leaves that fill one page-locked span (`layout`) are copied as they lie there, and
-    so is each page-locked leaf of 1 MiB and more. The device reads these in place: they
+    Leaves that fill one pinned span (`layout`) are copied from there without packing,
+    and so is each pinned leaf of 1 MiB and more. The device reads these in place: they
     may be dropped when this returns, but not changed before the copy is done. All
     others may be changed too.
 
@@ -142,25 +149,25 @@ def send(
 
     Stream: device memory is allocated on ``home``, by default the current stream. The
     copy is queued on ``stream``, by default the one copy stream of the device. The
-    rest: see `Flight`.
+    rest: see `DeviceCopy`.
     """
     with span("pyparallel.send"):
-        return Flight(leaves, device, api, home, stream)
+        return DeviceCopy(leaves, device, api, home, stream)
 
 
-def depart(
+def start_copy(
     tensors: list[torch.Tensor],
     target: torch.device | None,
     dtype: torch.dtype | None = None,
     stream: Any = None,
 ) -> Callable[[], list[torch.Tensor]]:
-    """Start to copy tensors to a target; return the function that gives the copies.
+    """Start to copy tensors to a target; return a function that returns the copies.
 
-    Tensors for several targets are on their way to all of them before the first
-    arrives. The returned function need not be called.
+    Copies to several targets can all be started before the first one is waited for. The
+    returned function need not be called.
 
     Args:
-        tensors: of any kind, on any device.
+        tensors: of any type and layout, on any device.
         target: None is the host, where only tensors that are not contiguous are copied.
         dtype: of floating-point tensors, or None.
         stream: of the copy, if it is on the target; else the target's own.
@@ -174,21 +181,22 @@ def depart(
     if not has_streams(target):
         return lambda: [tensor.to(target) for tensor in tensors]
     on_target = stream is not None and stream.device == target
-    return Departure(tensors, target, stream=stream if on_target else None).land
+    return MixedCopy(tensors, target, stream=stream if on_target else None).wait
 
 
 def has_streams(device: torch.device) -> bool:
-    """Tell whether copies to ``device`` can be queued; MPS has one queue for all."""
+    """Return True if copies to ``device`` can be queued; MPS has one queue for all."""
     return hasattr(torch.get_device_module(device), "Stream")
 
 
-class Departure:
-    """Tensors of any kind that leave for a device with streams.
+class MixedCopy:
+    """A copy of tensors of any type and layout to a device with streams.
 
-    Those whose bytes are all that has to get there are packed and on their way at
-    once. The others follow by torch's own operators when this lands.
+    Plain CPU tensors without gradients are packed, and their copy starts at once. The
+    others are copied by torch's own operators in `wait`.
 
-    Stream: that of `send`; the others are copied on the landing's stream.
+    Stream: that of `send`; the others are copied on the stream that is current in
+    `wait`.
     """
 
     def __init__(
@@ -200,45 +208,46 @@ class Departure:
         stream: Any = None,
     ) -> None:
         self._device, self._api = device, api
-        self._flight: Flight | None = None
+        self._packed: DeviceCopy | None = None
         packed: Sequence[int] = range(len(tensors))
-        if tensors and _look_plain(tensors):
+        if tensors and _seem_packable(tensors):
             try:
-                self._flight = send(tensors, device, api, home, stream)
-            except TypeError:  # and nothing was sent; one of them is conjugated, or so
+                self._packed = send(tensors, device, api, home, stream)
+            except TypeError:  # nothing was sent: one is conjugated, for example
                 pass
-        if self._flight is None:
-            packed = [i for i, tensor in enumerate(tensors) if packs(tensor)]
+        if self._packed is None:
+            packed = [i for i, tensor in enumerate(tensors) if can_pack(tensor)]
             if packed:
                 chosen = [tensors[i] for i in packed]
-                self._flight = send(chosen, device, api, home, stream)
-        places = frozenset(packed)
-        # What is packed is not held: memory of the host is free for the next batch.
+                self._packed = send(chosen, device, api, home, stream)
+        indices = frozenset(packed)
+        # Packed tensors are not kept: their memory is free for the next batch.
         self._others = {
-            i: tensor for i, tensor in enumerate(tensors) if i not in places
+            i: tensor for i, tensor in enumerate(tensors) if i not in indices
         }
 
-    def land(self) -> list[torch.Tensor]:
+    def wait(self) -> list[torch.Tensor]:
         """Return the tensors on the device; the host does not wait for the copy."""
-        landed = self._flight.land() if self._flight else []
-        for i, tensor in self._others.items():  # ascending: each finds its place
-            landed.insert(i, tensor.to(self._device, non_blocking=True))
-        lent = [tensor for tensor in self._others.values() if self._is_lent(tensor)]
-        if lent:
-            hold_while_read(lent, self._device, self._api)
+        tensors = self._packed.wait() if self._packed else []
+        for i, tensor in self._others.items():  # ascending, so i is right
+            tensors.insert(i, tensor.to(self._device, non_blocking=True))
+        in_place = [each for each in self._others.values() if self._is_in_place(each)]
+        if in_place:
+            hold_while_read(in_place, self._device, self._api)
         self._others = {}
-        return landed
+        return tensors
 
-    def _is_lent(self, tensor: torch.Tensor) -> bool:
+    def _is_in_place(self, tensor: torch.Tensor) -> bool:
+        """Return True if the device reads the memory of this tensor itself."""
         strided = tensor.is_cpu and tensor.layout is torch.strided
         return strided and self._api.is_pinned(tensor)
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor contiguous; sparse tensors as they are."""
+    """Return the tensor contiguous; return sparse tensors unchanged."""
     try:
         return tensor.contiguous()
-    except RuntimeError:  # sparse tensors have no such thing
+    except RuntimeError:  # sparse tensors do not support it
         if tensor.layout is torch.strided:
             raise
         return tensor
@@ -248,8 +257,8 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _look_plain(tensors: list[torch.Tensor]) -> bool:
-    """Tell whether all may be packed, as far as a quick look can tell."""
+def _seem_packable(tensors: list[torch.Tensor]) -> bool:
+    """Return False if a quick check finds a tensor that cannot be packed."""
     return (
         PLAIN.issuperset(map(type, tensors))
         and all(map(_is_cpu, tensors))
@@ -257,8 +266,8 @@ def _look_plain(tensors: list[torch.Tensor]) -> bool:
     )
 
 
-def packs(tensor: torch.Tensor) -> bool:
-    """Tell whether only the bytes of this CPU tensor have to reach its consumer."""
+def can_pack(tensor: torch.Tensor) -> bool:
+    """Return True if this is a CPU tensor whose bytes are all that a copy needs."""
     return (
         tensor.device.type == "cpu"
         and is_plain(tensor)
@@ -269,37 +278,37 @@ def packs(tensor: torch.Tensor) -> bool:
 def hold_while_read(
     tensors: Sequence[torch.Tensor], device: torch.device, api: DeviceApi = torch_device
 ) -> None:
-    """Keep tensors until ``device`` has done all that is queued on its current stream.
+    """Keep tensors until ``device`` has done all work on its current stream.
 
-    For copies that were queued by other means: see Note [lent memory].
+    For copies that were queued by other means: see Note [in-place sources].
     """
     fence = api.fence(device)
-    _keeper.release_when(_keeper.hold(list(tensors)), fence.is_done)
+    keep_alive.release_when(keep_alive.hold(list(tensors)), fence.is_done)
 
 
-#: Give up what has been read; every later flight does it too.
-release_done = _keeper.release_done
+#: Drop the in-place sources of finished copies; every later copy does it too.
+release_done = keep_alive.release_done
 
 
 def drain(seconds: float) -> bool:
-    """Wait, at most so long, until the devices read nothing in place any more."""
-    is_drained = _keeper.drain(seconds)
+    """Wait at most ``seconds`` until the devices read no more memory in place."""
+    is_drained = keep_alive.drain(seconds)
     if debug.enabled:
         debug.check()
     return is_drained
 
 
-def _give_up(
-    arrival: engine.Arrival,
+def _free_after_copy(
+    event: engine.CopyEvent,
     home: Any,
     api: DeviceApi,
     blocks: Sequence[torch.Tensor],
 ) -> None:
-    """Let memory of a flight that never lands be reused after its copies only."""
+    """Delay the reuse of the memory of a copy that was never waited for."""
     if api.is_capturing(home):
-        _keeper.release_when(_keeper.hold(blocks), arrival.is_done)
+        keep_alive.release_when(keep_alive.hold(blocks), event.is_done)
     else:
-        arrival.wait(home)
+        event.wait(home)
 
 
 def _bytes(leaf: torch.Tensor) -> torch.Tensor:
@@ -310,12 +319,12 @@ def warn_about_pageable_memory(nbytes: int, device: torch.device) -> None:
     """Warn if batches are sent to a device from memory that is not pinned.
 
     Args:
-        nbytes: of the tensors of one batch that would have been read in place.
-        device: where they went.
+        nbytes: bytes of one batch that pinned memory would have saved from packing.
+        device: the target.
     """
     if has_warned("PP212"):
         return
-    # Threads may lose one another's counts, which makes the warning come later.
+    # Threads may overwrite each other's counts, which only delays the warning.
     _pageable.batches += 1
     _pageable.nbytes += nbytes
     batches, total = _pageable.batches, _pageable.nbytes
@@ -323,13 +332,13 @@ def warn_about_pageable_memory(nbytes: int, device: torch.device) -> None:
         return
     warn_once(
         "PP212",
-        f"scatter: large tensors for {device} should lie in page-locked memory, but "
-        f"{nbytes_text(total)} of {batches} batches did not, and were copied once more "
-        "on the host. Give pyparallel.DataLoader pin_memory=True.",
+        f"scatter: {nbytes_text(total)} of large tensors in {batches} batches for "
+        f"{device} came from pageable memory, so the host copied them once more. Give "
+        "pyparallel.DataLoader pin_memory=True.",
         LoaderWarning,
     )
 
 
-def forget_pageable() -> None:
-    """Count batches in pageable memory from zero, as a new process does."""
+def reset_pageable_count() -> None:
+    """Count batches in pageable memory from zero, as in a new process."""
     _pageable.batches = _pageable.nbytes = 0

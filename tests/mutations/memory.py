@@ -15,15 +15,15 @@ MUTATIONS = (
     Mutation(
         "what is read in place is not held",
         "sources that change or die",
-        "pyparallel/transfer/_keep_alive.py",
-        "        self._held[ticket] = sources\n",
-        "        self._held[ticket] = None\n",
+        "pyparallel/transfer/engine.py",
+        "        self._sources[ticket] = sources\n",
+        "        self._sources[ticket] = None\n",
         (_SPANS + "test_a_slot_is_free_when_it_has_been_read_and_not_before",),
     ),
     Mutation(
         "what is held is given up without asking its event",
         "page-locked memory used again too early",
-        "pyparallel/transfer/_keep_alive.py",
+        "pyparallel/transfer/engine.py",
         "            if is_done():\n",
         "            if True:\n",
         (_SPANS + "test_a_slot_is_free_when_it_has_been_read_and_not_before",),
@@ -31,8 +31,8 @@ MUTATIONS = (
     Mutation(
         "the end of the interpreter drops what is being read",
         "the end of the interpreter",
-        "pyparallel/transfer/_keep_alive.py",
-        "        if not drained:\n            _leak(self._held)\n",
+        "pyparallel/transfer/engine.py",
+        "        if not drained:\n            _leak(self._sources)\n",
         "",
         (
             _KEEPER + "test_the_end_of_the_interpreter_waits_a_little_and_drops_"
@@ -42,9 +42,9 @@ MUTATIONS = (
     Mutation(
         "a device that fails gives up what it reads",
         "page-locked memory used again too early",
-        "pyparallel/transfer/_keep_alive.py",
-        "        except Exception:  # the device failed: nobody knows what it still "
-        "reads\n            drained = False\n",
+        "pyparallel/transfer/engine.py",
+        "        except Exception:  # the device failed: it may still read the "
+        "sources\n            drained = False\n",
         "        except Exception:\n            drained = True\n",
         (
             _KEEPER + "test_the_end_of_the_interpreter_waits_a_little_and_drops_"
@@ -54,17 +54,17 @@ MUTATIONS = (
     Mutation(
         "a forked child drops what its parent sent",
         "locks and threads across a fork",
-        "pyparallel/transfer/_keep_alive.py",
-        "        _leak((self._held, self._checks))\n"
-        "        self._held, self._checks = {}, {}\n",
-        "        self._held, self._checks = {}, {}\n",
+        "pyparallel/transfer/engine.py",
+        "        _leak((self._sources, self._checks))\n"
+        "        self._sources, self._checks = {}, {}\n",
+        "        self._sources, self._checks = {}, {}\n",
         (_SPANS + "test_a_forked_child_leaves_to_its_parent_what_the_parent_sent",),
     ),
     Mutation(
         "the engine's sources are not held",
         "sources that change or die",
         "pyparallel/transfer/engine.py",
-        "    ticket = keeper.hold(sources) if sources else None\n",
+        "    ticket = keep_alive.hold(sources) if sources else None\n",
         "    ticket = None\n",
         (_ENGINE + "test_what_is_read_in_place_lives_until_it_has_been_read",),
     ),
@@ -80,7 +80,7 @@ MUTATIONS = (
         "page-locked tensors that torch sends are not held",
         "sources that change or die",
         "pyparallel/transfer/to_device.py",
-        "            hold_while_read(lent, self._device, self._api)\n",
+        "            hold_while_read(in_place, self._device, self._api)\n",
         "            pass\n",
         ("tests/test_move.py::test_what_torch_reads_in_place_is_held_until_then",),
     ),
@@ -189,8 +189,8 @@ MUTATIONS = (
         "nothing is sent, and copied all the same",
         "tensors of no size",
         "pyparallel/transfer/engine.py",
-        "    if cargo.packed and cargo.plan.nbytes:\n",
-        "    if cargo.packed:\n",
+        "    if layout.packed and layout.plan.nbytes:\n",
+        "    if layout.packed:\n",
         ("tests/test_slab.py::test_nothing_but_empty_leaves_needs_no_copy",),
     ),
     Mutation(

@@ -15,8 +15,8 @@ MUTATIONS = (
         "landing waits for no copy",
         "the consumer reads too early",
         "pyparallel/transfer/to_device.py",
-        "        self._arrival.wait(stream)\n        self._lost.detach()",
-        "        self._lost.detach()",
+        "        self._event.wait(stream)\n        self._finalizer.detach()",
+        "        self._finalizer.detach()",
         (_SLAB + "test_every_value_arrives_while_memory_is_reused",),
     ),
     Mutation(
@@ -31,8 +31,8 @@ MUTATIONS = (
         "the event is on another stream than the copies",
         "the consumer reads too early",
         "pyparallel/transfer/engine.py",
-        "        event = Event(api, api.record(stream))\n",
-        "        event = Event(api, api.record(home))\n",
+        "        event = DeviceEvent(api, api.record(stream))\n",
+        "        event = DeviceEvent(api, api.record(home))\n",
         (_SLAB + "test_every_value_arrives_while_memory_is_reused",),
     ),
     Mutation(
@@ -93,10 +93,10 @@ MUTATIONS = (
         "parts land one after the other",
         "the consumer reads too early",
         "pyparallel/scatter_gather/scatter.py",
-        "    return [pytree.unflatten(structure, land()) for land in landings]",
+        "    return [pytree.unflatten(structure, wait()) for wait in waits]",
         """    return [
-        pytree.unflatten(structure, depart(leaves, column, target, options.dtype,
-                                          stream, name)())
+        pytree.unflatten(structure, start_copy(leaves, column, target, options.dtype,
+                                               stream, name)())
         for column, target in zip(columns, targets, strict=False)
     ]""",
         ("tests/test_scatter_devices.py::test_all_are_sent_before_the_first_lands",),
@@ -113,7 +113,7 @@ MUTATIONS = (
         "a flight that never lands lets nobody wait",
         "the producer writes too early",
         "pyparallel/transfer/to_device.py",
-        "        arrival.wait(home)\n",
+        "        event.wait(home)\n",
         "        pass\n",
         (_SLAB + "test_memory_of_a_flight_that_never_lands_is_safe_to_reuse",),
     ),
@@ -121,7 +121,7 @@ MUTATIONS = (
         "memory of copies before an error goes back at once",
         "the producer writes too early",
         "pyparallel/transfer/engine.py",
-        "        api.wait(home, api.record(stream))  # their memory goes back there\n",
+        "        api.wait(home, api.record(stream))  # it frees their memory\n",
         "",
         (_SPANS + "test_a_copy_that_was_queued_before_an_error_keeps_its_source",),
     ),
@@ -137,8 +137,8 @@ MUTATIONS = (
         "memory is allocated in the thread, on its stream",
         "memory of another stream",
         "pyparallel/prefetch/_to_device.py",
-        "Departure(frame.take(), device, self._api, home)",
-        "Departure(frame.take(), device, self._api)",
+        "MixedCopy(frame.take(), device, self._api, home)",
+        "MixedCopy(frame.take(), device, self._api)",
         (_PREFETCH + "test_memory_is_taken_from_the_stream_of_the_latest_next",),
     ),
     Mutation(
@@ -211,7 +211,7 @@ MUTATIONS = (
         "a copy is queued while a graph is captured",
         "a stream of another device, or under capture",
         "pyparallel/transfer/engine.py",
-        "        _refuse_capture(name, each, api)\n",
+        "        _check_not_capturing(name, each, api)\n",
         "        pass\n",
         (_SLAB + "test_a_stream_under_capture_is_refused_before_anything_is_queued",),
     ),
@@ -245,10 +245,10 @@ MUTATIONS = (
     Mutation(
         "both directions share one copy stream",
         "the default stream",
-        "pyparallel/transfer/from_device.py",
+        "pyparallel/transfer/device.py",
         "torch_return = TorchReturn(backend.transfers)",
         "torch_return = TorchReturn(backend.transfers)\n"
-        "torch_return._streams = to_device.torch_device._streams",
+        "torch_return._streams = torch_device._streams",
         (
             "tests/test_return_flight.py::"
             "test_both_directions_have_streams_of_their_own",

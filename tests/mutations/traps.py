@@ -74,14 +74,15 @@ TRAPS: dict[str, Trap] = {
     ),
     "results read before they arrive": Trap(
         "The host reads a page-locked buffer whose copy is still queued.",
-        "Reading the handle of `to_host` waits for its event (Note [return flights]).",
+        "Reading the handle of `to_host` waits for its event (Note [copies to the "
+        "host]).",
     ),
     "page-locked memory used again too early": Trap(
         "A block is written again while a copy still reads it. torch tracks its own "
         "blocks only, and events recorded when memory is freed come too late.",
         "Each block, and each source that is read in place, is held until its own "
         "event has passed, recorded right behind the copy (Notes [staging lifetime], "
-        "[lent memory], [copies of dropped batches]).",
+        "[in-place sources], [copies of dropped batches]).",
     ),
     "sources that change or die": Trap(
         "The user changes or drops a tensor as soon as it was sent.",
