@@ -238,7 +238,7 @@ class FakeDevice:
 
     def wait(self, stream: Stream, event: threading.Event) -> None:
         copies = stream in self.copy_streams.values()
-        self.calls.append(("start" if copies else "land", stream.device))
+        self.calls.append(("start" if copies else "wait", stream.device))
         stream.queue(event.wait, 30)
 
     def wait_on_host(self, event: threading.Event) -> None:

@@ -71,7 +71,7 @@ def in_a_ring(device: Lent, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     return made
 
 
-@pytest.mark.parametrize("when", ["send", "land", "drain"])
+@pytest.mark.parametrize("when", ["send", "wait", "drain"])
 def test_a_leaf_of_a_span_is_named_by_whatever_comes_next(monkeypatch, when):
     with Lent() as device:
         monkeypatch.setattr(to_device, "torch_device", device)
@@ -84,7 +84,7 @@ def test_a_leaf_of_a_span_is_named_by_whatever_comes_next(monkeypatch, when):
         passed(device)
         calls = {
             "send": lambda: to_device.send([torch.zeros(1)], DEVICE, device),
-            "land": other.wait,
+            "wait": other.wait,
             "drain": lambda: to_device.drain(30),
         }
         with pytest.raises(

@@ -27,7 +27,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
         plan = backend.plan_slab(leaves)
         copies.append(list(leaves))
         slab = torch.empty(plan.nbytes, dtype=torch.uint8)
-        return SimpleNamespace(land=lambda: backend.views(slab, plan))
+        return SimpleNamespace(wait=lambda: backend.views(slab, plan))
 
     monkeypatch.setattr(to_device, "send", send)
     module = SimpleNamespace(Stream=object)

@@ -224,7 +224,7 @@ class TestCopiesBetweenDevices:
             between_devices,
             "MixedHostCopy",
             lambda tensors, api, snapshot: SimpleNamespace(
-                land=lambda: ["came", len(tensors)]
+                wait=lambda: ["came", len(tensors)]
             ),
         )
         tensors = [torch.empty(1, device="meta")]

@@ -59,8 +59,8 @@ def test_all_are_sent_before_the_first_lands(monkeypatch):
             ("copy", DEVICE),
             ("start", OTHER),
             ("copy", OTHER),
-            ("land", DEVICE),
-            ("land", OTHER),
+            ("wait", DEVICE),
+            ("wait", OTHER),
         ]
 
 

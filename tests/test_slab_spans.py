@@ -248,7 +248,7 @@ def finish(device: LentMemory) -> None:
     assert device.record(device.copies).wait(30)
 
 
-@pytest.mark.parametrize("when", ["send", "land", "poll", "drain"])
+@pytest.mark.parametrize("when", ["send", "wait", "poll", "drain"])
 def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
     queued = lend(slow)
     assert to_device.release_done() == 1 and not is_free(slow)
@@ -257,7 +257,7 @@ def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
     assert not is_free(slow), "somebody waited"
     if when == "send":
         to_device.send([torch.ones(3)], DEVICE, slow)
-    elif when == "land":
+    elif when == "wait":
         queued.wait()
     elif when == "poll":
         assert to_device.release_done() == 0
