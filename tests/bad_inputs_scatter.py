@@ -191,14 +191,14 @@ OPTIONS = {
     ),
     "dim-1": option(
         "inputs must have a dimension 1 to be split along, but has shape (6,). Put "
-        "what is not a batch into DataContainer(..., cpu_only=True).",
+        "metadata into DataContainer(..., cpu_only=True).",
         ValueError,
         IndexError,
         dim=1,
     ),
     "dim-2**64": option(
         f"inputs must have a dimension {2**64} to be split along, but has shape (6,). "
-        "Put what is not a batch into DataContainer(..., cpu_only=True).",
+        "Put metadata into DataContainer(..., cpu_only=True).",
         ValueError,
         IndexError,
         dim=2**64,
@@ -290,7 +290,7 @@ BATCHES = {
         to([-1]),
         refused(
             "inputs['x'].data[0] must be a tensor or a list of tensors, but is dict. "
-            "Use DataContainer(..., cpu_only=True) for what stays on the host.",
+            "Use DataContainer(..., cpu_only=True) for data that stay on the host.",
             TypeError,
         ),
     ),

@@ -16,7 +16,7 @@ from pyparallel.scatter_gather import gather as gather_module
 pytestmark = pytest.mark.one_backend
 
 ONE, NONE = torch.ones(1), None
-FIX = "Return the same kind of value on every replica."
+FIX = "Return a value of the same type on every replica."
 
 
 @dataclass

@@ -18,7 +18,7 @@ from pyparallel.mmcv._functions import Scatter
 pytestmark = pytest.mark.asan
 
 CPU2 = ["cpu", "cpu"]
-META = "Use DataContainer(..., cpu_only=True) for what stays on the host."
+META = "Use DataContainer(..., cpu_only=True) for data that stay on the host."
 ONE = torch.ones(1)
 Pair = namedtuple("Pair", "a b")
 
@@ -169,7 +169,7 @@ def test_chunk_sizes_sum_to_the_samples_of_every_container():
 
 def test_chunks_of_different_padding_cannot_be_cut_anew():
     message = (
-        "inputs must have chunks of one padded shape to be cut anew, but has (3,), "
+        "inputs must have chunks of one padded shape to be split again, but has (3,), "
         "(4,). Collate with samples_per_gpu equal to the batch size."
     )
     data = [torch.ones(2, 4), torch.ones(2, 3)]
@@ -183,7 +183,7 @@ def test_chunks_of_different_padding_cannot_be_cut_anew():
 def test_a_tensor_without_the_dimension(shape, dim):
     message = (
         f"inputs['x'] must have a dimension {dim} to be split along, but has shape "
-        f"{shape}. Put what is not a batch into DataContainer(..., cpu_only=True)."
+        f"{shape}. Put metadata into DataContainer(..., cpu_only=True)."
     )
     classes = (ValueError, IndexError)
     check(classes, message, {"x": torch.ones(shape)}, CPU2, dim=dim)

@@ -1,4 +1,4 @@
-"""What the outputs of several replicas must have in common to be gathered."""
+"""Check that the outputs of several replicas have one structure, for gather."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Path = tuple[Any, ...]
 
 
 def check_types(values: Sequence[Any], path: _Path) -> None:
-    """Raise TypeError if the values at one place are of several kinds."""
+    """Raise TypeError if the values at one place have different types."""
     first = values[0]
     for i, other in enumerate(values):
         if type(other) is type(first):
@@ -34,13 +34,13 @@ def check_types(values: Sequence[Any], path: _Path) -> None:
             continue
         raise BatchTypeError(
             f"gather: {_at(i, path)} must be of type {type_name(first)} like "
-            f"{_at(0, path)}, but is {type_name(other)}. Return the same kind of value "
-            "on every replica."
+            f"{_at(0, path)}, but is {type_name(other)}. Return a value of the same "
+            "type on every replica."
         )
 
 
 def check_keys(values: Sequence[Mapping[Any, Any]], path: _Path) -> None:
-    """Raise ValueError if not all have the keys of the first."""
+    """Raise ValueError if a mapping has other keys than the first one."""
     first = values[0]
     for i, other in enumerate(values):
         missing = [key for key in first if key not in other]
@@ -54,7 +54,7 @@ def check_keys(values: Sequence[Mapping[Any, Any]], path: _Path) -> None:
 
 
 def check_lengths(values: Sequence[Any], path: _Path) -> None:
-    """Raise ValueError if not all have as many items as the first."""
+    """Raise ValueError if a sequence has another length than the first one."""
     expected = len(values[0])
     for i, other in enumerate(values):
         if len(other) != expected:
@@ -66,7 +66,7 @@ def check_lengths(values: Sequence[Any], path: _Path) -> None:
 
 
 def check_joinable(values: Sequence[Any], path: _Path, dim: int) -> None:
-    """Raise ValueError if tensors, or arrays, cannot be joined along ``dim``."""
+    """Raise ValueError if tensors or arrays cannot be joined along ``dim``."""
     first = values[0]
     expected = tuple(first.shape)
     if expected and not -len(expected) <= dim < len(expected):
@@ -90,7 +90,7 @@ def check_joinable(values: Sequence[Any], path: _Path, dim: int) -> None:
 
 
 def check_equal(values: Sequence[Any], path: _Path) -> None:
-    """Raise ValueError if what is no tensor differs between replicas."""
+    """Raise ValueError if a value other than a tensor differs between replicas."""
     first = values[0]
     for i, other in enumerate(values):
         if not _equal(first, other):
@@ -102,9 +102,9 @@ def check_equal(values: Sequence[Any], path: _Path) -> None:
 
 
 def contain_data(values: Sequence[Any]) -> bool:
-    """Tell whether there is anything in these lists that is joined by itself.
+    """Return True if these lists contain values that are gathered one by one.
 
-    None counts as such: it stands for a tensor that is not there.
+    None counts as one: it takes the place of an optional tensor.
     """
     leaves = pytree.flatten(list(values))[0]
     return any(
@@ -114,7 +114,7 @@ def contain_data(values: Sequence[Any]) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Tell whether this is an array of numpy, which need not be installed."""
+    """Return True if this is an array of numpy, which need not be installed."""
     return type_name(value) == "numpy.ndarray"
 
 
@@ -123,7 +123,10 @@ def _at(i: int, path: _Path) -> str:
 
 
 def _outside(shape: tuple[int, ...], dim: int) -> tuple[int, ...] | None:
-    """Return the shape without ``dim``; None for a scalar, unlike that of a vector."""
+    """Return the number of dimensions and the other sizes than ``dim``.
+
+    None for a scalar, so that it differs from a vector.
+    """
     if not shape:
         return None
     rest = list(shape)
@@ -136,6 +139,7 @@ def _equal(one: Any, other: Any) -> bool:
     if one is other:
         return True
     try:
-        return bool(one == other or (one != one and other != other))  # two NaN are
-    except Exception:  # comparisons may raise, or give no truth value, as they like
+        # NaN equals NaN here.
+        return bool(one == other or (one != one and other != other))
+    except Exception:  # the comparison raised, or its result has no truth value
         return False

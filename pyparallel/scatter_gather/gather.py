@@ -46,9 +46,9 @@ def gather(outputs: Sequence[Any], target_device: Target | None, dim: int = 0) -
 
     Args:
         outputs: one for each replica, in the order of the chunks of the batch: tensors,
-            or nests of containers of one structure.
-        target_device: where tensors are to be: what `scatter` takes as a target; -1 is
-            the host; None is the device of the first tensor.
+            or nests of containers with the same structure.
+        target_device: the device of the result, named as in `scatter`; -1 is the host;
+            None is the device of the first tensor.
         dim: the dimension along which tensors are joined.
 
     Returns:
@@ -56,27 +56,28 @@ def gather(outputs: Sequence[Any], target_device: Target | None, dim: int = 0) -
 
         * tensors ``(n_i, *rest)`` and arrays joined along ``dim``, ``(sum(n_i),
           *rest)``; those without dimensions (losses) become a vector ``(replicas,)``;
-        * of a DataContainer one that holds all samples: lists joined, tensors and
-          `Padded` along dimension 0, and `Ragged` behind each other, as they are
-          without a container too. What is ``cpu_only`` stays where it is;
-        * lists in which there are only other values than tensors, arrays, containers
-          of data and None, such as names, joined. All other lists and tuples are
-          gathered item by item;
-        * every other value must be the same on all replicas, and is that of the first.
+        * DataContainers become one that holds all samples: lists are joined, tensors
+          and `Padded` are joined along dimension 0, and `Ragged` are appended. `Padded`
+          and `Ragged` outside a container are joined in the same way. ``cpu_only``
+          content is not copied;
+        * lists without tensors, arrays, DataContainers and None, such as lists of
+          names, are joined. All other lists and tuples are gathered item by item;
+        * every other value must be equal on all replicas, and is that of the first.
 
     Raises:
-        TypeError: no list or tuple of outputs; another kind of value at the same place.
-        ValueError: no outputs; other keys or lengths, shapes that differ outside
-            ``dim``, dtypes or values that differ. The message names the place and the
-            replica; nothing has been moved.
-        RuntimeError: a device that this machine does not have.
+        TypeError: the outputs are not a list or tuple, or have different types at one
+            place.
+        ValueError: no outputs; keys, lengths, dtypes or values that differ, or shapes
+            that differ outside ``dim``. The message names the place and the replica;
+            nothing has been copied.
+        RuntimeError: this machine does not have the device.
 
-    Stream: the tensors of each device come in packed copies, queued on, or waited for
-    by, the current streams. Where gradients are wanted they flow back to every output,
-    in packed copies too.
+    Stream: the tensors of each device are copied in packed copies, queued on, or waited
+    for by, the current streams. Gradients flow back to every output that requires them,
+    each in a copy of its own.
 
-    From ``torch.nn.parallel.gather``, which has no host as a source, takes scalars with
-    a warning, and casts to the dtype of the first output.
+    This replaces ``torch.nn.parallel.gather``, which does not accept sources on the
+    host, warns about scalars, and casts to the dtype of the first output.
 
     Example:
         >>> gather([{"x": torch.ones(2), "ids": ["a", "b"]},

@@ -1,4 +1,4 @@
-"""scatter: a batch is split over devices, and each part sent in one copy."""
+"""scatter: split a batch over devices, and copy each part in one copy."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def scatter(
     Args:
         inputs: a tensor, a DataContainer, or any nest of containers around them.
             Tensors are split along ``dim``, collated DataContainers by their chunks,
-            everything else is given to every device by reference (numpy arrays too,
-            unless there are several targets: then they are split, and stay arrays).
+            all other values go to every target by reference. With several targets
+            numpy arrays are split too, and stay arrays.
         target_gpus: one target or several: a CUDA index, ``'cuda:0'``, ``'cpu'``, a
-            `torch.device`; -1 is the host without any move. A device may stand there
-            more than once.
+            `torch.device`; -1 is the host, and tensors are not moved. A device may be
+            named more than once.
         dim: the dimension along which plain tensors are split. Chunks of
-            DataContainers lie along dimension 0.
+            DataContainers are always split along dimension 0.
         chunk_sizes: number of samples for each target; they sum to the size of every
             tensor along ``dim``. None: tensors beside a DataContainer are split by its
             chunks; without one, into equal parts (ceiling, as ``torch.chunk``). A
             tensor without samples goes to every target.
-        max_size: the most samples that one target gets; the excess is cut off.
+        max_size: the most samples for one target; further samples are dropped.
         dtype: floating-point dtype to which floating-point tensors are cast. Metadata
             (``cpu_only``) is not touched.
         stream: the stream of one of the targets on which the copy to it is queued.
@@ -51,27 +51,28 @@ def scatter(
     Returns:
         A list with one entry for each device used (a tuple for a bare tensor or
         DataContainer). It is shorter than ``target_gpus`` when there are fewer chunks.
-        Containers keep their types; DataContainers are replaced by what they hold. On
+        Containers keep their types; DataContainers are replaced by their content. On
         the host contiguous tensors are not copied.
 
     Raises:
-        TypeError: a target or an option of the wrong kind; a DataContainer that holds
-            anything but (lists of) tensors, `Padded` and `Ragged` without ``cpu_only``.
+        TypeError: a target or an option of the wrong type; a DataContainer without
+            ``cpu_only`` that holds other values than (lists of) tensors, `Padded` and
+            `Ragged`.
         ValueError: no targets; more chunks than targets; leaves with different numbers
             of chunks; sizes that do not sum up. The message names the key.
-        RuntimeError: a target device that this machine does not have; a stream of the
-            copy is under graph capture.
+        RuntimeError: this machine does not have a target device; a stream of the copy
+            is under graph capture.
 
-    Stream: for every device the CPU tensors go in one packed copy on the device's copy
-    stream, or on ``stream``, after what is queued on the current stream of the device
-    when this is called, and all are under way before the first is waited for; the
-    stream that is current on the device waits for its copy, the host does not.
-    Page-locked tensors of 1 MiB and more are read in place: do not change them before
-    the copy is done. Tensors that require grad are sent one by one so that gradients
-    flow back.
+    Stream: the CPU tensors of each device are in one packed copy on the device's copy
+    stream, or on ``stream``. The copy runs after the work that is queued on the current
+    stream of the device at the time of the call. All copies are queued before the first
+    one is waited for. The stream that is current on the device waits for its copy, the
+    host does not. Pinned tensors of 1 MiB and more are read in place: do not change
+    them before the copy is done. Tensors that require grad are copied one by one so
+    that gradients flow back.
 
-    The behaviour is that of mmcv 1.x ``scatter``; silently dropped chunks, lost
-    container types and labels misaligned with images are fixed. ``chunk_sizes``,
+    The behaviour is that of mmcv 1.x ``scatter``, without its defects: dropped chunks,
+    lost container types, and labels misaligned with images. ``chunk_sizes``,
     ``max_size``, ``dtype`` and ``stream`` are additions.
 
     Example:
@@ -102,8 +103,8 @@ def scatter_kwargs(
     """Scatter positional and keyword arguments of a module together.
 
     Args:
-        inputs: positional arguments, usually a tuple; None or empty if there are none.
-        kwargs: keyword arguments; None or empty if there are none.
+        inputs: positional arguments, usually a tuple; may be None or empty.
+        kwargs: keyword arguments; may be None or empty.
         target_gpus: see `scatter`, as for the other arguments.
         dim: see `scatter`.
         chunk_sizes: see `scatter`.
@@ -121,7 +122,7 @@ def scatter_kwargs(
         RuntimeError: as `scatter`.
 
     Both are split by one partition, so that a tensor in one follows the DataContainers
-    of the other. From mmcv 1.x ``scatter_kwargs``.
+    of the other. The behaviour is that of mmcv 1.x ``scatter_kwargs``.
     """
     targets = resolve_targets(target_gpus)
     options = _options(targets, dim, chunk_sizes, max_size, dtype)
@@ -137,13 +138,13 @@ def scatter_kwargs(
 def first_arguments(
     scattered: tuple[Sequence[Any], Sequence[Any]],
 ) -> tuple[Any, Any]:
-    """Return the first device's arguments from what `scatter_kwargs` returned."""
+    """Return the first device's arguments from a result of `scatter_kwargs`."""
     inputs, kwargs = scattered
     return (inputs[0] if inputs else ()), (kwargs[0] if kwargs else {})
 
 
 def _is_empty(arguments: Any) -> bool:
-    """Tell whether there are no arguments; a tensor is an argument, not a flag."""
+    """Return True if there are no arguments; a tensor always is one."""
     return arguments is None or (
         isinstance(arguments, list | tuple | dict) and not arguments
     )
@@ -162,7 +163,7 @@ def _scatter(
         path = pytree.accessors(structure)[i]
         if len(roots) == 1:
             return path.codify(roots[0])
-        # Two roots: the first step of the path tells which of them it is.
+        # With two roots, the first step of the path is the number of the root.
         return path[1:].codify(roots[path[0].entry])
 
     if not options.divides:

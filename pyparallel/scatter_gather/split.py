@@ -1,7 +1,8 @@
-"""The split of a batch over devices: one partition for everything in it.
+"""Split the leaves of a batch over targets, all by one partition.
 
-Where the batch holds DataContainers their chunks are the partition, and plain tensors
-beside them follow it. Otherwise it is ``chunk_sizes``, or ceiling parts of each tensor.
+If the batch holds DataContainers, their chunks are the partition, and plain tensors
+beside them follow it. Otherwise it is ``chunk_sizes``, or equal parts of each tensor
+(ceiling, as ``torch.chunk``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..core.errors import (
 )
 from .move import LeafName, check_memory
 
-#: Names one leaf; see `LeafName`.
+#: Returns the name of one leaf for a message; see `LeafName`.
 Where = Callable[[], str]
 
 _TENSOR = frozenset({torch.Tensor})
@@ -45,7 +46,7 @@ class Options:
 
     @property
     def divides(self) -> bool:
-        """Whether there is anything to do: one target takes everything whole."""
+        """False if one target takes the whole batch, as it is."""
         return not (
             self.num_targets == 1 and self.chunk_sizes is None and self.max_size is None
         )
@@ -56,7 +57,7 @@ def whole_parts(leaves: list[Any], options: Options, name: LeafName) -> list[Any
 
     Raises:
         TypeError: as `split`.
-        ValueError: a DataContainer with more chunks than one, or with none.
+        ValueError: a DataContainer that does not have exactly one chunk.
     """
     if not any(issubclass(cls, DataContainer) for cls in set(map(type, leaves))):
         return leaves
@@ -71,7 +72,7 @@ def _only_chunk(
 ) -> Any:
     data = container.data
     if type(data) is list and len(data) == 1:
-        (chunk,) = data  # as collate makes it: nothing more to look at
+        (chunk,) = data  # as collate makes it, which needs no further checks
         if container.cpu_only or type(chunk) is torch.Tensor:
             return chunk
         if type(chunk) is list and _TENSOR.issuperset(map(type, chunk)):
@@ -86,7 +87,7 @@ def split(leaves: Sequence[Any], options: Options, name: LeafName) -> list[list[
 
     Raises:
         TypeError: a DataContainer that does not hold chunks of tensors.
-        ValueError: leaves that cannot be split alike; both are named.
+        ValueError: two leaves that cannot be split by one partition; both are named.
     """
     parts: dict[int, list[Any]] = {
         i: _chunks(leaf, options, partial(name, i))
@@ -97,25 +98,25 @@ def split(leaves: Sequence[Any], options: Options, name: LeafName) -> list[list[
         i: leaf
         for i, leaf in enumerate(leaves)
         if (isinstance(leaf, torch.Tensor) or type_name(leaf) == "numpy.ndarray")
-        and not _goes_whole(leaf, options, partial(name, i))
+        and not _has_no_samples(leaf, options, partial(name, i))
     }
     sizes = options.chunk_sizes
     if plain and parts and sizes is None and options.num_targets > 1:
         sizes = _container_sizes(parts, name)
     for i, leaf in plain.items():
         parts[i] = _split_tensor(leaf, sizes, options, partial(name, i))
-    num_used = _agreed(parts, options.num_targets, name)
+    num_used = _num_used_targets(parts, options.num_targets, name)
     if options.max_size is not None:
         for i, part in parts.items():
             dim = options.dim if i in plain else 0
-            parts[i] = [_cap(chunk, dim, options.max_size) for chunk in part]
+            parts[i] = [_truncate(chunk, dim, options.max_size) for chunk in part]
     return [
         parts[i] if i in parts else [leaf] * num_used for i, leaf in enumerate(leaves)
     ]
 
 
-def _goes_whole(leaf: Any, options: Options, where: Where) -> bool:
-    """Tell whether there are no samples to share out: every target gets the leaf."""
+def _has_no_samples(leaf: Any, options: Options, where: Where) -> bool:
+    """Return True if a leaf has no samples to split: every target gets all of it."""
     if isinstance(leaf, torch.Tensor) and (
         leaf.is_nested or leaf.layout is not torch.strided
     ):
@@ -137,14 +138,14 @@ def _split_tensor(
 ) -> list[Any]:
     """Split a tensor or an array along ``dim``.
 
-    A tensor without memory is refused here: its parts would be without a name.
+    Freed memory is reported here, because the parts have no names for a message.
     """
     check_memory(leaf, where)
     dim, shape = options.dim, tuple(leaf.shape)
     if not -len(shape) <= dim < len(shape):
         raise SplitError(
             f"{where()} must have a dimension {dim} to be split along, but has shape "
-            f"{shape}. Put what is not a batch into DataContainer(..., cpu_only=True)."
+            f"{shape}. Put metadata into DataContainer(..., cpu_only=True)."
         )
     if sizes is None:
         sizes = partition(shape[dim], options.num_targets)
@@ -169,8 +170,8 @@ def _index(dim: int, num_dims: int, part: slice) -> tuple[slice, ...]:
     return tuple(index)
 
 
-def _cap(chunk: Any, dim: int, max_size: int) -> Any:
-    """Return the first ``max_size`` samples of a chunk; of what has none, all."""
+def _truncate(chunk: Any, dim: int, max_size: int) -> Any:
+    """Return the first ``max_size`` samples of a chunk; all if it has no length."""
     if _length(chunk) is None and type_name(chunk) != "numpy.ndarray":
         return chunk
     if isinstance(chunk, Padded | Ragged):
@@ -180,8 +181,10 @@ def _cap(chunk: Any, dim: int, max_size: int) -> Any:
     return chunk[_index(dim, len(chunk.shape), slice(max_size))]
 
 
-def _agreed(parts: dict[int, list[Any]], num_targets: int, name: LeafName) -> int:
-    """Return how many targets are used: as many as every leaf has parts."""
+def _num_used_targets(
+    parts: dict[int, list[Any]], num_targets: int, name: LeafName
+) -> int:
+    """Return the number of used targets: the number of parts of every leaf."""
     if not parts:
         return num_targets
     (first, expected), *others = parts.items()
@@ -195,7 +198,7 @@ def _agreed(parts: dict[int, list[Any]], num_targets: int, name: LeafName) -> in
 
 
 def _chunks(container: DataContainer, options: Options, where: Where) -> list[Any]:
-    """Return the chunks of a container, checked and re-cut as asked for."""
+    """Return the chunks of a container, checked, and split again by the options."""
     data = container.data
     if isinstance(data, torch.Tensor | Padded | Ragged) and not container.cpu_only:
         data = [data]
@@ -210,7 +213,7 @@ def _chunks(container: DataContainer, options: Options, where: Where) -> list[An
     if not container.cpu_only:
         _check_tensors(chunks, where)
     if options.chunk_sizes is not None:
-        chunks = _recut(chunks, options.chunk_sizes, where)
+        chunks = _rechunk(chunks, options.chunk_sizes, where)
     if len(chunks) > options.num_targets:
         raise BatchValueError(
             f"{where()} must have at most one chunk for each target "
@@ -221,7 +224,7 @@ def _chunks(container: DataContainer, options: Options, where: Where) -> list[An
 
 
 def _check_tensors(items: list[Any], where: Where, path: tuple[int, ...] = ()) -> None:
-    """Raise if there is anything but tensors in nested lists."""
+    """Raise if nested lists hold other values than tensors, `Padded` and `Ragged`."""
     for i, item in enumerate(items):
         if isinstance(item, torch.Tensor | Padded | Ragged):
             continue
@@ -229,7 +232,7 @@ def _check_tensors(items: list[Any], where: Where, path: tuple[int, ...] = ()) -
             raise BatchTypeError(
                 f"{format_path(where() + '.data', (*path, i))} must be a tensor or a "
                 f"list of tensors, but is {type_name(item)}. Use DataContainer(..., "
-                "cpu_only=True) for what stays on the host."
+                "cpu_only=True) for data that stay on the host."
             )
         if len(path) > pytree.MAX_DEPTH:
             raise pytree.too_deep(f"{where()}.data")
@@ -237,7 +240,7 @@ def _check_tensors(items: list[Any], where: Where, path: tuple[int, ...] = ()) -
 
 
 def _length(chunk: Any) -> int | None:
-    """Return how many samples a chunk holds, or None if it does not say."""
+    """Return the number of samples in a chunk, or None if it has no length."""
     if isinstance(chunk, torch.Tensor):
         return chunk.shape[0] if chunk.dim() else None
     if isinstance(chunk, Padded | Ragged):
@@ -245,8 +248,8 @@ def _length(chunk: Any) -> int | None:
     return len(chunk) if isinstance(chunk, list | tuple) else None
 
 
-def _recut(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]:
-    """Cut the samples of all chunks, in order, into chunks of these sizes."""
+def _rechunk(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]:
+    """Split the samples of all chunks, in order, into chunks of these sizes."""
     lengths = [_length(chunk) for chunk in chunks]
     total = sum(length or 0 for length in lengths)
     if None in lengths or total != sum(sizes):
@@ -258,21 +261,23 @@ def _recut(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]:
         return chunks
     if all(isinstance(chunk, Padded) for chunk in chunks):
         fields = [
-            [None] * len(sizes) if None in field else _recut(list(field), sizes, where)
+            [None] * len(sizes)
+            if None in field
+            else _rechunk(list(field), sizes, where)
             for field in zip(*(chunk.fields() for chunk in chunks), strict=True)
         ]
         return list(map(Padded, *fields))
     if all(isinstance(chunk, Ragged) for chunk in chunks):
         samples = [sample for chunk in chunks for sample in chunk.unbind()]
-        return [Ragged.from_tensors(each) for each in _dealt(samples, sizes)]
+        return [Ragged.from_tensors(each) for each in _groups(samples, sizes)]
     if not all(isinstance(chunk, torch.Tensor) for chunk in chunks):
         samples = [sample for chunk in chunks for sample in chunk]
-        return _dealt(samples, sizes)
+        return _groups(samples, sizes)
     shapes = {tuple(chunk.shape[1:]) for chunk in chunks}
     if len(shapes) > 1:
         raise BatchValueError(
-            f"{where()} must have chunks of one padded shape to be cut anew, but has "
-            f"{', '.join(map(str, sorted(shapes)))}. Collate with samples_per_gpu "
+            f"{where()} must have chunks of one padded shape to be split again, but "
+            f"has {', '.join(map(str, sorted(shapes)))}. Collate with samples_per_gpu "
             "equal to the batch size."
         )
     check_memory(chunks, where)
@@ -280,7 +285,7 @@ def _recut(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]:
     return list(whole.split(list(sizes)))
 
 
-def _dealt(samples: list[Any], sizes: Sequence[int]) -> list[list[Any]]:
+def _groups(samples: list[Any], sizes: Sequence[int]) -> list[list[Any]]:
     ends = accumulate(sizes)
     return [samples[end - n : end] for n, end in zip(sizes, ends, strict=True)]
 
@@ -288,7 +293,7 @@ def _dealt(samples: list[Any], sizes: Sequence[int]) -> list[list[Any]]:
 def _container_sizes(
     parts: dict[int, list[Any]], name: LeafName
 ) -> tuple[int, ...] | None:
-    """Return the chunk sizes that the containers agree on, None if none tells."""
+    """Return the chunk sizes of the containers; None if unknown."""
     known: dict[tuple[int, ...], int] = {}
     for i, chunks in parts.items():
         lengths = tuple(_length(chunk) for chunk in chunks)
@@ -307,9 +312,9 @@ def _container_sizes(
 def partition(num_items: int, num_parts: int) -> list[int]:
     """Split items into at most ``num_parts`` ascending parts of ceiling size.
 
-    The one partition of a batch: what is copied and what is waited for both come from
-    it. The sizes are those of ``torch.chunk``; there may be fewer parts than asked
-    for, and no items make one empty part.
+    This is the one partition of a batch: all code that copies or waits for parts uses
+    it. The sizes are those of ``torch.chunk``; there may be fewer than ``num_parts``
+    parts. Zero items make one empty part.
 
     Example:
         >>> partition(5, 2), partition(3, 4), partition(0, 2)

@@ -1,4 +1,4 @@
-"""to_host: the tensors of a nested batch come to the host in one copy."""
+"""to_host: copy the tensors of a nested batch to the host in one copy per device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..transfer.from_device import MixedHostCopy
 
 
 class HostCopy:
-    """A batch on its way to the host, as `start_to_host` returns it.
+    """A batch that is copied to the host, as `start_to_host` returns it.
 
-    It may be dropped at any time, and asked by any thread.
+    It may be dropped at any time, and used by any thread.
     """
 
     def __init__(self, batch: Any, api: ReturnApi, snapshot: bool) -> None:
@@ -27,7 +27,7 @@ class HostCopy:
             self._pending = frame, MixedHostCopy(frame.take(), api, snapshot)
 
     def is_done(self) -> bool:
-        """Tell whether `get` would return at once; the host does not wait."""
+        """Return True if `get` returns at once; the host does not wait."""
         pending = self._pending
         return pending is None or pending[1].is_done()
 
@@ -47,27 +47,27 @@ class HostCopy:
 def to_host(batch: Any) -> Any:
     """Return a nested batch with all its tensors on the host, in one copy per device.
 
-    The tensors have no gradient history. Those of one device lie in one page-locked
-    slab, which lives as long as any of them: ``clone()`` what you keep for long. Slabs
-    beyond `memory.set_pinned_limit` are ordinary memory, and a `LoaderWarning` says so.
+    The tensors have no gradient history. Those of one device share one pinned slab,
+    which lives as long as any of them: ``clone()`` tensors that you keep for long.
+    Slabs beyond `memory.set_pinned_limit` are ordinary memory, with a `LoaderWarning`.
 
     Args:
-        batch: a tensor, or any nest of containers around tensors, DataContainers too
-            (what is ``cpu_only`` is not looked at). Everything else is passed through.
+        batch: a tensor, or any nest of containers around tensors, also DataContainers
+            (those with ``cpu_only`` are not searched). Other values are passed through.
 
     Returns:
-        The batch with new containers; tensors on the host, and what is no tensor, are
-        the very same objects. The batch itself if no tensor is on a device.
+        The batch with new containers. Tensors that were on the host, and other values,
+        are the same objects. If no tensor is on a device, the batch itself.
 
     Raises:
-        RuntimeError: the current stream of a device is recording a graph.
+        RuntimeError: the current stream of a device is under graph capture.
 
     Stream: on each device, one kernel packs the tensors of less than 1 MiB (one more
-    for each that is not contiguous) and one copy follows it; larger contiguous ones are
-    copied by themselves, to their place in the same slab. All is queued on the stream
-    that is current there, and the host waits for the copies, not for the device. What
-    is not plain (sparse, quantized, conjugated, subclasses of Tensor) is copied by
-    ``Tensor.cpu``.
+    for each that is not contiguous), and one copy follows it. Larger contiguous tensors
+    are copied one by one to their slots in the same slab. All work is queued on the
+    stream that is current there. The host waits for the copies, not for the device.
+    Tensors that are not plain (sparse, quantized, conjugated, subclasses of Tensor) are
+    copied by ``Tensor.cpu``.
 
     Example:
         >>> import torch
@@ -82,23 +82,24 @@ def to_host(batch: Any) -> Any:
 def start_to_host(batch: Any) -> HostCopy:
     """Start to copy a nested batch to the host; return a handle to get it later.
 
-    So the metrics of one step are read in the next one, without a stall. The batch has
-    the values of this call: tensors may be changed and dropped as soon as it returns.
+    Use it to read the metrics of one step in the next one, without a stall. The result
+    has the values at the time of this call: tensors may be changed and dropped as soon
+    as it returns.
 
     Args:
         batch: as for `to_host`. Tensors that are on the host already are not copied:
-            they are seen as they are when the batch is read.
+            later changes to them are visible in the result.
 
     Returns:
-        A handle: ``get()`` waits and returns what `to_host` returns, ``is_done()``
-        tells whether there is anything left to wait for. Dropping it is safe.
+        A handle: ``get()`` waits and returns the result of `to_host`, ``is_done()``
+        returns True if there is nothing left to wait for. Dropping it is safe.
 
     Raises:
-        RuntimeError: the current stream of a device is recording a graph.
+        RuntimeError: the current stream of a device is under graph capture.
 
-    Stream: on each device the tensors, large ones too, are packed on the stream that is
-    current there, and the slab is copied on a stream of its own, which only the host
-    waits for. What is not plain is copied, and waited for, at once.
+    Stream: on each device the tensors, also large ones, are packed on the stream that
+    is current there. The slab is copied on a separate stream, and only the host waits
+    for it. Tensors that are not plain are copied, and waited for, at once.
 
     Example:
         >>> import torch
