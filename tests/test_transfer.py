@@ -305,7 +305,7 @@ def test_pure_python_has_no_engine():
 
 def test_the_one_choice_is_the_devices(monkeypatch):
     chosen = []
-    for name in ("_by_engine", "_by_torch"):
+    for name in ("_start_native", "_start_with_torch"):
         monkeypatch.setattr(engine, name, lambda *args, name=name: chosen.append(name))
     device = HostDevice()
     leaf, slab = torch.ones(4), torch.zeros(64, dtype=torch.uint8)
@@ -313,4 +313,4 @@ def test_the_one_choice_is_the_devices(monkeypatch):
     for answer in (True, False):
         device.has_engine = lambda device, answer=answer: answer
         engine.start(planned, slab, [], (COPIES, MAIN), device)
-    assert chosen == ["_by_engine", "_by_torch"]
+    assert chosen == ["_start_native", "_start_with_torch"]
