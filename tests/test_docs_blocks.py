@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from pyparallel.mmengine import *
-from pyparallel.mmengine import fully_sharded
+from pyparallel.mmengine import fully_sharded_distributed
 if not dist.is_initialized():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
@@ -49,7 +49,7 @@ class Gan(BaseModel):
 
 # Without a GPU it has to be told where to shard.
 MMFullyShardedDataParallel = functools.partial(
-    fully_sharded.MMFullyShardedDataParallel, device_id="cpu")
+    fully_sharded_distributed.MMFullyShardedDataParallel, device_id="cpu")
 local_rank = 0
 model, gan = Model(), Gan()
 batch = dict(inputs=torch.ones(1, 1))

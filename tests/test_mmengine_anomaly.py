@@ -12,7 +12,7 @@ from torch import nn
 
 from pyparallel.mmengine import (
     MODEL_WRAPPERS,
-    anomaly,
+    anomalous_params,
     detect_anomalous_params,
     is_model_wrapper,
 )
@@ -35,7 +35,7 @@ class Two(nn.Module):
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what is logged, wherever to."""
     messages: list[str] = []
-    monkeypatch.setattr(anomaly, "_log", messages.append)
+    monkeypatch.setattr(anomalous_params, "_log", messages.append)
     return messages
 
 
@@ -117,7 +117,7 @@ def test_the_depth_of_a_graph_has_no_limit(depth: int, logged: Any) -> None:
 def test_the_level_is_error_and_the_logger_has_a_name(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(anomaly, "upstream", lambda name: None)
+    monkeypatch.setattr(anomalous_params, "upstream", lambda name: None)
     caplog.set_level(logging.ERROR, "pyparallel.mmengine")
     detect_anomalous_params(torch.zeros(()), nn.Linear(2, 1, bias=False))
     text = EXPECTED.format("weight", (1, 2))

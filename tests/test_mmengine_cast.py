@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyparallel import DataContainer, Padded, Padding, Ragged, collate
-from pyparallel.mmengine import BaseDataPreprocessor, _cast
+from pyparallel.mmengine import BaseDataPreprocessor, _cast_data
 
 pytestmark = pytest.mark.one_backend
 
@@ -212,8 +212,8 @@ def test_all_tensors_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
 
     cuda = torch.device("cuda", 0)
-    monkeypatch.setattr(_cast, "move", move)
-    monkeypatch.setattr(_cast, "resolve_target", lambda device, *_: cuda)
+    monkeypatch.setattr(_cast_data, "move", move)
+    monkeypatch.setattr(_cast_data, "resolve_target", lambda device, *_: cuda)
     preprocessor = BaseDataPreprocessor()
     preprocessor._device = torch.device("cuda")
     t = torch.zeros(1)

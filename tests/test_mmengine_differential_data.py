@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pyparallel import mmengine as ours
-from pyparallel.mmengine import _cast, _upstream
+from pyparallel.mmengine import _cast_data, _upstream
 
 if not _upstream.available:
     if os.environ.get("PYPARALLEL_NO_SKIP", "0") not in ("", "0"):
@@ -113,8 +113,8 @@ def test_tensors_of_data_elements_go_with_the_batch(
             for each in parts
         ]
 
-    monkeypatch.setattr(_cast, "move", move)
-    monkeypatch.setattr(_cast, "resolve_target", lambda *_: None)
+    monkeypatch.setattr(_cast_data, "move", move)
+    monkeypatch.setattr(_cast_data, "resolve_target", lambda *_: None)
     mine = ours.BaseDataPreprocessor()
     mine._device = torch.device("cuda", 0)
     boxes = InstanceData(boxes=torch.zeros(2, 4), labels=torch.zeros(2))

@@ -22,7 +22,7 @@ from pyparallel.mmengine import (
     BaseDataPreprocessor,
     BaseModel,
     ImgDataPreprocessor,
-    model,
+    base_model,
 )
 
 pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
@@ -33,7 +33,7 @@ ToyModel = toy_model(BaseModel)
 @pytest.fixture
 def no_mmengine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave configs to what is known without mmengine."""
-    monkeypatch.setattr(model, "upstream", lambda name: None)
+    monkeypatch.setattr(base_model, "upstream", lambda name: None)
 
 
 def message(call: Any, *args: Any, **kwargs: Any) -> tuple[type, str]:

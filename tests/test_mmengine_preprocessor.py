@@ -16,7 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyparallel import DataContainer, Padded, Padding, collate
-from pyparallel.mmengine import BaseModel, ImgDataPreprocessor, image, stack_batch
+from pyparallel.mmengine import (
+    BaseModel,
+    ImgDataPreprocessor,
+    data_preprocessor,
+    stack_batch,
+)
 
 pytestmark = pytest.mark.also_peers
 
@@ -198,13 +203,13 @@ def test_a_tensor_has_the_bits_of_its_images(
 
 def test_the_kernel_is_taken_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    plain = image.ImagePreprocessor.forward
+    plain = data_preprocessor.ImagePreprocessor.forward
 
     def forward(self: Any, given: Any) -> Any:
         calls.append(len(given))
         return plain(self, given)
 
-    monkeypatch.setattr(image.ImagePreprocessor, "forward", forward)
+    monkeypatch.setattr(data_preprocessor.ImagePreprocessor, "forward", forward)
     preprocessor = ImgDataPreprocessor([1.0, 2, 3], [4, 5, 6], 2, 9, bgr_to_rgb=True)
     preprocessor({"inputs": RAGGED})
     preprocessor({"inputs": torch.zeros(2, 3, 4, 4)})

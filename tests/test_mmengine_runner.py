@@ -22,10 +22,11 @@ if importlib.util.find_spec("mmengine") is None:
 HERE = Path(__file__).parent
 OURS = [
     "pyparallel.mmengine.distributed.MMDistributedDataParallel",
-    "pyparallel.mmengine.preprocessor.BaseDataPreprocessor",
-    "pyparallel.mmengine.optim.OptimWrapper",
+    "pyparallel.mmengine.data_preprocessor.BaseDataPreprocessor",
+    "pyparallel.mmengine.optimizer_wrapper.OptimWrapper",
 ]
-FULLY_SHARDED = "pyparallel.mmengine.fully_sharded"
+AMP = "pyparallel.mmengine.amp_optimizer_wrapper.AmpOptimWrapper"
+FULLY_SHARDED = "pyparallel.mmengine.fully_sharded_distributed"
 #: Without ranks the model is its own wrapper.
 OURS_ALONE = ["mmengine_runner_parts.Reader", *OURS[1:]]
 
@@ -106,7 +107,7 @@ def test_images_are_the_same_to_the_bit(results: Results) -> None:
     assert_same(results, "alone_images_ours", "alone_images_stock")
     for case in ("images_ours", "alone_images_ours"):
         found = results.of(case)[0]["classes"][1]
-        assert found == "pyparallel.mmengine.image.ImgDataPreprocessor"
+        assert found == "pyparallel.mmengine.data_preprocessor.ImgDataPreprocessor"
 
 
 def test_accumulation_and_clipping_are_the_same_to_the_bit(results: Results) -> None:
@@ -118,7 +119,7 @@ def test_accumulation_and_clipping_are_the_same_to_the_bit(results: Results) -> 
 def test_mixed_precision_trains_on_the_cpu(results: Results) -> None:
     pairs = zip(results.of("mixed_ours"), results.of("short_stock"), strict=True)
     for mixed, full in pairs:
-        assert mixed["classes"][2] == "pyparallel.mmengine.amp.AmpOptimWrapper"
+        assert mixed["classes"][2] == AMP
         assert mixed["losses"] != full["losses"]
         # bfloat16 has 8 bits; the losses are about 1.
         assert mixed["losses"] == pytest.approx(full["losses"], abs=0.02)
@@ -152,7 +153,7 @@ def test_the_flexible_runner_shards(results: Results) -> None:
 
 
 def test_the_configs_of_the_documentation_train(results: Results) -> None:
-    amp = [*OURS[:2], "pyparallel.mmengine.amp.AmpOptimWrapper"]
+    amp = [*OURS[:2], AMP]
     sharded = [f"{FULLY_SHARDED}.MMFullyShardedDataParallel", *amp[1:]]
     expected = [OURS, OURS, OURS, amp, amp, sharded]
     for rank in results.of("documented"):

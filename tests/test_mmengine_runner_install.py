@@ -17,7 +17,7 @@ from python_runs import run
 
 import pyparallel
 from pyparallel import mmengine as ours
-from pyparallel.mmengine import _checkpoint, _install, _upstream
+from pyparallel.mmengine import _install, _upstream
 
 pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend, pytest.mark.slow]
 
@@ -134,7 +134,7 @@ def test_safe_globals_of_others_outlive_an_uninstall() -> None:
     class Mine:
         pass
 
-    history = _checkpoint.safe_globals()[0]
+    history = _install.safe_globals()[0]
     torch.serialization.add_safe_globals([Mine, history])
     try:
         ours.install()

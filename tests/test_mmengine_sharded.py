@@ -14,7 +14,7 @@ from optim_runs import refuses
 from torch.distributed import fsdp
 
 from pyparallel import mmengine
-from pyparallel.mmengine import _setting
+from pyparallel.mmengine.fully_sharded_distributed import resolve_dtypes
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
@@ -144,6 +144,6 @@ def test_a_submodule_to_shard_must_exist() -> None:
 
 def test_precision_takes_only_arguments_of_its_class() -> None:
     with pytest.raises(TypeError, match="here must hold arguments of MixedPrecision"):
-        _setting.dtypes({"dtype": "float16"}, fsdp.MixedPrecision, "here")
+        resolve_dtypes({"dtype": "float16"}, fsdp.MixedPrecision, "here")
     with pytest.raises(TypeError, match=r"here\['param_dtype'\] must be a torch.dtype"):
-        _setting.dtypes({"param_dtype": 3}, fsdp.MixedPrecision, "here")
+        resolve_dtypes({"param_dtype": 3}, fsdp.MixedPrecision, "here")

@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import OptimWarning
 from ._install import attach as attach
 from ._install import install, installed, uninstall
-from .amp import AmpOptimWrapper
-from .anomaly import detect_anomalous_params
-from .collate import default_collate, pseudo_collate
-from .distributed import MMDistributedDataParallel
-from .image import ImgDataPreprocessor
+from .amp_optimizer_wrapper import AmpOptimWrapper
+from .anomalous_params import detect_anomalous_params
+from .base_model import BaseModel
+from .collate import default_collate, pseudo_collate, stack_batch
+from .data_preprocessor import BaseDataPreprocessor, ImgDataPreprocessor
+from .distributed import MODEL_WRAPPERS, MMDistributedDataParallel, is_model_wrapper
 from .launchers import init_dist
-from .model import BaseModel
-from .model_wrappers import MODEL_WRAPPERS, is_model_wrapper
-from .optim import OptimWrapper
-from .optim_dict import OptimWrapperDict
-from .preprocessor import BaseDataPreprocessor
-from .separate import MMSeparateDistributedDataParallel
-from .stack import stack_batch
+from .optimizer_wrapper import OptimWrapper
+from .optimizer_wrapper_dict import OptimWrapperDict
+from .separate_distributed import MMSeparateDistributedDataParallel
 
 if TYPE_CHECKING:
-    from .fully_sharded import MMFullyShard, MMFullyShardedDataParallel
+    from .fully_sharded_distributed import MMFullyShard, MMFullyShardedDataParallel
 
 __all__ = [
     "MODEL_WRAPPERS",
@@ -53,6 +50,6 @@ def __getattr__(name: str) -> Any:
     """Import what is sharded when it is asked for: torch's part takes a second."""
     if name not in ("MMFullyShard", "MMFullyShardedDataParallel"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import fully_sharded
+    from . import fully_sharded_distributed
 
-    return getattr(fully_sharded, name)
+    return getattr(fully_sharded_distributed, name)

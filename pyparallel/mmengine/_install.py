@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +22,6 @@ import torch
 
 from ..batch.collate import collate
 from . import _upstream
-from ._checkpoint import safe_globals
 
 SCOPE = "pyparallel"
 #: Only additions and removals; nothing is imported while it is held.
@@ -29,6 +29,8 @@ _lock = threading.RLock()
 _children: dict[str, Any] = {}  # by the name of the registry above
 _added_globals: list[Any] = []
 _filled = threading.Event()
+_STATISTICS = ("current", "max", "mean", "min")  # of a HistoryBuffer
+_DTYPE_CODES = "? b B h H i I l L q Q e f d"  # numpy's characters for its numbers
 
 
 def install() -> None:
@@ -61,7 +63,7 @@ def install() -> None:
             f"from, but they do without it. {_upstream.reason} Start again where "
             "mmengine can be imported, with PYPARALLEL_MMENGINE unset."
         )
-    from . import fully_sharded  # noqa: F401  # its classes are noted when it is imported
+    from . import fully_sharded_distributed  # noqa: F401  # its classes are noted when it is imported
 
     safe = safe_globals()
     with _lock:
@@ -166,3 +168,44 @@ def _scoped_registry() -> Any:
         return base.get(self, key) if found is None else found
 
     return type("ScopedRegistry", (base,), {"get": get, "__module__": __name__})
+
+
+def safe_globals() -> list[Any]:
+    """Return the classes and functions that checkpoints of mmengine 0.10 refer to.
+
+    Such a checkpoint holds the message hub of the run. Its ``HistoryBuffer`` objects
+    keep numpy arrays, and the functions ``min``, ``max``, ``mean`` and ``current`` of
+    their class, which Python pickles as calls of ``getattr``.
+
+    Everything returned only creates values: arrays and numbers of numpy, histories. For
+    ``getattr`` and ``bytes``, torch gets functions that return only a statistic of
+    ``HistoryBuffer`` and empty bytes. A checkpoint cannot use them to run its own code.
+
+    Returns:
+        Items for ``torch.serialization.add_safe_globals``: a class or a function, or a
+        tuple of a function and the name under which checkpoints refer to it.
+    """
+    numpy = importlib.import_module("numpy")
+    buffer = importlib.import_module("mmengine.logging").HistoryBuffer
+
+    def get_statistic(owner: Any, name: Any) -> Any:
+        if owner is not buffer or name not in _STATISTICS:
+            raise pickle.UnpicklingError(
+                "torch.load: a checkpoint may take from HistoryBuffer "
+                f"{', '.join(_STATISTICS)} by getattr, but takes {name!r} from "
+                f"{owner!r}. Load it with weights_only=False if you trust it."
+            )
+        return getattr(buffer, name)
+
+    def empty_bytes() -> bytes:
+        return b""  # the data of an array without elements
+
+    dtype_classes = {type(numpy.dtype(code)) for code in _DTYPE_CODES.split()}
+    # The functions by which pickle rebuilds an array and a number of numpy.
+    make_array = numpy.zeros(1).__reduce__()[0]
+    make_number = numpy.float64(1).__reduce__()[0]
+    return [
+        *(buffer, numpy.ndarray, numpy.dtype, make_array, make_number),
+        *((get_statistic, "builtins.getattr"), (empty_bytes, "builtins.bytes")),
+        *sorted(dtype_classes, key=repr),
+    ]

@@ -12,7 +12,7 @@ from ..batch.container import DataContainer
 from ..core.errors import BatchTypeError, type_name
 from ..core.tracing import span
 from ..scatter_gather.scatter import scatter
-from .preprocessor import BaseDataPreprocessor
+from .data_preprocessor import BaseDataPreprocessor
 
 _HOST = -1
 

@@ -9,9 +9,25 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..parallel import distributed
+from ..parallel.registry import Registry, is_instance_of, uncompiled
 from ._steps import ModelSteps, TrainStep
-from ._upstream import MMDistributedDataParallelBase, provides
-from .anomaly import detect_anomalous_params as find_anomalous
+from ._upstream import MMDistributedDataParallelBase, provided, provides, upstream
+from .anomalous_params import detect_anomalous_params as find_anomalous
+
+
+def _registry() -> Any:
+    """Return mmengine's registry, or one with the classes that torch has."""
+    found = upstream("MODEL_WRAPPERS")
+    if found is None:
+        found = Registry("model_wrapper")
+        found.register_module(module=nn.DataParallel)
+        found.register_module(module=nn.parallel.DistributedDataParallel)
+    return found
+
+
+#: The classes of which `is_model_wrapper` knows the instances, with all subclasses:
+#: mmengine's registry where that is installed, otherwise one with torch's classes.
+MODEL_WRAPPERS: Any = _registry()
 
 
 @provides("MODEL_WRAPPERS")
@@ -51,6 +67,26 @@ class MMDistributedDataParallel(
     def _after_update(self, loss: torch.Tensor) -> None:
         if self.detect_anomalous_params:
             find_anomalous(loss, self)
+
+
+def is_model_wrapper(model: Any, registry: Any = MODEL_WRAPPERS) -> bool:
+    """Tell whether ``model`` wraps the real model in its attribute ``module``.
+
+    True for instances of the classes in the registry or its children, and for their
+    subclasses; also when ``torch.compile`` wraps the wrapper. `MODEL_WRAPPERS` has the
+    wrappers of ``pyparallel.mmengine``, too. Objects that are not modules give False.
+
+    Args:
+        model: anything.
+        registry: where to look.
+
+    From mmengine, which did not look behind ``torch.compile``.
+    """
+    model = uncompiled(model)
+    ours: tuple[Any, ...] = tuple(provided.get("MODEL_WRAPPERS", ()))
+    if registry is MODEL_WRAPPERS and isinstance(model, ours):
+        return True
+    return is_instance_of(model, registry)
 
 
 def _is_on_cpu(module: nn.Module) -> bool:

@@ -78,7 +78,7 @@ MUTATIONS = (
     Mutation(
         "to ask for unused parameters runs the backward pass",
         _TRAP,
-        "pyparallel/mmengine/anomaly.py",
+        "pyparallel/mmengine/anomalous_params.py",
         "        answers.extend(will_execute(node) for node in nodes)\n"
         "        raise _Answered\n",
         "        answers.extend(will_execute(node) for node in nodes)\n",
@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation(
         "the caller's dict of clip_grad is emptied",
         _TRAP,
-        "pyparallel/mmengine/_clip.py",
+        "pyparallel/mmengine/optimizer_wrapper.py",
         "    kwargs = dict(clip_grad)\n",
         "    kwargs = clip_grad\n",
         ("tests/test_mmengine_optim.py::test_what_callers_give_stays_as_it_is",),

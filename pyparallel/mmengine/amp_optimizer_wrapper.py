@@ -12,7 +12,7 @@ from torch import nn
 
 from ..core.errors import SettingTypeError, SettingValueError, type_name
 from ._upstream import AmpOptimWrapperBase, provides
-from .optim import OptimWrapper
+from .optimizer_wrapper import OptimWrapper
 
 _NAMED = ("float16", "bfloat16", "float32", "float64")
 _ON_CPU = (torch.bfloat16, torch.float16)

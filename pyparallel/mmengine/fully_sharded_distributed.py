@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
+import functools
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,10 +22,16 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from ..core.errors import SettingTypeError, type_name
-from . import _setting
+from ..core.errors import (
+    SettingTypeError,
+    SettingValueError,
+    UnknownNameError,
+    type_name,
+)
 from ._steps import ForwardSteps
 from ._upstream import provides, upstream
+
+_Enum = TypeVar("_Enum", bound=enum.Enum)
 
 if TYPE_CHECKING:  # chosen at run time
     _Base = FullyShardedDataParallel
@@ -78,20 +87,20 @@ class MMFullyShardedDataParallel(ForwardSteps, _Base):
     ) -> None:
         where = f"{type(self).__name__}: "
         settings = {
-            "sharding_strategy": _setting.member(
+            "sharding_strategy": resolve_enum(
                 sharding_strategy, ShardingStrategy, where + "sharding_strategy"
             ),
             "cpu_offload": _offload(cpu_offload, where),
-            "auto_wrap_policy": _setting.function(
+            "auto_wrap_policy": resolve_function(
                 auto_wrap_policy, where + "auto_wrap_policy"
             ),
-            "backward_prefetch": _setting.member(
+            "backward_prefetch": resolve_enum(
                 backward_prefetch, BackwardPrefetch, where + "backward_prefetch"
             ),
-            "mixed_precision": _setting.dtypes(
+            "mixed_precision": resolve_dtypes(
                 mixed_precision, MixedPrecision, where + "mixed_precision"
             ),
-            "param_init_fn": _setting.function(param_init_fn, where + "param_init_fn"),
+            "param_init_fn": resolve_function(param_init_fn, where + "param_init_fn"),
         }
         kwargs = _ignored(module, kwargs, where)
         if isinstance(kwargs.get("device_id"), str):
@@ -145,10 +154,10 @@ class MMFullyShard(ForwardSteps, nn.Module):
     ) -> None:
         super().__init__()
         where = f"{type(self).__name__}: "
-        policy = _setting.dtypes(
+        policy = resolve_dtypes(
             mixed_precision, MixedPrecisionPolicy, where + "mixed_precision"
         )
-        ignored = _setting.by_name(
+        ignored = resolve_names(
             ignored_parameters,
             dict(module.named_parameters()),
             where + "ignored_parameters",
@@ -206,7 +215,7 @@ def _ignored(module: nn.Module, kwargs: Mapping[str, Any], where: str) -> Any:
         ("ignored_parameters", dict(module.named_parameters())),
     ):
         if key in result:
-            found = _setting.by_name(result.pop(key), named, where + key)
+            found = resolve_names(result.pop(key), named, where + key)
             result["ignored_states" if key == "ignored_parameters" else key] = found
     return result
 
@@ -220,7 +229,141 @@ def _chosen(module: nn.Module, shard: Any, where: str) -> list[nn.Module]:
         return [each for _, each in found if shard(each)]
     names = {shard} if isinstance(shard, str) else set(shard)
     known = {name for name, _ in found} | {type(each).__name__ for _, each in found}
-    _setting.by_name(sorted(names), dict.fromkeys(known), where + "shard")
+    resolve_names(sorted(names), dict.fromkeys(known), where + "shard")
     return [
         each for name, each in found if name in names or type(each).__name__ in names
     ]
+
+
+def resolve_enum(value: Any, of: type[_Enum], where: str) -> _Enum | None:
+    """Return a member of an enum that is given by name, as it is, or as None.
+
+    Raises:
+        KeyError: no member has this name.
+        TypeError: another kind.
+    """
+    if isinstance(value, str):
+        if value not in of.__members__:
+            names = ", ".join(of.__members__)
+            raise UnknownNameError(f"{where} must be one of {names}, but is {value!r}.")
+        return of[value]
+    if value is not None and not isinstance(value, of):
+        raise SettingTypeError(
+            f"{where} must be a {of.__name__}, its name or None, but is "
+            f"{type_name(value)}."
+        )
+    return value
+
+
+def resolve_function(value: Any, where: str) -> Any:
+    """Return a function given as it is, by name, or by a dict with more arguments.
+
+    Args:
+        value: a callable; a name in mmengine's ``FUNCTIONS``, or a dotted path; a dict
+            with either as ``type`` and arguments; None. It stays as it is.
+        where: what it is, for the messages.
+
+    Raises:
+        TypeError: another kind, or a dict without ``type``.
+        ValueError: nothing has this name.
+    """
+    if value is None or (callable(value) and not isinstance(value, str)):
+        return value
+    if isinstance(value, str):
+        return _named(value, where)
+    if isinstance(value, Mapping) and "type" in value:
+        arguments = dict(value)
+        named = resolve_function(arguments.pop("type"), f"{where}['type']")
+        return functools.partial(named, **arguments)
+    raise SettingTypeError(
+        f"{where} must be a function, its name, a dict with 'type' or None, but is "
+        f"{value!r} ({type_name(value)})."
+    )
+
+
+def resolve_dtypes(value: Any, cls: Any, where: str) -> Any:
+    """Return an object of ``cls`` from a dict in which dtypes may be names.
+
+    Raises:
+        TypeError: neither a dict, an object of ``cls`` nor None; a key that ``cls``
+            does not have; a dtype of another kind.
+        ValueError: torch has no dtype of a name.
+    """
+    if value is None or isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        raise SettingTypeError(
+            f"{where} must be a {cls.__name__}, a dict or None, but is "
+            f"{type_name(value)}."
+        )
+    read = {
+        key: _dtype(each, f"{where}[{key!r}]") if key.endswith("_dtype") else each
+        for key, each in value.items()
+    }
+    try:
+        return cls(**read)
+    except TypeError as error:
+        raise SettingTypeError(
+            f"{where} must hold arguments of {cls.__name__}, but is {dict(value)!r}: "
+            f"{error}."
+        ) from error
+
+
+def resolve_names(
+    values: Iterable[Any] | None, named: Mapping[str, Any], where: str
+) -> list[Any] | None:
+    """Return a list in which names are replaced by what they name.
+
+    Args:
+        values: names, or parameters or modules themselves; None.
+        named: of the model.
+        where: what it is, for the messages.
+
+    Raises:
+        KeyError: the model has nothing of this name.
+        TypeError: no list or the like.
+    """
+    if values is None:
+        return None
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise SettingTypeError(f"{where} must be a list, but is {values!r}.")
+    listed = list(values)
+    for each in listed:
+        if isinstance(each, str) and each not in named:
+            raise UnknownNameError(f"{where} must be of the model, but has {each!r}.")
+        if not isinstance(each, str | torch.nn.Parameter | torch.nn.Module):
+            raise SettingTypeError(
+                f"{where} must hold names, parameters or modules, but has "
+                f"{type_name(each)}."
+            )
+    return [named[each] if isinstance(each, str) else each for each in listed]
+
+
+def _named(name: str, where: str) -> Any:
+    functions = upstream("FUNCTIONS")
+    found = None if functions is None else functions.get(name)
+    if found is None:
+        try:
+            found = pkgutil.resolve_name(name)
+        except (ImportError, AttributeError, ValueError):
+            found = None
+    if not callable(found):
+        raise SettingValueError(
+            f"{where} must be the name of a function, but there is none for {name!r}. "
+            "Give its dotted path, or register it in mmengine's FUNCTIONS."
+        )
+    return found
+
+
+def _dtype(value: Any, where: str) -> torch.dtype | None:
+    if isinstance(value, str):
+        found = getattr(torch, value, None)
+        if not isinstance(found, torch.dtype):
+            raise SettingValueError(f"{where} must be a dtype, but is {value!r}.")
+        return found
+    if value is not None and not isinstance(value, torch.dtype):
+        raise SettingTypeError(
+            f"{where} must be a torch.dtype, its name or None, but is "
+            f"{type_name(value)}."
+        )
+    return value

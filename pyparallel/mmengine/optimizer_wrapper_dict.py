@@ -17,7 +17,7 @@ from ..core.errors import (
     warn,
 )
 from ._upstream import OptimWrapperBase, OptimWrapperDictBase
-from .optim import OptimWrapper
+from .optimizer_wrapper import OptimWrapper
 
 
 class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):

@@ -21,7 +21,7 @@ from ._upstream import (
     provides,
     upstream,
 )
-from .preprocessor import Apply, BaseDataPreprocessor, device_after
+from .data_preprocessor import Apply, BaseDataPreprocessor, device_after
 
 _Losses = Mapping[str, torch.Tensor | list[torch.Tensor]]
 
