@@ -213,7 +213,7 @@ def held(loader: Any) -> Record:
 
 def ring(loader: Any) -> Record:
     """Return the memory of a loader's ring, and what went through it."""
-    inner = getattr(getattr(loader, "_receiving", None), "ring", None)
+    inner = getattr(getattr(loader, "_receiver", None), "ring", None)
     if inner is None:
         return {}
     taken = sum(inner.committed(slab) for slab in range(inner.num_slabs))

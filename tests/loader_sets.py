@@ -216,7 +216,7 @@ def attributes(value: Any) -> Any:
 def holders(loader: pyparallel.DataLoader) -> list[int]:
     """Return who holds the slabs of a loader, once everything dead is collected."""
     gc.collect()
-    ring = loader._receiving.ring
+    ring = loader._receiver.ring
     assert ring is not None
     return ring.holders()
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import _utils
 
 from pyparallel import backend
-from pyparallel.loader._worker import Packing
+from pyparallel.loader._worker import WorkerCollate
 from pyparallel.shm.ring import Ring
 from pyparallel.shm.serialization import Parcel
 
@@ -19,7 +19,9 @@ class Worker:
     """Collate batches into a ring as a worker does."""
 
     def __init__(self, ring: Ring, collate_fn: Any) -> None:
-        self.packing = Packing(collate_fn, ring, ring.new_holders(1), lambda: None)
+        self.packing = WorkerCollate(
+            collate_fn, ring, ring.new_holders(1), lambda: None
+        )
 
     def make(self, samples: Any) -> Parcel:
         _utils.worker._worker_info = _utils.worker.WorkerInfo(

@@ -72,7 +72,7 @@ def test_the_ring_of_a_loader_stays_within_max_ring_bytes() -> None:
     with pytest.warns(LoaderWarning) as caught:
         for i, batch in enumerate(loader):
             assert batch.unique().tolist() == [i]
-            ring = loader._receiving.ring
+            ring = loader._receiver.ring
             assert ring is not None and taken(ring) <= MIB
     stats = loader.stats()
     assert stats.ring_hits > 0 and stats.ring_misses >= 8  # 300,000 and 100,000

@@ -135,7 +135,7 @@ def test_a_batch_is_read_in_place_without_a_pageable_copy() -> None:
     list(by_scatter(loader))  # every slab is pinned now, as far as one is used
     batches = iter(loader)
     batch = next(batches)
-    ring = loader._receiving.ring
+    ring = loader._receiver.ring
     inside = [
         ring.address(slab) <= batch.data_ptr() < ring.address(slab) + ring.slab_nbytes
         for slab in range(ring.num_slabs)

@@ -202,7 +202,7 @@ def test_a_worker_that_is_killed_while_its_batches_are_in_the_queue(
     )
     batches = iter(loader)
     first = next(batches)
-    ring = loader._receiving.ring
+    ring = loader._receiver.ring
     assert ring is not None
     assert wait_for(lambda: sum(holder > 1 for holder in ring.holders()) == 4)
     with pytest.raises(RuntimeError, match="DataLoader: a worker must live"):

@@ -67,7 +67,7 @@ def test_memory_stays_in_the_slabs_that_are_needed() -> None:
         Sizes([300_000, 10] * 20), num_workers=1, ring_slabs=16
     )
     assert sum(float(batch.sum()) for batch in loader) > 0
-    ring = loader._receiving.ring
+    ring = loader._receiver.ring
     assert ring is not None
     committed = [ring.committed(slab) for slab in range(16)]
     # Two are prefetched, one is read, one is being dropped.
@@ -214,7 +214,7 @@ def test_without_a_ring_batches_arrive_all_the_same(options: Any) -> None:
     before = num_fds()
     batches = list(loader)
     assert [batch[0, 0] for batch in batches] == [0, 1, 2, 3]
-    assert loader._receiving.ring is None
+    assert loader._receiver.ring is None
     # torch's thread may still close a queue.
     assert wait_for(lambda: num_fds() <= before + 1)
     assert loader.stats().ring_hits == 0
@@ -230,7 +230,7 @@ def test_an_iterator_that_began_without_a_ring_goes_on_beside_one(
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", refused)
         with pytest.warns(LoaderWarning) as caught:
-            ring = loader._receiving.ring_for(1, 2)
+            ring = loader._receiver.ring_for(1, 2)
     assert ring is None
     assert messages(caught) == [
         "[PP207] DataLoader: the system must give memory for a ring, but says 'Cannot "
@@ -238,7 +238,7 @@ def test_an_iterator_that_began_without_a_ring_goes_on_beside_one(
         "Until then every batch takes fresh memory."
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(type(loader._receiving), "ring_for", lambda *_: None)
+        patch.setattr(type(loader._receiver), "ring_for", lambda *_: None)
         first = iter(loader)
     second = iter(loader)
     assert [batch[0, 0] for batch in first] == [batch[0, 0] for batch in second]

@@ -24,7 +24,7 @@ from prefetch_loaders import (
 from torch.utils.data import DataLoader
 
 import pyparallel
-from pyparallel.loader import _pipe, worker_monitor
+from pyparallel.loader import worker_monitor
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -70,7 +70,7 @@ def test_a_close_meanwhile_ends_the_thread_without_a_warning(persistent: bool) -
         pre = pyparallel.PreDataLoader(plain)
         it = iter(pre)
         generation = it._generation
-        until(lambda: worker_monitor.find_dead(generation.source))
+        until(lambda: worker_monitor.find_dead_worker(generation.source))
         pre.close()  # warnings are errors
         assert not generation.thread.is_alive()
         if persistent:
@@ -123,7 +123,7 @@ def messages() -> Any:
 
 def test_a_message_that_comes_slowly_is_whole(messages: Any) -> None:
     asked: list[None] = []
-    _pipe.outlive_writers(messages, lambda: asked.append(None) is not None)
+    worker_monitor.outlive_writers(messages, lambda: asked.append(None) is not None)
     messages.put(list(range(20_000)))  # more than a pipe holds
     assert messages.get(timeout=30) == list(range(20_000))
     text = b"\0\0\0\5\x80\x04K\7."  # pickled 7
@@ -133,14 +133,14 @@ def test_a_message_that_comes_slowly_is_whole(messages: Any) -> None:
 
 
 def test_what_was_written_before_the_death_is_read(messages: Any) -> None:
-    _pipe.outlive_writers(messages, lambda: True)
+    worker_monitor.outlive_writers(messages, lambda: True)
     for i in range(3):
         messages.put([i] * 1000)
     assert [messages.get(timeout=30)[0] for _ in range(3)] == [0, 1, 2]
 
 
 def test_behind_half_a_message_there_is_nothing_but_no_message(messages: Any) -> None:
-    _pipe.outlive_writers(messages, lambda: True)
+    worker_monitor.outlive_writers(messages, lambda: True)
     os.write(messages._writer.fileno(), b"\0\0\0\5\x80")
     with pytest.raises(queue.Empty):
         messages.get(timeout=30)
@@ -154,7 +154,7 @@ def test_behind_half_a_message_there_is_nothing_but_no_message(messages: Any) ->
 
 def test_other_queues_are_left_alone() -> None:
     plain: queue.Queue[int] = queue.Queue()
-    _pipe.outlive_writers(plain, lambda: True)
-    _pipe.outlive_writers(None, lambda: True)
+    worker_monitor.outlive_writers(plain, lambda: True)
+    worker_monitor.outlive_writers(None, lambda: True)
     plain.put(1)
     assert plain.get() == 1

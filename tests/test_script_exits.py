@@ -62,9 +62,9 @@ SCRIPTS = {
         "from types import SimpleNamespace\n"
         "lock = SimpleNamespace(lock=max, unlock=print, fence=print)\n"
         "it = iter(loader)\n"
-        "loader._receiving.ring.page_lock(lock)\n"
+        "loader._receiver.ring.page_lock(lock)\n"
         "first = next(it)\n"
-        "assert loader._receiving.ring.is_locked(0)",
+        "assert loader._receiver.ring.is_locked(0)",
         0,
         "",
     ),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pyparallel import DataContainer, DataLoader, LoaderStats, Ragged
 from pyparallel.batch.padding_stats import Stacked
-from pyparallel.loader.stats import Meter, workers_for
+from pyparallel.loader.stats import Meter, suggest_num_workers
 
 pytestmark = pytest.mark.one_backend
 
@@ -128,7 +128,7 @@ def test_the_wait_for_a_batch_that_fails_is_counted():
 
     loader, clock = DataLoader(Failing()), Clock()
     iterator = iter(loader)
-    loader._receiving.meter.clock = clock
+    loader._receiver.meter.clock = clock
     for _ in range(2):
         with pytest.raises(KeyError):
             next(iterator)
@@ -440,7 +440,7 @@ def test_the_table_in_the_documentation_names_every_next_step():
 def test_workers_are_as_many_as_a_step_needs_and_cores_allow(
     work, busy, cpu, core_wait, cores, number
 ):
-    assert workers_for(work, busy, cpu, core_wait, cores) == number
+    assert suggest_num_workers(work, busy, cpu, core_wait, cores) == number
 
 
 def test_one_miss_in_many_is_no_reason_for_advice():

@@ -130,7 +130,7 @@ def test_a_slow_dataset_gives_no_warning(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_worker_without_a_handler_gets_no_signal() -> None:
-    states = _iterators.WorkerStates()
+    states = _iterators.WorkerStatus()
     assert states.stack(0, 1) == ""
     states.enter(0)
     states.mark(0, busy=True)

@@ -35,14 +35,19 @@ from ..shm.ring_memory import largest_slab, total_nbytes
 from ..shm.serialization import Message, Miss, Parcel
 from . import preflight as preflight_module
 from . import worker_monitor
-from ._dataset_state import worker_extra
-from ._fetching import Locating, LocatingFetcher, add_note
-from ._sample_seeds import Task
-from ._worker import Note, Packing, Preparing
-from ._worker_states import WorkerStates, starting
-from .state_dict import Changed, Followed, enter
+from ._dataset_state import worker_report
+from ._random_state import SampleTask
+from ._worker import Note, WorkerCollate, WorkerInit
+from ._worker_status import WorkerStatus, starting_workers
+from .state_dict import InterceptedAttribute, StatefulIterator, enter
 from .stats import Meter, warn_about_padding
-from .tracebacks import hide_frames, rank_text, short
+from .tracebacks import (
+    LocatingFetcher,
+    add_note,
+    format_indices,
+    hide_frames,
+    rank_text,
+)
 
 #: Slabs beside those of the batches that workers have in hand: what a training loop
 #: and a `PreDataLoader` hold at a time.
@@ -65,7 +70,7 @@ _MOST_BYTES = 1 << 44
 _IDLE_SECONDS = 60.0
 
 
-class Receiving:
+class BatchReceiver:
     """Where batches arrive: a ring that outlives epochs, and a meter.
 
     It knows nothing of the loader, so that no cycle keeps a dropped loader alive.
@@ -157,11 +162,11 @@ class Receiving:
         # A worker that began while there was no memory for a ring knows of none.
         had_ring = message.miss is None or message.miss.reason != "off"
         if missed and had_ring and self.ring is not None:
-            _explain(message, self.ring)
+            _warn_about_miss(message, self.ring)
         return batch
 
 
-class _Unrecorded(InProcessIter):
+class _UnrecordedIterator(InProcessIter):
     """torch's iterator without workers, whose range is free without a profiler.
 
     torch records a range around each batch, also for no profiler. For cheap datasets
@@ -183,15 +188,17 @@ class _Unrecorded(InProcessIter):
         return batch
 
 
-class InProcess(Followed, _Unrecorded):
+class InProcessIterator(StatefulIterator, _UnrecordedIterator):
     """The iterator of a loader without workers: torch's, measured."""
 
-    _collate_fn = Changed(lambda it, function: it.timed(function))
-    _dataset_fetcher = Changed(lambda it, fetcher: LocatingFetcher(fetcher, add_note))
+    _collate_fn = InterceptedAttribute(lambda it, function: it.timed(function))
+    _dataset_fetcher = InterceptedAttribute(
+        lambda it, fetcher: LocatingFetcher(fetcher, add_note)
+    )
 
-    def __init__(self, loader: Any, receiving: Receiving) -> None:
-        self._receiving = receiving
-        receiving.meter.pause()
+    def __init__(self, loader: Any, receiver: BatchReceiver) -> None:
+        self._receiver = receiver
+        receiver.meter.pause()
         super().__init__(loader)
 
     def timed(self, collate_fn: Any) -> Any:
@@ -200,7 +207,7 @@ class InProcess(Followed, _Unrecorded):
         # reference to the iterator would be a cycle.
         made: list[Any] = [0, 0.0, 0]
         self._made = made
-        clock, cpu_clock = self._receiving.meter.clock, time.process_time
+        clock, cpu_clock = self._receiver.meter.clock, time.process_time
 
         def collate(samples: Any) -> Any:
             made[0], made[1] = started, _ = clock(), cpu_clock()
@@ -212,7 +219,7 @@ class InProcess(Followed, _Unrecorded):
 
     def _next_data(self) -> Any:
         # A cheap dataset takes 20 us for a batch: each call here is a part of that.
-        meter = self._receiving.meter
+        meter = self._receiver.meter
         started, cpu = meter.clock(), time.process_time()
         try:
             with span("pyparallel.wait"), Stacked() as stacked:
@@ -239,20 +246,20 @@ class InProcess(Followed, _Unrecorded):
         return batch
 
 
-class WithWorkers(Followed, WorkersIter):
+class WorkersIterator(StatefulIterator, WorkersIter):
     """The iterator of a loader with workers: torch's, whose workers seal batches."""
 
     # What torch hands to its workers is wrapped where torch sets it.
-    _collate_fn = Changed(lambda it, function: it.packing(function))
-    _worker_init_fn = Changed(lambda it, function: it.preparing(function))
+    _collate_fn = InterceptedAttribute(lambda it, function: it.packing(function))
+    _worker_init_fn = InterceptedAttribute(lambda it, function: it.preparing(function))
 
-    def __init__(self, loader: Any, receiving: Receiving) -> None:
+    def __init__(self, loader: Any, receiver: BatchReceiver) -> None:
         self._pid = os.getpid()
-        self._receiving = receiving
-        receiving.meter.pause()
-        self._ring = receiving.ring_for(loader.num_workers, loader.prefetch_factor)
-        if receiving.is_new:
-            receiving.is_new = False
+        self._receiver = receiver
+        receiver.meter.pause()
+        self._ring = receiver.ring_for(loader.num_workers, loader.prefetch_factor)
+        if receiver.is_new:
+            receiver.is_new = False
             for finding in filter(operator.attrgetter("warns"), loader.preflight()):
                 warn_once("PP209", finding.text, LoaderWarning, finding.name)
         self._first_holder, self._page_locks = 0, False
@@ -263,24 +270,24 @@ class WithWorkers(Followed, WorkersIter):
             if lock is not None:
                 self._ring.page_lock(lock)
                 self._page_locks = True
-        self._states: WorkerStates | None = None
+        self._states: WorkerStatus | None = None
         self._idle_since: float | None = None  # while the next batch is waited for
         if memfd.is_supported():
             with contextlib.suppress(OSError):  # no descriptor is left
-                self._states = WorkerStates()
-        with starting(self._states):
+                self._states = WorkerStatus()
+        with starting_workers(self._states):
             super().__init__(loader)
         worker_monitor.take_over(self)
 
-    def packing(self, collate_fn: Any) -> Packing:
+    def packing(self, collate_fn: Any) -> WorkerCollate:
         """Return what workers collate with."""
-        return Packing(
-            collate_fn, self._ring, self._first_holder, worker_extra, self._states
+        return WorkerCollate(
+            collate_fn, self._ring, self._first_holder, worker_report, self._states
         )
 
-    def preparing(self, worker_init_fn: Any) -> Preparing:
+    def preparing(self, worker_init_fn: Any) -> WorkerInit:
         """Return what workers begin with."""
-        return Preparing(Locating(enter(self, worker_init_fn)), self._states)
+        return WorkerInit(enter(self, worker_init_fn), self._states)
 
     def pending(self, worker: int) -> list[Any]:
         """Return the indices of each batch of a worker that has not arrived."""
@@ -292,7 +299,9 @@ class WithWorkers(Followed, WorkersIter):
             for number, (by, *received) in list(self._task_info.items())
             if by == worker and not received and number in drawn
         ]
-        return [task.indices if isinstance(task, Task) else task for task in tasks]
+        return [
+            task.indices if isinstance(task, SampleTask) else task for task in tasks
+        ]
 
     def _next_index(self) -> Any:
         if self._turn:
@@ -316,7 +325,7 @@ class WithWorkers(Followed, WorkersIter):
             left = max(0.0, deadline - time.monotonic())
             wait = min(worker_monitor.SLICE, left)
             found = super()._try_get_data(wait)  # type: ignore[no-untyped-call]
-            self._look(found[0])
+            self._warn_if_idle(found[0])
             if found[0] or left <= worker_monitor.SLICE:
                 return found
 
@@ -324,11 +333,11 @@ class WithWorkers(Followed, WorkersIter):
         try:
             return super().__next__()
         except Exception as error:
-            worker_monitor.let_go(error, self)
+            worker_monitor.clear_error_frames(error, self)
             hide_frames(error)
             raise
 
-    def _look(self, arrived: bool) -> None:
+    def _warn_if_idle(self, arrived: bool) -> None:
         """Warn of a worker that has not begun the next batch for a minute."""
         states, (worker, *_) = self._states, self._task_info.get(self._rcvd_idx, (0,))
         if arrived or states is None or states.is_busy(worker):
@@ -344,7 +353,11 @@ class WithWorkers(Followed, WorkersIter):
         states, (worker, *_) = self._states, self._task_info.get(self._rcvd_idx, (0,))
         process = self._workers[worker]
         rank, pending = rank_text(), self.pending(worker)
-        batch = f"the batch of indices {short(pending[0])}" if pending else "its batch"
+        batch = (
+            f"the batch of indices {format_indices(pending[0])}"
+            if pending
+            else "its batch"
+        )
         text = f"worker {worker} (pid {process.pid}{', ' if rank else ''}{rank})"
         if states is None or states.is_busy(worker):
             return (
@@ -369,17 +382,17 @@ class WithWorkers(Followed, WorkersIter):
         return lost
 
     def _next_data(self) -> Any:
-        meter = self._receiving.meter
+        meter = self._receiver.meter
         self._idle_since = None
         try:
             with (
                 meter.waiting(),
                 span("pyparallel.wait"),
-                worker_monitor.Explaining(self),
+                worker_monitor.ExplainedErrors(self),
             ):
                 # torch's iterators have no types.
                 parcel: Parcel = super()._next_data()  # type: ignore[no-untyped-call]
-                batch = self._receiving.receive(parcel)
+                batch = self._receiver.receive(parcel)
         except StopIteration:
             meter.pause()
             raise
@@ -398,7 +411,7 @@ class WithWorkers(Followed, WorkersIter):
             if self._worker_pids_set:
                 forget_workers(self)
             return
-        if worker_monitor.serves_a_queue():  # and the garbage collector runs in it
+        if worker_monitor.serves_queue():  # and the garbage collector runs in it
             threading.Thread(target=self._end, name="pyparallel-end").start()
             return
         self._end()
@@ -460,7 +473,7 @@ def _sum_nbytes(batch: Any, depth: int) -> int:
     return sum(_sum_nbytes(leaf, depth + 1) for leaf in leaves)
 
 
-def _explain(message: Message, ring: Ring) -> None:
+def _warn_about_miss(message: Message, ring: Ring) -> None:
     """Warn once, with the number to raise, of batches that missed the ring."""
     miss = message.miss or Miss("foreign", 0)
     nbytes = miss.nbytes

@@ -16,11 +16,15 @@ import torch
 
 from ..core.torch_private import ExceptionWrapper
 from . import _random_state
-from ._dataset_states import DatasetStates
-from ._loader_state import idle_state
-from ._sample_seeds import Task
-from ._sampler_state import Order, with_state
-from ._state_parts import generators_of, parts_of, set_epochs
+from ._dataset_state import DatasetStates
+from ._loader_state import (
+    find_generators,
+    ordering_parts,
+    set_epochs,
+    state_between_epochs,
+)
+from ._random_state import SampleTask
+from ._sampler_state import Order, unwrap_batch_sampler
 
 
 class Progress:
@@ -48,9 +52,9 @@ class Progress:
         """
         before: Progress | None = loader._progress
         state: dict[str, Any]
-        state = loader._loaded or idle_state(loader, before, asks=False)
+        state = loader._loaded or state_between_epochs(loader, before, asks=False)
         self.samples: dict[str, int] | None = state["samples"]
-        self._generators = generators_of(parts_of(loader))
+        self._generators = find_generators(ordering_parts(loader))
         self._sampler = loader._index_sampler
         self._iterable = state["loader"]["dataset"] == "iterable"
         self._begun = state
@@ -80,7 +84,7 @@ class Progress:
             self._epoch = {name: state["epoch"][name] for name in self._epoch}
             self.given = self._base = state["given"]
             self.dataset.turn = state["epoch"]["turn"]
-            set_epochs(parts_of(loader), self._epoch["epochs"])
+            set_epochs(ordering_parts(loader), self._epoch["epochs"])
         elif state["sampler"] is not None:
             self._prepare_sampler(state)
         _random_state.restore(self._epoch["start"], self._generators)
@@ -97,7 +101,7 @@ class Progress:
     def _prepare_sampler(self, state: dict[str, Any]) -> None:
         """Put a stateful sampler to where it was between two epochs."""
         if not state["given"]:
-            with_state(self._sampler).load_state_dict(
+            unwrap_batch_sampler(self._sampler).load_state_dict(
                 copy.deepcopy(state["sampler"]["own"])
             )
         elif not Order(self._sampler, state["sampler"]).is_at_end():
@@ -168,7 +172,7 @@ class Progress:
         """Return the task for the indices of a batch of this epoch."""
         if self.samples is None:
             return indices
-        return Task(self.samples["seed"], self.samples["epoch"], number, indices)
+        return SampleTask(self.samples["seed"], self.samples["epoch"], number, indices)
 
     def opened(self) -> None:
         """Note that the iterator stands."""
@@ -224,7 +228,7 @@ class Progress:
                 "state later in this epoch, or finish epochs."
             )
         if self.finished:
-            return idle_state(loader, self)
+            return state_between_epochs(loader, self)
         if not self.given and (self._continued or self._has_workers):
             return dict(self._begun)
         workers = self.dataset.now(self.given)

@@ -1,21 +1,32 @@
-"""The random states that an order of samples can come from, as plain data.
+"""Save, restore and seed the random states of torch (CPU), ``random`` and NumPy.
 
-Plain means strings, numbers, lists and dicts: what ``json`` writes and ``==`` compares.
-Bytes are base64.
+A saved state is plain data: strings, numbers, lists and dicts that ``json`` can write
+and ``==`` can compare. Bytes are base64 text.
+
+Note: [sample seeds]. With ``sample_seeds=True``, each sample of a map-style dataset has
+its own random states. Their key is the BLAKE2b hash (RFC 7693) of the seed, the epoch
+and the index of the sample. It does not depend on earlier samples or on the worker.
+Parts of the key seed torch, ``random`` and NumPy for that sample. A batch has a key as
+well, for random numbers of ``collate_fn``.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import marshal
+import operator
 import random
 import struct
 import sys
 from collections.abc import Iterator
-from typing import Any
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ..core.errors import BatchTypeError, type_name
 
 #: The words of ``random`` and, without the last one, of NumPy: a Mersenne Twister's.
 _PYTHON, _NUMPY = struct.Struct("<625I"), struct.Struct("<624I")
@@ -29,9 +40,11 @@ def capture(generators: dict[str, torch.Generator]) -> dict[str, Any]:
     """
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
-        "torch": _text_of(torch.get_rng_state()),
+        "torch": _encode_tensor(torch.get_rng_state()),
         "python": [version, _text(_PYTHON.pack(*words)), gauss],
-        "generators": {name: _text_of(g.get_state()) for name, g in generators.items()},
+        "generators": {
+            name: _encode_tensor(g.get_state()) for name, g in generators.items()
+        },
     }
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -60,13 +73,15 @@ def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
     """Return a capture of version 1, which had tensors, in today's form."""
     version, words, gauss = state["python"]
     found: dict[str, Any] = {
-        "torch": _text_of(state["torch"]),
+        "torch": _encode_tensor(state["torch"]),
         "python": [version, _text(_PYTHON.pack(*words)), gauss],
-        "generators": {k: _text_of(made) for k, made in state["generators"].items()},
+        "generators": {
+            k: _encode_tensor(made) for k, made in state["generators"].items()
+        },
     }
     if "numpy" in state:
         key, *rest = state["numpy"]
-        found["numpy"] = [_text_of(key), *rest]
+        found["numpy"] = [_encode_tensor(key), *rest]
     return found
 
 
@@ -74,7 +89,7 @@ def _text(data: bytes | bytearray) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _text_of(tensor: torch.Tensor) -> str:
+def _encode_tensor(tensor: torch.Tensor) -> str:
     data = bytearray(tensor.nbytes)
     torch.frombuffer(data, dtype=torch.uint8).copy_(tensor.view(torch.uint8))
     return _text(data)
@@ -85,7 +100,7 @@ def _tensor(text: str) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def kept_in_parent() -> Iterator[None]:
+def preserve_in_parent() -> Iterator[None]:
     """Undo changes of the random states that the block makes, unless in a worker.
 
     A dataset may restore random states from its own state. In a worker they are the
@@ -97,3 +112,113 @@ def kept_in_parent() -> Iterator[None]:
     state = capture({})
     yield
     restore(state, {})
+
+
+class SampleTask(NamedTuple):
+    """Indices to read, as they are sent to a worker."""
+
+    seed: int
+    epoch: int
+    number: int
+    indices: Any
+
+
+class SeededDataset:
+    """A stand-in that a loader reads instead of a map-style dataset.
+
+    Every sample is read after the random states were set for it. ``__getitems__`` of
+    the dataset is not called: it would read several samples in one random state.
+
+    Attributes:
+        dataset: that of the user.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._callers: Any = None
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+    def __getitem__(self, task: SampleTask) -> Any:
+        """Return a sample that is not part of a batch."""
+        return self._read(task, [task.indices])[0]
+
+    def __getitems__(self, task: SampleTask) -> list[Any]:
+        """Return the samples of a batch."""
+        return self._read(task, task.indices)
+
+    def _read(self, task: SampleTask, indices: Any) -> list[Any]:
+        if get_worker_info() is None:
+            self._callers = _states()
+        samples = []
+        for index in indices:
+            seed_all(sample_key(task.seed, task.epoch, "sample", index))
+            samples.append(self.dataset[index])
+        seed_all(sample_key(task.seed, task.epoch, "batch", task.number))
+        return samples
+
+    def restore(self) -> None:
+        """Put the random states back to those before the last batch was read."""
+        states, self._callers = self._callers, None
+        if states is not None:
+            torch.set_rng_state(states[0])
+            random.setstate(states[1])
+            if states[2] is not None:
+                sys.modules["numpy.random"].set_state(states[2])
+
+
+def check_sample_seeds(dataset: Any) -> None:
+    """Raise ``TypeError`` unless the samples of a dataset have indices."""
+    if isinstance(dataset, IterableDataset):
+        raise BatchTypeError(
+            "DataLoader: with sample_seeds=True dataset must be map-style, so that "
+            f"each sample has an index, but is iterable ({type_name(dataset)}). Draw "
+            "from a generator that the dataset keeps in its state_dict."
+        )
+    try:
+        import numpy as np  # now: the first sample that imports it is seeded too
+    except ImportError:
+        return
+    np.random  # noqa: B018
+
+
+def sample_key(seed: int, epoch: int, purpose: str, index: Any) -> bytes:
+    """Return 32 bytes that depend on all arguments.
+
+    Raises:
+        TypeError: the index is neither an integer nor plain data.
+    """
+    try:
+        index = operator.index(index)
+    except TypeError:
+        pass
+    try:
+        # Version 2 writes equal values as equal bytes in every Python.
+        data = marshal.dumps((seed, epoch, purpose, index), 2)
+    except ValueError:
+        raise BatchTypeError(
+            "DataLoader: with sample_seeds=True an index must be an integer, a string "
+            f"or a tuple of these, but is {index!r} ({type_name(index)})."
+        ) from None
+    return blake2b(data, digest_size=32).digest()
+
+
+def seed_all(found: bytes) -> None:
+    """Seed torch's CPU generator, ``random`` and NumPy from the bytes of a key."""
+    torch.default_generator.manual_seed(int.from_bytes(found[:8], "little"))
+    random.seed(int.from_bytes(found[8:16], "little"))
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and _is_mt19937(numpy):
+        numpy.seed(int.from_bytes(found[16:20], "little"))
+
+
+def _is_mt19937(numpy: Any) -> bool:
+    """Return True if NumPy's global generator can be seeded again."""
+    return bool(type(numpy.mtrand._rand._bit_generator).__name__ == "MT19937")
+
+
+def _states() -> tuple[Any, Any, Any]:
+    numpy = sys.modules.get("numpy.random")
+    found = None if numpy is None else numpy.get_state(legacy=False)
+    return torch.get_rng_state(), random.getstate(), found

@@ -22,7 +22,7 @@ def is_stateful(thing: object) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
-def state_of(thing: Any) -> Any:
+def copy_state(thing: Any) -> Any:
     """Return a copy of the state of a stateful thing, None of another one.
 
     A copy, because a thing may return what it goes on changing, and batches that have
@@ -31,13 +31,13 @@ def state_of(thing: Any) -> Any:
     return copy.deepcopy(thing.state_dict()) if is_stateful(thing) else None
 
 
-def with_state(sampler: Any) -> Any:
+def unwrap_batch_sampler(sampler: Any) -> Any:
     """Return the sampler that may have a state: what a ``BatchSampler`` batches."""
     # Only torch's own class is known to take no more samples than it gives.
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
-class Reader:
+class StatefulIterable:
     """Something iterable, with its state and its iterator's.
 
     It is a sampler, or an iterable dataset: what a loader reads to its end, in batches,
@@ -73,8 +73,8 @@ class Reader:
         if not self.has_state():
             return None
         # As in torchdata: what is its own iterator has one state.
-        own = None if self._iterator is self.thing else state_of(self.thing)
-        return {"own": own, "iterator": state_of(self._iterator), "ended": self.ended}
+        own = None if self._iterator is self.thing else copy_state(self.thing)
+        return {"own": own, "iterator": copy_state(self._iterator), "ended": self.ended}
 
     def continued(self, state: dict[str, Any]) -> Iterator[Any]:
         """Return the iterator from a state on."""
@@ -104,7 +104,7 @@ class Reader:
 class _Continued:
     """What a ``BatchSampler`` reads from a sampler that continues."""
 
-    def __init__(self, reader: Reader, state: dict[str, Any]) -> None:
+    def __init__(self, reader: StatefulIterable, state: dict[str, Any]) -> None:
         self.reader, self.state = reader, state
 
     def __iter__(self) -> Iterator[Any]:
@@ -130,8 +130,8 @@ class Order:
             sampler: what the loader takes its indices from.
             state: where a stateful sampler, or its iterator, continues.
         """
-        inner = with_state(sampler)
-        self._reader = Reader(inner)
+        inner = unwrap_batch_sampler(sampler)
+        self._reader = StatefulIterable(inner)
         made: Any = self._reader if state is None else _Continued(self._reader, state)
         if inner is not sampler:
             made = BatchSampler(made, sampler.batch_size, sampler.drop_last)

@@ -16,6 +16,7 @@ from ..batch import allocation, stack
 from ..batch.padding_stats import Stacked
 from ..core.cpu_time import CoreWait, cpu_seconds
 from ..core.torch_private import (
+    DatasetKind,
     ExceptionWrapper,
     IterableFetcher,
     MapFetcher,
@@ -25,8 +26,8 @@ from ..core.torch_private import (
 from ..core.tracing import span
 from ..shm.ring_memory import RingMemory, Slab
 from ..shm.serialization import Miss, Sealed, keep, seal
-from ._worker_states import WorkerStates
-from .tracebacks import hide_frames, rank_text
+from ._worker_status import WorkerStatus
+from .tracebacks import LocatingFetcher, hide_frames, rank_text
 
 
 class Note(NamedTuple):
@@ -55,7 +56,7 @@ def _now() -> _Moment:
     return _Moment(time.perf_counter(), cpu_seconds())
 
 
-class Packing:
+class WorkerCollate:
     """A collate function whose result is sealed for the journey to the parent.
 
     Args:
@@ -72,7 +73,7 @@ class Packing:
         ring: RingMemory | None,
         first_holder: int,
         extra: Callable[[], bytes | None],
-        states: WorkerStates | None = None,
+        states: WorkerStatus | None = None,
     ) -> None:
         self.collate_fn, self.extra, self.states = collate_fn, extra, states
         self._ring, self._first_holder = ring, first_holder
@@ -143,7 +144,7 @@ class Packing:
         return self._core_waited - before
 
 
-class Preparing:
+class WorkerInit:
     """A ``worker_init_fn`` that prepares this process first.
 
     torch's queue pickles in a thread, whose errors nobody sees: an exception that does
@@ -155,7 +156,7 @@ class Preparing:
     def __init__(
         self,
         worker_init_fn: Callable[[int], None] | None,
-        states: WorkerStates | None = None,
+        states: WorkerStatus | None = None,
     ) -> None:
         self.worker_init_fn, self.states = worker_init_fn, states
 
@@ -170,17 +171,19 @@ class Preparing:
         for fetcher in (MapFetcher, IterableFetcher):
             vars_of: Any = fetcher
             vars_of.fetch = _timed(fetcher.fetch)
+        kind: Any = DatasetKind
+        kind.create_fetcher = staticmethod(_locating(kind.create_fetcher))
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 
 
 def _timed(fetch: Any) -> Any:
-    """Return torch's method to fetch a batch, which tells its `Packing` the time."""
+    """Return torch's method ``fetch``, which notes its start in `WorkerCollate`."""
 
     @functools.wraps(fetch)
     def timed(fetcher: Any, index: Any) -> Any:
         packing, info = fetcher.collate_fn, get_worker_info()
-        if not isinstance(packing, Packing):  # of a loader inside the dataset
+        if not isinstance(packing, WorkerCollate):  # of a loader inside the dataset
             return fetch(fetcher, index)
         packing.begin()
         if packing.states is None or info is None:
@@ -192,6 +195,18 @@ def _timed(fetch: Any) -> Any:
             packing.states.mark(info.id, busy=False)
 
     return timed
+
+
+def _locating(create: Any) -> Any:
+    """Return torch's function that makes fetchers, whose errors name the samples."""
+
+    def create_fetcher(*arguments: Any) -> Any:
+        fetcher = create(*arguments)
+        if not isinstance(fetcher.collate_fn, WorkerCollate):
+            return fetcher  # of a loader inside the dataset
+        return LocatingFetcher(fetcher, note_place)
+
+    return create_fetcher
 
 
 #: The samples of the error that was raised last in this worker.

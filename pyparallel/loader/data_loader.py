@@ -14,16 +14,16 @@ from torch.utils.data import Sampler
 from ..batch.collate import collate, collate_whole
 from ..core.errors import BatchTypeError, check_int, type_name, warn
 from ..core.torch_private import WorkersIter, require
-from . import _sample_seeds
-from ._iterators import InProcess, Receiving, WithWorkers
+from . import _random_state
+from ._iterators import BatchReceiver, InProcessIterator, WorkersIterator
 from .preflight import Finding, num_cores
-from .state_dict import Resumable
+from .state_dict import StatefulLoader
 from .stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
+class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
     """torch's ``DataLoader``; what its workers make lies in recycled shared memory.
 
     Workers write every tensor of a batch, whatever the ``collate_fn``, into one slab of
@@ -115,7 +115,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
                 f"{sample_seeds!r} ({type_name(sample_seeds)})."
             )
         if sample_seeds:
-            _sample_seeds.check(dataset)
+            _random_state.check_sample_seeds(dataset)
         has_batches = batch_size is not None or batch_sampler is not None
         if collate_fn is collate and has_batches:
             # As an attribute, so that loaders which others make from this one have it.
@@ -144,11 +144,11 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
         self.sample_seeds = sample_seeds
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._states_wanted = bool(snapshot_every_n_steps)
-        self._receiving = Receiving(ring_slabs, max_ring_bytes)
+        self._receiver = BatchReceiver(ring_slabs, max_ring_bytes)
 
     def stats(self) -> LoaderStats:
         """Return what has been measured since the loader was made."""
-        found = self._receiving.meter.snapshot()
+        found = self._receiver.meter.snapshot()
         return replace(found, num_workers=self.num_workers, cores=num_cores())
 
     def preflight(self) -> list[Finding]:
@@ -157,7 +157,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
         The same is looked at when workers first start; what puts batches at risk is
         then a `LoaderWarning`.
         """
-        return self._receiving.preflight(self)
+        return self._receiver.preflight(self)
 
     def check_worker_number_rationality(self) -> None:
         """Warn, at the user's line, of more workers than there are processors."""
@@ -169,18 +169,21 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[_T_co]):
 
     def __iter__(self) -> Any:
         """Start an epoch."""
-        if isinstance(self._iterator, WithWorkers) and self._iterator.has_lost_worker():
+        if (
+            isinstance(self._iterator, WorkersIterator)
+            and self._iterator.has_lost_worker()
+        ):
             self._iterator = None
         return super().__iter__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process can use."""
-        fresh = Receiving(self.ring_slabs, self.max_ring_bytes)
-        local = {"_receiving": fresh, "_iterator": None, "_progress": None}
+        fresh = BatchReceiver(self.ring_slabs, self.max_ring_bytes)
+        local = {"_receiver": fresh, "_iterator": None, "_progress": None}
         return {**self.__dict__, **local}
 
     def _get_iterator(self) -> Any:
         require("pyparallel.DataLoader", torch.utils.data.DataLoader, WorkersIter)
         if self.num_workers == 0:
-            return InProcess(self, self._receiving)
-        return WithWorkers(self, self._receiving)
+            return InProcessIterator(self, self._receiver)
+        return WorkersIterator(self, self._receiver)

@@ -1,9 +1,9 @@
-"""``state_dict`` and ``load_state_dict`` for a loader on torch's iterators.
+"""Add ``state_dict`` and ``load_state_dict`` to torch's loader and its iterators.
 
-``Resumable`` comes before torch's ``DataLoader`` among the bases of a loader and
-``Followed`` before each of torch's two iterators. torch's iterators assign what they
-take from the loader to attributes; ``Followed`` has some of those as properties, so
-that no code of torch's is repeated here.
+`StatefulLoader` precedes torch's ``DataLoader`` in the bases of a loader, and
+`StatefulIterator` precedes each of torch's two iterators. torch's iterators copy
+arguments of the loader to attributes. `InterceptedAttribute` replaces some of these
+values on assignment, so no code of torch is repeated here.
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, IterDataPipe
 
-from ._dataset_state import Entering, Source, Sourced
-from ._loader_state import VERSION, from_version_1, idle_state
+from ._dataset_state import DatasetTracker, StatefulWorkerInit, TrackedDataset
+from ._loader_state import (
+    VERSION,
+    find_generators,
+    from_version_1,
+    ordering_parts,
+    saved_arguments,
+    set_epochs,
+    state_between_epochs,
+)
 from ._progress import Progress
-from ._sample_seeds import Seeded
-from ._state_parts import arguments_of, generators_of, parts_of, set_epochs
+from ._random_state import SeededDataset
 from .tracebacks import hide_frames
 
 
-class Resumable:
+class StatefulLoader:
     """A loader that can be stopped and continued."""
 
     #: The progress of the last iterator; a state that waits for the next one.
@@ -57,7 +64,7 @@ class Resumable:
         if self._loaded is not None:
             return dict(self._loaded)
         if self._progress is None:
-            return idle_state(self, None)
+            return state_between_epochs(self, None)
         return self._progress.state(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -88,7 +95,7 @@ class Resumable:
         self._loaded = copy.deepcopy(state_dict) or None
         if state_dict and state_dict["epoch"] is None:
             # Now, so that a set_epoch() before iter() is heard.
-            set_epochs(parts_of(self), state_dict["epochs"])
+            set_epochs(ordering_parts(self), state_dict["epochs"])
 
     def _must_be_resumable(self, method: str) -> None:
         loader: Any = self
@@ -122,14 +129,14 @@ def _checked(loader: Any, state: Any) -> Any:
         )
     of_workers = state["loader"]["num_workers"] > 0 or loader.num_workers > 0
     fixed = bool(state["workers"]) and of_workers
-    for name, value in arguments_of(loader).items():
+    for name, value in saved_arguments(loader).items():
         found = state["loader"][name]
         if found != value and (name != "num_workers" or fixed):
             raise ValueError(
                 f"{where} be of a loader with {name}={value!r} like this one, but is "
                 f"of one with {name}={found!r}. Make the loader as it was."
             )
-    names = sorted(generators_of(parts_of(loader)))
+    names = sorted(find_generators(ordering_parts(loader)))
     found = sorted(state["random"]["generators"])
     if found != names:
         raise ValueError(
@@ -152,7 +159,7 @@ class _Indices:
         return len(self.sampler)
 
 
-class Changed:
+class InterceptedAttribute:
     """An attribute that is changed when torch's iterator assigns it.
 
     Args:
@@ -174,12 +181,12 @@ class Changed:
 
 def _read(iterator: Any, dataset: Any) -> Any:
     progress = iterator._progress
-    source: Source | None = progress.dataset.read(dataset)
+    source: DatasetTracker | None = progress.dataset.read(dataset)
     read_as = dataset
     if progress.samples is not None:
-        read_as = Seeded(dataset)
+        read_as = SeededDataset(dataset)
     elif isinstance(dataset, IterableDataset) and source is not None:
-        read_as = Sourced(source)
+        read_as = TrackedDataset(source)
     if source is not None:
         source.read_as = read_as
         if not iterator._by_workers:
@@ -192,10 +199,10 @@ def enter(iterator: Any, init: Callable[[int], Any] | None) -> Any:
     progress = iterator._progress
     if progress.dataset.source is None and progress.samples is None:
         return init
-    return Entering(init, progress.dataset.source)
+    return StatefulWorkerInit(init, progress.dataset.source)
 
 
-class Followed:
+class StatefulIterator:
     """An iterator of a loader whose progress is known.
 
     It stands before one of torch's iterators among a class's bases. A type checker sees
@@ -205,10 +212,12 @@ class Followed:
     # torch's __del__ asks for it, also if a state was refused before torch's __init__.
     _shutdown = True
 
-    _dataset = Changed(_read)
-    _index_sampler = Changed(lambda it, value: _Indices(value, it._progress))
-    _base_seed = Changed(lambda it, value: it._progress.seed(value))
-    _worker_init_fn = Changed(enter)
+    _dataset = InterceptedAttribute(_read)
+    _index_sampler = InterceptedAttribute(
+        lambda it, value: _Indices(value, it._progress)
+    )
+    _base_seed = InterceptedAttribute(lambda it, value: it._progress.seed(value))
+    _worker_init_fn = InterceptedAttribute(enter)
 
     def __init__(self, loader: Any) -> None:
         self._progress = progress = Progress(loader)

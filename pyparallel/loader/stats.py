@@ -28,7 +28,7 @@ SEND_SECONDS = 1e-3
 _WORKERS_PER_CORE = 8
 
 
-def workers_for(
+def suggest_num_workers(
     work: float, busy: float, cpu: float, core_wait: float, cores: int
 ) -> int:
     """Return the number of workers that have a batch ready in time.
@@ -122,7 +122,7 @@ class LoaderStats:
         if it was not measured. Waiting longer than the work took, as for workers to
         start, hides nothing: 0.
         """
-        work = self.load_seconds or self._making
+        work = self.load_seconds or self._work_seconds
         if not work:
             return None
         return max(0.0, 1 - self.wait_seconds / (work + self.copy_seconds))
@@ -145,15 +145,15 @@ class LoaderStats:
         kind = "input-bound" if bound else "compute-bound"
         text = f"{kind}: the step waited {percent(self.waited)} of the time"
         if bound:
-            return f"{text}; {self._faster_input()}"
-        return f"{text}; {self._less_padding() or 'make the step itself faster'}"
+            return f"{text}; {self._input_advice()}"
+        return f"{text}; {self._padding_advice() or 'make the step itself faster'}"
 
     @property
-    def _making(self) -> float:
+    def _work_seconds(self) -> float:
         """The time to make batches, summed over workers."""
         return self.fetch_seconds + self.collate_seconds + self.pack_seconds
 
-    def _less_padding(self) -> str | None:
+    def _padding_advice(self) -> str | None:
         if self.padding_fraction <= MUCH_PADDING:
             return None
         return (
@@ -161,9 +161,9 @@ class LoaderStats:
             "batch samples of like sizes together"
         )
 
-    def _faster_input(self) -> str:
+    def _input_advice(self) -> str:
         """Return the next step for a loop that waits."""
-        making, workers = self._making, self.num_workers
+        making, workers = self._work_seconds, self.num_workers
         if self.copy_seconds > max(making / max(1, workers), self.load_seconds):
             return (
                 "most of the thread's time goes into copies and the transform: give "
@@ -181,10 +181,10 @@ class LoaderStats:
                     f"{self.ring_misses} of {sent} batches found no place in the ring: "
                     "raise ring_slabs or max_ring_bytes"
                 )
-            if padding := self._less_padding():
+            if padding := self._padding_advice():
                 return padding
         if making:
-            return self._faster_batches()
+            return self._batch_advice()
         if self.load_seconds:
             return (
                 "its thread waits for the loader below, which measures nothing: use "
@@ -192,9 +192,9 @@ class LoaderStats:
             )
         return "run pyparallel profile to see where the time goes"
 
-    def _faster_batches(self) -> str:
+    def _batch_advice(self) -> str:
         """Return the next step where making batches takes too long."""
-        making, workers = self._making, self.num_workers
+        making, workers = self._work_seconds, self.num_workers
         parts = {
             "fetch": self.fetch_seconds,
             "collate": self.collate_seconds,
@@ -209,7 +209,7 @@ class LoaderStats:
             )
         cpu = self.fetch_cpu_seconds + self.pack_cpu_seconds
         cpu += self.collate_cpu_seconds or self.collate_seconds
-        number = workers_for(
+        number = suggest_num_workers(
             making, self.busy_seconds, cpu, self.core_wait_seconds, self.cores
         )
         if not workers:
@@ -243,7 +243,9 @@ class LoaderStats:
             made[part] = f"{getattr(self, f'{part}_seconds'):.3f} s"
             if cpu:
                 made[part] += f", {cpu:.3f} s of it CPU time"
-            if self.load_seconds and not self._making:  # of a loader without stats()
+            if (
+                self.load_seconds and not self._work_seconds
+            ):  # of a loader without stats()
                 made[part] = "not measured"
         rows = {
             "batches": f"{self.batches}, {nbytes_text(self.nbytes)}",
@@ -265,7 +267,7 @@ class LoaderStats:
 
 
 #: What only the loader that makes the batches can count.
-_FROM_BELOW = (
+_INNER_COUNTERS = (
     *("fetch_seconds", "collate_seconds", "pack_seconds", "core_wait_seconds"),
     *("fetch_cpu_seconds", "collate_cpu_seconds", "pack_cpu_seconds"),
     *("nbytes", "padding_nbytes", "stacked_nbytes", "ring_hits", "ring_misses"),
@@ -415,7 +417,7 @@ class Meter:
         if below is None:
             return stats
         before = before or LoaderStats()
-        counted = {k: getattr(below, k) - getattr(before, k) for k in _FROM_BELOW}
+        counted = {k: getattr(below, k) - getattr(before, k) for k in _INNER_COUNTERS}
         return replace(
             stats, num_workers=below.num_workers, cores=below.cores, **counted
         )

@@ -1,16 +1,21 @@
-"""Parts of error messages: tracebacks without our frames, the rank, short indices."""
+"""Make errors of a dataset readable: name the samples, hide frames of this package."""
 
 from __future__ import annotations
 
 import os
+import re
 import reprlib
+from collections.abc import Callable, Iterator
+from operator import length_hint
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
+from torch.utils.data import Subset
 
 from ..core.errors import Error
 from ..transfer import debug
+from ._random_state import SampleTask, SeededDataset
 
 
 def hide_frames(error: BaseException) -> None:
@@ -22,11 +27,13 @@ def hide_frames(error: BaseException) -> None:
     link: BaseException | None = error
     while link is not None and id(link) not in seen and not debug.enabled:
         seen.add(id(link))
-        link.__traceback__ = _without_ours(link.__traceback__, isinstance(link, Error))
+        link.__traceback__ = _without_own_frames(
+            link.__traceback__, isinstance(link, Error)
+        )
         link = link.__cause__ or link.__context__
 
 
-def _without_ours(
+def _without_own_frames(
     trace: TracebackType | None, hides_innermost: bool
 ) -> TracebackType | None:
     steps = []
@@ -35,13 +42,13 @@ def _without_ours(
         trace = trace.tb_next
     kept: TracebackType | None = None
     for number, step in enumerate(reversed(steps)):
-        if _is_ours(step) and (number or hides_innermost):
+        if _is_own_frame(step) and (number or hides_innermost):
             continue
         kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return kept
 
 
-def _is_ours(step: TracebackType) -> bool:
+def _is_own_frame(step: TracebackType) -> bool:
     name = str(step.tb_frame.f_globals.get("__name__", ""))
     return name.partition(".")[0] == "pyparallel"
 
@@ -51,7 +58,7 @@ _repr.maxlist = _repr.maxtuple = 32
 _repr.maxstring = _repr.maxother = 200
 
 
-def short(indices: Any) -> str:
+def format_indices(indices: Any) -> str:
     """Return an index, or the indices of a batch, as messages show it."""
     return _repr.repr(indices)
 
@@ -62,3 +69,123 @@ def rank_text() -> str:
     if dist.is_available() and dist.is_initialized():
         rank = str(dist.get_rank())
     return f"rank {rank}" if rank else ""
+
+
+#: Positions in a batch as the messages of this package and of torch name them.
+_POSITION = re.compile(r"\b(batch\[(\d+)\]|entry (\d+))")
+_MOST_POSITIONS = 4
+#: Methods that read samples one by one, in the order of the indices.
+_ONE_BY_ONE = (Subset.__getitems__, SeededDataset.__getitems__)
+
+
+class _Indices(list[Any]):
+    """The indices of a batch, which know how many of them were read."""
+
+    _iterator: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iterator = super().__iter__()
+        return self._iterator
+
+    def take_position(self) -> int | None:
+        """Return the position that was read last; None if all were read, or none."""
+        iterator, self._iterator = self._iterator, None  # it refers to this list
+        if iterator is None or not iterator.__reduce__()[1][0]:
+            return None
+        return len(self) - length_hint(iterator) - 1
+
+
+class LocatingFetcher:
+    """A fetcher of torch's whose errors name the samples that were read.
+
+    Args:
+        fetcher: torch's.
+        report: called with an error and a description of its place.
+    """
+
+    def __init__(
+        self, fetcher: Any, report: Callable[[BaseException, str], None]
+    ) -> None:
+        self._fetcher, self._report = fetcher, report
+        self._auto_collation = fetcher.auto_collation
+        self._is_iterable = hasattr(fetcher, "dataset_iter")
+        method = getattr(fetcher.dataset, "__getitems__", None)
+        self._is_one_by_one = (
+            self._is_iterable
+            or not method
+            or getattr(method, "__func__", None) in _ONE_BY_ONE
+        )
+        self._num_read = 0  # samples of an iterable dataset
+
+    def fetch(self, index: Any) -> Any:
+        """Return a batch, as torch's fetcher."""
+        indices = index
+        if self._auto_collation and self._is_one_by_one:
+            if isinstance(index, SampleTask):
+                indices = _Indices(index.indices)
+                index = index._replace(indices=indices)
+            else:
+                index = indices = _Indices(index)
+        try:
+            batch = self._fetcher.fetch(index)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._report(error, self._place(error, indices))
+            raise
+        if self._is_iterable:
+            self._num_read += len(indices) if self._auto_collation else 1
+        return batch
+
+    def _place(self, error: Exception, indices: Any) -> str:
+        position = None
+        if isinstance(indices, _Indices):
+            position = indices.take_position()
+        if self._is_iterable:
+            return self._place_in_stream(error, position, indices)
+        if isinstance(indices, SampleTask):
+            indices = indices.indices
+        if not self._auto_collation:
+            return f"at index {format_indices(indices)}"
+        if position is not None:
+            return f"at index {format_indices(indices[position])}"
+        return _place_in_batch("index", "indices", error, list(indices))
+
+    def _place_in_stream(
+        self, error: Exception, position: int | None, indices: Any
+    ) -> str:
+        first = self._num_read
+        if not self._auto_collation:
+            self._num_read += 1
+            return f"at sample {first}"
+        if position is not None and not self._fetcher.ended:
+            self._num_read += position + 1
+            return f"at sample {first + position}"
+        self._num_read += len(indices) if position is None else position
+        return _place_in_batch(
+            "sample", "samples", error, [*range(first, self._num_read)]
+        )
+
+
+def _place_in_batch(one: str, many: str, error: Exception, numbers: list[Any]) -> str:
+    text = f"in the batch of {many} {format_indices(numbers)}"
+    named: dict[str, str] = {}
+    for found in _POSITION.finditer(_message(error)):
+        position = int(found[2] or found[3])
+        if position < len(numbers) and len(named) < _MOST_POSITIONS:
+            named[found[1]] = f"{found[1]} is {one} {format_indices(numbers[position])}"
+    return f"{text} ({', '.join(named.values())})" if named else text
+
+
+def _message(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def add_note(error: BaseException, place: str) -> None:
+    """Add the place of an error to its traceback (Python 3.11 and later)."""
+    if hasattr(error, "add_note"):
+        rank = rank_text()
+        error.add_note(f"DataLoader{f' ({rank})' if rank else ''}: {place}.")

@@ -1,29 +1,49 @@
-"""The workers of torch's DataLoader, seen from a thread that waits for them.
+"""Detect workers of torch's DataLoader that died or hang, and never wait for them.
 
-torch reports a dead worker at once only in the main thread, and there as an exception
-between any two instructions. A loader that iterates in another thread is told after
-five seconds, or by a broken pipe. So whoever waits here looks for himself.
+torch reports a dead worker at once only in the main thread, as an exception between any
+two instructions. In another thread, the report takes five seconds or is a broken pipe.
+A thread that waits for a batch here checks the workers itself, every `SLICE` seconds.
 
-All of it works on iterators of ``torch.utils.data.DataLoader`` by their private names,
-and does nothing to other iterators, which have no such names.
+These functions access iterators of ``torch.utils.data.DataLoader`` by private names.
+They do nothing to other iterators, which have no such names.
+
+Note: [fork locks]. A lock that another thread of the parent holds during ``fork`` stays
+locked in the child for ever, because that thread does not exist there. Every worker
+seeds torch and NumPy, and so acquires the locks of their random states. If a thread of
+the parent drew random numbers at that moment, for dropout or for a sampler, the worker
+would hang before its first batch. The forking thread therefore acquires these locks
+first, with a timeout. It holds the locks of Python here. The extension acquires the
+mutex of torch's generator inside ``fork`` (``csrc/ops/generator.cpp``). Acquiring it
+here could deadlock with a thread that waits for that mutex and holds the GIL.
+
+Note: [half a message]. A message between processes is a length and that many bytes.
+``multiprocessing`` applies the caller's timeout to the first byte only, and waits for
+the last byte without limit. If a writer is killed between them, its reader waits for
+ever: other workers and the reader itself hold the pipe open for writing, so the end of
+the file never comes. No other message comes either, because the lock of the writers
+died with the worker. `outlive_writers` ends such a wait.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import os
+import queue
+import select
 import signal
+import sys
 import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing import queues, synchronize
+from multiprocessing import connection, queues, synchronize
 from typing import Any, NamedTuple
 
-from ..core.torch_private import forget_workers, pin_memory_loop
-from . import _forks  # noqa: F401  # free locks for the workers of every loader
-from ._pipe import outlive_writers
-from .tracebacks import rank_text, short
+from ..batch import pytree
+from ..core.torch_private import forget_workers, pin_memory_loop, seed_locks
+from .tracebacks import format_indices, rank_text
 
 #: How often a wait looks whether the workers live, in seconds.
 SLICE = 0.1
@@ -46,8 +66,6 @@ _ITERATOR = (
 )
 _TORCH_SAYS_DEAD = "DataLoader worker (pid"
 _TORCH_SAYS_LATE = "DataLoader timed out after"
-# Where torch calls the dataset, in the process and for a worker: see `cut_short`.
-
 
 #: Keeps the queues of an iterator alive until the iterator is dead, by its `id`.
 #:
@@ -76,7 +94,7 @@ def shares_iterator(loader: Any) -> bool:
     )
 
 
-def kept(loader: Any) -> Any:
+def persistent_iterator(loader: Any) -> Any:
     """Return the iterator whose persistent workers the next epoch needs alive, or None.
 
     `pyparallel.DataLoader` starts others for those that died.
@@ -85,7 +103,7 @@ def kept(loader: Any) -> Any:
     return None if hasattr(source, "has_lost_worker") else source
 
 
-class _Done:
+class _DoneEvent:
     """The event that tells workers to end, for the process that sets it.
 
     Workers look at it between batches, under its lock. One that is killed there takes
@@ -125,7 +143,7 @@ def guard(source: Any) -> None:
     """
     event = getattr(source, "_workers_done_event", None)
     if isinstance(event, synchronize.Event):
-        done = _Done(event, source._workers, source._shutdown)
+        done = _DoneEvent(event, source._workers, source._shutdown)
         source._workers_done_event = done
     if has_workers(source):
         queue, workers = getattr(source, "_worker_result_queue", None), source._workers
@@ -133,10 +151,10 @@ def guard(source: Any) -> None:
         _queues[key] = [queue, *getattr(source, "_index_queues", ())]
         weakref.finalize(source, _queues.pop, key, None).atexit = False
         weak = weakref.ref(source)  # whose queue this is
-        outlive_writers(queue, lambda: _has_lost(workers, weak()))
+        outlive_writers(queue, lambda: _has_lost_worker(workers, weak()))
 
 
-def serves_a_queue() -> bool:
+def serves_queue() -> bool:
     """Return whether this thread feeds or reads a queue of an iterator.
 
     The garbage collector may free an iterator in such a thread. To end workers there
@@ -148,7 +166,7 @@ def serves_a_queue() -> bool:
     return target in (feed, pin_memory_loop)
 
 
-def _has_lost(workers: Sequence[Any], source: Any) -> bool:
+def _has_lost_worker(workers: Sequence[Any], source: Any) -> bool:
     """Tell whether a worker has ended though somebody waits for what it sends.
 
     One that was at its end, and was told so, ends by itself with code 0.
@@ -216,7 +234,7 @@ def terminate(source: Any) -> None:
                 worker.terminate()
 
 
-class Dead(NamedTuple):
+class DeadWorker(NamedTuple):
     """A worker that died.
 
     Attributes:
@@ -232,7 +250,7 @@ class Dead(NamedTuple):
     pending: list[Any]
 
 
-def find_dead(source: Any, *, any_code: bool = False) -> Dead | None:
+def find_dead_worker(source: Any, *, any_code: bool = False) -> DeadWorker | None:
     """Return a worker that died; None if all live or finished.
 
     Args:
@@ -244,18 +262,18 @@ def find_dead(source: Any, *, any_code: bool = False) -> Dead | None:
     failed = [found for found in dead if found[1].exitcode]
     for number, worker in failed or (dead if any_code else []):
         pending = source.pending(number) if hasattr(source, "pending") else []
-        return Dead(number, worker.pid, worker.exitcode, pending)
+        return DeadWorker(number, worker.pid, worker.exitcode, pending)
     return None
 
 
-def death(dead: Dead) -> RuntimeError:
+def dead_worker_error(dead: DeadWorker) -> RuntimeError:
     """Return the error for a dead worker."""
     name = ""
     if dead.code < 0:
         with contextlib.suppress(ValueError):
             name = f", {signal.Signals(-dead.code).name}"
     rank = rank_text()
-    pending = ", ".join(map(short, dead.pending[:_MOST_SHOWN]))
+    pending = ", ".join(map(format_indices, dead.pending[:_MOST_SHOWN]))
     if pending:
         more = ", ..." if len(dead.pending) > _MOST_SHOWN else ""
         pending = f" Indices of its pending batches: {pending}{more}."
@@ -277,32 +295,34 @@ def death(dead: Dead) -> RuntimeError:
     )
 
 
-def is_report(error: BaseException) -> bool:
+def is_torch_report(error: BaseException) -> bool:
     """Tell whether this is torch's report of a dead worker."""
     return isinstance(error, RuntimeError) and str(error).startswith(_TORCH_SAYS_DEAD)
 
 
-def explained(error: BaseException, source: Any) -> BaseException:
+def explain_error(error: BaseException, source: Any) -> BaseException:
     """Return the error for a dead worker if that is what ``error`` comes from.
 
     An error for a batch that is late gets the state of its worker.
     """
     if str(error).startswith(_TORCH_SAYS_LATE) and hasattr(source, "unfinished"):
         return RuntimeError(f"{error}: {source.unfinished()}")
-    if not has_workers(source) or not (is_report(error) or isinstance(error, _BROKEN)):
+    if not has_workers(source) or not (
+        is_torch_report(error) or isinstance(error, _BROKEN)
+    ):
         return error
     deadline = time.monotonic() + GRACE
-    while (dead := find_dead(source, any_code=True)) is None:
+    while (dead := find_dead_worker(source, any_code=True)) is None:
         if time.monotonic() >= deadline:
             return error
         time.sleep(GRACE / 30)
-    found = death(dead)
+    found = dead_worker_error(dead)
     # torch's report says less. A broken connection may have another reason.
-    found.__cause__ = None if is_report(error) else error
+    found.__cause__ = None if is_torch_report(error) else error
     return found
 
 
-class Explaining:
+class ExplainedErrors:
     """Raises the error for a dead worker in the place of torch's report.
 
     Args:
@@ -317,7 +337,7 @@ class Explaining:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception):
-            found = explained(error, self._source)
+            found = explain_error(error, self._source)
             try:
                 if found is not error:
                     raise found from found.__cause__
@@ -325,7 +345,7 @@ class Explaining:
                 del found, error  # or a cycle would keep the iterator's workers
 
 
-def let_go(error: BaseException, source: Any) -> None:
+def clear_error_frames(error: BaseException, source: Any) -> None:
     """Empty the frames of an error that came out of an iterator with workers.
 
     They hold the iterator, hence queues and descriptors, for as long as somebody keeps
@@ -335,3 +355,97 @@ def let_go(error: BaseException, source: Any) -> None:
     while link is not None and has_workers(source):
         traceback.clear_frames(link.__traceback__)
         link = link.__cause__ or link.__context__
+
+
+#: How often a read in the middle of a message looks whether its writer lives.
+_SLICE_MS = 100
+#: How much is thrown away at a time.
+_CHUNK = 1 << 16
+
+_base: Any = connection.Connection  # it keeps the parts of a message to itself
+
+
+class _PipeReader(_base):  # type: ignore[misc]  # of a class that is Any
+    """The reading end of a pipe whose writers may die.
+
+    Attributes:
+        is_lost: tells whether a writer has died that may have been at a message.
+        is_broken: a message was given up, so nobody knows where the next one begins.
+    """
+
+    is_lost: Callable[[], bool]
+    is_broken = False
+
+    def _recv(self, size: int) -> io.BytesIO:
+        received: io.BytesIO = super()._recv(size, self._read)
+        return received
+
+    def _read(self, fd: int, size: int) -> bytes:
+        """Return some bytes; as soon as none can come any more, say: no message."""
+        ready = select.poll()
+        ready.register(fd, select.POLLIN)
+        timeout = 0
+        while not self.is_broken:
+            was_lost = timeout > 0 and self.is_lost()  # known before the last wait
+            if ready.poll(timeout):
+                return os.read(fd, size)
+            self.is_broken, timeout = was_lost, _SLICE_MS
+        while ready.poll(0) and os.read(fd, _CHUNK):
+            pass  # or who asks again is told at once that something can be read
+        raise queue.Empty
+
+
+def outlive_writers(messages: Any, is_lost: Callable[[], bool]) -> None:
+    """Let ``messages.get()`` raise `queue.Empty` for a message whose rest cannot come.
+
+    Args:
+        messages: a ``multiprocessing.Queue``; anything else is left as it is.
+        is_lost: tells whether a writer has died; asked when a message has a pause.
+    """
+    reader = getattr(messages, "_reader", None)
+    if type(reader) is connection.Connection and hasattr(select, "poll"):
+        untyped: Any = reader
+        untyped.__class__ = _PipeReader  # the queue has taken down its methods
+        untyped.is_lost = is_lost
+
+
+#: The longest wait for a lock, in seconds. After that the process forks without it.
+_FORK_LOCK_SECONDS = 1.0
+
+
+def _locks_of_workers() -> list[Any]:
+    """Return the locks, in the order of their acquisition."""
+    locks: list[Any] = [pytree.registration_lock, *seed_locks()]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy.random, "get_bit_generator"):  # 1.24
+        locks.append(numpy.random.get_bit_generator().lock)
+    return locks
+
+
+class _ForkLocks(threading.local):
+    """The locks that this thread acquired for a fork."""
+
+    def __init__(self) -> None:
+        self.held: list[Any] = []
+
+
+_fork_locks = _ForkLocks()
+
+
+def _acquire_fork_locks() -> None:
+    for lock in _locks_of_workers():
+        if lock.acquire(True, _FORK_LOCK_SECONDS):
+            _fork_locks.held.append(lock)
+
+
+def _release_fork_locks() -> None:
+    while _fork_locks.held:
+        _fork_locks.held.pop().release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_acquire_fork_locks,
+        after_in_parent=_release_fork_locks,
+        after_in_child=_release_fork_locks,
+    )

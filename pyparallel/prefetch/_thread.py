@@ -146,7 +146,7 @@ class Generation:
             self._check_workers()
 
     def _check_workers(self) -> None:
-        dead = worker_monitor.find_dead(self.source)
+        dead = worker_monitor.find_dead_worker(self.source)
         if dead is None:
             return
         grace = time.monotonic() + worker_monitor.GRACE
@@ -155,7 +155,7 @@ class Generation:
         if not self.items and not self.over:
             self.over = self.stopping = True
             self.changed.notify_all()
-            raise worker_monitor.death(dead)
+            raise worker_monitor.dead_worker_error(dead)
 
     # What the thread does.
 
@@ -238,7 +238,7 @@ def _run(generation: Generation) -> None:
         pass
     except BaseException as error:
         explained = _explained(error, generation.source)
-        worker_monitor.let_go(explained, generation.source)
+        worker_monitor.clear_error_frames(explained, generation.source)
         generation.put(Item(error=explained))
         del explained  # it holds this frame
     finally:
@@ -259,16 +259,16 @@ def _explained(error: BaseException, source: Any) -> BaseException:
         )
         found.__cause__ = error
         return found
-    return worker_monitor.explained(error, source)
+    return worker_monitor.explain_error(error, source)
 
 
 def _produce(generation: Generation) -> None:
     options = generation.options
     loader, meter = options.loader, options.meter
     generation.at("iter(loader)")
-    dead = worker_monitor.find_dead(worker_monitor.kept(loader))
+    dead = worker_monitor.find_dead_worker(worker_monitor.persistent_iterator(loader))
     if dead is not None:  # torch would wait five seconds for an answer from it
-        raise worker_monitor.death(dead)
+        raise worker_monitor.dead_worker_error(dead)
     source = iterate(loader)
     generation.set_source(source)
     worker_monitor.take_over(source)

@@ -112,6 +112,6 @@ def _stop_surely(generation: Generation) -> None:
     try:
         stop(generation)
     except RuntimeError as error:
-        if not worker_monitor.is_report(error):
+        if not worker_monitor.is_torch_report(error):
             raise
         stop(generation)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..core.text import nbytes_text, percent, plural, time_text
-from ..loader.stats import MUCH_PADDING, SEND_SECONDS, workers_for
+from ..loader.stats import MUCH_PADDING, SEND_SECONDS, suggest_num_workers
 from .summary import Summary, Work
 
 #: A part of a step is worth a change from this fraction of the step on.
@@ -88,7 +88,7 @@ def _into_workers(summary: Summary, work: float, cpu: float, where: str) -> Advi
             "Use larger batches",
             f"{figures} A worker would need as long to send a batch.",
         )
-    number = workers_for(work, busy, cpu, 0, _cores(summary))
+    number = suggest_num_workers(work, busy, cpu, 0, _cores(summary))
     gain = max(0.0, summary.step - max(busy, work / number))
     return Advice(
         f"Make batches in workers: num_workers={number}",
@@ -129,7 +129,7 @@ def _for_workers(summary: Summary, workers: Work) -> Advice:
             wait - statistics.fmean(late),
         )
     cores = _cores(summary)
-    number = workers_for(work, busy, workers.cpu, workers.core_wait, cores)
+    number = suggest_num_workers(work, busy, workers.cpu, workers.core_wait, cores)
     figures = (
         f"A batch takes {time_text(work)} of a worker's time"
         f"{_computing(work, workers.cpu)}: one is ready every {time_text(work / have)} "

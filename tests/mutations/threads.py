@@ -103,7 +103,7 @@ MUTATIONS = (
         "a held error holds the loader's workers",
         "an error out of its place",
         "pyparallel/prefetch/_thread.py",
-        "        worker_monitor.let_go(explained, generation.source)\n",
+        "        worker_monitor.clear_error_frames(explained, generation.source)\n",
         "",
         (_FAULTS + "test_a_held_error_holds_neither_workers_nor_batches",),
         limit=90.0,

@@ -223,7 +223,7 @@ MUTATIONS = (
     Mutation(
         "the rest of a message is waited for, though its writer died",
         "waits that nobody ends",
-        "pyparallel/loader/_pipe.py",
+        "pyparallel/loader/worker_monitor.py",
         "            was_lost = timeout > 0 and self.is_lost()",
         "            was_lost = timeout > 0 and False",
         (_PIPE + "test_behind_half_a_message_there_is_nothing_but_no_message",),
@@ -339,7 +339,7 @@ MUTATIONS = (
         "a connection that a dead worker broke is raised as it is",
         "slabs whose holder is gone, or somebody else",
         "pyparallel/loader/_iterators.py",
-        "                worker_monitor.Explaining(self),\n            ):",
+        "                worker_monitor.ExplainedErrors(self),\n            ):",
         "            ):",
         (_FAULTS + "test_a_connection_that_a_dead_worker_broke_is_its_death",),
     ),

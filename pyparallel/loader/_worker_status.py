@@ -32,7 +32,7 @@ _SLICE = 0.02
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
 
 
-class WorkerStates:
+class WorkerStatus:
     """The states of the workers of one iterator, in shared memory.
 
     Raises:
@@ -93,8 +93,8 @@ class WorkerStates:
         return text.decode(errors="replace").strip()
 
 
-def _attach(sent: Any) -> WorkerStates:
-    states = WorkerStates.__new__(WorkerStates)
+def _attach(sent: Any) -> WorkerStatus:
+    states = WorkerStatus.__new__(WorkerStatus)
     states._attach(sent.detach())
     return states
 
@@ -102,14 +102,14 @@ def _attach(sent: Any) -> WorkerStates:
 class _Starting(threading.local):
     """The states of the iterator whose workers this thread starts now."""
 
-    states: WorkerStates | None = None
+    states: WorkerStatus | None = None
 
 
 _here = _Starting()
 
 
 @contextlib.contextmanager
-def starting(states: WorkerStates | None) -> Iterator[None]:
+def starting_workers(states: WorkerStatus | None) -> Iterator[None]:
     """Take the processes that this thread forks as the workers of one iterator."""
     _here.states = states
     try:
