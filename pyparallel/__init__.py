@@ -27,7 +27,7 @@ from .parallel.parallel_apply import parallel_apply
 from .parallel.registry import MODULE_WRAPPERS, is_module_wrapper
 from .parallel.replicate import replicate
 from .prefetch.pre_data_loader import PreDataLoader
-from .profiler.hooks import install_if_asked as _watch_if_asked
+from .profiler.hooks import install_from_environment as _install_profiler
 from .profiler.profile import profile
 from .scatter_gather.gather import gather
 from .scatter_gather.scatter import scatter, scatter_kwargs
@@ -38,7 +38,7 @@ try:
 except _metadata.PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
-_watch_if_asked()
+_install_profiler()
 
 # Pickles from before the modules had folders name these paths.
 for _module in (_container, _padding, _ragged):

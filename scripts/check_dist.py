@@ -2,9 +2,10 @@
 
     python scripts/check_dist.py DIST [NAMES]
 
-The sdist has every tracked file and no other. The wheel has the modules, stubs and
-``py.typed``, the stripped extension and its record, is tagged for this Python and
-Linux, requires the torch of the record, and has nothing of tests or sources.
+The sdist has every tracked file and no other. The wheel has the modules, stubs, HTML
+and CSS files and ``py.typed``, the stripped extension and its record, is tagged for
+this Python and Linux, requires the torch of the record, and has nothing of tests or
+sources.
 ``NAMES`` is a file with the tracked files, as ``git ls-files`` lists them; by default
 git is asked.
 """
@@ -58,7 +59,7 @@ def of_wheel(path: Path, tracked: set[str], version: str) -> Iterator[str]:
     beginning = f"pyparallel_torch-{version}-{tag()}"
     if not path.name.startswith(beginning):
         yield f"{path.name} must begin with {beginning}, but does not."
-    shipped = re.compile(r"pyparallel/.*(\.pyi?|py\.typed)")
+    shipped = re.compile(r"pyparallel/.*(\.(pyi?|html|css)|py\.typed)")
     wanted = {name for name in tracked if shipped.fullmatch(name)}
     with zipfile.ZipFile(path) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}

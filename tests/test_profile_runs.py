@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader as TorchLoader
 import pyparallel
 from pyparallel import DataLoader, MMDataParallel, PreDataLoader, collate
 from pyparallel.core import tracing
-from pyparallel.profiler import command, environment, hooks, report
+from pyparallel.profiler import command, hooks, recorder, report
 from pyparallel.profiler.advice import advise
 from pyparallel.profiler.record import Record
 from pyparallel.profiler.recorder import VARIABLE, Settings
@@ -35,7 +35,7 @@ SCRIPT = Path(profile_script.__file__)
 def _nothing_stays():
     yield
     assert VARIABLE not in os.environ
-    methods = [getattr(cls, name) for cls, name in hooks.replaced()]
+    methods = [getattr(cls, name) for cls, name in hooks.replaced_methods()]
     assert len(methods) == 4
     assert not [method for method in methods if hasattr(method, "__wrapped__")]
     assert tracing.span("pyparallel.step") is tracing.span("pyparallel.wait")
@@ -154,8 +154,8 @@ def test_a_block_that_fails_has_its_report(tmp_path):
 
 def test_a_block_without_steps_says_so(tmp_path):
     message = (
-        "^profile: two steps or more must be made within the block, but none was seen. "
-        "Iterate over a loader of torch or pyparallel there.$"
+        "^profile: the block must contain at least two steps, but none was recorded. "
+        "Iterate over a loader of torch or pyparallel in the block.$"
     )
     with pytest.raises(RuntimeError, match=message), pyparallel.profile(tmp_path / "x"):
         pass
@@ -164,8 +164,8 @@ def test_a_block_without_steps_says_so(tmp_path):
 
 def test_one_profile_at_a_time(tmp_path):
     message = (
-        "^profile: a process must be profiled by one at a time, but this one is "
-        "already, by a block around this one or by the command. Leave one away.$"
+        "^profile: profiles of a process must not overlap, but one is active: an outer "
+        "block, or the command pyparallel profile. Remove one of them.$"
     )
     with pyparallel.profile(tmp_path / "outer"):
         loop(TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs()))
@@ -194,15 +194,15 @@ def test_a_step_ends_when_a_device_in_use_has_done_its_work(tmp_path, monkeypatc
         calls.clear()
         module = type("Device", (), {"get_device_name": lambda: "Imagined 9"})
         monkeypatch.setattr(
-            environment,
-            "_device_in_use",
+            recorder,
+            "_device_module",
             lambda m=module, on=is_in_use: m if on else None,
         )
         with pyparallel.profile(tmp_path, warmup=0, synchronize=wanted):
             assert sum(1 for _ in loader) == 8
         assert len(calls) == count  # before each batch, and before the end
     assert seen(tmp_path).record.environment["device"] == "Imagined 9"
-    assert "the host goes on" in (tmp_path / "profile.html").read_text()
+    assert "on the host" in (tmp_path / "profile.html").read_text()
 
 
 # Commands.
@@ -307,7 +307,7 @@ def test_a_script_that_never_imports_the_package_is_profiled(tmp_path, capfd, st
     assert profiled(tmp_path, *options, script=script) == 0
     assert capfd.readouterr().out == "to its end helper\n"
     summary = seen(tmp_path / "out")
-    assert summary.kind == "input-bound" and len(summary.steps) == 6
+    assert summary.bottleneck == "input-bound" and len(summary.steps) == 6
     lane = "worker 0" if start else "loop"
     fetches = [e for e in summary.record.events if e.kind == "fetch"]
     assert {event.lane for event in fetches} == {lane}
@@ -367,8 +367,8 @@ def test_a_script_whose_python_lacks_the_package_is_told(tmp_path, capfd):
 
 
 LATE = (
-    "pyparallel profile: the script must begin its first step within 0.1 s, but has "
-    "not, {}. If it only starts slowly, raise --patience. Else iterate over a loader "
+    "pyparallel profile: the script must begin its first step within 0.1 s, but did "
+    "not. {} If it starts slowly, increase --patience. Otherwise iterate over a loader "
     "of torch, torchdata or pyparallel, or call collate, scatter or a wrapper.\n"
 )
 
@@ -376,7 +376,7 @@ LATE = (
 def test_a_script_without_a_loader_is_given_up(tmp_path, capfd):
     script = (sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(60)")
     assert profiled(tmp_path, "--patience", "0.1", script=script) == 1
-    assert capfd.readouterr().err == LATE.format("so it was ended")
+    assert capfd.readouterr().err == LATE.format("It was stopped.")
 
 
 @pytest.mark.parametrize("ignores", [False, True])
@@ -392,14 +392,14 @@ def test_what_is_given_up_is_ended_surely(tmp_path, monkeypatch, ignores):
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         settings = Settings(str(tmp_path), 1, 0, leave=True)
-        assert command._wait(process, settings, 0.1) == command._GIVEN_UP
+        assert command._wait(process, settings, 0.1) == command._STOPPED
     number = signal.SIGKILL if ignores else signal.SIGTERM
     assert process.returncode == -number
 
 
 @pytest.mark.parametrize(
     ("is_seen", "leave", "message"),
-    [(True, True, ""), (False, False, LATE.format("and goes on"))],
+    [(True, True, ""), (False, False, LATE.format("It continues."))],
 )
 def test_a_script_with_steps_or_to_be_left_alone_is_waited_for(
     tmp_path, capfd, is_seen, leave, message
@@ -421,9 +421,9 @@ def test_a_script_with_steps_or_to_be_left_alone_is_waited_for(
 
 
 NOTHING = (
-    "pyparallel profile: the script must make two steps or more, but none was seen. "
-    "Iterate over a loader of torch, torchdata or pyparallel, or call collate, scatter "
-    "or a wrapper. Python with -E, -I or -S is not looked into.\n"
+    "pyparallel profile: the script must run at least two steps, but none was "
+    "recorded. Iterate over a loader of torch, torchdata or pyparallel, or call "
+    "collate, scatter or a wrapper. Start Python without -E, -I and -S.\n"
 )
 
 
@@ -438,21 +438,21 @@ def test_a_script_without_steps_is_an_error(tmp_path, capfd):
 def test_what_is_no_program_is_an_error(tmp_path, capfd):
     assert profiled(tmp_path, script=(str(tmp_path / "train.py"),)) == 127
     assert capfd.readouterr().err == (
-        f"pyparallel profile: the command must be a program, but "
-        f"'{tmp_path}/train.py' is not: No such file or directory. Begin with python "
-        "or torchrun.\n"
+        f"pyparallel profile: the command must begin with a program, but "
+        f"'{tmp_path}/train.py' cannot be started: No such file or directory. Begin it "
+        "with python or torchrun.\n"
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give a command behind --, as in: -- python train.py"),
-        (["--steps", "0", "--", "x"], "must be a whole number from 1 on, but is '0'"),
+        ([], "give a command after --, for example: -- python train.py"),
+        (["--steps", "0", "--", "x"], "must be an integer of at least 1, but is '0'"),
         (["--patience", "0", "--", "x"], "must be a number of seconds above 0, but is"),
         (["--patience", "x", "--", "x"], "must be a number of seconds above 0, but is"),
         (["train.py"], "unrecognized arguments: train.py"),
-        (["--from", "x.json", "--", "python"], "give a command behind --"),
+        (["--from", "x.json", "--", "python"], "give a command after --"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message, capsys):
@@ -468,7 +468,7 @@ def test_a_record_is_drawn_once_more(tmp_path, capsys):
     record = str(first / "profile.json")
     assert command.main(["--from", record, "--out", str(again)]) == 0
     assert capsys.readouterr().out == found.text.replace(str(first), str(again)) + "\n"
-    for name in ("profile.html", "profile.svg", "profile.json"):
+    for name in ("profile.html", "profile.json", "profile.trace.json"):
         assert (again / name).read_bytes() == (first / name).read_bytes()
     assert command.main(["--from", str(tmp_path / "none.json")]) == 2
     assert "No such file" in capsys.readouterr().err
@@ -516,7 +516,7 @@ def test_the_script_of_the_documentation_can_be_profiled(tmp_path, monkeypatch):
     path.write_text(code, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", [str(path), "--blurs", "1", "--workers", "0"])
     settings = Settings(str(tmp_path), 2, 0, leave=True)
-    with pytest.raises(SystemExit) as ended, hooks.watching(settings):
+    with pytest.raises(SystemExit) as ended, hooks.recording(settings):
         runpy.run_path(str(path), run_name="__main__")
     assert ended.value.code == 0, "its next step ends it, as sys.exit()"
     (written,) = report.write(report.gather(tmp_path, 0), tmp_path / "out")

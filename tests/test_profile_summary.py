@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from profiles import MS, steady
 
 from pyparallel.profiler.advice import Advice, advise
-from pyparallel.profiler.cut import PARTS, Segment, segments
 from pyparallel.profiler.record import Event, Record, collect
-from pyparallel.profiler.summary import Summary, summarize
+from pyparallel.profiler.summary import PARTS, Segment, Summary, segments, summarize
 
 pytestmark = pytest.mark.one_backend
 
@@ -71,7 +70,7 @@ def test_a_loop_without_workers_fetches_and_collates_in_its_wait():
     ("wait", "kind"), [(10, "compute-bound"), (11, "input-bound"), (0, "compute-bound")]
 )
 def test_more_than_ten_percent_are_input_bound(wait, kind):
-    assert summary(steady(wait=wait, copy=0, compute=100 - wait)).kind == kind
+    assert summary(steady(wait=wait, copy=0, compute=100 - wait)).bottleneck == kind
 
 
 def test_warm_up_is_left_out_but_never_all():
@@ -119,7 +118,7 @@ def test_without_a_loader_a_loop_is_cut_at_its_first_range():
     assert advice.title == "Use a loader of torch or pyparallel"
 
 
-def test_nothing_is_no_summary():
+def test_a_record_without_steps_has_no_summary():
     assert summarize(Record("x.py", ())) is None
     one = Event("loop", "wait", 0, 1, 1, 1)
     assert summarize(Record("x.py", (one,))) is None
@@ -168,9 +167,8 @@ def only(record: Record) -> Advice:
 
 def test_a_compute_bound_loop_has_nothing_to_change():
     assert only(steady(wait=0, copy=0, compute=10 * MS)) == Advice(
-        "Nothing in the input",
-        "Compute is 10.0 ms of a step, 100 %. Batches that were there at once would "
-        "save 0 us at most.",
+        "No change of the input",
+        "Compute is 10.0 ms of a step, 100 %. Faster input would save 0 us at most.",
     )
 
 
@@ -180,7 +178,7 @@ def test_workers_that_cannot_keep_up_should_be_more():
     assert found == Advice(
         "Use more workers: num_workers=5",
         "A batch takes 9.00 ms of a worker's time: one is ready every 4.50 ms with 2 "
-        "workers. The rest of a step takes 2.00 ms. 5 workers would give one every "
+        "workers. The rest of a step takes 2.00 ms. 5 workers would make one every "
         "1.80 ms.",
         3 * MS,
     )
@@ -188,8 +186,8 @@ def test_workers_that_cannot_keep_up_should_be_more():
 
 def test_where_cores_are_short_the_work_should_be_less():
     found = only(steady(wait=3 * MS, copy=0, compute=2 * MS, cores=2))
-    assert found.title == "Make batches cheaper: fetch comes first"
-    assert "More workers on the 2 cores here would not help." in found.text
+    assert found.title == "Reduce the work on a batch: fetch first"
+    assert "More workers on 2 cores would not help." in found.text
     assert found.text.endswith("Most of the work is fetch, 6.00 ms a batch.")
 
 
@@ -200,11 +198,11 @@ def test_workers_that_sleep_share_the_cores():
         "Use more workers: num_workers=5",
         "A batch takes 9.00 ms of a worker's time, 10 % of it CPU time: one is ready "
         "every 4.50 ms with 2 workers. The rest of a step takes 2.00 ms. 5 workers "
-        "would give one every 1.80 ms.",
+        "would make one every 1.80 ms.",
         3 * MS,
     )
     computes = only(steady(wait=3 * MS, copy=0, compute=2 * MS, cores=1, cpu=9 * MS))
-    assert computes.title == "Make batches cheaper: fetch comes first"
+    assert computes.title == "Reduce the work on a batch: fetch first"
 
 
 @pytest.mark.parametrize(
@@ -214,13 +212,13 @@ def test_workers_without_a_core_are_told(cores, title):
     options = {"wait": 3 * MS, "copy": 0, "compute": 2 * MS, "cpu": 3 * MS}
     found = only(steady(**options, cores=cores, core_wait=5 * MS))
     assert found.title == f"{title}: workers wait for a core"
-    assert "For 5.00 ms of it the worker could run, but none of the " in found.text
+    assert "For 5.00 ms of a batch its worker was runnable, but had " in found.text
 
 
 def test_workers_that_keep_up_but_come_late_should_run_ahead():
     found = only(steady(wait=2 * MS, copy=0, compute=8 * MS))
     assert found.title == "Let workers run further ahead: prefetch_factor"
-    assert "so single batches come late. The longest wait is 2.00 ms" in found.text
+    assert "but some batches are late. The longest wait is 2.00 ms" in found.text
 
 
 def asked_and_ready(*steps: tuple[int, int, int], pack: bool = False) -> Record:
@@ -252,9 +250,9 @@ def test_lateness_is_from_asking_for_a_batch_until_it_is_ready():
     found = only(record)
     assert found.title == "Let workers run further ahead: prefetch_factor"
     assert found.text.endswith(
-        "but the batch was ready after it was asked for in 2 of 3 steps, by 30.0 ms at "
-        "most. The longest wait is 40.0 ms. Raise prefetch_factor, and see which "
-        "samples are slow."
+        "but the batch was ready after the request in 2 of 3 steps, by 30.0 ms at "
+        "most. The longest wait is 40.0 ms. Increase prefetch_factor, and look for "
+        "slow samples."
     )
 
 
@@ -270,8 +268,9 @@ def test_a_wait_for_a_batch_that_is_ready_is_no_lateness(pack, title):
     found = only(asked_and_ready(*[(40, -2, 95)] * 3, pack=pack))
     assert found == Advice(
         title,
-        "A step waits 40.0 ms for its batch, but the batch was ready before it was "
-        "asked for in every step. The rest is the time to send and to receive it.",
+        "A step waits 40.0 ms for its batch, but the batch was ready before the "
+        "request in every step. The rest of the wait is its transfer between the "
+        "processes.",
         40 * MS,
     )
 
@@ -283,7 +282,7 @@ def test_small_batches_gain_nothing_in_workers():
         events.append(Event("loop", "wait", at * 1000, (at + 900) * 1000, 1, 1))
     found = only(Record("x.py", tuple(events), environment={"cores": "8"}))
     assert found.title == "Use larger batches"
-    assert found.text.endswith("A worker would need as long to send a batch.")
+    assert found.text.endswith("Sending a batch from a worker would take as long.")
 
 
 def test_what_the_loop_fetches_itself_belongs_into_workers():
@@ -295,7 +294,7 @@ def test_what_the_loop_fetches_itself_belongs_into_workers():
     assert only(record) == Advice(
         "Make batches in workers: num_workers=2",
         "Fetching and collating a batch takes 600 ms in the loop itself, and the rest "
-        "of a step 400 ms. 2 workers would do it meanwhile: a batch every 300 ms.",
+        "of a step 400 ms. 2 workers would make a batch every 300 ms.",
         600 * MS,
     )
 
@@ -314,7 +313,7 @@ def test_workers_that_are_slow_to_start_should_be_kept():
     found = only(Record("x.py", tuple(events)))
     assert found.title == "Keep workers from epoch to epoch: persistent_workers=True"
     assert found.text.startswith(
-        "The first batch of an epoch takes 90.0 ms, each other "
+        "A step waits 90.0 ms for the first batch of an epoch, and "
     )
 
 
@@ -331,7 +330,7 @@ def test_copies_in_the_loop_belong_ahead():
 def test_more_than_forty_percent_of_padding_is_much(padding, says):
     record = steady(wait=0, copy=0, compute=10 * MS, padding=padding)
     titles = [advice.title for advice in advise(summary(record))]
-    assert ("Batch samples of like sizes together" in titles) is says
+    assert ("Batch samples of similar sizes together" in titles) is says
 
 
 def test_what_saves_most_comes_first():
@@ -341,6 +340,33 @@ def test_what_saves_most_comes_first():
 
 
 # The record.
+
+
+def test_a_trace_has_a_thread_for_each_lane_and_a_slice_for_each_event():
+    record = dataclasses.replace(steady(steps=2), rank=3)
+    trace = json.loads(record.to_trace())
+    assert list(trace) == ["displayTimeUnit", "traceEvents"]
+    rows = trace["traceEvents"]
+    assert {row["pid"] for row in rows} == {3}
+    assert [row["args"] for row in rows if row["name"] == "process_name"] == [
+        {"name": "train.py"}
+    ]
+    threads = {
+        row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"
+    }
+    assert list(threads.values()) == ["loop", "worker 0", "worker 1"]
+    slices = [row for row in rows if row["ph"] == "X"]
+    assert [
+        (threads[row["tid"]], row["name"], row["ts"], row["dur"]) for row in slices
+    ] == [
+        (e.lane, e.kind, e.start / 1000, (e.end - e.start) / 1000)
+        for e in record.events
+    ]
+    assert slices[0]["args"] == {"loader": 1, "epoch": 1}
+    assert slices[1]["args"] == {}
+    assert {"stacked_nbytes": 1000, "padding_nbytes": 100} in [
+        row["args"] for row in slices
+    ]
 
 
 def test_a_record_survives_json():
@@ -360,11 +386,11 @@ def changed(**fields: object) -> str:
     ("text", "message"),
     [
         ("{", "x.json must be JSON of a profile, but is not: Expecting property name"),
-        ("[1]", "x.json must be JSON of a profile, but is not: no object."),
+        ("[1]", "x.json must be JSON of a profile, but is not: not an object."),
         (
             changed(version=2),
             "x.json must have the format 'pyparallel-profile' and the version 1, but "
-            "has 'pyparallel-profile' and 2. Draw it with the pyparallel that wrote "
+            "has 'pyparallel-profile' and 2. Use the version of pyparallel that wrote "
             "it.",
         ),
         (

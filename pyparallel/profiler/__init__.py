@@ -1,6 +1,11 @@
-"""Where a step's time goes: recorded in all processes of a script, summed, drawn.
+"""Record the steps of a training script, and report where their time goes.
 
-``watch`` runs inside the script and writes down when what happened; ``record`` makes
-one value of all that; ``summary`` and ``advice`` say what it means; ``drawing``,
-``charts`` and ``page`` show it; ``report`` and ``command`` put that together.
+``profile`` records a block of code, ``command`` a whole script. Both use ``hooks``,
+which replaces methods of the loaders, so that they call a ``recorder``. Every process
+writes its events into a file. ``record`` merges these files into a value with two
+forms: JSON, and a trace for Perfetto. ``summary`` divides its steps into parts, and
+``advice`` recommends changes. ``report`` writes the files: ``page`` fills the HTML
+templates, and ``charts`` draws with matplotlib.
 """
+
+__all__ = ["command", "hooks", "profile"]

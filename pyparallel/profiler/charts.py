@@ -1,142 +1,215 @@
-"""The charts: the mean step as one bar, every step as a column, lanes on a time line.
+"""Draw a profile with matplotlib: the mean step, every step, and the lanes of a few.
 
-Each takes a drawing and where to begin, and returns where it ends. The length of a bar
-is its time multiplied by one scale.
+All three charts are in one picture. The length of a bar is proportional to its time.
 """
 
 from __future__ import annotations
 
-import math
+import io
+import warnings
+from collections.abc import Iterable
+from typing import NamedTuple
+from xml.etree import ElementTree
 
-from ..core.text import percent, plural, time_text
-from ._svg import Drawing, Line, Rect, Text, text_width
-from .cut import PARTS, Segment, cut
-from .summary import Step, Summary
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
-#: Characters of a script's name in a heading.
-_LONGEST_NAME = 48
-#: A step that is longer than so many means is cut off, and its time written above it.
+from ..core.text import percent, time_text
+from .page import COLOURS, printable
+from .summary import PARTS, Step, Summary, cut
+
+#: Text stays text in the SVG; equal profiles have equal files; "$" is a character.
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pyparallel",
+    "text.parse_math": False,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "figure.constrained_layout.h_pad": 0.12,
+    "font.size": 11,
+    "grid.color": "#8c959f80",
+    **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
+    **{f"{axis}tick.major.size": 0 for axis in "xy"},
+}
+#: Pixels of the picture: its width, and the heights of charts, a lane and the heading.
+_WIDTH, _MEAN, _STEPS, _LANES, _LANE, _HEADING = 960, 130, 270, 120, 28, 60
+#: Longer steps are cut off at this multiple of the mean, with their time above them.
 _TALLEST = 6
-_BAR, _LANE, _GAP, _LABEL = 34, 18, 8, 19
+_MOST_STEPS, _MOST_LANES, _LONGEST_LANE = 450, 13, 24
+_SVG = "{http://www.w3.org/2000/svg}"
+_TOOLTIP = "tooltip:"
 
 
-def draw_mean(drawing: Drawing, summary: Summary, top: float) -> float:
-    """Draw the mean step as one bar, and what its parts are."""
-    scale = drawing.width / summary.step
-    x = 0.0
-    labels = {}
+class Pictures(NamedTuple):
+    """The drawn profile.
+
+    Attributes:
+        inline: an SVG element without a heading and background, for the page.
+        svg: an SVG file.
+        png: a PNG file.
+    """
+
+    inline: str
+    svg: str
+    png: bytes
+
+
+def draw(summary: Summary) -> Pictures:
+    """Return the pictures of a summary."""
+    # A style of the script does not change them, and a missing glyph is no error.
+    with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with_heading, png = figure(summary, heading=True), io.BytesIO()
+        with_heading.savefig(png, format="png", dpi=144)
+        inline = to_svg(figure(summary), summary.verdict, transparent=True)
+        return Pictures(inline, to_svg(with_heading, summary.verdict), png.getvalue())
+
+
+def figure(summary: Summary, heading: bool = False) -> Figure:
+    """Return the figure with the three charts below each other."""
+    heights = [_MEAN, _STEPS, _LANES + _LANE * min(len(summary.lanes), _MOST_LANES)]
+    size = _WIDTH / 72, (sum(heights) + heading * _HEADING) / 72
+    found = Figure(size, dpi=72, layout="constrained")
+    mean, steps, lanes = found.subplots(3, 1, height_ratios=heights)
+    draw_mean(mean, summary)
+    draw_steps(steps, summary)
+    draw_lanes(lanes, summary)
+    if heading:
+        text = printable(f"{summary.verdict}\n{summary.subtitle}")
+        found.suptitle(text, x=0.01, ha="left", size=15)
+    return found
+
+
+def to_svg(figure: Figure, title: str, transparent: bool = False) -> str:
+    """Return a figure as an SVG element whose bars have tooltips."""
+    written = io.StringIO()
+    unset = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(written, format="svg", metadata=unset, transparent=transparent)
+    tree = ElementTree.fromstring(written.getvalue())
+    _insert_title(tree, printable(title))
+    for group in tree.iter(f"{_SVG}g"):
+        name = group.get("id", "")
+        if name.startswith(_TOOLTIP):
+            del group.attrib["id"]
+            _insert_title(group, name.removeprefix(_TOOLTIP))
+    ElementTree.register_namespace("", _SVG[1:-1])
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    return ElementTree.tostring(tree, encoding="unicode") + "\n"
+
+
+def _insert_title(element: ElementTree.Element, text: str) -> None:
+    title = ElementTree.Element(f"{_SVG}title")
+    title.text = text
+    element.insert(0, title)
+
+
+def _finish(bars: BarContainer, texts: Iterable[str]) -> None:
+    """Name the groups of some bars for `to_svg`, without clip paths around them."""
+    for bar, text in zip(bars, texts, strict=True):
+        bar.set_clip_on(False)
+        bar.set_gid(_TOOLTIP + printable(text))
+
+
+def draw_mean(axes: Axes, summary: Summary) -> None:
+    """Draw the mean step as one bar, with its parts in the legend."""
+    left = 0.0
     for part, ns in summary.mean.items():
         if not ns:
             continue
-        share = ns / summary.step
-        text = f"{part} {time_text(ns)}, {percent(share)}"
-        labels[part] = text
-        drawing.add(Rect(x, top, ns * scale, _BAR, part, text))
-        x += ns * scale
-    return drawing.legend(0, top + _BAR + 12, labels)
+        label = f"{part} {time_text(ns)}, {percent(ns / summary.step)}"
+        bars = axes.barh(0, ns, left=left, color=COLOURS[part], label=label)
+        _finish(bars, [label])
+        left += ns
+    axes.set(title="A step on average", xlim=(0, left), xticks=[], yticks=[])
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=4, borderpad=0)
 
 
-def draw_steps(
-    drawing: Drawing, summary: Summary, top: float, height: float = 180
-) -> float:
-    """Draw a column for each step: its parts above each other, by the time."""
-    left, plot = 58.0, drawing.width - 58
-    steps = summary.steps[: max(1, int(plot // 2))]
-    longest = max(step.end - step.start for step in steps)
-    limit = min(longest, _TALLEST * summary.step)
-    base, scale = top + 14 + height, height / limit
-    for ns in ticks(limit, 4):
-        y = base - ns * scale
-        drawing.add(Line(left, y, drawing.width, y))
-        drawing.add(Text(left - 8, y + 4, _tick(ns), "muted", "end"))
-    pitch = min(plot / len(steps), 48)
-    width = pitch * 0.8 if pitch >= 4 else pitch
-    for i, step in enumerate(steps):
-        x, done = left + i * pitch, 0
-        for part, ns in step.parts.items():
-            shown = min(ns, limit - done)
-            if shown > 0:
-                y = base - (done + shown) * scale
-                title = f"step {_number(summary, i)}: {part} {time_text(ns)}"
-                drawing.add(Rect(x, y, width, shown * scale, part, title))
-            done += ns
-        if done > limit:
-            text = time_text(done)
-            middle = max(left, min(x + width / 2, drawing.width - text_width(text) / 2))
-            drawing.add(Text(middle, top + 10, text, "muted", "middle", 11))
-    for i in _numbered(len(steps), plot):
-        x = left + i * pitch + width / 2
-        name = str(_number(summary, i))
-        drawing.add(Text(x, base + 16, name, "muted", "middle"))
-    drawing.add(Text(left, base + 34, "step", "muted"))
-    return base + 40
+def draw_steps(axes: Axes, summary: Summary) -> None:
+    """Draw a column for each step, with its parts above each other."""
+    parts = [step.parts for step in summary.steps[:_MOST_STEPS]]
+    numbers = [summary.number(i) for i in range(len(parts))]
+    totals = [sum(each.values()) for each in parts]
+    limit = min(float(max(totals)), _TALLEST * summary.step)
+    tops = [0.0] * len(parts)
+    for part in PARTS:
+        heights = [min(parts[i][part], limit - top) for i, top in enumerate(tops)]
+        indices = [i for i, height in enumerate(heights) if height > 0]
+        bars = axes.bar(
+            [numbers[i] for i in indices],
+            [heights[i] / 1e9 for i in indices],
+            bottom=[tops[i] / 1e9 for i in indices],
+            width=0.8 if len(parts) < 200 else 1.0,
+            color=COLOURS[part],
+        )
+        times = {i: time_text(parts[i][part]) for i in indices}
+        labels = [f"step {numbers[i]}: {part} {text}" for i, text in times.items()]
+        _finish(bars, labels)
+        for i in indices:
+            tops[i] += heights[i]
+    for i, total in enumerate(totals):
+        if total > limit:
+            text = time_text(total)
+            axes.text(numbers[i], limit / 1e9, text, ha="center", va="bottom", size=8)
+    right = numbers[0] + max(len(numbers), 20)
+    axes.set(title="Every step", xlabel="step", xlim=(numbers[0] - 1, right))
+    axes.set_ylim(0, 1.1 * limit / 1e9)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    axes.yaxis.set_major_formatter(EngFormatter("s"))
+    axes.grid(axis="y", clip_on=False)
 
 
-def _number(summary: Summary, i: int) -> int:
-    """Return which step since the beginning one of the summary is, from 1."""
-    return summary.left_out + i + 1
-
-
-def _numbered(count: int, plot: float) -> range:
-    """Return which of so many columns get their number written below."""
-    return range(0, count, max(1, math.ceil(count / (plot / 36))))
-
-
-def draw_lanes(drawing: Drawing, summary: Summary, top: float) -> float:
-    """Draw what the loop, the prefetcher and the workers did in a few steps."""
-    beside = drawing.width >= 600
-    steps = typical(summary, 8 if beside else 4)
+def draw_lanes(axes: Axes, summary: Summary) -> None:
+    """Draw the work of the loop, the prefetch thread and workers in a few steps."""
+    steps = typical(summary, 8)
     start, end = steps[0].start, steps[-1].end
-    names = {lane: _lane_name(lane, summary.lane) for lane in summary.lanes}
-    left = 12 + max(map(text_width, names.values())) if beside else 0.0
-    scale = (drawing.width - left) / (end - start)
-    shown = list(summary.lanes.items())[:13]
-    top = draw_legend(drawing, [did for _, did in shown], top + 4)
-    y = top + 18
-    pitch = _LANE + _GAP + (0 if beside else _LABEL)
-    bottom = y + pitch * len(shown)
-    for i, step in enumerate(steps):
-        x = left + (step.start - start) * scale
-        drawing.add(Line(x, top + 4, x, bottom))
-        number = _number(summary, summary.steps.index(step))
-        name = str(number) if i else f"step {number}"
-        if (step.end - step.start) * scale > text_width(name, 11):
-            drawing.add(Text(x + 4, top + 13, name, "muted", size=11))
-    for lane, did in shown:
-        label = y + 13.5
-        if not beside:
-            y += _LABEL
-        drawing.add(Text(0, label, names[lane]))
-        for part, begin, finish in cut(did, start, end):
-            x, width = left + (begin - start) * scale, (finish - begin) * scale
-            title = f"{names[lane]}: {part} {time_text(finish - begin)}"
-            drawing.add(Rect(x, y, width, _LANE, part, title))
-        y += _LANE + _GAP
-    for ns in ticks(end - start, 6 if beside else 3):
-        x = left + ns * scale
-        text = _tick(ns)
-        anchor = "end" if x + text_width(text) / 2 > drawing.width else "middle"
-        drawing.add(Text(x, bottom + 12, text, "muted", anchor if ns else "start", 11))
-    hidden = len(summary.lanes) - len(shown)
-    if hidden:
-        drawing.add(Text(0, bottom + 32, f"and {hidden} more lanes", "muted"))
-    return bottom + (40 if hidden else 20)
+    lanes = list(summary.lanes.items())[:_MOST_LANES]
+    names, used = [], set()
+    for row, (lane, segments) in enumerate(lanes):
+        names.append(lane_name(lane, summary.lane))
+        shown = cut(segments, start, end)
+        bars = axes.barh(
+            [row] * len(shown),
+            [(segment.end - segment.start) / 1e9 for segment in shown],
+            left=[(segment.start - start) / 1e9 for segment in shown],
+            height=0.7,
+            color=[COLOURS[segment.part] for segment in shown],
+        )
+        times = (f"{part} {time_text(last - first)}" for part, first, last in shown)
+        _finish(bars, (f"{names[-1]}: {text}" for text in times))
+        used |= {segment.part for segment in segments}
+    for step in steps:
+        number = summary.number(summary.steps.index(step))
+        left = (step.start - start) / 1e9
+        axes.axvline(left, color="#8c959f80", lw=1, clip_on=False)
+        label = f"step {number}" if step is steps[0] else str(number)
+        if (step.end - step.start) / (end - start) * _WIDTH > 10 * len(label):
+            axes.text(left, -0.55, f" {label}", va="bottom", size=9)
+    axes.set(title="A few steps, side by side", xlim=(0, (end - start) / 1e9))
+    axes.set(ylim=(len(lanes) - 0.5, -1.2), yticks=range(len(names)))
+    axes.set_yticklabels([printable(name[:_LONGEST_LANE]) for name in names])
+    axes.xaxis.set_major_formatter(EngFormatter("s"))
+    if len(summary.lanes) > len(lanes):
+        hidden = f"and {len(summary.lanes) - len(lanes)} more lanes"
+        axes.set_xlabel(hidden, loc="left")
+    handles = [Patch(color=COLOURS[part], label=part) for part in PARTS if part in used]
+    axes.legend(
+        handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=6, borderpad=0
+    )
 
 
-def draw_legend(drawing: Drawing, lanes: list[list[Segment]], top: float) -> float:
-    """Draw what the colours of the parts in some lanes mean."""
-    used = {segment.part for lane in lanes for segment in lane}
-    return drawing.legend(0, top, {part: part for part in PARTS if part in used}) + 6
-
-
-def _lane_name(lane: str, loop: str) -> str:
-    if lane == loop:
-        return "the loop"
-    return lane.replace("prefetch", "prefetch thread")
+def lane_name(lane: str, loop: str) -> str:
+    """Return the label of a lane."""
+    return "the loop" if lane == loop else lane.replace("prefetch", "prefetch thread")
 
 
 def typical(summary: Summary, count: int) -> tuple[Step, ...]:
-    """Return some steps in a row that took as long as such a row does on average."""
+    """Return consecutive steps whose total time is closest to the average."""
     steps = summary.steps
     rows = []
     for i in range(max(1, len(steps) - count + 1)):
@@ -147,57 +220,9 @@ def typical(summary: Summary, count: int) -> tuple[Step, ...]:
             row.append(step)
         rows.append(tuple(row))
     longest = max(map(len, rows))
-    usual = longest * summary.step
+    average = longest * summary.step
 
     def distance(row: tuple[Step, ...]) -> float:
-        return abs(row[-1].end - row[0].start - usual)
+        return abs(row[-1].end - row[0].start - average)
 
     return min((row for row in rows if len(row) == longest), key=distance)
-
-
-def ticks(limit: float, count: int) -> list[float]:
-    """Return about so many round numbers from 0 to a limit."""
-    rough = limit / count
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= rough)
-    return [step * i for i in range(int(limit / step) + 1)]
-
-
-def _tick(ns: float) -> str:
-    """Return a round number with its unit."""
-    for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
-        if ns >= size:
-            return f"{ns / size:g} {unit}"
-    return "0"
-
-
-def picture(summary: Summary, headline: str, width: float = 960) -> Drawing:
-    """Return all charts in one drawing, with what they say written above them."""
-    drawing = Drawing(width + 48, headline)
-    inner = Drawing(width, headline)
-    inner.add(Text(0, 40, headline, size=20, bold=True))
-    inner.add(Text(0, 64, subtitle(summary), "muted", size=13))
-    y = draw_mean(inner, summary, 84)
-    inner.add(Text(0, y + 26, "Every step", size=15, bold=True))
-    y = draw_steps(inner, summary, y + 34)
-    inner.add(Text(0, y + 28, "A few steps, side by side", size=15, bold=True))
-    y = draw_lanes(inner, summary, y + 38)
-    for shape in inner.shapes:
-        moved = shape._replace(x=shape.x + 24)
-        if isinstance(moved, Line):
-            moved = moved._replace(to_x=moved.to_x + 24)
-        drawing.add(moved)
-    drawing.height = y + 24
-    return drawing
-
-
-def subtitle(summary: Summary) -> str:
-    """Return what the steps are of and how many there are."""
-    record, count = summary.record, len(summary.steps)
-    ranks = record.world_size or 1
-    rank = f", rank {record.rank} of {ranks}" if ranks > 1 else ""
-    warm = f" after {summary.left_out} to warm up" if summary.left_out else ""
-    steps, name = plural(count, "step"), record.script
-    if len(name) > _LONGEST_NAME:
-        name = f"{name[: _LONGEST_NAME - 3]}..."
-    return f"{name}{rank}: {steps}{warm}, {time_text(summary.step)} each"

@@ -1,7 +1,7 @@
-"""``pyparallel profile``: runs some steps of a script and draws where their time goes.
+"""``pyparallel profile``: run some steps of a script and report where their time goes.
 
-The exit code is the script's; 1 if it ended well, or was given up, and no step was
-seen; 127 if there is no such program.
+The exit code is that of the script. It is 1 if no step was recorded, although the
+script succeeded or was stopped after ``--patience``; 127 if there is no such program.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from . import report
 from .record import Record
 from .recorder import VARIABLE, Settings
 
-_NOTHING = (
-    "pyparallel profile: the script must make two steps or more, but none was seen. "
-    "Iterate over a loader of torch, torchdata or pyparallel, or call collate, scatter "
-    "or a wrapper. Python with -E, -I or -S is not looked into."
+_NO_STEPS = (
+    "pyparallel profile: the script must run at least two steps, but none was "
+    "recorded. Iterate over a loader of torch, torchdata or pyparallel, or call "
+    "collate, scatter or a wrapper. Start Python without -E, -I and -S."
 )
 _LATE = (
-    "pyparallel profile: the script must begin its first step within {:g} s, but has "
-    "not, {}. If it only starts slowly, raise --patience. Else iterate over a loader "
+    "pyparallel profile: the script must begin its first step within {:g} s, but did "
+    "not. {} If it starts slowly, increase --patience. Otherwise iterate over a loader "
     "of torch, torchdata or pyparallel, or call collate, scatter or a wrapper."
 )
-#: A script that is given up may take this time to end, in seconds.
+#: Seconds between SIGTERM and SIGKILL for a script that is stopped.
 _GRACE = 10.0
-#: In the place of the exit code of a script that was given up: no signal has this one.
-_GIVEN_UP = -1000
-#: The folder of the `sitecustomize` that Python imports as it starts.
+#: Replaces the exit code of a script that was stopped; no signal has this number.
+_STOPPED = -1000
+#: The folder of the `sitecustomize` that Python imports at its start.
 _STARTUP = Path(__file__).resolve().parent / "startup"
 
 
 def main(argv: list[str]) -> int:
-    """Profile a command, or draw a record again; return the exit code."""
+    """Profile a command, or report a record again; return the exit code."""
     options, command = _parse(argv)
-    if options.draw is not None:
-        return _draw(options.draw, options.out)
+    if options.record is not None:
+        return _report(options.record, options.out)
     with tempfile.TemporaryDirectory(prefix="pyparallel-profile-") as folder:
         settings = Settings(
             folder,
@@ -68,79 +68,79 @@ def main(argv: list[str]) -> int:
             f"script, but cannot be imported: {failed[0]}",
             file=sys.stderr,
         )
-    elif not written and code != _GIVEN_UP:
-        print(_NOTHING, file=sys.stderr)
-    return int(not written) if code == _GIVEN_UP else code or int(not written)
+    elif not written and code != _STOPPED:
+        print(_NO_STEPS, file=sys.stderr)
+    return int(not written) if code == _STOPPED else code or int(not written)
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return our options and the command behind ``--``."""
+    """Return the options and the command after ``--``."""
     cut = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(
         "pyparallel profile",
         usage="pyparallel profile [OPTION ...] -- COMMAND [ARGUMENT ...]\n"
         "       pyparallel profile [--out FOLDER] --from RECORD.json",
-        description="Run some steps of a training script, unchanged, and draw where "
-        "their time goes, as pictures and a page.",
-        epilog="for example: pyparallel profile -- python train.py --lr 0.1",
+        description="Run some steps of an unchanged training script, and report where "
+        "their time goes: an HTML page, charts, and a trace for Perfetto.",
+        epilog="example: pyparallel profile -- python train.py --lr 0.1",
     )
     parser.add_argument(
         *("--steps", "-n"),
-        type=_at_least(1),
+        type=_whole_number(1),
         default=30,
-        help="how many steps to look at; %(default)s",
+        help="number of steps to record (default: %(default)s)",
     )
     parser.add_argument(
         "--warmup",
-        type=_at_least(0),
+        type=_whole_number(0),
         default=5,
-        help="how many steps come before them; %(default)s",
+        help="number of steps to skip before them (default: %(default)s)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("pyparallel-profile"),
-        help="the folder of the report; %(default)s",
+        help="folder of the report (default: %(default)s)",
     )
     parser.add_argument(
         "--keep-going",
         action="store_true",
-        help="let the script run to its end; else its next step ends it, as sys.exit()",
+        help="run the script to its end instead of ending it after the last step",
     )
     parser.add_argument(
         "--patience",
         type=_seconds,
         default=300.0,
         metavar="SECONDS",
-        help="end a script that has not begun a step by then; %(default)g",
+        help="stop a script without a step after this time (default: %(default)g)",
     )
     parser.add_argument(
         "--no-sync",
         action="store_true",
-        help="do not wait for the device at the end of a step",
+        help="do not wait for the device at the end of each step",
     )
     parser.add_argument(
         "--from",
-        dest="draw",
+        dest="record",
         type=Path,
         metavar="RECORD.json",
-        help="draw a record once more; nothing is run",
+        help="report an existing record again, without running a script",
     )
     options, command = parser.parse_args(argv[:cut]), argv[cut + 1 :]
-    if bool(command) == (options.draw is not None):
-        parser.error("give a command behind --, as in: -- python train.py")
+    if bool(command) == (options.record is not None):
+        parser.error("give a command after --, for example: -- python train.py")
     return options, command
 
 
-def _at_least(least: int) -> Any:
-    def whole(text: str) -> int:
+def _whole_number(least: int) -> Any:
+    def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(
-                f"must be a whole number from {least} on, but is {text!r}"
+                f"must be an integer of at least {least}, but is {text!r}"
             )
         return int(text)
 
-    return whole
+    return parse
 
 
 def _seconds(text: str) -> float:
@@ -156,12 +156,13 @@ def _seconds(text: str) -> float:
 
 
 def _run(command: list[str], settings: Settings, patience: float) -> int | None:
-    """Run the script to its end; return its exit code, None if it could not begin.
+    """Run the script to its end.
 
-    `_GIVEN_UP` takes the place of the exit code of a script that was given up.
+    Ctrl-C in a terminal reaches the script as well, so SIGINT is not forwarded. SIGTERM
+    is forwarded.
 
-    Ctrl-C in a terminal reaches the script as well: here it is left to it. What asks
-    this process to end is passed on.
+    Returns:
+        The exit code; `_STOPPED` if the script was stopped; None if it did not start.
     """
     paths = filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH")))
     environment = {
@@ -172,46 +173,47 @@ def _run(command: list[str], settings: Settings, patience: float) -> int | None:
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
-    def pass_on(number: int, _: Any) -> None:
+    def forward(number: int, _: Any) -> None:
         if process is None:
             early.append(number)
         elif number != signal.SIGINT:
             process.send_signal(number)
 
-    # What is ignored stays so, here and in the script.
+    # Ignored signals stay ignored, here and in the script.
     numbers = [
         number
         for number in (signal.SIGINT, signal.SIGTERM)
         if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    before = {number: signal.signal(number, pass_on) for number in numbers}
+    before = {number: signal.signal(number, forward) for number in numbers}
     try:
         process = subprocess.Popen(command, env=environment)
-        for number in early:  # an early Ctrl-C had no script that it could reach
+        for number in early:  # an early Ctrl-C did not reach the script
             process.send_signal(number)
         code = _wait(process, settings, patience)
     except OSError as error:
         print(
-            f"pyparallel profile: the command must be a program, but {command[0]!r} is "
-            f"not: {error.strerror}. Begin with python or torchrun.",
+            f"pyparallel profile: the command must begin with a program, but "
+            f"{command[0]!r} cannot be started: {error.strerror}. Begin it with python "
+            "or torchrun.",
             file=sys.stderr,
         )
         return None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 or code == _GIVEN_UP else 128 - code
+    return code if code >= 0 or code == _STOPPED else 128 - code
 
 
 def _wait(process: subprocess.Popen[bytes], settings: Settings, patience: float) -> int:
-    """Return the exit code of a script, or `_GIVEN_UP` if it was ended here."""
+    """Return the exit code of a script, or `_STOPPED` if it was stopped here."""
     try:
         return process.wait(patience)
     except subprocess.TimeoutExpired:
         pass
     if any(Path(settings.folder).glob("*.jsonl")):
         return process.wait()
-    fate = "so it was ended" if settings.leave else "and goes on"
+    fate = "It was stopped." if settings.leave else "It continues."
     print(_LATE.format(patience, fate), file=sys.stderr, flush=True)
     if not settings.leave:
         return process.wait()
@@ -221,11 +223,11 @@ def _wait(process: subprocess.Popen[bytes], settings: Settings, patience: float)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    return _GIVEN_UP
+    return _STOPPED
 
 
-def _draw(path: Path, out: Path) -> int:
-    """Draw a record that was written before."""
+def _report(path: Path, out: Path) -> int:
+    """Report an existing record."""
     try:
         record = Record.from_json(path.read_text(encoding="utf-8"), path.name)
         written = report.write([record], out)
@@ -235,5 +237,5 @@ def _draw(path: Path, out: Path) -> int:
     for each in written:
         print(report.text(each))
     if not written:
-        print(_NOTHING, file=sys.stderr)
+        print(_NO_STEPS, file=sys.stderr)
     return int(not written)

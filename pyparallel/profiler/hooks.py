@@ -1,4 +1,4 @@
-"""Puts a `Watch` to where it sees something; see Note [what is replaced ...] there."""
+"""Install a `Recorder`; see Note [replaced methods] in `recorder`."""
 
 from __future__ import annotations
 
@@ -13,77 +13,77 @@ from typing import Any
 from ..core import tracing
 from ..core.torch_private import IterableFetcher, LoaderIter, MapFetcher
 from ..prefetch.iterator import Pass
-from .recorder import VARIABLE, Settings, Watch, batch_number
+from .recorder import VARIABLE, Recorder, Settings, batch_number
 
 
 @contextmanager
-def watching(settings: Settings) -> Iterator[Watch]:
-    """Watch this process, and those it starts, within a block."""
+def recording(settings: Settings) -> Iterator[Recorder]:
+    """Record this process, and those that it starts, within a block."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = json.dumps(asdict(settings))
-    watch = Watch(settings)
-    undo = install(watch)
+    recorder = Recorder(settings)
+    uninstall = install(recorder)
     try:
-        yield watch
+        yield recorder
     finally:
-        watch.stop()
-        undo()
+        recorder.stop()
+        uninstall()
         del os.environ[VARIABLE]
         if before is not None:
             os.environ[VARIABLE] = before
 
 
-def install(watch: Watch) -> Callable[[], None]:
-    """Let a watch see what happens; return a function that undoes it."""
-    originals = [(cls, name, getattr(cls, name)) for cls, name in replaced()]
+def install(recorder: Recorder) -> Callable[[], None]:
+    """Replace the methods that a recorder records; return a function that undoes it."""
+    originals = [(cls, name, getattr(cls, name)) for cls, name in replaced_methods()]
     for cls, name, original in originals:
-        new = _fetch if name == "fetch" else _next
-        setattr(cls, name, new(original, watch))
+        wrap = _wrap_fetch if name == "fetch" else _wrap_next
+        setattr(cls, name, wrap(original, recorder))
     before = tracing.surround(None)
 
-    def around(name: str, inner: tracing.Range) -> Any:
-        return watch.range(name, inner if before is None else before(name, inner))
+    def surround(name: str, inner: tracing.Range) -> Any:
+        return recorder.range(name, inner if before is None else before(name, inner))
 
-    tracing.surround(around)
+    tracing.surround(surround)
 
-    def undo() -> None:
+    def uninstall() -> None:
         tracing.surround(before)
         for cls, name, original in originals:
             setattr(cls, name, original)
 
-    return undo
+    return uninstall
 
 
-def replaced() -> list[tuple[Any, str]]:
-    """Return the methods that are replaced: classes and names."""
+def replaced_methods() -> list[tuple[Any, str]]:
+    """Return the class and the name of every method that `install` replaces."""
     fetchers, iterators = (MapFetcher, IterableFetcher), (LoaderIter, Pass)
     return [(cls, "fetch") for cls in fetchers] + [
         (cls, "__next__") for cls in iterators
     ]
 
 
-def _next(original: Any, watch: Watch) -> Any:
+def _wrap_next(original: Any, recorder: Recorder) -> Any:
     @functools.wraps(original)
     def next_batch(iterator: Any) -> Any:
-        return watch.wait(iterator, functools.partial(original, iterator))
+        return recorder.wait(iterator, functools.partial(original, iterator))
 
     return next_batch
 
 
-def _fetch(original: Any, watch: Watch) -> Any:
+def _wrap_fetch(original: Any, recorder: Recorder) -> Any:
     @functools.wraps(original)
     def fetch(fetcher: Any, index: Any) -> Any:
-        if not watch.fetches():
+        if not recorder.records_fetches():
             return original(fetcher, index)
         collate_fn = fetcher.collate_fn
 
         def collate(samples: Any) -> Any:
-            with watch.range("collate", nullcontext()):
+            with recorder.range("collate", nullcontext()):
                 return collate_fn(samples)
 
         fetcher.collate_fn = collate
         try:
-            with watch.range("fetch", nullcontext(), batch=batch_number()):
+            with recorder.range("fetch", nullcontext(), batch=batch_number()):
                 return original(fetcher, index)
         finally:
             fetcher.collate_fn = collate_fn
@@ -91,8 +91,8 @@ def _fetch(original: Any, watch: Watch) -> Any:
     return fetch
 
 
-def install_if_asked() -> None:
-    """Watch this process to its end if `VARIABLE` says that it is part of a profile."""
+def install_from_environment() -> None:
+    """Record this process to its end if `VARIABLE` makes it a part of a profile."""
     text = os.environ.get(VARIABLE)
     if text:
-        install(Watch(Settings(**json.loads(text))))
+        install(Recorder(Settings(**json.loads(text))))

@@ -1,4 +1,4 @@
-"""profile: where the time of some steps goes, recorded in a block and drawn."""
+"""Record the steps within a block, and report where their time goes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.errors import check_int
-from .hooks import watching
+from .hooks import recording
 from .recorder import VARIABLE, Settings
 
 
 class Profile:
-    """What a block that was profiled has given; complete when the block has ended.
+    """The report of a profiled block; it is filled in at the end of the block.
 
     Attributes:
-        files: what was written, a page for a browser first.
-        text: the report for a terminal: the verdict, the parts of a step, what to
-            change first.
-        verdict: one line, as of `LoaderStats`: ``input-bound`` or ``compute-bound``.
+        files: the written files, with the HTML page first.
+        text: the report for a terminal: the verdict, the parts of a step, and the most
+            promising changes.
+        verdict: one line that begins with ``input-bound`` or ``compute-bound``, as in
+            `LoaderStats`.
     """
 
     files: tuple[Path, ...] = ()
@@ -40,57 +41,59 @@ def profile(
     warmup: int = 5,
     synchronize: bool = True,
 ) -> Iterator[Profile]:
-    """Record the steps within a block, and draw where their time goes.
+    """Record the steps within a block, and report where their time goes.
 
-    As ``pyparallel profile -- python train.py`` does for a whole script. Loaders of
-    torch and of pyparallel are seen, with their workers, and `collate`, `scatter` and
-    the steps of the wrappers. Workers must be started within the block: an iterator,
-    or persistent workers, of before it are waited for but not looked into.
+    ``pyparallel profile -- python train.py`` does the same for a whole script. Recorded
+    are loaders of torch and of pyparallel with their workers, `collate`, `scatter`, and
+    the steps of the wrappers. The block must start the workers: for iterators and
+    persistent workers that were started before the block, only waits are recorded.
 
     Args:
-        out: the folder for ``profile.html``, ``.svg``, ``.json`` and, if matplotlib is
-            installed, ``.png``. It is made; files of these names are replaced.
-        steps: how many steps to look at. The block goes on behind them, unwatched.
-        warmup: how many steps before them are left out.
-        synchronize: end a step when the accelerator has done what it was given, if one
-            is in use. Without, a loop that only queues work seems to wait for input.
+        out: the folder for ``profile.html``, ``.json`` and ``.trace.json``, and with
+            matplotlib also ``.svg`` and ``.png``. It is created; existing files with
+            these names are replaced.
+        steps: the number of steps to record. The block continues after them.
+        warmup: the number of steps to leave out before them.
+        synchronize: if an accelerator is in use, end a step when it has finished its
+            work. Otherwise a loop that only queues work seems to wait for input.
 
     Yields:
-        A `Profile`, filled in at the end of the block, also if an exception ends it.
+        A `Profile`. It is filled in at the end of the block, also after an exception.
 
     Raises:
         TypeError: ``steps`` or ``warmup`` is not an integer.
         ValueError: ``steps`` is below 1, or ``warmup`` below 0.
-        RuntimeError: this process is being profiled already; or no step was seen.
+        RuntimeError: another profile of this process is active, or no step was
+            recorded.
         OSError: the folder cannot be written.
     """
     steps = check_int(steps, 1, "profile: steps")
     warmup = check_int(warmup, 0, "profile: warmup")
     if VARIABLE in os.environ:
         raise RuntimeError(
-            "profile: a process must be profiled by one at a time, but this one is "
-            "already, by a block around this one or by the command. Leave one away."
+            "profile: profiles of a process must not overlap, but one is active: an "
+            "outer block, or the command pyparallel profile. Remove one of them."
         )
     found = Profile()
     with tempfile.TemporaryDirectory(prefix="pyparallel-profile-") as folder:
         settings = Settings(folder, steps, warmup, synchronize)
         failed = True
         try:
-            with watching(settings):
+            with recording(settings):
                 yield found
             failed = False
         finally:
-            seen = _finish(found, Path(folder), Path(out))
-    if not seen and not failed:
+            has_steps = _finish(found, Path(folder), Path(out))
+    if not has_steps and not failed:
         raise RuntimeError(
-            "profile: two steps or more must be made within the block, but none was "
-            "seen. Iterate over a loader of torch or pyparallel there."
+            "profile: the block must contain at least two steps, but none was "
+            "recorded. Iterate over a loader of torch or pyparallel in the block."
         )
 
 
 def _finish(found: Profile, folder: Path, out: Path) -> bool:
-    """Write what was seen; return False if that is nothing."""
-    from . import report  # only who draws has to have it
+    """Write the report; return False if no step was recorded."""
+    from . import report  # imported on use: `import pyparallel` stays fast
 
     written = report.write(report.gather(folder, None), out)
     for each in written[:1]:

@@ -1,14 +1,16 @@
-"""What was recorded of one training process and its workers: a value, and its JSON.
+"""The record of one training process and its workers, with its JSON forms.
 
-Note: [lanes]. A lane is one thread of one process: what stands in it happened one after
-the other or one inside the other. ``loop`` is the main thread; ``worker 3`` a worker of
-a loader; ``prefetch`` the thread of a `PreDataLoader`. Workers with the same number of
-two epochs share a lane; of two loaders at the same time they do not.
+Note: [lanes]. A lane contains the events of one thread of one process: they are
+consecutive or nested. ``loop`` is the main thread, ``worker 3`` a worker of a loader,
+and ``prefetch`` the thread of a `PreDataLoader`. Workers of consecutive epochs share a
+lane if they have the same number. Workers of two loaders that run at the same time do
+not.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,47 +21,56 @@ from ..core.errors import BatchValueError
 FORMAT = "pyparallel-profile"
 VERSION = 1
 
-#: Markers of the loop: a ``wait`` gave a batch, an ``end`` did not, and at ``stop``
-#: enough had been seen. All else is the name of a range of `pyparallel.core.tracing`.
+#: Markers of the loop: a ``wait`` returned a batch, an ``end`` did not, and ``stop``
+#: ends the recording. Other kinds are the names of ranges of `pyparallel.core.tracing`.
 WAIT, END, STOP = "wait", "end", "stop"
 
 
 class Event(NamedTuple):
-    """Something that happened, in nanoseconds since the first event of all."""
+    """An event of a lane; times are nanoseconds since the first event of the record.
+
+    Attributes:
+        lane: see Note [lanes].
+        kind: a marker or the name of a range.
+        start: the time of its start.
+        end: the time of its end.
+        loader: markers only: the number of the loader, counted from 1.
+        epoch: markers only: the number of the epoch, counted from 1.
+        stacked_nbytes: ``collate`` only: the bytes of the stacked tensors.
+        padding_nbytes: ``collate`` only: the bytes of padding among them.
+        cpu: CPU time of the thread, in a worker of the process; -1: not measured.
+        core_wait: the time in which the thread was runnable, but had no core.
+        batch: the number of the batch within its epoch; -1: not known.
+    """
 
     lane: str
     kind: str
     start: int
     end: int
-    #: Of markers: which loader, and which pass over it; both count from 1.
     loader: int = 0
     epoch: int = 0
-    #: Of ``collate``: bytes of the tensors that were stacked, and how many are padding.
     stacked_nbytes: int = 0
     padding_nbytes: int = 0
-    #: The CPU time in it: in a worker that of the process; -1: not measured.
     cpu: int = -1
-    #: The time in it for which its thread could run, but had no core.
     core_wait: int = 0
-    #: Which batch of the pass a worker makes, or the loop gets; -1: not known.
     batch: int = -1
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was seen of one training process, and under which circumstances.
+    """The events of one training process and its workers.
 
     Attributes:
         script: the name of the script, without its folder.
-        exit_code: of the whole command; None: it still ran, or was a block of code.
-        rank: of this process, where a launcher gave it one.
-        world_size: of all of them.
-        steps: how many were asked for.
-        warmup: how many steps are left out at the beginning.
-        synchronized: whether each step ended when the device had done its work.
-        environment: versions and the machine, by what they are called.
-        loaders: kind, ``num_workers`` and ``batch_size`` of each loader, in order.
         events: in the order in which they ended.
+        exit_code: of the command; None for a block of code or a running script.
+        rank: the rank of the process, if a launcher set one.
+        world_size: the number of ranks.
+        steps: the requested number of steps.
+        warmup: the number of steps to leave out at the beginning.
+        synchronized: True if each step ended when the device had finished its work.
+        environment: versions and the machine: texts by name.
+        loaders: name, ``num_workers`` and ``batch_size`` of each loader, in order.
     """
 
     script: str
@@ -74,7 +85,7 @@ class Record:
     loaders: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> str:
-        """Return the record as JSON; see ``docs/profile-command.md`` for its form."""
+        """Return the record as JSON; ``docs/profile-command.md`` lists its fields."""
         data = asdict(self)
         del data["events"]
         lines = ",\n".join(json.dumps(event) for event in self.events)
@@ -83,17 +94,52 @@ class Record:
         text = json.dumps(head, indent=1)
         return f'{text[:-2]},\n "events": [\n{lines}\n]}}\n'
 
+    def to_trace(self) -> str:
+        """Return the lanes in Chrome's trace event format, which Perfetto opens."""
+        process = self.rank or 0
+        lanes = sorted({event.lane for event in self.events}, key=lane_order)
+        threads = {lane: i for i, lane in enumerate(lanes, 1)}
+        found: list[dict[str, Any]] = [
+            {"ph": "M", "pid": process, "name": "process_name"}
+            | {"args": {"name": self.script}}
+        ]
+        for lane, thread in threads.items():
+            common = {"ph": "M", "pid": process, "tid": thread}
+            found += [
+                common | {"name": "thread_name", "args": {"name": lane}},
+                common | {"name": "thread_sort_index", "args": {"sort_index": thread}},
+            ]
+        for event in self.events:
+            details = zip(Event._fields, event, Event(*event[:4]), strict=True)
+            found.append(
+                {
+                    "ph": "X",
+                    "pid": process,
+                    "tid": threads[event.lane],
+                    "name": event.kind,
+                    "ts": event.start / 1e3,  # microseconds
+                    "dur": (event.end - event.start) / 1e3,
+                    "args": {name: n for name, n, default in details if n != default},
+                }
+            )
+        lines = ",\n".join(map(json.dumps, found))
+        return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'
+
     @classmethod
     def from_json(cls, text: str, where: str = "Record.from_json") -> Record:
         """Return the record that `to_json` wrote.
 
+        Args:
+            text: the JSON text.
+            where: the source of the text, for error messages.
+
         Raises:
-            ValueError: the text is no such record, or one of another version.
+            ValueError: the text is not a record, or has another version.
         """
         try:
             data = json.loads(text)
             if not isinstance(data, dict):
-                raise ValueError("no object")
+                raise ValueError("not an object")
             found, version = data.pop("format", None), data.pop("version", None)
             columns = data.pop("columns", None)
         except ValueError as error:
@@ -103,8 +149,8 @@ class Record:
         if (found, version) != (FORMAT, VERSION):
             raise BatchValueError(
                 f"{where} must have the format {FORMAT!r} and the version {VERSION}, "
-                f"but has {found!r} and {version!r}. Draw it with the pyparallel that "
-                "wrote it."
+                f"but has {found!r} and {version!r}. Use the version of pyparallel "
+                "that wrote it."
             )
         try:
             rows = [dict(zip(columns, row, strict=True)) for row in data.pop("events")]
@@ -118,7 +164,7 @@ class Record:
 
 
 def _checked(event: Event) -> Event:
-    """Return an event whose fields are of the types that they must be of."""
+    """Return the event; raise ValueError if a field has a wrong type."""
     texts = all(isinstance(value, str) for value in event[:2])
     numbers = all(type(value) is int for value in event[2:])
     if not texts or not numbers or event.end < event.start:
@@ -131,10 +177,10 @@ def _loader(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def collect(folder: Path) -> list[Record]:
-    """Return a record of every training process that wrote into a folder, by rank.
+    """Return the records of all training processes in a folder, sorted by rank.
 
-    Each file is what one process wrote: a head, and an event in each line. The last
-    line of a process that was killed may be incomplete.
+    Each file is written by one process: a head, then one event in each line. The last
+    line of a killed process may be incomplete.
     """
     heads: dict[int, dict[str, Any]] = {}
     found: dict[int, list[dict[str, Any]]] = {}
@@ -193,18 +239,23 @@ def _record(head: dict[str, Any], rows: list[dict[str, Any]]) -> Record:
 
 
 def _lanes(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], str]:
-    """Return the lane of every name and owner: see Note [lanes]."""
+    """Return the lane of every pair of name and owner; see Note [lanes]."""
     spans: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows:
         key = row["lane"], row["owner"]
         start, end = spans.get(key, (row["start"], row["end"]))
         spans[key] = min(start, row["start"]), max(end, row["end"])
     lanes: dict[tuple[str, str], str] = {}
-    until: dict[str, int] = {}
+    last_ends: dict[str, int] = {}
     for key, (start, end) in sorted(spans.items(), key=lambda item: item[1]):
         name, number = key[0], 1
-        while until.get(name, start) > start:
+        while last_ends.get(name, start) > start:
             number += 1
             name = f"{key[0]} ({number})"
-        lanes[key], until[name] = name, end
+        lanes[key], last_ends[name] = name, end
     return lanes
+
+
+def lane_order(lane: str) -> tuple[list[object], ...]:
+    """Return the sort key of a lane's name, in which numbers count as numbers."""
+    return tuple([int(t) if t.isdigit() else t] for t in re.split(r"(\d+)", lane))

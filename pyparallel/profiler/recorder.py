@@ -1,14 +1,15 @@
-"""The recorder: runs inside a script and its workers, writes down what happens when.
+"""The recorder: writes the events of a script and its workers to files.
 
-Note: [what is replaced while a profile is taken]. Nothing of this is in the way of a
-script that is not profiled. While one is, the ranges of `core.tracing` come here;
-``next()`` of torch's loaders and of `PreDataLoader` is a *wait*; and the function that
-gets samples for a batch, in a worker or in the process itself, is a *fetch*, with its
-``collate_fn`` in it. torch's loaders are so seen whether or not they are ours.
+Note: [replaced methods]. A script that is not profiled runs the original methods. While
+a profile is recorded, `hooks` replaces ``next()`` of torch's loaders and of
+`PreDataLoader`: each call is a *wait*. It also replaces the method that gets the
+samples of a batch, in workers and in the process itself: each call is a *fetch*, and
+contains the call of ``collate_fn``. Therefore loaders of torch and of pyparallel are
+recorded alike. The ranges of `core.tracing` are recorded as well.
 
-Every process writes a file of its own, a line for an event as it ends: what was written
-is there whatever happens next. The clock is ``time.perf_counter_ns``, which on Linux is
-the same for all processes of a machine.
+Every process writes a file of its own, with a line for each event at its end. A process
+that dies loses no earlier event. The clock is ``time.perf_counter_ns``, which on Linux
+is the same for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -16,40 +17,45 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import platform
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
+from .. import backend
 from ..batch.padding_stats import Stacked
 from ..core.cpu_time import CoreWait, cpu_seconds
-from .environment import describe, place, synchronize
+from ..loader.preflight import num_cores
 from .record import END, STOP, WAIT
 
-#: Holds the settings of a profile that this process is a part of.
+#: Holds the settings of the profile to which this process belongs.
 VARIABLE = "PYPARALLEL_PROFILE"
-#: The thread of a `PreDataLoader` is called so.
+#: The name of the thread of a `PreDataLoader`.
 _PREFETCH = "pyparallel-prefetch"
-#: What a loop is told apart by that waits for no loader known here.
-_STEPS = ("collate", "scatter", "step")
+#: Ranges that count the steps of a loop without a known loader.
+_STEP_RANGES = ("collate", "scatter", "step")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the processes of a profile know.
+    """The settings that all processes of a profile share.
 
     Attributes:
-        folder: where they write.
-        steps: how many steps to watch after the warm-up.
-        warmup: how many steps come before those.
-        synchronize: end a step when the device has done its work.
-        leave: end the script behind the last step.
+        folder: the folder for their files.
+        steps: the number of steps to record after the warm-up.
+        warmup: the number of steps before those.
+        synchronize: end a step when the device has finished its work.
+        leave: end the script after the last step.
     """
 
     folder: str
@@ -59,16 +65,16 @@ class Settings:
     leave: bool = False
 
 
-class EnoughSteps(SystemExit):
-    """Ends a script whose steps have been seen, as ``sys.exit(0)`` does."""
+class ProfileComplete(SystemExit):
+    """Ends a script whose steps were recorded, as ``sys.exit(0)`` does."""
 
 
-class Watch:
-    """Writes down what happens in this process and in those that it starts."""
+class Recorder:
+    """Writes the events of this process and of the processes that it starts."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.on = True
+        self.is_recording = True
         self._pid = 0
         self._file = -1
         self._counts: dict[int | str, int] = {}
@@ -77,7 +83,7 @@ class Watch:
         self._local = threading.local()
 
     def write(self, kind: str, start: int, end: int, **more: int) -> None:
-        """Write an event of this thread."""
+        """Write an event of the current thread."""
         thread = threading.current_thread()
         worker = get_worker_info()
         lane = "loop" if thread is threading.main_thread() else f"thread {thread.name}"
@@ -86,20 +92,20 @@ class Watch:
         elif thread.name == _PREFETCH:
             lane = "prefetch"
         row = {"lane": lane, "kind": kind, "start": start, "end": end, **more}
-        self._line({**row, "thread": thread.ident})
+        self._write_line({**row, "thread": thread.ident})
 
-    def _line(self, row: dict[str, Any]) -> None:
+    def _write_line(self, row: dict[str, Any]) -> None:
         try:
             if self._pid != os.getpid():
                 self._open()
             os.write(self._file, json.dumps(row).encode() + b"\n")
-        except OSError:  # the folder is gone, or full: the profile is over
-            self.on = False
+        except OSError:  # the folder was removed or is full: end the profile
+            self.is_recording = False
 
     def _open(self) -> None:
-        """Begin the file of this process; a forked one does not write into another's.
+        """Open the file of this process; a forked process opens a file of its own.
 
-        Two threads may both do so; what they write is put together by the pid.
+        Two threads may both open one: `record.collect` merges files by their pid.
         """
         pid, settings = os.getpid(), self.settings
         path = Path(settings.folder, f"{pid}-{time.perf_counter_ns()}.jsonl")
@@ -111,8 +117,8 @@ class Watch:
             "pid": pid,
             "parent": None if parent is None else parent.pid,
             "script": Path(sys.argv[0]).name or "python",
-            **(place() if parent is None else {}),
-            "environment": describe() if parent is None else {},
+            **(rank_info() if parent is None else {}),
+            "environment": environment_info() if parent is None else {},
         }
         os.write(file, json.dumps(head).encode() + b"\n")
         self._file, self._pid = file, pid
@@ -120,13 +126,13 @@ class Watch:
     def range(
         self, name: str, inner: AbstractContextManager[object], **more: int
     ) -> Any:
-        """Return a context manager around another one that writes an event."""
+        """Return a context manager around ``inner`` that writes an event at its end."""
         kind = name.removeprefix("pyparallel.")
-        # A wait is known by its `next()`, with the loader that it is for.
-        if not self.on or kind == WAIT:
+        # `wait` records the calls of `next()`, with their loader.
+        if not self.is_recording or kind == WAIT:
             return inner
-        if kind in _STEPS and not self._loaders and self._is_loop():
-            self._count(kind)
+        if kind in _STEP_RANGES and not self._loaders and self._is_loop():
+            self._count_step(kind)
         return _Range(self, kind, inner, more)
 
     def times(self) -> tuple[int, int]:
@@ -144,107 +150,113 @@ class Watch:
         is_main = threading.current_thread() is threading.main_thread()
         return is_main and get_worker_info() is None
 
-    def _count(self, key: int | str, **more: int) -> None:
-        """Stop if the steps that are over are as many as were asked for."""
+    def _count_step(self, key: int | str, **more: int) -> None:
+        """Stop if all requested steps have ended."""
         limit = self.settings.steps + self.settings.warmup
         if self._counts.get(key, 0) >= limit:
             now = time.perf_counter_ns()
             self.write(STOP, now, now, **more)
             self.stop()
             if self.settings.leave and self._is_loop():
-                raise EnoughSteps(0)
+                raise ProfileComplete(0)
         elif isinstance(key, str):
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def stop(self) -> None:
-        """Write no more, neither here nor in workers."""
-        self.on = False
+        """End the recording, in this process and in its workers."""
+        self.is_recording = False
         try:
-            self._stopped(os.getpid()).touch()
+            self._stop_file(os.getpid()).touch()
         except OSError:
             pass
 
-    def _stopped(self, pid: int | None) -> Path:
+    def _stop_file(self, pid: int | None) -> Path:
         return Path(self.settings.folder, f"{pid}.stopped")
 
-    def fetches(self) -> bool:
-        """Tell whether a fetch is to be written; a worker asks what its parent says."""
+    def records_fetches(self) -> bool:
+        """Return True if fetches are recorded; a worker follows its parent."""
         parent = multiprocessing.parent_process()
-        if self.on and parent is not None and self._stopped(parent.pid).exists():
-            self.on = False
-        return self.on
+        if self.is_recording and parent is not None:
+            self.is_recording = not self._stop_file(parent.pid).exists()
+        return self.is_recording
 
-    def wait(self, source: Any, get: Callable[[], Any]) -> Any:
-        """Return the next batch of a loader's iterator; see Note [what is replaced]."""
+    def wait(self, iterator: Any, get: Callable[[], Any]) -> Any:
+        """Return ``get()``, the next batch of a loader's iterator, and record the wait.
+
+        Stream: the host first waits for the accelerator, if ``synchronize`` is set.
+        """
         local = self._local
-        if not self.on or getattr(local, "waits", False):
+        if not self.is_recording or getattr(local, "is_waiting", False):
             return get()
-        is_ahead = threading.current_thread().name == _PREFETCH
-        loader = 0 if is_ahead else self._loader(source)
-        if not is_ahead:
+        in_prefetch = threading.current_thread().name == _PREFETCH
+        loader = 0 if in_prefetch else self._loader_number(iterator)
+        if not in_prefetch:
             if self.settings.synchronize:
                 synchronize()
-            epoch: int | None = getattr(source, "_profiled_epoch", None)
-            self._count(loader, loader=loader, epoch=epoch or 0)
-            if not self.on:
+            epoch: int | None = getattr(iterator, "_profiled_epoch", None)
+            self._count_step(loader, loader=loader, epoch=epoch or 0)
+            if not self.is_recording:
                 return get()
-        start, kind, local.waits = time.perf_counter_ns(), END, True
+        start, kind, local.is_waiting = time.perf_counter_ns(), END, True
         try:
             batch = get()
             kind = WAIT
             return batch
         finally:
-            local.waits = False
+            local.is_waiting = False
             end = time.perf_counter_ns()
-            marker = {}
-            if not is_ahead:
-                marker = {"loader": loader, "epoch": self._epoch(source, kind == END)}
-                if kind == WAIT and getattr(source, "_in_order", True):
-                    marker["batch"] = getattr(source, "_rcvd_idx", 0) - 1
+            if in_prefetch:
+                if kind == WAIT:
+                    self.write(kind, start, end)
+            else:
+                epoch = self._epoch_number(iterator, is_over=kind == END)
+                marker = {"loader": loader, "epoch": epoch}
+                if kind == WAIT and getattr(iterator, "_in_order", True):
+                    marker["batch"] = getattr(iterator, "_rcvd_idx", 0) - 1
                 self._counts[loader] = self._counts.get(loader, 0) + (kind == WAIT)
-            if not is_ahead or kind == WAIT:
                 self.write(kind, start, end, **marker)
 
-    def _loader(self, source: Any) -> int:
-        """Return the number of the loader that an iterator belongs to."""
-        options = getattr(getattr(source, "_generation", None), "options", None)
-        loader = source if options is None else options.loader
-        # An iterator of torch's knows the dataset, not the loader that made it.
+    def _loader_number(self, iterator: Any) -> int:
+        """Return the number of the loader of an iterator."""
+        options = getattr(getattr(iterator, "_generation", None), "options", None)
+        loader = iterator if options is None else options.loader
+        # torch's iterators have no reference to their loader, only to its dataset.
         key = id(getattr(loader, "_dataset", loader))
         if key not in self._loaders:
             self._loaders[key] = len(self._loaders) + 1
             name = "DataLoader" if options is None else "PreDataLoader"
-            row = {"kind": "loader", "name": name, **_sizes(loader)}
-            self._line(row)
+            row = {"kind": "loader", "name": name, **_loader_sizes(loader)}
+            self._write_line(row)
         return self._loaders[key]
 
-    def _epoch(self, source: Any, is_over: bool) -> int:
-        """Return the number of the pass that an iterator is at."""
-        epoch: int | None = getattr(source, "_profiled_epoch", None)
+    def _epoch_number(self, iterator: Any, is_over: bool) -> int:
+        """Return the number of the current epoch of an iterator."""
+        epoch: int | None = getattr(iterator, "_profiled_epoch", None)
         if epoch is None:
             self._epochs += 1
             epoch = self._epochs
-        # One with persistent workers is used again.
-        source._profiled_epoch = None if is_over else epoch
+        # Persistent workers use one iterator for all epochs.
+        iterator._profiled_epoch = None if is_over else epoch
         return epoch
 
 
 class _Range:
-    """An event of the block inside."""
+    """Records an event around a block."""
 
     __slots__ = (
-        *("_inner", "_kind", "_more", "_recording", "_stacked", "_start", "_times"),
-        "_watch",
+        *("_inner", "_kind", "_more", "_recorder", "_recording", "_stacked", "_start"),
+        "_times",
     )
 
     def __init__(
         self,
-        watch: Watch,
+        recorder: Recorder,
         kind: str,
         inner: AbstractContextManager[object],
         more: dict[str, int],
     ) -> None:
-        self._watch, self._kind, self._inner, self._more = watch, kind, inner, more
+        self._recorder, self._kind = recorder, kind
+        self._inner, self._more = inner, more
         self._recording: AbstractContextManager[Stacked] | None = None
 
     def __enter__(self) -> None:
@@ -252,24 +264,26 @@ class _Range:
         if self._kind == "collate":
             self._recording = Stacked()
             self._stacked = self._recording.__enter__()
-        self._times = self._watch.times()
+        self._times = self._recorder.times()
         self._start = time.perf_counter_ns()
 
     def __exit__(self, *error: Any) -> None:
         end, more = time.perf_counter_ns(), self._more
-        times = zip(("cpu", "core_wait"), self._times, self._watch.times(), strict=True)
-        more |= {name: max(0, last - first) for name, first, last in times}
+        times = self._recorder.times()
+        for name, before, after in zip(
+            ("cpu", "core_wait"), self._times, times, strict=True
+        ):
+            more[name] = max(0, after - before)
         if self._recording is not None:
             self._recording.__exit__(*error)
-            stacked = self._stacked
-            more["stacked_nbytes"] = stacked.stacked_nbytes
-            more["padding_nbytes"] = stacked.padding_nbytes
+            more["stacked_nbytes"] = self._stacked.stacked_nbytes
+            more["padding_nbytes"] = self._stacked.padding_nbytes
         self._inner.__exit__(*error)
-        self._watch.write(self._kind, self._start, end, **more)
+        self._recorder.write(self._kind, self._start, end, **more)
 
 
 def batch_number() -> int:
-    """Return which batch torch's loop in this worker makes; -1: this is no worker."""
+    """Return the number of the batch that this worker makes; -1 outside of workers."""
     frame = sys._getframe() if get_worker_info() is not None else None
     while frame is not None and frame.f_code.co_name != "_worker_loop":
         frame = frame.f_back
@@ -277,8 +291,8 @@ def batch_number() -> int:
     return number if type(number) is int else -1
 
 
-def _sizes(loader: Any) -> dict[str, int | None]:
-    """Return what a loader, or an iterator of torch's, says of itself, if it does."""
+def _loader_sizes(loader: Any) -> dict[str, int | None]:
+    """Return the number of workers and the batch size of a loader or an iterator."""
     sampler = getattr(loader, "_index_sampler", None)
     owners = (loader, sampler, getattr(sampler, "sampler", None))
     sizes = [getattr(owner, "batch_size", None) for owner in owners]
@@ -287,3 +301,48 @@ def _sizes(loader: Any) -> dict[str, int | None]:
         "num_workers": workers if type(workers) is int else None,
         "batch_size": next((size for size in sizes if type(size) is int), None),
     }
+
+
+def environment_info() -> dict[str, str]:
+    """Return versions and the machine, without names of users or folders."""
+    try:
+        version = metadata.version("pyparallel-torch")
+    except metadata.PackageNotFoundError:  # imported from a source tree
+        version = "unknown"
+    module = _device_module()
+    device = "CPU"
+    if module is not None and hasattr(module, "get_device_name"):
+        device = str(module.get_device_name())
+    return {
+        "pyparallel": f"{version}, {backend.name} backend",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": str(num_cores()),
+        "threads of torch": str(torch.get_num_threads()),
+        "device": device,
+    }
+
+
+def rank_info() -> dict[str, int | None]:
+    """Return the rank of this process and the number of ranks; None without ranks."""
+    texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    numbers = [int(text) if text.isdecimal() else None for text in texts]
+    if dist.is_available() and dist.is_initialized():
+        numbers = [dist.get_rank(), dist.get_world_size()]
+    return {"rank": numbers[0], "world_size": numbers[1]}
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, unless this process has not initialised one."""
+    if _device_module() is not None:
+        torch.accelerator.synchronize()
+
+
+def _device_module() -> Any:
+    """Return torch's module of the accelerator that this process has initialised."""
+    if not torch.accelerator.is_available():
+        return None
+    module = torch.get_device_module()
+    is_initialized = getattr(module, "is_initialized", None)
+    return module if is_initialized is not None and is_initialized() else None

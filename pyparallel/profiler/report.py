@@ -1,4 +1,4 @@
-"""From what the processes of a profile wrote to files that can be looked at."""
+"""Write the files of a report, and its text for the terminal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from pathlib import Path
 
 from ..core.text import percent, time_text
 from .advice import advise
-from .charts import picture, subtitle
-from .page import page
+from .page import INSTALL_MATPLOTLIB, page
 from .record import Record, collect
 from .summary import Summary, summarize
 
-NO_MATPLOTLIB = (
-    "no PNG: matplotlib is not installed (pip install 'pyparallel-torch[profile]')"
-)
+NO_MATPLOTLIB = f"no charts: matplotlib is not installed ({INSTALL_MATPLOTLIB})"
 
 
 @dataclass(frozen=True)
@@ -23,8 +20,8 @@ class Written:
     """The report of one process.
 
     Attributes:
-        summary: what it says.
-        files: what was written, the page first.
+        summary: the figures of the report.
+        files: the written files, with the page first.
     """
 
     summary: Summary
@@ -32,20 +29,23 @@ class Written:
 
 
 def gather(folder: Path, exit_code: int | None) -> list[Record]:
-    """Return a record of every process of a profile in which anything was seen."""
+    """Return the records of all processes of a profile that contain events."""
     records = [replace(each, exit_code=exit_code) for each in collect(folder)]
     return [record for record in records if record.events]
 
 
 def write(records: Sequence[Record], out: Path) -> list[Written]:
-    """Write a page, pictures and the record of every process that made a step.
+    """Write the report of every record that contains a step.
+
+    A report consists of a page, the record and a trace; with matplotlib also of an SVG
+    and a PNG file.
 
     Args:
-        records: of the processes of one script.
-        out: the folder. Files of an earlier profile in it are replaced.
+        records: the records of the processes of one script.
+        out: the folder. It is created; files of an earlier profile are replaced.
 
     Returns:
-        What was written, in the order of the records.
+        One value for each report, in the order of the records.
 
     Raises:
         OSError: the folder cannot be written.
@@ -66,28 +66,35 @@ def _name(i: int, record: Record, count: int) -> str:
 
 
 def _write(summary: Summary, out: Path, name: str) -> Written:
-    drawing = picture(summary, summary.verdict)
-    files = []
-    for suffix, text in (
-        ("html", page(summary)),
-        ("svg", drawing.to_svg()),
-        ("json", summary.record.to_json()),
-    ):
-        files.append(out / f"{name}.{suffix}")
-        files[-1].write_text(text, encoding="utf-8")
-    png = out / f"{name}.png"
+    contents: dict[str, str | bytes | None] = {"svg": None, "png": None}
+    charts = None
     try:
-        drawing.to_png(png)
-        files.append(png)
+        from .charts import draw  # needs matplotlib
     except ImportError:
-        png.unlink(missing_ok=True)  # it would be of another profile
+        pass
+    else:
+        charts, contents["svg"], contents["png"] = draw(summary)
+    contents = {
+        "html": page(summary, charts, f"{name}.json"),
+        "json": summary.record.to_json(),
+        "trace.json": summary.record.to_trace(),
+        **contents,
+    }
+    files = []
+    for suffix, content in contents.items():
+        path = out / f"{name}.{suffix}"
+        if content is None:
+            path.unlink(missing_ok=True)  # of an earlier profile
+            continue
+        files.append(path)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     return Written(summary, tuple(files))
 
 
 def text(written: Written) -> str:
     """Return a report for a terminal."""
     summary = written.summary
-    lines = [subtitle(summary), f"  {summary.verdict}"]
+    lines = [summary.subtitle, f"  {summary.verdict}"]
     for part, ns in summary.mean.items():
         if ns:
             share = percent(ns / summary.step)
@@ -95,7 +102,7 @@ def text(written: Written) -> str:
     lines.append("  what to change first")
     for i, (title, why, _) in enumerate(advise(summary), 1):
         lines += [f"    {i}. {title}", f"       {why}"]
-    if not any(path.suffix == ".png" for path in written.files):
+    if not any(path.suffix == ".svg" for path in written.files):
         lines.append(f"  {NO_MATPLOTLIB}")
     lines.append(f"  {written.files[0]}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What a record means: steps cut into parts, their means, and a verdict."""
+"""The meaning of a record: steps divided into parts, their means, and a verdict."""
 
 from __future__ import annotations
 
@@ -10,26 +10,52 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from ..core.text import plural, time_text
 from ..loader.stats import INPUT_BOUND
-from .cut import PARTS, Segment, cut, gaps_filled, lane_order, outermost, segments
-from .record import END, STOP, WAIT, Event, Record
+from .record import END, STOP, WAIT, Event, Record, lane_order
 
-#: What keeps the loop from its step.
+#: The parts of a step in drawing order, with their descriptions.
+PARTS = {
+    "compute": "everything else: forward, backward, optimizer, Python code",
+    "copy": "opening a batch and sending it to its device, transforms included",
+    "pack": "writing a batch into shared or pinned memory",
+    "collate": "collate_fn",
+    "fetch": "getting the samples from the dataset",
+    "wait": "waiting for a batch from a worker or thread",
+}
+#: Ranges that count as a part with another name. Unknown ranges count as compute.
+_PART_OF_RANGE = {"scatter": "copy", "send": "copy", "transform": "copy"}
+#: The parts in which the loop waits for its batch or makes it.
 INPUT = ("wait", "fetch", "collate")
+_LONGEST_SCRIPT_NAME = 48
+
+
+class Segment(NamedTuple):
+    """An interval in which a lane worked on one part."""
+
+    part: str
+    start: int
+    end: int
 
 
 class Step(NamedTuple):
-    """From one ``next()`` to another, and what was done in between, in order."""
+    """The interval between two calls of ``next()``, divided into segments.
+
+    Attributes:
+        start: nanoseconds, as in the record.
+        end: nanoseconds, as in the record.
+        segments: in order, without gaps.
+        is_first: the step is the first one of its epoch.
+    """
 
     start: int
     end: int
     segments: tuple[Segment, ...]
-    #: The first of its pass over the loader.
     is_first: bool
 
     @property
     def parts(self) -> dict[str, int]:
-        """The nanoseconds of every part; they sum up to the step."""
+        """The nanoseconds of every part; their sum is the length of the step."""
         found = dict.fromkeys(PARTS, 0)
         for part, start, end in self.segments:
             found[part] += end - start
@@ -37,36 +63,43 @@ class Step(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What several threads or processes did to make batches, as the steps went on."""
+    """The work of several workers or threads on the batches of the steps.
+
+    Attributes:
+        lanes: the names of their lanes.
+        batches: the number of batches.
+        parts: the mean nanoseconds of each part in a batch.
+        busy: the fraction of the time in which the lanes worked.
+        cpu: the mean CPU nanoseconds of a batch; 0 if they were not measured.
+        core_wait: the mean nanoseconds of a batch in which its worker was runnable,
+            but had no core.
+    """
 
     lanes: tuple[str, ...]
-    #: How many batches, and the nanoseconds of each part for one of them, as a mean.
     batches: int
     parts: dict[str, float]
-    #: The part of their time in which they worked.
     busy: float
-    #: The CPU time of a batch, as a mean; 0: not measured.
     cpu: float = 0.0
-    #: The time of a batch for which its worker could run, but had no core, as a mean.
     core_wait: float = 0.0
 
     @property
     def per_batch(self) -> float:
-        """The nanoseconds of work in a batch."""
+        """The mean nanoseconds of work in a batch."""
         return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Steps of one loop, and what others did meanwhile.
+    """The steps of one loop, and the work of other lanes at the same time.
 
     Attributes:
-        record: what it is made of.
-        steps: those that count.
-        left_out: how many came before them, for warm-up.
-        interrupted: how many are not counted since another loader was used in them.
-        loader: the number of the loader that the steps are of; 0: of none.
-        others: how many batches every other loader gave, by its number.
+        record: the source of the summary.
+        steps: the steps after the warm-up.
+        left_out: the number of warm-up steps before them.
+        interrupted: the number of skipped steps in which another loader was used.
+        loader: the number of the loader of the steps; 0 if no loader was seen.
+        others: the number and the batch count of every other loader.
+        lane: the lane of the loop.
     """
 
     record: Record
@@ -80,9 +113,9 @@ class Summary:
     @cached_property
     def mean(self) -> dict[str, float]:
         """The mean nanoseconds of each part in a step."""
-        of_steps = [step.parts for step in self.steps]
+        steps = [step.parts for step in self.steps]
         return {
-            part: statistics.fmean(parts[part] for parts in of_steps) for part in PARTS
+            part: statistics.fmean(parts[part] for parts in steps) for part in PARTS
         }
 
     @property
@@ -92,21 +125,21 @@ class Summary:
 
     @property
     def input(self) -> float:
-        """The mean nanoseconds in which a step could not begin for want of a batch."""
+        """The mean nanoseconds of a step before it has its batch."""
         return sum(self.mean[part] for part in INPUT)
 
     @property
     def waited(self) -> float:
-        """The fraction of the time that went into input."""
+        """The fraction of the time that the loop spent on input."""
         return self.input / self.step if self.step else 0.0
 
     @property
     def is_input_bound(self) -> bool | None:
-        """Whether input is more than 10 % of the time; None: no loader was seen."""
+        """True if input takes more than 10 % of the time; None without a loader."""
         return self.waited > INPUT_BOUND if self.loader else None
 
     @property
-    def kind(self) -> str:
+    def bottleneck(self) -> str:
         """The verdict in a word."""
         words = {True: "input-bound", False: "compute-bound", None: "not known"}
         return words[self.is_input_bound]
@@ -117,16 +150,32 @@ class Summary:
         if self.is_input_bound is None:
             return "input or compute: not known, since no loader was seen in the loop"
         percent = f"{100 * self.waited:.0f} %"
-        return f"{self.kind}: {percent} of a step went into getting its batch"
+        return f"{self.bottleneck}: {percent} of a step went into getting its batch"
+
+    @property
+    def subtitle(self) -> str:
+        """The script, the number of steps, and their mean time, in a line."""
+        record, name = self.record, self.record.script
+        ranks = record.world_size or 1
+        rank = f", rank {record.rank} of {ranks}" if ranks > 1 else ""
+        warmup = f" after {self.left_out} to warm up" if self.left_out else ""
+        if len(name) > _LONGEST_SCRIPT_NAME:
+            name = f"{name[: _LONGEST_SCRIPT_NAME - 3]}..."
+        steps = plural(len(self.steps), "step")
+        return f"{name}{rank}: {steps}{warmup}, {time_text(self.step)} each"
+
+    def number(self, index: int) -> int:
+        """Return the number of a step, counted from 1 and including the warm-up."""
+        return self.left_out + index + 1
 
     @cached_property
     def window(self) -> tuple[int, int]:
-        """From the first of these steps to the end of the last one."""
+        """The start of the first step and the end of the last one."""
         return self.steps[0].start, self.steps[-1].end
 
     @cached_property
     def lanes(self) -> dict[str, list[Segment]]:
-        """What every lane did, the loop first, cut off where the steps end."""
+        """The segments of every lane within the window, with the loop first."""
         start, end = self.window
         found: dict[str, list[Segment]] = {self.lane: []}
         for step in self.steps:
@@ -134,28 +183,28 @@ class Summary:
         others = {event.lane for event in self.record.events} - {self.lane}
         for lane in sorted(others, key=lane_order):
             if lane.startswith(("prefetch", "worker")):
-                did = cut(segments(_of_lane(self.record, lane)), start, end)
-                if did:
-                    found[lane] = did
+                worked = cut(segments(_lane_events(self.record, lane)), start, end)
+                if worked:
+                    found[lane] = worked
         return found
 
     def work(self, prefix: str) -> Work | None:
-        """Return what the lanes did whose names begin so; None if there are none."""
+        """Return the work of the lanes with this prefix; None if they made no batch."""
         start, end = self.window
         lanes = tuple(lane for lane in self.lanes if lane.startswith(prefix))
         batches = self._ended("collate", lanes) or self._ended("fetch", lanes)
         if not batches:
             return None
-        # Batches that were begun before or ended behind the steps would be half ones.
+        # Whole events only: the window may cut the first and the last batch.
         parts: Counter[str] = Counter()
         for lane in lanes:
-            did = segments(_of_lane(self.record, lane))
+            worked = segments(_lane_events(self.record, lane))
             for whole in self._ended(None, [lane]):
-                for part, begin, finish in cut(did, whole.start, whole.end):
-                    parts[part] += finish - begin
+                for part, first, last in cut(worked, whole.start, whole.end):
+                    parts[part] += last - first
         del parts["wait"]
-        cuts = itertools.chain.from_iterable(self.lanes[lane] for lane in lanes)
-        busy = sum(e - b for part, b, e in cuts if part != "wait")
+        inside = itertools.chain.from_iterable(self.lanes[lane] for lane in lanes)
+        busy = sum(last - first for part, first, last in inside if part != "wait")
         return Work(
             lanes,
             len(batches),
@@ -165,11 +214,14 @@ class Summary:
         )
 
     def cpu(self, lanes: Iterable[str], count: int) -> tuple[float, float]:
-        """Return CPU time and time without a core in the fetches of some lanes.
+        """Return the CPU time and the time without a core of the fetches of a batch.
 
         Args:
-            lanes: whose.
-            count: the number of batches: both are for one of them.
+            lanes: the lanes whose fetches count.
+            count: the number of batches to divide by.
+
+        Returns:
+            Both in nanoseconds for one batch.
         """
         found = [event for event in self._ended("fetch", lanes) if event.cpu >= 0]
         cpu, core_wait = (sum(e.cpu for e in found), sum(e.core_wait for e in found))
@@ -177,25 +229,26 @@ class Summary:
 
     @cached_property
     def lateness(self) -> tuple[int, ...] | None:
-        """For each step the nanoseconds from asking for its batch until it was ready.
+        """The nanoseconds from the request for a batch until it was ready, by step.
 
-        0: it was ready before. None: it is not known when batches were ready.
+        0: the batch was ready before the request. The value is None if the record does
+        not contain the times at which batches were ready.
         """
         ready: dict[int, list[int]] = {}
-        asked: dict[int, Event] = {}
+        requests: dict[int, Event] = {}
         for event in self.record.events:
             if event.batch < 0:
                 continue
             if event.kind == "fetch":
                 ready.setdefault(event.batch, []).append(event.end)
             elif event.kind == WAIT and (event.lane, event.loader) == self._loop:
-                asked[event.start] = event
+                requests[event.start] = event
         found = []
         for step in self.steps:
-            wait = asked.get(step.start)
-            # An earlier pass over the loader had a batch of this number, too.
+            wait = requests.get(step.start)
             if wait is None:
                 return None
+            # Every epoch has a batch of this number: the latest one counts.
             ends = [end for end in ready.get(wait.batch, ()) if end <= wait.end]
             if not ends:
                 return None
@@ -207,18 +260,18 @@ class Summary:
         return self.lane, self.loader
 
     def _ended(self, kind: str | None, lanes: Iterable[str]) -> list[Event]:
-        """Return what ended in some lanes while the steps went on."""
+        """Return the outermost events of some lanes that ended within the window."""
         start, end = self.window
         return [
             event
             for lane in lanes
-            for event in outermost(_of_lane(self.record, lane), kind)
+            for event in outermost(_lane_events(self.record, lane), kind)
             if start < event.end <= end
         ]
 
     @cached_property
     def stacked(self) -> tuple[int, int]:
-        """The bytes that were stacked as the steps went on, and those of padding."""
+        """The bytes that were stacked within the window, and the bytes of padding."""
         stacks = self._ended("collate", {event.lane for event in self.record.events})
         return (
             sum(event.stacked_nbytes for event in stacks),
@@ -227,32 +280,32 @@ class Summary:
 
     @property
     def padding_fraction(self) -> float:
-        """The fraction of the stacked bytes that is padding; 0 without any."""
+        """The fraction of the stacked bytes that is padding; 0 if none were stacked."""
         stacked, padding = self.stacked
         return padding / stacked if stacked else 0.0
 
 
 def summarize(record: Record) -> Summary | None:
-    """Return the summary of the loop that has most steps; None if there is no step."""
+    """Return the summary of the loop with the most steps; None if there is no step."""
     marks = [event for event in record.events if event.kind in (WAIT, END, STOP)]
     counts = Counter((e.lane, e.loader) for e in marks if e.kind == WAIT and e.loader)
     if not counts:
-        return _without_loader(record)
-    # Of equal ones the first.
+        return _summarize_without_loader(record)
+    # The first one, if several have the same count.
     (lane, loader), _ = max(counts.items(), key=lambda item: item[1])
-    of_lane = sorted(_of_lane(record, lane), key=lambda event: event.start)
+    events = sorted(_lane_events(record, lane), key=lambda event: event.start)
     steps, interrupted = [], 0
-    mine = [e for e in of_lane if e.loader == loader and e.kind in (WAIT, END, STOP)]
-    foreign = [e.start for e in of_lane if e.loader not in (0, loader)]
-    firsts = {e.epoch: e for e in reversed(mine)}
-    for mark, following in itertools.pairwise(mine):
+    own = [e for e in events if e.loader == loader and e.kind in (WAIT, END, STOP)]
+    other_starts = [e.start for e in events if e.loader not in (0, loader)]
+    firsts = {e.epoch: e for e in reversed(own)}
+    for mark, following in itertools.pairwise(own):
         if mark.kind != WAIT or mark.epoch != following.epoch:
             continue
-        if any(mark.start <= at < following.start for at in foreign):
+        if any(mark.start <= start < following.start for start in other_starts):
             interrupted += 1
             continue
         is_first = firsts[mark.epoch] is mark
-        steps.append(_step(of_lane, mark.start, following.start, is_first))
+        steps.append(_step(events, mark.start, following.start, is_first))
     if not steps:
         return None
     left_out = min(record.warmup, len(steps) - 1)
@@ -268,16 +321,19 @@ def summarize(record: Record) -> Summary | None:
     )
 
 
-def _without_loader(record: Record) -> Summary | None:
-    """Return what can be said of a loop of its own making: from range to same range."""
-    of_loop = _of_lane(record, "loop")
-    stops = [event for event in of_loop if event.kind == STOP]
-    ranges = outermost([e for e in of_loop if e.kind not in (WAIT, END, STOP)])
+def _summarize_without_loader(record: Record) -> Summary | None:
+    """Return the summary of a loop without a known loader.
+
+    A step begins at every occurrence of the first range in the record.
+    """
+    events = _lane_events(record, "loop")
+    stops = [event for event in events if event.kind == STOP]
+    ranges = outermost([e for e in events if e.kind not in (WAIT, END, STOP)])
     if not ranges:
         return None
     marks = [event for event in ranges if event.kind == ranges[0].kind] + stops
     steps = [
-        _step(of_loop, mark.start, following.start, False)
+        _step(events, mark.start, following.start, False)
         for mark, following in itertools.pairwise(marks)
     ]
     if not steps:
@@ -287,11 +343,89 @@ def _without_loader(record: Record) -> Summary | None:
 
 
 def _step(events: Iterable[Event], start: int, end: int, is_first: bool) -> Step:
-    """Return a step whose gaps are compute."""
+    """Return a step; the time between its events is compute."""
     inside = [e for e in events if e.start < end and e.end > start]
     found = cut(segments(inside), start, end)
-    return Step(start, end, tuple(gaps_filled(found, start, end)), is_first)
+    return Step(start, end, tuple(fill_gaps(found, start, end)), is_first)
 
 
-def _of_lane(record: Record, lane: str) -> list[Event]:
+def _lane_events(record: Record, lane: str) -> list[Event]:
     return [event for event in record.events if event.lane == lane]
+
+
+def segments(events: Iterable[Event]) -> list[Segment]:
+    """Return the segments of a lane: of nested events the innermost one counts."""
+    found: list[Segment] = []
+    stack: list[Event] = []
+    position = 0
+
+    def advance(time: int) -> None:
+        nonlocal position
+        if stack and time > position:
+            found.append(Segment(part_of_range(stack[-1].kind), position, time))
+        position = max(position, time)
+
+    for event in _outer_first(events):
+        while stack and stack[-1].end <= event.start:
+            advance(stack[-1].end)
+            stack.pop()
+        advance(event.start)
+        stack.append(event)
+    while stack:
+        advance(stack[-1].end)
+        stack.pop()
+    return merge(found)
+
+
+def _outer_first(events: Iterable[Event]) -> list[Event]:
+    """Sort events by their start; of equal ones the last written one is the outer."""
+    return sorted(reversed([*events]), key=lambda event: (event.start, -event.end))
+
+
+def part_of_range(kind: str) -> str:
+    """Return the part of a step to which a range belongs."""
+    part = _PART_OF_RANGE.get(kind, kind)
+    return part if part in PARTS else "compute"
+
+
+def outermost(events: Iterable[Event], kind: str | None = None) -> list[Event]:
+    """Return the events that are inside no other event, of one kind or of any."""
+    found: list[Event] = []
+    for event in _outer_first(events):
+        if kind in (None, event.kind) and (not found or event.start >= found[-1].end):
+            found.append(event)
+    return found
+
+
+def cut(lane: Iterable[Segment], start: int, end: int) -> list[Segment]:
+    """Return the segments between two times; those at the borders are shortened."""
+    found = []
+    for part, first, last in lane:
+        if max(first, start) < min(last, end):
+            found.append(Segment(part, max(first, start), min(last, end)))
+    return found
+
+
+def fill_gaps(lane: Iterable[Segment], start: int, end: int) -> list[Segment]:
+    """Return the segments with compute in the gaps between them."""
+    found: list[Segment] = []
+    position = start
+    for segment in lane:
+        if segment.start > position:
+            found.append(Segment("compute", position, segment.start))
+        found.append(segment)
+        position = segment.end
+    if position < end:
+        found.append(Segment("compute", position, end))
+    return merge(found)
+
+
+def merge(lane: Iterable[Segment]) -> list[Segment]:
+    """Return the segments with adjacent ones of the same part merged."""
+    found: list[Segment] = []
+    for segment in lane:
+        if found and (found[-1].part, found[-1].end) == (segment.part, segment.start):
+            found[-1] = found[-1]._replace(end=segment.end)
+        else:
+            found.append(segment)
+    return found

@@ -1,9 +1,10 @@
-"""Lets a script be profiled that never imports pyparallel.
+"""Import pyparallel in a profiled script at the first iteration over a loader.
 
 ``pyparallel profile`` puts this folder first in PYTHONPATH, so Python imports this
-module when it starts. Only the standard library is imported here. Once torch's loaders
-are imported, the first loader that iterates imports pyparallel, which then watches the
-process (see `profiler.hooks`). Another ``sitecustomize`` is imported as usual.
+module at its start. The module imports only the standard library, and then the
+``sitecustomize`` that it hides. When a script imports torch's loaders, this module
+changes them: the first iterator imports pyparallel, which then records the process (see
+`profiler.hooks`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 _VARIABLE = "PYPARALLEL_PROFILE"
-#: Each is made before the first batch: in the process that trains, and in workers.
+#: Classes that are instantiated before the first batch: in the loop, and in workers.
 _CLASSES = {
     "torch.utils.data.dataloader": "_BaseDataLoaderIter",
     "torch.utils.data._utils.fetch": "_BaseDatasetFetcher",
@@ -26,13 +27,13 @@ _CLASSES = {
 
 
 class _Finder:
-    """Changes torch's modules when they are imported."""
+    """Changes modules of torch at their import."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        """Return the specification that others find, with a loader that adds ours."""
+        """Return the specification of a module with a loader that calls `_execute`."""
         if name not in _CLASSES or name in self._found:
             return None
-        self._found.add(name)  # so that others are asked
+        self._found.add(name)  # so that find_spec asks the other finders
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
@@ -46,24 +47,24 @@ class _Finder:
 def _execute(execute: Any, module: ModuleType) -> None:
     execute(module)
     cls = getattr(module, _CLASSES[module.__name__], None)
-    if cls is None:  # a torch of another form
+    if cls is None:  # another version of torch
         return
-    make = cls.__init__
+    original = cls.__init__
 
-    @functools.wraps(make)
-    def make_watched(made: Any, *args: Any, **settings: Any) -> None:
-        if cls.__init__ is make_watched:
-            cls.__init__ = make
-            _watch()
-        make(made, *args, **settings)
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:
+        if cls.__init__ is __init__:
+            cls.__init__ = original
+            _import_pyparallel()
+        original(self, *args, **settings)
 
-    cls.__init__ = make_watched
+    cls.__init__ = __init__
 
 
-def _watch() -> None:
-    """Import pyparallel, which watches this process; write down if it cannot be."""
+def _import_pyparallel() -> None:
+    """Import pyparallel, which records this process; write a file if that fails."""
     root = str(Path(__file__).resolve().parents[3])
-    sys.path.append(root)  # last: the script's own pyparallel is preferred
+    sys.path.append(root)  # last: the script's own pyparallel has priority
     try:
         importlib.import_module("pyparallel")
     except Exception as error:
@@ -77,8 +78,8 @@ def _watch() -> None:
         sys.path.remove(root)
 
 
-def _import_others() -> None:
-    """Import the ``sitecustomize`` that this one hides."""
+def _import_hidden() -> None:
+    """Import the ``sitecustomize`` that this module hides."""
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != here]
     this = sys.modules.pop("sitecustomize", None)
@@ -96,4 +97,4 @@ if _VARIABLE in os.environ:
     finder: Any = _Finder()
     sys.meta_path.insert(0, finder)
 if __name__ == "sitecustomize":
-    _import_others()
+    _import_hidden()
