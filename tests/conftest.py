@@ -77,10 +77,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") is None:
         return
     if torch.cuda.is_available():
-        if (
-            "pyparallel.transfer.to_device" in sys.modules
-        ):  # what other tests sent is no news here
-            sys.modules["pyparallel.transfer.to_device"].reset_pageable_count()
+        to_device = sys.modules.get("pyparallel.transfer.to_device")
+        if to_device is not None:  # the batches of other tests must cause no warning
+            to_device.reset_pageable_count()
         if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
             pytest.skip("needs two NVIDIA GPUs")
         return

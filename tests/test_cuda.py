@@ -252,5 +252,5 @@ def test_the_host_does_not_wait():
     busy = torch.cuda.Event()
     busy.record()
     (copied,) = to_device.send(batch, device()).wait()
-    assert not busy.query(), "sending or landing waited for the device"
+    assert not busy.query(), "the host waited for the device"
     assert same(copied, batch[0])

@@ -135,7 +135,7 @@ def test_the_host_is_done_while_the_device_still_sleeps():
     busy = torch.cuda.Event()
     busy.record()
     copied = send(leaves)
-    assert not busy.query(), "sending or landing waited for the device"
+    assert not busy.query(), "the host waited for the device"
     assert same(copied, leaves)
 
 

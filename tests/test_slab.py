@@ -46,7 +46,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def train(device: FakeDevice, num_batches: int = NUM_BATCHES) -> int:
-    """Send, land, read and drop batches; return how many leaves were read wrong."""
+    """Send, wait for, read and drop batches; return how many leaves were read wrong."""
     rng = random.Random(5)
     expected, found = [], []
     for step in range(num_batches):

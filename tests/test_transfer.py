@@ -191,7 +191,7 @@ def test_landing_elsewhere_tells_the_allocator_and_a_stream_may_be_chosen():
         queued.wait()
         assert waits == [MAIN, MAIN] and device.kept == [MAIN]
         del queued
-        to_device.send([torch.ones(3)], CPU, device, home=SIDE)  # and never lands
+        to_device.send([torch.ones(3)], CPU, device, home=SIDE)  # never waited for
         assert waits == [MAIN, MAIN, SIDE]
 
 

@@ -130,6 +130,10 @@ class _Plan:
             return self._ragged(values, path)
         if isinstance(first, Padded):
             return self._padded(values, path)
+        return self._nested(values, path, dim)
+
+    def _nested(self, values: list[Any], path: _Path, dim: int) -> _Build:
+        first = values[0]
         if not isinstance(first, dict | list | tuple | deque):
             splits = [pytree.split_registered(each) for each in values]
             if splits[0] is not None:
@@ -137,14 +141,7 @@ class _Plan:
         if isinstance(first, Mapping):
             return self._mappings(values, path, dim)
         if pytree.is_dataclass(first):
-            fields = [pytree.field_values(each) for each in values]
-            parts = [
-                self.value([each[name] for each in fields], (*path, Field(name)), dim)
-                for name in fields[0]
-            ]
-            return lambda tensors: pytree.rebuild_dataclass(
-                first, [build(tensors) for build in parts]
-            )
+            return self._dataclasses(values, path, dim)
         if isinstance(first, list | tuple | deque):
             return self._sequences(values, path, dim)
         if is_array(first):
@@ -157,17 +154,8 @@ class _Plan:
     def join(self, target: torch.device | None) -> list[torch.Tensor]:
         """Return the tensor of every column on the target."""
         flat = list(chain.from_iterable(parts for parts, _ in self.columns))
-        if target is None and flat:
-            target = flat[0].device
-        by_device: dict[torch.device, list[int]] = {}
-        for i, tensor in enumerate(flat):
-            if tensor.device != target:
-                by_device.setdefault(tensor.device, []).append(i)
-        for indices in by_device.values():
-            sources = [flat[i] for i in indices]
-            moved = copy_with_separate_nodes(sources, target)  # type: ignore[arg-type]  # there are tensors, so there is a target
-            for i, tensor in zip(indices, moved, strict=True):
-                flat[i] = tensor
+        if flat:
+            flat = _copy(flat, flat[0].device if target is None else target)
         following = iter(flat)
         return [
             _join_tensors([next(following) for _ in parts], dim)
@@ -192,6 +180,17 @@ class _Plan:
         }
         return lambda tensors: pytree.rebuild_mapping(
             first, {key: build(tensors) for key, build in parts.items()}
+        )
+
+    def _dataclasses(self, values: list[Any], path: _Path, dim: int) -> _Build:
+        first = values[0]
+        fields = [pytree.field_values(each) for each in values]
+        parts = [
+            self.value([each[name] for each in fields], (*path, Field(name)), dim)
+            for name in fields[0]
+        ]
+        return lambda tensors: pytree.rebuild_dataclass(
+            first, [build(tensors) for build in parts]
         )
 
     def _registered(self, splits: list[Any], path: _Path, dim: int) -> _Build:
@@ -280,6 +279,20 @@ class _Plan:
                 for part, leaf in zip(parts, leaves, strict=True)
             ],
         )
+
+
+def _copy(tensors: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
+    """Return the tensors on the target, in one packed copy per device."""
+    copies = list(tensors)
+    by_device: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if tensor.device != target:
+            by_device.setdefault(tensor.device, []).append(i)
+    for indices in by_device.values():
+        moved = copy_with_separate_nodes([tensors[i] for i in indices], target)
+        for i, tensor in zip(indices, moved, strict=True):
+            copies[i] = tensor
+    return copies
 
 
 def _join_tensors(parts: list[torch.Tensor], dim: int | None) -> torch.Tensor:

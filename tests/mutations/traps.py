@@ -25,16 +25,17 @@ TRAPS: dict[str, Trap] = {
         "A copy is queued on one stream and read on another. The stream that reads is "
         "the one that is current at consumption, which may be another for each batch, "
         "thread and device.",
-        "One event behind all that a flight queues; landing makes the stream that is "
-        "current then wait (Notes [slab lifetime], [streams of jobs], [transformed "
-        "batches]). What is waited for comes from the list of what was sent.",
+        "One event after all copies of a batch; `wait` makes the stream that is "
+        "current then wait for it (Notes [slab lifetime], [streams of jobs], "
+        "[transformed batches]). The list of copies that were started is the list to "
+        "wait for.",
     ),
     "the producer writes too early": Trap(
         "The memory of a new batch was just given up, but its last reader is still "
         "queued.",
-        "An event is recorded on the stream that owns the memory, behind the "
-        "allocation, and the copy waits for it. What never lands, or fails, lets that "
-        "stream wait.",
+        "An event is recorded on the stream that owns the memory, after the "
+        "allocation, and the copy waits for it. That stream waits for copies that fail "
+        "or are never waited for.",
     ),
     "memory of another stream": Trap(
         "A block goes back to the stream that it was allocated on, and is handed out "
@@ -45,8 +46,8 @@ TRAPS: dict[str, Trap] = {
     "recorded memory grows": Trap(
         "A block that the allocator knows a second stream of comes back late, and only "
         "when it looks: memory grows.",
-        "Streams are recorded only where a batch lands on another one than that of its "
-        "memory, and for what a transform made.",
+        "A stream is recorded only if it uses a batch and does not own its memory, and "
+        "for the results of a transform.",
     ),
     "a new stream for every epoch": Trap(
         "Each stream has its own pool of memory, and there are 32 of them.",
