@@ -10,6 +10,7 @@ Attributes:
     reason: why, in a sentence.
     load_error: what loading the extension raised, if it did.
     built_for: the record of the build that was found; empty if there is none.
+    ALIGNMENT: the slots of a slab start at multiples of this many bytes.
     devices: the device types whose tensors the operators take.
     transfers: the device types that ``send`` sends to; none in pure Python.
     pad_copy, pad_few, stack_equal, image_batch, columns, flatten, plan_slab, pack,
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch  # the extension needs torch's libraries, which this loads
 
 from . import _python
+from ._checks import ALIGNMENT
 from .build_record import REBUILD, find, mismatch, of_other_pythons
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ALIGNMENT",
     "RecordedEvent",
     "Runtime",
     "SlabPlan",

@@ -15,6 +15,9 @@ from .errors import BatchTypeError, BatchValueError, type_name
 Target = int | str | torch.device
 Targets = Target | Iterable[Target]
 
+#: The device of host memory.
+HOST = torch.device("cpu")
+
 # torch keeps the index of a device in eight bits, and cuts longer ones off in silence:
 # "cuda:256" would be the first device.
 _MAX_INDEX = 127
@@ -75,7 +78,7 @@ def resolve_target(
         ) from error
     # "cpu:0" is the host too, but torch would copy to it.
     if device.type == "cpu":
-        return torch.device("cpu")
+        return HOST
     digits = re.search(r":(\d+)$", str(target))
     if digits is not None and int(digits[1]) != device.index:
         raise _absent(target, device.type, f"{who}: {noun}")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .devices import HOST
 from .torch_private import (
     any_autocast,
     num_dispatch_modes,
@@ -140,7 +141,7 @@ def _default_device() -> torch.device | None:
         module = torch.get_device_module(device)
         if module.current_device() == device.index:
             return torch.device(device.type)
-    return None if device == torch.device("cpu") else device
+    return None if device == HOST else device
 
 
 def _current_device() -> int | None:

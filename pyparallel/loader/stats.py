@@ -474,8 +474,8 @@ def warn_about_padding(meter: Meter, stacked_nbytes: int, padding_nbytes: int) -
         return
     warn_once(
         "PP211",
-        f"DataLoader: at most {100 * MUCH_PADDING:.0f} % of the stacked bytes should "
-        f"be padding, but {100 * padding / stacked:.0f} % of {nbytes_text(stacked)} in "
+        f"DataLoader: at most {percent(MUCH_PADDING)} of the stacked bytes should "
+        f"be padding, but {percent(padding / stacked)} of {nbytes_text(stacked)} in "
         f"{batches} batches are. Batch samples of like sizes together, or leave them "
         "ragged: DataContainer(..., ragged=True).",
         LoaderWarning,

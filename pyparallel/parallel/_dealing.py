@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from ..batch.container import Frame
-from ..core.devices import resolve_target
+from ..core.devices import HOST, resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..scatter_gather.move import start_copy
 
 #: Whom messages are from.
 WHO = "parallel_apply"
-HOST = torch.device("cpu")
 #: Nothing has to be looked for that is elsewhere: this torch has no other place.
 _ONLY_HOST = torch.accelerator.current_accelerator() is None
 

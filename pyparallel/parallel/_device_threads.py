@@ -23,12 +23,12 @@ import torch
 
 from ..batch.container import map_tensors
 from ..core import thread_state
+from ..core.devices import HOST
 from ..transfer.device import DeviceApi, torch_device
 from ..transfer.to_device import has_streams
 from ._thread_pool import Place, Pool, Task
 
 Job = Callable[[], Any]
-_HOST = torch.device("cpu")
 
 
 def _queues(device: torch.device) -> bool:
@@ -165,7 +165,7 @@ class _Call:
         # The threads inside of operators are divided among the jobs that compute on
         # the host: together they take as many as their caller would.
         self._num_threads = torch.get_num_threads()
-        on_host = devices.count(_HOST)
+        on_host = devices.count(HOST)
         self._host_threads = max(1, self._num_threads // max(1, on_host))
         self._has_set_threads = False
         self.results: list[Any] = [None] * len(devices)
@@ -197,7 +197,7 @@ class _Call:
 
     def _do(self, i: int, job: Job, place: Place) -> Any:
         device = place.device
-        wanted = self._host_threads if device == _HOST else self._num_threads
+        wanted = self._host_threads if device == HOST else self._num_threads
         if torch.get_num_threads() != wanted:
             self._has_set_threads = True
             torch.set_num_threads(wanted)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.devices import Target, resolve_target, resolve_targets
+from ..core.devices import HOST, Target, resolve_target, resolve_targets
 from ..core.errors import warn_once
 from ..core.tracing import span
 from ..scatter_gather.gather import gather
@@ -19,7 +19,6 @@ from .parallel_apply import parallel_apply
 from .replicate import replicate
 
 _HOST = [-1]
-_CPU = torch.device("cpu")
 
 
 class MMDataParallel(nn.DataParallel[nn.Module]):
@@ -70,15 +69,15 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
             nn.Module.__init__(self)
             self.module = module
             self.device_ids: list[Any] = []
-        elif devices and devices[0] == _CPU:
+        elif devices and devices[0] == HOST:
             nn.Module.__init__(self)
             self.module = module
-            self.device_ids, self.src_device_obj = devices, _CPU
-            self.output_device: Any = _CPU
+            self.device_ids, self.src_device_obj = devices, HOST
+            self.output_device: Any = HOST
             if output_device is not None:
                 who = type(self).__name__
                 given = resolve_target(output_device, who, "device for outputs")
-                self.output_device = given or _CPU
+                self.output_device = given or HOST
         else:
             super().__init__(module, devices, output_device, dim)
         self.dim = dim
@@ -213,7 +212,7 @@ def _devices(device_ids: Target | Iterable[Target] | None) -> list[Any] | None:
         # A type checker does not see what follows if it is not one.
         listed = [device_ids] if one else list(device_ids)  # type: ignore[arg-type]
     if listed and len(listed) > 1 and all(map(_is_host, listed)):
-        return [_CPU] * len(listed)
+        return [HOST] * len(listed)
     if not torch.accelerator.is_available():
         if listed and not all(map(_is_host, listed)):
             warn_once(

@@ -10,14 +10,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..core.devices import Target, Targets, resolve_target
+from ..core.devices import HOST, Target, Targets, resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..core.torch_private import compiled_from, require
 from ..transfer.between_devices import copy_to_devices
 
 Module = TypeVar("Module", bound=nn.Module)
-
-_HOST = torch.device("cpu")
 
 
 def replicate(module: Module, devices: Targets, detach: bool = False) -> list[Module]:
@@ -94,7 +92,7 @@ def _targets(devices: Targets) -> list[torch.device]:
             "replicate: devices must be a list of devices, but is "
             f"{devices!r} ({type_name(devices)})."
         )
-    return [resolve_target(each, "replicate", "device") or _HOST for each in listed]
+    return [resolve_target(each, "replicate", "device") or HOST for each in listed]
 
 
 def _check(module: Any) -> torch.device:
@@ -124,7 +122,7 @@ def _check(module: Any) -> torch.device:
                     "replicate: module must be on one device, but has "
                     f"{first[0]} on {first[1]} and {name} on {tensor.device}."
                 )
-    return first[1] if first else _HOST
+    return first[1] if first else HOST
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ..core.text import plural, time_text
+from ..core.text import percent, plural, time_text
 from ..loader.stats import INPUT_BOUND
 from .record import END, STOP, WAIT, Event, Record, lane_order
 
@@ -149,8 +149,8 @@ class Summary:
         """The verdict in a line."""
         if self.is_input_bound is None:
             return "input or compute: not known, since no loader was seen in the loop"
-        percent = f"{100 * self.waited:.0f} %"
-        return f"{self.bottleneck}: {percent} of a step went into getting its batch"
+        share = percent(self.waited)
+        return f"{self.bottleneck}: {share} of a step went into getting its batch"
 
     @property
     def subtitle(self) -> str:

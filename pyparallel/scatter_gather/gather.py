@@ -20,7 +20,7 @@ from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.padding import Padded
 from ..batch.ragged import Ragged
-from ..core.devices import Target, resolve_target
+from ..core.devices import HOST, Target, resolve_target
 from ..core.errors import BatchTypeError, EmptyBatchError, Field, type_name
 from ..core.tracing import span
 from ..transfer.between_devices import copy_with_separate_nodes
@@ -33,8 +33,6 @@ from .checks import (
     contain_data,
     is_array,
 )
-
-_HOST = torch.device("cpu")
 
 #: Builds a gathered value from the joined tensors of all columns.
 _Build = Callable[[Sequence[torch.Tensor]], Any]
@@ -95,7 +93,7 @@ def gather(outputs: Sequence[Any], target_device: Target | None, dim: int = 0) -
         )
     target = None
     if target_device is not None:
-        target = resolve_target(target_device, "gather", "target_device") or _HOST
+        target = resolve_target(target_device, "gather", "target_device") or HOST
     with span("pyparallel.gather"):
         plan = _Plan()
         build = plan.value(list(outputs), (), operator.index(dim))

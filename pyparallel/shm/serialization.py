@@ -371,7 +371,7 @@ def _placed(own: list[torch.Tensor], slab: Slab) -> dict[int, int]:
         for i, leaf in enumerate(own)
         if leaf.nbytes and leaf.is_contiguous()
         for offset in [slab.offset(leaf)]
-        if offset is not None and offset % 64 == 0
+        if offset is not None and offset % backend.ALIGNMENT == 0
     )
     placed: dict[int, int] = {}
     end = 0

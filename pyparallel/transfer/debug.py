@@ -44,7 +44,6 @@ MOST_WATCHED = 64
 #: The most seconds that the exit of the interpreter waits for unchecked copies.
 EXIT_SECONDS = 1.0
 
-_SLOT = 64  # bytes with one checksum in a slab: no two leaves share them
 _ROW = 4096  # bytes with one checksum in a leaf that is read in place
 
 
@@ -103,7 +102,9 @@ def _parts(
         packed = torch.empty(layout.plan.nbytes, dtype=torch.uint8, device="cpu")
         backend.pack(packed, layout.packed, layout.plan)
         indices = [i for i in range(len(leaves)) if i not in direct]
-        yield _Part(packed, slab, _SLOT, layout.plan.offsets, indices, False)
+        # One checksum a slot: no two leaves share it.
+        row, starts = backend.ALIGNMENT, layout.plan.offsets
+        yield _Part(packed, slab, row, starts, indices, False)
 
 
 class Watch:

@@ -14,8 +14,6 @@ from . import engine, layout
 from .device import ReturnApi, torch_return
 from .pinned_results import host_slabs
 
-_ALIGNMENT = 64  # of the slots of a slab
-
 
 class PackedHostCopy:
     """One copy of plain tensors from a device to a slab on the host.
@@ -89,7 +87,7 @@ class PackedHostCopy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a leaf's slot on the host and its bytes; zero the end of the slot."""
         end = begin + leaf.nbytes
-        self._host[end : -(-end // _ALIGNMENT) * _ALIGNMENT].zero_()
+        self._host[end : -(-end // backend.ALIGNMENT) * backend.ALIGNMENT].zero_()
         return self._host[begin:end], leaf.detach().view(-1).view(torch.uint8)
 
     def is_done(self) -> bool:

@@ -15,7 +15,6 @@ DIRECT_NBYTES = 1 << 20
 #: place. Finding the span costs as much as packing 8 KiB of memory not in a cache.
 SPAN_NBYTES = 8 << 10
 
-_ALIGNMENT = 64  # of the slots of a slab
 _MOST_EXCESS = 1.25  # bytes of the span for each byte of its leaves
 
 
@@ -108,7 +107,7 @@ def _find_span(leaves: Sequence[torch.Tensor]) -> _Span | None:
     placed.sort()
     begin = end = placed[0][0]
     for start, nbytes, index in placed:
-        if start < end or (start - begin) % _ALIGNMENT:
+        if start < end or (start - begin) % backend.ALIGNMENT:
             return None
         end = start + nbytes
         order.append(index)
@@ -126,7 +125,7 @@ def _find_span(leaves: Sequence[torch.Tensor]) -> _Span | None:
     ordered = [leaves[index] for index in order]
     shapes = [leaf.shape for leaf in ordered]
     dtypes = [leaf.dtype for leaf in ordered]
-    padded = -(-length // _ALIGNMENT) * _ALIGNMENT
+    padded = -(-length // backend.ALIGNMENT) * backend.ALIGNMENT
     plan = backend.SlabPlan(offsets, shapes, dtypes, padded)
     return _Span(memory[start : start + length], plan, order)
 

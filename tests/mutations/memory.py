@@ -252,7 +252,7 @@ MUTATIONS = (
         "a span may start its leaves at any byte",
         "slots that are misaligned, and what one view keeps",
         "pyparallel/transfer/layout.py",
-        "        if start < end or (start - begin) % _ALIGNMENT:\n",
+        "        if start < end or (start - begin) % backend.ALIGNMENT:\n",
         "        if start < end:\n",
         (_SPANS + "test_one_span_is_one_copy_and_everything_else_is_packed",),
     ),

@@ -311,7 +311,7 @@ MUTATIONS = (
         "every job computes with all cores",
         "threads inside of operators",
         "pyparallel/parallel/_device_threads.py",
-        "        wanted = self._host_threads if device == _HOST else "
+        "        wanted = self._host_threads if device == HOST else "
         "self._num_threads\n",
         "        wanted = self._num_threads\n",
         (
