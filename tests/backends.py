@@ -26,7 +26,7 @@ each_backend = [
     pytest.param(native, id="native", marks=needs_native),
 ]
 #: Without memory and rings: what one of them made, the other one cannot take back.
-_SWAPPED = ("pad_copy", "pad_few", "stack_equal", "image_batch", "SlabPlan")
+_SWAPPED = ("pad_copy", "pad_small_batch", "stack_equal", "image_batch", "SlabPlan")
 _SWAPPED += ("plan_slab", "pack", "views", "send", "columns", "flatten")
 both = pytest.mark.parametrize("backend", each_backend)
 

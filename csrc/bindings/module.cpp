@@ -68,7 +68,7 @@ void pad_copy(py::handle dst, py::handle samples, py::handle fills, py::handle s
 }
 
 // There is no short cut to take: see _C.pyi.
-py::none pad_few(py::handle, py::handle, py::handle) { return {}; }
+py::none pad_small_batch(py::handle, py::handle, py::handle) { return {}; }
 
 SlabPlan plan_slab(py::handle leaves) {
   return SlabPlan(Tensors(leaves, "plan_slab", "leaves").refs);
@@ -205,8 +205,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("pad_copy", &pp::pad_copy, py::arg("dst"), py::arg("samples"),
              py::arg("fills"), py::arg("starts") = py::none(),
              py::arg("mask") = py::none());
-  module.def("pad_few", &pp::pad_few, py::arg("samples"), py::arg("pad_dims"),
-             py::arg("values"));
+  module.def("pad_small_batch", &pp::pad_small_batch, py::arg("samples"),
+             py::arg("pad_dims"), py::arg("values"));
   module.def("stack_equal", &pp::stack_equal, py::arg("samples"));
   module.def("plan_slab", &pp::plan_slab, py::arg("leaves"));
   module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("plan"));

@@ -49,7 +49,7 @@ def pad_copy(
         the samples may be released at once if they belong to that stream.
     """
 
-def pad_few(
+def pad_small_batch(
     samples: Sequence[Tensor], pad_dims: int | None, values: Sequence[object]
 ) -> Tensor | None:
     """Return samples padded at their ends and stacked, or None for `pad_copy` to do it.

@@ -13,9 +13,9 @@ Attributes:
     ALIGNMENT: the slots of a slab start at multiples of this many bytes.
     devices: the device types whose tensors the operators take.
     transfers: the device types that ``send`` sends to; none in pure Python.
-    pad_copy, pad_few, stack_equal, image_batch, columns, flatten, plan_slab, pack,
-        views, memory_of, send: the operators, and SlabPlan the value that some of them
-        take; ``_C.pyi`` is their contract.
+    pad_copy, pad_small_batch, stack_equal, image_batch, columns, flatten, plan_slab,
+        pack, views, memory_of, send: the operators, and SlabPlan the value that some of
+        them take; ``_C.pyi`` is their contract.
     empty, cache_info, bound_cache, clear_cache: memory for what they write.
     pinned_info, bound_pinned: page-locked memory that ``send`` packs into.
     Runtime, RecordedEvent: pinned memory of others, and events, of ``transfers``.
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         memory_of,
         pack,
         pad_copy,
-        pad_few,
+        pad_small_batch,
         pinned_info,
         plan_slab,
         ring_claim,
@@ -87,7 +87,7 @@ __all__ = [
     "name",
     "pack",
     "pad_copy",
-    "pad_few",
+    "pad_small_batch",
     "pinned_info",
     "plan_slab",
     "reason",
@@ -107,7 +107,7 @@ _PINNED = ("pinned_info", "bound_pinned")
 _RING = ("ring_format", "ring_claim", "ring_pass", "ring_reclaim", "ring_holders")
 _OPERATORS = (
     "pad_copy",
-    "pad_few",
+    "pad_small_batch",
     "stack_equal",
     "image_batch",
     "SlabPlan",

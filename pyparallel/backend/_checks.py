@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ..core import torch_private
 from ..core.torch_private import is_zero_tensor, runs_in_python
-from .plain import PLAIN, missing_bytes
+from .plain import PLAIN, is_plain, missing_bytes
 
 _Where = str | tuple[str, int]  # an argument, or an item of one; named only in errors
 
 #: Slots of a slab start at multiples of this many bytes (one cache line).
 ALIGNMENT = 64
 
-_LIMIT = 2**63
+LIMIT = 2**63
 QUANTIZED = frozenset(
     (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 )
@@ -80,19 +80,13 @@ def integer(value: Any, where: _Where) -> int:
     if type(value) is not int:
         require(name(where), SupportsIndex, "an int", value)
         value = operator.index(value)
-    if not -_LIMIT <= value < _LIMIT:
+    if not -LIMIT <= value < LIMIT:
         raise error(where, "fit in 64 bits", f"is {value}")
     return int(value)
 
 
-def is_plain(t: Tensor) -> bool:
-    odd = t.is_neg() or t.is_conj() or is_zero_tensor(t) or wraps(t)
-    odd = odd or t.is_nested or t.is_quantized or t.is_meta
-    return type(t) in PLAIN and t.layout is torch.strided and not odd
-
-
 def check_plain(tensor: Tensor, where: _Where) -> None:
-    if not is_plain(tensor):
+    if not is_plain(tensor) or tensor.is_meta or wraps(tensor):
         for applies, found, advice in _DEFECTS:
             if applies(tensor):
                 rule = f"must be a plain strided tensor, but is {found}"
@@ -137,6 +131,106 @@ def check_mask_memory(
         if overlap(tensor, mask):
             rule = f"not share memory with {other}"
             raise error(where, rule, "overlaps it", " Give it memory of its own.")
+
+
+def check_dst(dst: Tensor, num_samples: int, num_fill: int) -> torch.Size:
+    where = "pad_copy: dst"
+    check_plain(dst, where)
+    shape, size = tuple(dst.shape), dst.itemsize
+    if not shape:
+        raise error(where, "have at least 1 dimension", "has 0")
+    if not dst.is_contiguous():
+        found = f"has strides {dst.stride()} for shape {shape}"
+        raise error(where, "be contiguous", found)
+    if num_samples != shape[0]:
+        rule = f"have {shape[0]} entries, one for each row of dst"
+        raise error("pad_copy: samples", rule, f"has {num_samples}")
+    if num_fill not in (size, size * shape[0]):
+        rule = f"have {size} bytes, or {size * shape[0]} for one fill per sample"
+        raise error("pad_copy: fills", rule, f"has {num_fill}")
+    check_memory(dst, where)
+    return dst.shape[1:]
+
+
+def check_samples(dst: Tensor, target: torch.Size, samples: list[Tensor]) -> None:
+    """Look at every sample in one expression, since most are good."""
+    dtype, device, size = dst.dtype, dst.device, dst.itemsize
+    begin, end = dst.data_ptr(), dst.data_ptr() + dst.nbytes
+    is_complex, ndim = dtype.is_complex, len(target)
+    for index, t in enumerate(samples):
+        if (
+            type(t) not in PLAIN
+            or t.dtype is not dtype
+            or t.layout is not torch.strided
+            or t.is_nested
+            or wraps(t)
+            or t.is_neg()
+            or (is_complex and t.is_conj())
+            or t.device != device
+            or not (address := t.data_ptr())  # zero, empty, or its memory is gone
+            or len(shape := t.shape) != ndim
+            or (shape != target and any(map(operator.gt, shape, target)))
+            or not t.is_contiguous()
+            or (t.storage_offset() + t.numel()) * size > t.untyped_storage().nbytes()
+            or begin - t.nbytes < address < end
+        ):
+            check_sample(dst, target, t, index)
+
+
+def check_sample(dst: Tensor, target: torch.Size, sample: Tensor, index: int) -> None:
+    """Say what is wrong with a sample; nothing is with some that are not contiguous."""
+    where, dtype, device = ("pad_copy: samples", index), dst.dtype, dst.device
+    check_plain(sample, where)
+    shape = sample.shape
+    if sample.dtype != dtype:
+        found = f"{dtype}, but has {sample.dtype}. Convert it first."
+        raise TypeError(f"{name(where)} must have the dtype of dst, {found}")
+    if sample.device != device:
+        rule, advice = f"be on the device of dst, {device}", " Move it first."
+        raise error(where, rule, f"is on {sample.device}", advice)
+    if len(shape) != len(target):
+        rule = f"have {len(target)} dimensions, as the rows of dst"
+        raise error(where, rule, f"has shape {tuple(shape)}")
+    if shape != target and any(map(operator.gt, shape, target)):
+        rule = f"have at most shape {tuple(target)}"
+        raise error(where, rule, f"has shape {tuple(shape)}")
+    check_memory(sample, where, dst)
+
+
+def starts_of(values: Iterable[Any], where: str) -> list[tuple[int, ...]]:
+    rows = items(values, where, "a sequence of sequences of ints")
+    return [tuple(ints(row, f"{where}[{at}]")) for at, row in enumerate(rows)]
+
+
+def check_starts(
+    starts: list[tuple[int, ...]], samples: list[Tensor], target: torch.Size
+) -> None:
+    if len(starts) != len(samples):
+        rule = f"have {len(samples)} entries, one for each sample"
+        raise error("pad_copy: starts", rule, f"has {len(starts)}")
+    for index, (start, sample) in enumerate(zip(starts, samples, strict=True)):
+        where, shape = ("pad_copy: starts", index), sample.shape
+        if len(start) != len(target):
+            rule = f"have {len(target)} entries, one for each dimension of a row of dst"
+            raise error(where, rule, f"has {len(start)}")
+        if any(each < 0 for each in start):
+            raise error(where, "have no negative entry", f"is {start}")
+        if any(map(operator.gt, map(operator.add, start, shape), target)):
+            rule = f"leave room for shape {tuple(shape)} in shape {tuple(target)}"
+            raise error(where, rule, f"is {start}")
+
+
+def check_mask(mask: Tensor, dst: Tensor, samples: list[Tensor]) -> None:
+    where = "pad_copy: mask"
+    check_mask_kind(mask, where, dst)
+    shape, whole = tuple(mask.shape), tuple(dst.shape)
+    last = whole[len(whole) - len(shape) + 1 :]
+    if not 2 <= len(shape) <= len(whole) or shape != (whole[0], *last):
+        rule = f"have the first and one or more of the last dimensions of dst, {whole}"
+        raise error(where, rule, f"has shape {shape}")
+    others = [("dst", dst)]
+    others += [(f"samples[{i}]", t) for i, t in enumerate(samples) if t.is_contiguous()]
+    check_mask_memory(mask, where, others)
 
 
 def check_slab(slab: Tensor, where: str, on_cpu: str) -> None:
@@ -197,14 +291,14 @@ def _check_slot(
     if any(length < 0 for length in shape):
         rule = "have no negative size"
         raise error(f"SlabPlan: shapes[{index}]", rule, f"is {shape}")
-    if nbytes >= _LIMIT:
+    if nbytes >= LIMIT:
         rule = "have fewer than 2**63 bytes"
         raise error(f"SlabPlan: shapes[{index}]", rule, f"is {shape}")
     if start < begin or start % ALIGNMENT:
         rule = f"be a multiple of {ALIGNMENT} and at least {begin}"
         rule += ", the end of the leaf before it"
         raise error(where, rule, f"is {start}")
-    if start + nbytes >= _LIMIT:
+    if start + nbytes >= LIMIT:
         rule = f"leave room for {nbytes} bytes below 2**63"
         raise error(where, rule, f"is {start}")
     return start + nbytes

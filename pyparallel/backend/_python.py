@@ -6,22 +6,26 @@ import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from ctypes import c_float
+from dataclasses import dataclass
+from functools import wraps
 from math import prod
 from operator import attrgetter, mul
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..core.torch_private import foreach_copy
-from . import _checks, _checks_pad
-from ._plainly import plainly
-from ._python_few import pad_few
-from ._python_image import image_batch
+from ..core.torch_private import (
+    foreach_copy,
+    set_grad_enabled,
+    without_torch_function,
+)
+from . import _checks, image_checks
+from ._checks import ALIGNMENT
 from ._python_ring import ring_claim, ring_format, ring_holders, ring_pass, ring_reclaim
-from ._python_slab_plan import SlabPlan, plan_slab
 from .plain import missing_bytes
 
 __all__ = [
@@ -32,7 +36,7 @@ __all__ = [
     "memory_of",
     "pack",
     "pad_copy",
-    "pad_few",
+    "pad_small_batch",
     "plan_slab",
     "ring_claim",
     "ring_format",
@@ -51,16 +55,47 @@ _COPIED = frozenset(
     map(torch.__dict__.get, "uint8 int8 int16 int32 int64 float16 bfloat16".split())
 ) | {torch.float32, torch.float64, torch.complex64, torch.complex128}
 _IMAGES = 4  # dimensions of a batch of them
+
+# The limits of `pad_small_batch`.
+_MOST_SAMPLES = 16
+_MOST_ITEMS = 16 * 1024
+# Every dtype can hold them, but for quantized ones, and one that has no zero: what
+# stands for it depends on how it is written.
+_VALUES = frozenset({0, 1})
+_NUMBERS = frozenset({bool, int, float})
+_PICKY = _checks.QUANTIZED | {getattr(torch, "float8_e8m0fnu", None)}
+_EXACT = {Tensor}
+
 _STRIDED = torch.strided
 #: A buffer at any address. One type for all sizes, because ctypes keeps its types.
 _Owner: Any = ctypes.c_uint8 * sys.maxsize
 #: The slabs of living views, each held by an owner, by their addresses.
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _is_meta = attrgetter("is_meta")
+_pad = torch.constant_pad_nd
 _stack = torch.stack
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
-@plainly
+
+def without_autograd(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Run without autograd, and on tensor subclasses as on tensors."""
+
+    @wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        before = torch.is_grad_enabled()
+        set_grad_enabled(False)  # no_grad() costs a microsecond
+        try:
+            with without_torch_function():
+                return function(*args, **kwargs)
+        finally:
+            set_grad_enabled(before)
+
+    return run
+
+
+@without_autograd
 def pad_copy(
     dst: Tensor,
     samples: Sequence[Tensor],
@@ -74,15 +109,15 @@ def pad_copy(
     _checks.require("pad_copy: fills", bytes, "bytes", fills)
     places = None
     if starts is not None:
-        places = _checks_pad.starts_of(starts, "pad_copy: starts")
+        places = _checks.starts_of(starts, "pad_copy: starts")
     if mask is not None:
         _checks.require("pad_copy: mask", Tensor, "a torch.Tensor", mask)
-    target = _checks_pad.check_dst(dst, len(tensors), len(fills))
-    _checks_pad.check_samples(dst, target, tensors)
+    target = _checks.check_dst(dst, len(tensors), len(fills))
+    _checks.check_samples(dst, target, tensors)
     if places is not None:
-        _checks_pad.check_starts(places, tensors, target)
+        _checks.check_starts(places, tensors, target)
     if mask is not None:
-        _checks_pad.check_mask(mask, dst, tensors)
+        _checks.check_mask(mask, dst, tensors)
         _mark(mask, tensors, places)
     if dst.numel() == 0:
         return
@@ -94,6 +129,52 @@ def pad_copy(
         torch.stack(tensors, out=source)
     else:
         _copy_and_fill(source, tensors, fills, places)
+
+
+def pad_small_batch(
+    samples: Sequence[Tensor], pad_dims: int | None, values: Sequence[Any]
+) -> Tensor | None:
+    """See ``_C.pyi``."""
+    if (
+        len(samples) > _MOST_SAMPLES
+        or set(map(type, samples)) != _EXACT
+        or not _NUMBERS.issuperset(map(type, values))
+        or not _VALUES.issuperset(values)
+    ):
+        return None
+    dtype, watched = samples[0].dtype, torch.is_grad_enabled()
+    shapes = []
+    for each in samples:
+        if (
+            each.dtype is not dtype
+            or each.layout is not _STRIDED
+            or each.is_nested
+            or not each.is_cpu
+            or _checks.wraps(each)
+            or not each.is_contiguous()
+            or each.is_neg()
+            or each.is_conj()
+            or (watched and each.requires_grad)
+            or each.untyped_storage().nbytes()
+            < each.nbytes + each.storage_offset() * each.itemsize
+        ):
+            return None
+        shapes.append(each.shape)
+    first = shapes[0]
+    num_equal = len(first) - (pad_dims or 0)
+    if num_equal < 1 or dtype in _PICKY:
+        return None
+    if any(len(x) != len(first) or x[:num_equal] != first[:num_equal] for x in shapes):
+        return None
+    target = tuple(map(max, zip(*shapes, strict=True)))
+    if not 0 < len(samples) * prod(target) <= _MOST_ITEMS:
+        return None
+    return _stack(
+        [
+            each if shape == target else _pad(each, _margins(shape, target), value)
+            for each, shape, value in zip(samples, shapes, values, strict=True)
+        ]
+    )
 
 
 def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
@@ -112,7 +193,89 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
         return None
 
 
-@plainly
+@without_autograd
+def image_batch(
+    dst: Tensor,
+    images: Sequence[Tensor],
+    mask: Tensor | None,
+    mean: Sequence[float],
+    std: Sequence[float],
+    fill: Sequence[float],
+    swap_channels: bool,
+    exact: bool,
+) -> None:
+    """See ``_C.pyi``."""
+    _checks.require("image_batch: dst", Tensor, "a torch.Tensor", dst)
+    tensors = _checks.tensors(images, "image_batch: images")
+    if mask is not None:
+        _checks.require("image_batch: mask", Tensor, "a torch.Tensor", mask)
+    given = {"mean": mean, "std": std, "fill": fill}
+    rows = {
+        what: image_checks.floats(row, f"image_batch: {what}")
+        for what, row in given.items()
+    }
+    image_checks.check_bool(swap_channels, "image_batch: swap_channels")
+    image_checks.check_bool(exact, "image_batch: exact")
+    image_checks.check_target(dst, len(tensors))
+    for what, row in rows.items():
+        image_checks.check_channels(row, what, dst.shape[1])
+    image_checks.check_images(tensors, dst)
+    if mask is not None:
+        image_checks.check_places(mask, dst, tensors)
+        _mark_images(mask, tensors)
+    columns = {what: _column(row, dst) for what, row in rows.items()}
+    if not exact:
+        columns |= _rounded(rows, dst)
+    _write_images(dst, tensors, columns, swap_channels)
+
+
+@dataclass(frozen=True, slots=True)
+class SlabPlan:
+    """See ``_C.pyi``."""
+
+    offsets: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        """Check the numbers, so that nobody has to do it again."""
+        starts = _checks.ints(self.offsets, "SlabPlan: offsets")
+        sizes = _checks.items(self.shapes, "SlabPlan: shapes", "a sequence of shapes")
+        types = _checks.items(self.dtypes, "SlabPlan: dtypes", "a sequence of dtypes")
+        if not len(starts) == len(sizes) == len(types):
+            found = f"have {len(starts)}, {len(sizes)} and {len(types)}"
+            where = "SlabPlan: offsets, shapes and dtypes"
+            raise _checks.error(where, "have the same length", found)
+        for i, (dtype, shape) in enumerate(zip(types, sizes, strict=True)):
+            _checks.require(
+                f"SlabPlan: dtypes[{i}]", torch.dtype, "a torch.dtype", dtype
+            )
+            sizes[i] = tuple(_checks.ints(shape, f"SlabPlan: shapes[{i}]"))
+        nbytes = _checks.integer(self.nbytes, "SlabPlan: nbytes")
+        _checks.check_plan(starts, sizes, types, nbytes)
+        _set(self, tuple(starts), tuple(sizes), tuple(types), nbytes)
+
+
+def plan_slab(leaves: Sequence[Tensor]) -> SlabPlan:
+    """See ``_C.pyi``."""
+    tensors = _checks.tensors(leaves, "plan_slab: leaves")
+    offsets = []
+    end = 0
+    for i, leaf in enumerate(tensors):
+        _checks.check_plain(leaf, ("plan_slab: leaves", i))
+        offsets.append(end)
+        end += -(-prod(leaf.shape) * leaf.itemsize // ALIGNMENT) * ALIGNMENT
+        if end >= _checks.LIMIT:
+            rule = "have fewer than 2**63 bytes together"
+            raise _checks.error("plan_slab: leaves", rule, f"leaves[{i}] goes beyond")
+    shapes = tuple([tuple(leaf.shape) for leaf in tensors])
+    plan = object.__new__(SlabPlan)  # these numbers are good
+    _set(plan, tuple(offsets), shapes, tuple([leaf.dtype for leaf in tensors]), end)
+    return plan
+
+
+@without_autograd
 def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
     """See ``_C.pyi``."""
     _checks.require("pack: dst", Tensor, "a torch.Tensor", dst)
@@ -138,7 +301,7 @@ def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
         torch.cat([*pieces, zeros.expand(dst.numel() - end)], out=dst)
 
 
-@plainly
+@without_autograd
 def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     """See ``_C.pyi``."""
     _checks.require("views: slab", Tensor, "a torch.Tensor", slab)
@@ -171,7 +334,7 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     return made
 
 
-@plainly
+@without_autograd
 def memory_of(tensor: Tensor) -> Tensor:
     """See ``_C.pyi``."""
     _checks.require("memory_of: tensor", Tensor, "a torch.Tensor", tensor)
@@ -303,3 +466,56 @@ def _fill(bits: Tensor, fill: bytes) -> None:
     words = [int.from_bytes(half, sys.byteorder, signed=True) for half in halves]
     uniform = words[0] == words[1]
     bits.fill_(words[0]) if uniform else bits.copy_(torch.tensor(words).to(bits.device))
+
+
+def _margins(shape: Sequence[int], target: Sequence[int]) -> list[int]:
+    margins: list[int] = []
+    for have, size in zip(reversed(shape), reversed(target), strict=True):
+        margins += (0, size - have)
+    return margins
+
+
+def _set(plan: SlabPlan, *values: object) -> None:
+    for name, value in zip(SlabPlan.__slots__, values, strict=True):
+        object.__setattr__(plan, name, value)
+
+
+def _write_images(
+    dst: Tensor, images: list[Tensor], columns: dict[str, Tensor], swap_channels: bool
+) -> None:
+    fill, scale = columns["fill"], columns.get("scale")
+    sides = dst.shape[2:]
+    for row, image in zip(dst, images, strict=True):
+        height, width = image.shape[1:]
+        if image.shape[1:] != sides:
+            row[:, height:] = fill
+            row[:, :height, width:] = fill
+        pixels = image.flip(0) if swap_channels else image
+        corner = row[:, :height, :width]
+        if scale is None:
+            torch.div(pixels - columns["mean"], columns["std"], out=corner)
+        else:
+            torch.add(pixels * scale, columns["bias"], out=corner)
+
+
+def _rounded(rows: dict[str, list[float]], dst: Tensor) -> dict[str, Tensor]:
+    """Return what one multiplication and one addition need."""
+    mean, std = (
+        torch.tensor(rows[what], dtype=torch.float64, device="cpu")
+        for what in ("mean", "std")
+    )
+    parts = {"scale": 1 / std, "bias": -mean / std}
+    return {what: _column(part.tolist(), dst) for what, part in parts.items()}
+
+
+def _column(values: list[float], dst: Tensor) -> Tensor:
+    """Return values (C, 1, 1) in float32; on a GPU the host does not wait for them."""
+    cells = [c_float(each).value for each in values]
+    cell = torch.empty((1, 1), dtype=torch.float32, device=dst.device)
+    return torch.stack([torch.full_like(cell, each) for each in cells])
+
+
+def _mark_images(mask: Tensor, images: list[Tensor]) -> None:
+    mask.zero_()
+    for row, image in zip(mask, images, strict=True):
+        row[: image.shape[1], : image.shape[2]].fill_(True)

@@ -45,7 +45,7 @@ def stack(
         name: names sample ``i`` in an error.
     """
     if may_stack_equal():
-        few = backend.pad_few(samples, pad_dims, values)
+        few = backend.pad_small_batch(samples, pad_dims, values)
         if few is not None:
             return counted(few, samples)
     plain = are_plain(samples)

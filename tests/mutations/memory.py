@@ -221,7 +221,7 @@ MUTATIONS = (
     Mutation(
         "slots follow each other without a gap",
         "slots that are misaligned, and what one view keeps",
-        "pyparallel/backend/_python_slab_plan.py",
+        "pyparallel/backend/_python.py",
         "-(-prod(leaf.shape) * leaf.itemsize // ALIGNMENT) * ALIGNMENT",
         "prod(leaf.shape) * leaf.itemsize",
         (
