@@ -48,9 +48,9 @@ MUTATIONS = (
     Mutation(
         "pure Python takes conjugated tensors by their bits",
         "tensors that are more than their bytes",
-        "pyparallel/backend/_checks.py",
-        "    odd = t.is_neg() or t.is_conj() or is_zero_tensor(t) or wraps(t)\n",
-        "    odd = is_zero_tensor(t) or wraps(t)\n",
+        "pyparallel/backend/plain.py",
+        "        and not (tensor.is_conj() or tensor.is_neg())\n",
+        "",
         (
             _COLLATE + "test_conjugated_negated_and_zero_tensors_are_resolved",
             "tests/csrc/test_native_errors.py",
