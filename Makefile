@@ -164,7 +164,7 @@ test-valgrind: $(V)/.deps ## the C++ core under valgrind; a long run
 
 fuzz: $(V)/.built ## for long: libFuzzer on the C++ core, then FUZZ_CASES on both backends and an oracle
 	$(MAKE) fuzz-core FUZZ_SECONDS=$(or $(FUZZ_SECONDS),1800)
-	$(V)/bin/python tests/fuzz.py --cases $(FUZZ_CASES) --first $$(date +%s)000000
+	$(V)/bin/python tests/support/fuzz.py --cases $(FUZZ_CASES) --first $$(date +%s)000000
 
 fuzz-core: $(V)/.deps ## libFuzzer on the C++ core for FUZZ_SECONDS in all; needs clang
 	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --seconds $(or $(FUZZ_SECONDS),60)
@@ -185,7 +185,7 @@ test-extension-%: $(V)/.deps
 		scripts/sanitizers.py $* $(V)/bin/python -m pytest \
 		-m "$(if $(findstring address,$*),asan,tsan)" $(PYTEST_ARGS)
 	$(if $(findstring address,$*),cd "build/$*-tree" && PYTHONPATH=. $(V)/bin/python \
-		scripts/sanitizers.py $* $(V)/bin/python tests/fuzz.py \
+		scripts/sanitizers.py $* $(V)/bin/python tests/support/fuzz.py \
 		--cases $(SANITIZED_CASES))
 
 mutations: $(V)/.built ## take protections out one at a time, and see a test fail; a long run
@@ -194,7 +194,7 @@ mutations: $(V)/.built ## take protections out one at a time, and see a test fai
 soak: $(V)/.built ## leaks over 10,000 batches; a link that is cut; loaders with random faults for SOAK_MINUTES=30
 	PYPARALLEL_LEAK_BATCHES=10000 PYPARALLEL_LONG=1 PYPARALLEL_BACKEND=native \
 		$(V)/bin/python -m pytest -m "soak" $(PYTEST_ARGS)
-	PYTHONPATH=. $(V)/bin/python tests/soak.py --minutes $(SOAK_MINUTES) --limit 900
+	PYTHONPATH=. $(V)/bin/python tests/support/soak.py --minutes $(SOAK_MINUTES) --limit 900
 
 # Compiled with the settings of .built, so nothing is compiled again. From a fresh clone:
 # what was deleted since stays in the wheel otherwise, which the check finds.

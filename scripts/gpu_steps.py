@@ -146,9 +146,10 @@ class Commands:
 
     def _marked(self) -> list[str]:
         """Return the files of tests marked `cuda`."""
-        files = sorted(self._tree.glob("tests/test_*.py"))
+        files = sorted(self._tree.glob("tests/**/test_*.py"))
         cuda = re.compile(r"mark\.cuda\b")
-        return [f"tests/{f.name}" for f in files if cuda.search(f.read_text("utf-8"))]
+        marked = [path for path in files if cuda.search(path.read_text("utf-8"))]
+        return [str(path.relative_to(self._tree)) for path in marked]
 
     def _tests(self, _: float) -> list[Command]:
         mark = "cuda" if len(self._machine.gpus) > 1 else "cuda and not two_gpus"

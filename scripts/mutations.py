@@ -19,12 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# The folder in tests, and not this file.
-from mutations import ALL, Mutation
-from mutations.page import pages, record, recorded
-from mutations.trial import NOTICED, Tree, preload, problem, run
+from tests.mutations import ALL, Mutation
+from tests.mutations.page import pages, record, recorded
+from tests.mutations.trial import NOTICED, Tree, preload, problem, run
 
 
 def choose(parts: list[str]) -> list[Mutation]:

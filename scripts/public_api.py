@@ -5,7 +5,7 @@
     python scripts/public_api.py --freeze  # a release: this is what is promised now
 
 What changed since the last `--freeze` must stand in the first section of CHANGELOG.md,
-under ``### Interface``; ``tests/test_public_api.py`` holds on to both.
+under ``### Interface``; ``tests/project/test_public_api.py`` holds on to both.
 """
 
 from __future__ import annotations

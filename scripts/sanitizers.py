@@ -6,9 +6,10 @@ an extension that was built with ``PYPARALLEL_SANITIZE=address,undefined``. Note
 [sanitizer runtimes]. Python is not built with them, so theirs must be loaded before it:
 AddressSanitizer's together with libstdc++, whose ``__cxa_throw`` it looks up once, at
 its start. Python's own allocator would hide what is freed. Leaks are looked for by
-tests/test_leaks.py, because no sanitizer sees references of Python. ThreadSanitizer
-does not see what OpenMP's runtime does: our threads are ``std::thread`` there and
-torch's are one. Workers of loaders may start threads after a fork. Reports go to files,
+tests/robustness/test_leaks.py, because no sanitizer sees references of Python.
+ThreadSanitizer does not see what OpenMP's runtime does: our threads are
+``std::thread`` there and torch's are one. Workers of loaders may start threads after a
+fork. Reports go to files,
 and from there to the end of the output: pytest drops what is printed in a test that
 passes, and a child of it may end with any code.
 """

@@ -38,14 +38,10 @@ PYTHONS: tuple[str, ...] = VERSIONS["PYTHONS"]
 OWN = ".".join(map(str, sys.version_info[:2]))
 DISK = 12 << 30
 TOOLS = ("setuptools>=77,<81", "wheel", "ninja", "pybind11>=2.11")
-#: The tests of a quick cell, and those that both kinds run in pure Python.
-QUICK = (
-    "backend_choice collate collate_errors container data_parallel distributed gather "
-    "image loader loader_kinds memory packaging pad_stack parallel_apply prefetch "
-    "replicas scatter stack_equal to_host torch_private transfer tree versions"
-)
-#: The rest is about the sources, the documentation, benchmarks and other packages.
-LEFT_OUT = "benchmark busy csrc_rules docs examples gpu layers mutations release typed"
+#: Folders of the tests of a quick cell. Both kinds run them in pure Python.
+QUICK = ("core", "backend", "batch", "images", "scatter_gather", "loader", "parallel")
+#: Folders of tests of the repository.
+LEFT_OUT = ("benchmarks", "fakecuda", "project")
 
 
 #: A name, a command, and what it needs in the environment.
@@ -111,13 +107,11 @@ def pyenv_root() -> Path:
     return Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 
 
-def test_files(tree: Path, quick: bool) -> list[str]:
-    """Return the tests of a cell."""
-    if quick:
-        return [f"tests/test_{name}.py" for name in QUICK.split()]
-    skipped = tuple(f"test_{name}" for name in LEFT_OUT.split())
-    files = sorted(path.name for path in (tree / "tests").glob("test_*.py"))
-    return ["tests/csrc", *(f"tests/{n}" for n in files if not n.startswith(skipped))]
+def test_folders(tree: Path, quick: bool) -> list[str]:
+    """Return the folders of the tests of a cell."""
+    found = {path.parent.name for path in (tree / "tests").glob("*/test_*.py")}
+    chosen = QUICK if quick else sorted(found - {*LEFT_OUT})
+    return [f"tests/{name}" for name in chosen]
 
 
 def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> str:
@@ -191,12 +185,12 @@ def test_steps(own: str, options: argparse.Namespace) -> list[Step]:
     # As in the Makefile: slow files begin first.
     pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
     pytest += ["--no-loadscope-reorder", "-m"]
-    quick, chosen = test_files(ROOT, True), test_files(ROOT, options.quick)
-    native = [*pytest, "not peers", *chosen]
-    python = [*pytest, "not peers and not one_backend", *quick]
+    quick, chosen = test_folders(ROOT, True), test_folders(ROOT, options.quick)
+    native = [*pytest, "not peers and not slow" if options.quick else "not peers"]
+    python = [*pytest, "not peers and not slow and not one_backend"]
     return [
-        ("tests, native", native, {"PYPARALLEL_BACKEND": "native"}),
-        ("tests, python", python, {"PYPARALLEL_BACKEND": "python"}),
+        ("tests, native", [*native, *chosen], {"PYPARALLEL_BACKEND": "native"}),
+        ("tests, python", [*python, *quick], {"PYPARALLEL_BACKEND": "python"}),
     ]
 
 

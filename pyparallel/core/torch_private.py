@@ -2,7 +2,7 @@
 
 No other module imports a private name of torch. Each entry says what the name is for,
 and what replaces it in a torch without it. Checked with every torch of `versions`:
-tests/test_torch_private.py looks up each name, and runs each replacement.
+tests/core/test_torch_private.py looks up each name, and runs each replacement.
 
 Names without a replacement are required. If torch lacks one of them, the import or the
 call that needs it raises an error that names it.

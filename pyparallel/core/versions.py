@@ -1,8 +1,8 @@
 """The supported versions of Python and torch.
 
 ``setup.py`` reads this file without the package, so it imports nothing of it. The same
-range appears in pyproject.toml, README.md and docs/install.md; tests/test_versions.py
-compares them.
+range appears in pyproject.toml, README.md and docs/install.md;
+tests/project/test_versions.py compares them.
 """
 
 from __future__ import annotations

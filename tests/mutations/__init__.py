@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations import (
+from tests.mutations import (
     compat,
     extension,
     memory,
@@ -12,7 +12,7 @@ from mutations import (
     values,
     workers,
 )
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
 __all__ = ["ALL", "Mutation"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
 _TRAP = "defects of what is replaced"
-_STEPS = "tests/test_data_parallel_steps.py::"
-_ONE = "tests/test_data_parallel.py::"
+_STEPS = "tests/parallel/test_data_parallel_steps.py::"
+_ONE = "tests/parallel/test_data_parallel.py::"
 _DEVICE = _ONE + "TestOnADevice::"
-_RANKS = "tests/test_distributed.py::"
-_FAULTS = "tests/test_distributed_faults.py::"
+_RANKS = "tests/parallel/test_distributed.py::"
+_FAULTS = "tests/parallel/test_distributed_faults.py::"
 
 MUTATIONS = (
     Mutation(
@@ -19,7 +19,7 @@ MUTATIONS = (
         "        return self._map(lambda leaf: leaf.pin_memory() if leaf.is_cpu else "
         "leaf)\n",
         "        return self\n",
-        ("tests/test_container.py::test_torchs_own_pin_memory_pins_containers",),
+        ("tests/batch/test_container.py::test_torchs_own_pin_memory_pins_containers",),
     ),
     Mutation(
         "namedtuples become lists",
@@ -27,7 +27,9 @@ MUTATIONS = (
         "pyparallel/batch/collate.py",
         "    return pytree.rebuild_sequence(first, columns) if named else columns\n",
         "    return columns\n",
-        ("tests/test_collate.py::test_sequences_become_lists_and_namedtuples_stay",),
+        (
+            "tests/batch/test_collate.py::test_sequences_become_lists_and_namedtuples_stay",
+        ),
     ),
     Mutation(
         "defaultdicts lose their factory",
@@ -36,8 +38,8 @@ MUTATIONS = (
         "        if isinstance(like, defaultdict):\n",
         "        if False:\n",
         (
-            "tests/test_collate.py::test_mappings_keep_type_and_order",
-            "tests/test_scatter.py::test_containers_keep_their_types",
+            "tests/batch/test_collate.py::test_mappings_keep_type_and_order",
+            "tests/scatter_gather/test_scatter.py::test_containers_keep_their_types",
         ),
     ),
     Mutation(
@@ -82,7 +84,9 @@ MUTATIONS = (
         "        answers.extend(will_execute(node) for node in nodes)\n"
         "        raise _Answered\n",
         "        answers.extend(will_execute(node) for node in nodes)\n",
-        ("tests/test_mmengine_anomaly.py::test_nothing_is_run_and_no_hook_is_called",),
+        (
+            "tests/mmengine/test_anomalous_params.py::test_nothing_is_run_and_no_hook_is_called",
+        ),
     ),
     Mutation(
         "the caller's dict of clip_grad is emptied",
@@ -90,7 +94,9 @@ MUTATIONS = (
         "pyparallel/mmengine/optimizer_wrapper.py",
         "    kwargs = dict(clip_grad)\n",
         "    kwargs = clip_grad\n",
-        ("tests/test_mmengine_optim.py::test_what_callers_give_stays_as_it_is",),
+        (
+            "tests/mmengine/test_optimizer_wrapper.py::test_what_callers_give_stays_as_it_is",
+        ),
     ),
     Mutation(
         "steps go past torch's bracket",

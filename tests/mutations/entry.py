@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 #: Tests that only read the sources.
-_READERS = "tests/test_csrc_rules.py"
+_READERS = "tests/project/test_csrc_rules.py"
 
 
 class Mutation(NamedTuple):

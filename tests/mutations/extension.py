@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
-_RACES = "tests/test_races.py::"
-_NATIVE_OPS = "tests/test_native_ops.py::"
+_RACES = "tests/robustness/test_races.py::"
+_NATIVE_OPS = "tests/backend/test_operators.py::"
 _NATIVE = "tests/csrc/test_native_errors.py::"
 _SLABS = "tests/csrc/test_slab_errors.py::"
 _RINGS = "tests/csrc/test_ring_errors.py::"
 _SEND = "tests/csrc/test_send_errors.py::"
-_WALKS = "tests/test_tree_walks.py::"
-_PLACES = "tests/test_pad_copy_places.py::"
+_WALKS = "tests/backend/test_pytree_walk.py::"
+_PLACES = "tests/backend/test_pad_copy_places.py::"
 _OTHERS = "containers and tensors that change meanwhile"
 _GONE = "memory that is gone"
 _SHARED = "an output that is an input, or too small"
@@ -42,7 +42,7 @@ MUTATIONS = (
         "csrc/ops/stack_equal.cpp",
         "  return holds(sample, nbytes);\n",
         "  return nbytes >= 0;\n",
-        ("tests/test_stack_equal.py::test_memory_that_was_freed_is_not_read",),
+        ("tests/backend/test_stack_equal.py::test_memory_that_was_freed_is_not_read",),
     ),
     Mutation(
         "a tensor may end behind its storage",
@@ -91,7 +91,7 @@ MUTATIONS = (
         "  if (static_cast<size_t>(PyList_GET_SIZE(dicts)) != columns->num_dicts)",
         "  if (columns->num_dicts == 0)",
         (
-            "tests/test_columns.py::"
+            "tests/backend/test_dict_columns.py::"
             "test_a_list_that_is_cut_by_a_garbage_collection_is_left",
         ),
     ),
@@ -212,7 +212,7 @@ MUTATIONS = (
         "csrc/bindings/transfer.cpp",
         "  return result_unlocked([&] { return job.run(); });\n",
         "  return job.run();\n",
-        ("tests/test_transfer.py::test_large_transfers_release_the_gil",),
+        ("tests/transfer/test_engine.py::test_large_transfers_release_the_gil",),
     ),
     Mutation(
         "torch's operators use their threads in a forked child",
@@ -228,6 +228,6 @@ MUTATIONS = (
         "csrc/ops/host_memory.cpp",
         "!is_large(shape, dtype) || at::globalContext().deterministicAlgorithms()",
         "!is_large(shape, dtype)",
-        ("tests/test_memory.py::test_junk_is_torchs_when_it_is_asked_for",),
+        ("tests/robustness/test_memory.py::test_junk_is_torchs_when_it_is_asked_for",),
     ),
 )

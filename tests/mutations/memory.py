@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mutations.entry import Mutation
 
-_SPANS = "tests/test_slab_spans.py::"
-_KEEPER = "tests/test_keeper.py::"
-_ENGINE = "tests/test_transfer.py::"
-_LOCK = "tests/test_ring_page_lock.py::"
-_BUDGETS = "tests/test_budgets.py::"
-_HOST_SLABS = "tests/test_host_slabs.py::"
+_SPANS = "tests/transfer/test_in_place_copies.py::"
+_KEEPER = "tests/transfer/test_keep_alive.py::"
+_ENGINE = "tests/transfer/test_engine.py::"
+_LOCK = "tests/shm/test_pinning.py::"
+_BUDGETS = "tests/robustness/test_budgets.py::"
+_HOST_SLABS = "tests/transfer/test_pinned_results.py::"
 
 MUTATIONS = (
     Mutation(
@@ -82,7 +82,9 @@ MUTATIONS = (
         "pyparallel/transfer/to_device.py",
         "            hold_while_read(in_place, self._device, self._api)\n",
         "            pass\n",
-        ("tests/test_move.py::test_what_torch_reads_in_place_is_held_until_then",),
+        (
+            "tests/scatter_gather/test_move.py::test_what_torch_reads_in_place_is_held_until_then",
+        ),
     ),
     Mutation(
         "a dropped slab is free while the device reads it",
@@ -159,7 +161,7 @@ MUTATIONS = (
         "pyparallel/shm/ring_memory.py",
         "        size = min(-(-(need + need // 8) // _GROW) * _GROW, self._stride)\n",
         "        size = -(-(need + need // 8) // _GROW) * _GROW\n",
-        ("tests/test_ring_memory.py::test_a_slab_takes_no_more_than_its_stride",),
+        ("tests/shm/test_ring.py::test_a_slab_takes_no_more_than_its_stride",),
     ),
     Mutation(
         "prefetching has no bound",
@@ -168,7 +170,7 @@ MUTATIONS = (
         "len(self.items) >= self.options.queue_size",
         "len(self.items) >= 1000",
         (
-            "tests/test_prefetch.py::"
+            "tests/prefetch/test_pre_data_loader.py::"
             "test_no_more_than_queue_size_batches_are_fetched_ahead",
         ),
     ),
@@ -181,7 +183,7 @@ MUTATIONS = (
         (
             _BUDGETS + "test_prefetching_holds_queue_size_batches_and_the_one_being_"
             "made_is_one_of_them",
-            "tests/test_prefetch_faults.py::"
+            "tests/prefetch/test_prefetch_faults.py::"
             "test_memory_of_a_batch_belongs_to_the_consumer_alone",
         ),
     ),
@@ -191,7 +193,9 @@ MUTATIONS = (
         "pyparallel/transfer/engine.py",
         "    if layout.packed and layout.plan.nbytes:\n",
         "    if layout.packed:\n",
-        ("tests/test_slab.py::test_nothing_but_empty_leaves_needs_no_copy",),
+        (
+            "tests/transfer/test_to_device.py::test_nothing_but_empty_leaves_needs_no_copy",
+        ),
     ),
     Mutation(
         "nothing comes back, and is copied all the same",
@@ -199,7 +203,9 @@ MUTATIONS = (
         "pyparallel/transfer/from_device.py",
         "        if self._plan.nbytes == 0:\n            return\n",
         "",
-        ("tests/test_to_host.py::test_nothing_but_empty_tensors_needs_no_copy",),
+        (
+            "tests/scatter_gather/test_to_host.py::test_nothing_but_empty_tensors_needs_no_copy",
+        ),
     ),
     Mutation(
         "an empty tensor takes part on a stream",
@@ -207,7 +213,7 @@ MUTATIONS = (
         "pyparallel/mmcv/_functions.py",
         "        if output.numel() and streams[0] is not None:\n",
         "        if streams[0] is not None:\n",
-        ("tests/test_functions.py::test_an_empty_tensor_needs_no_stream",),
+        ("tests/mmcv/test_functions.py::test_an_empty_tensor_needs_no_stream",),
     ),
     Mutation(
         "empty leaves say where a span lies",
@@ -225,8 +231,8 @@ MUTATIONS = (
         "-(-prod(leaf.shape) * leaf.itemsize // ALIGNMENT) * ALIGNMENT",
         "prod(leaf.shape) * leaf.itemsize",
         (
-            "tests/test_slab_plan.py::test_slots_are_ascending_aligned_and_disjoint",
-            "tests/test_slab_plan.py::test_both_backends_plan_alike",
+            "tests/backend/test_slab_plan.py::test_slots_are_ascending_aligned_and_disjoint",
+            "tests/backend/test_slab_plan.py::test_both_backends_plan_alike",
         ),
         backend="python",
     ),

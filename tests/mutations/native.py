@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
 _ASAN = "address,undefined"
 _ENGINE = "csrc/transfer/engine.cpp"
@@ -289,7 +289,7 @@ MUTATIONS = (
         "  void wait(const Stream& stream, const Event& event) override {\n"
         "    const CallGuard guard(stream.device);\n",
         "  void wait(const Stream& stream, const Event& event) override {\n",
-        ("tests/test_csrc_rules.py::test_each_call_of_cuda_is_guarded",),
+        ("tests/project/test_csrc_rules.py::test_each_call_of_cuda_is_guarded",),
     ),
     Mutation(
         "page-locked blocks are write-combined",
@@ -299,7 +299,7 @@ MUTATIONS = (
         "    const CallGuard guard(device);\n"
         "    constexpr auto kind = cudaHostAllocWriteCombined;\n"
         "    auto owner =\n",
-        ("tests/test_csrc_rules.py::test_no_memory_is_write_combined",),
+        ("tests/project/test_csrc_rules.py::test_no_memory_is_write_combined",),
     ),
     Mutation(
         "a kernel's launch does not fetch its error",
@@ -307,7 +307,7 @@ MUTATIONS = (
         "csrc/cuda/launch.cuh",
         "cudaGetLastError()",
         "cudaSuccess",
-        ("tests/test_csrc_rules.py::test_one_place_launches",),
+        ("tests/project/test_csrc_rules.py::test_one_place_launches",),
     ),
     Mutation(
         "instructions are used without asking the CPU",
@@ -315,7 +315,9 @@ MUTATIONS = (
         "csrc/cpu/nontemporal.h",
         "  if (Avx512Lines::supported() && visit(Avx512Lines{})) return true;\n",
         "  if (visit(Avx512Lines{})) return true;\n",
-        ("tests/test_csrc_rules.py::test_no_instruction_is_used_without_asking",),
+        (
+            "tests/project/test_csrc_rules.py::test_no_instruction_is_used_without_asking",
+        ),
     ),
     Mutation(
         "the cache of blocks has no limit",

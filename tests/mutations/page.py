@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mutations.entry import Mutation
-from mutations.traps import TRAPS
-from mutations.trial import NOTICED, ROOT, Outcome
+from tests.mutations.entry import Mutation
+from tests.mutations.traps import TRAPS
+from tests.mutations.trial import NOTICED, ROOT, Outcome
 
 FOLDER = ROOT / "docs"
 OUTCOMES = ROOT / "tests" / "mutations" / "outcomes.json"

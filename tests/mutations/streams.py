@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
-_SLAB = "tests/test_slab.py::"
-_SPANS = "tests/test_slab_spans.py::"
-_PREFETCH = "tests/test_prefetch_device.py::"
-_BACK = "tests/test_to_host.py::"
-_JOBS = "tests/test_parallel_apply_streams.py::"
+_SLAB = "tests/transfer/test_to_device.py::"
+_SPANS = "tests/transfer/test_in_place_copies.py::"
+_PREFETCH = "tests/prefetch/test_prefetch_device.py::"
+_BACK = "tests/scatter_gather/test_to_host.py::"
+_JOBS = "tests/parallel/test_parallel_apply_streams.py::"
 
 MUTATIONS = (
     Mutation(
@@ -85,7 +85,7 @@ MUTATIONS = (
         for item, part in zip(output, parts):
 """,
         (
-            "tests/test_functions.py::"
+            "tests/mmcv/test_functions.py::"
             "test_items_are_sent_and_waited_for_by_one_partition",
         ),
     ),
@@ -99,7 +99,9 @@ MUTATIONS = (
                                                stream, name)())
         for column, target in zip(columns, targets, strict=False)
     ]""",
-        ("tests/test_scatter_devices.py::test_all_are_sent_before_the_first_lands",),
+        (
+            "tests/scatter_gather/test_scatter_devices.py::test_all_are_sent_before_the_first_lands",
+        ),
     ),
     Mutation(
         "a copy does not wait for who had its memory before",
@@ -131,7 +133,9 @@ MUTATIONS = (
         "pyparallel/transfer/engine.py",
         "        sent.wait(streams[1])",
         "        pass",
-        ("tests/test_transfer.py::test_an_error_half_way_is_raised_and_sources_stay",),
+        (
+            "tests/transfer/test_engine.py::test_an_error_half_way_is_raised_and_sources_stay",
+        ),
     ),
     Mutation(
         "memory is allocated in the thread, on its stream",
@@ -250,7 +254,7 @@ MUTATIONS = (
         "torch_return = TorchReturn(backend.transfers)\n"
         "torch_return._streams = torch_device._streams",
         (
-            "tests/test_return_flight.py::"
+            "tests/transfer/test_from_device.py::"
             "test_both_directions_have_streams_of_their_own",
         ),
     ),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
-_FAULTS = "tests/test_prefetch_faults.py::"
-_ENDS = "tests/test_prefetch_ends.py::"
-_PRE = "tests/test_prefetch.py::"
-_MODES = "tests/test_parallel_apply_modes.py::"
-_ERRORS = "tests/test_parallel_apply_errors.py::"
-_THREADS = "tests/test_parallel_apply_threads.py::"
+_FAULTS = "tests/prefetch/test_prefetch_faults.py::"
+_ENDS = "tests/prefetch/test_prefetch_ends.py::"
+_PRE = "tests/prefetch/test_pre_data_loader.py::"
+_MODES = "tests/parallel/test_parallel_apply_modes.py::"
+_ERRORS = "tests/parallel/test_parallel_apply_errors.py::"
+_THREADS = "tests/parallel/test_parallel_apply_threads.py::"
 
 MUTATIONS = (
     Mutation(
@@ -222,7 +222,7 @@ MUTATIONS = (
         """  pybind11::gil_scoped_release released;
   work();
 """,
-        ("tests/test_thread_exit.py",),
+        ("tests/robustness/test_thread_exit.py",),
     ),
     Mutation(
         "the dtype of autocast stays behind",
@@ -295,7 +295,7 @@ MUTATIONS = (
         "            state = state._replace(cache=False)\n",
         "            pass\n",
         (
-            "tests/test_parallel_apply_streams.py::test_casts_are_cached_unless_two_"
+            "tests/parallel/test_parallel_apply_streams.py::test_casts_are_cached_unless_two_"
             "streams_of_one_device_would_share_them",
         ),
     ),
@@ -315,7 +315,7 @@ MUTATIONS = (
         "self._num_threads\n",
         "        wanted = self._num_threads\n",
         (
-            "tests/test_parallel_apply.py::"
+            "tests/parallel/test_parallel_apply.py::"
             "test_jobs_on_the_host_share_the_threads_of_their_caller",
         ),
     ),
@@ -326,9 +326,9 @@ MUTATIONS = (
         "            torch.set_num_threads(self._num_threads)\n",
         "            pass\n",
         (
-            "tests/test_parallel_apply.py::"
+            "tests/parallel/test_parallel_apply.py::"
             "test_jobs_on_the_host_share_the_threads_of_their_caller",
-            "tests/test_parallel_apply_caller.py::test_the_caller_has_as_many_threads_"
+            "tests/parallel/test_parallel_apply_caller.py::test_the_caller_has_as_many_threads_"
             "inside_of_operators_as_the_others",
         ),
     ),
@@ -357,7 +357,7 @@ MUTATIONS = (
         (
             _THREADS + "test_an_interrupt_waits_for_what_is_under_way",
             _THREADS + "test_an_interrupt_before_all_is_given_takes_the_rest_back",
-            "tests/test_parallel_apply_caller.py::"
+            "tests/parallel/test_parallel_apply_caller.py::"
             "test_ctrl_c_in_the_callers_part_ends_the_call",
         ),
         limit=30.0,

@@ -193,7 +193,7 @@ TRAPS: dict[str, Trap] = {
         "Long copies run without the interpreter's lock; mutexes are held for list "
         "operations only.",
         "That a call of C which keeps the lock is found, and one that does not is not: "
-        "the way to ask is tested itself (`tests/turns.py`).",
+        "the way to ask is tested itself (`tests/support/gil.py`).",
     ),
     "modes of a thread": Trap(
         "Gradient mode, inference mode, autocast with dtype and cache, the default "
@@ -237,8 +237,8 @@ TRAPS: dict[str, Trap] = {
     "an oracle with faults": Trap(
         "torch's `_foreach_copy_` was wrong for mixed dtypes, and zeros hide most "
         "faults.",
-        "tests/oracle.py is written in loops over elements, and cases are random "
-        "bytes.",
+        "tests/support/oracle.py is written in loops over elements, and cases are "
+        "random bytes.",
         "It is a property of the tests, not of the code.",
     ),
     "empty, single, equal and uneven batches": Trap(

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTICED = ("fails", "hangs", "dies")
@@ -112,9 +112,9 @@ def _be_pytest(
         for stream in (1, 2):
             os.dup2(output, stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        ours = {str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")}
+        ours = {str(ROOT), str(ROOT / "scripts")}
         sys.path[:] = [str(root), *(path for path in sys.path if path not in ours)]
-        for name in [name for name in sys.modules if name.startswith("mutations")]:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
         # What is spawned imports the main module of who spawns it, but not pytest's.
         main = types.ModuleType("__main__")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
-_COLLATE = "tests/test_collate.py::"
-_COLLATE_ERRORS = "tests/test_collate_errors.py::"
-_PLAN = "tests/test_plan.py::"
-_SCATTER = "tests/test_scatter.py::"
-_SCATTER_ERRORS = "tests/test_scatter_errors.py::"
-_IMAGE = "tests/test_image.py::"
+_COLLATE = "tests/batch/test_collate.py::"
+_COLLATE_ERRORS = "tests/batch/test_collate_errors.py::"
+_PLAN = "tests/batch/test_plan.py::"
+_SCATTER = "tests/scatter_gather/test_scatter.py::"
+_SCATTER_ERRORS = "tests/scatter_gather/test_scatter_errors.py::"
+_IMAGE = "tests/images/test_preprocessor.py::"
 
 MUTATIONS = (
     Mutation(
@@ -64,7 +64,7 @@ MUTATIONS = (
         "            tensor = tensor.resolve_conj().resolve_neg()  # torch's queue "
         "forgets it\n",
         "            pass\n",
-        ("tests/test_loader_kinds.py::test_a_batch_arrives_as_with_torch",),
+        ("tests/loader/test_loader_kinds.py::test_a_batch_arrives_as_with_torch",),
     ),
     Mutation(
         "an expanded tensor is sent as large as it looks",
@@ -73,7 +73,9 @@ MUTATIONS = (
         "            and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not "
         "expanded\n",
         "",
-        ("tests/test_parcel.py::test_an_expanded_tensor_is_sent_as_small_as_it_is",),
+        (
+            "tests/shm/test_serialization.py::test_an_expanded_tensor_is_sent_as_small_as_it_is",
+        ),
     ),
     Mutation(
         "arrays with negative strides are handed to torch",
@@ -109,7 +111,7 @@ MUTATIONS = (
         "        return True\n",
         (
             _SCATTER + "test_cpu_only_content_is_the_very_object",
-            "tests/test_scatter_devices.py::"
+            "tests/scatter_gather/test_scatter_devices.py::"
             "test_any_tree_and_any_options_split_as_on_the_host",
         ),
     ),
@@ -119,7 +121,7 @@ MUTATIONS = (
         "pyparallel/batch/container.py",
         "        if self._cpu_only:\n            return self\n",
         "",
-        ("tests/test_container.py::test_metadata_stays_where_it_is",),
+        ("tests/batch/test_container.py::test_metadata_stays_where_it_is",),
     ),
     Mutation(
         "what lies on the device is sent there again",
@@ -128,7 +130,7 @@ MUTATIONS = (
         "        frame = Frame(batch, lambda tensor: tensor.device != device)\n",
         "        frame = Frame(batch, lambda tensor: True)\n",
         (
-            "tests/test_prefetch_device.py::"
+            "tests/prefetch/test_prefetch_device.py::"
             "test_what_lies_on_the_device_is_handed_out_as_it_is",
         ),
     ),
@@ -176,7 +178,7 @@ MUTATIONS = (
         (
             _COLLATE_ERRORS + "test_what_mmcv_refused_is_refused_with_the_place_and_"
             "both_values",
-            "tests/test_bad_inputs.py",
+            "tests/robustness/test_bad_inputs.py",
         ),
     ),
     Mutation(
@@ -186,7 +188,7 @@ MUTATIONS = (
         "    if not isinstance(value, (str, bytes)) and not _is_complex(value):\n",
         "    value = value.real if isinstance(value, complex) else value\n"
         "    if not isinstance(value, (str, bytes)):\n",
-        ("tests/test_bad_inputs.py",),
+        ("tests/robustness/test_bad_inputs.py",),
     ),
     Mutation(
         "minus zero becomes zero",
@@ -210,7 +212,9 @@ MUTATIONS = (
         "pyparallel/batch/container.py",
         '        _check_pad_dims(state["_pad_dims"])\n',
         "",
-        ("tests/test_container.py::test_a_pickle_with_impossible_pad_dims_is_refused",),
+        (
+            "tests/batch/test_container.py::test_a_pickle_with_impossible_pad_dims_is_refused",
+        ),
     ),
     Mutation(
         "the user's default device decides about padding",
@@ -220,7 +224,7 @@ MUTATIONS = (
         "    cells = torch.empty(2, dtype=dtype).fill_(value)\n",
         (
             _COLLATE + "test_a_default_device_does_not_matter",
-            "tests/test_pad_stack.py::test_a_default_device_does_not_matter",
+            "tests/batch/test_pad_stack.py::test_a_default_device_does_not_matter",
         ),
     ),
     Mutation(
@@ -337,7 +341,7 @@ MUTATIONS = (
         "pyparallel/batch/pytree.py",
         '            raise too_deep("the batch") from None\n',
         "            raise\n",
-        ("tests/test_tree.py::test_cycles_and_bottomless_nests_are_refused",),
+        ("tests/batch/test_pytree.py::test_cycles_and_bottomless_nests_are_refused",),
     ),
     Mutation(
         "one sample is handed out as it is",
@@ -347,7 +351,7 @@ MUTATIONS = (
         "        if len(samples) == 1:\n            return first[None]\n"
         "        return stacked if stacked.dim() < _IMAGES else stacked.contiguous()\n",
         (
-            "tests/test_stack_equal.py::"
+            "tests/backend/test_stack_equal.py::"
             "test_the_result_shares_no_memory_with_one_sample",
             _COLLATE + "test_one_sample_is_copied_not_aliased",
         ),

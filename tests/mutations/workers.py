@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
-_RING = "tests/test_ring_memory.py::"
-_HEADER = "tests/test_ring_header.py::"
-_LOADER = "tests/test_loader_ring.py::"
-_FAULTS = "tests/test_loader_faults.py::"
-_PREFETCH = "tests/test_prefetch_faults.py::"
-_PIPE = "tests/test_pipe.py::"
+_RING = "tests/shm/test_ring.py::"
+_HEADER = "tests/backend/test_ring_header.py::"
+_LOADER = "tests/loader/test_loader_ring.py::"
+_FAULTS = "tests/loader/test_loader_faults.py::"
+_PREFETCH = "tests/prefetch/test_prefetch_faults.py::"
+_PIPE = "tests/loader/test_worker_monitor.py::"
 
 MUTATIONS = (
     Mutation(
@@ -170,7 +170,9 @@ MUTATIONS = (
         "pyparallel/shm/memfd.py",
         "        os.close(self._fd)\n        del self.bytes\n",
         "        del self.bytes\n",
-        ("tests/test_parcel.py::test_fresh_memory_keeps_no_descriptor_on_either_side",),
+        (
+            "tests/shm/test_serialization.py::test_fresh_memory_keeps_no_descriptor_on_either_side",
+        ),
     ),
     Mutation(
         "a batch that arrived keeps its descriptor",
@@ -178,7 +180,9 @@ MUTATIONS = (
         "pyparallel/shm/memfd.py",
         "    finally:\n        os.close(fd)\n",
         "    finally:\n        pass\n",
-        ("tests/test_parcel.py::test_fresh_memory_keeps_no_descriptor_on_either_side",),
+        (
+            "tests/shm/test_serialization.py::test_fresh_memory_keeps_no_descriptor_on_either_side",
+        ),
     ),
     Mutation(
         "claims of pure Python are not serialised",
@@ -248,7 +252,7 @@ MUTATIONS = (
         "            if stopped():\n                raise Stopped\n",
         "",
         (
-            "tests/test_prefetch_ends.py::"
+            "tests/prefetch/test_prefetch_ends.py::"
             "test_a_close_waits_for_no_batch_of_persistent_workers_and_lets_them_live",
         ),
         limit=80.0,
@@ -270,7 +274,7 @@ MUTATIONS = (
         "        forget_workers(source)\n",
         "        pass\n",
         (
-            "tests/test_prefetch_ends.py::"
+            "tests/prefetch/test_prefetch_ends.py::"
             "test_a_death_is_told_by_next_and_not_in_the_middle_of_a_step",
         ),
         limit=30.0,
@@ -290,7 +294,7 @@ MUTATIONS = (
         "pyparallel/shm/serialization.py",
         "        if tensor.requires_grad and not tensor.is_leaf:\n",
         "        if False:\n",
-        ("tests/test_loader_kinds.py::test_a_tensor_with_a_graph_is_refused",),
+        ("tests/loader/test_loader_kinds.py::test_a_tensor_with_a_graph_is_refused",),
         limit=30.0,
     ),
     Mutation(
@@ -301,7 +305,7 @@ MUTATIONS = (
         '{number}.")',
         "    return torch.empty(0)",
         (
-            "tests/test_parcel.py::"
+            "tests/shm/test_serialization.py::"
             "test_a_parcel_is_opened_once_and_its_number_means_nothing_elsewhere",
         ),
     ),
@@ -311,7 +315,7 @@ MUTATIONS = (
         "pyparallel/loader/preflight.py",
         '    ask = getattr(torch.get_device_module(found), "is_initialized", None)\n',
         '    ask = getattr(torch.get_device_module(found), "is_available", None)\n',
-        ("tests/test_preflight.py::test_the_device_is_asked_and_not_woken",),
+        ("tests/loader/test_preflight.py::test_the_device_is_asked_and_not_woken",),
     ),
     Mutation(
         "the thread makes the first page-locked block of the process",
@@ -320,7 +324,7 @@ MUTATIONS = (
         "        self.options.hand_over.prepare()\n",
         "",
         (
-            "tests/test_prefetch_device.py::"
+            "tests/prefetch/test_prefetch_device.py::"
             "test_streams_and_page_locked_memory_are_first_used_by_the_consumer",
         ),
     ),

@@ -1,0 +1,104 @@
+"""How many instructions of our own the native loops take, counted and not timed.
+
+Counts do not depend on how busy a machine is, but on the compiler. Where the table in
+``csrc/support/instruction_counts.json`` has none for it, only their growth is checked.
+Instructions of the C library are left out, because it chooses its code by the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+TABLE = ROOT / "tests" / "csrc" / "support" / "instruction_counts.json"
+CASES = (
+    "pad_copy",
+    "pad_copy_placed",
+    "pad_copy_small",
+    "pad_copy_streamed",
+    "mask",
+    "pack",
+)
+BAND = 0.10
+SCALE = 4
+
+NEEDED = [name for name in ("valgrind", "cmake", "c++") if shutil.which(name) is None]
+PURE = os.environ.get("PYPARALLEL_BACKEND") == "python"
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(PURE, reason="pure Python runs none of these loops"),
+    pytest.mark.skipif(bool(NEEDED), reason=f"needs {', '.join(NEEDED)}"),
+    pytest.mark.skipif(
+        not (ROOT / "CMakeLists.txt").exists(),
+        reason="csrc is not part of this install",
+    ),
+]
+
+
+def run(*command: object) -> str:
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("count")
+    run("cmake", "-S", ROOT, "-B", folder, "-DPP_SANITIZE=")
+    run("cmake", "--build", folder, "--target", "count_instructions")
+    return folder / "count_instructions"
+
+
+def own_cost(profile: str, binary: Path) -> int:
+    """Add up what the functions of this binary cost themselves."""
+    total, ours, skip = 0, False, False
+    for line in profile.splitlines():
+        if line.startswith("ob="):
+            ours = line.endswith(binary.name)
+        elif line.startswith("calls="):
+            skip = True  # the next line is what the callee cost
+        elif cost := re.fullmatch(r"\d+ (\d+)", line):
+            total += 0 if skip or not ours else int(cost[1])
+            skip = False
+    return total
+
+
+def count(binary: Path, case: str, scale: int) -> int:
+    out = binary.parent / f"{case}.{scale}.out"
+    options = ("--toggle-collect=counted", "--compress-strings=no", "--compress-pos=no")
+    tool = ("valgrind", "--tool=callgrind", *options, f"--callgrind-out-file={out}")
+    run(*tool, binary, case, scale)
+    return own_cost(out.read_text(encoding="utf-8"), binary)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loop_takes_as_many_instructions_as_the_table_says(
+    binary: Path, case: str
+) -> None:
+    counts = json.loads(TABLE.read_text(encoding="utf-8"))
+    compiler = run(binary).strip()
+    once = count(binary, case, SCALE)
+    if compiler in counts:
+        expected = counts[compiler][case]
+        assert abs(once - expected) <= BAND * expected, (
+            f"{case} takes {once} instructions and not {expected}. If that is meant, "
+            f"write it into {TABLE.name}."
+        )
+    else:
+        growth = count(binary, case, 2 * SCALE) / once
+        assert 1.8 <= growth <= 2.2, f"twice as much work takes {growth:.2f} times"
+
+
+def test_the_growth_is_linear_whatever_the_compiler(binary: Path) -> None:
+    for case in ("pad_copy_small", "pack"):
+        growth = count(binary, case, 2 * SCALE) / count(binary, case, SCALE)
+        assert 1.8 <= growth <= 2.2, f"{case}: {growth:.2f}"

@@ -1,0 +1,151 @@
+"""stack_equal of both backends: what torch.stack gives, or None and nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from backends import each_backend, native, needs_native, reference
+from gil import others_run_during
+
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+
+Stack = Callable[[list[Any]], "torch.Tensor | None"]
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.bfloat16,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+@pytest.fixture(params=each_backend)
+def stack_equal(request: pytest.FixtureRequest) -> Stack:
+    return request.param.stack_equal
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (3, 4, 5), (0,), (2, 0)])
+@pytest.mark.parametrize("count", [1, 2, 65])
+def test_it_gives_what_torch_stack_gives(
+    stack_equal: Stack, dtype: torch.dtype, shape: tuple[int, ...], count: int
+) -> None:
+    samples = [(torch.rand(shape) * 100).to(dtype) for _ in range(count)]
+    stacked, expected = stack_equal(samples), torch.stack(samples)
+    if stacked is None:
+        assert stack_equal is reference.stack_equal and expected.numel() == 0
+        return
+    assert (stacked.dtype, stacked.shape) == (expected.dtype, expected.shape)
+    assert stacked.is_contiguous()
+    assert bits(stacked) == bits(expected)
+
+
+def test_a_view_is_read_from_where_it_starts(stack_equal: Stack) -> None:
+    base = torch.arange(20.0)
+    stacked = stack_equal([base[3:7], base[16:20]])
+    assert stacked is not None
+    assert stacked.tolist() == [[3.0, 4.0, 5.0, 6.0], [16.0, 17.0, 18.0, 19.0]]
+
+
+def test_the_result_shares_no_memory_with_one_sample(stack_equal: Stack) -> None:
+    sample = torch.zeros(4)
+    stacked = stack_equal([sample])
+    assert stacked is not None
+    stacked.fill_(1)
+    assert sample.tolist() == [0, 0, 0, 0]
+
+
+def test_a_large_batch_is_the_same_and_lets_other_threads_run(
+    stack_equal: Stack,
+) -> None:
+    samples = [
+        torch.randint(0, 255, (3, 700, 900), dtype=torch.uint8) for _ in range(24)
+    ]
+    stacked = stack_equal(samples)
+    assert stacked is not None and torch.equal(stacked, torch.stack(samples))
+    assert others_run_during(lambda: stack_equal(samples))
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [torch.ones(2), torch.ones(3)],
+        [torch.ones(2), torch.ones(1, 2)],
+        [torch.ones(2), torch.ones(2, dtype=torch.float64)],
+        [torch.ones(2, 3).t(), torch.ones(2, 3).t()],
+        [torch.ones(2).to_sparse()],
+        [torch.ones(2, dtype=torch.complex64).conj()],
+        [torch.ones(2, requires_grad=True), torch.ones(2)],
+        [torch.ones(2, device="meta")],
+    ],
+    ids=[
+        "nothing",
+        "sizes",
+        "dimensions",
+        "dtypes",
+        "strides",
+        "sparse",
+        "conjugated",
+        "gradients",
+        "meta",
+    ],
+)
+def test_the_native_one_leaves_what_is_not_plain(samples: list[torch.Tensor]) -> None:
+    assert native.stack_equal(samples) is None
+
+
+@needs_native
+def test_without_grad_mode_a_parameter_is_plain() -> None:
+    with torch.no_grad():
+        stacked = native.stack_equal([torch.nn.Parameter(torch.ones(2))])
+    assert stacked is not None and not stacked.requires_grad
+
+
+@needs_native
+def test_the_native_one_refuses_what_is_no_tensor() -> None:
+    with pytest.raises(TypeError) as caught:
+        native.stack_equal([torch.ones(2), 3])
+    assert str(caught.value) == (
+        "stack_equal: samples[1] must be a torch.Tensor, but is of type int."
+    )
+
+
+@pytest.mark.parametrize("left", [0, 8])
+def test_memory_that_was_freed_is_not_read(stack_equal: Stack, left: int) -> None:
+    freed = torch.ones(1000)
+    freed.untyped_storage().resize_(left)
+    assert stack_equal([freed, torch.ones(1000)]) is None
+    assert stack_equal([torch.ones(1000), freed]) is None
+
+
+def test_a_subclass_keeps_its_say(stack_equal: Stack) -> None:
+    class Named(torch.Tensor):
+        pass
+
+    stacked = stack_equal([torch.ones(2).as_subclass(Named)] * 2)
+    assert stacked is None or type(stacked) is Named
+
+
+@pytest.mark.parametrize("num_dims", [2, 3, 4, 5])
+def test_the_result_is_contiguous_whatever_the_strides(
+    stack_equal: Stack, num_dims: int
+) -> None:
+    samples = [torch.rand(*range(2, 2 + num_dims)).movedim(-1, 1) for _ in range(2)]
+    stacked = stack_equal(samples)
+    assert stacked is None or stacked.is_contiguous()
+    if stack_equal is reference.stack_equal:
+        assert stacked is not None and stacked.equal(torch.stack(samples))

@@ -1,0 +1,164 @@
+"""What collate refuses: whole messages, and the classes that old code catches."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from collate_errors import CASES, RESHAPE, padded, raised, stacked
+from hypothesis import given
+from hypothesis import strategies as st
+from repository import SUPPORT
+
+from pyparallel import BatchWarning, DataContainer, Padding, collate
+from pyparallel.core import errors
+
+pytestmark = pytest.mark.asan
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda name: name.replace(" ", "_"))
+def test_what_mmcv_refused_is_refused_with_the_place_and_both_values(case: str) -> None:
+    _, old, _, message = CASES[case]
+    error = raised(case)
+    assert str(error) == message
+    assert isinstance(error, old)
+
+
+@pytest.mark.python_optimized
+def test_the_same_errors_are_raised_under_python_O() -> None:
+    run = (
+        "from collate_errors import CASES, raised\n"
+        "assert False, 'asserts must be off'\n"
+        "for case, (_, old, _, message) in CASES.items():\n"
+        "    error = raised(case)\n"
+        "    if not isinstance(error, old) or str(error) != message: print(case)\n"
+    )
+    path = [str(SUPPORT), *filter(None, sys.path)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    result = subprocess.run(
+        [sys.executable, "-O", "-c", run], env=env, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+
+
+def test_nested_tensors_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        ragged = [torch.ones(2), torch.ones(3)]
+        nests = [
+            torch.nested.nested_tensor(ragged),
+            torch.nested.nested_tensor(ragged, layout=torch.jagged),
+        ]
+    contained = [DataContainer(nest, stack=True) for nest in nests]
+    for nest in [*nests, *contained]:
+        with pytest.raises(TypeError) as caught:
+            collate([{"a": nest}])
+        assert str(caught.value) == (
+            "batch[0]['a'] must be a dense tensor, but its layout is nested. Convert "
+            "it with to_padded_tensor() before collating."
+        )
+        assert isinstance(caught.value, RuntimeError)
+
+
+def test_extra_keys_are_dropped_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "_warned", set())
+    batch = [{"a": 1}, {"a": 2, "b": 3}]
+    with pytest.warns(BatchWarning) as caught:
+        assert collate(batch)["a"].tolist() == [1, 2]
+        assert list(collate(batch)) == ["a"]
+    assert [str(warning.message) for warning in caught] == [
+        "[PP101] batch[1] should have the keys of batch[0], but also has 'b': dropped, "
+        "as mmcv does. Give every sample the same keys."
+    ]
+
+
+def test_the_value_of_an_unpadded_sample_is_not_looked_at() -> None:
+    tensor = torch.ones(1, 2, 3, dtype=torch.uint8)
+    values = [-1, float("nan"), "x", None]
+    batch = [DataContainer(tensor, stack=True, padding_value=v) for v in values]
+    assert collate(batch, 4).data[0].shape == (4, 1, 2, 3)
+
+
+def test_the_sample_at_fault_is_named_by_its_place_in_the_batch() -> None:
+    shape, wrong = (3, 4, 4), (1, 4, 4)
+    with pytest.raises(ValueError, match=r"^batch\[3\] must match batch\[2\] outside"):
+        collate(stacked(shape, shape, shape, wrong), 2)
+    with pytest.raises(ValueError, match=r"^batch\[1\] must have a padding_value"):
+        collate(padded(-1, torch.uint8)[::-1], 2)
+
+
+def test_an_error_of_torch_is_chained() -> None:
+    with pytest.raises(ValueError) as caught:
+        collate(padded(-1, torch.uint8))
+        collate(padded(-1, torch.uint8), 2)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(TypeError) as refused:
+        collate([SimpleNamespace()])
+    assert "default_collate" in str(refused.value.__cause__)
+
+
+def advice_of(error: Exception) -> str:
+    return str(error).split(". ", 1)[1]
+
+
+def options_in(advice: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if number := re.search(r"pad_dims=(\d|None)", advice):
+        found["pad_dims"] = ast.literal_eval(number[1])
+    if "padding=Padding()" in advice:
+        found["padding"] = Padding()
+    return found
+
+
+def containers(shapes: Any, options: dict[str, Any] | None) -> list[DataContainer]:
+    """Return samples to stack, or to keep in a list without options."""
+    kept = {} if options is None else {"stack": True, **options}
+    return [DataContainer(torch.ones(shape), **kept) for shape in shapes]
+
+
+shapes_of = st.lists(st.lists(st.integers(1, 3), max_size=5).map(tuple), min_size=2)
+pad_dims_of = st.sampled_from([None, 1, 2, 3])
+
+
+@given(shapes_of, pad_dims_of, st.booleans())
+def test_advice_that_is_applied_leads_to_a_batch(shapes, pad_dims, padded) -> None:
+    options: Any = {"pad_dims": pad_dims}
+    if padded and pad_dims is not None:
+        options["padding"] = Padding()
+    for _ in range(2 + max(map(len, shapes))):  # one dimension made equal by each
+        try:
+            (chunk,) = collate(containers(shapes, options), 99).data
+            break
+        except ValueError as error:
+            advice = advice_of(error)
+        if equal := re.match(r"Make the samples equal in dimension (\d)", advice):
+            dim = int(equal[1])
+            shapes = [(*shape[:dim], 1, *shape[dim + 1 :]) for shape in shapes]
+        elif advice.startswith(("Set ", "Pad ")):
+            options = options | options_in(advice)
+        else:
+            keeps_a_list = (RESHAPE, "Keep a list with DataContainer(...).")
+            assert advice in (*keeps_a_list, "Add a dimension, or do not pad.")
+            options = None
+    assert len(chunk) == len(shapes)
+
+
+@given(shapes_of, pad_dims_of)
+def test_the_options_in_an_error_pad_at_once(shapes, pad_dims) -> None:
+    try:
+        collate(containers(shapes, {"pad_dims": pad_dims}), 99)
+    except ValueError as error:
+        options = options_in(advice_of(error))
+        if options and len(set(map(len, shapes))) == 1:
+            (chunk,) = collate(containers(shapes, options), 99).data
+            assert len(chunk) == len(shapes)

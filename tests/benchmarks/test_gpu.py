@@ -1,0 +1,376 @@
+"""The benchmark of a GPU, dry: it refuses, counts and judges right without one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import DeviceType
+
+pytestmark = pytest.mark.peers
+
+_harness = importlib.import_module("benchmarks._harness")
+gpu = importlib.import_module("benchmarks.gpu")
+gpu_case = importlib.import_module("benchmarks.gpu_case")
+gpu_report = importlib.import_module("benchmarks.gpu_report")
+gpu_target = importlib.import_module("benchmarks.gpu_target")
+QUICK = importlib.import_module("benchmarks.case").QUICK
+Contender, Goal = _harness.Contender, gpu_case.Goal
+DRY = gpu_target.DryRun()
+
+
+def case(peer: Callable[[Any], Any] | None, title: str = "case", **more: Any) -> Any:
+    """Return a case in which ours clones what a peer makes something of."""
+
+    def make(where: Any) -> Any:
+        inputs = gpu_case.Rotation([torch.full((4,), float(i)) for i in range(3)])
+        other = peer and (lambda: peer(inputs.now))
+        contenders = [
+            Contender("ours", lambda: inputs.now.clone(), "ours"),
+            Contender("peer", other),
+        ]
+        return gpu_case.Made(contenders, inputs)
+
+    return gpu_case.GpuCase(title, "note", make, **more)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *found: Any, options: Any = ()) -> int:
+    monkeypatch.setattr(gpu, "cases", lambda quick: list(found))
+    return gpu.main(["--device", "cpu", *map(str, options)])
+
+
+# What is compared
+
+
+@pytest.mark.parametrize("peer", [lambda x: x + 1, lambda x: x.double()])
+def test_a_peer_that_differs_fails_its_case_and_no_other(
+    peer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = [case(peer, "wrong"), case(torch.clone, "right")]
+    assert run(monkeypatch, *found) == 1
+    out, err = capsys.readouterr()
+    failed = "failed: Disagreement: wrong: ours and peer must give equal results, but "
+    assert f"**wrong**: {failed}differ at the top: " in out
+    assert "**right, a dry run** (note; 2 rounds)" in out
+    assert err.startswith(f"Failed: wrong: {failed}")
+
+
+def test_a_result_of_the_input_before_is_found() -> None:
+    kept: list[torch.Tensor] = []
+
+    def stale(now: torch.Tensor) -> torch.Tensor:
+        kept.append(now.clone())
+        return kept[0]
+
+    with pytest.raises(_harness.Disagreement, match="differ at the top: values"):
+        gpu_case.measure(case(stale), DRY, QUICK)
+
+
+@pytest.mark.parametrize(
+    "other, where",
+    [
+        (torch.tensor([[1.0, 2.5]]), ""),
+        (torch.tensor([[1.0, 2.6]]), ": by 0.6, where 0.5 is allowed"),
+        (torch.tensor([[1.0, float("nan")]]), ": by nan, where 0.5 is allowed"),
+        (
+            torch.tensor([1.0, 2.0]),
+            ": (torch.float32, (1, 2), (2, 1)) and (torch.float32, (2,), (1,))",
+        ),
+        (
+            torch.tensor([[1.0, 2.0]]).double(),
+            ": (torch.float32, (1, 2), (2, 1)) and (torch.float64, (1, 2), (2, 1))",
+        ),
+    ],
+)
+def test_values_may_be_apart_by_a_tolerance_and_nothing_else(
+    other: torch.Tensor, where: str
+) -> None:
+    differ, one = gpu_case.close_to(0.5), torch.tensor([[1.0, 2.0]])
+    assert differ(one, other) == where
+    mask = torch.tensor([True, False])
+    assert differ((one, mask), (other, mask)) == where
+    assert differ((one, mask), (one, ~mask)) == " at the top: values"
+
+
+def test_strides_must_be_equal_too() -> None:
+    batch = torch.zeros(2, 3, 4, 5)
+    last = batch.contiguous(memory_format=torch.channels_last)
+    assert gpu_case.close_to(1)(batch, last) == (
+        ": (torch.float32, (2, 3, 4, 5), (60, 20, 5, 1)) and "
+        "(torch.float32, (2, 3, 4, 5), (60, 1, 15, 3))"
+    )
+
+
+# What is timed
+
+
+class FakeGpu(gpu_target.DryRun):  # type: ignore[misc]  # the module is found at run time
+    """Notes what is done, and has a clock for the device."""
+
+    dry = False
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def sync(self) -> None:
+        self.notes.append("sync")
+
+    def device_seconds(self, call: Any, host: float) -> float | None:
+        call()
+        self.notes.append("device")
+        return 0.25
+
+    def counts(self, call: Any) -> dict[str, Any]:
+        call()
+        return {"launches": 1, "copies": 2, "waits": 0, "page_locks": None}
+
+
+def test_inputs_turn_before_every_call_and_results_die_after_the_clocks() -> None:
+    where, inputs = FakeGpu(), gpu_case.Rotation("abc")
+
+    class Result:
+        def __del__(self) -> None:
+            where.notes.append("dead")
+
+    def call() -> Result:
+        where.notes.append(inputs.now)
+        return Result()
+
+    found = gpu_case.Clocks(where, inputs.turn)(call, 2)
+    once = ["sync", "dead"]
+    assert where.notes == [
+        "sync",
+        "b",
+        *once,
+        "sync",
+        "c",
+        *once,
+        "a",
+        "dead",
+        "device",
+    ]
+    assert set(found) == {"seconds", "host", "device"}
+    assert found["device"] == 0.25
+    assert 0 < found["host"] <= found["seconds"]
+
+
+class Stream:
+    """A stream on which time passes when the host waits for it, and events on it."""
+
+    def __init__(self, launch: float, blocks: bool) -> None:
+        self.now, self.asleep_until, self.done_at = 0.0, 0.0, 0.0
+        self.launch, self.blocks, self.calls = launch, blocks, 0
+
+    def call(self) -> None:
+        self.calls += 1
+        self.now += self.launch
+        if self.blocks:
+            self.now = max(self.now, self.done_at)
+        self.done_at = max(self.done_at, self.now) + 0.003
+
+    def event(self, enable_timing: bool) -> Any:
+        assert enable_timing
+        return Event(self)
+
+
+class Event:
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def record(self) -> None:
+        self.at = max(self.stream.now, self.stream.done_at)
+
+    def query(self) -> bool:
+        return self.stream.now >= self.at
+
+    def elapsed_time(self, end: Any) -> float:
+        return (end.at - self.at) * 1e3
+
+
+class SleepingGpu(gpu_target.Gpu):  # type: ignore[misc]  # the module is found at run time
+    """A GPU whose stream is that above."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self._asleep = stream, {}
+
+    def sync(self) -> None:
+        self.stream.now = max(self.stream.now, self.stream.done_at)
+
+    def sleep(self, seconds: float) -> None:
+        self.stream.done_at = self.stream.now + seconds
+
+
+def test_the_device_is_never_seen_waiting_for_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Stream(launch=0.01, blocks=False)
+    monkeypatch.setattr(torch.cuda, "Event", stream.event)
+    where = SleepingGpu(stream)
+    # Told that it takes no time to queue, it sleeps too little at first.
+    assert where.device_seconds(stream.call, 0.0) == pytest.approx(0.003)
+    calls = stream.calls
+    assert calls > 1
+    assert where.device_seconds(stream.call, 0.0) == pytest.approx(0.003)
+    assert stream.calls == calls + 1
+
+
+def test_of_a_call_that_blocks_there_is_no_time_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Stream(launch=0.01, blocks=True)
+    monkeypatch.setattr(torch.cuda, "Event", stream.event)
+    where = SleepingGpu(stream)
+    assert where.device_seconds(stream.call, 0.0) is None
+    calls = stream.calls
+    assert where.device_seconds(stream.call, 0.0) is None
+    assert stream.calls == calls
+
+
+def event(name: str, start: float, on_device: bool = False, end: float = 0) -> Any:
+    kind = DeviceType.CUDA if on_device else DeviceType.CPU
+    span = SimpleNamespace(start=start, end=end or start + 1)
+    return SimpleNamespace(name=name, device_type=kind, time_range=span)
+
+
+def test_launches_copies_waits_and_page_locking_of_one_call_are_counted() -> None:
+    range_ = gpu_target._RANGE
+    events = [
+        event("cudaStreamSynchronize", 5),
+        event(range_, 10, end=20),
+        event(range_, 11, on_device=True, end=25),
+        event("cudaMemcpyAsync", 12),
+        event("cudaLaunchKernelExC", 12),
+        event("cuLaunchKernel", 13),
+        event("cudaLaunchHostFunc", 13),
+        event("cudaHostAlloc", 13),
+        event("cudaStreamSynchronize", 14),
+        event("cudaEventSynchronize", 15),
+        event("cudaDeviceSynchronize", 21),
+        event("cudaLaunchKernel", 21),
+        event("Memcpy HtoD (Pinned -> Device)", 16, on_device=True),
+        event("Memcpy DtoD (Device -> Device)", 17, on_device=True),
+        event("Memcpy DtoH (Device -> Pinned)", 30, on_device=True),
+    ]
+    expected = {"launches": 2, "copies": 2, "waits": 2, "page_locks": 1}
+    assert gpu_target.count(events) == expected
+    assert gpu_target.count(events, 3)["page_locks"] == 3
+    blind = [each for each in events if each.device_type is DeviceType.CPU]
+    assert set(gpu_target.count(blind).values()) == {None}
+
+
+# Peers that are not there
+
+
+def test_peers_that_are_absent_or_fail_are_named_and_ours_may_not_fail() -> None:
+    def broken(now: Any) -> Any:
+        raise TypeError("not with this torch\nat all")
+
+    absent, fails = (
+        gpu_case.measure(case(peer), FakeGpu(), QUICK)["rows"][1]
+        for peer in (None, broken)
+    )
+    absent_ = {"name": "peer", "kind": "peer", "installed": False}
+    assert absent == {**absent_, "why": "not installed"}
+    assert fails == {**absent_, "why": "fails: TypeError: not with this torch"}
+    ours = Contender("ours", lambda: broken(0), "ours")
+    made = gpu_case.Made([ours], gpu_case.Rotation([1, 2]))
+    found = gpu.measure_case(gpu_case.GpuCase("c", "n", lambda _: made), DRY, QUICK)
+    why = "failed: TypeError: not with this torch\nat all"
+    assert found == {"title": "c", "note": "n", "error": why}
+
+
+def test_a_record_of_a_gpu_has_three_clocks_counts_and_goals() -> None:
+    goals = [Goal("peer", 2, of="device")]
+    asked = case(torch.clone, goals=goals)
+    found = gpu_case.measure(asked, FakeGpu(), QUICK)
+    ours, peer = found["rows"]
+    assert ours["counts"] == peer["counts"] == FakeGpu().counts(lambda: 0)
+    assert peer["device"]["seconds"] == [0.25, 0.25]
+    assert peer["device"]["over"]["ours"]["of_medians"] == 1
+    assert set(peer["host"]["over"]) == set(peer["over"]) == {"ours"}
+    assert found["goals"] == [goal._asdict() for goal in goals]
+    json.dumps(found)
+
+
+# The command
+
+
+def test_a_killed_run_has_written_what_it_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def killed(where: Any) -> Any:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "gpu.json"
+    found = [case(torch.clone, "first"), gpu_case.GpuCase("second", "n", killed)]
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, *found, options=["--json", path])
+    (kept,) = json.loads(path.read_text())["runs"]
+    assert [each["title"] for each in kept["cases"]] == ["first, a dry run"]
+    assert [each.name for each in tmp_path.iterdir()] == ["gpu.json"]
+
+
+def test_cases_for_which_there_is_no_time_fail_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--total-seconds", "-1"]
+    assert run(monkeypatch, case(torch.clone), options=options) == 1
+    err = capsys.readouterr().err
+    assert err == "Failed: case: not run: -1 s (--total-seconds) were over\n"
+
+
+def test_slow_cases_shorten_the_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, shares = [0.0], []
+
+    def slow(case: Any, where: Any, effort: Any) -> Any:
+        shares.append(effort.max_seconds)
+        now[0] += 10
+        return gpu_case.measure(case, where, QUICK)
+
+    monkeypatch.setattr(gpu, "measure_case", slow)
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(gpu, "QUICK", QUICK._replace(max_seconds=4.0))
+    found = [case(torch.clone, title) for title in "abcd"]
+    assert run(monkeypatch, *found, options=["--total-seconds", 25]) == 1
+    assert shares == [4.0, 4.0, 2.5]  # 25 / 4, 15 / 3, 5 / 2; the last is not run
+
+
+def test_reports_are_made_of_records_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run(monkeypatch, case(torch.clone), options=["--out", tmp_path]) == 0
+    (path,) = (tmp_path / "results").glob("*-gpu.json")
+    before = {p: p.read_text() for p in tmp_path.rglob("*.md")}
+    assert len(before) == 2
+    assert gpu_report.BEGIN in before[tmp_path / "README.md"]
+    for each in before:
+        each.unlink()
+    assert gpu.main(["--from", str(path), "--out", str(tmp_path)]) == 0
+    assert {p: p.read_text() for p in tmp_path.rglob("*.md")} == before
+
+
+def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as caught:
+        gpu.main([])
+    assert caught.value.code == (
+        f"benchmarks.gpu must see a GPU, but torch {torch.__version__} sees none. To "
+        "see that everything runs, pass --device cpu: its figures mean nothing."
+    )
+
+
+def test_no_case_of_that_title_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["--device", "cpu", "--cases", "no such case"])
+    expected = "--cases must be parts of titles of cases, but is ['no such case']"
+    assert expected in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""The tables in the project's README are made of the newest records."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+pytestmark = pytest.mark.peers
+
+summary = importlib.import_module("benchmarks.summary")
+
+
+@pytest.fixture(scope="module")
+def records() -> tuple[Any, Any]:
+    kinds = "cpu", "loader-cpu"
+    cpu, loader = (summary.read(summary.newest(kind)) for kind in kinds)
+    return cpu, loader
+
+
+def test_the_tables_of_the_readme_are_those_of_the_newest_records(
+    records: tuple[Any, Any],
+) -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    shown = readme.partition(summary.BEGIN)[2].partition(summary.END)[0]
+    assert shown.strip() == summary.block(*records).strip()
+
+
+def test_another_figure_is_another_table(records: tuple[Any, Any]) -> None:
+    other = copy.deepcopy(records[0])
+    run = next(r for r in other["runs"] if r["machine"]["threads"] == "1")
+    case = next(c for c in run["cases"] if c["title"] == "photos uint8")
+    row = next(r for r in case["rows"] if r["name"] == "mmcv 1.x collate")
+    row["over"]["ours, native"]["of_medians"] = 34.56
+    before, after = summary.block(*records), summary.block(other, records[1])
+    (new,) = set(after.splitlines()) - set(before.splitlines())
+    assert new.startswith("| the same in uint8, 41 MB | 35 / ")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [(0.572, "0.57"), (1.0, "1.00"), (2.0, "2.0"), (13.86, "13.9"), (46.9, "47")],
+)
+def test_ratios_have_two_or_three_digits(ratio: float, shown: str) -> None:
+    over = {"ours, native": {"of_medians": ratio}}
+    assert summary.times({"over": over}) == shown
+    assert summary.times({}) == summary.times(None) == ""
+
+
+def test_the_command_writes_between_its_marks_only(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"above\n{summary.BEGIN}\nold\n{summary.END}\nbelow\n")
+    summary.main(["--readme", str(readme)])
+    text = readme.read_text()
+    assert text.startswith(f"above\n{summary.BEGIN}\n\nHow many times as long")
+    assert text.endswith(f"of mmcv's time.\n\n{summary.END}\nbelow\n")
+    assert "\nold\n" not in text
+    summary.main(["--readme", str(readme)])
+    assert readme.read_text() == text
+
+
+def test_records_of_other_kinds_are_not_taken() -> None:
+    assert summary.newest("cpu").name.count("-") == 3
+    assert summary.newest("loader-cpu").name.endswith("-loader-cpu.json")

@@ -1,0 +1,228 @@
+"""Warnings: each has a code that is documented, and is given once with its number."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from fake_device import DEVICE, FakeDevice
+from loader_sets import messages
+from repository import ROOT
+
+import pyparallel
+import pyparallel.mmcv
+from pyparallel.core import errors
+from pyparallel.loader.stats import Meter, warn_about_padding
+from pyparallel.transfer import to_device
+
+TEXT = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def new_process():
+    """Let nothing have been told yet."""
+    errors._warned.clear()
+    to_device.reset_pageable_count()
+    yield
+    errors._warned.clear()
+    to_device.reset_pageable_count()
+
+
+# ---------------------------------------------------------------------------- codes
+def test_every_code_is_documented_and_stands_at_one_place():
+    sources = [
+        p.read_text(encoding="utf-8") for p in (ROOT / "pyparallel").rglob("*.py")
+    ]
+    given = re.findall(r'"\[?(PP\d{3})\]? ?', "\n".join(sources))
+    asked = re.findall(r'has_warned\("(PP\d{3})"', "\n".join(sources))
+    for code in asked:
+        given.remove(code)
+    assert len(given) > 15 and len(set(given)) == len(given)
+    documented = re.findall(r"^\| (PP\d{3}) \|", TEXT, re.MULTILINE)
+    assert documented == sorted(given)
+
+
+def test_every_warning_of_the_package_has_a_code():
+    for path in (ROOT / "pyparallel").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for call in re.findall(r"warn(?:_once|ings\.warn)?\(\s*(\S.{4})", text):
+            known = r'f?"\[?PP|code|_?text|str\(w|f"\[\{'  # str: torch's own warning
+            assert re.match(known, call), f"{path}: {call}"
+
+
+def test_a_warning_is_given_once_for_each_place_and_begins_with_its_code():
+    with pytest.warns(pyparallel.LoaderWarning) as caught:
+        for place in ("a", "b", "a"):
+            category = pyparallel.LoaderWarning
+            errors.warn_once("PP999", f"at {place}", category, place)
+    assert messages(caught) == ["[PP999] at a", "[PP999] at b"]
+    assert errors.has_warned("PP999", "a") and not errors.has_warned("PP999")
+
+
+EXTRA = [{"a": 1}, {"a": 2, "b": 3}]
+
+
+@pytest.mark.parametrize(("code", "heard"), [("PP101", 0), ("PP102", 1)])
+def test_a_filter_finds_the_code(code, heard):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", message=rf"\[{code}\]")
+        pyparallel.collate(EXTRA)
+    assert len(caught) == heard
+    assert r'message=r"\[PP211\]"' in TEXT
+
+
+def test_the_command_line_silences_a_code_too():
+    program = f"import pyparallel\npyparallel.collate({EXTRA})"
+    command = [sys.executable, "-W", "error", "-W", "ignore:[PP101]", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -------------------------------------------------------------------------- padding
+def padded(meter: Meter, batches: int, stacked: int, padding: int) -> None:
+    """Count batches as a loader does."""
+    for _ in range(batches):
+        meter.add(batches=1, stacked_nbytes=stacked, padding_nbytes=padding)
+        warn_about_padding(meter, stacked, padding)
+
+
+PADDING = (
+    "[PP211] DataLoader: at most 40 % of the stacked bytes should be padding, but {} "
+    "batches are. Batch samples of like sizes together, or leave them ragged: "
+    "DataContainer(..., ragged=True)."
+)
+
+
+def test_much_padding_is_told_once_with_its_fraction():
+    with pytest.warns(pyparallel.LoaderWarning) as caught:
+        padded(Meter(), 30, 1_000_000, 570_000)
+        padded(Meter(), 30, 1_000_000, 570_000)
+    assert messages(caught) == [PADDING.format("57 % of 20.0 MB in 20")]
+
+
+@pytest.mark.parametrize(
+    ("batches", "stacked", "padding"),
+    [
+        (19, 10_000_000, 9_000_000),  # too few batches
+        (200, 49_000, 48_000),  # too few bytes
+        (40, 10_000_000, 4_000_000),  # no more than 40 %
+        (40, 0, 0),
+    ],
+)
+def test_padding_that_means_nothing_is_not_told(batches, stacked, padding):
+    padded(Meter(), batches, stacked, padding)  # a warning would be an error
+
+
+def test_padding_of_some_batches_is_weighed_with_all_others():
+    meter = Meter()
+    padded(meter, 30, 1_000_000, 0)
+    padded(meter, 15, 1_000_000, 900_000)  # 30 % of all
+    with pytest.warns(pyparallel.LoaderWarning) as caught:
+        padded(meter, 15, 1_000_000, 900_000)
+    # 0.9 n > 0.4 (30 + n) from n = 25 on: 22.5 of 55.
+    assert messages(caught) == [PADDING.format("41 % of 55.0 MB in 55")]
+
+
+class Wide(torch.utils.data.Dataset):
+    """Samples of which every second one has a tenth of the other's bytes."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, i):
+        size = (1, 200, 1000) if i % 2 else (1, 20, 1000)
+        return {"img": pyparallel.DataContainer(torch.ones(size), stack=True)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_tells_of_padding(num_workers):
+    loader = pyparallel.DataLoader(
+        Wide(),
+        batch_size=2,
+        collate_fn=lambda batch: pyparallel.collate(batch, samples_per_gpu=2),
+        num_workers=num_workers,
+    )
+    with pytest.warns(pyparallel.LoaderWarning) as caught:
+        assert len(list(map(len, loader))) == 30
+    assert messages(caught) == [PADDING.format("45 % of 32.0 MB in 20")]
+    assert loader.stats().padding_fraction == pytest.approx(0.45)
+
+
+# ---------------------------------------------------------------- pageable memory
+PAGEABLE = (
+    "[PP212] scatter: {} batches for {} came from pageable memory, so the host copied "
+    "them once more. Give pyparallel.DataLoader pin_memory=True."
+)
+
+
+def test_pageable_memory_is_told_once_with_its_bytes():
+    device = torch.device("cuda", 1)
+    with pytest.warns(pyparallel.LoaderWarning) as caught:
+        for _ in range(200):
+            to_device.warn_about_pageable_memory(16_000_000, device)
+    assert messages(caught) == [
+        PAGEABLE.format("1.0 GB of large tensors in 63", device)
+    ]
+
+
+@pytest.mark.parametrize(("batches", "nbytes"), [(49, 10**9), (100, 9_999_999)])
+def test_little_pageable_memory_is_not_told(batches, nbytes):
+    for _ in range(batches):
+        to_device.warn_about_pageable_memory(nbytes, torch.device("cuda"))
+
+
+def test_only_large_tensors_that_could_be_read_in_place_are_counted(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        to_device, "warn_about_pageable_memory", lambda *given: seen.append(given)
+    )
+    mib = 1 << 20
+    small, large = torch.zeros(mib // 4 - 1), torch.zeros(mib)
+    strided = torch.zeros(2, mib).t()
+    with FakeDevice() as fake:
+        pinned = fake.pinned(mib)
+        for leaves, nbytes in (
+            ([torch.zeros(9), small], None),
+            ([small, pinned], None),
+            ([strided], None),
+            ([large, pinned], 4 * mib),
+            ([small, large, large.clone()], 8 * mib),
+        ):
+            seen.clear()
+            to_device.send(leaves, DEVICE, fake).wait()
+            assert seen == ([] if nbytes is None else [(nbytes, DEVICE)])
+
+
+# ----------------------------------------------------------------------- mmcv 1.x
+def test_bytes_are_told_where_code_for_mmcv_runs():
+    samples = [{"id": b"abc", "name": "x"}, {"id": b"de", "name": "y"}]
+    expected = {"id": [b"abc", b"de"], "name": ["x", "y"]}
+    assert pyparallel.collate(samples) == expected  # nobody expects anything else
+    with pyparallel.mmcv.installed(), pytest.warns(pyparallel.BatchWarning) as caught:
+        assert pyparallel.collate(samples) == expected
+        assert pyparallel.collate(samples) == expected
+        assert pyparallel.collate([{"key": b"a"}]) == {"key": [b"a"]}
+    rest = (
+        "here they become a list, there they became tensors of their values, cut to "
+        "the shortest. If the model needs tensors, make them in the dataset."
+    )
+    assert messages(caught) == [
+        f"[PP102] collate: batch[0]['{key}'] should not be bytes in code for mmcv 1.x, "
+        f"but is, in {number} samples: {rest}"
+        for key, number in (("id", 2), ("key", 1))
+    ]
+    errors._warned.clear()
+    assert pyparallel.collate(samples) == expected
+
+
+def test_what_is_exported_are_the_categories():
+    assert issubclass(pyparallel.BatchWarning, UserWarning)
+    assert issubclass(pyparallel.LoaderWarning, UserWarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pyparallel.LoaderWarning)
+        padded(Meter(), 30, 1_000_000, 900_000)

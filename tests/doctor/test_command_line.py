@@ -1,0 +1,129 @@
+"""``pyparallel`` and ``python -m pyparallel``: which command runs, given what."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import types
+from importlib import metadata
+
+import pytest
+from repository import ROOT
+
+import pyparallel
+from pyparallel import __main__ as command_line
+
+pytestmark = pytest.mark.one_backend
+
+
+def run(*arguments: str, script: str | None = None):
+    start = [script] if script else ["-m", "pyparallel"]
+    command = [sys.executable, *start, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Give the command line two commands that note what they are given."""
+    given: list[tuple[str, list[str]]] = []
+    table = {}
+    for name, code in {"doctor": 0, "other": 3}.items():
+        module = types.ModuleType(f"pyparallel._fake_{name}")
+
+        def run_it(argv, name=name, code=code):
+            given.append((name, argv))
+            return code
+
+        module.main = run_it  # type: ignore[attr-defined]  # a module of the test
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        table[name] = command_line.Command(f"_fake_{name}", f"what {name} does")
+    monkeypatch.setattr(command_line, "COMMANDS", table)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "rest"),
+    [
+        ([], "doctor", []),
+        (["--json"], "doctor", ["--json"]),
+        (["doctor", "--help"], "doctor", ["--help"]),
+        (["other", "--", "python", "x.py", "--help"], "other", None),
+        (["other", "doctor"], "other", ["doctor"]),
+    ],
+)
+def test_a_command_gets_the_rest_of_the_line(commands, arguments, command, rest):
+    code = command_line.main(arguments)
+    assert commands == [(command, arguments[1:] if rest is None else rest)]
+    assert code == {"doctor": 0, "other": 3}[command]
+
+
+def test_help_lists_the_commands_and_runs_none(commands, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["--help"])
+    assert ended.value.code == 0 and commands == []
+    shown = capsys.readouterr().out
+    assert "  doctor  what doctor does\n  other   what other does\n" in shown
+
+
+def test_an_unknown_command_is_refused_and_the_known_ones_are_named(commands, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["otter"])
+    assert ended.value.code == 2 and commands == []
+    assert re.search(
+        r"invalid choice: 'otter' \(choose from '?doctor'?, '?other'?\)",
+        capsys.readouterr().err,
+    )
+
+
+@pytest.mark.parametrize("name", command_line.COMMANDS)
+def test_every_command_has_a_main_and_a_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.main([name, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: pyparallel {name}")
+    module = importlib.import_module(f"pyparallel.{command_line.COMMANDS[name].module}")
+    assert callable(module.main)
+
+
+def test_the_script_that_is_installed_is_the_same_command_line(tmp_path):
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("[project.scripts]\n")[2].partition("\n[")[0]
+    assert section.strip() == 'pyparallel = "pyparallel.__main__:main"'
+    entry = metadata.EntryPoint(
+        "pyparallel", "pyparallel.__main__:main", "console_scripts"
+    )
+    assert entry.load() is command_line.main
+    script = tmp_path / "pyparallel"  # as pip writes it; its folder comes first
+    script.write_text(
+        "import sys\nfrom pyparallel.__main__ import main\nsys.exit(main())\n"
+    )
+    for way in (run("--version", script=str(script)), run("--version")):
+        assert (way.returncode, way.stderr) == (0, "")
+        assert way.stdout == f"pyparallel {pyparallel.__version__}\n"
+
+
+def test_a_command_does_not_import_another():
+    code = (
+        "import sys\nfrom pyparallel.__main__ import COMMANDS\n"
+        "print([c.module for c in COMMANDS.values() "
+        "if f'pyparallel.{c.module}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_reader_that_has_seen_enough_is_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does
+    done = subprocess.run(
+        [sys.executable, "-m", "pyparallel", "--quick"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")

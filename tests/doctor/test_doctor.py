@@ -1,0 +1,409 @@
+"""``pyparallel doctor``: the report, its two forms, and what it notices."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from repository import ROOT
+
+import pyparallel
+from pyparallel import backend
+from pyparallel.doctor import _one_process, _two_processes, machine, packages
+from pyparallel.doctor import command as doctor
+from pyparallel.doctor import report as report_module
+from pyparallel.doctor._problem import Problem
+from pyparallel.doctor._two_processes import Failure
+
+pytestmark = pytest.mark.one_backend
+
+DOCS = ROOT / "docs"
+#: What `docs/doctor.md` promises.
+KEYS = {
+    "versions": "pyparallel path python free_threaded gil_enabled executable torch "
+    "optree peers wrong_distribution supported",
+    "backend": "name requested reason load_error device_types debug built_for present "
+    "newer_source",
+    "gpus": None,
+    "toolchain": "cxx nvcc ninja environment",
+    "mmcv_parallel": "owner path",
+    "machine": "cores load start_method memory shared_memory file_descriptors "
+    "locked_memory",
+    "self_test": "one_process",
+}
+
+
+def report(*arguments: str) -> tuple[int, str]:
+    """Return the exit code and the output of the doctor in this process."""
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        code = doctor.main([*arguments, "--quick"])
+    return code, shown.getvalue()
+
+
+def found():
+    code, shown = report("--json")
+    told = json.loads(shown)
+    assert code == int(not told["ok"])
+    assert told["ok"] is not any(problem["fails"] for problem in told["problems"])
+    return told
+
+
+@pytest.fixture
+def new_problems(monkeypatch):
+    """What is told beyond what this machine has: its limits are not the tests'."""
+    # Free memory and the load change from one report to the next.
+    monkeypatch.setattr(machine, "_short", lambda *_: {})
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    usual = found()["problems"]
+    return lambda told: [each for each in told["problems"] if each not in usual]
+
+
+@pytest.fixture
+def others(monkeypatch, tmp_path):
+    """Install a distribution by its name and version, for this process."""
+
+    def install(name: str, version: str) -> None:
+        info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (info / "METADATA").write_text(text)
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return install
+
+
+# --------------------------------------------------------------------- the two forms
+def test_json_has_the_keys_that_are_documented():
+    told = found()
+    assert list(told) == ["schema", *KEYS, "problems", "ok"]
+    for name, keys in KEYS.items():
+        assert keys is None or list(told[name]) == keys.split()
+    assert list(told["machine"]["file_descriptors"]) == (
+        ["open", "limit", "hard_limit", "enough_for_workers", "judgement"]
+    )
+    assert told["self_test"]["one_process"].keys() == (
+        {"passed", "took_seconds", "error"}
+    )
+    text = (DOCS / "doctor.md").read_text(encoding="utf-8")
+    inner = [key for part in told["machine"].values() for key in part]
+    listed = [*told, *" ".join(filter(None, KEYS.values())).split(), *inner]
+    missing = [key for key in listed if f"`{key}`" not in text]
+    assert not missing, "docs/doctor.md must have every key"
+
+
+def test_it_tells_what_runs_here():
+    told = found()
+    assert told["versions"]["pyparallel"] == pyparallel.__version__
+    assert told["versions"]["torch"] == torch.__version__
+    assert told["versions"]["path"] == str(Path(pyparallel.__file__).parent)
+    assert told["backend"]["name"] == backend.name
+    assert told["backend"]["reason"] == backend.reason
+    assert told["backend"]["device_types"] == list(backend.devices)
+    cores = told["machine"]["cores"]
+    assert cores["allowed"] == len(os.sched_getaffinity(0))
+    assert cores["threads_of_torch"] == torch.get_num_threads()
+
+
+def test_text_has_the_same_sections_and_ends_with_what_to_do():
+    code, shown = report()
+    assert code == 0, shown
+    heads = [line for line in shown.splitlines() if line[:1].strip()]
+    names = [name.replace("_", " ") for name in KEYS]
+    assert heads[:-1] == [*names, "what to do"]
+    assert heads[-1].startswith("ok: 0 errors, ")
+    assert f"\n  name               {backend.name}\n" in shown
+    assert re.search(r"\n  one process        passed yes, took \d+\.\d+ s", shown)
+
+
+def test_text_gives_every_value_its_unit():
+    values = {
+        "none": None,
+        "copied_nbytes": 67_108_864,
+        "memcpy_gb_per_s": 8.25,
+        "took_seconds": 1.26,
+        "path": "/a",
+        "flag": False,
+        "parts": {"left_nbytes": 1500, "gone": None, "limit": 64, "of_group": 1.5},
+        "list": ["a", "b"],
+        "lines": "one\ntwo",
+    }
+    assert report_module.section("band_width", values) == (
+        "band width\n"
+        "  none               -\n"
+        "  copied             67.1 MB\n"
+        "  memcpy             8.2 GB/s\n"
+        "  took               1.3 s\n"
+        "  path               /a\n"
+        "  flag               no\n"
+        "  parts              left 1.5 KB, limit 64, of group 1.5\n"
+        "  list               a; b\n"
+        "  lines              one\n"
+        "                     two"
+    )
+    assert report_module.section("gpus", []) == "gpus\n  none"
+    assert report_module.section("gpus", [{"a": 1}]) == "gpus\n  0                  a 1"
+
+
+def test_errors_come_before_advice_and_are_counted():
+    advice, error = (
+        Problem("Raise the limit. " * 6 + "End.", False),
+        Problem("Mend it.", True),
+    )
+    assert report_module.what_to_do([advice, error]) == (
+        "what to do\n"
+        "  error: Mend it.\n"
+        "  advice: Raise the limit. Raise the limit. Raise the limit. Raise the limit."
+        " Raise the\n"
+        "    limit. Raise the limit. End.\n"
+        "\n"
+        "failed: 1 error, 1 piece of advice"
+    )
+    assert report_module.what_to_do([]).endswith("\n\nok: 0 errors, 0 pieces of advice")
+
+
+def test_another_option_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--jsno"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --jsno" in capsys.readouterr().err
+
+
+def test_what_cannot_be_looked_at_is_an_error_and_the_rest_is_told(
+    monkeypatch, new_problems
+):
+    def broken():
+        raise RuntimeError("the driver is too old")
+
+    monkeypatch.setattr(torch.cuda, "device_count", broken)
+    told = found()
+    assert told["gpus"] == {"error": "RuntimeError: the driver is too old"}
+    assert new_problems(told) == [
+        {
+            "text": "The doctor must be able to look at the gpus, but was told: "
+            "RuntimeError: the driver is too old",
+            "fails": True,
+        }
+    ]
+    assert told["self_test"]["one_process"]["passed"]
+
+
+# ------------------------------------------------------------------- packages
+def test_the_build_of_the_interpreter_is_named():
+    assert found()["versions"]["free_threaded"] is ("t" in sys.abiflags)
+
+
+@pytest.mark.parametrize(("enabled", "shown"), [(True, "yes"), (False, "no")])
+def test_an_interpreter_without_the_gil_is_named(monkeypatch, enabled, shown):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: enabled, raising=False)
+    assert found()["versions"]["gil_enabled"] is enabled
+    assert f"\n  gil enabled        {shown}\n" in report()[1]
+
+
+def test_an_interpreter_from_before_free_threading_has_the_gil(monkeypatch):
+    monkeypatch.delattr(sys, "_is_gil_enabled", raising=False)
+    assert found()["versions"]["gil_enabled"] is True
+
+
+def test_the_parallel_port_driver_is_an_error(others, new_problems):
+    assert found()["versions"]["wrong_distribution"] is None
+    others("pyparallel", "0.2.2")
+    told = found()
+    assert told["versions"]["wrong_distribution"] == "0.2.2"
+    assert new_problems(told) == [
+        {
+            "text": "The distribution pyparallel must not be installed: it drives "
+            "parallel ports, and this library is pyparallel-torch. Found: pyparallel "
+            "0.2.2. Type: pip uninstall pyparallel",
+            "fails": True,
+        }
+    ]
+
+
+def test_mmcv_parallel_belongs_to_whom_an_import_would_find(others, monkeypatch):
+    monkeypatch.setattr(packages, "_folder", lambda name: None)
+    assert found()["mmcv_parallel"] == {"owner": "nobody", "path": None}
+
+
+def test_mmcv_parallel_of_a_real_folder(tmp_path, monkeypatch, others):
+    monkeypatch.setattr(packages, "_MMCV", ("mmcv-test",))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "mmcv", raising=False)
+    (tmp_path / "mmcv").mkdir()
+    (tmp_path / "mmcv" / "__init__.py").write_text("raise RuntimeError('imported')")
+    assert packages.mmcv_parallel([])["owner"] == "nobody"  # as mmcv 2.x
+    (tmp_path / "mmcv" / "parallel").mkdir()
+    path = str(tmp_path / "mmcv" / "parallel")
+    assert packages.mmcv_parallel([]) == {"owner": "unknown", "path": path}
+    others("mmcv-test", "1.7.2")
+    assert packages.mmcv_parallel([]) == {"owner": "mmcv-test 1.7.2", "path": path}
+
+
+def test_mmcv_parallel_is_ours_once_it_is_installed(monkeypatch):
+    functions = ModuleType("pyparallel.mmcv._functions")
+    functions.__file__ = "/here.py"
+    monkeypatch.setitem(sys.modules, "mmcv.parallel._functions", functions)
+    expected = {"owner": "pyparallel", "path": "/here.py"}
+    assert found()["mmcv_parallel"] == expected
+    functions.__name__ = "mmcv.parallel._functions"
+    assert found()["mmcv_parallel"]["owner"] != "pyparallel"
+
+
+def test_two_distributions_of_mmcv_are_advice(others, monkeypatch, new_problems):
+    monkeypatch.setattr(packages, "_MMCV", ("mmcv-test", "mmcv-test-full"))
+    others("mmcv-test", "2.1.0")
+    assert new_problems(found()) == []
+    others("mmcv-test-full", "1.7.2")
+    told = found()
+    assert told["ok"]
+    assert [problem["text"] for problem in new_problems(told)] == [
+        "One distribution must own the package mmcv, but there are 2: mmcv-test 2.1.0, "
+        "mmcv-test-full 1.7.2. Files of the last one that was installed lie over the "
+        "others. Uninstall all of them, then install the one you need."
+    ]
+
+
+# ------------------------------------------------------------ the test in this process
+def test_wrong_results_are_an_error_with_what_was_found(monkeypatch, new_problems):
+    wrong = [{"img": torch.zeros(1), "boxes": []}]
+    monkeypatch.setattr(pyparallel, "scatter", lambda *_: wrong)
+    told = found()
+    error = "target -1: the images are [0.0]"
+    assert told["self_test"]["one_process"]["error"] == error
+    assert new_problems(told) == [
+        {
+            "text": f"The self-test in one process must pass, but failed: {error}",
+            "fails": True,
+        }
+    ]
+
+
+# ----------------------------------------------------------- a busy machine
+@pytest.fixture
+def in_two(monkeypatch):
+    """Let the test in two processes give a result at a load, on two cores."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    def result(failure, *loads, seconds=28.0):
+        given = iter(loads)
+        monkeypatch.setattr(os, "getloadavg", lambda: (next(given), 99.0, 99.0))
+        started = []
+        monkeypatch.setattr(
+            _two_processes, "two_processes", lambda s: started.append(s) or failure
+        )
+        problems: list[Problem] = []
+        told = doctor._in_two_processes(problems, seconds)
+        assert told.pop("took_seconds") >= 0 and set(started) <= {seconds}
+        return told, problems, bool(started)
+
+    return result
+
+
+SLOW = "two processes must be done in 28 s, but rank 0 was joining the group. Look."
+LATE = Failure(SLOW, ["a line"], ("joining the group",))
+INCONCLUSIVE = (
+    "The self-test in two processes should be in time, but is inconclusive: {} The "
+    "load is {} on 2 cores. Run the doctor again when the machine is idle."
+)
+
+
+@pytest.mark.parametrize(
+    ("loads", "shown"),
+    [((18.04, 19.0), "18.0"), ((0.5, 4.25), "2.2")],
+    ids=["before", "after, without our own two"],
+)
+def test_a_late_answer_of_a_busy_machine_is_no_error(in_two, loads, shown):
+    told, problems, _ = in_two(LATE, *loads)
+    assert told == {"passed": None, "error": SLOW, "output": ["a line"]}
+    assert problems == [Problem(INCONCLUSIVE.format(SLOW, shown), False)]
+
+
+def test_a_late_answer_of_an_idle_machine_is_an_error(in_two):
+    told, problems, _ = in_two(LATE, 0.5, 4.0)
+    assert told == {"passed": False, "error": SLOW, "output": ["a line"]}
+    text = f"The self-test in two processes must pass, but failed: {SLOW}"
+    assert problems == [Problem(text, True)]
+
+
+def test_processes_that_are_still_imported_tell_nothing(in_two):
+    slow = LATE._replace(late=("joining the group", "importing pyparallel"))
+    told, problems, _ = in_two(slow, 0.5, 0.5)
+    assert told["passed"] is None and not problems[0].fails
+
+
+def test_an_error_of_a_busy_machine_is_an_error(in_two):
+    told, problems, _ = in_two(Failure("rank 1 ended.", []), 18.0, 18.0)
+    assert told["passed"] is False and problems[0].fails
+    assert in_two(None, 18.0, 18.0)[:2] == (
+        {"passed": True, "error": None, "output": []},
+        [],
+    )
+
+
+def test_what_the_page_promises_leaves_no_time_for_a_late_test(in_two):
+    told, problems, started = in_two(None, 18.0, 18.0, seconds=2.9)
+    assert not started and told["passed"] is None
+    text = INCONCLUSIVE.format("no time was left for it.", "18.0")
+    assert problems == [Problem(text, False)]
+
+
+def test_all_ends_within_the_time_that_the_page_promises(monkeypatch):
+    given, sections = [], doctor.sections
+    clock = SimpleNamespace(monotonic=lambda: 1000.0, perf_counter=time.perf_counter)
+    monkeypatch.setattr(doctor, "time", clock)
+    monkeypatch.setattr(
+        doctor, "_in_two_processes", lambda _, s: given.append(s) or {"passed": True}
+    )
+
+    def only_the_test(quick, deadline):
+        return {"self_test": sections(False, deadline)["self_test"]}
+
+    monkeypatch.setattr(doctor, "sections", only_the_test)
+    for age in (2.0, 25.0):  # seconds that the import of torch took
+        monkeypatch.setattr(doctor, "_age", lambda age=age: age)
+        report()
+    assert given == [28.0, 40.0 - 25.0 - 3.0]
+    page = (DOCS / "doctor.md").read_text(encoding="utf-8")
+    assert "never more than 40" in page and "After 28 seconds" in page
+
+
+def test_the_age_of_this_process_is_known():
+    began = psutil.Process().create_time()
+    before = time.time() - began
+    age = doctor._age()
+    # Both count in hundredths of a second; the clock of the wall may be set.
+    assert before - 1 <= age <= time.time() - began + 1
+
+
+def test_an_exception_in_the_self_test_is_its_failure(monkeypatch):
+    def collate(*_, **__):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(pyparallel, "collate", collate)
+    assert _one_process.one_process() == "RuntimeError: out of order"
+
+
+def test_every_part_of_the_batch_is_compared(monkeypatch):
+    good = pyparallel.scatter
+    changes = {
+        "boxes": ([torch.zeros(0, 2)], "the boxes are [tensor([], size=(0, 2))]"),
+        "meta": ([{"index": 1}], "the metadata are [{'index': 1}]"),
+        "points": (SimpleNamespace(offsets=torch.tensor([7])), "the points are"),
+    }
+    for key, (value, text) in changes.items():
+        monkeypatch.setattr(
+            pyparallel,
+            "scatter",
+            lambda *given, key=key, value=value: [{**good(*given)[0], key: value}],
+        )
+        assert (_one_process.one_process() or "").startswith(f"target -1: {text}")

@@ -1,0 +1,399 @@
+"""ImagePreprocessor: what it gives, where it lies, and how it travels."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from backends import both, using
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from worker_allocations import with_allocations
+
+import pyparallel
+from pyparallel import ImagePreprocessor, Padded
+from pyparallel.backend import _python
+from pyparallel.batch.padding_stats import Stacked
+from pyparallel.core import errors
+from pyparallel.images import _batch
+from pyparallel.transfer import to_device
+
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+# When an iterator ends, torch closes queues that their feeder threads may still use.
+pytestmark = [
+    pytest.mark.cuda_torch,
+    pytest.mark.asan,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def photos(num: int = 3, dtype: torch.dtype = torch.uint8) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(num)
+    return [
+        torch.randint(0, 256, (3, 20 + 3 * i, 31 - 2 * i), generator=generator).to(
+            dtype
+        )
+        for i in range(num)
+    ]
+
+
+def by_hand(
+    images: list[torch.Tensor],
+    target: tuple[int, int],
+    pad_value: float = 0,
+    swap: bool = False,
+) -> torch.Tensor:
+    """Return the batch made by torch's operators, one step at a time."""
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (MEAN, STD))
+    done = []
+    for each in images:
+        pixels = ((each.flip(0) if swap else each).float() - mean) / std
+        margins = (0, target[1] - each.shape[2], 0, target[0] - each.shape[1])
+        done.append(F.pad(pixels, margins, value=pad_value))
+    return torch.stack(done)
+
+
+@both
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str
+)
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_result_has_the_bits_of_torch(
+    backend: ModuleType, dtype: torch.dtype, swap: bool
+) -> None:
+    pre = ImagePreprocessor(
+        MEAN, STD, size_divisor=32, pad_value=114, swap_channels=swap, dtype=dtype
+    )
+    with using(backend):
+        for source in (torch.uint8, torch.float32, torch.float64, torch.int16):
+            batch = pre(photos(dtype=source))
+            expected = by_hand(photos(), (32, 32), 114, swap).to(dtype)
+            assert batch.dtype is dtype and torch.equal(batch, expected)
+            assert batch.is_contiguous()
+
+
+@both
+def test_mixed_dtypes_and_layouts_are_the_same_images(backend: ModuleType) -> None:
+    first, second, third = photos()
+    turned = second.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    cut = F.pad(third, (2, 1, 1, 1))[:, 1:-1, 2:-1]
+    with using(backend):
+        pre = ImagePreprocessor(MEAN, STD)
+        expected = by_hand(photos(), (26, 31))
+        assert torch.equal(pre([first, turned, cut]), expected)
+        assert torch.equal(pre((first.half(), turned, cut.to(torch.uint16))), expected)
+    dark = torch.ones(3, 1, 1, dtype=torch.bool)
+    assert ImagePreprocessor()([dark]).tolist() == [[[[1.0]]] * 3]
+
+
+@both
+def test_a_batch_with_channels_last_and_a_mask(backend: ModuleType) -> None:
+    pre = ImagePreprocessor(
+        MEAN,
+        STD,
+        size_divisor=(4, 8),
+        memory_format=torch.channels_last,
+        return_mask=True,
+    )
+    with using(backend):
+        result = pre(photos())
+    assert type(result) is Padded and result.sizes is None
+    assert result.data.shape == (3, 3, 28, 32)
+    assert result.data.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(result.data, by_hand(photos(), (28, 32)))
+    for mask, each in zip(result.mask, photos(), strict=True):
+        height, width = each.shape[1:]
+        assert mask[:height, :width].all() and mask.sum() == height * width
+
+
+@both
+def test_padding_may_be_normalised_with_the_pixels(backend: ModuleType) -> None:
+    # mmcv pads an image, here blue first, and then swaps and normalises all of it.
+    value = (10, 20, 30)
+    options: dict[str, Any] = {"pad_value": value, "swap_channels": True}
+    padded = []
+    for each in photos():
+        margins = (0, 31 - each.shape[2], 0, 26 - each.shape[1])
+        rows = [F.pad(x, margins, value=v) for x, v in zip(each, value, strict=True)]
+        padded.append(torch.stack(rows))
+    with using(backend):
+        pre = ImagePreprocessor(MEAN, STD, pad_before_normalize=True, **options)
+        assert torch.equal(pre(photos()), by_hand(padded, (26, 31), swap=True))
+        after = ImagePreprocessor(MEAN, STD, **options)(photos())
+        assert after[2, :, 0, -1].tolist() == [10, 20, 30]
+
+
+@both
+def test_padding_is_normalised_in_two_steps_as_pixels_are(backend: ModuleType) -> None:
+    # For these numbers one rounding of all of it gives another last bit.
+    value, mean, std = (np.float32(each) for each in (31.7, 116.82, 56.47))
+    expected = (value - mean) / std
+    assert expected != np.float32((float(value) - float(mean)) / float(std))
+    options: dict[str, Any] = {"pad_value": 31.7, "pad_before_normalize": True}
+    images = [torch.zeros(1, 2, 2), torch.zeros(1, 2, 3)]
+    with using(backend):
+        batch = ImagePreprocessor(116.82, 56.47, **options)(images)
+    assert batch[0, 0, :, 2].tolist() == [float(expected)] * 2
+
+
+@both
+def test_one_number_serves_all_channels_and_no_numbers_change_nothing(
+    backend: ModuleType,
+) -> None:
+    with using(backend):
+        plain = ImagePreprocessor()(photos(1))
+        assert torch.equal(plain[0], photos(1)[0].float())
+        for mean, std in ((2, 4), ([2.0], [4.0]), (torch.tensor(2), torch.tensor([4]))):
+            assert torch.equal(ImagePreprocessor(mean, std)(photos(1)), (plain - 2) / 4)
+        gray = ImagePreprocessor(2, 4)([torch.full((1, 1, 1), 10)])
+        assert gray.tolist() == [[[[2.0]]]]
+
+
+def test_a_zero_keeps_its_sign() -> None:
+    one = torch.ones(1, 1, 1)
+    for value in (0.0, -0.0, 0.0):
+        batch = ImagePreprocessor(pad_value=value, size_divisor=2)([one])
+        assert torch.signbit(batch[0, 0, 1, 1]) == (str(value) == "-0.0")
+
+
+@both
+def test_one_tensor_is_a_batch_of_equal_images(backend: ModuleType) -> None:
+    stacked = torch.stack([photos(1)[0]] * 2)
+    with using(backend):
+        batch = ImagePreprocessor(MEAN, STD, size_divisor=32)(stacked)
+    assert torch.equal(batch, by_hand(list(stacked), (32, 32)))
+    last = stacked.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(ImagePreprocessor(MEAN, STD, size_divisor=32)(last), batch)
+
+
+@both
+def test_images_without_pixels_are_all_padding(backend: ModuleType) -> None:
+    with using(backend):
+        pre = ImagePreprocessor(MEAN, STD, pad_value=5, return_mask=True)
+        empty = torch.ones(3, 0, 4, dtype=torch.uint8)
+        result = pre([empty, photos(1)[0]])
+        assert (result.data[0] == 5).all() and not result.mask[0].any()
+        assert pre([empty]).data.shape == (1, 3, 0, 4)
+
+
+@both
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_flow_and_change_no_bit(
+    backend: ModuleType, exact: bool, dtype: torch.dtype
+) -> None:
+    pre = ImagePreprocessor(
+        MEAN,
+        STD,
+        pad_value=(1, 2, 1e39),
+        swap_channels=True,
+        exact=exact,
+        dtype=dtype,
+        memory_format=torch.channels_last,
+    )
+    leaves = [each.requires_grad_() for each in photos(dtype=torch.float32)]
+    with using(backend):
+        batch = pre(leaves)
+        with torch.no_grad():
+            plain = pre(leaves)
+    assert not plain.requires_grad
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    if exact or backend is _python:
+        assert torch.equal(batch, plain)
+    else:
+        torch.testing.assert_close(batch, plain)
+    weights = torch.rand_like(batch)
+    batch.backward(weights)
+    for leaf, row in zip(leaves, weights, strict=True):
+        inside = row[:, : leaf.shape[1], : leaf.shape[2]].float()
+        expected = (inside / torch.tensor(STD).view(3, 1, 1)).flip(0)
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad, expected)
+
+
+def test_transforms_of_torch_func_go_by_torch() -> None:
+    pre = ImagePreprocessor(2.0, 4.0, pad_value=9)
+    other = torch.zeros(1, 3, 3)
+    found = torch.func.grad(lambda x: pre([x, other]).sum())(torch.ones(1, 2, 2))
+    assert found.tolist() == [[[0.25, 0.25], [0.25, 0.25]]]
+    rows = torch.func.vmap(lambda x: pre([x, other]))(torch.ones(5, 1, 2, 2))
+    assert torch.equal(rows[3], pre([torch.ones(1, 2, 2), other]))
+
+
+@both
+@settings(max_examples=60, deadline=None)
+@given(
+    sides=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1),
+    divisor=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    swap=st.booleans(),
+    first=st.booleans(),
+    value=st.floats(-1e4, 1e4),
+)
+def test_torchs_operators_and_the_backend_agree(
+    backend: ModuleType, sides: Any, divisor: Any, swap: bool, first: bool, value: float
+) -> None:
+    images = [torch.rand(3, *each) * 255 for each in sides]
+    pre = ImagePreprocessor(
+        MEAN,
+        STD,
+        size_divisor=divisor,
+        swap_channels=swap,
+        pad_before_normalize=first,
+        pad_value=value,
+        return_mask=True,
+    )
+    with using(backend):
+        padded = pre(images)
+    other = pre([each.clone().requires_grad_() for each in images])
+    assert torch.equal(padded.data, other.data.detach())
+    assert torch.equal(padded.mask, other.mask)
+
+
+# ---------------------------------------------------------------------- as a module
+def test_it_is_a_module_without_state() -> None:
+    pre = ImagePreprocessor(MEAN, STD, swap_channels=True, return_mask=True)
+    model = torch.nn.Sequential(pre, torch.nn.Linear(1, 1))
+    assert list(model.state_dict()) == ["1.weight", "1.bias"]
+    for again in (copy.deepcopy(pre), pickle.loads(pickle.dumps(pre))):
+        assert repr(again) == repr(pre)
+        assert torch.equal(again(photos()).data, pre(photos()).data)
+    assert pre.half()(photos()).data.dtype is torch.float32
+
+
+def test_its_text_shows_what_was_chosen() -> None:
+    assert repr(ImagePreprocessor()) == "ImagePreprocessor()"
+    chosen = ImagePreprocessor(
+        1, [2, 3], size_divisor=32, dtype=torch.float16, exact=False, device="cpu"
+    )
+    assert repr(chosen) == (
+        "ImagePreprocessor(mean=(1.0,), std=(2.0, 3.0), size_divisor=32, "
+        "dtype=torch.float16, exact=False, device=cpu)"
+    )
+
+
+# -------------------------------------------------------------------- how it travels
+def test_images_leave_in_one_flight_as_they_lie(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = []
+
+    def start_copy(parts: Any, target: Any) -> Any:
+        sent.append((parts, target))
+        return lambda: [each.clone() for each in parts]
+
+    monkeypatch.setattr(to_device, "start_copy", start_copy)
+    first, second, third = photos()
+    turned = second.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    batch = ImagePreprocessor(MEAN, STD, device="cpu")([first, turned, third])
+    assert torch.equal(batch, by_hand(photos(), (26, 31)))
+    ((parts, target),) = sent
+    assert target == torch.device("cpu")
+    assert [each.dtype for each in parts] == [torch.uint8] * 3
+    assert all(each.is_contiguous() for each in parts)
+    assert [each.data_ptr() for each in parts] == [
+        each.data_ptr() for each in (first, turned, third)
+    ]
+
+
+@both
+def test_plain_images_need_no_operators_of_torch(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("torch's operators must not be needed")
+
+    monkeypatch.setattr(_batch, "_differentiably", refuse)
+    with using(backend):
+        ImagePreprocessor(MEAN, STD)(photos())
+        ImagePreprocessor(MEAN, STD)(photos(dtype=torch.float64))
+
+
+def test_what_is_padding_is_counted() -> None:
+    with Stacked() as stacked:
+        ImagePreprocessor(dtype=torch.float16)(
+            [torch.ones(1, 2, 2), torch.ones(1, 3, 3)]
+        )
+    assert (stacked.stacked_nbytes, stacked.padding_nbytes) == (36, 10)
+
+
+@both
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+def test_arrays_and_pil_images_are_images(backend: ModuleType, mode: str) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    arrays = [photo.permute(1, 2, 0).contiguous().numpy() for photo in photos()]
+    pictures = [pillow.fromarray(array).convert(mode) for array in arrays]
+    pixels = [torch.tensor(np.asarray(picture)) for picture in pictures]
+    pixels = [x[None] if x.dim() == 2 else x.permute(2, 0, 1) for x in pixels]
+    preprocess = ImagePreprocessor(100, 50)
+    with using(backend):
+        expected = preprocess(pixels)
+        assert torch.equal(preprocess(pictures), expected)
+        assert torch.equal(preprocess([x.numpy() for x in pixels]), expected)
+        assert torch.equal(preprocess([pictures[0], *pixels[1:]]), expected)
+
+
+@both
+def test_mean_and_std_are_of_scaled_images(backend: ModuleType) -> None:
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    with using(backend):
+        (got,) = ImagePreprocessor(mean, std, scale=1 / 255)(photos(1))
+        (alone,) = ImagePreprocessor(scale=1 / 255)(photos(1))
+    (photo,) = photos(1)
+    rows = [
+        torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std)
+    ]
+    want = (photo.double() / 255 - rows[0]) / rows[1]
+    assert torch.allclose(got.double(), want, rtol=0, atol=2e-6)
+    assert torch.equal(alone, photo / 255)
+
+
+def test_bytes_with_a_mean_of_values_up_to_1_are_a_warning() -> None:
+    errors._warned.clear()
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    for quiet in (
+        ImagePreprocessor(mean, std, scale=1 / 255),
+        ImagePreprocessor(MEAN, STD),
+        ImagePreprocessor(0, 255),
+        ImagePreprocessor(),
+    ):
+        quiet(photos())
+    ImagePreprocessor(mean, std)([photo / 255 for photo in photos()])
+    with pytest.warns(pyparallel.BatchWarning) as caught:
+        ImagePreprocessor(mean, std)(photos())
+        ImagePreprocessor(mean, std)(photos())
+    (warning,) = caught
+    assert str(warning.message) == (
+        "[PP103] ImagePreprocessor: images have bytes up to 255, but the mean is "
+        "(0.485, 0.456, 0.406) and the standard deviation (0.229, 0.224, 0.225), as of "
+        "values up to 1. The result is too large. Pass scale=1/255, or multiply both "
+        "by 255."
+    )
+
+
+class Preprocess:
+    """A collate_fn, and beside the batch whether it lies in memory made for it."""
+
+    def __call__(self, images: list[torch.Tensor]) -> Any:
+        pre = ImagePreprocessor(MEAN, STD, memory_format=torch.channels_last)
+        batch, allocated = with_allocations(lambda: pre(images))
+        first = batch.untyped_storage().data_ptr()
+        return batch, allocated == [first], batch.is_shared()
+
+
+@pytest.mark.parametrize("loader", [DataLoader, pyparallel.DataLoader])
+def test_a_worker_writes_the_batch_into_shared_memory(loader: Any) -> None:
+    done = list(loader(photos(4), batch_size=2, num_workers=1, collate_fn=Preprocess()))
+    for start, (batch, in_place, was_shared) in zip((0, 2), done, strict=True):
+        pair = photos(4)[start : start + 2]
+        target = (max(x.shape[1] for x in pair), max(x.shape[2] for x in pair))
+        assert torch.equal(batch, by_hand(pair, target))
+        assert batch.is_contiguous(memory_format=torch.channels_last)
+        assert in_place and was_shared == (loader is DataLoader)

@@ -1,0 +1,143 @@
+"""How flat scripts end: names at module level, no function, no ``del``."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from loader_processes import finish
+from repository import ROOT, SUPPORT
+
+import pyparallel
+
+pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend, pytest.mark.timeout(300)]
+
+#: Libraries whose import changes the order in which modules are cleared at the exit.
+PEERS = [
+    name
+    for name in ("accelerate", "lightning", "mmengine", "torchdata", "transformers")
+    if importlib.util.find_spec(name)
+]
+
+START = f"""
+from cleared_modules import Clearing
+_first = Clearing()
+import atexit, gc, sys
+import torch
+{"".join(f"import {name}{chr(10)}" for name in PEERS)}
+from pyparallel import DataLoader, PreDataLoader
+torch.set_num_threads(1)
+data = torch.arange(40.0)
+loader = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+"""
+EPOCH = """
+for batch in loader: pass
+
+"""
+ITERATOR = """
+it = iter(loader)
+first = next(it)
+"""
+#: Flat scripts, their exit codes, and the last line of stderr.
+SCRIPTS = {
+    "epoch": (EPOCH, 0, ""),
+    "iterator": (ITERATOR, 0, ""),
+    "exit": (EPOCH + ITERATOR + "sys.exit(5)", 5, ""),
+    "exception": (EPOCH + ITERATOR + "1 / 0", 1, "ZeroDivisionError: division by zero"),
+    "exception in a worker": (
+        "loader = DataLoader([1, None], num_workers=1, persistent_workers=True)"
+        + EPOCH,
+        1,
+        "found <class 'NoneType'>",
+    ),
+    "two workers": ("loader = DataLoader(data, num_workers=2)" + ITERATOR, 0, ""),
+    "no workers": ("loader = DataLoader(data)" + ITERATOR, 0, ""),
+    "page-locked ring": (
+        # A device: max() locks memory, and a call of print() would be seen.
+        "from types import SimpleNamespace\n"
+        "lock = SimpleNamespace(lock=max, unlock=print, fence=print)\n"
+        "it = iter(loader)\n"
+        "loader._receiver.ring.page_lock(lock)\n"
+        "first = next(it)\n"
+        "assert loader._receiver.ring.is_locked(0)",
+        0,
+        "",
+    ),
+    "prefetch": (
+        "loader = PreDataLoader(loader)" + EPOCH + ITERATOR + "array = first.numpy()",
+        0,
+        "",
+    ),
+    "cycle": (ITERATOR + "first.it = it; it.batches = [next(it), it]", 0, ""),
+}
+
+
+def start(code: str, path: Path, *options: str, way: str) -> subprocess.Popen[str]:
+    """Start Python with a script: as its file, or line by line."""
+    path.write_text(code)
+    command = [sys.executable, *options, *([str(path)] if way == "file" else [])]
+    with path.open() as lines:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": f"{SUPPORT}{os.pathsep}{ROOT}"},
+            stdin=lines if way == "lines" else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends_without_a_message_of_ours(name: str, tmp_path: Path) -> None:
+    code, exit_code, last = SCRIPTS[name]
+    ends = {"_first.find()": "True True\n"}  # globals are cleared by force
+    if PEERS:
+        ends["_first._globals = []"] = "False True\n"  # in the interpreter's order
+    started = [
+        start(f"{START}{end}\n{code}", tmp_path / f"{i}.py", way="file")
+        for i, end in enumerate(ends)
+    ]
+    for process, output in zip(started, ends.values(), strict=True):
+        rc, out, err = finish(process)
+        if last:
+            assert err.rstrip().endswith(last) and "Exception ignored" not in err
+        assert (rc, out, "" if last else err) == (exit_code, output, "")
+
+
+@pytest.mark.parametrize("is_interactive", [False, True])
+def test_a_session_ends_without_a_message_of_ours(
+    is_interactive: bool, tmp_path: Path
+) -> None:
+    code, options, expected = f"{START}_first.find()\n{EPOCH}{ITERATOR}", ["-"], ""
+    if is_interactive:  # prompts go to stderr, and an exception does not end it
+        code = f"import sys; sys.ps1 = sys.ps2 = ''\n{code}1 / 0\n"
+        options = ["-q", "-i"]
+        expected = (
+            ">>> Traceback (most recent call last):\n"
+            '  File "<stdin>", line 1, in <module>\n'
+            "ZeroDivisionError: division by zero\n\n"
+        )
+    started = start(code, tmp_path / "lines", *options, way="lines")
+    assert finish(started) == (0, "True True\n", expected)
+
+
+def test_finalizers_run_nothing_after_the_exit_handlers() -> None:
+    """See Note [interpreter exit] in ``loader/_iterators.py``."""
+    finalizers = []
+    for path in Path(pyparallel.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name == "__del__":
+                bound = [ast.unparse(default) for default in node.args.defaults]
+                assert bound in (["sys.is_finalizing"], ["os.close"]), path
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called in ("weakref.ref", "weakref.proxy"):
+                    assert len(node.args) == 1 and not node.keywords, path
+                finalizers += [path] * (called == "weakref.finalize")
+    assert len(finalizers) > 5

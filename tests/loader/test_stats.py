@@ -1,0 +1,562 @@
+"""Meter and LoaderStats: exact figures by a clock of our own, fractions, verdicts."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import pickle
+import re
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from repository import ROOT
+
+from pyparallel import DataContainer, DataLoader, LoaderStats, Ragged
+from pyparallel.batch.padding_stats import Stacked
+from pyparallel.loader.stats import Meter, suggest_num_workers
+
+pytestmark = pytest.mark.one_backend
+
+SECOND = 1_000_000_000
+
+
+class Clock:
+    """Nanoseconds that pass when told to."""
+
+    def __init__(self):
+        self.now = 0
+
+    def __call__(self):
+        return self.now
+
+    def passes(self, seconds):
+        self.now += round(seconds * SECOND)
+
+
+def epoch(meter, clock, waits_and_steps):
+    meter.pause()
+    for wait, step in waits_and_steps:
+        with meter.waiting():
+            clock.passes(wait)
+        clock.passes(step)
+
+
+def test_time_in_next_is_wait_and_between_two_is_busy():
+    clock = Clock()
+    meter = Meter(clock)
+    clock.passes(50)  # before the first wait nothing is a step
+    epoch(meter, clock, [(2, 3), (1, 4)])
+    with pytest.raises(StopIteration), meter.waiting():
+        clock.passes(0.5)
+        raise StopIteration
+    stats = meter.snapshot()
+    assert (stats.wait_seconds, stats.busy_seconds) == (3.5, 7.0)
+    assert stats.waited == 3.5 / 10.5
+    assert stats.first_wait_seconds == 2.0
+
+
+def test_a_batch_made_in_the_wait_has_all_its_counts():
+    clock = Clock()
+    meter = Meter(clock)
+    for _ in range(2):
+        started = clock()
+        clock.passes(2)
+        meter.made(started, started + SECOND, SECOND // 2, 0.25, 100, 80, 20)
+        clock.passes(3)
+    with meter.waiting():
+        clock.passes(1)
+    assert meter.snapshot() == LoaderStats(
+        batches=2,
+        wait_seconds=5.0,
+        busy_seconds=6.0,
+        first_wait_seconds=2.0,
+        fetch_seconds=2.0,
+        fetch_cpu_seconds=0.5,
+        collate_seconds=1.0,
+        nbytes=200,
+        stacked_nbytes=160,
+        padding_nbytes=40,
+    )
+
+
+def cycle():
+    found = []
+    found += [found, found]
+    return found
+
+
+@dataclasses.dataclass
+class Pair:
+    image: torch.Tensor
+    name: str
+
+
+SPARSE = torch.eye(5).to_sparse()
+BATCHES = {
+    "tensor": (torch.zeros(3, 4), 48),
+    "nested": ({"a": [torch.zeros(2), ("x", torch.zeros(3, dtype=torch.int8))]}, 11),
+    "no tensor": ([1, "x", None, 2.5], 0),
+    "other classes": ([range(3), {4}, Pair(torch.zeros(2), "x")], 8),
+    "ragged": (Ragged(torch.zeros(3, 2), torch.tensor([0, 1, 3])), 24 + 24),
+    "container": ({"a": DataContainer([torch.zeros(2), [torch.zeros(1)]])}, 12),
+    "sparse": ([SPARSE, torch.zeros(1)], 104),
+    "cycle": (cycle(), 0),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_bytes_of_a_batch_of_any_kind_are_counted(name):
+    batch, nbytes = BATCHES[name]
+    loader = DataLoader(range(6), 2, collate_fn=lambda _: batch)
+    assert all(found is batch for found in loader)
+    stats = loader.stats()
+    assert (stats.batches, stats.nbytes) == (3, 3 * nbytes)
+
+
+def test_the_wait_for_a_batch_that_fails_is_counted():
+    class Failing:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            clock.passes(4)
+            raise KeyError(index)
+
+    loader, clock = DataLoader(Failing()), Clock()
+    iterator = iter(loader)
+    loader._receiver.meter.clock = clock
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            next(iterator)
+        clock.passes(1)
+    stats = loader.stats()
+    assert (stats.wait_seconds, stats.busy_seconds, stats.batches) == (8.0, 1.0, 0)
+
+
+def test_time_between_epochs_is_neither():
+    clock = Clock()
+    meter = Meter(clock)
+    epoch(meter, clock, [(1, 1), (1, 0)])
+    meter.pause()
+    clock.passes(100)  # validation
+    epoch(meter, clock, [(1, 1), (1, 0)])
+    stats = meter.snapshot()
+    assert (stats.wait_seconds, stats.busy_seconds) == (4.0, 2.0)
+    assert stats.first_wait_seconds == 2.0
+
+
+def test_each_thread_has_steps_of_its_own():
+    clock = Clock()
+    meter = Meter(clock)
+    with meter.waiting():
+        clock.passes(1)
+    clock.passes(10)
+    thread = threading.Thread(target=epoch, args=(meter, clock, [(2, 3), (2, 0)]))
+    thread.start()
+    thread.join()
+    with meter.waiting():
+        pass
+    stats = meter.snapshot()
+    # 10 before the thread, 7 while it ran; and 3 between its own two waits.
+    assert (stats.wait_seconds, stats.busy_seconds) == (5.0, 20.0)
+
+
+def test_a_pause_in_one_thread_leaves_the_others_alone():
+    clock = Clock()
+    meter = Meter(clock)
+    with meter.waiting():
+        clock.passes(1)
+    thread = threading.Thread(target=meter.pause)
+    thread.start()
+    thread.join()
+    clock.passes(2)
+    with meter.waiting():
+        pass
+    assert meter.snapshot().busy_seconds == 2.0
+
+
+def test_counters_add_up_from_many_threads():
+    meter = Meter()
+
+    def count():
+        for _ in range(2000):
+            meter.add(batches=1, nbytes=3, collate_seconds=0.5)
+            with meter.waiting():
+                pass
+
+    threads = [threading.Thread(target=count) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = meter.snapshot()
+    found = (stats.batches, stats.nbytes, stats.collate_seconds)
+    assert found == (16000, 48000, 8000.0)
+
+
+def test_an_unknown_counter_is_named_and_nothing_is_added():
+    meter = Meter()
+    with pytest.raises(TypeError) as caught:
+        meter.add(batches=1, bytes=2)
+    assert str(caught.value) == (
+        "Meter.add must be given counters of LoaderStats, but is given 'bytes'."
+    )
+    assert meter.snapshot() == LoaderStats()
+
+
+def test_counters_keep_their_kind():
+    meter = Meter()
+    meter.add(batches=1)
+    for field in dataclasses.fields(LoaderStats):
+        value = getattr(meter.snapshot(), field.name)
+        assert type(value) is (float if field.name.endswith("_seconds") else int)
+
+
+def test_what_only_the_loader_below_counts_is_taken_from_it():
+    count = len(dataclasses.fields(LoaderStats))
+    below = LoaderStats(*range(1, 2 * count, 2))
+    before = LoaderStats(*range(count))
+    meter = Meter()
+    meter.add(batches=100, load_seconds=20, copy_seconds=30, collate_seconds=40)
+    mine = {"batches": 100, "load_seconds": 20, "copy_seconds": 30}
+    mine |= {"wait_seconds": 0, "busy_seconds": 0, "first_wait_seconds": 0}
+    mine |= {"num_workers": below.num_workers, "cores": below.cores}
+    # Every other one is an odd number less the number of the field.
+    expected = LoaderStats(*range(1, count + 1))
+    assert meter.snapshot(below, before) == dataclasses.replace(expected, **mine)
+
+
+def test_a_snapshot_stays_as_it_was():
+    meter = Meter()
+    meter.add(batches=1)
+    before = meter.snapshot()
+    meter.add(batches=1)
+    assert (before.batches, meter.snapshot().batches) == (1, 2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.batches = 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(_pickled(m))])
+def test_a_copy_of_a_meter_counts_for_itself(copied):
+    meter = Meter()
+    meter.add(batches=1)
+    other = copied(meter)
+    other.add(batches=5)
+    assert (meter.snapshot().batches, other.snapshot().batches) == (1, 5)
+
+
+def _pickled(meter):
+    return pickle.dumps(meter)
+
+
+def test_a_child_counts_although_its_parent_forked_in_the_middle():
+    meter = Meter()
+    with meter._lock:  # as another thread may hold it
+        child = os.fork()
+        if child == 0:
+            threading.Timer(60, os._exit, (9,)).start()
+            meter.add(batches=1)
+            os._exit(0 if meter.snapshot().batches == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+PROFILE = "run pyparallel profile to see where the time goes"
+PADDING = "41 % of the stacked bytes are padding: batch samples of like sizes together"
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [
+        ({}, "no batch yet: iterate over the loader"),
+        ({"wait_seconds": 2.0}, "no batch yet: iterate over the loader"),
+        (
+            {"batches": 9, "wait_seconds": 41.0, "busy_seconds": 59.0},
+            f"input-bound: the step waited 41 % of the time; {PROFILE}",
+        ),
+        (
+            {"batches": 9, "wait_seconds": 5.1, "busy_seconds": 94.9},
+            "compute-bound: the step waited 5 % of the time; make the step itself "
+            "faster",
+        ),
+        (
+            {"batches": 9, "wait_seconds": 10.0, "busy_seconds": 90.0},
+            "compute-bound: the step waited 10 % of the time; make the step itself "
+            "faster",
+        ),
+        (
+            {"batches": 9, "wait_seconds": 101.0, "busy_seconds": 899.0},
+            f"input-bound: the step waited 10 % of the time; {PROFILE}",
+        ),
+    ],
+)
+def test_the_verdict_has_three_kinds(counts, verdict):
+    assert LoaderStats(**counts).verdict == verdict
+
+
+#: A step of 10 ms waits 30 ms for a batch; a worker needs 40 ms for one. For each row
+#: of the table in docs/performance.md: other figures, and the end of the verdict.
+WAITS = LoaderStats(
+    batches=100,
+    wait_seconds=3.0,
+    busy_seconds=1.0,
+    fetch_seconds=3.6,
+    fetch_cpu_seconds=3.6,
+    collate_seconds=0.3,
+    collate_cpu_seconds=0.3,
+    pack_seconds=0.1,
+    pack_cpu_seconds=0.1,
+    ring_hits=100,
+    num_workers=1,
+    cores=8,
+)
+COLLATE = {"fetch_seconds": 0.3, "fetch_cpu_seconds": 0.3}
+COLLATE |= {"collate_seconds": 3.6, "collate_cpu_seconds": 3.6}
+SLEEPS = {"fetch_cpu_seconds": 0.4, "cores": 2}
+NOT_MADE = {"fetch_seconds": 0, "collate_seconds": 0, "pack_seconds": 0}
+ROWS = {
+    "compute": (
+        {"wait_seconds": 0.05},
+        "compute-bound: the step waited 5 % of the time; make the step itself faster",
+    ),
+    "in the process": (
+        {"num_workers": 0},
+        "fetch is 90 % of the work on a batch: make batches in workers, num_workers=4",
+    ),
+    "small batches": (
+        {"num_workers": 0, "batches": 10_000},
+        "a batch takes 400 us, less than a worker needs to send one: use larger "
+        "batches",
+    ),
+    "computes, with free cores": (
+        {},
+        "fetch is 90 % of the work on a batch: use more workers, num_workers=4",
+    ),
+    "computes, without": (
+        {"cores": 1},
+        "fetch is 90 % of the work on a batch, and more workers have no cores: make "
+        "samples cheaper",
+    ),
+    "sleeps, without free cores": (  # 8 ms of CPU time in 40 ms: ten share two cores
+        {**SLEEPS, "num_workers": 2},
+        "fetch is 90 % of the work on a batch: use more workers, num_workers=4",
+    ),
+    "no core": (
+        {"core_wait_seconds": 2.2},
+        "workers waited for a core 55 % of their time: free some cores",
+    ),
+    "too many workers": (
+        {"core_wait_seconds": 2.2, "num_workers": 9},
+        "workers waited for a core 55 % of their time: use fewer workers",
+    ),
+    "first batches": (
+        {"first_wait_seconds": 2.4},
+        "80 % of that was for the first batches of epochs: set persistent_workers=True",
+    ),
+    "late at times": (
+        {"num_workers": 4},
+        "workers are fast enough on average, but some batches come late: raise "
+        "prefetch_factor",
+    ),
+    "collate": (
+        {**COLLATE, "cores": 1},
+        "collate is 90 % of the work on a batch, and more workers have no cores: make "
+        "batches smaller, as with images in uint8",
+    ),
+    "pack": (
+        {"fetch_seconds": 0.1, "pack_seconds": 3.6, "cores": 1},
+        "pack is 90 % of the work on a batch, and more workers have no cores: let "
+        "pyparallel.collate write batches into the ring",
+    ),
+    "misses": (
+        {**COLLATE, "ring_hits": 98, "ring_misses": 2, "padding_nbytes": 41}
+        | {"stacked_nbytes": 100},
+        "2 of 100 batches found no place in the ring: raise ring_slabs or "
+        "max_ring_bytes",
+    ),
+    "misses beside a slow dataset": (
+        {"ring_hits": 98, "ring_misses": 2},
+        "fetch is 90 % of the work on a batch: use more workers, num_workers=4",
+    ),
+    "padding": (
+        {**COLLATE, "padding_nbytes": 41, "stacked_nbytes": 100},
+        PADDING,
+    ),
+    "padding in the step": (
+        {"wait_seconds": 0.05, "padding_nbytes": 41, "stacked_nbytes": 100},
+        f"compute-bound: the step waited 5 % of the time; {PADDING}",
+    ),
+    "copy": (
+        {"copy_seconds": 4.1, "load_seconds": 0.1},
+        "most of the thread's time goes into copies and the transform: give the loader "
+        "pin_memory=True, or make the transform cheaper",
+    ),
+    "a loader without stats": (
+        {**NOT_MADE, "load_seconds": 4.0, "num_workers": 0},
+        "its thread waits for the loader below, which measures nothing: use "
+        "pyparallel.DataLoader there, or run pyparallel profile",
+    ),
+    "no figure of the input": ({**NOT_MADE, "num_workers": 0}, PROFILE),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_of_the_table_is_reached_by_its_figures(row):
+    figures, verdict = ROWS[row]
+    if not verdict.startswith("compute-bound"):
+        verdict = f"input-bound: the step waited 75 % of the time; {verdict}"
+    assert dataclasses.replace(WAITS, **figures).verdict == verdict
+
+
+def test_the_table_in_the_documentation_names_every_next_step():
+    page = ROOT / "docs" / "performance.md"
+    table = page.read_text("utf-8").partition("| figures |")[2].partition("\n\n")
+    steps = re.findall(r"^\|.*\| ([^|]*) \|$", table[0], re.MULTILINE)
+    told = {verdict for _, verdict in ROWS.values()}
+    listed = {step for row in steps for step in re.findall('"([^"]+)"', row)}
+    assert listed and not [s for s in listed if not any(s in each for each in told)]
+    assert not [each for each in told if not any(step in each for step in listed)]
+
+
+@pytest.mark.parametrize(
+    ("work", "busy", "cpu", "core_wait", "cores", "number"),
+    [
+        (40, 10, 40, 0, 8, 4),  # one is ready every 10
+        (40, 10, 40, 0, 2, 2),  # all cores compute
+        (40, 10, 4, 0, 2, 4),  # each core has room for ten that sleep
+        (400, 10, 40, 0, 2, 16),  # but for no more than eight
+        (40, 10, 4, 36, 2, 2),  # waiting for a core is no sleep
+        (40, 0, 40, 0, 2, 2),
+        (40, 10, 0, 0, 2, 2),  # nothing is known of its CPU time
+        (40, 10, 40, 0, 0, 1),
+        (40, 0, 5e-324, 50, 1, 1),
+        (40, 5e-324, 5e-324, 0, 1, 8),
+        (1, 10, 1, 0, 8, 1),
+    ],
+)
+def test_workers_are_as_many_as_a_step_needs_and_cores_allow(
+    work, busy, cpu, core_wait, cores, number
+):
+    assert suggest_num_workers(work, busy, cpu, core_wait, cores) == number
+
+
+def test_one_miss_in_many_is_no_reason_for_advice():
+    few = LoaderStats(9, 50, 50, ring_hits=990, ring_misses=10)
+    many = LoaderStats(9, 50, 50, ring_hits=989, ring_misses=11)
+    assert "ring" not in few.verdict
+    assert "11 of 1000 batches" in many.verdict
+
+
+def test_hidden_is_what_the_step_did_not_wait_for():
+    assert LoaderStats(wait_seconds=1, fetch_seconds=6, copy_seconds=2).hidden == 0.875
+    assert LoaderStats(wait_seconds=9, fetch_seconds=6, copy_seconds=2).hidden == 0.0
+    assert LoaderStats(wait_seconds=1, copy_seconds=2).hidden is None
+    ahead = LoaderStats(wait_seconds=2, load_seconds=8, fetch_seconds=99)
+    assert ahead.hidden == 0.75
+
+
+def test_text_has_every_figure_with_its_unit():
+    stats = LoaderStats(
+        batches=1200,
+        wait_seconds=4.1,
+        busy_seconds=5.9,
+        fetch_seconds=8.0,
+        fetch_cpu_seconds=2.0,
+        collate_seconds=6.0,
+        collate_cpu_seconds=5.5,
+        pack_seconds=0.25,
+        core_wait_seconds=0.5,
+        first_wait_seconds=1.5,
+        num_workers=3,
+        cores=4,
+        copy_seconds=0.2,
+        nbytes=48_000_000_000,
+        padding_nbytes=300,
+        stacked_nbytes=1200,
+        ring_hits=1200,
+    )
+    assert (
+        str(stats)
+        == """\
+input-bound: the step waited 41 % of the time; workers are fast enough on average, but \
+some batches come late: raise prefetch_factor
+  batches  1200, 48.0 GB
+  wait     4.100 s, 41 % of the time; 1.500 s for first batches
+  step     5.900 s
+  load     0.000 s
+  fetch    8.000 s, 2.000 s of it CPU time
+  collate  6.000 s, 5.500 s of it CPU time
+  pack     0.250 s
+  copy     0.200 s
+  hidden   72 % of the work
+  padding  25 % of 1.2 KB stacked
+  ring     1200 hits, 0 misses
+  workers  3, 0.500 s without a core; 4 cores"""
+    )
+
+
+def test_text_without_figures():
+    text = str(LoaderStats())
+    assert text.startswith("no batch yet: iterate over the loader\n  batches  0, 0 ")
+    assert "\n  hidden   not measured\n" in text
+    of_others = str(LoaderStats(1, load_seconds=1.0))
+    assert "\n  fetch    not measured\n  collate  not measured\n" in of_others
+
+
+counters = st.builds(
+    LoaderStats,
+    batches=st.integers(0, 10**6),
+    wait_seconds=st.floats(0, 1e6),
+    busy_seconds=st.floats(0, 1e6),
+    fetch_seconds=st.floats(0, 1e6),
+    fetch_cpu_seconds=st.floats(0, 1e6),
+    core_wait_seconds=st.floats(0, 1e6),
+    num_workers=st.integers(0, 99),
+    cores=st.integers(0, 999),
+    copy_seconds=st.floats(0, 1e6),
+    nbytes=st.integers(0, 10**18),
+    ring_hits=st.integers(0, 10**6),
+    ring_misses=st.integers(0, 10**6),
+)
+
+
+@given(counters, st.integers(0, 10**15), st.floats(0, 1))
+def test_fractions_lie_between_0_and_1_and_the_verdict_follows(stats, stacked, part):
+    padding = min(stacked, int(stacked * part))
+    stats = dataclasses.replace(stats, stacked_nbytes=stacked, padding_nbytes=padding)
+    hidden = 0.0 if stats.hidden is None else stats.hidden
+    for fraction in (stats.waited, stats.padding_fraction, hidden):
+        assert 0 <= fraction <= 1
+    kind = stats.verdict.partition(":")[0]
+    assert (kind == "no batch yet") == (stats.batches == 0)
+    assert (kind == "input-bound") == (stats.batches > 0 and stats.waited > 0.1)
+    assert "\n" not in stats.verdict
+    assert len(str(stats).splitlines()) == 13
+
+
+times = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), max_size=9)
+
+
+@given(st.lists(times, max_size=4))
+def test_wait_and_busy_cover_an_epoch_but_for_its_last_step(epochs):
+    clock = Clock()
+    meter = Meter(clock)
+    for each in epochs:
+        epoch(meter, clock, [(wait / SECOND, step / SECOND) for wait, step in each])
+    wait = sum(wait for each in epochs for wait, _ in each)
+    busy = sum(step for each in epochs for _, step in each[:-1])
+    stats = meter.snapshot()
+    assert (stats.wait_seconds, stats.busy_seconds) == (wait / 1e9, busy / 1e9)
+
+
+def test_nested_recordings_count_for_both():
+    with Stacked() as outer:
+        with Stacked() as inner:
+            inner.stacked_nbytes += 8
+            inner.padding_nbytes += 2
+        outer.stacked_nbytes += 1
+    assert (outer.stacked_nbytes, outer.padding_nbytes) == (9, 2)
+    assert (inner.stacked_nbytes, inner.padding_nbytes) == (8, 2)

@@ -1,0 +1,382 @@
+"""install(): without mmcv, with packages like mmcv 1.x and 2.x, and with the real one.
+
+What changes the import system runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pickle
+import sys
+import textwrap
+from itertools import permutations
+from pathlib import Path
+
+import forkserver
+import pytest
+import torch
+
+import pyparallel
+import pyparallel.mmcv
+
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.filterwarnings("ignore:On January 1, 2023, MMCV"),
+]
+ROOT = Path(pyparallel.__file__).parents[1]
+REAL = importlib.util.find_spec("mmcv") is not None
+KINDS = ["none", "v1", "v2"] + ["real"] * REAL
+WITH_REGISTRY = [kind for kind in KINDS if kind in ("v1", "real")]
+
+# The names that other code imports, by submodule.
+NAMES = {
+    "": [
+        "collate",
+        "DataContainer",
+        "MMDataParallel",
+        "MMDistributedDataParallel",
+        "scatter",
+        "scatter_kwargs",
+        "is_module_wrapper",
+        "MODULE_WRAPPERS",
+    ],
+    "._functions": [
+        "Scatter",
+        "scatter",
+        "get_input_device",
+        "synchronize_stream",
+        "_get_stream",
+        "Tensor",
+    ],
+    ".collate": ["collate"],
+    ".data_container": ["DataContainer", "assert_tensor_type"],
+    ".data_parallel": ["MMDataParallel", "scatter_kwargs"],
+    ".distributed": ["MMDistributedDataParallel", "scatter_kwargs"],
+    ".distributed_deprecated": ["MMDistributedDataParallel"],
+    ".registry": ["MODULE_WRAPPERS"],
+    ".scatter_gather": ["scatter", "scatter_kwargs", "ScatterInputs"],
+    ".utils": ["is_module_wrapper"],
+}
+
+PACKAGES = {
+    "none": {},
+    "v2": {"__init__.py": "__version__ = '2.1.0'", "utils/__init__.py": ""},
+    "v1": {
+        "__init__.py": "__version__ = '1.7.2'",
+        "utils/__init__.py": """
+            class Registry:
+                def __init__(self, name, parent=None, scope=None):
+                    self.name, self.parent, self.scope = name, parent, scope
+                    self.children, self.module_dict = {}, {}
+                    if parent is not None:
+                        assert isinstance(parent, Registry)
+                        parent.children[scope] = self
+                def register_module(self, name=None, force=False, module=None):
+                    self.module_dict[name or module.__name__] = module
+            """,
+        "parallel/__init__.py": """
+            from ..utils import Registry
+            from .collate import collate
+            from .old import DataContainer
+            MODULE_WRAPPERS = Registry('module wrapper', scope='mmcv')
+            """,
+        "parallel/collate.py": "def collate(): pass",
+        "parallel/old.py": "class DataContainer: pass",
+    },
+}
+
+# Hides an installed mmcv, and then makes the package of the test importable.
+PREAMBLE = """
+import importlib, importlib.util, pickle, sys, types, warnings
+warnings.filterwarnings('ignore', 'On January 1, 2023, MMCV')
+
+class Hidden:
+    def __init__(self, finder): self.finder = finder
+    def find_spec(self, name, *args):
+        if name.split('.')[0] != 'mmcv':
+            return self.finder.find_spec(name, *args)
+    def __getattr__(self, name): return getattr(self.finder, name)
+
+KIND = {kind!r}
+if KIND == 'none':
+    sys.meta_path[:] = map(Hidden, sys.meta_path)
+import pyparallel, pyparallel.mmcv
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(kind: str, code: str) -> str:
+        for name, text in PACKAGES.get(kind, {}).items():
+            file = tmp_path / "mmcv" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(text))
+        program = PREAMBLE.format(kind=kind) + textwrap.dedent(code)
+        exit_code, output = forkserver.run(program, [str(tmp_path), str(ROOT)])
+        assert exit_code == 0, output
+        return output
+
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_name_of_every_submodule_is_ours(run, kind):
+    run(
+        kind,
+        f"""
+        pyparallel.mmcv.install()
+        pyparallel.mmcv.install()
+        NAMES = {NAMES}
+        for end, names in NAMES.items():
+            module = importlib.import_module('mmcv.parallel' + end)
+            assert importlib.util.find_spec('mmcv.parallel' + end) is not None
+            for name in names:
+                value = getattr(module, name)
+                if name not in ('Tensor', 'ScatterInputs', 'MODULE_WRAPPERS'):
+                    assert value.__module__.split('.')[0] == 'pyparallel', (end, name)
+        import mmcv.parallel
+        assert sorted(mmcv.parallel.__all__) == sorted(NAMES[''])
+        from mmcv.parallel import *
+        from mmcv.parallel import DataContainer as DC, utils
+        from mmcv.parallel._functions import Scatter
+        assert DC is DataContainer is pyparallel.DataContainer
+        assert collate is pyparallel.mmcv.collate is mmcv.parallel.collate
+        assert mmcv.parallel.distributed_deprecated.MMDistributedDataParallel \\
+            is not MMDistributedDataParallel
+        """,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_uninstall_restores_what_was_importable_before(run, kind):
+    run(
+        kind,
+        """
+        def state():
+            names = {n: m for n, m in sys.modules.items() if n.split('.')[0] == 'mmcv'}
+            return names, vars(names['mmcv']).get('parallel') if names else None
+
+        if KIND in ('v1', 'real'):
+            import mmcv.utils, mmcv.parallel
+        elif KIND == 'v2':
+            import mmcv.utils
+        before = state()
+        registries = list(pyparallel.parallel.registry.registries)
+        for _ in range(2):
+            try:
+                with pyparallel.mmcv.installed():
+                    from mmcv.parallel import collate, data_container
+                    assert collate is pyparallel.mmcv.collate
+                    with pyparallel.mmcv.installed():
+                        pass
+                    assert 'mmcv.parallel' in sys.modules
+                    raise KeyError('from the block')
+            except KeyError as error:
+                assert error.args == ('from the block',)
+            assert state() == before
+            assert pyparallel.parallel.registry.registries == registries
+        pyparallel.mmcv.uninstall()
+        assert state() == before
+        if KIND in ('none', 'v2'):
+            try:
+                import mmcv.parallel
+            except ImportError as error:
+                assert 'pyparallel' not in str(error)
+            else:
+                raise AssertionError('mmcv.parallel is still there')
+        else:
+            import mmcv.parallel
+            assert mmcv.parallel.collate is not pyparallel.mmcv.collate
+        """,
+    )
+
+
+@pytest.mark.parametrize("kind", WITH_REGISTRY)
+def test_a_child_registry_of_mmcv_is_seen(run, kind):
+    run(
+        kind,
+        """
+        pyparallel.mmcv.install()
+        from mmcv.parallel import MODULE_WRAPPERS, is_module_wrapper
+        from mmcv.parallel.registry import MODULE_WRAPPERS as same
+        from mmcv.utils import Registry
+        import torch
+        assert isinstance(MODULE_WRAPPERS, Registry) and same is MODULE_WRAPPERS
+        child = Registry('module wrapper', parent=MODULE_WRAPPERS, scope='child')
+
+        class Wrapper(torch.nn.Module):
+            pass
+
+        assert not is_module_wrapper(Wrapper())
+        child.register_module(module=Wrapper)
+        assert is_module_wrapper(Wrapper())
+        assert pyparallel.is_module_wrapper(Wrapper())
+        assert is_module_wrapper(torch.nn.DataParallel(torch.nn.Linear(1, 1)))
+        pyparallel.mmcv.uninstall()
+        assert not pyparallel.is_module_wrapper(Wrapper())
+        """,
+    )
+
+
+@pytest.mark.parametrize("kind", WITH_REGISTRY)
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "runner.f = parallel.collate",
+        "runner.C = parallel.DataContainer",
+        "runner.W = parallel.MODULE_WRAPPERS",
+        "runner.P = parallel",
+    ],
+)
+def test_it_refuses_when_others_hold_the_old_objects(run, kind, taken):
+    run(
+        kind,
+        f"""
+        from mmcv import parallel
+        runner = sys.modules['mmcv.runner'] = types.ModuleType('mmcv.runner')
+        {taken}
+        del parallel
+        try:
+            pyparallel.mmcv.install()
+        except RuntimeError as error:
+            assert str(error) == (
+                'pyparallel.mmcv.install() must run before other modules import from '
+                'mmcv.parallel, but mmcv.runner already did. Call it first in the main '
+                'script.'
+            ), error
+        else:
+            raise AssertionError('installed')
+        import mmcv.parallel
+        assert mmcv.parallel.collate is not pyparallel.mmcv.collate
+        vars(runner).clear()
+        pyparallel.mmcv.install()
+        """,
+    )
+
+
+def test_the_stand_in_tells_that_it_is_not_mmcv(run):
+    run(
+        "none",
+        """
+        pyparallel.mmcv.install()
+        import mmcv
+        try:
+            mmcv.Config
+        except AttributeError as error:
+            assert str(error) == (
+                "module 'mmcv' has no attribute 'Config': mmcv is not installed, and "
+                "pyparallel.mmcv.install() provides only mmcv.parallel."
+            )
+        for missing in ('mmcv.runner', 'mmcv.parallel.foo'):
+            try:
+                importlib.import_module(missing)
+            except ModuleNotFoundError as error:
+                assert error.name == missing
+            else:
+                raise AssertionError(missing)
+        """,
+    )
+
+
+def test_an_mmcv_that_cannot_be_imported_says_so_itself(run, tmp_path):
+    (tmp_path / "mmcv").mkdir()
+    (tmp_path / "mmcv" / "__init__.py").write_text("import no_such_dependency")
+    run(
+        "broken",
+        """
+        try:
+            pyparallel.mmcv.install()
+        except ModuleNotFoundError as error:
+            assert error.name == 'no_such_dependency'
+        else:
+            raise AssertionError('installed')
+        assert not any(name.startswith('mmcv') for name in sys.modules)
+        """,
+    )
+
+
+def test_collate_is_the_function_in_every_import_order():
+    lines = [
+        "import mmcv.parallel.collate",
+        "from mmcv.parallel.collate import collate",
+        "import mmcv.parallel.data_container, mmcv.parallel.scatter_gather",
+        "importlib.import_module('mmcv.parallel.collate')",
+    ]
+    for order in permutations(lines):
+        with pyparallel.mmcv.installed():
+            for line in order:
+                exec(line, {"importlib": importlib})
+                module = sys.modules["mmcv.parallel"]
+                assert module.collate is pyparallel.mmcv.collate
+
+
+def test_old_pickles_load():
+    # What mmcv 1.7.2 writes: class by name, state of five attributes.
+    old = (
+        b"ccopy_reg\n_reconstructor\n(cmmcv.parallel.data_container\nDataContainer\n"
+        b"c__builtin__\nobject\nNtR(dS'_data'\n(lp0\nI1\naI2\nasS'_cpu_only'\nI01\n"
+        b"sS'_stack'\nI00\nsS'_padding_value'\nI0\nsS'_pad_dims'\nI2\nsb."
+    )
+    with pyparallel.mmcv.installed():
+        container = pickle.loads(old)
+    assert type(container) is pyparallel.DataContainer
+    assert (container.data, container.cpu_only, container.stack) == (
+        [1, 2],
+        True,
+        False,
+    )
+    again = pickle.loads(pickle.dumps(container))
+    assert (again.data, again.pad_dims) == ([1, 2], 2)
+
+
+def test_assert_tensor_type_guards_methods():
+    class Holder:
+        datatype = list
+
+        def __init__(self, data):
+            self.data = data
+
+        @pyparallel.mmcv.assert_tensor_type
+        def total(self, scale):
+            """Its own text."""
+            return self.data.sum() * scale
+
+    assert Holder(torch.ones(2)).total(3) == 6
+    assert Holder.total.__doc__ == "Its own text."
+    with pytest.raises(
+        AttributeError, match=r"^Holder has no attribute total for type <class 'list'>$"
+    ):
+        Holder([1]).total(3)
+
+
+def test_replacing_get_stream_takes_effect():
+    with pyparallel.mmcv.installed():
+        module = sys.modules["mmcv.parallel"]
+        before = module._functions._get_stream
+        try:
+            module._functions._get_stream = lambda device: device
+            assert pyparallel.mmcv._functions._get_stream(5) == 5
+        finally:
+            module._functions._get_stream = before
+
+
+def test_replacing_scatter_forward_takes_effect(monkeypatch):
+    with pyparallel.mmcv.installed():
+        from mmcv.parallel import _functions
+        from mmcv.parallel._functions import (
+            get_input_device,
+            scatter,
+            synchronize_stream,
+        )
+
+    class Fixed:
+        @staticmethod
+        def forward(target_gpus, input):
+            assert get_input_device(input) == -1
+            outputs = scatter(input, target_gpus, None)
+            synchronize_stream([], target_gpus, [None])
+            return tuple(outputs)
+
+    monkeypatch.setattr(_functions.Scatter, "forward", Fixed.forward)
+    assert _functions.Scatter.forward([-1], [torch.ones(2)])[0].sum() == 2

@@ -1,0 +1,50 @@
+"""The example of a Runner: two processes train, one process continues."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+from torchrun import python, torchrun
+
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
+
+if importlib.util.find_spec("mmengine") is None:
+    pytest.skip("mmengine is not installed", allow_module_level=True)
+
+EXAMPLE = ROOT / "examples" / "mmengine_runner.py"
+
+
+def accuracies(folder: Path) -> list[float]:
+    """Return what the last run in the folder logged."""
+    path = max(folder.glob("*/vis_data/scalars.json"))  # their names are times
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row["accuracy"] for row in rows if "accuracy" in row]
+
+
+def test_two_processes_learn_and_one_continues_from_their_checkpoint(
+    tmp_path: Path,
+) -> None:
+    folder, script = tmp_path / "new", tmp_path / "one_epoch.py"
+    text = EXAMPLE.read_text()
+    assert text.count("max_epochs=2") == 1
+    script.write_text(text.replace("max_epochs=2", "max_epochs=1"))
+    done = torchrun(script, str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    (first,) = accuracies(folder)
+    alone = python(EXAMPLE, str(folder))
+    assert alone.returncode == 0, alone.stderr[-3000:]
+    assert "resumed epoch: 1" in alone.stdout + alone.stderr
+    (second,) = accuracies(folder)
+    assert first > 0.85 and second > 0.88  # the most frequent kind has 0.53
+
+
+def test_the_example_is_short_and_has_no_code_for_the_library() -> None:
+    lines = EXAMPLE.read_text().splitlines()
+    assert len(lines) < 100
+    imports = [line for line in lines if "import" in line and "pyparallel" in line]
+    assert imports[0] == "from pyparallel import DataContainer"
+    assert len(imports) == 2 and imports[1].startswith("custom_imports = ")

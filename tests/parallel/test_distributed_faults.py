@@ -1,0 +1,273 @@
+"""Faults between four ranks: what every survivor is told, and within which time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import elastic_runs
+import forkserver
+import pytest
+from fault_ranks import FAULTY, LIMIT, SHORT, STEPS, STRUCK_STEP, WORLD
+
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
+
+PROTOCOLS = ("mmcv", "mmengine")
+#: Seconds after which every survivor has been told, on a busy machine. On a quiet one
+#: it is less than one, or as much more than `SHORT`.
+BOUND = 30.0
+
+GLOO = r"\[[^\]]+/gloo/[^\]]+\] "
+PEER = r"\[[\d.]+\]:\d+"
+LOST = (
+    rf"{GLOO}(Connection closed by peer {PEER}|"
+    rf"Read error {PEER}: Connection reset by peer)"
+    r"(\. This is typically caused by a remote worker .*)?"  # from torch 2.13 on
+)
+TIMED_OUT = rf"{GLOO}Timed out waiting {SHORT * 1000:.0f}ms for (recv|send) operation.*"
+#: Of ranks that wait, the first to give up ends, and the others lose its connection.
+GAVE_UP = rf"{TIMED_OUT}|{LOST}|Application timeout caused pair closure"
+UNUSED = (
+    r"Expected to have finished reduction in the prior iteration before starting a new "
+    r"one\. .*`find_unused_parameters=True`.*"
+)
+
+
+@dataclasses.dataclass
+class Fault:
+    """What rank 1 does, and what comes of it; an error is its class and its pattern."""
+
+    case: str
+    survivors: tuple[str, str] | None
+    step: int = STRUCK_STEP  # in which the survivors are told
+    faulty: tuple[str, str] | None = None
+    ends: bool = True  # rank 1 tells how it ended
+    waited: bool = False  # for the timeout of the group
+
+    def __str__(self) -> str:
+        return self.case
+
+
+FAULTS = [
+    Fault("is_killed", ("RuntimeError", LOST), ends=False),
+    Fault(
+        "is_killed_and_nobody_ends",
+        ("RuntimeError", f"{LOST}|{TIMED_OUT}"),
+        ends=False,
+        waited=True,
+    ),
+    Fault(
+        "is_stopped",
+        ("RuntimeError", GAVE_UP),
+        faulty=("RuntimeError", GAVE_UP),  # when it is woken
+        waited=True,
+    ),
+    Fault(
+        "raises_in_forward",
+        ("RuntimeError", LOST),
+        faulty=("ZeroDivisionError", "in the forward pass"),
+    ),
+    Fault(
+        "raises_in_the_dataset",
+        ("RuntimeError", LOST),
+        faulty=("OSError", "sample 2 cannot be read"),
+    ),
+    Fault("has_fewer_batches", ("RuntimeError", LOST)),
+    Fault(
+        "has_fewer_batches_and_waits",
+        ("RuntimeError", GAVE_UP),
+        faulty=("RuntimeError", GAVE_UP),
+        waited=True,
+    ),
+    Fault("has_fewer_batches_and_goes_on", ("RuntimeError", GAVE_UP), waited=True),
+    Fault("has_fewer_batches_in_join", None, step=STEPS - 1),
+    Fault(
+        "has_fewer_batches_in_a_join_that_throws",
+        (
+            "RuntimeError",
+            r"Detected at least one rank that exhausted inputs\. Throwing across all "
+            r"ranks\.",
+        ),
+        faulty=("RuntimeError", r"Rank 1 exhausted all inputs\."),
+    ),
+    # Each rank counts its own reductions: those of different steps are averaged, and
+    # the others are told when the one that has made fewer of them ends.
+    Fault("skips_a_step", ("RuntimeError", LOST), step=STEPS - 1),
+    Fault("skips_a_backward", ("RuntimeError", LOST), step=STEPS - 1),
+    Fault(
+        "skips_a_backward_with_buffers",
+        ("RuntimeError", GAVE_UP),
+        faulty=("RuntimeError", GAVE_UP),
+        waited=True,
+    ),
+    Fault("runs_forward_twice", None, step=STEPS - 1),
+    Fault(
+        "runs_forward_twice_with_buffers",
+        ("RuntimeError", GAVE_UP),
+        faulty=("RuntimeError", GAVE_UP),
+        waited=True,
+    ),
+    Fault(
+        "all_leave_parameters_out",
+        ("RuntimeError", UNUSED),
+        step=1,
+        faulty=("RuntimeError", UNUSED),
+    ),
+    Fault(
+        "leaves_parameters_out",
+        ("RuntimeError", LOST),
+        step=0,
+        faulty=("RuntimeError", UNUSED),
+    ),
+]
+
+Ranks = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where all ranks have written how they ended."""
+    folder = tmp_path_factory.mktemp("faults")
+    code = (
+        "import fault_ranks, fault_cases, gradient_cases\n"
+        "cases = fault_cases.CASES | gradient_cases.CASES\n"
+        f"fault_ranks.run(cases, {str(folder)!r})"
+    )
+    done = forkserver.run(code, elastic_runs.PATHS, 2 * LIMIT)
+    assert done == (0, ""), done
+    return folder
+
+
+def of(ended: Path, case: str, protocol: str) -> Ranks:
+    """Return what each rank wrote; of one that wrote nothing, what it printed."""
+    folder, found = ended / f"{case}.{protocol}", []
+    for rank in range(WORLD):
+        file = folder / f"{rank}.json"
+        text = file.read_text() if file.exists() else "{}"
+        printed = {"printed": (folder / f"{rank}.log").read_text()}
+        found.append(printed | json.loads(text))
+    return found
+
+
+def error(rank: dict[str, Any]) -> tuple[str, str] | None:
+    return (rank["error"], rank["message"]) if "error" in rank else None
+
+
+def is_one(found: tuple[str, str] | None, expected: tuple[str, str] | None) -> bool:
+    if found is None or expected is None:
+        return found is expected
+    return found[0] == expected[0] and bool(re.fullmatch(expected[1], found[1], re.S))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_every_survivor_is_told_in_time_when_a_rank(
+    fault: Fault, protocol: str, ended: Path
+) -> None:
+    ranks = of(ended, fault.case, protocol)
+    survivors = [rank for n, rank in enumerate(ranks) if n != FAULTY]
+    struck = float((ended / f"{fault.case}.{protocol}" / "struck").read_text())
+    for rank in survivors:
+        assert is_one(error(rank), fault.survivors), ranks
+        assert rank["step"] == fault.step, ranks
+        assert rank["time"] - struck < BOUND, ranks
+    assert is_one(error(ranks[FAULTY]), fault.faulty), ranks
+    assert ("time" in ranks[FAULTY]) == fault.ends, ranks
+    messages = [rank.get("message", "") for rank in ranks]
+    assert any(re.match(TIMED_OUT, each) for each in messages) == fault.waited, ranks
+    assert {rank["printed"] for rank in ranks} == {""}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("case", ["has_fewer_batches_in_join", "runs_forward_twice"])
+def test_a_job_that_survives_has_trained_one_model(
+    case: str, protocol: str, ended: Path
+) -> None:
+    first, *others = (rank["result"] for rank in of(ended, case, protocol))
+    assert first and all(each == first for each in others)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_forward_that_nobody_uses_changes_nothing(protocol: str, ended: Path) -> None:
+    twice = of(ended, "runs_forward_twice", protocol)
+    # The last thing that this case does is to train as if nothing had been.
+    once = of(ended, "builds_another_model", protocol)
+    assert twice[0]["result"] == once[0]["result"][1]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_models_that_differ_are_named_on_every_rank_which_can_go_on(
+    protocol: str, ended: Path
+) -> None:
+    at = "net." if protocol == "mmcv" else ""
+    bias = f"parameter of shape (6,), torch.float32, named '{at}body.0.bias'"
+    weight = f"a parameter of shape (3, 6), torch.float32, named '{at}body.2.weight'"
+    first = f"parameter of shape (6, 5), torch.float32, named '{at}body.0.weight'"
+    differences = [
+        f"2 is {weight} on ranks 0, 2, 3, but {weight.replace('6', '7')} on rank 1",
+        f"4 is missing on ranks 0, 2, 3, but a parameter of shape (3,), "
+        f"torch.float32, named '{at}body.3.weight' on rank 1",
+        f"1 is a {bias} on ranks 0, 2, 3, but a frozen {bias} on rank 1",
+        f"0 is a {first} on ranks 0, 2, 3, but a frozen {first} on rank 1",
+        f"2 is {weight} on ranks 0, 2, 3, but {weight.replace('t32', 't64')} on rank 1",
+        f"4 is missing on ranks 0, 2, 3, but a buffer of shape (3,), torch.float32, "
+        f"named '{at}mean' on rank 1",
+    ]
+    expected = [
+        [
+            "ModelsDifferError",
+            "MMDistributedDataParallel must be given models of equal tensors on all "
+            f"ranks, but tensor {each}. Build the same model on every rank.",
+            True,  # it is as it was
+        ]
+        for each in differences
+    ]
+    ranks = of(ended, "builds_another_model", protocol)
+    assert [rank.get("result", rank)[0] for rank in ranks] == [expected] * WORLD
+    assert len({str(rank["result"][1]) for rank in ranks}) == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_models_may_differ_where_torch_sends_nothing(
+    protocol: str, ended: Path
+) -> None:
+    ranks = of(ended, "builds_another_model_that_will_do", protocol)
+    expected = ["_renamed", "_ignored", "init_sync"]
+    assert [rank.get("result", rank) for rank in ranks] == [expected] * WORLD
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_ranks_of_a_group_are_named_as_the_job_numbers_them(
+    protocol: str, ended: Path
+) -> None:
+    *others, third, fourth = of(
+        ended, "builds_another_model_in_a_part_of_the_ranks", protocol
+    )
+    assert [rank["result"] for rank in others] == [None] * 2
+    assert third["result"] == fourth["result"]
+    assert " on rank 2, but " in third["result"]
+    assert third["result"].endswith(" on rank 3. Build the same model on every rank.")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 2e-7), ("float64", 1e-14)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "every_step",
+        "accumulated_without_sync",
+        "joined",
+        "joined_and_divided_by_who_is_left",
+    ],
+)
+def test_gradients_of_two_to_four_ranks_are_those_of_the_full_batch(
+    case: str, dtype: str, most: float, protocol: str, ended: Path
+) -> None:
+    for number, rank in enumerate(of(ended, case, protocol)):
+        assert "result" in rank, rank
+        worlds = {str(world) for world in range(2, WORLD + 1) if number < world}
+        assert rank["result"][dtype].keys() == worlds
+        assert max(rank["result"][dtype].values()) <= most, rank

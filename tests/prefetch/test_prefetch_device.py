@@ -1,0 +1,284 @@
+"""Batches on their way to a device whose streams are slow and whose memory is reused.
+
+The device is that of ``fake_device``: a missing wait shows as a wrong value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from fake_device import (
+    DEVICE,
+    FakeDevice,
+    HastyHostPool,
+    NoKeep,
+    NoWaitAtLanding,
+    NoWaitBeforeCopy,
+)
+from injected_races import shows
+from prefetch_loaders import nothing_left, until
+
+from pyparallel import DataContainer as DC
+from pyparallel import Padded, PreDataLoader, Ragged
+from pyparallel.prefetch._to_device import HandOver
+
+pytestmark = pytest.mark.one_backend
+
+Pair = namedtuple("Pair", ["left", "right"])
+NUM_BATCHES = 40
+
+
+@dataclass
+class Sample:
+    image: Any
+    name: Any
+
+
+def numbers(num_batches: int = NUM_BATCHES) -> Iterator[dict[str, Any]]:
+    for i in range(num_batches):
+        yield {"a": torch.full((500,), i, dtype=torch.uint8), "b": [torch.tensor(i)]}
+
+
+@contextlib.contextmanager
+def prefetching(
+    fake: FakeDevice, loader: Any, transform: Any = None, **options: Any
+) -> Iterator[PreDataLoader]:
+    """Make a PreDataLoader for the fake device."""
+    with nothing_left(), fake, PreDataLoader(loader, **options) as pre:
+        pre._hand_over = HandOver(DEVICE, transform, fake)
+        yield pre
+
+
+def wrong_batches(fake: FakeDevice, transform: Any = None, add: int = 0) -> int:
+    """Read all batches on a slow stream; return how many it read wrongly."""
+    read: list[bytes] = []
+    with prefetching(fake, lambda: numbers(), transform) as pre:
+        for i, batch in enumerate(pre):
+            fake.read(batch["a"], read)
+            del batch  # its memory may be used again, but not before it is read
+            until(lambda seen=i: len(read) >= seen - 2)  # a step or two behind
+        until(lambda: len(read) == NUM_BATCHES)
+    expected = [bytes([i + add]) * 500 for i in range(NUM_BATCHES)]
+    return sum(got != want for got, want in zip(read, expected, strict=True))
+
+
+@pytest.mark.parametrize("delays", [(1e-2, 1e-4), (1e-4, 1e-2)], ids=["copy", "step"])
+def test_every_batch_arrives_whole_before_it_is_read(
+    delays: tuple[float, float],
+) -> None:
+    fake = FakeDevice(*delays)
+    assert wrong_batches(fake) == 0
+    assert fake.num_copies == NUM_BATCHES  # one for each batch
+    # Its memory comes from the consumer's stream alone, and is used again.
+    assert set(fake.pools) == {fake.main} and fake.pools[fake.main].num_reused > 20
+
+
+@pytest.mark.parametrize("broken", [NoWaitAtLanding, NoWaitBeforeCopy, HastyHostPool])
+def test_a_missing_protection_shows(broken: type[FakeDevice]) -> None:
+    delays = {NoWaitBeforeCopy: (1e-4, 1e-2)}.get(broken, (1e-2, 1e-4))
+    assert shows(lambda: wrong_batches(broken(*delays)))
+
+
+def add_one(fake: FakeDevice) -> Any:
+    """Return a transform that computes on the stream that is current, in new memory."""
+
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        assert fake.current_stream(DEVICE) is fake.copies
+        read: list[bytes] = []
+        fake.read(batch["a"], read)
+        result = fake.empty(500, DEVICE)
+        source, into = batch["a"].numpy(), result.numpy()
+        del batch
+
+        def kernel() -> None:
+            into[:] = source + 1
+
+        fake.current_stream(DEVICE).queue(kernel)
+        return {"a": result}
+
+    return transform
+
+
+@pytest.mark.parametrize("delays", [(1e-2, 1e-4), (1e-4, 1e-2)], ids=["copy", "step"])
+def test_a_transform_runs_behind_the_copy_and_before_the_consumer(
+    delays: tuple[float, float],
+) -> None:
+    fake = FakeDevice(*delays)
+    assert wrong_batches(fake, add_one(fake), add=1) == 0
+    assert set(fake.pools) == {fake.copies}
+    assert fake.pools[fake.copies].num_reused > 20
+
+
+def test_memory_of_a_transform_is_kept_for_the_consumer_that_reads_it() -> None:
+    fake = FakeDevice()
+    read: list[bytes] = []
+    late = threading.Event()
+    with prefetching(fake, lambda: numbers(), add_one(fake)) as pre:
+        it = iter(pre)
+        batch = next(it)
+        fake.main.queue(late.wait, 30)
+        fake.read(batch["a"], read)
+        del batch
+        # Later ones, whose memory is free at once, would be written there.
+        assert sum(1 for _ in it) == NUM_BATCHES - 1
+        assert fake.record(fake.copies).wait(20)
+        late.set()
+        until(lambda: read)
+    assert read == [bytes([1]) * 500]
+
+
+@pytest.mark.parametrize("broken", [NoWaitAtLanding, NoKeep])
+def test_a_missing_protection_of_a_transform_shows(broken: type[FakeDevice]) -> None:
+    delays = (1e-2, 1e-4) if broken is NoWaitAtLanding else (1e-4, 1e-2)
+
+    def wrong() -> int:
+        fake = broken(*delays)
+        return wrong_batches(fake, add_one(fake), add=1)
+
+    assert shows(wrong)
+
+
+def test_the_stream_that_is_current_at_next_waits_and_no_other() -> None:
+    fake = FakeDevice()
+    on_side: list[bytes] = []
+    on_main: list[bytes] = []
+    late = threading.Event()
+    fake.copies.queue(late.wait, 30)
+    with prefetching(fake, lambda: numbers(3)) as pre:
+        it = iter(pre)  # home is main
+        for _ in range(3):
+            with fake.using(fake.side):
+                batch = next(it)
+                fake.read(batch["a"], on_side)
+            fake.read(batch["a"], on_main)  # a mistake of the consumer
+        until(lambda: len(on_main) == 3)
+        assert not on_side
+        late.set()
+        until(lambda: len(on_side) == 3)
+    assert on_side == [bytes([i]) * 500 for i in range(3)]
+    assert on_main != on_side
+
+
+def test_memory_is_taken_from_the_stream_of_the_latest_next() -> None:
+    fake = FakeDevice()
+    with prefetching(fake, lambda: numbers(8), queue_size=1) as pre:
+        with fake.using(fake.side):
+            it = iter(pre)
+            batches = [next(it), next(it)]
+            until(lambda: len(it._generation.items) == 1)
+        assert set(fake.pools) == {fake.side}
+        batches += it
+        assert set(fake.pools) == {fake.side, fake.main}
+        del batches
+
+
+def test_an_abandoned_batch_gives_its_memory_back_after_its_copy() -> None:
+    fake = FakeDevice(copy_delay=2e-2)
+    read: list[bytes] = []
+    with prefetching(fake, lambda: numbers()) as pre:
+        for _ in range(5):
+            for batch in pre:
+                fake.read(batch["a"], read)
+                break
+            del batch
+        until(lambda: len(read) == 5)
+        assert read == [bytes(500)] * 5
+
+
+def test_all_tensors_go_in_one_copy_and_everything_else_stays() -> None:
+    thing, meta = object(), {"name": "a"}
+    ragged = Ragged.from_tensors([torch.ones(2), torch.ones(3)])
+    batch = {
+        "pair": Pair(torch.tensor([1]), thing),
+        "sample": Sample(torch.tensor([2]), "name"),
+        "tuple": (torch.tensor([3]), None),
+        "container": DC([[torch.tensor([4]), torch.tensor([5])]]),
+        "nested": DC(DC([torch.tensor([6])]), stack=False),
+        "host": DC([meta, torch.tensor([7])], cpu_only=True),
+        "padded": Padded(torch.zeros(2, 3), torch.tensor([[3], [3]]), None),
+        "ragged": ragged,
+        "empty": torch.empty(0, 4),
+    }
+    fake = FakeDevice()
+    with prefetching(fake, [batch]) as pre:
+        (got,) = pre
+        done = fake.record(fake.main)
+        assert done.wait(10)
+        assert fake.num_copies == 1
+        stats = pre.stats()
+    assert stats.nbytes == 6 * 8 + 24 + 16 + sum(t.nbytes for t in ragged.fields())
+    assert list(got) == list(batch)
+    assert type(got["pair"]) is Pair and got["pair"].right is thing
+    assert type(got["sample"]) is Sample and got["sample"].name == "name"
+    assert got["host"] is batch["host"]
+    assert type(got["padded"]) is Padded and type(got["ragged"]) is Ragged
+    container = got["container"]
+    assert type(container) is DC and container is not batch["container"]
+    assert type(got["nested"].data) is DC
+    values = [
+        *(got["pair"].left, got["sample"].image, got["tuple"][0]),
+        *(*container.data[0], got["nested"].data.data[0]),
+    ]
+    assert [int(value) for value in values] == [1, 2, 3, 4, 5, 6]
+    assert all(fake.holds(DEVICE, value) for value in values)
+    assert got["empty"].shape == (0, 4)
+    assert got["padded"].data.shape == (2, 3)
+    for mine, theirs in zip(got["ragged"], ragged, strict=True):
+        assert torch.equal(mine, theirs) if torch.is_tensor(mine) else mine is theirs
+
+
+def test_a_batch_without_tensors_is_handed_out_as_it_is() -> None:
+    batch = {"a": 1, "b": DC([1, 2], cpu_only=True)}
+    fake = FakeDevice()
+    with prefetching(fake, [batch]) as pre:
+        assert next(iter(pre)) is batch
+    assert fake.num_copies == 0
+
+
+def test_what_lies_on_the_device_is_handed_out_as_it_is() -> None:
+    batch = [torch.ones(2, device="meta"), {"a": torch.ones(3, device="meta")}]
+    with FakeDevice() as fake:
+        land, nbytes = HandOver(torch.device("meta"), None, fake).start(batch, None)
+        assert land() is batch and nbytes == fake.num_copies == 0
+
+
+def test_streams_and_page_locked_memory_are_first_used_by_the_consumer() -> None:
+    users: list[threading.Thread] = []
+
+    class Noting(FakeDevice):
+        def pinned(self, nbytes: int) -> torch.Tensor:
+            users.append(threading.current_thread())
+            return super().pinned(nbytes)
+
+        def copy_stream(self, device: torch.device) -> Any:
+            users.append(threading.current_thread())
+            return super().copy_stream(device)
+
+    fake = Noting()
+    with prefetching(fake, lambda: numbers(3)) as pre:
+        assert len([batch["a"].shape for batch in pre]) == 3
+    here = threading.current_thread()
+    assert users[:2] == [here, here] and here not in users[2:]
+
+
+def test_an_error_of_the_device_arrives_in_its_place() -> None:
+    class Full(FakeDevice):
+        def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
+            if self.num_copies == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().empty(nbytes, device)
+
+    with prefetching(Full(), lambda: numbers()) as pre:
+        it = iter(pre)
+        got = [next(it) for _ in range(3)]
+        with pytest.raises(torch.OutOfMemoryError):
+            next(it)
+        assert next(it, "end") == "end"
+        del got

@@ -1,0 +1,327 @@
+"""However a pass ends, its thread, its workers and its descriptors end with it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from prefetch_loaders import (
+    SOON,
+    Numbers,
+    children,
+    firsts,
+    loader,
+    nothing_left,
+    passes,
+    prefetch_threads,
+    until,
+)
+from repository import ROOT, SUPPORT
+
+import pyparallel
+from pyparallel import PreDataLoader
+from pyparallel.prefetch import _thread
+
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("patient"),
+]
+
+TOO_LATE = (
+    "PreDataLoader: an epoch must start before the interpreter exits, but it is "
+    "exiting. Iterate over the loader itself."
+)
+#: Seconds by which no end of the interpreter is later than one without any pass.
+AT_ONCE = 4.0
+
+
+@pytest.mark.parametrize(("num_workers", "times"), [(0, 50), (2, 8)])
+def test_breaks_leave_nothing(num_workers: int, times: int) -> None:
+    with nothing_left():
+        pre = PreDataLoader(loader(num_workers))
+        for _ in range(times):
+            for _ in pre:
+                break
+        assert len(prefetch_threads()) == 0  # joined, not only told to stop
+
+
+def test_an_error_in_the_step_leaves_nothing() -> None:
+    with nothing_left(), pytest.raises(ZeroDivisionError):
+        for batch in PreDataLoader(loader(2)):
+            batch[0] / 0 if batch is None else 1 / 0
+
+
+def test_close_ends_all_passes_and_allows_new_ones() -> None:
+    with passes(loader()) as pre:
+        its = [iter(pre), iter(pre)]
+        assert [int(next(it)[0, 0]) for it in its] == [0, 0]
+        pre.next()
+        assert len(prefetch_threads()) == 3
+        pre.close()
+        assert not prefetch_threads()
+        assert [next(it, "end") for it in its] == ["end", "end"]
+        pre.close()
+        assert int(pre.next()[0, 0]) == 0
+
+
+def test_a_pass_can_be_closed_by_itself() -> None:
+    with nothing_left():
+        it = iter(PreDataLoader(loader(2)))
+        next(it)
+        it.close()
+        it.close()
+        assert not prefetch_threads() and next(it, "end") == "end"
+
+
+def test_workers_in_the_middle_of_a_batch_are_ended_by_close() -> None:
+    with nothing_left():
+        pre = PreDataLoader(loader(2, Numbers(4, lambda: time.sleep(60))))
+        it = iter(pre)
+        next(it)
+        start = time.monotonic()
+        pre.close()
+        assert time.monotonic() - start < SOON
+
+
+def test_a_close_waits_for_no_batch_of_persistent_workers_and_lets_them_live() -> None:
+    go_on = multiprocessing.Event()
+    dataset = Numbers(4, lambda: go_on.wait(60) and None)
+    plain = loader(1, dataset, persistent_workers=True)
+    with passes(plain) as pre:
+        assert [int(next(pre)[0, 0]) for _ in range(2)] == [0, 2]
+        start = time.monotonic()
+        pre.close()
+        assert time.monotonic() - start < SOON
+        assert not prefetch_threads()
+        assert all(worker.is_alive() for worker in plain._iterator._workers)
+        go_on.set()
+        assert firsts(pre) == [0, 2, 4, 6, 8, 10]
+        plain._iterator = None
+
+
+def test_a_closed_generator_of_the_loader_runs_its_finally() -> None:
+    ended: list[str] = []
+
+    def epoch() -> Any:
+        try:
+            yield from range(100)
+        finally:
+            ended.append(threading.current_thread().name)
+
+    for _ in PreDataLoader(epoch):
+        break
+    assert ended == ["pyparallel-prefetch"]
+
+
+def test_an_iterator_that_others_hold_is_closed() -> None:
+    class Rows:
+        closed = 0
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            return 1
+
+        def close(self) -> None:
+            self.closed += 1
+
+    rows = Rows()
+    for _ in PreDataLoader(lambda: rows):
+        break
+    assert rows.closed == 1
+
+
+def test_a_death_is_told_by_next_and_not_in_the_middle_of_a_step() -> None:
+    list(loader(1))  # from now on torch looks for the dead in the main thread
+    with passes(loader(1, Numbers(4, lambda: time.sleep(60)))) as pre:
+        it = iter(pre)
+        next(it)
+        worker = it._generation.source._workers[0]
+        poll = worker._popen.poll
+
+        def late(*flags: int) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.2)  # this thread could tell torch, whose handler is first
+            return poll(*flags)
+
+        worker._popen.poll = late
+        os.kill(worker.pid, signal.SIGKILL)
+        items = it._generation.items
+        until(lambda: items and items[-1].error is not None)  # a step
+        with pytest.raises(RuntimeError, match=r"^DataLoader: .* worker \d+ \(pid \d+"):
+            list(it)
+
+
+def test_a_pass_in_a_cycle_is_collected() -> None:
+    with nothing_left():
+        cycle: dict[str, Any] = {"pass": iter(PreDataLoader(loader(2)))}
+        cycle["itself"] = cycle
+        next(cycle["pass"])
+        assert len(prefetch_threads()) == 1
+        del cycle
+        gc.collect()
+        assert not prefetch_threads()
+
+
+def test_a_pass_outlives_its_predataloader() -> None:
+    it = iter(PreDataLoader(loader()))
+    gc.collect()
+    assert len(firsts(it)) == 6
+
+
+def test_many_epochs_leave_nothing_and_stay_in_memory() -> None:
+    with passes(loader()) as pre:
+        for _ in range(200):
+            assert sum(firsts(pre)) == 30
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(50):
+            firsts(pre)
+        gc.collect()
+        assert sys.getallocatedblocks() - before < 200
+
+
+def test_a_forked_child_is_told_so_at_once_and_can_iterate_anew() -> None:
+    with passes(loader()) as pre:
+        it = iter(pre)
+        next(it)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                signal.alarm(20)
+                with pytest.raises(
+                    RuntimeError, match=r"process that made it, pid \d+"
+                ):
+                    next(it)
+                it.close()
+                assert len(firsts(pre)) == 6
+                del it
+                gc.collect()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(firsts(it)) == 5  # here nothing has changed
+
+
+def test_pickles_and_copies_carry_the_loader_and_the_options() -> None:
+    pre = PreDataLoader([1, 2, 3], "cpu", 5, next_epoch=False, timeout=7)
+    next(pre)
+    for other in (pickle.loads(pickle.dumps(pre)), copy.deepcopy(pre), copy.copy(pre)):
+        assert list(other) == [1, 2, 3]
+        options = (other.device.type, other.queue_size, other.timeout)
+        assert options == ("cpu", 5, 7)
+        assert other._current is None
+    with pytest.raises(TypeError, match=r"^PreDataLoader: an iterator must stay in"):
+        pickle.dumps(iter(pre))
+    pre.close()
+
+
+# The end of the interpreter.
+
+
+@pytest.fixture(scope="module")
+def exits() -> dict[str, list[Any]]:
+    """Run all ends in processes forked from one that has imported torch."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(SUPPORT / "prefetch_exits.py")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("end", "code", "says"),
+    [
+        ("returns", 0, ""),
+        ("raises", 1, "ValueError: on purpose"),
+        ("exits", 5, ""),
+        # Nobody catches it, so the process ends by SIGINT: 130 in a shell.
+        ("is interrupted", -signal.SIGINT, "KeyboardInterrupt"),
+    ],
+)
+def test_the_interpreter_exits_at_once_with_its_own_code(
+    exits: dict[str, list[Any]], end: str, num_workers: int, code: int, says: str
+) -> None:
+    tries = exits[f"{end} {num_workers}"]
+    idle = min(seconds for _, seconds, _, _ in exits["is idle 0"])
+    assert min(seconds for _, seconds, _, _ in tries) < idle + AT_ONCE
+    for got, _, _, errors in tries:
+        assert got == code, errors
+        assert says in errors and errors.count("Traceback") == bool(says)
+        assert says or not errors
+
+
+def test_a_thread_that_outlives_the_main_thread_gets_all_its_batches(
+    exits: dict[str, list[Any]],
+) -> None:
+    for code, _, output, errors in exits["is outlived 0"]:
+        # Python 3.12 and later start no thread there: the next pass is refused.
+        refused = [TOO_LATE] if sys.version_info >= (3, 12) else []
+        assert (code, errors) == (0, "")
+        assert output.splitlines() == ["[0, 2, 4, 6, 8, 10]", *refused]
+
+
+def test_no_pass_starts_while_the_interpreter_exits(
+    exits: dict[str, list[Any]],
+) -> None:
+    for code, _, output, errors in exits["is late 0"]:
+        assert (code, errors) == (0, "")
+        assert output == f"{TOO_LATE}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        ("can't create new thread at interpreter shutdown", TOO_LATE),
+        ("can't start new thread", "can't start new thread"),
+    ],
+)
+def test_a_thread_that_cannot_start_is_an_error_and_no_pass(
+    monkeypatch: pytest.MonkeyPatch, error: str, raised: str
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError(error)
+
+    running = set(_thread._running)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    pre = PreDataLoader(loader())
+    with pytest.raises(RuntimeError) as caught:
+        next(iter(pre))
+    assert str(caught.value) == raised
+    assert set(_thread._running) == running
+    monkeypatch.undo()
+    assert firsts(pre) == [0, 2, 4, 6, 8, 10]
+
+
+def test_importing_starts_nothing() -> None:
+    assert pyparallel.PreDataLoader is PreDataLoader
+    threads, processes = set(threading.enumerate()), set(children())
+    PreDataLoader(loader(2))
+    assert set(threading.enumerate()) <= threads and set(children()) <= processes
+    until(lambda: not prefetch_threads())

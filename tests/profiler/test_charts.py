@@ -1,0 +1,354 @@
+"""Bars are as long as their times, texts are escaped, a page needs no other file."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import struct
+import sys
+from html.parser import HTMLParser
+from importlib import resources
+from xml.etree import ElementTree
+
+import pytest
+from profile_records import MS, steady
+
+from pyparallel.profiler import report
+from pyparallel.profiler.page import COLOURS, page
+from pyparallel.profiler.record import Event, Record
+from pyparallel.profiler.summary import PARTS, Summary, summarize
+
+pytestmark = pytest.mark.one_backend
+
+SVG = "{http://www.w3.org/2000/svg}"
+EVIL = "<script>alert('1')</script>&\"$x^2$\x00\x1b.py"
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib draws the charts"
+)
+
+
+def summary(record: Record) -> Summary:
+    found = summarize(record)
+    assert found is not None
+    return found
+
+
+# Charts.
+
+
+def bars(svg: str) -> dict[str, list[tuple[float, float]]]:
+    """Return the widths and heights of all bars by their tooltips."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for group in ElementTree.fromstring(svg).iter(f"{SVG}g"):
+        title, path = group.find(f"{SVG}title"), group.find(f"{SVG}path")
+        if title is not None and path is not None:
+            name = title.text or ""
+            numbers = [float(n) for n in re.findall(r"[\d.]+", path.get("d", ""))]
+            xs, ys = numbers[::2], numbers[1::2]
+            found.setdefault(name, []).append((max(xs) - min(xs), max(ys) - min(ys)))
+            (part,) = [part for part in PARTS if f" {part} " in f" {name}"]
+            assert f"fill: {COLOURS[part]}" in path.get("style", "")
+    return found
+
+
+def draw(record: Record) -> str:
+    from pyparallel.profiler import charts
+
+    return charts.draw(summary(record)).inline
+
+
+@needs_matplotlib
+def test_the_mean_bar_is_as_long_as_its_parts():
+    found = bars(draw(steady()))
+    labels = ("compute 6.00 ms, 60 %", "copy 1.00 ms, 10 %", "wait 3.00 ms, 30 %")
+    (widths, heights) = zip(*[found[label][0] for label in labels], strict=True)
+    assert widths == pytest.approx([n / 10 * sum(widths) for n in (6, 1, 3)], abs=1e-3)
+    assert sum(widths) > 700 and len(set(heights)) == 1
+
+
+@needs_matplotlib
+def test_columns_are_as_high_as_their_times():
+    found = bars(draw(steady(steps=3, warmup=1)))
+    times = {"compute": 6, "copy": 1, "wait": 3}
+    shown = {
+        f"step {step}: {part} {ms}.00 ms": ms
+        for step in (2, 3)
+        for part, ms in times.items()
+    }
+    assert {name for name in found if name.startswith("step")} == set(shown)
+    (widths, heights) = zip(*[found[name][0] for name in shown], strict=True)
+    scale = heights[0] / 6
+    assert heights == pytest.approx([ms * scale for ms in shown.values()], abs=1e-3)
+    assert widths == pytest.approx([widths[0]] * 6, abs=1e-3)
+
+
+@needs_matplotlib
+def test_a_step_much_longer_than_the_others_is_cut_off_and_labelled():
+    waits = [1] * 9 + [991, 1]
+    start, events = 0, []
+    for wait in waits:
+        events.append(Event("loop", "wait", start * MS, (start + wait) * MS, 1, 1))
+        start += wait + 9
+    # Ten steps: 9 of 10 ms and one of 1 s.
+    svg = draw(Record("x.py", tuple(events)))
+    found, mean = bars(svg), (9 * 10 + 1000) / 10
+    scale = found["step 1: compute 9.00 ms"][0][1] / 9
+    height = found["step 10: wait 991 ms"][0][1]
+    assert height == pytest.approx((6 * mean - 9) * scale, rel=1e-3)
+    texts = [text.text for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert "1.00 s" in texts
+
+
+@needs_matplotlib
+def test_lanes_have_one_scale():
+    times = {"compute": 6, "copy": 1, "wait": 3, "fetch": 6, "collate": 2, "pack": 1}
+    widths: dict[str, list[float]] = {part: [] for part in times}
+    for name, sizes in bars(draw(steady())).items():
+        if name.startswith(("the loop: ", "worker ")):
+            widths[name.split(" ")[-3]] += [width for width, _ in sizes]
+    scale = widths["compute"][0] / 6
+    for part, found in widths.items():
+        assert found == pytest.approx([times[part] * scale] * 8, abs=2e-3)
+
+
+@needs_matplotlib
+def test_many_lanes_are_not_all_drawn():
+    assert ">and 8 more lanes</" in draw(steady(steps=40, workers=20))
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("heading", [False, True])
+def test_texts_do_not_overlap_and_stay_inside(heading):
+    import matplotlib.style
+    from matplotlib.text import Text
+
+    from pyparallel.profiler import charts
+
+    full = steady(steps=200, warmup=3, workers=14, compute=2 * MS, padding=640)
+    record = dataclasses.replace(full, script="long_name" * 30, rank=12, world_size=99)
+    with matplotlib.style.context(["default", charts._STYLE]):
+        figure = charts.figure(summary(record), heading)
+        svg = ElementTree.fromstring(charts.to_svg(figure, ""))
+    drawn = {(text.text or "").strip() for text in svg.iter(f"{SVG}text")} - {""}
+    texts = [(each.get_text().strip(), each) for each in figure.findobj(Text)]
+    boxes = [(text, t.get_window_extent()) for text, t in texts if text in drawn]
+    assert len(boxes) > 30
+    for i, (text, box) in enumerate(boxes):
+        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1, text
+        assert box.y0 >= -1 and box.y1 <= figure.bbox.height + 1, text
+        for other, second in boxes[i + 1 :]:
+            across = min(box.x1, second.x1) - max(box.x0, second.x0)
+            down = min(box.y1, second.y1) - max(box.y0, second.y0)
+            assert across <= 1 or down <= 3, (text, other)
+
+
+def test_a_part_has_a_colour_and_a_description():
+    assert list(COLOURS) == list(PARTS)
+    assert len(set(COLOURS.values())) == len(PARTS)
+
+
+# The page.
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes and texts; all must be closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_data(self, data):
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@needs_matplotlib
+def test_a_page_is_complete_and_loads_nothing():
+    record = steady(padding=500)
+    text = page(summary(record), draw(record))
+    found = Elements(text)
+    assert not found.open and {"svg", "table", "ol", "dl"} <= set(found.tags)
+    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    names = dict(found.attributes).keys()
+    assert not {"src", "href", "xlink:href", "srcset", "data"} & names
+    assert not [name for name in names if name.startswith("on")]
+    assert "default-src 'none'" in text and "url(" not in text and "@import" not in text
+    urls = set(re.findall(r"https?://[^\"<> ]+", text))
+    assert urls <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert "$" not in text
+
+
+def test_a_page_shows_the_figures_of_the_summary():
+    found = Elements(page(summary(steady()), None)).texts
+    assert found["h1"] == ["Input-bound: 30 % of a step went into getting its batch"]
+    assert [text for text in found["td"] if text.strip()] == [
+        *("compute ", "6.00 ms", "6.00 ms", "6.00 ms", "60 %"),
+        *("copy ", "1.00 ms", "1.00 ms", "1.00 ms", "10 %"),
+        *("wait ", "3.00 ms", "3.00 ms", "3.00 ms", "30 %"),
+    ]
+    assert found["b"][:4] == ["10.0 ms", "30 %", "100", "10 %"]
+    assert found["b"][4:] == [
+        "Let workers run further ahead: prefetch_factor",
+        "Send batches ahead of the step: PreDataLoader(loader, device)",
+    ]
+
+
+def test_the_page_has_dark_colours():
+    css = resources.files("pyparallel.profiler").joinpath("page.css").read_text("utf-8")
+    light, dark = re.findall(r":root \{([^}]*--ink[^}]*)\}", css)
+    names = [re.findall(r"(--\w+):", colours) for colours in (light, dark)]
+    assert sorted(names[0]) == sorted(names[1])
+    assert set(re.findall(r"var\((--\w+)\)", css)) == set(names[0])
+    assert css.index("prefers-color-scheme: dark") < css.index(dark)
+
+
+@pytest.mark.parametrize(("cpu", "is_shown"), [(-1, False), (MS, True)])
+def test_the_cpu_time_of_a_batch_is_shown_if_it_was_measured(cpu, is_shown):
+    text = page(summary(steady(cpu=cpu)), None)
+    assert (" 1.00 ms of it are CPU time.</p>" in text) is is_shown
+
+
+def evil() -> Summary:
+    record = dataclasses.replace(
+        steady(),
+        script=EVIL,
+        environment={EVIL: EVIL, "cores": EVIL},
+        loaders=({"name": EVIL, "num_workers": 2, "batch_size": EVIL},),
+    )
+    lanes = [
+        event._replace(lane=event.lane.replace("worker", f"worker{EVIL}"))
+        for event in record.events
+    ]
+    return summary(dataclasses.replace(record, events=tuple(lanes)))
+
+
+def test_texts_of_a_record_are_escaped():
+    text = page(evil(), None, EVIL)
+    assert "script" not in Elements(text).tags
+    assert not set("\x00\x1b") & set(text)
+    assert "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;" in text
+
+
+@needs_matplotlib
+def test_texts_of_a_record_are_escaped_in_charts():
+    from pyparallel.profiler import charts
+
+    tree = ElementTree.fromstring(charts.draw(evil()).svg)
+    assert {element.tag for element in tree.iter()} <= {
+        SVG + tag for tag in "svg title style g path text defs".split()
+    }
+    # XML cannot contain control characters.
+    assert "<script>alert('1')</script>&\"$x^2$??.py" in "".join(tree.itertext())
+
+
+def test_a_verdict_without_a_loader_has_a_page():
+    events = [Event("loop", "step", 10 * i, 10 * i + 8) for i in range(4)]
+    text = page(summary(Record("x.py", tuple(events))), None)
+    assert "Input or compute: not known" in text and "of it for input" not in text
+
+
+# Files.
+
+
+def test_without_matplotlib_a_report_has_no_charts_and_names_the_extra(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delitem(sys.modules, "pyparallel.profiler.charts", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if not installed
+    for suffix in ("png", "svg"):
+        (tmp_path / f"profile.{suffix}").write_bytes(b"of an earlier profile")
+    (written,) = report.write([steady()], tmp_path)
+    assert [path.name for path in written.files] == [
+        "profile.html",
+        "profile.json",
+        "profile.trace.json",
+    ]
+    assert sorted(tmp_path.iterdir()) == sorted(written.files)
+    assert report.text(written) == (
+        "train.py: 10 steps, 10.0 ms each\n"
+        "  input-bound: 30 % of a step went into getting its batch\n"
+        "    compute    6.00 ms   60 %\n"
+        "    copy       1.00 ms   10 %\n"
+        "    wait       3.00 ms   30 %\n"
+        "  what to change first\n"
+        "    1. Let workers run further ahead: prefetch_factor\n"
+        "       A batch takes 9.00 ms of a worker's time: one is ready every 4.50 ms "
+        "with 2 workers. The rest of a step takes 7.00 ms. That is enough on average, "
+        "but some batches are late. The longest wait is 3.00 ms. Increase "
+        "prefetch_factor, and look for slow samples.\n"
+        "    2. Send batches ahead of the step: PreDataLoader(loader, device)\n"
+        "       Opening and sending a batch takes 1.00 ms of a step, 10 %. A "
+        "PreDataLoader does it in a thread during the previous step.\n"
+        "  no charts: matplotlib is not installed (pip install "
+        "'pyparallel-torch[profile]')\n"
+        f"  {tmp_path / 'profile.html'}"
+    )
+    shown = "".join(Elements(written.files[0].read_text("utf-8")).texts["p"])
+    assert "This page has no charts: matplotlib is not installed." in shown
+    again = Record.from_json((tmp_path / "profile.json").read_text())
+    assert again == steady()
+
+
+@needs_matplotlib
+def test_a_report_has_charts(tmp_path):
+    (written,) = report.write([steady()], tmp_path)
+    assert [path.name for path in written.files] == [
+        "profile.html",
+        "profile.json",
+        "profile.trace.json",
+        "profile.svg",
+        "profile.png",
+    ]
+    assert sorted(tmp_path.iterdir()) == sorted(written.files)
+    assert "matplotlib" not in report.text(written)
+    assert {"svg", "figure"} <= set(Elements(written.files[0].read_text("utf-8")).tags)
+
+
+def test_every_rank_has_its_files(tmp_path):
+    records = [dataclasses.replace(steady(), rank=i, world_size=2) for i in range(2)]
+    first, second = report.write([*records, Record("x.py", ())], tmp_path)
+    assert first.files[0].name == "profile-rank0.html"
+    assert second.files[0].name == "profile-rank1.html"
+    assert report.text(second).startswith("train.py, rank 1 of 2: 10 steps, ")
+
+
+@needs_matplotlib
+def test_a_png_has_the_same_bars(tmp_path):
+    (written,) = report.write([steady()], tmp_path)
+    (path,) = [path for path in written.files if path.suffix == ".png"]
+    image = path.read_bytes()
+    assert image[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", image[16:24])
+    assert width == 2 * 960 and height > 1000
+    import numpy as np
+    from matplotlib.image import imread
+
+    pixels = (imread(path)[..., :3] * 255).round().astype(int)
+    counts = {}
+    for part in ("compute", "copy", "wait"):
+        colour = [int(COLOURS[part][i : i + 2], 16) for i in (1, 3, 5)]
+        counts[part] = (abs(pixels - colour).max(axis=2) <= 2).sum(axis=1)
+    row = np.minimum.reduce(list(counts.values())).argmax()  # through the mean step
+    total = sum(counts[part][row] for part in counts)
+    for part, share in (("compute", 0.6), ("copy", 0.1), ("wait", 0.3)):
+        assert counts[part][row] == pytest.approx(total * share, abs=4)
+    assert total > 1500

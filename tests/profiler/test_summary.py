@@ -1,0 +1,447 @@
+"""Steps are cut where they should be, every nanosecond is counted once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profile_records import MS, steady
+
+from pyparallel.profiler.advice import Advice, advise
+from pyparallel.profiler.record import Event, Record, collect
+from pyparallel.profiler.summary import PARTS, Segment, Summary, segments, summarize
+
+pytestmark = pytest.mark.one_backend
+
+
+def summary(record: Record) -> Summary:
+    found = summarize(record)
+    assert found is not None
+    return found
+
+
+def test_the_parts_of_a_known_step_are_known():
+    found = summary(steady())
+    assert len(found.steps) == 10
+    parts = {"compute": 6, "copy": 1, "pack": 0, "collate": 0, "fetch": 0, "wait": 3}
+    assert found.mean == {part: ms * MS for part, ms in parts.items()}
+    assert [step.parts for step in found.steps] == [found.mean] * 10
+    assert (found.step, found.input, found.waited) == (10 * MS, 3 * MS, 0.3)
+    assert found.window == (0, 100 * MS)
+    assert found.verdict == "input-bound: 30 % of a step went into getting its batch"
+
+
+def test_what_workers_do_is_counted_by_what_is_innermost():
+    work = summary(steady()).work("worker")
+    assert work is not None
+    assert (work.lanes, work.batches) == (("worker 0", "worker 1"), 10)
+    assert work.parts == {"pack": 1 * MS, "collate": 2 * MS, "fetch": 6 * MS}
+    assert (work.per_batch, work.busy) == (9 * MS, 0.45)  # 90 of 2 x 100 ms
+
+
+def test_stacks_within_stacks_count_once():
+    found = summary(steady(stacked=1000, padding=410))
+    assert found.stacked == (10_000, 4_100)
+    assert found.padding_fraction == 0.41
+
+
+def test_a_loop_without_workers_fetches_and_collates_in_its_wait():
+    events = [
+        Event("loop", "wait", 0, 10, 1, 1),
+        Event("loop", "fetch", 1, 9),
+        Event("loop", "collate", 6, 9),
+        Event("loop", "end", 40, 41, 1, 1),
+    ]
+    (step,) = summary(Record("x.py", tuple(events))).steps
+    assert step.segments == (
+        Segment("wait", 0, 1),
+        Segment("fetch", 1, 6),
+        Segment("collate", 6, 9),
+        Segment("wait", 9, 10),
+        Segment("compute", 10, 40),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wait", "kind"), [(10, "compute-bound"), (11, "input-bound"), (0, "compute-bound")]
+)
+def test_more_than_ten_percent_are_input_bound(wait, kind):
+    assert summary(steady(wait=wait, copy=0, compute=100 - wait)).bottleneck == kind
+
+
+def test_warm_up_is_left_out_but_never_all():
+    first = summary(steady(warmup=3))
+    assert (first.left_out, len(first.steps), first.window[0]) == (3, 7, 30 * MS)
+    assert len(summary(steady(warmup=10)).steps) == 1
+
+
+def test_epochs_and_what_is_between_them_are_no_steps():
+    marks = [("wait", 0, 1), ("wait", 10, 1), ("end", 20, 1), ("wait", 500, 2)]
+    marks += [("wait", 510, 2), ("wait", 900, 3)]  # it was left before its end
+    events = [Event("loop", kind, at, at + 2, 1, epoch) for kind, at, epoch in marks]
+    found = summary(Record("x.py", tuple(events)))
+    assert [(s.start, s.end) for s in found.steps] == [(0, 10), (10, 20), (500, 510)]
+    assert [step.is_first for step in found.steps] == [True, False, True]
+
+
+def test_steps_with_another_loader_in_them_are_left_out():
+    marks = [(0, 1), (10, 1), (12, 2), (14, 2), (90, 1), (100, 1)]
+    events = [Event("loop", "wait", at, at + 1, n, n) for at, n in marks]
+    found = summary(Record("x.py", tuple(events)))
+    assert [(s.start, s.end) for s in found.steps] == [(0, 10), (90, 100)]
+    assert (found.interrupted, found.loader, found.others) == (1, 1, ((2, 2),))
+
+
+def test_a_prefetcher_that_waits_is_not_the_loop():
+    ahead = [Event("prefetch", "wait", 10 * i, 10 * i + 1) for i in range(9)]
+    mine = [Event("loop", "wait", 20 * i, 20 * i + 1, 1, 1) for i in range(3)]
+    found = summary(Record("x.py", (*ahead, *mine)))
+    assert (found.lane, len(found.steps)) == ("loop", 2)
+    assert list(found.lanes) == ["loop", "prefetch"]
+
+
+def test_without_a_loader_a_loop_is_cut_at_its_first_range():
+    events = []
+    for at in (0, 100, 200):
+        events.append(Event("loop", "collate", at, at + 10))
+        events.append(Event("loop", "scatter", at + 22, at + 27))
+        events.append(Event("loop", "step", at + 20, at + 90))
+    found = summary(Record("x.py", tuple(events)))
+    assert [step.start for step in found.steps] == [0, 100]
+    assert found.mean["collate"] == 10 and found.mean["copy"] == 5
+    assert found.is_input_bound is None
+    (advice,) = advise(found)
+    assert advice.title == "Use a loader of torch or pyparallel"
+
+
+def test_a_record_without_steps_has_no_summary():
+    assert summarize(Record("x.py", ())) is None
+    one = Event("loop", "wait", 0, 1, 1, 1)
+    assert summarize(Record("x.py", (one,))) is None
+
+
+@st.composite
+def nests(draw: st.DrawFn) -> list[Event]:
+    """Draw events of one lane, one after the other or one inside the other."""
+    events: list[Event] = []
+
+    def fill(start: int, end: int, depth: int) -> None:
+        at = start
+        while at < end and depth < 4 and draw(st.booleans()):
+            first = draw(st.integers(at, end - 1))
+            last = draw(st.integers(first + 1, end))
+            fill(first, last, depth + 1)
+            events.append(Event("loop", draw(st.sampled_from([*PARTS])), first, last))
+            at = last
+
+    fill(0, draw(st.integers(1, 40)), 0)
+    return events
+
+
+@settings(deadline=None)
+@given(nests())
+def test_at_every_time_the_innermost_event_counts(events):
+    found = {
+        at: part for part, start, end in segments(events) for at in range(start, end)
+    }
+    expected = {}
+    for at in range(40):
+        # Inner events were appended before those around them.
+        inside = [e.kind for e in events if e.start <= at < e.end]
+        if inside:
+            expected[at] = inside[0]
+    assert found == expected
+
+
+# Advice.
+
+
+def only(record: Record) -> Advice:
+    (advice,) = advise(summary(record))
+    return advice
+
+
+def test_a_compute_bound_loop_has_nothing_to_change():
+    assert only(steady(wait=0, copy=0, compute=10 * MS)) == Advice(
+        "No change of the input",
+        "Compute is 10.0 ms of a step, 100 %. Faster input would save 0 us at most.",
+    )
+
+
+def test_workers_that_cannot_keep_up_should_be_more():
+    # 9 ms of work in a batch, a step of 2 ms: five workers, of which two are there.
+    found = only(steady(wait=3 * MS, copy=0, compute=2 * MS))
+    assert found == Advice(
+        "Use more workers: num_workers=5",
+        "A batch takes 9.00 ms of a worker's time: one is ready every 4.50 ms with 2 "
+        "workers. The rest of a step takes 2.00 ms. 5 workers would make one every "
+        "1.80 ms.",
+        3 * MS,
+    )
+
+
+def test_where_cores_are_short_the_work_should_be_less():
+    found = only(steady(wait=3 * MS, copy=0, compute=2 * MS, cores=2))
+    assert found.title == "Reduce the work on a batch: fetch first"
+    assert "More workers on 2 cores would not help." in found.text
+    assert found.text.endswith("Most of the work is fetch, 6.00 ms a batch.")
+
+
+def test_workers_that_sleep_share_the_cores():
+    # Of 9 ms of work in a batch 0.9 are CPU time: each core has room for ten workers.
+    record = steady(wait=3 * MS, copy=0, compute=2 * MS, cores=1, cpu=9 * MS // 10)
+    assert only(record) == Advice(
+        "Use more workers: num_workers=5",
+        "A batch takes 9.00 ms of a worker's time, 10 % of it CPU time: one is ready "
+        "every 4.50 ms with 2 workers. The rest of a step takes 2.00 ms. 5 workers "
+        "would make one every 1.80 ms.",
+        3 * MS,
+    )
+    computes = only(steady(wait=3 * MS, copy=0, compute=2 * MS, cores=1, cpu=9 * MS))
+    assert computes.title == "Reduce the work on a batch: fetch first"
+
+
+@pytest.mark.parametrize(
+    ("cores", "title"), [(1, "Use fewer workers"), (2, "Free some cores")]
+)
+def test_workers_without_a_core_are_told(cores, title):
+    options = {"wait": 3 * MS, "copy": 0, "compute": 2 * MS, "cpu": 3 * MS}
+    found = only(steady(**options, cores=cores, core_wait=5 * MS))
+    assert found.title == f"{title}: workers wait for a core"
+    assert "For 5.00 ms of a batch its worker was runnable, but had " in found.text
+
+
+def test_workers_that_keep_up_but_come_late_should_run_ahead():
+    found = only(steady(wait=2 * MS, copy=0, compute=8 * MS))
+    assert found.title == "Let workers run further ahead: prefetch_factor"
+    assert "but some batches are late. The longest wait is 2.00 ms" in found.text
+
+
+def asked_and_ready(*steps: tuple[int, int, int], pack: bool = False) -> Record:
+    """Return a record of steps of 100 ms: wait, when the batch is ready, and its work.
+
+    Times are ms; a batch may be ready before it is asked for. Another pass before it
+    had the same batches.
+    """
+    marks = [Event("loop", "wait", -1000 * MS, -999 * MS, 1, 1, batch=0)]
+    work = [Event("worker 0", "fetch", -1500 * MS, -1400 * MS, batch=0)]
+    for i, (wait, ready, took) in enumerate(steps):
+        asked = 100 * i
+        marks.append(
+            Event("loop", "wait", asked * MS, (asked + wait) * MS, 1, 2, batch=i)
+        )
+        end = asked + ready
+        made = Event("worker 0", "fetch", (end - took) * MS, end * MS, batch=i)
+        if pack:
+            work.append(Event("worker 0", "pack", made.end - MS, made.end))
+        work.append(made)
+    end = 100 * len(steps) * MS
+    marks.append(Event("loop", "stop", end, end, 1, 2))
+    return Record("x.py", (*work, *marks), environment={"cores": "8"})
+
+
+def test_lateness_is_from_asking_for_a_batch_until_it_is_ready():
+    record = asked_and_ready((5, 4, 20), (40, 30, 20), (5, -10, 20))
+    assert summary(record).lateness == (4 * MS, 30 * MS, 0)
+    found = only(record)
+    assert found.title == "Let workers run further ahead: prefetch_factor"
+    assert found.text.endswith(
+        "but the batch was ready after the request in 2 of 3 steps, by 30.0 ms at "
+        "most. The longest wait is 40.0 ms. Increase prefetch_factor, and look for "
+        "slow samples."
+    )
+
+
+@pytest.mark.parametrize(
+    ("pack", "title"),
+    [
+        (False, "Send batches through shared memory: pyparallel.DataLoader"),
+        (True, "Receive batches in a thread: PreDataLoader(loader)"),
+    ],
+)
+def test_a_wait_for_a_batch_that_is_ready_is_no_lateness(pack, title):
+    # With 95 ms of work in a batch, and 60 ms in the rest of a step.
+    found = only(asked_and_ready(*[(40, -2, 95)] * 3, pack=pack))
+    assert found == Advice(
+        title,
+        "A step waits 40.0 ms for its batch, but the batch was ready before the "
+        "request in every step. The rest of the wait is its transfer between the "
+        "processes.",
+        40 * MS,
+    )
+
+
+def test_small_batches_gain_nothing_in_workers():
+    events = []
+    for at in range(0, 4000, 1000):
+        events.append(Event("loop", "fetch", at * 1000, (at + 900) * 1000, cpu=9))
+        events.append(Event("loop", "wait", at * 1000, (at + 900) * 1000, 1, 1))
+    found = only(Record("x.py", tuple(events), environment={"cores": "8"}))
+    assert found.title == "Use larger batches"
+    assert found.text.endswith("Sending a batch from a worker would take as long.")
+
+
+def test_what_the_loop_fetches_itself_belongs_into_workers():
+    events: list[Event] = []
+    for at in range(0, 4000, 1000):
+        events.append(Event("loop", "fetch", at * MS, (at + 600) * MS))
+        events.append(Event("loop", "wait", at * MS, (at + 600) * MS, 1, 1))
+    record = Record("x.py", tuple(events), environment={"cores": "8"})
+    assert only(record) == Advice(
+        "Make batches in workers: num_workers=2",
+        "Fetching and collating a batch takes 600 ms in the loop itself, and the rest "
+        "of a step 400 ms. 2 workers would make a batch every 300 ms.",
+        600 * MS,
+    )
+
+
+def test_workers_that_are_slow_to_start_should_be_kept():
+    events: list[Event] = []
+    for epoch in (1, 2, 3):
+        first = Event(
+            "loop", "wait", 500 * epoch * MS, (500 * epoch + 90) * MS, 1, epoch
+        )
+        later = [(500 * epoch + 100 * i) * MS for i in (1, 2)]
+        events += [
+            first,
+            *(Event("loop", "wait", at, at + MS, 1, epoch) for at in later),
+        ]
+    found = only(Record("x.py", tuple(events)))
+    assert found.title == "Keep workers from epoch to epoch: persistent_workers=True"
+    assert found.text.startswith(
+        "A step waits 90.0 ms for the first batch of an epoch, and "
+    )
+
+
+def test_copies_in_the_loop_belong_ahead():
+    found = only(steady(wait=0, copy=1 * MS, compute=9 * MS))
+    assert (
+        found.title == "Send batches ahead of the step: PreDataLoader(loader, device)"
+    )
+    assert "takes 1.00 ms of a step, 10 %" in found.text
+    assert found.gain == 1 * MS
+
+
+@pytest.mark.parametrize(("padding", "says"), [(400, False), (401, True)])
+def test_more_than_forty_percent_of_padding_is_much(padding, says):
+    record = steady(wait=0, copy=0, compute=10 * MS, padding=padding)
+    titles = [advice.title for advice in advise(summary(record))]
+    assert ("Batch samples of similar sizes together" in titles) is says
+
+
+def test_what_saves_most_comes_first():
+    record = steady(wait=3 * MS, copy=1 * MS, compute=2 * MS, padding=900)
+    gains = [advice.gain for advice in advise(summary(record))]
+    assert len(gains) == 3 and gains == sorted(gains, reverse=True)
+
+
+# The record.
+
+
+def test_a_trace_has_a_thread_for_each_lane_and_a_slice_for_each_event():
+    record = dataclasses.replace(steady(steps=2), rank=3)
+    trace = json.loads(record.to_trace())
+    assert list(trace) == ["displayTimeUnit", "traceEvents"]
+    rows = trace["traceEvents"]
+    assert {row["pid"] for row in rows} == {3}
+    assert [row["args"] for row in rows if row["name"] == "process_name"] == [
+        {"name": "train.py"}
+    ]
+    threads = {
+        row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"
+    }
+    assert list(threads.values()) == ["loop", "worker 0", "worker 1"]
+    slices = [row for row in rows if row["ph"] == "X"]
+    assert [
+        (threads[row["tid"]], row["name"], row["ts"], row["dur"]) for row in slices
+    ] == [
+        (e.lane, e.kind, e.start / 1000, (e.end - e.start) / 1000)
+        for e in record.events
+    ]
+    assert slices[0]["args"] == {"loader": 1, "epoch": 1}
+    assert slices[1]["args"] == {}
+    assert {"stacked_nbytes": 1000, "padding_nbytes": 100} in [
+        row["args"] for row in slices
+    ]
+
+
+def test_a_record_survives_json():
+    record = dataclasses.replace(steady(), rank=1, world_size=2)
+    assert Record.from_json(record.to_json()) == record
+    # Earlier ones have no CPU time.
+    old = json.loads(record.to_json())
+    old["columns"], old["events"] = old["columns"][:8], [e[:8] for e in old["events"]]
+    assert Record.from_json(json.dumps(old)) == record
+
+
+def changed(**fields: object) -> str:
+    return json.dumps({**json.loads(steady(steps=1).to_json()), **fields})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "x.json must be JSON of a profile, but is not: Expecting property name"),
+        ("[1]", "x.json must be JSON of a profile, but is not: not an object."),
+        (
+            changed(version=2),
+            "x.json must have the format 'pyparallel-profile' and the version 1, but "
+            "has 'pyparallel-profile' and 2. Use the version of pyparallel that wrote "
+            "it.",
+        ),
+        (
+            changed(events=[["loop", "wait", 5, 1, *[0] * 7]]),
+            "x.json must have the fields of a profile, but does not: an event is "
+            "['loop', 'wait', 5, 1, 0, 0, 0, 0, 0, 0, 0].",
+        ),
+        (changed(events=[[1]]), "x.json must have the fields of a profile, but does"),
+        (changed(loaders=[{}]), "x.json must have the fields of a profile, but does "),
+        (changed(more=1), "x.json must have the fields of a profile, but does not: "),
+    ],
+)
+def test_what_is_no_record_is_refused(text, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        Record.from_json(text, "x.json")
+
+
+def written(folder, pid, rows, parent=None, rank=None):
+    head = {"pid": pid, "parent": parent, "script": "x.py", "rank": rank}
+    head |= {"world_size": 2, "steps": 1, "warmup": 0, "synchronize": True}
+    head |= {"environment": {}, "folder": "/home/somebody"}
+    lines = [json.dumps(row) for row in [head, *rows]]
+    (folder / f"{pid}-0.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def row(lane, start, end, kind="fetch"):
+    return {"lane": lane, "kind": kind, "start": start, "end": end, "thread": 1}
+
+
+def test_processes_are_put_together_with_their_workers(tmp_path):
+    written(tmp_path, 10, [row("loop", 1000, 1010, "wait")], rank=1)
+    # Of two epochs, and then of two loaders at a time.
+    written(tmp_path, 11, [row("worker 0", 1001, 1005)], parent=10)
+    written(tmp_path, 12, [row("worker 0", 1005, 1009)], parent=10)
+    written(tmp_path, 13, [row("worker 0", 1004, 1006)], parent=10)
+    written(tmp_path, 20, [row("loop", 900, 910, "wait")], rank=0)
+    first, second = collect(tmp_path)
+    assert (first.rank, second.rank) == (0, 1)
+    assert first.events == (Event("loop", "wait", 0, 10),)
+    assert [event[:4] for event in second.events] == [
+        ("worker 0", "fetch", 1, 5),
+        ("worker 0 (2)", "fetch", 4, 6),
+        ("worker 0", "fetch", 5, 9),
+        ("loop", "wait", 0, 10),
+    ]
+    assert "somebody" not in second.to_json()
+
+
+def test_the_last_line_of_a_killed_process_may_be_cut_off(tmp_path):
+    written(tmp_path, 10, [row("loop", 0, 5, "wait"), row("loop", 5, 9, "wait")])
+    path = tmp_path / "10-0.jsonl"
+    path.write_text(path.read_text()[:-7])
+    (record,) = collect(tmp_path)
+    assert [event.end for event in record.events] == [5]

@@ -1,0 +1,165 @@
+"""The rules of csrc/README.md that a regular expression can see."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from repository import ROOT
+
+CSRC = ROOT / "csrc"
+SOURCES = sorted(
+    path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".cuh")
+)
+TESTS = sorted((ROOT / "tests" / "csrc").rglob("*.[ch]*"))
+#: From the top down: folders, and the folders or headers that they may include besides
+#: their own. Folders of one row do not include each other.
+ROWS = (
+    ("bindings", "memory ops pytree"),
+    ("ops", "core memory transfer"),
+    ("cpu cuda", "core ops/backend.h transfer/runtime.h"),
+    ("transfer", "core"),
+    ("core memory pytree", ""),
+)
+MAY_INCLUDE = {
+    folder: (folder, *below.split()) for row, below in ROWS for folder in row.split()
+}
+#: Files that connect torch with a folder that otherwise does not know it.
+GLUE = ("cpu/backend.cpp", "cuda/backend.cpp", "cuda/runtime.cpp")
+TORCH = r"(torch|ATen|c10|caffe2|pybind11)/"
+
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(not SOURCES, reason="csrc is not part of this install"),
+]
+each_source = pytest.mark.parametrize(
+    "path", SOURCES, ids=lambda path: path.relative_to(CSRC).as_posix()
+)
+
+
+def without_comments(path):
+    text = re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.S)
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def includes(path, quotes):
+    begin, end = quotes
+    pattern = rf"^\s*#\s*include\s*{begin}([^>\"]+){end}"
+    return re.findall(pattern, path.read_text(encoding="utf-8"), flags=re.M)
+
+
+def folder_of(path):
+    return path.relative_to(CSRC).parts[0]
+
+
+@each_source
+def test_a_folder_includes_only_what_is_below_it(path):
+    allowed = MAY_INCLUDE[folder_of(path)]
+    for name in includes(path, '""'):
+        assert {name, name.split("/")[0]} & {*allowed}, f"it may not include {name}"
+        assert (CSRC / name).is_file()
+
+
+@each_source
+def test_only_glue_knows_torch(path):
+    knows = [name for name in includes(path, "<>") if re.match(TORCH, name)]
+    may = folder_of(path) in ("ops", "bindings") or path.as_posix().endswith(GLUE)
+    hook = path.name == "parallel_for.cpp" and knows == ["ATen/Parallel.h"]
+    assert may or hook or not knows, f"{path.name} includes {knows}"
+    assert "torch/extension.h" not in knows
+    assert "ATen/ATen.h" not in knows
+
+
+@each_source
+def test_words_stay_where_they_belong(path):
+    text = without_comments(path)
+    folder = folder_of(path)
+    assert ("pybind11" in text) <= (folder == "bindings")
+    assert ("Python.h" in text) <= (folder == "pytree")
+    assert ("<<<" in text) <= (path.name == "launch.cuh")
+    assert ("__CUDACC__" in text) <= (path.name == "host_device.h")
+    knows_cuda = folder == "cuda" or path.name in ("host_device.h", "build_info.cpp")
+    assert knows_cuda or "cuda" not in text.lower()
+    assert "WITH_CUDA" not in text
+    assert "PP_STD_THREADS" not in text or path.name == "parallel_for.cpp"
+
+
+@each_source
+def test_errors_are_checks_and_numbers_are_not_cut(path):
+    text = without_comments(path)
+    assert not re.search(r"\b(assert|abort|terminate|exit)\s*\(", text)
+    c_cast = r"\((unsigned|int|long|size_t|u?int(8|16|32|64)_t)\)\s*[\w(]"
+    assert not re.search(c_cast, text), "use static_cast or checked_narrow"
+    assert "using namespace" not in text
+
+
+def test_one_place_launches():
+    launches = [path for path in SOURCES if "<<<" in without_comments(path)]
+    assert [path.name for path in launches] == ["launch.cuh"]
+    text = without_comments(*launches)
+    assert text.count("<<<") == text.count("cudaGetLastError()") == 1
+
+
+def test_no_instruction_is_used_without_asking():
+    text = without_comments(CSRC / "cpu" / "nontemporal.h")
+    chosen = re.findall(r"visit\((\w+)\{\}\)", text)
+    asked = re.findall(r"if \((\w+)::supported\(\) && visit\(\1\{\}\)\)", text)
+    assert chosen == asked and len(chosen) == 3
+    text = without_comments(CSRC / "cpu" / "image.cpp")
+    chosen = re.findall(r"push_back\(&loops_of<(\w+)>\)", text)
+    asked = re.findall(r"if \((\w+)::supported\(\)\) kinds\.push_back", text)
+    assert [name for name in chosen if name != "AnyCpu"] == asked and len(asked) == 2
+    for path in [ROOT / "setup.py", ROOT / "CMakeLists.txt"]:
+        assert not re.search(r"-m(arch|avx|fma|cpu)", path.read_text(encoding="utf-8"))
+
+
+def test_each_call_of_cuda_is_guarded():
+    text = without_comments(CSRC / "cuda" / "runtime.cpp")
+    calls = re.findall(
+        r"\n  [\w:<>]+ (\w+)\(([^)]*)\)( noexcept)? override \{\n(.*?)\n  \}",
+        text,
+        flags=re.S,
+    )
+    assert len(calls) == text.count(" override {") == 14
+    for name, args, _, body in calls:
+        if name in ("free", "current_streams"):
+            assert not re.search(r"\bcuda[A-Z]", body), name
+            continue
+        guard = re.match(r"    const CallGuard guard\((.*?)\);\n", body)
+        assert guard, name
+        if "Stream& stream" in args:
+            assert guard[1] == "stream.device", name
+        elif "Event& event" in args:
+            assert guard[1] == "event.device", name
+    guard = text[text.index("class CallGuard") :]
+    assert guard.index("CUDAGuard device_") < guard.index("relaxed_{")
+
+
+def test_the_driver_is_called_without_the_interpreters_lock():
+    text = without_comments(CSRC / "bindings" / "transfer.cpp")
+    calls = re.findall(r"(unlocked\(\[&\] \{ (?:return )?)?(?:self|job)\.(\w+)\(", text)
+    building = {"pack", "read_in_place"}
+    calls = [(unlocked, name) for unlocked, name in calls if name not in building]
+    names = {"is_done", "wait", "synchronize", "pin", "unpin", "record", "fence", "run"}
+    assert {name for _, name in calls} == names
+    assert all(unlocked for unlocked, _ in calls)
+    text = without_comments(CSRC / "bindings" / "run.h")
+    assert text.count("job->run()") == 2
+    assert "if (job->on_host() && job->nbytes() <= kHoldGilBytes) return" in text
+
+
+def test_no_memory_is_write_combined():
+    for path in SOURCES:
+        assert "writecombined" not in without_comments(path).lower(), path
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: path.name)
+def test_lines_are_narrow(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert max(map(len, lines)) <= 88
+
+
+def test_headers_are_read_once():
+    for path in SOURCES:
+        if path.suffix in (".h", ".cuh"):
+            assert "#pragma once" in path.read_text(encoding="utf-8"), path

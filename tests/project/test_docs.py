@@ -1,0 +1,109 @@
+"""What the documentation shows is what happens."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+import pyparallel
+
+pytestmark = pytest.mark.one_backend
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(pyparallel.__path__, "pyparallel.")
+    if not module.name.endswith(("__main__", "._C"))
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_give_what_they_say(name: str) -> None:
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module)
+    assert failed == 0
+
+
+def test_at_least_the_main_functions_have_an_example() -> None:
+    # The names of the package are the functions; the modules are behind sys.modules.
+    found = [
+        function.__name__
+        for function in (pyparallel.collate, pyparallel.scatter)
+        if ">>>" in (inspect.getdoc(function) or "")
+    ]
+    assert found == ["collate", "scatter"]
+
+
+def test_python_in_the_readme_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        script = tmp_path / "block.py"
+        script.write_text(block, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-W", "ignore:[PP004]", str(script)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_public_name_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    private_detail = {"BatchWarning"}
+    missing = [name for name in pyparallel.__all__ if name not in text]
+    assert set(missing) <= private_detail
+
+
+def test_links_in_the_documentation_lead_to_files() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("csrc/*.md")]
+    assert len(pages) >= 5
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_no_example_takes_the_first_chunk_and_drops_the_rest() -> None:
+    """``(chunk,) = container.data`` fails where ``.data[0]`` would lose samples."""
+    bare = re.compile(r"\.data\[0\]")
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.*")]
+    modules = [*ROOT.glob("pyparallel/**/*.py")]
+    docstrings = [
+        (module, ast.get_docstring(node) or "")
+        for module in modules
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+    ]
+    texts = [(page, page.read_text(encoding="utf-8")) for page in pages]
+    shown = [
+        (path.name, line)
+        for path, text in [*texts, *docstrings]
+        for line in text.splitlines()
+        if bare.search(line)
+    ]
+    # The one line quotes code for mmcv beside its translation.
+    assert [name for name, _ in shown] == ["mmcv.md"], shown
+
+
+def test_every_public_function_says_what_it_takes_gives_and_raises() -> None:
+    for function in (
+        pyparallel.collate,
+        pyparallel.scatter,
+        pyparallel.scatter_kwargs,
+    ):
+        text = inspect.getdoc(function) or ""
+        for section in ("Args:", "Returns:", "Raises:", "mmcv 1.x"):
+            assert section in text, f"{function.__name__} lacks {section}"

@@ -1,0 +1,130 @@
+"""Every block of Python in the pages runs; every other block is known not to be one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from docs_blocks import all_blocks, blocks, pages, run_page
+from repository import ROOT
+
+import pyparallel.mmcv
+
+pytestmark = pytest.mark.one_backend
+
+#: What a page's blocks of Python take for granted; it runs before each of them.
+TAKEN_FOR_GRANTED = {
+    "docs/mmengine-wrappers.md": """
+import functools
+import torch
+import torch.distributed as dist
+from torch import nn
+from pyparallel.mmengine import *
+from pyparallel.mmengine import fully_sharded_distributed
+if not dist.is_initialized():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+class TransformerBlock(nn.Linear):
+    pass
+
+class Model(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.block = TransformerBlock(1, 1)
+    def forward(self, inputs, mode):
+        return dict(loss=self.block(inputs))
+
+class Gan(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.critic = nn.Linear(1, 1)
+    def forward(self, inputs, mode):
+        return None
+    def train_step(self, data, wrappers):
+        with wrappers["critic"].optim_context(self.critic):
+            loss = self.critic(data["inputs"]).sum()
+        wrappers["critic"].update_params(loss)
+        return dict(loss=loss)
+
+# Without a GPU it has to be told where to shard.
+MMFullyShardedDataParallel = functools.partial(
+    fully_sharded_distributed.MMFullyShardedDataParallel, device_id="cpu")
+local_rank = 0
+model, gan = Model(), Gan()
+batch = dict(inputs=torch.ones(1, 1))
+optim_wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+critic = torch.optim.SGD(gan.critic.parameters(), lr=0.1)
+optim_wrapper_dict = OptimWrapperDict(critic=OptimWrapper(critic))
+""",
+    "docs/parallel.md": """
+import torch
+network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
+paths, read_page = ["a", "b"], str.upper
+replicas, inputs = [network, network], [(torch.ones(1, 3, 32, 32),)] * 2
+kwargs_tup, devices = None, ["cpu", "cpu"]
+""",
+    "docs/profile-command.md": """
+import sys
+sys.argv = ["train.py", "--pictures", "16", "--blurs", "1"]
+""",
+    "docs/prefetch.md": """
+import torch
+numbers = torch.utils.data.TensorDataset(torch.arange(4))
+torch_loader = torch.utils.data.DataLoader(
+    numbers,
+    sampler=torch.utils.data.DistributedSampler(numbers, num_replicas=1, rank=0),
+)
+device, num_epochs, step, augment = "cpu", 2, print, lambda batch: batch
+""",
+}
+#: Pages whose Python is run elsewhere: by what.
+ELSEWHERE = {"README.md": "tests/project/test_docs.py"}
+#: Pages whose sessions run here, and what else is Python elsewhere, beside the peers.
+BESIDE_PEERS = {"docs/frameworks.md": "tests/project/test_docs_differential.py"}
+PYTHON = sorted({block.page for block in all_blocks("python", "pycon")})
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["page"])
+    yield
+    pyparallel.mmcv.uninstall()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("page", [page for page in PYTHON if page not in ELSEWHERE])
+# With a single rank torch has nothing to shard.
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
+def test_python_of_a_page_runs_and_prints_what_is_shown(page: str) -> None:
+    languages = ("pycon",) if page in BESIDE_PEERS else ("pycon", "python")
+    assert run_page(page, *languages, before=TAKEN_FOR_GRANTED.get(page, "")) > 0
+
+
+def test_the_tables_of_this_file_name_pages_that_need_them() -> None:
+    assert {*TAKEN_FOR_GRANTED, *ELSEWHERE, *BESIDE_PEERS} <= set(PYTHON)
+    for page, test in {**ELSEWHERE, **BESIDE_PEERS}.items():
+        assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
+
+
+def test_a_block_is_python_a_command_a_message_or_a_drawing() -> None:
+    #: Of which languages there are blocks, and what becomes of them.
+    known = {
+        "python": "runs here",
+        "pycon": "runs here",
+        "sh": "tests/project/test_docs_commands.py",
+        "dockerfile": "tests/project/test_docs_commands.py",
+        "text": "tests/project/test_docs_messages.py",
+        "{toctree}": "tests/project/test_docs_site.py",
+        "{eval-rst}": "tests/project/test_docs_site.py",
+        "": "a drawing",
+    }
+    found = [block for page in pages() for block in blocks(page)]
+    assert {block.name for block in found if block.language not in known} == set()
+    assert len(found) > 80
+    for block in all_blocks(""):
+        drawn = [line for line in block.text.splitlines() if "-->" in line]
+        assert drawn, f"{block.name}: say of what language the block is"

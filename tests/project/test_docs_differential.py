@@ -1,0 +1,263 @@
+"""The pages on mmcv, mmengine, accelerate and Lightning, beside those packages."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from docs_blocks import run_page
+from repository import ROOT, SUPPORT
+from torch import nn
+from torchrun import python
+
+# What these packages, or torch on their behalf, deprecate is not ours.
+pytestmark = [
+    pytest.mark.also_peers,
+    pytest.mark.one_backend,
+    pytest.mark.filterwarnings("default"),
+]
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    reason = f"{', '.join(missing)} is not installed: see `make test-peers`"
+    return pytest.mark.skipif(bool(missing), reason=reason)
+
+
+@pytest.fixture
+def one_rank() -> Any:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@needs("accelerate", "lightning")
+def test_accelerate_and_lightning_train_as_frameworks_md_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_page("docs/frameworks.md", "pycon", "python") == 5
+
+
+@needs("accelerate")
+def test_accelerate_refuses_containers_as_frameworks_md_says() -> None:
+    from accelerate.utils import find_batch_size
+
+    from pyparallel import DataContainer
+
+    with pytest.raises(TypeError) as caught:
+        find_batch_size(DataContainer([torch.ones(1)]))
+    page = (ROOT / "docs/frameworks.md").read_text(encoding="utf-8")
+    text = re.search(r"\*\*`(Can only find.*?)`\*\*", page, re.DOTALL)
+    assert text and str(caught.value).startswith(text[1].replace("\n", " "))
+
+
+@needs("mmengine")
+def test_every_config_of_the_recipes_trains(tmp_path: Path) -> None:
+    done = python(SUPPORT / "docs_recipes.py", str(tmp_path), options=("-W", "ignore"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    ours = "pyparallel.mmengine."
+    plain = ["docs_recipes.Tiny", "docs_recipes.Several"]
+    ddp = f"{ours}distributed.MMDistributedDataParallel"
+    separate = f"{ours}separate.MMSeparateDistributedDataParallel"
+    optim, amp = f"{ours}optim.OptimWrapper", f"{ours}amp.AmpOptimWrapper"
+    found = [line.split() for line in done.stdout.splitlines() if ours in line]
+    found = [[name.replace("__main__", "docs_recipes") for name in it] for it in found]
+    assert found == [
+        [plain[0], optim],
+        [ddp, optim],
+        [plain[0], optim],
+        [plain[0], amp],
+        [separate, f"{ours}optim_dict.OptimWrapperDict"],
+    ]
+
+
+# ------------------------------------------------------- the texts that people look for
+class Step(nn.Conv2d):
+    """A convolution with a training step."""
+
+    def train_step(self, data: Any, optimizer: Any) -> Any:
+        return dict(loss=self(data["img"]).mean())
+
+
+def ddp_step(api: Any) -> Any:
+    model = api.MMDistributedDataParallel(Step(3, 1, 3))
+    batch = dict(img=api.DataContainer([torch.ones(1, 3, 8, 8)], stack=True))
+    return model.train_step(batch, None)
+
+
+def stacked(value: Any) -> Callable[[Any], Any]:
+    return lambda api: api.collate([api.DataContainer(value, stack=True)])
+
+
+#: Lines of user code, and the heading or text of docs/mmcv.md about their error.
+OF_MMCV: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "stream": (
+        lambda api: importlib.import_module(
+            f"{api.__name__}._functions"
+        ).Scatter.forward([0], torch.ones(2)),
+        "AttributeError: 'int' object has no attribute 'type'",
+    ),
+    "forward": (
+        lambda api: api.MMDistributedDataParallel(nn.Linear(1, 1))(torch.ones(1, 1)),
+        "AttributeError: 'MMDistributedDataParallel' object has no attribute "
+        "'_use_replicated_tensor_module'",
+    ),
+    "index": (
+        lambda api: api.DataContainer([1])[0],
+        "TypeError: 'DataContainer' object is not subscriptable",
+    ),
+    "iterate": (
+        lambda api: list(api.DataContainer([1])),
+        "'DataContainer' object is not iterable",
+    ),
+    "step on the host": (
+        ddp_step,
+        "conv2d() received an invalid combination of arguments - got (DataContainer, "
+        "Parameter, Parameter, ",
+    ),
+    "strings": (
+        lambda api: api.collate(["ab", "cd"]),
+        "RecursionError: maximum recursion depth exceeded",
+    ),
+    "cpu": (
+        lambda api: api.scatter(torch.ones(2), ["cpu"]),
+        "ValueError: Expected a non cpu device, but got: cpu",
+    ),
+    "defaultdict": (
+        lambda api: api.scatter(collections.defaultdict(list, a=torch.ones(1)), [-1]),
+        "TypeError: first argument must be callable or None",
+    ),
+    "no arguments": (
+        lambda api: api.MMDataParallel(nn.Flatten())(),
+        "IndexError: tuple index out of range",
+    ),
+}
+#: What is an error here as well, with a text.
+STILL_ERRORS = {
+    "array": (stacked([1]), AssertionError, ""),
+    "two dimensions": (stacked(torch.ones(3, 3)), AssertionError, ""),
+    "object": (
+        lambda api: api.scatter(api.DataContainer([[object()]]), [-1]),
+        Exception,
+        "Unknown type",
+    ),
+}
+
+
+def page(name: str) -> str:
+    """Return the text of a page with every line break a space."""
+    return " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+
+
+def said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+@pytest.fixture
+def theirs() -> Any:
+    """Return mmcv's own mmcv.parallel."""
+    return importlib.import_module("mmcv.parallel")
+
+
+@needs("mmcv")
+@pytest.mark.parametrize("case", OF_MMCV)
+def test_a_text_of_mmcv_is_raised_by_mmcv_and_not_here(
+    case: str, theirs: Any, one_rank: None
+) -> None:
+    line, text = OF_MMCV[case]
+    assert text in page("mmcv.md")
+    with pytest.raises(Exception) as caught:
+        line(theirs)
+    assert text in said(caught.value)
+    if case == "stream":  # there is no GPU to send to, and no `_get_stream(int)`
+        return
+    import pyparallel
+
+    if case == "no arguments":
+        with pytest.raises(TypeError, match="forward"):  # the model's own
+            line(pyparallel)
+    else:
+        line(pyparallel)
+
+
+@needs("mmcv")
+@pytest.mark.parametrize("case", STILL_ERRORS)
+def test_what_mmcv_refuses_without_a_reason_is_refused_with_one(
+    case: str, theirs: Any
+) -> None:
+    import pyparallel
+
+    line, kind, text = STILL_ERRORS[case]
+    with pytest.raises(kind) as caught:
+        line(theirs)
+    assert str(caught.value).startswith(text) and len(str(caught.value)) < 60
+    with pytest.raises(kind) as caught:
+        line(pyparallel)
+    assert len(str(caught.value)) > 60
+    assert f"### {kind.__name__}" + (f": {text}" if text else "") in page("mmcv.md")
+
+
+def no_sync(*children: nn.Module) -> None:
+    from mmengine.model import MMSeparateDistributedDataParallel
+
+    with MMSeparateDistributedDataParallel(nn.Sequential(*children)).no_sync():
+        pass
+
+
+def of_mmengine(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(f"mmengine.{module}"), attribute)
+
+
+def build(what: str, *arguments: Any) -> Any:
+    """Call a method of a Runner that is not made, where it looks at nothing else."""
+    runner = of_mmengine("runner.Runner")
+    alone = object.__new__(runner)
+    alone._distributed, alone._model_wrapper_cfg = True, None
+    return getattr(runner, what)(alone, *arguments)
+
+
+OF_MMENGINE: list[Callable[[], Any]] = [
+    lambda: functools.partial(of_mmengine("registry.FUNCTIONS").get("collate")),
+    lambda: build("build_optim_wrapper", object()),
+    lambda: build(
+        "wrap_model",
+        dict(type="MMDistributedDataParallel"),
+        of_mmengine("model.MMDistributedDataParallel")(nn.Linear(1, 1)),
+    ),
+    lambda: of_mmengine("model.MMDistributedDataParallel")(
+        nn.Linear(1, 1), device_ids=[0]
+    ),
+    lambda: of_mmengine("optim.AmpOptimWrapper")(
+        optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    ),
+    lambda: no_sync(nn.Linear(1, 1), nn.Linear(1, 1)),
+    lambda: no_sync(nn.Linear(1, 1), nn.ReLU()),
+    lambda: of_mmengine("registry.MODEL_WRAPPERS").get(nn.Linear),
+    lambda: of_mmengine("registry.MODEL_WRAPPERS").register_module(
+        "MMDistributedDataParallel",
+        module=type("MMDistributedDataParallel", (), {}),
+    ),
+]
+
+
+@needs("mmengine")
+@pytest.mark.parametrize("line", OF_MMENGINE)
+def test_a_text_of_mmengine_is_raised_by_mmengine(
+    line: Callable[[], Any], one_rank: None
+) -> None:
+    with pytest.raises(Exception) as caught:
+        line()
+    text = (ROOT / "docs/mmengine-recipes.md").read_text(encoding="utf-8")
+    known = [a or b for a, b in re.findall(r"### (.+)|`(\w+Error: .+?)` ", text)]
+    assert any(said(caught.value).startswith(text) for text in known), known

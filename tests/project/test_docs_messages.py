@@ -1,0 +1,98 @@
+"""Messages that the pages quote are those that the code has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from docs_blocks import Block, all_blocks, pages
+from repository import ROOT
+
+pytestmark = pytest.mark.one_backend
+
+SOURCES = [*sorted(ROOT.glob("pyparallel/**/*.py")), ROOT / "setup.py"]
+QUOTED = all_blocks("text")
+#: Shorter pieces say nothing about where a text comes from.
+LETTERS = 8
+
+
+def squeezed(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def pieces() -> Iterator[str]:
+    """Yield what the strings of the sources say for sure, between what is filled in."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from map(squeezed, re.split(r"\{\w+\}", node.value))
+
+
+PIECES = {piece.strip() for piece in pieces() if len(piece.strip()) >= LETTERS}
+
+
+def unknown(message: str) -> list[str]:
+    """Return the words of a message that no piece of the sources explains."""
+    text = squeezed(message).strip()
+    known = [False] * len(text)
+    for piece in PIECES:
+        start = text.find(piece)
+        while start >= 0:
+            known[start : start + len(piece)] = [True] * len(piece)
+            start = text.find(piece, start + 1)
+    left = "".join(" " if known[i] else letter for i, letter in enumerate(text))
+    return re.findall(r"[A-Za-z]{3,}", left)
+
+
+def is_known(message: str) -> bool:
+    """Tell whether at most a third is of the example: a path, a key, another error."""
+    return 3 * len(unknown(message)) <= len(message.split())
+
+
+@pytest.mark.parametrize("block", QUOTED, ids=lambda block: block.name)
+def test_a_quoted_message_is_in_the_sources(block: Block) -> None:
+    assert is_known(block.text), unknown(block.text)
+
+
+def test_a_message_that_nobody_raises_is_noticed() -> None:
+    assert len(QUOTED) > 25
+    wrong = "batch[1] has to have the same keys as batch[0], but misses 'y'."
+    assert not is_known(wrong)
+
+
+def test_every_setting_that_the_code_reads_is_described() -> None:
+    page = (ROOT / "docs/environment.md").read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
+    read = set(re.findall(r"\bPYPARALLEL_[A-Z_]+\b", text))
+    assert read >= {"PYPARALLEL_BACKEND", "PYPARALLEL_BUILD"}
+    assert {name for name in read if f"`{name}" not in page} == set()
+    known = text + (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
+    for name in re.findall(r"\b(?:PYPARALLEL|FORCE)_[A-Z_]+\b", page):
+        assert name in known
+
+
+def test_every_setting_that_a_page_names_exists() -> None:
+    text = "".join(
+        path.read_text(encoding="utf-8")
+        for path in [*SOURCES, *ROOT.glob("tests/**/*.py"), ROOT / "Makefile"]
+    )
+    for page in pages():
+        named = re.findall(
+            r"\bPYPARALLEL_[A-Z_]+\b", (ROOT / page).read_text(encoding="utf-8")
+        )
+        assert {name for name in named if name not in text} == set(), page
+
+
+def test_figures_of_the_guide_are_those_of_the_benchmarks() -> None:
+    measured = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    numbers = [float(each) for each in re.findall(r"(?<![\w.])\d+\.?\d*", measured)]
+    guide = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|.*(?:MB|small tensors|every byte).*$", guide, re.MULTILINE)
+    assert len(rows) == 7
+    for row in rows:
+        for cell in row.split("|")[2:]:
+            for figure in re.findall(r"\d+\.?\d*", cell):
+                digits = len(figure.partition(".")[2])
+                assert any(round(each, digits) == float(figure) for each in numbers)

@@ -1,0 +1,180 @@
+"""The site's pages: all are reached, all links lead somewhere, all names are described.
+
+`make docs` builds the site; what is tested here needs no Sphinx.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from docs_blocks import all_blocks, pages
+from repository import ROOT
+
+import pyparallel
+import pyparallel.memory
+import pyparallel.mmcv
+import pyparallel.mmengine
+
+pytestmark = pytest.mark.one_backend
+
+INDEX = "docs/index.md"
+#: Modules of the reference, and the names that it has of each.
+MODULES: dict[str, list[str]] = {
+    "pyparallel": [name for name in pyparallel.__all__ if name != "memory"],
+    "pyparallel.memory": [
+        name
+        for name, value in vars(pyparallel.memory).items()
+        if getattr(value, "__module__", "") == "pyparallel.memory" and name[0] != "_"
+    ],
+    "pyparallel.mmcv": ["install", "installed", "uninstall"],
+    "pyparallel.mmengine": pyparallel.mmengine.__all__,
+}
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def prose(page: str) -> str:
+    """Return a page without what stands between fences."""
+    return re.sub(r"^```.*?^```$", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: str) -> list[str]:
+    """Return the anchors of a page's headings as code hosting makes them."""
+    found: list[str] = []
+    for title in re.findall(r"^#{1,6} (.+)$", prose(page), re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        taken = found.count(slug) and f"{slug}-{found.count(slug)}"
+        found.append(taken or slug)
+    return found
+
+
+def in_the_tree() -> list[str]:
+    """Return the pages that the tree of the site names, in its order."""
+    entries = []
+    for block in all_blocks("{toctree}"):
+        assert block.page == INDEX
+        for entry in block.text.split("\n\n", 1)[1].split():
+            path = (ROOT / "docs" / f"{entry}.md").resolve()
+            entries.append(path.relative_to(ROOT).as_posix())
+    return entries
+
+
+def test_every_page_of_the_documentation_is_in_the_tree_once() -> None:
+    tree = in_the_tree()
+    assert len(tree) == len(set(tree)) > 35
+    assert {page for page in tree if not (ROOT / page).exists()} == set()
+    written = {page for page in pages() if page.startswith("docs/")} - {INDEX}
+    others = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    others |= {f"{name}/README.md" for name in ("benchmarks", "csrc", "examples")}
+    assert set(tree) == written | others  # the README is where the code is hosted
+
+
+def test_the_tree_has_four_parts() -> None:
+    captions = re.findall(r"^:caption: (.+)$", text_of(INDEX), re.MULTILINE)
+    assert captions == ["Guide", "Recipes", "Reference", "Design"]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    for target in re.findall(r"\]\(([^) ]+)\)", prose(page)):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = ((ROOT / page).parent / name).resolve() if name else ROOT / page
+        assert path.exists() and path.is_relative_to(ROOT), f"{page}: {target}"
+        if anchor:
+            known = anchors(path.relative_to(ROOT).as_posix())
+            assert anchor in known, f"{page}: {target} is none of {known}"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_a_page_has_one_title(page: str) -> None:
+    lines = text_of(page).splitlines()
+    assert lines[0].startswith("# ")
+    assert sum(line.startswith("# ") for line in prose(page).splitlines()) == 1
+
+
+def described() -> dict[str, str]:
+    """Return every name of the reference with the directive that describes it."""
+    found: dict[str, str] = {}
+    for block in all_blocks("{eval-rst}"):
+        module = ""
+        for kind, name in re.findall(r"^\.\. (\w+):: (\S+)$", block.text, re.MULTILINE):
+            if kind == "currentmodule":
+                module = f"{name}."
+                continue
+            full = name if name.startswith("pyparallel.") else module + name
+            assert full not in found, f"{full} is described twice"
+            found[full] = kind
+    return found
+
+
+DESCRIBED = described()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_reference_has_every_public_name(module: str) -> None:
+    names = {f"{module}.{name}" for name in MODULES[module]}
+    assert len(names) >= 3
+    assert names <= set(DESCRIBED)
+
+
+def test_the_reference_has_nothing_else() -> None:
+    public = {f"{module}.{name}" for module, names in MODULES.items() for name in names}
+    others = {name for name in set(DESCRIBED) - public if ".errors." not in name}
+    assert others == {"pyparallel.profiler.profile.Profile"}  # what `profile` yields
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_name_is_described_by_the_directive_of_its_kind(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    value = getattr(importlib.import_module(module), attribute)
+    if isinstance(value, type) and issubclass(value, BaseException):
+        kind = "autoexception"
+    elif isinstance(value, type):
+        kind = "autoclass"
+    elif callable(value):
+        kind = "autofunction"
+    else:
+        kind = "autodata"
+    assert DESCRIBED[name] == kind
+    assert len(inspect.getdoc(value) or "") > 20 or kind == "autodata"
+
+
+def test_errors_of_the_library_are_in_the_reference() -> None:
+    from pyparallel.core import errors as errors_module
+
+    errors = {
+        f"pyparallel.core.errors.{name}"
+        for name, value in vars(errors_module).items()
+        if isinstance(value, type)
+        and issubclass(value, Exception)
+        and not issubclass(value, Warning)
+    }
+    public = "pyparallel.core.errors.Error"  # described by its public name
+    assert public in errors and errors - {public} <= set(DESCRIBED)
+
+
+def test_the_picture_of_the_first_page_is_small() -> None:
+    picture = Path(ROOT, "docs/images/docs-first-page.png")
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert picture.stat().st_size < 200_000
+
+
+def test_what_only_the_site_has_goes_into_a_source_distribution() -> None:
+    patterns = (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^recursive-include docs (.+)$", patterns, re.MULTILINE)
+    assert "\ngraft docs/images\n" in patterns
+    kept = {
+        path.suffix
+        for path in (ROOT / "docs").rglob("*.*")
+        if not {"__pycache__", "images"} & set(path.parts)
+    }
+    assert {f"*{suffix}" for suffix in kept} <= set(line.split())

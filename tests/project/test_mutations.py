@@ -1,0 +1,213 @@
+"""The mutations still fit the tree, and who runs them tells noticed from survived."""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prefetch_loaders import until
+from repository import ROOT
+
+from tests.mutations import ALL, Mutation
+from tests.mutations.page import digest, noticed_by, pages, recorded
+from tests.mutations.traps import TRAPS
+from tests.mutations.trial import NOTICED, Tree, execute, judge, problem, run
+
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(
+        not (ROOT / "csrc").is_dir(), reason="csrc is not part of this install"
+    ),
+]
+
+
+def named_tests(path: Path) -> set[str]:
+    """Return the names of the tests in a file, without importing it."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".cpp":
+        return set(re.findall(r"^void (test_\w+)\(", text, re.MULTILINE))
+    found = set()
+    for node in ast.parse(text).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        functions = [each for each in inside if isinstance(each, ast.FunctionDef)]
+        found |= {prefix + each.name for each in functions}
+    return {name for name in found if name.split("::")[-1].startswith("test_")}
+
+
+def test_every_mutation_fits_the_sources() -> None:
+    wrong = {each.name: why for each in ALL if (why := problem(each))}
+    assert wrong == {}
+
+
+def test_every_test_that_must_notice_exists() -> None:
+    known: dict[str, set[str]] = {}
+    for mutation in ALL:
+        assert mutation.tests, mutation.name
+        for test in mutation.tests:
+            file, _, name = test.partition("::")
+            if file not in known:
+                known[file] = named_tests(ROOT / file)
+            assert not name or name in known[file], f"{mutation.name}: no {test}"
+
+
+def test_every_trap_has_a_mutation_or_a_reason() -> None:
+    names = [mutation.name for mutation in ALL]
+    assert len(set(names)) == len(names)
+    tried = {mutation.trap for mutation in ALL}
+    assert tried <= set(TRAPS)
+    assert [name for name in set(TRAPS) - tried if not TRAPS[name].rest] == []
+
+
+def test_every_outcome_is_of_the_mutation_as_it_stands_and_it_was_noticed() -> None:
+    kept = recorded()
+    assert set(kept) == {mutation.name for mutation in ALL}
+    for mutation in ALL:
+        outcome = kept[mutation.name]
+        assert outcome["digest"] == digest(mutation), f"{mutation.name}: run it again"
+        assert outcome["verdict"] in NOTICED, mutation.name
+        assert noticed_by(mutation, outcome["by"]), f"{mutation.name}: run it again"
+
+
+def test_an_outcome_holds_for_the_same_change_wherever_its_files_are() -> None:
+    toy = Mutation("toy", "toy", "source.py", "a = 1", "a = 2", ("test_x.py::test_y",))
+    moved = toy._replace(file="folder/a.py", tests=("folder/test_z.py::test_y",))
+    assert digest(moved) == digest(toy)
+    assert noticed_by(moved, "test_y") == "folder/test_z.py::test_y"
+    assert noticed_by(moved, "test_gone") == ""
+    fields = {
+        "text": "b = 1",
+        "replacement": "a = 3",
+        "sanitize": "thread",
+        "backend": "python",
+    }
+    changed = [toy._replace(**{name: value}) for name, value in fields.items()]
+    assert len({digest(each) for each in [toy, *changed]}) == 5
+
+
+def test_the_pages_are_those_of_the_mutations() -> None:
+    for path, text in pages(ALL, recorded()).items():
+        is_current = path.read_text(encoding="utf-8") == text
+        assert is_current, "run python scripts/mutations.py --table"
+    titles = re.findall("^## (.+)$", "".join(pages(ALL, {}).values()), re.M)
+    assert [title.lower() for title in titles] == list(TRAPS), "each is on one page"
+
+
+SOURCE = """\
+def halve(number):
+    if number % 2:
+        raise ValueError("odd")
+    return number // 2
+"""
+TESTS = """\
+import pytest
+from source import halve
+
+def test_halves():
+    assert halve(4) == 2
+
+def test_odd_numbers_are_refused():
+    with pytest.raises(ValueError):
+        halve(3)
+"""
+CHECK = "    if number % 2:\n"
+HALVES, ODD = (
+    "test_source.py::test_halves",
+    "test_source.py::test_odd_numbers_are_refused",
+)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    """Return a tree with one function, one check, and a test of either."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take a second
+    (tmp_path / "source.py").write_text(SOURCE)
+    (tmp_path / "test_source.py").write_text(TESTS)
+    return Tree(tmp_path)
+
+
+def without_check(name: str, replacement: str, *tests: str) -> Mutation:
+    return Mutation(name, "toy", "source.py", CHECK, replacement, tests)
+
+
+def test_what_became_of_a_mutation_is_told(toy: Tree) -> None:
+    tried = [
+        without_check("found", "    if False:\n", HALVES, ODD),
+        without_check("unseen", "    if False:\n", HALVES),
+        without_check("deadly", "    __import__('os').abort()\n" + CHECK, HALVES),
+        without_check("absent", "    if absent:\n", HALVES, ODD),
+    ]
+    assert [problem(each, toy.root) for each in tried] == [""] * 4
+    told: list[str] = []
+    outcomes = run(toy, tried, told.append)
+    assert {name: outcome[:2] for name, outcome in outcomes.items()} == {
+        "found": ("fails", ODD),
+        "unseen": ("SURVIVED", ""),
+        "deadly": ("dies", ""),
+        "absent": ("fails", HALVES),
+    }
+    words = [line.split()[0] for line in told]
+    assert words == ["noticed", "SURVIVED", "noticed", "noticed"]
+    assert (toy.root / "source.py").read_text() == SOURCE, "it was put back"
+
+
+def test_what_was_tried_is_compiled_again_in_every_copy(tmp_path: Path) -> None:
+    name, tree = "csrc/pytree/columns.cpp", Tree(tmp_path / "copy")
+    (tree.root / "build").mkdir(parents=True)
+    (tree.root / "build" / "mutated").write_text(f"{name}\n")
+    for _ in range(2):  # each copy brings the time of the source back
+        begun = time.time()
+        tree.fill()
+        assert (tree.root / name).stat().st_mtime > begun - 1
+        assert (ROOT / name).stat().st_mtime < begun - 1
+
+
+def test_what_cannot_be_imported_has_shown_nothing(toy: Tree) -> None:
+    broken = Mutation("broken", "toy", "source.py", SOURCE, "raise KeyError\n", (ODD,))
+    assert toy.attempt(broken).verdict == "BROKEN"
+
+
+def test_tests_that_fail_anyhow_stop_the_run(toy: Tree) -> None:
+    (toy.root / "test_source.py").write_text("def test_halves():\n    assert 0\n")
+    tried = [without_check("found", "    if False:\n", HALVES)]
+    with pytest.raises(RuntimeError, match=r"^without any mutation: .*test_halves"):
+        run(toy, tried)
+
+
+def test_what_hangs_has_noticed_and_is_ended_with_all_that_it_started(
+    tmp_path: Path,
+) -> None:
+    script = "sleep 1000 & echo $!; wait"
+    for limit in (0.3, 3, 30):  # a busy machine may not have begun
+        done = execute(["sh", "-c", script], tmp_path, limit)
+        assert done.code is None and judge(done, by_pytest=True).verdict == "hangs"
+        if done.output:
+            break
+    pid = int(done.output)
+    until(lambda: status(pid) == psutil.STATUS_ZOMBIE)
+
+
+def status(pid: int) -> Any:
+    try:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_ZOMBIE
+
+
+def test_a_mutation_that_does_not_fit_is_told(tmp_path: Path) -> None:
+    (tmp_path / "source.py").write_text("a = 1\nb = 1\n")
+    toy = Mutation("toy", "toy", "source.py", "a = 1", "a = 2", ("test_x.py",))
+    assert problem(toy, tmp_path) == ""
+    for changed, why in [
+        (toy._replace(text="= 1"), "source.py has its text 2 times"),
+        (toy._replace(text="c"), "source.py has its text 0 times"),
+        (toy._replace(file="absent.py"), "absent.py is not there"),
+        (toy._replace(replacement="a = 1"), "it changes nothing"),
+        (toy._replace(replacement="a ="), "it does not parse: "),
+    ]:
+        assert problem(changed, tmp_path).startswith(why)

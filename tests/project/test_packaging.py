@@ -1,0 +1,388 @@
+"""setup.py: what it decides, what it prints, and where it stops."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from repository import ROOT, SUPPORT
+
+import pyparallel
+from pyparallel import backend
+from pyparallel.core import versions
+
+SOURCE_TREE = (ROOT / "setup.py").exists()
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(not SOURCE_TREE, reason="there is no setup.py here"),
+]
+
+
+@pytest.fixture(scope="module")
+def setup_py():
+    spec = importlib.util.spec_from_file_location("pyparallel_setup", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_cpu_is_chosen_without_cuda_and_the_reason_names_what_is_missing(setup_py):
+    found = setup_py.choose({}, "2.13.0+cpu", None, None, ["/a/nvcc", "/b/nvcc"])
+    assert found == (
+        "cpu",
+        "torch 2.13.0+cpu is built without CUDA; "
+        "no nvcc was found (looked at /a/nvcc, /b/nvcc)",
+    )
+
+
+def test_cuda_is_chosen_when_nvcc_and_torch_agree(setup_py):
+    nvcc = setup_py.Nvcc("/a/nvcc", "/a", "13.1")
+    assert setup_py.choose({}, "2.11.0", "13.0", nvcc, []).kind == "cuda"
+    off = {"FORCE_CUDA": "0", "FORCE_ONLY_CPU": ""}
+    assert setup_py.choose(off, "2.11.0", "13.0", nvcc, []).kind == "cuda"
+    only = {"FORCE_ONLY_CPU": "1"}
+    assert setup_py.choose(only, "2.11.0", "13.0", nvcc, []).kind == "cpu"
+
+
+def test_different_cuda_majors_are_named(setup_py):
+    nvcc = setup_py.Nvcc("/a/nvcc", "/a", "12.4")
+    reason = (
+        "nvcc is of CUDA 12.4 (/a/nvcc) but torch 2.11.0 is of CUDA 13.0, and their "
+        "major versions must be equal"
+    )
+    assert setup_py.choose({}, "2.11.0", "13.0", nvcc, []) == ("cpu", reason)
+    with pytest.raises(SystemExit) as caught:
+        setup_py.choose({"FORCE_CUDA": "1"}, "2.11.0", "13.0", nvcc, [])
+    assert caught.value.code == (
+        f"FORCE_CUDA=1 must build for CUDA, but {reason}. Install what is missing, "
+        "point CUDA_HOME at the toolkit, or unset FORCE_CUDA."
+    )
+
+
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+def test_forced_cuda_never_ends_in_a_cpu_build(setup_py, cuda):
+    with pytest.raises(SystemExit) as caught:
+        setup_py.choose({"FORCE_CUDA": "1"}, "2.13.0", cuda, None, ["/a/nvcc"])
+    text = str(caught.value.code)
+    assert ("torch 2.13.0 is built without CUDA" in text) == (cuda is None)
+    assert "no nvcc was found (looked at /a/nvcc)" in text
+
+
+def test_both_forces_together_are_refused(setup_py):
+    both = {"FORCE_CUDA": "1", "FORCE_ONLY_CPU": "1"}
+    with pytest.raises(SystemExit, match="FORCE_CUDA and FORCE_ONLY_CPU are both set"):
+        setup_py.choose(both, "2.13.0", None, None, [])
+
+
+COMPILED = "sm_75 sm_80 sm_90a sm_120 compute_120"
+
+
+@pytest.mark.parametrize(
+    ("env", "visible", "known", "expected"),
+    [
+        ({"TORCH_CUDA_ARCH_LIST": "8.0;9.0"}, [(7, 5)], "", "8.0;9.0"),
+        ({}, [], "", "7.5;8.0;9.0a;12.0+PTX"),
+        ({}, [], "sm_75 sm_80 sm_86", "7.5;8.0+PTX"),
+        ({}, [(9, 0), (8, 0), (9, 0)], "", "8.0;9.0+PTX"),
+        ({}, [(13, 0)], "", "12.0+PTX"),
+    ],
+)
+def test_architectures(setup_py, env, visible, known, expected):
+    assert setup_py.arch_list(env, visible, COMPILED, known) == expected
+
+
+def test_architectures_must_be_known(setup_py):
+    with pytest.raises(SystemExit, match="Set TORCH_CUDA_ARCH_LIST"):
+        setup_py.arch_list({}, [], "", "")
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "cores", "jobs"), [(64_000_000, 8, 8), (7_000_000, 8, 2), (9, 4, 1)]
+)
+def test_jobs_follow_cores_and_memory(setup_py, tmp_path, kilobytes, cores, jobs):
+    meminfo = tmp_path / "meminfo"
+    assert setup_py.default_jobs(meminfo, cores) == cores
+    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable:   {kilobytes} kB\n")
+    assert setup_py.default_jobs(meminfo, cores) == jobs
+
+
+def test_flags_leave_the_language_version_to_torch(setup_py):
+    for debug in ("", "1"):
+        found = setup_py.flags(
+            {"DEBUG": debug, "NVCC_FLAGS": "-lineinfo -Xptxas=-v"}, True
+        )
+        assert not [flag for each in found.values() for flag in each if "-std" in flag]
+        assert found["nvcc"][-2:] == ["-lineinfo", "-Xptxas=-v"]
+        assert {"-Wall", "-Wextra", "-fopenmp"} <= set(found["cxx"])
+        assert "Werror" not in str(found)
+    strict = setup_py.flags({"WERROR": "1"}, True)
+    assert "-Werror" in strict["cxx"] and "-Werror=all-warnings" in strict["nvcc"]
+    assert {"-O3", "-g0"} <= set(setup_py.flags({}, False)["cxx"])
+    assert "nvcc" not in setup_py.flags({}, False)
+
+
+def test_sanitizers_replace_the_optimised_build(setup_py):
+    for off in ({}, {"PYPARALLEL_SANITIZE": ""}):
+        assert setup_py.sanitizers(off, cuda=True) == []
+    env = {"PYPARALLEL_SANITIZE": "address,undefined"}
+    found = setup_py.flags(env, False)["cxx"]
+    assert found[:3] == ["-O1", "-g", "-fsanitize=address,undefined"]
+    assert "-fsanitize=float-cast-overflow" in found and "-g0" not in found
+    thread = setup_py.sanitizers({"PYPARALLEL_SANITIZE": "thread"}, False)
+    assert "-DPP_STD_THREADS" in thread and "-fno-sanitize-recover=all" in thread
+
+
+@pytest.mark.parametrize(
+    ("env", "cuda", "message"),
+    [
+        (
+            {"PYPARALLEL_SANITIZE": "memory"},
+            False,
+            "be one of address | address,undefined | thread | undefined, but is "
+            "'memory'.",
+        ),
+        (
+            {"PYPARALLEL_SANITIZE": "thread"},
+            True,
+            "be unset for CUDA, or FORCE_ONLY_CPU=1 be set.",
+        ),
+        (
+            {"PYPARALLEL_SANITIZE": "thread", "CXX": "false"},
+            False,
+            "be what the C++ compiler can do, but false says:\n"
+            "Install its sanitizers, or unset the variable.",
+        ),
+    ],
+)
+def test_sanitizers_that_cannot_be_are_refused(setup_py, env, cuda, message):
+    with pytest.raises(SystemExit) as caught:
+        setup_py.sanitizers(env, cuda)
+    assert caught.value.code == f"PYPARALLEL_SANITIZE must {message}"
+
+
+def test_foreign_headers_are_system_headers(setup_py, tmp_path):
+    found = setup_py.system_headers(["/t/include"], None, tmp_path)
+    assert found == ["-isystem", "/t/include"]
+    wheel = tmp_path / "nvidia" / "cu13" / "include"
+    wheel.mkdir(parents=True)
+    bare = setup_py.Nvcc("nvcc", str(tmp_path / "bare"), "13.0")
+    found = setup_py.system_headers(["/t/include"], bare, tmp_path)
+    assert found == ["-isystem", "/t/include", "-isystem", str(wheel)]
+    whole = tmp_path / "whole" / "include" / "cusparse.h"
+    whole.parent.mkdir(parents=True)
+    whole.touch()
+    full = setup_py.Nvcc("nvcc", str(tmp_path / "whole"), "13.0")
+    assert len(setup_py.system_headers(["/t/include"], full, tmp_path)) == 2
+
+
+def fake_nvcc(folder: Path, top: str | None) -> str:
+    folder.mkdir(parents=True)
+    dryrun = f'echo "#$ TOP={top}" >&2' if top else "exit 1"
+    script = folder / "nvcc"
+    script.write_text(
+        f"#!/bin/sh\ncase $1 in --version) echo release 13.0, V13.0.88;; "
+        f"*) {dryrun};; esac\n"
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_the_toolkit_behind_a_wrapper_is_found(setup_py, tmp_path):
+    home = tmp_path / "cuda-13.0"
+    (home / "bin").mkdir(parents=True)
+    wrapper = fake_nvcc(tmp_path / "usr" / "bin", f"{home}/bin/..")
+    found = setup_py.find_nvcc([str(tmp_path / "absent"), wrapper])
+    assert found == (wrapper, str(home), "13.0")
+    plain = fake_nvcc(tmp_path / "plain" / "bin", None)
+    assert setup_py.find_nvcc([plain]) == (plain, str(tmp_path / "plain"), "13.0")
+    assert setup_py.find_nvcc([]) is None
+
+
+def test_the_environment_decides_first_where_nvcc_is_looked_for(setup_py, tmp_path):
+    env = {"CUDA_PATH": "/p", "CUDA_HOME": "/h", "PATH": str(tmp_path)}
+    assert setup_py.nvcc_candidates(env, tmp_path) == [
+        "/h/bin/nvcc",
+        "/p/bin/nvcc",
+        "/usr/local/cuda/bin/nvcc",
+    ]
+
+
+def test_every_source_of_the_tree_is_compiled(setup_py):
+    listed = set(setup_py.sources(cuda=True))
+    present = {str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.c*[pu]")}
+    assert listed == present
+    assert not [name for name in setup_py.sources(cuda=False) if "cuda" in name]
+
+
+def test_no_two_sources_share_an_object_file(setup_py):
+    stems = [Path(name).with_suffix("") for name in setup_py.sources(cuda=True)]
+    assert len(stems) == len(set(stems))
+
+
+# ------------------------------------------------------------------ real processes
+def build(tmp_path: Path, **env: str):
+    command = [sys.executable, "setup.py", "build", "--build-base", str(tmp_path)]
+    merged = {k: v for k, v in os.environ.items() if not k.startswith("FORCE_")} | env
+    return subprocess.run(
+        command, cwd=ROOT, env=merged, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_without_torch_the_commands_to_type_are_printed(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('hidden by a test')")
+    done = build(tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "\npyparallel's extension must be built against the torch that will run it, "
+        f"but torch cannot be imported by {sys.executable} (hidden by a test). "
+        "Type:\n\n"
+        '    pip install torch "setuptools>=77" wheel ninja\n'
+        "    pip install --no-build-isolation .\n\n"
+        "Without a compiler, PYPARALLEL_BUILD=python installs the pure Python form.\n\n"
+    )
+
+
+def test_metadata_need_no_torch(setup_py, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('hidden by a test')")
+    command = [sys.executable, "setup.py", "--version"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == [setup_py.version()], done.stderr
+
+
+def required(folder: Path, command: str, **env: str) -> list[str]:
+    """Return the requirements in the metadata that a command writes."""
+    options = ["-q", "egg_info", "--egg-base", str(folder)]
+    if command == "dist_info":
+        options += ["dist_info", "--output-dir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "setup.py", *options], cwd=ROOT, env={**os.environ, **env}
+    )
+    assert done.returncode == 0
+    pattern = {"egg_info": "*.egg-info/PKG-INFO", "dist_info": "*.dist-info/METADATA"}
+    (path,) = folder.glob(pattern[command])
+    found = re.findall(r"^Requires-Dist: (torch.*|optree.*)$", path.read_text(), re.M)
+    return [each.partition(";")[0] for each in found if "extra ==" not in each]
+
+
+def test_a_wheel_with_an_extension_needs_its_torch_and_the_source_a_range(tmp_path):
+    major, minor = torch.__version__.split(".")[:2]
+    for command, env, needed in (
+        ("egg_info", {}, f"torch>={versions.OLDEST_TORCH}"),
+        ("dist_info", {}, f"torch=={major}.{minor}.*"),
+        (
+            "dist_info",
+            {"PYPARALLEL_BUILD": "python"},
+            f"torch>={versions.OLDEST_TORCH}",
+        ),
+    ):
+        folder = tmp_path / f"{command}{len(env)}"
+        folder.mkdir()
+        assert required(folder, command, **env) == [needed, "optree<1,>=0.13"]
+
+
+def test_requirements_of_any_torch(setup_py):
+    assert setup_py.requirements(None)[0] == f"torch>={versions.OLDEST_TORCH}"
+    for version in ("2.13.0+cpu", "2.13.0a0+git1234", "2.13.1.dev20260101"):
+        assert setup_py.requirements(version)[0] == "torch==2.13.*"
+
+
+def test_an_old_torch_is_refused_before_anything_is_compiled(tmp_path):
+    (tmp_path / "torch.py").write_text("__version__ = '2.7.1+cpu'")
+    done = build(tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1,
+        "pyparallel needs torch 2.8 or newer, but torch 2.7.1+cpu is installed. "
+        'Type: pip install "torch>=2.8"',
+    )
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built with CUDA")
+def test_forced_cuda_with_a_cpu_torch_stops(tmp_path):
+    done = build(tmp_path, FORCE_CUDA="1")
+    assert done.returncode == 1
+    text = done.stderr.splitlines()[-1]
+    assert f"but torch {torch.__version__} is built without CUDA" in text
+    assert text.startswith("FORCE_CUDA=1 must build for CUDA")
+
+
+def test_another_build_form_is_refused(tmp_path):
+    done = build(tmp_path, PYPARALLEL_BUILD="pure")
+    assert done.stderr.splitlines()[-1] == (
+        "PYPARALLEL_BUILD must be native or python, but is 'pure'."
+    )
+
+
+# ------------------------------------------------------------------ what is installed
+@pytest.mark.skipif(backend.name != "native", reason="pure Python runs")
+def test_module_stub_and_record_agree():
+    from pyparallel.backend import _C
+
+    stubs = Path(backend.__file__).parent.glob("_C*.pyi")
+    stub = "\n".join(each.read_text() for each in stubs)
+    named = set(re.findall(r"^(?:def|class) (\w+)", stub, re.MULTILINE))
+    present = {name for name in vars(_C) if not name.startswith("_")}
+    assert named == present
+    info = _C.build_info()
+    assert info["torch"] == backend.built_for["torch"]
+    assert info["cuda"] == (backend.built_for["cuda"] or "")
+    assert info["archs"] == backend.built_for["archs"]
+    assert info["version"] == backend.built_for["version"]
+    assert info["sanitize"] == backend.built_for["sanitize"]
+
+
+@pytest.mark.skipif(backend.name != "native", reason="pure Python runs")
+@pytest.mark.skipif(not shutil.which("readelf"), reason="readelf is not installed")
+def test_the_module_is_stripped():
+    from pyparallel.backend import _C
+
+    command = ["readelf", "--section-headers", _C.__file__]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert ".symtab" not in listed and ".debug_info" not in listed
+
+
+def test_types_are_shipped():
+    package = Path(pyparallel.__file__).parent
+    assert (package / "py.typed").exists()
+    assert (package / "backend" / "_C.pyi").exists()
+
+
+# ------------------------------------------------------- checks that may not be skipped
+@pytest.mark.parametrize(
+    ("variable", "outcome"),
+    [
+        (None, {"skipped": 2}),
+        ("PYPARALLEL_REQUIRE_CUDA", {"skipped": 1, "errors": 1}),
+        ("PYPARALLEL_NO_SKIP", {"failed": 1, "errors": 1}),
+    ],
+)
+def test_a_job_can_forbid_skips(tmp_path, variable, outcome):
+    for path in (ROOT / "tests" / "conftest.py", SUPPORT / "fake_cuda.py"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a GPU\n")
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.cuda\ndef test_cuda(): pass\n"
+        "def test_skipping(): pytest.skip('not here')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL_")}
+    env |= {"CUDA_VISIBLE_DEVICES": ""} | ({variable: "1"} if variable else {})
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    closing = done.stdout.splitlines()[-1]
+    found = {
+        name.rstrip("s"): int(n) for n, name in re.findall(r"(\d+) (\w+)", closing)
+    }
+    found.pop("in", None)
+    assert found == {name.rstrip("s"): n for name, n in outcome.items()}, done.stdout

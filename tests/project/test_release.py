@@ -1,0 +1,261 @@
+"""What is published is looked into, and a version is released as a whole or not."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import from_scripts
+import pytest
+from repository import ROOT
+
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.skipif(
+        not from_scripts.FOLDER.exists(), reason="there are no scripts here"
+    ),
+]
+
+
+# ------------------------------------------------------------------- what is published
+TRACKED = {
+    "setup.py",
+    ".ci/run",
+    ".gitignore",
+    "csrc/core/box.h",
+    "tests/test_a.py",
+    "pyparallel/__init__.py",
+    "pyparallel/py.typed",
+    "pyparallel/backend/_C.pyi",
+}
+INFO = "pyparallel_torch-1.2.3.dist-info/METADATA"
+METADATA = "Metadata-Version: 2.4\nName: pyparallel-torch\nVersion: 1.2.3\n"
+METADATA += "Requires-Dist: torch==2.13.*\n"
+RECORD = b'{"torch": "2.13.0+cpu"}'
+SO = "pyparallel/backend/_C.cpython-311-x86_64-linux-gnu.so"
+WHEEL = {name: b"" for name in TRACKED if name.startswith("pyparallel/")}
+WHEEL |= {SO: b"", SO.replace(".so", ".json"): RECORD, INFO: METADATA.encode()}
+SDIST = {name: b"" for name in TRACKED if not name.startswith(".")}
+SDIST |= {"PKG-INFO": b"", "pyparallel_torch.egg-info/SOURCES.txt": b""}
+
+
+@pytest.fixture(scope="module")
+def check() -> ModuleType:
+    return from_scripts.load("check_dist")
+
+
+@pytest.fixture
+def dist(tmp_path: Path) -> Path:
+    (tmp_path / "dist").mkdir()
+    return tmp_path / "dist"
+
+
+def found(
+    check: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    dist: Path,
+    sdist: dict[str, bytes],
+    wheel: dict[str, bytes],
+    tag: str = "",
+) -> list[str]:
+    """Return what is wrong with two archives, shortened to what follows their name."""
+    monkeypatch.setattr(check, "symbols", lambda content: content.decode())
+    with tarfile.open(dist / "pyparallel_torch-1.2.3.tar.gz", "w:gz") as archive:
+        for name, content in sdist.items():
+            member = tarfile.TarInfo(f"pyparallel_torch-1.2.3/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    tag = tag or f"{check.tag()}x86_64"
+    with zipfile.ZipFile(dist / f"pyparallel_torch-1.2.3-{tag}.whl", "w") as archive:
+        for name, content in wheel.items():
+            archive.writestr(name, content)
+    return [text.partition(" ")[2] for text in check.problems(dist, TRACKED, "1.2.3")]
+
+
+def test_complete_archives_pass(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, dist: Path
+) -> None:
+    assert found(check, monkeypatch, dist, SDIST, WHEEL) == []
+
+
+def without(files: dict[str, bytes], name: str) -> dict[str, bytes]:
+    return {key: content for key, content in files.items() if key != name}
+
+
+OTHER = METADATA.replace("1.2.3", "1.2.4").encode()
+LOOSE = METADATA.replace("==2.13.*", ">=2.8").encode()
+NO_EXTENSION = "must have one extension with its record."
+
+
+@pytest.mark.parametrize(
+    ("sdist", "wheel", "expected"),
+    [
+        (
+            without(SDIST, "csrc/core/box.h"),
+            WHEEL,
+            "must have csrc/core/box.h, but has not. See MANIFEST.in.",
+        ),
+        (
+            {**SDIST, "notes.txt": b""},
+            WHEEL,
+            "must have tracked files only, but has notes.txt.",
+        ),
+        (
+            SDIST,
+            without(WHEEL, "pyparallel/py.typed"),
+            "must have pyparallel/py.typed, but has not.",
+        ),
+        (
+            SDIST,
+            {**WHEEL, "tests/test_a.py": b""},
+            "must have modules and stubs only, but has tests/test_a.py.",
+        ),
+        (
+            SDIST,  # a module that was deleted, still in a folder of an earlier build
+            {**WHEEL, "pyparallel/old.py": b""},
+            "must have modules and stubs only, but has pyparallel/old.py.",
+        ),
+        (SDIST, without(WHEEL, SO), NO_EXTENSION),
+        (SDIST, {**WHEEL, SO: b".symtab"}, f"must be stripped, but {SO} has .symtab."),
+        (
+            SDIST,
+            {**WHEEL, INFO: OTHER},
+            "must say Version: 1.2.3, but says 1.2.4.",
+        ),
+        (
+            SDIST,
+            {**WHEEL, INFO: LOOSE},
+            "must say Requires-Dist: torch==2.13.*, but does not.",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_with_an_archive_is_said(
+    check: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    dist: Path,
+    sdist: dict[str, bytes],
+    wheel: dict[str, bytes],
+    expected: str,
+) -> None:
+    assert found(check, monkeypatch, dist, sdist, wheel) == [expected]
+
+
+def test_a_wheel_that_claims_every_python_is_wrong(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, dist: Path
+) -> None:
+    (text,) = found(check, monkeypatch, dist, SDIST, WHEEL, tag="py3-none-any")
+    assert (
+        text == f"must begin with pyparallel_torch-1.2.3-{check.tag()}, but does not."
+    )
+
+
+def test_one_sdist_and_one_wheel_are_expected(check: ModuleType, dist: Path) -> None:
+    (dist / "a-1.whl").touch()
+    assert list(check.problems(dist, TRACKED, "1.2.3")) == [
+        f"{dist} must have one sdist and one wheel, but has ['a-1.whl']."
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("readelf"), reason="readelf is not installed")
+@pytest.mark.skipif(not shutil.which("cc"), reason="there is no compiler")
+def test_symbols_of_a_module_are_seen(check: ModuleType, tmp_path: Path) -> None:
+    source, module = tmp_path / "a.c", tmp_path / "a.so"
+    source.write_text("int one(void) { return 1; }\n")
+    for option, expected in (("-s", False), ("-g", True)):
+        command = ["cc", "-shared", "-fPIC", option, "-o", str(module), str(source)]
+        subprocess.run(command, check=True)
+        left = check.symbols(module.read_bytes())
+        assert (".debug_info" in left and ".symtab" in left) is expected, left
+
+
+# ------------------------------------------------------------------- a version
+PROJECT = 'name = "a"\nversion = "1.2.3"\n'
+LOG = (
+    "# Changelog\n\n## 1.2.3 (2024-01-02)\n\n- new\n\n## 1.2.2 (2023-01-02)\n\n- old\n"
+)
+API = "# head\n  pyparallel.a()\n"
+
+
+@pytest.fixture(scope="module")
+def release() -> Iterator[ModuleType]:
+    yield from_scripts.load("release_notes")
+
+
+def test_a_version_that_all_agree_on_has_notes(release: ModuleType) -> None:
+    assert list(release.problems("1.2.3", PROJECT, LOG, API)) == []
+    assert release.notes("1.2.3", LOG) == "- new"
+    assert release.notes("1.2.2", LOG) == "- old" and release.notes("1.2.4", LOG) == ""
+
+
+BEGIN = "CHANGELOG.md must begin with '## 1.2.3 (YYYY-MM-DD)', a day that has been, but"
+TOMORROW = (datetime.date.today() + datetime.timedelta(2)).isoformat()
+
+
+@pytest.mark.parametrize(
+    ("project", "log", "api", "expected"),
+    [
+        (
+            PROJECT.replace("1.2.3", "1.2.4"),
+            LOG,
+            API,
+            "pyproject.toml must have version 1.2.3, but has 1.2.4.",
+        ),
+        (
+            PROJECT,
+            LOG.replace("2024-01-02", "unreleased"),
+            API,
+            f"{BEGIN} begins with '## 1.2.3 (unreleased)'.",
+        ),
+        (
+            PROJECT,
+            LOG.replace("2024-01-02", TOMORROW),
+            API,
+            f"{BEGIN} begins with '## 1.2.3 ({TOMORROW})'.",
+        ),
+        (
+            PROJECT,
+            LOG.replace("## 1.2.3", "## Unreleased\n\n## 1.2.3"),
+            API,
+            f"{BEGIN} begins with '## Unreleased'.",
+        ),
+        (
+            PROJECT,
+            LOG,
+            API + "+ pyparallel.b()\n- pyparallel.c()\n",
+            "tests/public_api.txt must be frozen, but has 2 marked lines. Run "
+            "scripts/public_api.py --freeze.",
+        ),
+    ],
+)
+def test_what_keeps_a_version_from_being_released_is_said(
+    release: ModuleType, project: str, log: str, api: str, expected: str
+) -> None:
+    assert list(release.problems("1.2.3", project, log, api)) == [expected]
+
+
+def test_todays_version_is_the_one_that_the_changelog_is_about(
+    release: ModuleType,
+) -> None:
+    log = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    first = next(iter(release.sections(log))).split(" (")[0]
+    assert first == "Unreleased" or f'\nversion = "{first}"\n' in project
+    assert "### Interface" in next(iter(release.sections(log).values()))
+
+
+def test_the_command_prints_notes_or_what_is_wrong() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "release_notes.py"), "9.9.9"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("pyproject.toml must have version 9.9.9, but has ")
+    done = subprocess.run(command[:2], capture_output=True, text=True)
+    assert done.returncode == 2 and "release_notes.py 0.1.0 > notes.md" in done.stderr

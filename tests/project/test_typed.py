@@ -1,0 +1,106 @@
+"""The file that type checkers read uses every public name, and its imports exist."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+import pyparallel
+import pyparallel.mmcv
+import pyparallel.mmengine
+import pyparallel.registry
+
+pytestmark = pytest.mark.one_backend
+
+FILE = ROOT / "tests" / "typed" / "uses_everything.py"
+MODULES = {"memory": pyparallel.memory, "registry": pyparallel.registry}
+MODULES |= {"mmcv": pyparallel.mmcv, "mmengine": pyparallel.mmengine}
+
+
+def used(text: str) -> set[str]:
+    """Return the names that code uses, and `module.name`; imports do not count."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add(f"{node.value.id}.{node.attr}")
+    return found
+
+
+def unused(text: str) -> set[str]:
+    public = {f"{m}.{name}" for m, module in MODULES.items() for name in module.__all__}
+    return public.union(pyparallel.__all__) - used(text)
+
+
+def test_every_public_name_is_used() -> None:
+    text = FILE.read_text("utf-8")
+    assert unused(text) == set()
+    # Taken out, a name is missed; that it is imported is not enough.
+    without = text.replace("mmengine.stack_batch(", "print(").replace(
+        "start_to_host(", "print("
+    )
+    assert unused(without) == {"mmengine.stack_batch", "start_to_host"}
+
+
+def test_its_names_are_there_at_run_time() -> None:
+    # Classes are made and annotations of the module evaluated; no function is called.
+    done = subprocess.run([sys.executable, str(FILE)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_checker_sees_the_types_of_the_package(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    assert (Path(pyparallel.__file__).parent / "py.typed").exists()
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "from pyparallel import collate, memory, missing\n"
+        "collate([], samples_per_gpu='4')\n"
+        "memory.empty_cache().nothing\n"
+        "collate([1], 2)\n"
+    )
+    # With the settings, and so with the cache, of `make lint`.
+    command = [sys.executable, "-m", "mypy", str(wrong)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    found = [line.partition(".py:")[2] for line in done.stdout.splitlines()]
+    assert found[:3] == [
+        '1: error: Module "pyparallel" has no attribute "missing"  [attr-defined]',
+        '2: error: Argument "samples_per_gpu" to "collate" has incompatible type '
+        '"str"; expected "int | None"  [arg-type]',
+        '3: error: "int" has no attribute "nothing"  [attr-defined]',
+    ]
+    assert done.returncode == 1 and len(found) == 4, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import pyparallel\npyparallel.", set(pyparallel.__all__)),
+        (
+            "from pyparallel import DataContainer as DC\nDC(1).pa",
+            {"padding", "pad_dims"},
+        ),
+        ("from pyparallel import DataLoader as L\nL([]).sta", {"stats", "state_dict"}),
+        ("from pyparallel import mmengine\nmmengine.MMF", {"MMFullyShard"}),
+        ("from pyparallel import memory as m\nm.cache_info().hi", {"hits"}),
+    ],
+    ids=lambda value: value.rsplit("\n")[-1] if isinstance(value, str) else "",
+)
+def test_an_editor_completes_public_names(code: str, expected: set[str]) -> None:
+    jedi = pytest.importorskip("jedi", reason="jedi is not installed")
+    found = {name.name for name in jedi.Script(code).complete()}
+    assert expected <= found
+
+
+def test_an_editor_shows_signatures_and_descriptions() -> None:
+    jedi = pytest.importorskip("jedi", reason="jedi is not installed")
+    script = jedi.Script("import pyparallel\npyparallel.parallel_apply(")
+    both = [signature.params[0].name for signature in script.get_signatures()]
+    assert both == ["fn", "modules"]
+    (shown,) = jedi.Script("import pyparallel\npyparallel.to_host").help(2, 13)
+    assert (pyparallel.to_host.__doc__ or "").split("\n")[0] in shown.docstring()

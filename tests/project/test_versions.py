@@ -1,0 +1,199 @@
+"""The supported range of versions is the same everywhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import from_scripts
+import pytest
+import torch
+from repository import ROOT
+
+from pyparallel.core import versions
+from pyparallel.core.versions import NEWEST_TORCH, OLDEST_TORCH, PYTHONS
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_metadata_have_the_range() -> None:
+    text = text_of("pyproject.toml")
+    classifiers = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
+    assert tuple(classifiers) == PYTHONS
+    assert f'requires-python = ">={PYTHONS[0]}"' in text
+    assert f'target-version = "py{PYTHONS[0].replace(".", "")}"' in text
+    assert f'python_version = "{PYTHONS[0]}"' in text
+
+
+def test_readme_and_install_page_have_the_range() -> None:
+    python, torchs = versions.supported().values()
+    assert f"Both need Python {python}, a C++ compiler" in text_of("README.md")
+    assert f"# {OLDEST_TORCH} or later, the build you want" in text_of("README.md")
+    assert f"Linux, Python {python}, torch {torchs}." in text_of("docs/install.md")
+
+
+def test_the_range_is_in_order_and_has_what_runs_here() -> None:
+    assert list(PYTHONS) == sorted(PYTHONS, key=versions.series)
+    assert versions.series(OLDEST_TORCH) < versions.series(NEWEST_TORCH)
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in PYTHONS
+    assert versions.too_old(torch.__version__) is None
+
+
+@pytest.mark.parametrize(
+    ("python", "torchs", "names"),
+    [
+        (PYTHONS[-1] + ".2", NEWEST_TORCH + ".1+cpu", []),
+        ("3.99.0", OLDEST_TORCH + ".0", ["Python 3.99.0: 3.14 is"]),
+        (PYTHONS[0], "2.99.0a0+git1", ["torch 2.99.0a0+git1: 2.15 is"]),
+    ],
+)
+def test_only_newer_versions_are_untested(
+    python: str, torchs: str, names: list[str]
+) -> None:
+    assert versions.untested(python, torchs) == [
+        f"No test of this pyparallel has run with {name} the newest. Run the "
+        "self-test, and look for a newer pyparallel."
+        for name in names
+    ]
+
+
+# ---------------------------------------------------------------------- the matrix
+@pytest.fixture
+def matrix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The script of the matrix, where no interpreter is installed."""
+    script = from_scripts.load("test_matrix")
+    monkeypatch.setattr(script, "OWN", "3.9")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    for version in PYTHONS:
+        monkeypatch.delenv(f"PYTHON_{version.replace('.', '_')}", raising=False)
+    return script
+
+
+def test_the_matrix_has_both_ends_of_both_ranges(matrix: ModuleType) -> None:
+    cells = matrix.cells_of([])
+    assert {PYTHONS[0], PYTHONS[-1]} < {cell.python for cell in cells}
+    assert {OLDEST_TORCH, NEWEST_TORCH} < {cell.torch for cell in cells}
+    assert all(cell.python in PYTHONS for cell in cells)
+
+
+def test_its_tests_exist(matrix: ModuleType) -> None:
+    quick, long = (matrix.test_folders(ROOT, quick) for quick in (True, False))
+    assert [name for name in quick if not (ROOT / name).exists()] == []
+    assert {*quick} < {*long} and "tests/project" not in long
+
+
+def program(path: Path, code: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\nexit {code}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_an_interpreter_that_does_not_run_is_passed_over(
+    matrix: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert matrix.interpreter("3.13", tmp_path) is None
+    assert matrix.cells_of(["newest:newest"]) == [(PYTHONS[-1], NEWEST_TORCH)]
+    program(tmp_path / "python3.13", code=127)
+    kept = program(tmp_path / "versions" / "3.13.0" / "bin" / "python")
+    assert matrix.interpreter("3.13", tmp_path) == str(kept)
+    assert matrix.cells_of(["newest:2.11"]) == [("3.13", "2.11")]
+    named = program(tmp_path / "own")
+    monkeypatch.setenv("PYTHON_3_13", str(named))
+    assert matrix.interpreter("3.13", tmp_path) == str(named)
+
+
+def test_a_machine_with_one_python_has_a_newest_cell(
+    matrix: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(matrix, "OWN", PYTHONS[-2])
+    assert matrix.cells_of(["newest:newest"]) == [(PYTHONS[-2], NEWEST_TORCH)]
+    assert matrix.interpreter(PYTHONS[-2], Path("none")) == sys.executable
+    assert capsys.readouterr().out == (
+        f"no python{PYTHONS[-1]} was found; the next older version is tried\n"
+    )
+
+
+def test_a_cell_without_an_interpreter_fails_or_is_skipped(
+    matrix: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert matrix.main(["--cells", "3.13:newest"]) == 1
+    assert matrix.main(["--cells", "3.13:newest", "--skip-missing"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("3.13 ")] == [
+        f"3.13    {NEWEST_TORCH}   no Python",
+        f"3.13    {NEWEST_TORCH}   skipped",
+    ]
+
+
+def commands_of(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, fails: str = ""
+) -> list[list[str]]:
+    """Return the commands that the matrix runs from now on; none runs in fact."""
+    begun: list[list[str]] = []
+
+    def run(command: list[str], *, env: dict[str, str], **rest: Any) -> Any:
+        begun.append(command)
+        name = "build" if "build_ext" in command else ""
+        if "pytest" in command:
+            name = f"tests, {env['PYPARALLEL_BACKEND']}"
+        return subprocess.CompletedProcess(command, int(name == fails != ""), "text")
+
+    monkeypatch.setattr(matrix.subprocess, "run", run)
+    monkeypatch.setattr(matrix, "interpreter", lambda version, pyenv: "py")
+    return begun
+
+
+@pytest.mark.parametrize("fails", ["build", "tests, python", ""])
+def test_the_first_step_that_fails_ends_a_cell(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    begun = commands_of(matrix, monkeypatch, fails)
+    assert matrix.main(["--cells", "3.13:2.15", "--quick"]) == int(fails != "")
+    assert begun[1][:3] == ["py", "-m", "venv"] and "torch==2.15.*" in begun[3]
+    assert len(begun) == {"build": 6, "tests, python": 9, "": 9}[fails]
+    assert not Path(begun[0][1]).parent.exists()
+
+
+def test_a_cell_is_prepared_and_tested_later(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun = commands_of(matrix, monkeypatch)
+    folder = tmp_path / "build" / "cell"
+    arguments = ["--cells", "3.13:2.15", "--quick"]
+    assert matrix.main([*arguments, "--prepare", str(folder)]) == 0
+    assert len(begun) == 7 and "build_ext" in begun[5] and matrix.CHECK in begun[6]
+    assert begun[0][1] == str(folder / "tree") and folder.exists()
+    prepared = [*begun]
+    begun.clear()
+    assert matrix.main([*arguments, "--prepared", str(folder)]) == 0
+    assert begun[0] == prepared[0] and len(begun) == 3
+    own = str(folder / "venv" / "bin" / "python")
+    assert all(command[:3] == [own, "-m", "pytest"] for command in begun[1:])
+    assert not folder.exists()
+
+
+def test_a_full_disk_is_found_before_the_cell(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun = commands_of(matrix, monkeypatch)
+    monkeypatch.setattr(matrix.tempfile, "mkdtemp", lambda prefix: tmp_path / "cell")
+    monkeypatch.setattr(
+        matrix.shutil, "disk_usage", lambda path: SimpleNamespace(free=11 << 30)
+    )
+    with pytest.raises(SystemExit) as ended:
+        matrix.main(["--cells", "3.13:2.15"])
+    assert ended.value.code == (
+        f"A cell needs 12 GB of disk, but {tmp_path / 'cell'} has 11 GB. Choose "
+        "another folder by TMPDIR or --prepare."
+    )
+    assert begun == [] and list(tmp_path.iterdir()) == []

@@ -1,0 +1,206 @@
+"""Bad inputs: each has its one answer, soon, and leaves everything else as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import bad_inputs
+import numpy as np
+import pytest
+import torch
+from bad_inputs import Case, Refused, attempt, refused
+from bad_inputs_all import CASES, TABLES
+from loader_sets import all_free, no_feeders, wait_for
+from repository import SUPPORT
+
+import pyparallel
+from pyparallel import DataContainer, PreDataLoader
+from pyparallel.core import errors
+
+pytestmark = pytest.mark.slow
+
+#: What collate refuses, wherever it runs.
+REFUSED = [
+    name
+    for name, case in CASES.items()
+    if name.startswith(("collate/", "shapes/", "tensors/"))
+    and isinstance(case.expected, Refused)
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> None:
+    """Wait for what the tests before have left to end."""
+    assert no_feeders()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_input_has_one_answer_and_changes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "_warned", set())
+    attempt(CASES[name])
+
+
+@pytest.mark.python_optimized
+def test_the_same_holds_where_asserts_are_off() -> None:
+    num_cases = len(CASES) - len(TABLES["slow"])
+    path = [str(SUPPORT), *filter(None, sys.path)]
+    result = subprocess.run(
+        [sys.executable, "-O", "-m", "bad_inputs_all"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stdout) == (0, f"{num_cases}\n"), result.stderr
+
+
+def test_errors_pass_through_the_thread_that_loads_ahead() -> None:
+    before = torch.get_rng_state()
+    for name in REFUSED:
+        case = CASES[name]
+
+        def load(case: Case = case) -> Any:
+            yield case.call(case.make())
+
+        with (
+            pytest.raises(case.expected.classes) as caught,
+            PreDataLoader(load) as ahead,
+        ):
+            next(iter(ahead))
+        assert str(caught.value) == case.expected.message, name
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Failing:
+    """Makes a batch of an even number, and tries a bad input for an odd one."""
+
+    def __call__(self, numbers: list[int]) -> Any:
+        (number,) = numbers
+        if number % 2:
+            case = CASES[REFUSED[number // 2]]
+            case.call(case.make())
+        return torch.full((1000,), number)
+
+
+def test_errors_of_a_worker_leave_its_ring_free() -> None:
+    dataset = range(2 * len(REFUSED))
+    loader = pyparallel.DataLoader(dataset, num_workers=1, collate_fn=Failing())
+    batches = iter(loader)
+    for number in dataset:
+        if number % 2 == 0:
+            assert torch.equal(next(batches), torch.full((1000,), number))
+            continue
+        expected = CASES[REFUSED[number // 2]].expected
+        with pytest.raises(expected.classes) as caught:
+            next(batches)
+        assert str(caught.value).endswith(f": {expected.message}\n")
+        del caught
+    assert next(batches, None) is None
+    wait_for(lambda: all_free(loader))
+    stats = loader.stats()
+    assert (stats.ring_hits, stats.ring_misses) == (len(REFUSED), 0)
+    del batches
+    assert no_feeders()
+
+
+# What finds a change must not be blind.
+
+
+def touched(act: Any) -> Case:
+    return Case(lambda: [torch.arange(3.0), {"a": [1]}, DataContainer([2])], act, list)
+
+
+def set_flag(given: Any) -> list[Any]:
+    given[2]._stack = True
+    return []
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x: x[0].add_(1)[:0].tolist(),
+        lambda x: x[0].resize_(2)[:0].tolist(),
+        lambda x: x[0].requires_grad_()[:0].tolist(),
+        lambda x: x[1].update(b=1) or [],
+        lambda x: x[1]["a"].append(1) or [],
+        lambda x: x[1].update(a=[1]) or [],
+        lambda x: x[2].data.clear() or [],
+        set_flag,
+    ],
+    ids=range(8),
+)
+def test_a_change_of_the_data_is_seen(act: Any) -> None:
+    with pytest.raises(AssertionError, match=r"^the caller's data: "):
+        attempt(touched(act))
+
+
+def open_a_file(kept: list[Any]) -> list[Any]:
+    kept.append(os.open(os.devnull, os.O_RDONLY))
+    return []
+
+
+def start_thread(kept: list[Any]) -> list[Any]:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, daemon=True)
+    thread.start()
+    kept += [end, thread]
+    return []
+
+
+def end_thread(kept: list[Any]) -> None:
+    kept[0].set()
+    kept[1].join()  # else it ends while a later test looks at what threads there are
+
+
+@pytest.mark.parametrize(
+    ("what", "act", "undo"),
+    [
+        ("torch's random state", lambda _: torch.rand(1)[:0].tolist(), None),
+        ("random's", lambda _: [][: int(random.random())], None),
+        ("numpy's", lambda _: list(np.random.rand(1)[:0]), None),
+        ("modes", lambda _: torch.set_grad_enabled(False) and [], None),
+        ("working directory", lambda _: os.chdir("/") or [], None),
+        ("descriptors", open_a_file, lambda kept: os.close(kept[0])),
+        ("threads", start_thread, end_thread),
+    ],
+    ids=["torch", "random", "numpy", "modes", "directory", "descriptor", "thread"],
+)
+def test_a_change_of_the_surroundings_is_seen(what: str, act: Any, undo: Any) -> None:
+    kept: list[Any] = []
+    here, grad = os.getcwd(), torch.is_grad_enabled()
+    try:
+        with pytest.raises(AssertionError, match=f"^the surroundings, {what}: "):
+            attempt(Case(lambda: None, lambda _: act(kept), list))
+    finally:
+        os.chdir(here)
+        torch.set_grad_enabled(grad)
+        if undo is not None:
+            undo(kept)
+
+
+def test_another_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> None:
+        raise ValueError("this")
+
+    for call, expected in (
+        (lambda _: torch.ones(2), lambda: torch.ones(2).double()),
+        (lambda _: torch.zeros(1), lambda: -torch.zeros(1)),
+        (lambda _: (1,), lambda: [1]),
+        (fail, refused("that", ValueError)),
+        (fail, refused("this", TypeError)),
+        (lambda _: 1, refused("this", ValueError)),
+    ):
+        with pytest.raises(AssertionError, match=r"^the result: "):
+            attempt(Case(lambda: None, call, expected))
+    with pytest.raises(AssertionError, match=r"^the warnings: "):
+        attempt(Case(lambda: None, lambda _: 1, lambda: 1, ("once",)))
+    now = iter([0.0, 2.5])
+    monkeypatch.setattr(bad_inputs, "clock", lambda: next(now))
+    with pytest.raises(AssertionError, match=r"^it took 2\.5 s$"):
+        attempt(Case(lambda: None, lambda _: 1, lambda: 1))

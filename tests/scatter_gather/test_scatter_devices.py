@@ -1,0 +1,282 @@
+"""scatter to several devices: fake ones, whose copies are late and memory is reused."""
+
+from __future__ import annotations
+
+import gc
+import random
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from fake_device import DEVICE, FakeDevice, NoWaitAtLanding, NoWaitBeforeCopy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from injected_races import shows
+from scattered import samples, tensors
+
+from pyparallel import DataContainer as DC
+from pyparallel import collate, scatter, scatter_kwargs
+from pyparallel.core import devices
+from pyparallel.transfer import to_device
+
+pytestmark = pytest.mark.one_backend
+
+OTHER = torch.device("cuda", 1)
+FAST = {"copy_delay": 0.0, "compute_delay": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def _every_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_present", lambda device, where: device)
+    monkeypatch.setattr(to_device, "has_streams", lambda device: True)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, fake: FakeDevice) -> FakeDevice:
+    monkeypatch.setattr(to_device, "MixedCopy", partial(MIXED_COPY, api=fake))
+    return fake
+
+
+MIXED_COPY = to_device.MixedCopy
+
+
+def arrive(fake: FakeDevice) -> None:
+    """Let the host wait for everything."""
+    for stream in fake.main_streams.values():
+        assert fake.record(stream).wait(60)
+
+
+def lists(tree: Any) -> list[Any]:
+    return [tensor.tolist() for tensor in tensors(tree)]
+
+
+def test_all_are_sent_before_the_first_lands(monkeypatch):
+    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
+        scatter({"x": torch.arange(4)}, [0, 1])
+        assert fake.calls == [
+            ("start", DEVICE),
+            ("copy", DEVICE),
+            ("start", OTHER),
+            ("copy", OTHER),
+            ("wait", DEVICE),
+            ("wait", OTHER),
+        ]
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("targets", [[0, 1], [1, 0], [0, 0], [0] * 4, [0, 1, 0, 1]])
+def test_parts_are_those_of_a_split_on_the_host(monkeypatch, num, targets):
+    per = -(-num // len(targets))
+    batch = collate(samples(num), per)
+    expected = scatter(batch, ["cpu"] * len(targets))
+    with use(monkeypatch, FakeDevice(num_devices=2, **FAST)) as fake:
+        found = scatter(batch, targets)
+        arrive(fake)
+        assert [lists(part["img"]) for part in found] == [
+            lists(part["img"]) for part in expected
+        ]
+        for mine, theirs, index in zip(found, expected, targets, strict=False):
+            assert lists([mine["boxes"], mine["label"]]) == lists(
+                [theirs["boxes"], theirs["label"]]
+            )
+            assert mine["meta"] == theirs["meta"]
+            places = {
+                fake.device_of(x)
+                for x in tensors([mine["img"], mine["boxes"]])
+                if x.numel()
+            }
+            assert places == {torch.device("cuda", index)}
+        assert fake.num_copies == len(found) == len(expected)
+
+
+trees = st.dictionaries(
+    st.sampled_from("abcd"),
+    st.tuples(st.sampled_from((torch.uint8, torch.float32)), st.integers(0, 3)),
+    min_size=1,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tree=trees, size=st.integers(1, 9), num=st.integers(1, 5), data=st.data())
+def test_any_tree_and_any_options_split_as_on_the_host(tree, size, num, data):
+    batch = {
+        key: torch.arange(size * width).view(size, width).to(dtype)
+        for key, (dtype, width) in tree.items()
+    }
+    options: dict[str, Any] = {}
+    if size >= num and data.draw(st.booleans()):
+        cuts = data.draw(st.permutations(range(1, size)))[: num - 1]
+        ends = [0, *sorted(cuts), size]
+        options["chunk_sizes"] = [b - a for a, b in pairwise(ends)]
+    options["max_size"] = data.draw(st.sampled_from((None, 1, 3)))
+    options["dtype"] = data.draw(st.sampled_from((None, torch.float16)))
+    expected = scatter(batch, ["cpu"] * num, **options)
+    with pytest.MonkeyPatch.context() as patch, FakeDevice(num_devices=2) as fake:
+        use(patch, fake)
+        found = scatter(batch, [i % 2 for i in range(num)], **options)
+        arrive(fake)
+        assert len(found) == len(expected)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert {k: (v.dtype, v.tolist()) for k, v in mine.items()} == {
+                k: (v.dtype, v.tolist()) for k, v in theirs.items()
+            }
+
+
+def test_arguments_of_a_module_are_split_by_one_partition(monkeypatch):
+    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
+        img = DC([torch.zeros(4, 2), torch.ones(2, 2)], stack=True)
+        args, kwargs = scatter_kwargs((torch.arange(6),), {"img": img}, [0, 1])
+        arrive(fake)
+        assert [lists(each) for each in args] == [[[0, 1, 2, 3]], [[4, 5]]]
+        assert [len(each["img"]) for each in kwargs] == [4, 2]
+        assert fake.num_copies == 2
+
+
+def test_a_device_without_samples_takes_no_part(monkeypatch):
+    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
+        (part,) = scatter({"x": torch.arange(1)}, [0, 1])
+        arrive(fake)
+        assert part["x"].tolist() == [0]
+        assert {device for _, device in fake.calls} == {DEVICE}
+
+
+def test_parts_share_no_memory_and_die_by_themselves(monkeypatch):
+    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
+        batch = {"x": torch.arange(8), "everyone": torch.empty(0)}
+        parts = scatter(batch, [0, 0, 1, 1])
+        arrive(fake)
+        storages = [part["x"].untyped_storage().data_ptr() for part in parts]
+        assert len(set(storages)) == 4
+        parts[1]["x"].zero_()
+        del parts[0]
+        free = fake.pools[fake.main].free
+        assert sum(map(len, free.values())) == 1
+        assert [part["x"].tolist() for part in parts] == [[0, 0], [4, 5], [6, 7]]
+
+
+def test_memory_belongs_to_the_current_stream_of_each_device(monkeypatch):
+    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
+        with fake.using(fake.side):
+            scatter({"x": torch.arange(4)}, [0, 1])
+        assert set(fake.pools) == {fake.side, fake.main_streams[OTHER]}
+
+
+def train(fake: FakeDevice, num_batches: int = 100) -> int:
+    """Read every part on its device and drop it; count those that are wrong."""
+    rng = random.Random(7)
+    expected: dict[torch.device, list[bytes]] = {d: [] for d in fake.devices}
+    found: dict[torch.device, list[bytes]] = {d: [] for d in fake.devices}
+    for step in range(num_batches):
+        size = rng.randint(200, 250)
+        batch = {"x": (torch.arange(size) + step).to(torch.uint8)}
+        want = scatter(batch, ["cpu"] * 4)
+        parts = scatter(batch, [0, 1, 0, 1])
+        for i, part in enumerate(parts):
+            device = fake.devices[i % 2]
+            expected[device].append(want[i]["x"].numpy().tobytes())
+            fake.read(part["x"], found[device], device)
+        del parts, part
+    arrive(fake)
+    return sum(
+        a != b
+        for device in fake.devices
+        for a, b in zip(found[device], expected[device], strict=True)
+    )
+
+
+def test_every_part_is_waited_for_while_memory_is_reused(monkeypatch):
+    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
+        assert train(fake) == 0
+        for device in fake.devices:
+            assert fake.pools[fake.main_streams[device]].num_reused > 50
+
+
+class WaitsOnTheFirstDeviceAlone(FakeDevice):
+    """What mmcv did for the last chunks."""
+
+    def wait(self, stream, event):
+        if stream.device == DEVICE:
+            super().wait(stream, event)
+
+
+@pytest.mark.parametrize(
+    "broken", [NoWaitAtLanding, NoWaitBeforeCopy, WaitsOnTheFirstDeviceAlone]
+)
+def test_the_harness_finds_a_missing_wait(monkeypatch, broken):
+    def wrong():
+        with use(monkeypatch, broken(num_devices=2)) as fake:
+            return train(fake, 40)
+
+    assert shows(wrong)
+
+
+class OneCopyStream(FakeDevice):
+    """The stream of the first device is used for all."""
+
+    def copy_stream(self, device):
+        return self.copies
+
+
+def test_the_harness_finds_a_stream_of_another_device(monkeypatch):
+    with use(monkeypatch, OneCopyStream(num_devices=2)):
+        with pytest.raises(AssertionError, match="a stream of cuda:0 touches cuda:1"):
+            scatter({"x": torch.arange(4)}, [0, 1])
+
+
+class SecondIsFull(FakeDevice):
+    def empty(self, nbytes, device):
+        if device == OTHER:
+            raise torch.OutOfMemoryError("full")
+        return super().empty(nbytes, device)
+
+
+class SecondIsFullAndNoWaits(SecondIsFull, NoWaitAtLanding):
+    """No stream waits for a copy that is dropped."""
+
+
+def fail_on_the_second(fake: FakeDevice) -> int:
+    """Give the memory of the first copy, which was never waited for, to the model."""
+    wrong = 0
+    for _ in range(20):
+        with pytest.raises(torch.OutOfMemoryError, match=r"^full$"):
+            scatter({"x": torch.zeros(200, dtype=torch.uint8)}, [0, 1])
+        gc.collect()
+        output = fake.empty(128, DEVICE)
+        fake.fill(output, 7)
+        arrive(fake)
+        assert fake.record(fake.copies).wait(30)
+        wrong += bool((output != 7).any())
+        del output
+    assert fake.pools[fake.main].num_reused >= 19
+    return wrong
+
+
+def test_an_error_on_the_second_device_leaves_nothing_half_done(monkeypatch):
+    delays = {"copy_delay": 5e-3, "compute_delay": 0.0}
+    with use(monkeypatch, SecondIsFull(num_devices=2, **delays)) as fake:
+        assert fail_on_the_second(fake) == 0
+        assert to_device.release_done() == 0
+
+    def wrong():
+        with use(monkeypatch, SecondIsFullAndNoWaits(num_devices=2, **delays)) as fake:
+            return fail_on_the_second(fake)
+
+    assert shows(wrong)
+
+
+def test_what_is_no_plain_tensor_follows_when_all_are_on_their_way(monkeypatch):
+    order: list[str] = []
+    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
+        to = torch.Tensor.to
+
+        def record(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            order.append(f"{fake.num_copies} sent")
+            return to(tensor, "cpu")
+
+        monkeypatch.setattr(torch.Tensor, "to", record)
+        batch = {"x": torch.arange(4), "w": torch.ones(4, requires_grad=True)}
+        first, second = scatter(batch, [0, 1])
+        assert order == ["2 sent", "2 sent"]
+        (first["w"].sum() + 2 * second["w"].sum()).backward()
+        assert batch["w"].grad.tolist() == [1, 1, 2, 2]

@@ -1,0 +1,407 @@
+"""to_host on a fake device: values, streams, and what must outlive what."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fake_device import (
+    DEVICE,
+    FakeDevice,
+    HastyHostPool,
+    NoWaitBeforeCopy,
+    NoWaitOnHost,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from injected_races import shows
+from samples import DTYPES
+
+from pyparallel import DataContainer as DC
+from pyparallel import backend, start_to_host, to_host
+from pyparallel.scatter_gather.to_host import HostCopy
+from pyparallel.transfer import engine, to_device
+from pyparallel.transfer import layout as layout_module
+
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
+
+OTHER = torch.device("cuda", 1)
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclass
+class Metrics:
+    loss: Any
+    name: str
+
+
+def start(batch: Any, fake: FakeDevice, snapshot: bool = True) -> HostCopy:
+    return HostCopy(batch, fake, snapshot)
+
+
+def fetch(batch: Any, fake: FakeDevice) -> Any:
+    return HostCopy(batch, fake, False).get()
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    return raw(found) == raw(expected)
+
+
+def on(fake: FakeDevice, *values: float) -> list[torch.Tensor]:
+    return [fake.put(torch.full((3,), float(value))) for value in values]
+
+
+# ---------------------------------------------------------------------------- values
+
+
+@st.composite
+def tensors(draw: Any) -> torch.Tensor:
+    shape = tuple(draw(st.lists(st.integers(0, 6), max_size=3)))
+    dtype = draw(st.sampled_from(DTYPES))
+    layout = draw(st.sampled_from(("dense", "dense", "dense", "sliced", "expanded")))
+    whole = [size + (layout == "sliced") for size in shape]
+    high = 2 if dtype == torch.bool else 256
+    nbytes = int(np.prod(whole)) * dtype.itemsize
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    made = torch.empty(whole, dtype=dtype)
+    if nbytes:
+        bits = rng.integers(0, high, nbytes, np.uint8)
+        made = torch.from_numpy(bits).view(dtype).view(whole)
+    if layout == "expanded":
+        return made[None].expand(2, *made.shape)
+    part = made[tuple(map(slice, shape))]
+    turned = draw(st.integers(0, 3)) == 0
+    return part.permute(tuple(reversed(range(part.dim())))) if turned else part
+
+
+@settings(max_examples=120, deadline=None)
+@given(leaves=st.lists(tensors(), max_size=7), snapshot=st.booleans())
+def test_every_tensor_comes_back_as_it_is(leaves, snapshot):
+    large = mock.patch.object(layout_module, "DIRECT_NBYTES", 100)
+    with large, FakeDevice(copy_delay=0, compute_delay=0) as fake:
+        there = [fake.put(leaf) for leaf in leaves]
+        found = start(there, fake, snapshot).get()
+        assert all(map(same, found, leaves))
+        assert all(leaf.is_contiguous() for leaf in found)
+        alone = [x for x in leaves if x.is_contiguous() and x.nbytes >= 100]
+        small = sum(x.nbytes for x in leaves if all(x is not y for y in alone))
+        expected = (small > 0) + len(alone)
+        if snapshot:
+            expected = any(x.nbytes for x in leaves)
+        assert fake.num_copies == expected
+        assert fake.num_packs == (small > 0 or (snapshot and expected))
+
+
+def test_containers_keep_their_types_and_other_things_their_identity():
+    marker, host = object(), torch.ones(2)
+    with FakeDevice() as fake:
+        a, b, c, d, e = on(fake, 1, 2, 3, 4, 5)
+        meta = DC([e], cpu_only=True)
+        batch = {
+            "z": Pair(a, [marker, host]),
+            "a": OrderedDict(x=(b, "text", None)),
+            "dc": DC([[c]]),
+            "meta": meta,
+            "metrics": Metrics(d, "d"),
+        }
+        found = start(batch, fake).get()
+        assert list(found) == list(batch)
+        assert type(found["z"]) is Pair and type(found["a"]) is OrderedDict
+        assert found["z"].right[0] is marker and found["z"].right[1] is host
+        assert found["a"]["x"][1:] == ("text", None)
+        assert found["meta"].data[0] is e
+        values = found["z"].left, found["a"]["x"][0], found["dc"].data[0][0]
+        assert [x.tolist() for x in values] == [[1] * 3, [2] * 3, [3] * 3]
+        assert (
+            found["metrics"].name == "d" and found["metrics"].loss.tolist() == [4] * 3
+        )
+        assert batch["z"].left is a, "the batch itself was changed"
+
+
+def test_registered_containers_are_walked():
+    import optree
+
+    class Box:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+    optree.register_pytree_node(
+        Box, lambda box: ((box.value,), None), lambda _, values: Box(*values),
+        namespace="pyparallel",
+    )  # fmt: skip
+    with FakeDevice() as fake:
+        (tensor,) = on(fake, 7)
+        found = fetch(Box({"x": tensor}), fake)
+        assert type(found) is Box and found.value["x"].tolist() == [7] * 3
+
+
+@pytest.mark.parametrize("call", [to_host, lambda batch: start_to_host(batch).get()])
+def test_on_the_host_a_batch_is_the_very_same_object(call):
+    for batch in ({"x": torch.ones(2, requires_grad=True)}, torch.ones(1), None, [1]):
+        assert call(batch) is batch
+    handle = start_to_host([1])
+    assert handle.is_done() and handle.get() is handle.get()
+
+
+def test_gradients_stay_where_they_are():
+    with FakeDevice() as fake:
+        (there,) = on(fake, 2)
+        there.requires_grad_()
+        (found,) = fetch([there], fake)
+        assert not found.requires_grad and there.requires_grad
+        parameter = torch.nn.Parameter(there.detach())
+        assert type(fetch([parameter], fake)[0]) is torch.Tensor
+
+
+def test_what_is_not_plain_goes_by_torch():
+    class Named(torch.Tensor):
+        pass
+
+    class Odd(FakeDevice):
+        def device_of(self, tensor):
+            return DEVICE if type(tensor) is Named else super().device_of(tensor)
+
+    conj = torch.tensor([1 + 2j]).conj()
+    with Odd() as fake:
+        (plain,) = on(fake, 3)
+        named = torch.ones(2).as_subclass(Named)
+        found = fetch([named, plain], fake)
+        assert type(found[0]) is Named and found[0].tolist() == [1, 1]
+        assert found[1].tolist() == [3] * 3 and fake.num_copies == 1
+        fake.device_of = lambda tensor: DEVICE
+        assert fetch(conj, fake).tolist() == [1 - 2j]
+        sparse = torch.eye(2).to_sparse()
+        assert fetch(sparse, fake).to_dense().tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        to_host([torch.ones(2, device="meta")])
+
+
+def test_a_device_without_a_kernel_is_served_by_torch():
+    with FakeDevice() as fake:
+        there = on(fake, 3, 4)
+        assert fake.record(fake.main).wait(30)
+        fake.packs = lambda device: False
+        assert [x.tolist() for x in fetch(there, fake)] == [[3] * 3, [4] * 3]
+        assert fake.num_copies == 0
+
+
+def test_nothing_but_empty_tensors_needs_no_copy():
+    with FakeDevice() as fake:
+        empty = [torch.empty(0, 4), torch.empty(2, 0, dtype=torch.int64)]
+        handle = start([fake.put(x) for x in empty], fake)
+        assert handle.is_done() and all(map(same, handle.get(), empty))
+        assert fake.num_copies == fake.num_packs == 0
+
+
+def test_no_byte_of_an_earlier_batch_is_left_in_the_slab(monkeypatch):
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
+    with FakeDevice() as fake:
+        fake.host.take(192).fill_(255)
+        leaves = [torch.full((n,), 7, dtype=torch.uint8) for n in (101, 3)]
+        found = fetch([fake.put(x) for x in leaves], fake)
+        slab = backend.memory_of(found[0])[: 64 + 128]
+        assert fake.host.num_reused == 1 and sorted(slab) == [0] * 88 + [7] * 104
+        assert [x.untyped_storage().nbytes() for x in found] == [101, 3]
+
+
+def test_one_copy_for_each_device():
+    with FakeDevice(num_devices=2) as fake:
+        batch = [fake.put(torch.full((3,), i), fake.devices[i % 2]) for i in range(6)]
+        found = start(batch, fake).get()
+        assert [x.tolist() for x in found] == [[i] * 3 for i in range(6)]
+        copies = [device for what, device in fake.calls if what == "copy"]
+        assert copies == [DEVICE, OTHER] and fake.num_packs == 2
+
+
+# --------------------------------------------------------------------------- streams
+
+
+def train(fake: FakeDevice, snapshot: bool = True, late: bool = True) -> int:
+    """Fetch the results of every step one step later; count those that are wrong."""
+    rng = random.Random(3)
+    wrong, waiting = 0, []
+
+    def check(handle: HostCopy, expected: list[bytes]) -> bool:
+        return [raw(x) for x in handle.get()] != expected
+
+    for step in range(80):
+        leaves = [
+            torch.full((rng.randint(100, 200),), step + i, dtype=torch.uint8)
+            for i in range(3)
+        ]
+        there = [fake.put(leaf) for leaf in leaves]
+        waiting.append((start(there, fake, snapshot), list(map(raw, leaves))))
+        for tensor in there:
+            fake.fill(tensor, 0xEE)  # the next step may overwrite its results
+        del there, tensor
+        if len(waiting) > 3 * late:
+            wrong += check(*waiting.pop(0))
+    return wrong + sum(check(*each) for each in waiting)
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+def test_results_are_those_of_the_call_while_memory_is_reused(snapshot, late):
+    with FakeDevice() as fake:
+        assert train(fake, snapshot, late) == 0
+        assert fake.num_copies == 80
+        assert fake.pools[fake.main].num_reused > 80
+        assert fake.host.num_reused > 0
+
+
+@pytest.mark.parametrize("broken", [NoWaitBeforeCopy, NoWaitOnHost])
+def test_the_harness_finds_a_missing_wait(broken):
+    def wrong():
+        with broken() as fake:
+            return train(fake)
+
+    assert shows(wrong)
+
+
+def test_the_harness_finds_a_source_that_is_reused_before_the_copy(monkeypatch):
+    hold = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
+    monkeypatch.setattr(engine, "keep_alive", hold)
+
+    def wrong():
+        with FakeDevice(copy_delay=5e-3, compute_delay=0) as fake:
+            return train(fake)
+
+    assert shows(wrong)
+
+
+def test_large_tensors_find_their_place_among_small_ones(monkeypatch):
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
+    sizes = [200, 3, 101, 0, 64, 128, 1]
+    with FakeDevice() as fake:
+        leaves = [torch.full((n,), i, dtype=torch.uint8) for i, n in enumerate(sizes)]
+        there = [fake.put(leaf) for leaf in leaves]
+        assert all(map(same, fetch(there, fake), leaves))
+        assert (fake.num_copies, fake.num_packs) == (4, 1)
+
+
+def test_large_tensors_are_read_where_they_are_or_kept_as_they_were(monkeypatch):
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
+    for snapshot in (True, False):
+        with FakeDevice() as fake:
+            assert train(fake, snapshot) == 0
+            assert fake.num_copies == (80 if snapshot else 240)
+            assert fake.num_packs == (80 if snapshot else 0)
+
+
+def drop_and_reuse(fake: FakeDevice) -> int:
+    """Drop handles at once and write into the host memory that comes free."""
+    wrong = 0
+    for step in range(20):
+        start([fake.put(torch.full((100,), step, dtype=torch.uint8))], fake)
+        gc.collect()
+        mine = fake.host.take(128).fill_(0xAA)
+        done = fake.record(fake.copies)
+        assert done.wait(30)
+        wrong += bool((mine != 0xAA).any())
+    return wrong
+
+
+def test_a_handle_may_be_dropped():
+    with FakeDevice(copy_delay=5e-3) as fake:
+        assert drop_and_reuse(fake) == 0
+
+    def wrong():
+        with HastyHostPool(copy_delay=5e-3) as fake:
+            return drop_and_reuse(fake)
+
+    assert shows(wrong)
+
+
+def test_a_dropped_handle_gives_its_memory_back_when_the_copy_is_done():
+    with FakeDevice() as fake:
+        go = threading.Event()
+        fake.copies.queue(go.wait, 30)
+        handle = start(on(fake, 1), fake)
+        slab = weakref.ref(
+            engine.keep_alive._sources[max(engine.keep_alive._sources)][0]
+        )
+        del handle
+        assert to_device.release_done() == 1 and slab() is not None
+        go.set()
+        assert fake.record(fake.copies).wait(30)
+        assert to_device.release_done() == 0 and slab() is None
+
+
+def test_the_host_waits_when_it_reads_and_not_before():
+    with FakeDevice() as fake:
+        go = threading.Event()
+        fake.main.queue(go.wait, 30)
+        handle = start(on(fake, 5), fake)
+        assert not handle.is_done()
+        read: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda: read.append(handle.get())) for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        assert not read and not handle.is_done()
+        go.set()
+        for thread in threads:
+            thread.join(30)
+        assert handle.is_done() and len(read) == 3
+        assert all(each is handle.get() for each in read)
+        assert read[0][0].tolist() == [5] * 3
+
+
+def test_the_stream_of_the_caller_is_the_one_that_is_waited_for():
+    with FakeDevice(copy_delay=0, compute_delay=5e-3) as fake:
+        for step in range(10):
+            with fake.using(fake.side):
+                there = [fake.put(torch.full((50,), step))]
+                handle = start(there, fake)
+            assert handle.get()[0].tolist() == [step] * 50
+        assert set(fake.pools) == {fake.side}
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_nothing_is_queued_while_a_graph_is_recorded(snapshot):
+    message = (
+        "to_host: the current stream of cuda:0 must not be under graph capture, but "
+        "it is. Call to_host after the capture, or after a replay."
+    )
+    with FakeDevice() as fake:
+        there = on(fake, 1)
+        fake.captured = fake.main
+        with pytest.raises(RuntimeError) as caught:
+            start(there, fake, snapshot)
+        assert str(caught.value) == message
+        assert fake.num_copies == fake.num_packs == 0 and not fake.host.blocks
+
+
+def test_a_failure_on_the_second_device_leaves_nothing_behind():
+    with FakeDevice(num_devices=2) as fake:
+        batch = [fake.put(torch.ones(3)), fake.put(torch.ones(3), OTHER)]
+        empty = fake.empty
+
+        def fail(nbytes: int, device: torch.device) -> torch.Tensor:
+            if device == OTHER:
+                raise torch.OutOfMemoryError("full")
+            return empty(nbytes, device)
+
+        fake.empty = fail
+        with pytest.raises(torch.OutOfMemoryError, match=r"^full$"):
+            start(batch, fake)
+        assert fake.num_copies == 1 and fake.record(fake.copies).wait(30)
+        gc.collect()
+        assert to_device.release_done() == 0

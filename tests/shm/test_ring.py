@@ -1,0 +1,344 @@
+"""A ring and sealed batches in one process: what lies where, and who sees it."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import subprocess
+import threading
+from typing import Any
+
+import loader_sets
+import process_resources
+import pytest
+import torch
+from ring_workers import WORKER, Worker, whole
+
+import pyparallel
+from pyparallel import backend
+from pyparallel.batch import allocation
+from pyparallel.shm.ring import Ring
+from pyparallel.shm.ring_memory import FREE, PARENT, RingMemory
+from pyparallel.shm.serialization import InRing, Parcel
+from pyparallel.transfer import debug
+
+pytestmark = [pytest.mark.asan, pytest.mark.tsan]
+
+
+def test_a_slab_is_free_when_the_last_view_has_died() -> None:
+    ring = Ring(2, 1 << 16)
+    worker = Worker(ring, torch.stack)
+    batch = worker.make([torch.arange(6.0)] * 2).open()
+    assert ring.holders() == [PARENT, FREE]
+    view = batch[1].view(2, 3).t()[1:]
+    del batch
+    assert ring.holders() == [PARENT, FREE]
+    array = view.numpy()[..., :1]
+    del view
+    gc.collect()
+    assert ring.holders() == [PARENT, FREE]
+    buffer = memoryview(array)
+    del array
+    assert ring.holders() == [PARENT, FREE]
+    assert buffer.tolist() == [[1.0], [2.0]]
+    del buffer
+    assert ring.holders() == [FREE, FREE]
+
+
+def test_a_slab_is_free_when_the_last_view_dies_in_another_thread() -> None:
+    ring = Ring(1, 1 << 16)
+    batch = Worker(ring, torch.stack).make([torch.ones(3)]).open()
+    go = threading.Event()
+
+    def keep(view: list[torch.Tensor]) -> None:
+        go.wait(10)
+        view.clear()
+
+    views = [batch[0]]
+    thread = threading.Thread(target=keep, args=(views,))
+    thread.start()
+    del batch
+    assert ring.holders() == [PARENT]
+    go.set()
+    thread.join(10)
+    assert ring.holders() == [FREE]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ring = Ring(1, 1 << 16)
+    batch = Worker(ring, torch.stack).make([torch.ones(3)]).open()
+    release, calls = ring.release, []
+
+    def interrupted(slab: int, holder: int) -> None:
+        calls.append(slab)
+        if len(calls) == 1:
+            if ring.poison_enabled:
+                ring.poison(slab)
+            raise KeyboardInterrupt
+        release(slab, holder)
+
+    monkeypatch.setattr(ring, "release", interrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.unraisablehook", lambda _: None)
+        del batch
+    assert calls == [0, 0]
+    assert ring.holders() == [FREE]
+
+
+def test_a_batch_outlives_its_ring_and_its_message_is_refused_after() -> None:
+    ring = Ring(1, 1 << 16)
+    worker = Worker(ring, torch.stack)
+    batch = worker.make([torch.ones(3)]).open()
+    del ring, worker
+    gc.collect()
+    assert batch.tolist() == [[1, 1, 1]]
+    with pytest.raises(RuntimeError) as caught:
+        Parcel(*WITHOUT_RING)
+    assert str(caught.value) == (
+        "a batch must arrive in the process whose DataLoader sent for it, while that "
+        "DataLoader exists, but its ring is not here."
+    )
+
+
+WITHOUT_RING = (InRing("none", 0, 2, 8), b"", None, None, {}, (), None, None)
+
+
+def test_a_slab_that_is_not_the_workers_is_not_adopted() -> None:
+    ring = Ring(1, 1 << 12)
+    with pytest.raises(RuntimeError) as caught:
+        ring.adopt(0, 7, 64)
+    assert str(caught.value) == (
+        "slab 0 of the DataLoader's ring must be held by worker 7 when its batch "
+        "arrives, but is not. Was the loader's process forked?"
+    )
+
+
+def test_the_lowest_free_slab_is_used_again_and_memory_stays() -> None:
+    ring = Ring(8, 8 << 20)
+    worker = Worker(ring, torch.stack)
+    for nbytes in [10, 3 << 20, 10, 5 << 20, 4 << 20] * 4:
+        parcel = worker.make([torch.ones(nbytes, dtype=torch.uint8)])
+        assert ring.holders() == [PARENT] + [FREE] * 7
+        assert parcel.open().shape == (1, nbytes)
+        del parcel
+    # The largest batch, an eighth of it, and whole 2 MB.
+    assert [ring.committed(slab) for slab in range(8)] == [6 << 20] + [0] * 7
+
+
+def test_a_slab_takes_no_more_than_its_stride(monkeypatch: Any) -> None:
+    ring = Ring(2, 5 << 20)
+    worker = Worker(ring, torch.stack)
+    parcel = worker.make([torch.ones(5 << 20, dtype=torch.uint8)])
+    assert parcel.message.is_in_ring
+    assert ring.committed(0) == (5 << 20) + 4096
+
+
+def full(*args: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_without_memory_for_a_slab_a_batch_takes_other_memory(monkeypatch: Any) -> None:
+    ring = Ring(2, 1 << 20)
+    fallocate = os.posix_fallocate
+    refused = []
+
+    def only_fresh(fd: int, start: int, nbytes: int) -> None:
+        if fd == ring.fd:
+            refused.append(nbytes)
+            full(fd, start, nbytes)
+        fallocate(fd, start, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", only_fresh)
+    parcel = Worker(ring, pyparallel.collate).make([torch.ones(300_000)])
+    assert (parcel.message.miss, refused) == (("large", 1_200_000), [])
+    parcel = Worker(ring, pyparallel.collate).make([torch.ones(200_000)])
+    assert parcel.message.miss == ("memory", 800_000)
+    assert refused
+    assert parcel.open().sum() == 200_000
+    assert ring.holders() == [FREE, FREE]
+
+
+def test_a_batch_is_too_large_for_a_slab_that_other_memory_was_taken_of() -> None:
+    ring = Ring(1, 1 << 20)
+
+    def collate_fn(samples: Any) -> Any:
+        return pyparallel.collate(samples) * 2
+
+    worker = Worker(ring, collate_fn)
+    parcel = worker.make([torch.ones(200_000)])
+    assert parcel.open().unique().tolist() == [2]
+    assert parcel.message.miss is not None
+    reason, nbytes = parcel.message.miss
+    assert (reason, nbytes) == ("large", 1_600_000)
+    worker = Worker(Ring(1, nbytes), collate_fn)
+    assert worker.make([torch.ones(200_000)]).message.miss is None
+
+
+def test_without_any_memory_the_error_says_what_to_do(monkeypatch: Any) -> None:
+    ring = Ring(2, 1 << 20)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RuntimeError) as caught:
+        Worker(ring, torch.stack).make([torch.ones(16)])
+    assert str(caught.value) == (
+        "a batch must get 64 bytes of shared memory, but the system says 'No space "
+        "left on device'. Raise the limit of open files (ulimit -n) or of memory, or "
+        "make batches smaller."
+    )
+    del caught
+    assert ring.holders() == [FREE, FREE]
+
+
+def test_a_full_ring_is_a_miss_that_knows_its_size() -> None:
+    ring = Ring(1, 1 << 12)
+    worker = Worker(ring, torch.stack)
+    first = worker.make([torch.ones(3)])
+    second = worker.make([torch.ones(5)])
+    assert (first.message.miss, second.message.miss) == (None, ("full", 64))
+    assert second.open().tolist() == [[1.0] * 5]
+
+
+class Keeping:
+    """Keeps a tensor that lies in the slab, and gives out something else."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+    def __call__(self, samples: list[torch.Tensor]) -> Any:
+        if not self.kept:
+            big = pyparallel.collate(samples)
+            small = allocation.empty((3,), torch.float32, torch.device("cpu")).fill_(7)
+            self.kept += [big, small]
+            return {"other": torch.ones(2), "small": small}
+        return {"other": self.kept[0], "small": self.kept[1]}
+
+
+def test_what_a_worker_keeps_of_a_slab_stays_as_it_is() -> None:
+    ring = Ring(2, 1 << 20)
+    worker = Worker(ring, Keeping())
+    samples = [torch.full((70_000,), 5.0)]
+    first = worker.make(samples)
+    assert first.message.miss is not None and first.message.miss.reason == "kept"
+    assert ring.holders() == [worker.packing._first_holder, FREE]
+    assert first.open()["small"].tolist() == [7, 7, 7]
+    second = worker.make(samples)
+    assert second.message.miss is None
+    assert second.open()["other"].unique().tolist() == [5]
+    worker.packing.collate_fn = torch.stack
+    assert ring.holders()[0] == FREE
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("used", [False, True])
+def test_no_byte_of_an_earlier_batch_can_be_reached(kept: bool, used: bool) -> None:
+    ring = Ring(1, 1 << 20)
+    secret = torch.full((1 << 18,), 0x5E, dtype=torch.uint8)
+    worker = Worker(ring, torch.stack)
+    assert whole(worker.make([secret]).open()).count(0x5E) == secret.numel()
+    cache = []
+
+    def collate_fn(samples: Any) -> Any:
+        cpu = torch.device("cpu")
+        made = [allocation.empty((n,), torch.uint8, cpu) for n in (70, 3, 65)]
+        for tensor in made:
+            tensor.fill_(1)
+        if kept:
+            cache.append(made[0])
+        return [*made[not used :], torch.ones(5, dtype=torch.uint8), torch.tensor(1.0)]
+
+    worker.packing.collate_fn = collate_fn
+    parcel = worker.make(None)
+    batch = parcel.open()
+    assert parcel.message.is_in_ring is not kept
+    assert all(tensor.unique().tolist() == [1] for tensor in batch)
+    assert 0x5E not in whole(batch[0])
+
+
+def test_an_error_in_a_collate_function_frees_its_slab() -> None:
+    ring = Ring(1, 1 << 20)
+
+    def collate_fn(samples: Any) -> Any:
+        made = pyparallel.collate(samples)
+        raise KeyError(made.shape)
+
+    with pytest.raises(KeyError):
+        Worker(ring, collate_fn).make([torch.ones(100_000)])
+    gc.collect()
+    assert ring.holders() == [FREE]
+
+
+def test_reclaimed_slabs_are_poisoned_before_anybody_can_claim_them(
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr(debug, "poison_enabled", True)
+    ring = Ring(2, 1 << 12)
+    slab = ring.claim(WORKER)
+    assert slab is not None
+    memory = slab.take(64)
+    assert memory is not None
+    memory.fill_(3)
+    reclaim, seen = backend.ring_reclaim, []
+
+    def look(header: torch.Tensor, holder: int) -> list[int]:
+        seen.append(memory.unique().tolist())
+        return reclaim(header, holder)
+
+    monkeypatch.setattr(backend, "ring_reclaim", look)
+    ring.reclaim(WORKER)
+    assert seen == [[0xDB]]
+    assert ring.holders() == [FREE, FREE]
+    assert ring.claim(WORKER + 1) is not None
+
+
+def test_a_ring_takes_two_descriptors_and_gives_them_back() -> None:
+    gc.collect()
+    before = loader_sets.num_fds()
+    ring = Ring(4, 1 << 20)
+    assert loader_sets.num_fds() == before + 2  # its own, and that of its mapping
+    batch = Worker(ring, torch.stack).make([torch.ones(3)]).open()
+    del ring
+    assert loader_sets.num_fds() == before + 2
+    del batch
+    gc.collect()
+    assert loader_sets.num_fds() == before
+
+
+def test_a_program_that_is_started_inherits_no_ring() -> None:
+    ring = Ring(1, 1 << 12)
+    command = ["ls", "-l", "/proc/self/fd"]
+    done = subprocess.run(command, capture_output=True, text=True, close_fds=False)
+    assert done.returncode == 0 and "memfd:" not in done.stdout
+    assert process_resources.memfds() and ring.fd >= 0
+
+
+@pytest.mark.parametrize("refused", ["ftruncate", "posix_fallocate"])
+def test_a_ring_that_gets_no_memory_leaves_nothing(
+    monkeypatch: Any, refused: str
+) -> None:
+    gc.collect()
+    before = loader_sets.num_fds()
+    monkeypatch.setattr(os, refused, full)
+    with pytest.raises(OSError, match="No space left"):
+        Ring(4, 1 << 20)
+    gc.collect()
+    assert loader_sets.num_fds() == before
+
+
+def test_only_the_maker_of_a_ring_may_claim_that_it_is_its_own() -> None:
+    ring = Ring(1, 1 << 12)
+    assert isinstance(ring, RingMemory) and ring.is_mine
+    parcel = Worker(ring, torch.stack).make([torch.ones(3)])
+    child = os.fork()
+    if not child:
+        try:
+            mine = ring.is_mine
+            del parcel
+            gc.collect()
+        finally:
+            os._exit(40 + mine)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 40
+    assert ring.holders() == [PARENT]
+    assert parcel.open().tolist() == [[1, 1, 1]]

@@ -1,0 +1,98 @@
+"""The blocks of code in the pages of the repository."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from repository import ROOT
+
+#: A variable that is set for one command, as in ``MAX_JOBS=1 pip install .``
+SETTING = re.compile(r"[A-Z_]+=")
+
+
+class Block(NamedTuple):
+    """What stands between two fences."""
+
+    page: str  # its path from the root
+    line: int  # of the opening fence
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[str]:
+    """Return every page that people read, by its path from the root."""
+    found = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *(ROOT / f"{name}/README.md" for name in ("benchmarks", "csrc", "examples")),
+    ]
+    return sorted(page.relative_to(ROOT).as_posix() for page in found)
+
+
+def blocks(page: str) -> list[Block]:
+    """Return the blocks of a page in their order."""
+    found, opened = [], None
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        fence = re.match(r"```(\S*)", line)
+        if fence and opened is None:
+            opened = (number, fence[1])
+        elif fence and opened is not None:
+            text = "".join(lines[opened[0] : number - 1])
+            found.append(Block(page, *opened, text))
+            opened = None
+    assert opened is None, f"{page}: the block of line {opened} is not closed"
+    return found
+
+
+def all_blocks(*languages: str) -> list[Block]:
+    """Return all blocks of all pages that are in one of these languages."""
+    every = [block for page in pages() for block in blocks(page)]
+    return [block for block in every if block.language in languages]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of every command of a shell's block, without comments."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for command in line.split("&&"):
+            words = shlex.split(command, comments=True)
+            if words:
+                yield words
+
+
+def run_page(page: str, *languages: str, before: str = "") -> int:
+    """Run the blocks of a page as one session; return how many there are.
+
+    Args:
+        page: its path from the root.
+        languages: ``pycon``, of which the output is compared, and ``python``.
+        before: what runs before each block of ``python``.
+    """
+    names: dict[str, Any] = {"__name__": "__main__"}
+    found = [block for block in blocks(page) if block.language in languages]
+    for block in found:
+        if block.language == "pycon":
+            _run_session(block, names)
+        else:
+            exec(before, names)
+            exec(compile("\n" * block.line + block.text, page, "exec"), names)
+    return len(found)
+
+
+def _run_session(block: Block, names: dict[str, Any]) -> None:
+    """Run what is typed, and compare what is printed."""
+    runner = doctest.DocTestRunner(verbose=False)
+    parser = doctest.DocTestParser()
+    test = parser.get_doctest(block.text, names, block.name, None, None)
+    report: list[str] = []
+    runner.run(test, out=report.append, clear_globs=False)
+    names.update(test.globs)
+    assert test.examples and not report, "".join(report)

@@ -1,0 +1,126 @@
+"""``examples/resume.py`` with faults at known steps: what torchrun starts in the tests.
+
+    elastic_job.py FAULTS FOLDER [arguments of resume.py]
+
+FAULTS is empty or ``kind:rank:step,...``, and each strikes once: ``step`` kills the
+rank in the backward pass of that step, ``write`` while it writes the checkpoint after
+it; ``cut`` takes the link of its host down in the backward pass, where ranks give up
+after `GIVE_UP` seconds from that step on; so does ``blink``, but only for `BLINK`
+seconds. What has struck is a file in FOLDER: a job that is started again must get
+further.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import runpy
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from repository import ROOT
+
+EXAMPLES = ROOT / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+import torch  # noqa: E402  # the example's modules have to be found first
+import torch.distributed as dist  # noqa: E402
+from _checkpoint import Checkpoint  # noqa: E402
+
+from pyparallel.mmengine import OptimWrapper  # noqa: E402
+
+GIVE_UP, BLINK = 8.0, 2.0
+
+
+def set_link(up: bool) -> None:
+    """Take the network card that gloo uses up or down, as ``ip link set`` does."""
+    name = os.environ["GLOO_SOCKET_IFNAME"].encode()
+    get, put, is_up, request = 0x8913, 0x8914, 1, "16sH22x"  # of <linux/sockios.h>
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        found = fcntl.ioctl(asked, get, struct.pack(request, name, 0))
+        flags = struct.unpack(request, found)[1]
+        flags = flags | is_up if up else flags & ~is_up
+        fcntl.ioctl(asked, put, struct.pack(request, name, flags))
+
+
+class Faults:
+    """Do what this process was told to; each fault only once in a job."""
+
+    def __init__(self, faults: str, folder: Path) -> None:
+        self.faults, self.folder, self.step = faults.split(","), folder, 0
+        self.load, self.update = Checkpoint.load, OptimWrapper.update_params
+        self.fsync = os.fsync
+
+    def install(self) -> None:
+        """Put all faults into what the example calls."""
+
+        def load(checkpoint: Checkpoint, **progress: Any) -> dict[str, Any]:
+            found = self.load(checkpoint, **progress)
+            self.step = found["step"]
+            return found
+
+        def update(wrapper: OptimWrapper, loss: torch.Tensor, **options: Any) -> None:
+            self.step += 1
+            loss.register_hook(lambda gradient: self.strike_backward())
+            if any(f"{each}:{self.step}" in self.faults for each in ("cut:0", "cut:1")):
+                # From here on, because both are there, however long their start took.
+                dist.distributed_c10d._set_pg_timeout(
+                    timedelta(seconds=GIVE_UP), dist.group.WORLD
+                )
+            begun = time.monotonic()
+            try:
+                self.update(wrapper, loss, **options)
+            except RuntimeError as error:
+                print(f"step {self.step} failed: {error}", flush=True)
+                raise
+            finally:
+                print(f"step {self.step}: {time.monotonic() - begun:.2f} s", flush=True)
+
+        def fsync(file: int) -> None:
+            self.strike("write", file)
+            self.fsync(file)
+
+        # Until this process ends.
+        Checkpoint.load = load  # type: ignore[method-assign]
+        OptimWrapper.update_params = update  # type: ignore[method-assign]
+        os.fsync = fsync
+
+    def strike_backward(self) -> None:
+        """Die here, or take the link down, if this is the place."""
+        self.strike("step")
+        if self.begins("cut"):
+            set_link(False)
+        if self.begins("blink"):
+            set_link(False)
+            threading.Timer(BLINK, set_link, [True]).start()
+
+    def strike(self, kind: str, file: int | None = None) -> None:
+        """Die here, if this is the place; a file keeps half of its content."""
+        if not self.begins(kind):
+            return
+        if file is not None:
+            os.ftruncate(file, os.fstat(file).st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def begins(self, kind: str) -> bool:
+        """Return whether a fault strikes here; it is noted as one that has."""
+        fault = f"{kind}:{os.environ['RANK']}:{self.step}"
+        struck = self.folder / fault
+        if fault not in self.faults or struck.exists():
+            return False
+        struck.touch()
+        return True
+
+
+if __name__ == "__main__":
+    Faults(sys.argv[1], Path(sys.argv[2])).install()
+    print("network", os.readlink("/proc/self/ns/net"), flush=True)
+    del sys.argv[1:3]
+    runpy.run_path(str(EXAMPLES / "resume.py"), run_name="__main__")

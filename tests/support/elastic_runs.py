@@ -1,0 +1,152 @@
+"""Jobs under torchrun: `start` and `finish` them, and what they leave behind."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import forkserver
+import psutil
+import torch
+from repository import ROOT, SUPPORT
+
+import pyparallel
+
+# The job must import the package that is tested, wherever that is.
+PACKAGE = Path(pyparallel.__file__).resolve().parents[1]
+PATHS = [str(PACKAGE), str(SUPPORT), str(ROOT / "examples")]
+JOB = SUPPORT / "elastic_job.py"
+#: Seconds that a job may take on a busy machine.
+LIMIT = 400
+
+
+@dataclasses.dataclass
+class Command:
+    """A command of the documentation: its variables and the options of torchrun."""
+
+    variables: dict[str, str]
+    options: list[str]
+
+    def changed(self, *pairs: tuple[str, str]) -> Command:
+        """Return the command with texts replaced."""
+        variables, options = dict(self.variables), list(self.options)
+        for old, new in pairs:
+            variables = {k: v.replace(old, new) for k, v in variables.items()}
+            options = [each.replace(old, new) for each in options]
+        return Command(variables, options)
+
+
+def documented() -> list[Command]:
+    """Return the commands of ``docs/distributed.md`` that start the example."""
+    text = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    found = []
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        words = shlex.split(block.replace("\\\n", " "), comments=True)
+        first, last = words.index("torchrun"), words.index("examples/resume.py")
+        assert words[0] == "export" and words[last + 1] == "--checkpoint"
+        variables = dict(word.split("=") for word in words[1:first])
+        found.append(Command(variables, words[first + 1 : last]))
+    return found
+
+
+def start(
+    command: Command,
+    log: Path,
+    checkpoint: Path,
+    faults: str = "",
+    within: Sequence[str] = (),
+) -> subprocess.Popen[bytes]:
+    """Start the example with faults; ``within`` is a command that starts it elsewhere.
+
+    What has struck is a file beside the log.
+    """
+    paths = [*PATHS, os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **command.variables,
+    }
+    job = [str(JOB), faults, str(log.parent), "--checkpoint", str(checkpoint)]
+    job += ["--timeout", "120"]  # also for ranks that take long to start
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *command.options]
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [*within, *torchrun, *job], env=environment, stdout=file, stderr=file
+        )
+
+
+def finish(*agents: subprocess.Popen[bytes]) -> list[int]:
+    """Wait for all; return their exit codes. Nothing of theirs is left behind."""
+    deadline = time.monotonic() + LIMIT
+    started = [psutil.Process(agent.pid) for agent in agents]
+    try:
+        for agent in agents:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for agent, process in zip(agents, started, strict=True):
+            if agent.poll() is None:
+                for child in [*process.children(recursive=True), process]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+    return [agent.wait() for agent in agents]
+
+
+def beginnings(*logs: Path) -> dict[int, list[int]]:
+    """Return after which steps each rank began, one for each time it was started."""
+    text = "\n".join(log.read_text() for log in logs)
+    found: dict[int, list[int]] = {}
+    # Both ranks write to one log, and a line's end may follow the other's line.
+    for rank, step in re.findall(r"rank (\d+) begins after step (\d+)(?!\d)", text):
+        found.setdefault(int(rank), []).append(int(step))
+    return found
+
+
+def trained(checkpoint: Path) -> dict[str, Any]:
+    """Return the state of model, optimizer and schedule, and how far they are."""
+    state = torch.load(checkpoint, weights_only=True)
+    return {"parts": state["parts"], "progress": state["progress"]}
+
+
+def undisturbed(folder: Path) -> dict[str, Any]:
+    """Return what two processes that nobody disturbs have trained."""
+    done = in_two(f"undisturbed({{rank}}, {str(folder)!r})")
+    assert [code for code, _ in done] == [0, 0], done
+    return trained(folder / "undisturbed.pt")
+
+
+def in_two(call: str) -> list[tuple[int | None, str]]:
+    """Call a function of ``elastic_ranks`` in two processes, with their ``{rank}``."""
+    codes = [f"import elastic_ranks as r; r.{call.format(rank=n)}" for n in (0, 1)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda code: forkserver.run(code, PATHS, LIMIT), codes))
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Return where two states differ in the least bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        same = one.dtype == other.dtype and torch.equal(one, other)
+        return [] if same else [path]
+    if type(one) is not type(other):
+        return [path]
+    if isinstance(one, dict):
+        keys = [path] if list(one) != list(other) else []
+        pairs = [(one[k], other[k], f"{path}.{k}") for k in one if k in other]
+        return keys + [name for pair in pairs for name in differences(*pair)]
+    if isinstance(one, list | tuple) and len(one) == len(other):
+        items = enumerate(zip(one, other, strict=True))
+        pairs = [(*both, f"{path}[{i}]") for i, both in items]
+        return [name for pair in pairs for name in differences(*pair)]
+    return [] if one == other else [path]

@@ -1,0 +1,339 @@
+"""Loaders under load, with everything going wrong that can: no sample may be lost.
+
+``python tests/support/soak.py --minutes 30`` runs epoch after epoch over shuffled
+scenes, 8 workers and faults in random places. An epoch that an error ended is continued
+from ``state_dict()``, and at its end its batches must be those of the sampler, in its
+order, byte for byte; every error must be one that was planned. Between epochs nothing may
+be left: processes, threads, descriptors, shared memory. It prints what happened and how
+much was lost, duplicated, wrong, unexplained, leaked or hung; the exit code is 0 if
+that is nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import faulthandler
+import gc
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from prefetch_loaders import num_fds, prefetch_threads
+from process_resources import memfds, shared_names
+from soak_faults import IN_WORKERS, Collating, Faults, Planned, Scenes, is_right
+from torch.utils.data import _utils
+
+import pyparallel
+
+#: What the consumer does after some batch.
+BY_CONSUMER = (
+    *("break", "step raises", "interrupt", "hold", "fork"),
+    *("kill", "stop a worker"),
+)
+#: Options of a loader that are a fault in themselves.
+OPTIONS: dict[str, dict[str, int]] = {
+    "ring too small": {"max_ring_bytes": 128 * 1024},
+    "too few slabs": {"ring_slabs": 2},
+    "no ring": {"ring_slabs": 0},
+}
+KINDS = (*IN_WORKERS, *BY_CONSUMER, *OPTIONS)
+#: Words of the errors that planned faults end in.
+EXPECTED = (
+    *("DataLoader worker", "a worker must live", "on purpose", "timed out after"),
+    *("Too many open files", "ulimit -n", "unable to open", "received 0 items"),
+)
+BAD = ("lost", "duplicated", "wrong", "unexplained", "leaked", "hung")
+#: Seconds that a sample may take before its loader gives up.
+TIMEOUT = 2.0
+
+
+class HungError(Exception):
+    """An epoch takes much longer than it may."""
+
+
+class Step(Exception):
+    """What the consumer raises on purpose."""
+
+
+class Soak:
+    """Runs epochs and counts.
+
+    Args:
+        seed: of all that is drawn.
+        length: batches of an epoch.
+        limit: seconds after which an epoch is hung.
+    """
+
+    def __init__(self, seed: int, length: int, limit: int = 120) -> None:
+        self.random = random.Random(seed)
+        self.length, self.limit = length, limit
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.faults: collections.Counter[str] = collections.Counter()
+        self.notes: list[str] = []
+
+    def epoch(self, kinds: list[str], start: str, prefetching: bool) -> None:
+        """Run an epoch with these faults; ``start`` is a method and a number."""
+        method, num_workers = start.split(":")
+        folder = Path(tempfile.mkdtemp(prefix="soak"))
+        size = 3
+        order = self.random.sample(range(self.length * size), self.length * size)
+        places = self.random.sample(range(self.length // 2), len(kinds))
+        mine = {n: k for n, k in zip(places, kinds, strict=True) if k in BY_CONSUMER}
+        plan = {order[n * size]: k for n, k in zip(places, kinds, strict=True)}
+        faults = Faults(folder, plan)
+        options: dict[str, Any] = {
+            "batch_size": size,
+            "num_workers": int(num_workers),
+            "sampler": order,
+            "timeout": TIMEOUT if "sample hangs" in kinds else 0,
+            "multiprocessing_context": method,
+            "persistent_workers": self.random.random() < 0.5,
+            "collate_fn": Collating(faults),
+        }
+        for kind in kinds:
+            options.update(OPTIONS.get(kind, {}))
+            self.faults[kind] += kind in OPTIONS
+        signal.alarm(self.limit)
+        try:
+            seen = self.batches(faults, mine, options, prefetching)
+            self.account(order, seen, f"{kinds} {start} {options}")
+        except HungError:
+            self.fault("hung", f"{kinds} {start} {options}")
+        finally:
+            signal.alarm(0)
+            self.faults.update(faults.happened())
+            shutil.rmtree(folder)
+        self.counts["epochs"] += 1
+
+    def batches(
+        self,
+        faults: Faults,
+        mine: dict[int, str],
+        options: dict[str, Any],
+        prefetching: bool,
+    ) -> list[list[int]]:
+        """Go through an epoch to its end, however often it is ended before."""
+        seen: list[list[int]] = []
+        state: Any = None
+        while True:
+            loader: Any = pyparallel.DataLoader(
+                Scenes(self.length * options["batch_size"], faults), **options
+            )
+            source = pyparallel.PreDataLoader(loader) if prefetching else loader
+            if state is not None:
+                source.load_state_dict(state)
+            try:
+                if self.consume(source, seen, mine):
+                    return seen
+            except (Planned, Step, KeyboardInterrupt):
+                self.counts["errors"] += 1
+            except (RuntimeError, OSError) as error:
+                self.counts["errors"] += 1
+                if not any(words in str(error) for words in EXPECTED):
+                    self.fault("unexplained", f"{type(error).__name__}: {error}")
+                options["timeout"] *= 2  # a busy machine starts workers slowly
+            state = source.state_dict()
+            if prefetching:
+                source.close()
+            del source, loader
+
+    def consume(self, source: Any, seen: list[list[int]], mine: dict[int, str]) -> bool:
+        """Count batches; False if the consumer leaves before the end."""
+        held: list[Any] = []
+        for batch in source:
+            seen.append(batch["index"].tolist())
+            self.counts["batches"] += 1
+            self.counts["bytes"] += batch["data"].nbytes
+            if not is_right(batch):
+                self.fault("wrong", f"{seen[-1]}: {batch}")
+            if held:
+                held.append(batch)
+            kind = mine.pop(len(seen) - 1, None)
+            if kind is None:
+                continue
+            self.faults[kind] += 1
+            if kind == "break":
+                return False
+            if kind == "hold":
+                held = [batch]
+            self.act(kind)
+        if not all(map(is_right, held)):
+            self.fault("wrong", "a batch that was held")
+        return True
+
+    def act(self, kind: str) -> None:
+        """Do what a consumer may do, or the system to workers."""
+        if kind == "step raises":
+            raise Step
+        if kind == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+        if kind == "fork":
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+        if kind in ("kill", "stop a worker"):
+            workers = [p for p in psutil.Process().children() if is_worker(p)]
+            if workers:
+                number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
+                os.kill(self.random.choice(workers).pid, number)
+
+    def account(self, order: list[int], seen: list[list[int]], where: str) -> None:
+        found = [i for batch in seen for i in batch]
+        more = collections.Counter(found) - collections.Counter(order)
+        less = collections.Counter(order) - collections.Counter(found)
+        if more:
+            self.fault("duplicated", f"{dict(more)}: {where}", more.total())
+        if less:
+            self.fault("lost", f"{dict(less)}: {where}", less.total())
+        if not more and not less and found != order:
+            self.fault("wrong", f"the order: {where}")
+        self.counts["samples"] += len(found)
+
+    def leaks(self, before: tuple[int, ...], where: str) -> None:
+        """Wait a moment for what ends by itself; what stays has leaked."""
+        end = time.monotonic() + 10
+        while True:
+            gc.collect()
+            multiprocessing.active_children()  # waits for those that have ended
+            left = left_over()
+            pairs = zip(LEFT, before, left, strict=True)
+            grown = [f"{name}: {a} to {b}" for name, a, b in pairs if b > a]
+            if not grown:
+                return
+            if time.monotonic() > end:
+                self.fault("leaked", f"{grown}: {where}", len(grown))
+                return
+            time.sleep(0.02)
+
+    def fault(self, name: str, note: str, count: int = 1) -> None:
+        self.counts[name] += count
+        self.notes.append(f"{name}: {note}")
+        print(self.notes[-1][:600], file=sys.stderr, flush=True)
+
+
+LEFT = ("workers", "prefetch threads", "threads", "descriptors", "memfds", "names")
+
+
+def left_over() -> tuple[int, ...]:
+    """Return how much there is of what an epoch must not leave, as LEFT names it."""
+    return (
+        sum(map(is_worker, psutil.Process().children(recursive=True))),
+        len(prefetch_threads()),
+        threading.active_count(),
+        num_fds(),
+        memfds(),
+        shared_names(),
+    )
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Tell workers from the helpers of multiprocessing, which live on."""
+    with contextlib.suppress(psutil.Error):
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        command = " ".join(process.cmdline())
+        return not ("resource_tracker" in command or is_server(process, command))
+    return False
+
+
+def is_server(process: psutil.Process, command: str) -> bool:
+    """Tell a fork server from what it starts, which has its command line."""
+    return "forkserver" in command and process.ppid() == os.getpid()
+
+
+def let_go_on() -> None:
+    """Continue workers that have stopped; runs in a thread, to the end."""
+    while True:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if child.status() == psutil.STATUS_STOPPED:
+                        child.send_signal(signal.SIGCONT)
+        time.sleep(0.25)
+
+
+def report_while_waiting(number: int, frame: Any) -> None:
+    """Let torch report dead workers only where the program waits for them.
+
+    Its handler raises between any two instructions, also after a batch has been given
+    and before it is counted.
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "_try_get_data":
+            _utils.signal_handling._error_if_any_worker_fails()
+            return
+        frame = frame.f_back
+
+
+def give_up(number: int, frame: Any) -> None:
+    faulthandler.dump_traceback(all_threads=True)
+    raise HungError
+
+
+def prepare() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    # As it is found by a loader in a thread: torch says so after five seconds.
+    _utils.MP_STATUS_CHECK_INTERVAL = 0.5
+    threading.Thread(target=let_go_on, daemon=True).start()
+    _utils.signal_handling._set_SIGCHLD_handler()
+    signal.signal(signal.SIGCHLD, report_while_waiting)
+    signal.signal(signal.SIGALRM, give_up)
+    torch.multiprocessing.set_forkserver_preload(["torch", "soak_faults"])
+    for prefetching in (False, True):  # what the first one starts lives on
+        Soak(0, 4).epoch([], "forkserver:1", prefetching)
+
+
+def main() -> int:
+    """Run for a number of minutes, or once through all kinds of faults."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=0, help="0: each kind once")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batches", type=int, default=60, help="of an epoch")
+    parser.add_argument(
+        "--limit", type=int, default=120, help="seconds of an epoch that is not hung"
+    )
+    parser.add_argument("--starts", default="fork:8 forkserver:8 spawn:8")
+    options = parser.parse_args()
+    prepare()
+    began = time.monotonic()
+    soak = Soak(options.seed, options.batches, options.limit)
+    starts = options.starts.split()
+    rest = soak.random.sample(KINDS, len(KINDS))
+    number = 0
+    while rest or time.monotonic() - began < 60 * options.minutes:
+        kinds = [rest.pop() for _ in range(min(3, len(rest)))]
+        kinds = kinds or soak.random.sample(KINDS, soak.random.randint(0, 3))
+        start, prefetching = starts[number % len(starts)], number // len(starts) % 2
+        before = left_over()
+        soak.epoch(kinds, start, bool(prefetching))
+        soak.leaks(before, f"{kinds} {start} prefetching: {prefetching}")
+        number += 1
+    found = {
+        "seconds": round(time.monotonic() - began),
+        **{name: soak.counts[name] for name in ("epochs", "batches", "samples")},
+        **{name: soak.counts[name] for name in ("bytes", "errors")},
+        "faults": {kind: soak.faults[kind] for kind in KINDS},
+        **{name: soak.counts[name] for name in BAD},
+    }
+    print(json.dumps(found, indent=2))
+    return int(any(soak.counts[name] for name in BAD))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+"""Graph captures, contexts and errors of CUDA that the engine has to leave alone."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import fake_cuda
+import pytest
+import torch
+from gil import others_run_during
+from repository import ROOT
+from ring_workers import Worker
+
+from pyparallel import backend, scatter, start_to_host
+from pyparallel.shm import pinning
+from pyparallel.shm.ring import Ring
+from pyparallel.shm.ring_memory import FREE, PARENT
+from pyparallel.transfer import to_device
+from pyparallel.transfer.to_device import MixedCopy
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(
+        "cuda" not in backend.transfers, reason="this build has no engine for CUDA"
+    ),
+]
+
+CAPTURED = (
+    "send: the waiting stream must not be under graph capture, but is. Copy outside of "
+    "the capture, into static tensors that the graph reads."
+)
+
+
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def keep_busy() -> None:
+    torch.cuda._sleep(500_000_000)
+
+
+@contextlib.contextmanager
+def capturing(synchronize: bool = True) -> Iterator[None]:
+    """Capture in the mode in which an unsafe call of any thread ends the capture."""
+    graph, static = torch.cuda.CUDAGraph(), torch.zeros(8, device=device())
+    if synchronize:
+        torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin(capture_error_mode="global")
+        try:
+            static.add_(1)
+            yield
+            static.add_(1)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert static.tolist() == [2] * 8
+
+
+def in_thread(body: Callable[[], Any], stream: Any = None) -> Any:
+    """Return what ``body`` returns in a thread on ``stream``, or raise."""
+    found: list[Any] = []
+    errors: list[BaseException] = []
+    stream = torch.cuda.Stream() if stream is None else stream
+
+    def work() -> None:
+        try:
+            with torch.cuda.stream(stream):
+                found.append(body())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def pinned_ring(num_slabs: int = 2) -> tuple[Ring, Worker]:
+    lock = pinning.for_accelerator()
+    assert lock is not None
+    ring = Ring(num_slabs, 1 << 20)
+    ring.page_lock(lock)
+    return ring, Worker(ring, torch.stack)
+
+
+# --------------------------------------------------------------------------- captures
+
+
+def test_a_pending_copy_is_asked_beside_a_capture() -> None:
+    small, results = [torch.ones(5)], [torch.ones(1000, device=device())]
+    start_to_host(results).get()
+    stream = torch.cuda.Stream()
+    in_thread(lambda: scatter(small, [device()]), stream)  # there is memory for it now
+    keep_busy()
+    pending = start_to_host(results)
+    with capturing(synchronize=False):
+        in_thread(to_device.release_done)
+        copied = in_thread(lambda: scatter(small, [device()]), stream)
+    assert torch.equal(copied[0][0].cpu(), small[0])
+    assert torch.equal(pending.get()[0], torch.ones(1000))
+
+
+def test_memory_is_pinned_beside_a_capture() -> None:
+    ring, worker = pinned_ring()
+    with capturing():
+        parcel = in_thread(lambda: worker.make([torch.ones(8)]))
+        assert parcel.is_locked
+        in_thread(ring.page_unlock)
+    assert parcel.open().sum() == 8
+
+
+def test_a_batch_that_dies_under_capture_gives_its_slab_back() -> None:
+    ring, worker = pinned_ring()
+    batch = [worker.make([torch.ones(8)]).open()]
+    assert batch[0].is_pinned()
+    with mock.patch.object(sys, "unraisablehook") as hook:
+        with capturing():
+            batch.clear()
+            assert ring.holders() == [PARENT, FREE]
+            in_thread(to_device.release_done)
+            assert ring.holders() == [PARENT, FREE], "the capture is not over"
+        to_device.release_done()  # records the event
+        torch.cuda.synchronize()
+        to_device.release_done()
+    assert not hook.called
+    assert ring.holders() == [FREE, FREE]
+
+
+def test_memory_that_torch_copies_under_capture_is_given_up() -> None:
+    class Marked(torch.Tensor):
+        pass
+
+    ring, worker = pinned_ring()
+    lent = worker.make([torch.ones(8)]).open().as_subclass(Marked)
+    target = torch.zeros(1, 8, device=device())
+    with capturing():
+        mixed = MixedCopy([lent], device())
+        target.copy_(mixed.wait()[0])
+    del lent, mixed
+    gc.collect()
+    for _ in range(3):  # a fence for each: lent tensors, their owner, its slab
+        torch.cuda.synchronize()
+        to_device.release_done()
+    assert ring.holders() == [FREE, FREE]
+
+
+@pytest.mark.parametrize("nbytes", [64, 5 << 20])
+def test_a_flight_that_is_dropped_under_capture_ends_nothing(nbytes: int) -> None:
+    leaf = torch.full((nbytes,), 7, dtype=torch.uint8)
+    graph, static = torch.cuda.CUDAGraph(), torch.zeros(8, device=device())
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        queued = to_device.send([leaf], device(), home=torch.cuda.current_stream())
+        graph.capture_begin(capture_error_mode="global")
+        static.add_(1)
+        del queued
+        graph.capture_end()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert static.tolist() == [1] * 8
+    assert to_device.release_done() == 0
+    assert torch.equal(to_device.send([leaf], device()).wait()[0].cpu(), leaf)
+
+
+def test_a_flight_refuses_to_land_under_capture_and_lands_later() -> None:
+    leaf = torch.arange(100)
+    queued = to_device.send([leaf], device(), home=torch.cuda.current_stream())
+    with capturing():
+        with pytest.raises(RuntimeError) as caught:
+            queued.wait()
+    assert str(caught.value) == CAPTURED
+    assert torch.equal(queued.wait()[0].cpu(), leaf)
+
+
+# ----------------------------------------------------------------------------- errors
+
+
+def test_a_refused_slab_leaves_no_error_to_the_next_kernel() -> None:
+    ring, worker = pinned_ring()
+    lock = pinning.for_accelerator()
+    assert lock is not None
+    worker.make([torch.ones(8)])
+    with mock.patch.object(pinning, "warn_once") as warned:
+        assert not lock.lock(ring.address(0), ring.committed(0))
+    assert "CUDA refuses with error 712." in warned.call_args.args[1]
+    assert torch.zeros(3, device=device()).add_(1).tolist() == [1] * 3
+
+
+def test_an_error_of_cuda_has_its_class_and_code() -> None:
+    with pytest.raises(torch.AcceleratorError) as caught:
+        backend.Runtime("cuda").unpin(torch.zeros(4096).data_ptr())
+    assert caught.value.error_code == 713
+    assert torch.zeros(3, device=device()).add_(1).tolist() == [1] * 3
+
+
+# --------------------------------------------------------------------------- contexts
+
+# A rank that uses the second device, in a thread where the first one is current.
+SECOND_DEVICE = """
+import threading
+import torch
+from pyparallel import scatter, start_to_host, to_host
+from pyparallel.shm import pinning
+from pyparallel.shm.ring import Ring
+from pyparallel.transfer import to_device
+
+second = torch.device("cuda", 1)
+torch.cuda.set_device(second)
+torch.zeros(1, device=second)
+
+def work():
+    assert torch.cuda.current_device() == 0
+    home = torch.cuda.current_stream(second)
+    large = torch.ones(1 << 20)
+    for leaves in ([torch.ones(5)], [torch.ones(5), large], [large.pin_memory()] * 9):
+        copied = to_device.send(leaves, second, home=home).wait()
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(copied, leaves))
+        scatter(leaves, [second])
+        to_device.send(leaves, second)
+        start_to_host(copied).get()
+        to_host(copied)
+    lock = pinning.for_accelerator()
+    ring = Ring(1, 1 << 20)
+    assert ring.commit(0, 1 << 20)
+    assert lock.lock(ring.address(0), ring.committed(0))
+    fence = lock.fence()
+    torch.cuda.synchronize(second)
+    assert fence.is_done()
+    lock.unlock(ring.address(0))
+    assert not to_device.torch_device.is_capturing(home)
+    to_device.release_done()
+    done.append([torch._C._cuda_hasPrimaryContext(i) for i in range(2)])
+
+done = []
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(*done)
+"""
+
+
+@pytest.mark.skipif(
+    not fake_cuda.active and torch.cuda.device_count() < 2, reason="needs two devices"
+)
+def test_no_context_is_opened_on_an_unused_device() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND_DEVICE],
+        env={**os.environ, "FAKECUDA_DEVICES": "2"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (0, "[False, True]\n"), done.stderr
+
+
+# -------------------------------------------------------------------- the home stream
+
+
+@pytest.mark.skipif(not fake_cuda.active, reason="the fake lists the calls")
+@pytest.mark.parametrize("busy", [False, True])
+def test_pinned_leaves_need_no_event_on_an_idle_stream(busy: bool) -> None:
+    leaf = torch.arange(1 << 20).pin_memory()
+    scatter(leaf, [device()])
+    torch.cuda.synchronize()
+    if busy:
+        keep_busy()
+    with fake_cuda.calls() as calls:
+        (copied,) = scatter(leaf, [device()])
+    assert calls.count("cudaMemcpyAsync") == 1
+    assert calls.count("cudaStreamWaitEvent") == (2 if busy else 0)
+    assert calls.count("cudaEventRecord") == (2 if busy else 1)
+    assert torch.equal(copied.cpu(), leaf)
+
+
+# --------------------------------------------------------------------------- the host
+
+
+def test_the_host_waits_without_the_interpreters_lock() -> None:
+    runtime = backend.Runtime("cuda")
+
+    def wait() -> None:
+        torch.cuda._sleep(20_000_000)
+        runtime.record(torch.cuda.current_stream()).synchronize()
+
+    assert others_run_during(wait)
+
+
+def test_a_runtime_that_is_older_than_the_toolkit_will_do() -> None:
+    """Nothing of CUDA 12.8 and later may be needed to load the extension."""
+    extension = sys.modules[backend.Runtime.__module__].__file__
+    found = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(extension)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    needed = {line.split()[-1].split("@")[0] for line in found.stdout.splitlines()}
+    assert "cudaMemcpyAsync" in needed
+    assert "cudaMemcpyBatchAsync" not in needed

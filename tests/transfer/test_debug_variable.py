@@ -1,0 +1,117 @@
+"""What PYPARALLEL_DEBUG=1 does to a process, from its import to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from repository import ROOT, SUPPORT
+
+from pyparallel import backend
+
+pytestmark = pytest.mark.one_backend
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{SUPPORT}", **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "enabled", "poison"),
+    [
+        ("", False, False),
+        ("0", False, False),
+        ("poison", False, True),
+        ("1", True, True),
+        ("yes", True, True),
+    ],
+)
+def test_the_environment_says_so_once_at_import(value, enabled, poison):
+    code = """
+import os
+from pyparallel.shm.ring import Ring
+from pyparallel.transfer import debug
+os.environ["PYPARALLEL_DEBUG"] = "" if debug.poison_enabled else "1"
+print(debug.enabled, debug.poison_enabled, Ring(1, 1 << 16).poison_enabled)
+"""
+    done = run(code, PYPARALLEL_DEBUG=value)
+    assert (done.stdout, done.stderr) == (f"{enabled} {poison} {poison}\n", "")
+
+
+LAST = """
+import torch
+from fake_device import DEVICE
+from probed_device import Trampling
+from pyparallel.transfer import debug, to_device
+debug.EXIT_SECONDS = 30  # of a busy machine
+device = Trampling()
+queued = to_device.send([torch.ones(100)], DEVICE, device)
+"""
+
+
+def test_the_last_batch_is_looked_at_when_the_interpreter_ends():
+    done = run(LAST, PYPARALLEL_DEBUG="1")
+    assert "RuntimeError: the staging memory of leaf 0 of 1 (torch.float32" in (
+        done.stderr
+    )
+    assert done.returncode == 0
+
+
+FORK = """
+import os, torch
+from fake_device import DEVICE
+from probed_device import Device, held_back
+from pyparallel.transfer import debug, to_device
+device = Device()
+gate = held_back(device)
+tensors = to_device.send([torch.ones(100)], DEVICE, device).wait()
+if os.fork() == 0:
+    print(len(debug._unchecked), len(debug._watched), flush=True)
+    os._exit(0)
+os.wait()
+gate.set()
+assert debug._unchecked and debug._watched
+"""
+
+
+def test_a_forked_process_looks_at_nothing_of_its_parent():
+    done = run(FORK, PYPARALLEL_DEBUG="1", PYTHONWARNINGS="ignore::DeprecationWarning")
+    assert (done.stdout, done.stderr, done.returncode) == ("0 0\n", "", 0)
+
+
+CACHED = """
+import ctypes, torch, pyparallel
+batch = pyparallel.collate([torch.ones(600_000), torch.ones(600_001)][:1] * 2)
+where = (ctypes.c_uint8 * batch.nbytes).from_address(batch.data_ptr())
+assert pyparallel.memory.cache_info().in_use >= batch.nbytes
+del batch
+print(set(where))
+"""
+
+
+def test_recycled_memory_of_the_host_holds_poison():
+    if backend.name != "native":
+        pytest.skip("pure Python recycles nothing")
+    for value in ("1", "poison"):
+        assert run(CACHED, PYPARALLEL_DEBUG=value).stdout == "{219}\n"
+    assert "219" not in run(CACHED, PYPARALLEL_DEBUG="0").stdout
+
+
+def test_the_report_says_that_it_is_on():
+    done = subprocess.run(
+        [sys.executable, "-m", "pyparallel", "doctor", "--quick"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYPARALLEL_DEBUG": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert re.search(r"^  debug +yes$", done.stdout, re.M)

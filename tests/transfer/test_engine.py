@@ -1,0 +1,316 @@
+"""The native engine below copies, on the host as its device."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+import weakref
+from functools import partial
+from typing import ClassVar
+
+import pytest
+import torch
+from backends import check, native, needs_native
+from gil import others_run_during
+from host_device import COPIES, CPU, MAIN, SIDE, HostDevice, HostStream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyparallel import backend
+from pyparallel.backend import _python
+from pyparallel.transfer import device as device_module
+from pyparallel.transfer import engine, layout, to_device
+
+pytestmark = [
+    pytest.mark.cuda_torch,
+    pytest.mark.asan,
+    pytest.mark.tsan,
+    needs_native,
+]
+
+DTYPES = [torch.uint8, torch.bool, torch.int16, torch.bfloat16, torch.float16]
+DTYPES += [torch.float32, torch.int32, torch.int64, torch.float64, torch.complex128]
+
+
+@pytest.fixture(autouse=True)
+def by_the_engine(monkeypatch):
+    """Let copies of either backend use the native operators; leave nothing behind."""
+    names = ("send", "plan_slab", "SlabPlan", "views")
+    for name in names:
+        monkeypatch.setattr(backend, name, getattr(native, name))
+    yield
+    assert to_device.drain(30), "something is kept for ever"
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def some_leaves(rng: random.Random, num: int, largest: int = 40) -> list[torch.Tensor]:
+    return [
+        (torch.rand(rng.randint(0, 9), rng.randint(1, largest)) * 100).to(dtype)
+        for dtype in rng.choices(DTYPES, k=num)
+    ]
+
+
+def arrive(leaves, device, **options) -> list[bytes]:
+    copied = to_device.send(leaves, CPU, device, **options).wait()
+    assert [(x.dtype, x.shape) for x in copied] == [(x.dtype, x.shape) for x in leaves]
+    return list(map(raw, copied))
+
+
+# ---------------------------------------------------------------------------- copies
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num=st.integers(0, 30),
+    chunk=st.sampled_from([64, 100, 4096, 4 << 20]),
+)
+def test_leaves_of_every_dtype_and_layout_arrive(seed, num, chunk):
+    rng = random.Random(seed)
+    leaves = some_leaves(rng, num)
+    leaves += [leaf.t() for leaf in some_leaves(rng, 2)]
+    leaves += [torch.arange(20)[::3], torch.tensor(1.5), torch.ones(1, 3).expand(4, 3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "send", partial(native.send, chunk_nbytes=chunk))
+        assert arrive(leaves, HostDevice()) == list(map(raw, leaves))
+
+
+def test_bytes_between_leaves_are_zero_in_every_chunk():
+    leaves = [torch.full((n,), 255, dtype=torch.uint8) for n in (1, 65, 0, 130, 64)]
+    plan = native.plan_slab(leaves)
+    for chunk in (1, 7, 64, 100, 4096):
+        slab = torch.full((plan.nbytes,), 0xCC, dtype=torch.uint8)
+        native.send(slab, leaves, plan, [], [], COPIES, MAIN, chunk)
+        expected = torch.zeros_like(slab)
+        native.pack(expected, leaves, plan)
+        assert torch.equal(slab, expected)
+
+
+@pytest.mark.parametrize("num", [1, 7, 8, 20])
+def test_page_locked_leaves_are_read_in_place(num, monkeypatch):
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
+    device = HostDevice()
+    leaves = []
+    for i in range(num):
+        large = device.lock(torch.full((100 + i,), float(i)))
+        leaves += [torch.tensor([i]), large, torch.empty(0, 3)]
+    queued = to_device.send(leaves, CPU, device)
+    assert len(queued._direct) == num
+    assert list(map(raw, queued.wait())) == list(map(raw, leaves))
+
+
+def test_one_span_is_sent_as_it_lies(monkeypatch):
+    monkeypatch.setattr(layout, "SPAN_NBYTES", 0)
+    device = HostDevice()
+    memory = device.lock(torch.arange(512, dtype=torch.int64))
+    leaves = [memory[256:].view(16, 16), memory[:200]]
+    queued = to_device.send(leaves, CPU, device)
+    assert list(queued._order) == [1, 0] and not queued._direct
+    assert list(map(raw, queued.wait())) == list(map(raw, leaves))
+
+
+def test_a_batch_of_many_megabytes_arrives():
+    leaves = [torch.rand(1_500_000), torch.rand(3_000_001), torch.rand(7)]
+    assert arrive(leaves, HostDevice()) == list(map(raw, leaves))
+
+
+def test_packed_leaves_are_free_when_send_returns():
+    leaves = [torch.full((1000,), 3.0), torch.ones(10, 10).t()]
+    expected = list(map(raw, leaves))
+    queued = to_device.send(leaves, CPU, HostDevice())
+    dead = [weakref.ref(leaf) for leaf in leaves]
+    leaves[0].fill_(9)
+    del leaves
+    assert [ref() for ref in dead] == [None, None]
+    assert list(map(raw, queued.wait())) == expected
+
+
+class Late:
+    """Copies that are done when the test says so."""
+
+    def __init__(self, sent, ready: threading.Event) -> None:
+        self.sent, self.is_done = sent, ready.is_set
+
+    def __getattr__(self, name):
+        return getattr(self.sent, name)
+
+
+def test_what_is_read_in_place_lives_until_it_has_been_read(monkeypatch):
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
+    ready = threading.Event()
+    send = native.send
+    monkeypatch.setattr(backend, "send", lambda *args, **_: Late(send(*args), ready))
+    device = HostDevice()
+    large = device.lock(torch.zeros(512))
+    freed = weakref.ref(large.untyped_storage())
+    queued = to_device.send([large], CPU, device)
+    del large
+    queued.wait()
+    gc.collect()
+    assert to_device.release_done() == 1 and freed() is not None
+    ready.set()
+    assert to_device.release_done() == 0 and freed() is None
+
+
+def test_landing_elsewhere_tells_the_allocator_and_a_stream_may_be_chosen():
+    waits = []
+
+    class Watched:
+        def wait(self, stream):
+            waits.append(stream)
+
+        def is_done(self):
+            return True
+
+        def check(self):
+            pass
+
+    calls = []
+
+    def send(*args, **_):
+        calls.append(args[5:])
+        return Watched()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "send", send)
+        device = HostDevice()
+        queued = to_device.send([torch.ones(3)], CPU, device)
+        queued.wait()
+        assert calls == [(COPIES, MAIN)] and waits == [MAIN] and not device.kept
+        other = HostStream(7)
+        queued = to_device.send([torch.ones(3)], CPU, device, home=SIDE, stream=other)
+        assert calls[1:] == [(other, SIDE)] and device.current is MAIN
+        queued.wait()
+        assert waits == [MAIN, MAIN] and device.kept == [MAIN]
+        del queued
+        to_device.send([torch.ones(3)], CPU, device, home=SIDE)  # never waited for
+        assert waits == [MAIN, MAIN, SIDE]
+
+
+def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
+    ready = threading.Event()
+
+    class Broken:
+        is_done = staticmethod(ready.is_set)
+        waits: ClassVar = []
+        wait = waits.append
+
+        def check(self):
+            raise RuntimeError("no more")
+
+    monkeypatch.setattr(backend, "send", lambda *args, **_: Broken())
+    device = HostDevice()
+    large = device.lock(torch.zeros(512))
+    with pytest.raises(RuntimeError, match=r"^no more$"):
+        to_device.send([large], CPU, device)
+    assert Broken.waits == [MAIN], "its memory was given back to those who use it"
+    assert to_device.release_done() == 1
+    ready.set()
+    assert to_device.release_done() == 0
+
+
+def test_an_error_before_anything_is_queued_holds_nothing(monkeypatch):
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
+
+    def refuse(*args, **_):
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(backend, "send", refuse)
+    device = HostDevice()
+    with pytest.raises(RuntimeError, match=r"^refused$"):
+        to_device.send([device.lock(torch.zeros(512))], CPU, device)
+    assert to_device.release_done() == 0
+
+
+def test_threads_send_at_the_same_time():
+    wrong = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        device = HostDevice()
+        send = partial(native.send, chunk_nbytes=rng.choice([500, 4 << 20]))
+        for step in range(60):
+            leaves = some_leaves(rng, 12, 300)
+            plan = native.plan_slab(leaves)
+            slab = device.empty(plan.nbytes, CPU)
+            send(slab, leaves, plan, [], [], HostStream(seed % 2), MAIN)
+            expected = torch.zeros_like(slab)
+            native.pack(expected, leaves, plan)
+            if not torch.equal(slab, expected):
+                wrong.append(step)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_large_transfers_release_the_gil():
+    leaves = [torch.zeros(64 << 20, dtype=torch.uint8)]
+    plan = native.plan_slab(leaves)
+    slab = torch.empty(plan.nbytes, dtype=torch.uint8)
+    send = partial(native.send, slab, leaves, plan, [], [], COPIES, MAIN)
+    assert others_run_during(send)
+
+
+def test_a_forked_child_is_refused_by_its_parents_engine():
+    leaf = torch.ones(3)
+    plan = native.plan_slab([leaf])
+    slab = torch.zeros(plan.nbytes, dtype=torch.uint8)
+    send = partial(native.send, slab, [leaf], plan, [], [], COPIES, MAIN)
+    sent = send()
+    rule = "send: copies must be queued by the process that queued the first one, "
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        num = 0
+        for call in (send, sent.is_done, lambda: sent.wait(MAIN)):
+            try:
+                call()
+            except RuntimeError as error:
+                num += str(error).startswith(rule)
+        del sent
+        os._exit(0 if num == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sent.is_done()
+
+
+# ------------------------------------------------------------------------- the choice
+
+
+def test_pure_python_has_no_engine():
+    check(
+        _python.send,
+        (),
+        NotImplementedError,
+        "send must be native, but pure Python runs. Copy by torch's operators.",
+    )
+    assert "cpu" in native.transfers()
+    if backend.name == "python":
+        assert backend.transfers == ()
+    assert not device_module.TorchDevice().has_engine(torch.device("cuda"))
+    assert device_module.TorchDevice(["cuda"]).has_engine(torch.device("cuda", 1))
+
+
+def test_the_one_choice_is_the_devices(monkeypatch):
+    chosen = []
+    for name in ("_start_native", "_start_with_torch"):
+        monkeypatch.setattr(engine, name, lambda *args, name=name: chosen.append(name))
+    device = HostDevice()
+    leaf, slab = torch.ones(4), torch.zeros(64, dtype=torch.uint8)
+    planned = layout.plan_transfer([leaf], device.is_pinned)
+    for answer in (True, False):
+        device.has_engine = lambda device, answer=answer: answer
+        engine.start(planned, slab, [], (COPIES, MAIN), device)
+    assert chosen == ["_start_native", "_start_with_torch"]

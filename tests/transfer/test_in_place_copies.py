@@ -1,0 +1,381 @@
+"""Batches that the device reads where they lie, and how long that memory is kept."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+from unittest import mock
+
+import pytest
+import torch
+from fake_device import DEVICE, FakeDevice, LentMemory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from injected_races import shows
+
+from pyparallel import backend
+from pyparallel.transfer import device as device_module
+from pyparallel.transfer import engine, to_device
+from pyparallel.transfer import layout as layout_module
+
+DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
+
+pytestmark = pytest.mark.asan
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_too_small(monkeypatch):
+    monkeypatch.setattr(layout_module, "SPAN_NBYTES", 0)
+    yield
+    assert to_device.drain(30), "something is kept for ever"
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def in_slab(memory: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the leaves as a loader makes them: views of one slab."""
+    plan = backend.plan_slab(leaves)
+    slab = memory[: plan.nbytes]
+    backend.pack(slab, leaves, plan)
+    return backend.views(slab, plan)
+
+
+def some_leaves(rng: random.Random, value: int) -> list[torch.Tensor]:
+    return [
+        torch.full((rng.randint(200, 300), rng.randint(1, 4)), value + i).to(dtype)
+        for i, dtype in enumerate(DTYPES)
+    ]
+
+
+def arrived(device: FakeDevice, queued: to_device.DeviceCopy) -> list[torch.Tensor]:
+    copied = queued.wait()
+    assert device.record(device.main).wait(60)
+    return copied
+
+
+# ----------------------------------------------------------------------------- spans
+
+
+def view(memory: torch.Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]):
+    result = torch.empty(0, dtype=dtype)
+    return result.set_(memory.untyped_storage(), start // dtype.itemsize, shape)
+
+
+@st.composite
+def layouts(draw):
+    """Draw where leaves lie in a storage: mostly good, and in any order."""
+    placed, end = [], 64 * draw(st.integers(0, 3))
+    if draw(st.integers(0, 9)) == 0:
+        end += 16
+    for _ in range(draw(st.integers(0, 6))):
+        dtype = draw(st.sampled_from(DTYPES))
+        shape = (draw(st.integers(0, 30)), draw(st.integers(1, 20)))
+        placed.append((end, dtype, shape))
+        end += shape[0] * shape[1] * dtype.itemsize
+        step = draw(st.sampled_from((0, 0, 0, 0, 0, 64, 640, 8 - 64, -128)))
+        end = max(0, -(-end // 64) * 64 + step)
+    return draw(st.permutations(placed)), end + 10_000
+
+
+def good_span(placed: list) -> bool:
+    """Tell whether so placed leaves are one span, counting byte by byte."""
+    taken: list[int] = []
+    starts = []
+    for start, dtype, shape in placed:
+        nbytes = shape[0] * shape[1] * dtype.itemsize
+        taken += range(start, start + nbytes)
+        starts += [start] * (nbytes > 0)
+    if not taken or len(set(taken)) < len(taken):
+        return False
+    span = max(taken) + 1 - min(taken)
+    aligned = all((start - min(taken)) % 64 == 0 for start in starts)
+    return aligned and span <= 1.25 * len(taken)
+
+
+@settings(max_examples=150, deadline=None)
+@given(layout=layouts())
+def test_one_span_is_one_copy_and_everything_else_is_packed(layout):
+    placed, nbytes = layout
+    with LentMemory(copy_delay=0, compute_delay=0) as device:
+        memory = device.ring.take(nbytes)
+        memory[:] = (torch.arange(nbytes) % 249).to(torch.uint8)
+        leaves = [view(memory, *place) for place in placed]
+        for leaf in leaves:
+            if leaf.dtype == torch.bool:
+                leaf.view(torch.uint8).clamp_(max=1)
+        expected = [raw(leaf) for leaf in leaves]
+        copied = arrived(device, to_device.send(leaves, DEVICE, device))
+        assert [raw(x) for x in copied] == expected
+        assert [x.dtype for x in copied] == [x.dtype for x in leaves]
+        assert [x.shape for x in copied] == [x.shape for x in leaves]
+        assert device.num_copies == any(map(len, expected))
+        packed = len(device.host.blocks) > 0
+        assert packed == (any(map(len, expected)) and not good_span(placed))
+
+
+def strided(memory):
+    return [view(memory, 0, torch.float32, (8, 8)).t(), memory[256:512]]
+
+
+def of_two_storages(memory):
+    return [memory[:256], torch.ones(64)]
+
+
+def released(memory):
+    storage = torch.zeros(64, dtype=torch.uint8).untyped_storage()
+    leaf = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (64,))
+    storage.resize_(10)
+    return [leaf]
+
+
+@pytest.mark.parametrize("make", [strided, of_two_storages])
+def test_leaves_that_do_not_fill_a_span_are_packed(make):
+    with LentMemory() as device:
+        memory = device.ring.take(512)
+        memory.fill_(3)
+        leaves = make(memory)
+        copied = arrived(device, to_device.send(leaves, DEVICE, device))
+        assert [raw(x) for x in copied] == [raw(x) for x in leaves]
+        assert len(device.host.blocks) == device.num_copies == 1
+
+
+def test_empty_leaves_beside_a_span_may_be_anywhere():
+    with LentMemory(copy_delay=0, compute_delay=0) as device:
+        memory = device.ring.take(512).fill_(5)
+        leaves = [torch.empty(0, 3), memory[:256], memory[256:]]
+        copied = arrived(device, to_device.send(leaves, DEVICE, device))
+        assert [raw(x) for x in copied] == [raw(x) for x in leaves]
+        assert device.num_copies == 1 and not device.host.blocks, "it was packed"
+
+
+def test_ordinary_memory_and_small_batches_are_packed(monkeypatch):
+    with LentMemory() as device:
+        ordinary = torch.ones(512, dtype=torch.uint8)
+        arrived(
+            device, to_device.send([ordinary[:256], ordinary[256:]], DEVICE, device)
+        )
+        assert len(device.host.blocks) == 1
+        monkeypatch.setattr(layout_module, "SPAN_NBYTES", 8 << 10)
+        for nbytes, packed in ((8 << 10, False), ((8 << 10) - 64, True)):
+            slab = device.ring.take(2 * nbytes)
+            device.host.blocks.clear()
+            leaves = [slab[:nbytes], slab[nbytes:]]
+            arrived(device, to_device.send(leaves, DEVICE, device))
+            assert bool(device.host.blocks) == packed
+
+
+def test_a_leaf_beyond_its_storage_is_an_error_and_not_read():
+    with LentMemory() as device:
+        device.is_pinned = lambda tensor: True
+        with pytest.raises(ValueError, match="must lie within its storage"):
+            to_device.send(released(None), DEVICE, device)
+        assert device.num_copies == 0
+
+
+# ----------------------------------------------------------------------- lent memory
+
+
+def train(device: LentMemory, direct: bool = False, num_batches: int = 150) -> int:
+    """Let a worker write every slot anew as soon as it is free; count wrong leaves."""
+    rng = random.Random(3)
+    expected, found = [], []
+    for step in range(num_batches):
+        slot = device.ring.take(32768)
+        batch = in_slab(slot, some_leaves(rng, step % 50))
+        if direct:
+            batch = [slot[:1024].fill_(step % 256), torch.tensor([step])]
+        expected += [raw(leaf) for leaf in batch]
+        copied = to_device.send(batch, DEVICE, device).wait()
+        del batch, slot
+        for tensor in copied:
+            device.read(tensor, found)
+        del tensor, copied
+    assert device.record(device.main).wait(60)
+    assert len(found) == len(expected)
+    return sum(a != b for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_slot_is_free_when_it_has_been_read_and_not_before(direct, monkeypatch):
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 256)
+    with LentMemory() as device:
+        assert train(device, direct) == 0
+        assert device.ring.num_reused > 0
+        assert bool(device.host.blocks) == direct
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_the_harness_finds_a_source_that_is_released_at_once(direct, monkeypatch):
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 256)
+    forgetful = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
+    monkeypatch.setattr(engine, "keep_alive", forgetful)
+
+    def wrong():
+        with LentMemory() as device:
+            return train(device, direct)
+
+    assert shows(wrong)
+
+
+@pytest.fixture
+def slow():
+    """A device whose copies wait for ``slow.go``, and a batch in its ring."""
+    device = LentMemory(copy_delay=0, compute_delay=0)
+    device.go = threading.Event()
+    with device:
+        device.copies.queue(device.go.wait, 30)
+        yield device
+        device.go.set()
+
+
+def lend(device: LentMemory) -> to_device.DeviceCopy:
+    return to_device.send([device.ring.take(512)], DEVICE, device)
+
+
+def is_free(device: LentMemory) -> bool:
+    return len(device.ring.free[512]) == len(device.ring.blocks)
+
+
+def finish(device: LentMemory) -> None:
+    device.go.set()
+    assert device.record(device.copies).wait(30)
+
+
+@pytest.mark.parametrize("when", ["send", "wait", "poll", "drain"])
+def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
+    queued = lend(slow)
+    assert to_device.release_done() == 1 and not is_free(slow)
+    assert not to_device.drain(0.01)
+    finish(slow)
+    assert not is_free(slow), "somebody waited"
+    if when == "send":
+        to_device.send([torch.ones(3)], DEVICE, slow)
+    elif when == "wait":
+        queued.wait()
+    elif when == "poll":
+        assert to_device.release_done() == 0
+    else:
+        assert to_device.drain(30)
+    assert is_free(slow)
+
+
+def test_sending_and_landing_do_not_wait_for_the_device(slow):
+    copies = [lend(slow) for _ in range(5)]
+    for queued in copies:
+        queued.wait()
+    assert to_device.release_done() == 5 and not slow.ring.free[512]
+
+
+def test_a_flight_that_is_lost_gives_its_source_up_too(slow):
+    lend(slow)
+    finish(slow)
+    assert to_device.release_done() == 0 and is_free(slow)
+
+
+def test_a_copy_that_was_queued_before_an_error_keeps_its_source(slow, monkeypatch):
+    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 512)
+    copy, targets = slow.copy, []
+
+    def fail_second(dst, src, stream):
+        targets.append(dst)
+        if len(targets) == 2:
+            raise RuntimeError("no more")
+        copy(dst, src, stream)
+
+    slow.copy = fail_second
+    slow.wait = mock.Mock(wraps=slow.wait)
+    with pytest.raises(RuntimeError, match="no more"):
+        to_device.send([slow.ring.take(512), slow.ring.take(512)], DEVICE, slow)
+    waiting = [call.args[0] for call in slow.wait.mock_calls]
+    assert waiting == [slow.copies, slow.main], "the model may get the memory next"
+    gc.collect()
+    assert not is_free(slow)
+    finish(slow)
+    assert to_device.release_done() == 0 and is_free(slow)
+
+
+def test_a_copy_by_other_means_can_be_guarded(slow):
+    source = slow.ring.take(512)
+    slow.main.queue(slow.go.wait, 30)
+    to_device.hold_while_read([source], DEVICE, slow)
+    del source
+    assert to_device.release_done() == 1 and not is_free(slow)
+    slow.go.set()
+    assert slow.record(slow.main).wait(30)
+    assert to_device.release_done() == 0 and is_free(slow)
+
+
+def test_a_forked_child_leaves_to_its_parent_what_the_parent_sent(slow):
+    queued = lend(slow)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        freed = len(slow.ring.free[512])
+        os._exit(0 if to_device.release_done() == 0 and freed == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert to_device.release_done() == 1
+    finish(slow)
+    queued.wait()
+    assert is_free(slow)
+
+
+# ------------------------------------------------------------------------------ home
+
+
+def test_memory_belongs_to_the_stream_that_is_called_home():
+    """A thread sends for a consumer, whose stream reuses the memory without a word."""
+    found: list[bytes] = []
+    with FakeDevice() as device:
+        device.keep = mock.Mock(side_effect=AssertionError("needed by no one"))
+        for step in range(60):
+            copies: list[to_device.DeviceCopy] = []
+
+            def send(step=step, copies=copies):
+                leaves = [torch.full((100,), step, dtype=torch.uint8)]
+                copies.append(to_device.send(leaves, DEVICE, device, home=device.side))
+                assert device.current_stream(DEVICE) is device.main
+
+            thread = threading.Thread(target=send)
+            thread.start()
+            thread.join()
+            with device.using(device.side):
+                (tensor,) = copies.pop().wait()
+                device.read(tensor, found)
+            del tensor
+        assert device.record(device.side).wait(60)
+        assert found == [bytes([step]) * 100 for step in range(60)]
+        assert device.pools[device.side].num_reused > 30
+        assert device.main not in device.pools
+
+
+def test_torch_device_asks_torch(monkeypatch):
+    module, event = mock.MagicMock(), mock.Mock()
+    module.is_current_stream_capturing.return_value = False
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    api = device_module.TorchDevice()
+    stream = mock.Mock(device=DEVICE)
+    with api.using(stream):
+        module.device.assert_called_once_with(DEVICE)
+        module.stream.assert_called_once_with(stream)
+    event.query.side_effect = [False, True]
+    assert [api.is_done(event), api.is_done(event)] == [False, True]
+    module.is_current_stream_capturing.return_value = True
+    assert not api.is_done(event) and event.query.call_count == 2
+
+
+def test_a_long_wait_is_not_hidden_in_the_calls():
+    go = threading.Event()
+    with LentMemory(copy_delay=0, compute_delay=0) as device:
+        device.copies.queue(go.wait, 30)
+        went = device.record(device.copies)
+        copies = [lend(device) for _ in range(6)]
+        assert not went.is_set()
+        go.set()
+        arrived(device, copies[-1])

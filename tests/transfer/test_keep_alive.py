@@ -1,0 +1,113 @@
+"""Memory that a device reads is given up once, and never early."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import weakref
+
+import pytest
+from repository import ROOT
+
+from pyparallel.transfer import engine
+
+pytestmark = pytest.mark.one_backend
+
+
+class Source:
+    """Memory that says when it is given back."""
+
+    def __init__(self, dropped: list[bool], ready: threading.Event | None = None):
+        self.dropped, self.ready = dropped, ready
+
+    def __del__(self):
+        self.dropped.append(self.ready is None or self.ready.is_set())
+
+
+def test_a_device_that_fails_gives_nothing_up():
+    keep_alive = engine.KeepAlive()
+    dropped: list[bool] = []
+    ticket = keep_alive.hold([Source(dropped)])
+    assert keep_alive.release_done() == 1  # nobody has said yet when
+    keep_alive.release_when(ticket, lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        keep_alive.release_done()
+    assert not dropped
+    keep_alive.release_when(ticket, lambda: True)
+    assert keep_alive.release_done() == 0 and dropped
+
+
+def test_a_forked_child_destroys_no_event():
+    class Event:
+        def is_done(self):
+            return bool(done)
+
+    done: list[bool] = []
+    event, destroyed = Event(), []
+    weakref.finalize(event, destroyed.append, True).atexit = False
+    keep_alive = engine.keep_alive
+    keep_alive.release_when(keep_alive.hold("a source"), event.is_done)
+    del event
+    child = os.fork()
+    if child == 0:
+        os._exit(10 + len(destroyed))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+    done.append(True)
+    assert keep_alive.release_done() == 0 and destroyed
+
+
+def test_many_threads_give_up_everything_once_and_nothing_early():
+    keep_alive = engine.KeepAlive()
+    dropped: list[bool] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(300):
+            ready = threading.Event()
+            ticket = keep_alive.hold([Source(dropped, ready)])
+            keep_alive.release_done()
+            keep_alive.release_when(ticket, ready.is_set)
+            keep_alive.release_done()
+            if rng.random() < 0.1:
+                threading.Timer(rng.random() / 100, ready.set).start()
+            else:
+                ready.set()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert keep_alive.drain(30)
+    assert dropped == [True] * 1200
+
+
+EXIT = """
+import os, sys, threading
+from pyparallel.transfer import engine
+class Source:
+    def __del__(self, write=os.write):  # works until the very end
+        write(1, b"dropped\\n")
+ready = threading.Event()
+ticket = engine.keep_alive.hold([Source()])
+engine.keep_alive.release_when(ticket, ready.is_set)
+if sys.argv[1] == "late":
+    engine.EXIT_SECONDS = 30  # of a busy machine
+    timer = threading.Timer(0.3, ready.set)
+    timer.daemon = True
+    timer.start()
+if sys.argv[1] == "fails":
+    engine.keep_alive.release_when(ticket, lambda: 1 / 0)
+"""
+
+
+@pytest.mark.parametrize("case", ["late", "never", "fails"])
+def test_the_end_of_the_interpreter_waits_a_little_and_drops_nothing_early(case):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", EXIT, case]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    found = (done.returncode, done.stdout, done.stderr)
+    assert found == (0, "dropped\n" if case == "late" else "", "")

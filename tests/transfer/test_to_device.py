@@ -1,0 +1,401 @@
+"""Slabs and copies, on a fake device whose delays make every missing wait visible."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from fake_device import (
+    DEVICE,
+    POISON,
+    FakeDevice,
+    HastyHostPool,
+    NoKeep,
+    NoWaitAtLanding,
+    NoWaitBeforeCopy,
+    memory,
+)
+from injected_races import shows
+
+from pyparallel import backend
+from pyparallel.transfer import device as device_module
+from pyparallel.transfer import layout, to_device
+
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
+
+NUM_BATCHES = 300
+DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
+
+
+def make_batch(rng: random.Random, step: int) -> list[torch.Tensor]:
+    return [
+        torch.full((rng.randint(0, 9), rng.randint(1, 7)), step % 100 + i).to(dtype)
+        for i, dtype in enumerate(DTYPES)
+    ]
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    # A single value may have any stride and count as contiguous.
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def train(device: FakeDevice, num_batches: int = NUM_BATCHES) -> int:
+    """Send, wait for, read and drop batches; return how many leaves were read wrong."""
+    rng = random.Random(5)
+    expected, found = [], []
+    for step in range(num_batches):
+        batch = make_batch(rng, step)
+        expected += [raw(leaf) for leaf in batch]
+        # The next batch reuses the memory of the one before last.
+        for tensor in to_device.send(batch, DEVICE, device).wait():
+            device.read(tensor, found)
+    assert device.record(device.main).wait(60)
+    assert len(found) == len(expected)
+    return sum(a != b for a, b in zip(found, expected, strict=True))
+
+
+def test_every_value_arrives_while_memory_is_reused():
+    with FakeDevice() as device:
+        assert train(device) == 0
+        assert device.num_copies <= NUM_BATCHES
+        assert device.pools[device.main].num_reused > NUM_BATCHES / 2
+        assert device.host.num_reused > 0
+
+
+@pytest.mark.parametrize("broken", [NoWaitAtLanding, NoWaitBeforeCopy, HastyHostPool])
+def test_the_harness_finds_a_missing_protection(broken):
+    def wrong():
+        with broken() as device:
+            return train(device, 60)
+
+    assert shows(wrong)
+
+
+def read_on_a_side_stream(device: FakeDevice) -> int:
+    expected, found = [], []
+    for step in range(60):
+        leaves = [torch.full((100,), step, dtype=torch.uint8)]
+        queued = to_device.send(leaves, DEVICE, device)
+        with device.using(device.side):
+            (tensor,) = queued.wait()
+            device.read(tensor, found)
+        expected.append(raw(leaves[0]))
+        del queued, tensor
+    assert device.record(device.side).wait(60)
+    return sum(a != b for a, b in zip(found, expected, strict=True))
+
+
+def test_a_consumer_on_another_stream_may_drop_the_batch_at_once():
+    with FakeDevice(copy_delay=0, compute_delay=2e-3) as device:
+        assert read_on_a_side_stream(device) == 0
+
+    def wrong():
+        with NoKeep(copy_delay=0, compute_delay=2e-3) as device:
+            return read_on_a_side_stream(device)
+
+    assert shows(wrong)
+
+
+def drop_before_landing(device: FakeDevice) -> int:
+    """Give the memory of a copy that is never waited for to the model."""
+    wrong = []
+    for _ in range(20):
+        queued = to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
+        del queued
+        output = device.empty(128, DEVICE)
+        device.fill(output, 7)
+        device.wait(device.copies, device.record(device.main))
+        done = device.record(device.copies)
+        assert done.wait(30)
+        wrong.append(bool((output != 7).any()))
+    assert device.pools[device.main].num_reused >= 19
+    return sum(wrong)
+
+
+class NoWaitWhenLost(FakeDevice):
+    def wait(self, stream, event):
+        if stream is self.copies:
+            super().wait(stream, event)
+
+
+def test_memory_of_a_flight_that_never_lands_is_safe_to_reuse():
+    with FakeDevice(copy_delay=5e-3, compute_delay=0) as device:
+        assert drop_before_landing(device) == 0
+
+    def wrong():
+        with NoWaitWhenLost(copy_delay=5e-3, compute_delay=0) as device:
+            return drop_before_landing(device)
+
+    assert shows(wrong)
+
+
+class OtherThreadFrees(FakeDevice):
+    """Between any two calls, another thread queues a read on main and frees memory."""
+
+    def __init__(self) -> None:
+        super().__init__(copy_delay=0, compute_delay=5e-3)
+        self.found: list[bytes] = []
+        self.held: torch.Tensor | None = None
+
+    def empty(self, nbytes, device):
+        if self.held is not None:
+            self.read(self.held, self.found)
+            self.held = None
+        return super().empty(nbytes, device)
+
+
+def test_the_copy_waits_for_uses_queued_up_to_the_allocation():
+    with OtherThreadFrees() as device:
+        for _ in range(20):
+            held = device.pools[device.main].take(64)
+            device.fill(held, 1)
+            device.held = held
+            del held
+            to_device.send(
+                [torch.full((64,), 2, dtype=torch.uint8)], DEVICE, device
+            ).wait()
+        assert device.record(device.main).wait(30)
+        assert device.found == [b"\1" * 64] * 20
+        assert device.pools[device.main].num_reused > 0
+
+
+def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
+    found: list[bytes] = []
+    with FakeDevice() as device:
+        for step in range(50):
+            large = device.pinned(512)
+            large.fill_(step)
+            small = torch.full((3,), step, dtype=torch.uint8)
+            leaves = [small, large.view(torch.float32).view(8, 16), small + 1]
+            received = to_device.send(leaves, DEVICE, device).wait()
+            assert [x.dtype for x in received] == [x.dtype for x in leaves]
+            assert [x.shape for x in received] == [x.shape for x in leaves]
+            for tensor in received:
+                device.read(tensor, found)
+            del large, leaves, received
+        device.wait(device.copies, device.record(device.main))
+        assert device.record(device.copies).wait(30)
+        assert device.num_copies == 100
+    expected = [
+        bytes([value]) * n
+        for s in range(50)
+        for value, n in ((s, 3), (s, 512), (s + 1, 3))
+    ]
+    assert found == expected
+
+
+def test_large_leaves_of_ordinary_memory_are_packed(monkeypatch):
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 512)
+    found: list[bytes] = []
+    with FakeDevice(copy_delay=0, compute_delay=0) as device:
+        pinned = device.pinned(512)
+        leaves = [torch.full((512,), 1, dtype=torch.uint8), pinned.fill_(2)]
+        for tensor in to_device.send(leaves, DEVICE, device).wait():
+            device.read(tensor, found)
+        assert device.record(device.main).wait(30)
+        assert device.num_copies == 2 and len(device.host.blocks) == 2
+    assert found == [b"\1" * 512, b"\2" * 512]
+
+
+def test_nothing_is_queued_when_packing_fails():
+    with FakeDevice() as device:
+        conjugated = torch.ones(2, dtype=torch.complex64).conj()
+        with pytest.raises(TypeError):
+            to_device.DeviceCopy([torch.ones(2), conjugated], DEVICE, device)
+        assert device.num_copies == 0
+
+
+@pytest.mark.parametrize("name", ["home", "copy"])
+def test_a_stream_under_capture_is_refused_before_anything_is_queued(name):
+    with FakeDevice() as device:
+        device.captured = {"home": device.main, "copy": device.copies}[name]
+        device.record = device.wait = mock.Mock(side_effect=AssertionError)
+        with pytest.raises(RuntimeError) as caught:
+            to_device.send([torch.ones(3)], DEVICE, device)
+        assert str(caught.value) == (
+            f"send: the {name} stream must not be under graph capture, but is. Copy "
+            "outside of the capture, into static tensors that the graph reads."
+        )
+        assert device.num_copies == 0 and not device.host.blocks
+
+
+def test_torch_is_asked_about_the_stream_and_devices_without_graphs_have_none():
+    calls, module = module_of_mocks()
+    module.is_current_stream_capturing.return_value = True
+    with mock.patch.object(torch, "get_device_module", lambda device: module):
+        assert to_device.torch_device.is_capturing(calls.side)
+        assert calls.module.stream.call_args == mock.call(calls.side)
+        del module.is_current_stream_capturing
+        assert not to_device.torch_device.is_capturing(calls.side)
+
+
+def test_a_copy_goes_to_the_stream_that_the_caller_passes():
+    found: list[bytes] = []
+    gate = threading.Event()
+    with FakeDevice() as device:
+        device.copies.queue(gate.wait, 30)  # nothing gets past here
+        leaf = torch.full((5,), 3, dtype=torch.uint8)
+        (received,) = to_device.send([leaf], DEVICE, device, stream=device.side).wait()
+        device.read(received, found)
+        assert device.record(device.main).wait(30)
+        gate.set()
+    assert found == [raw(leaf)]
+
+
+def test_a_flight_lands_twice_and_in_any_order():
+    with FakeDevice() as device:
+        copies = [
+            to_device.send([torch.full((5,), i, dtype=torch.uint8)], DEVICE, device)
+            for i in range(4)
+        ]
+        for i, queued in reversed(list(enumerate(copies))):
+            first, second = queued.wait()[0], queued.wait()[0]
+            assert device.record(device.main).wait(30)
+            assert first.tolist() == second.tolist() == [i] * 5
+            assert first.data_ptr() == second.data_ptr()
+
+
+def test_nothing_but_empty_leaves_needs_no_copy():
+    with FakeDevice() as device:
+        empty = [torch.empty(0, 4), torch.empty(2, 0, dtype=torch.int64)]
+        received = to_device.send(empty, DEVICE, device).wait()
+        assert [(x.shape, x.dtype) for x in received] == [
+            (x.shape, x.dtype) for x in empty
+        ]
+        assert to_device.send([], DEVICE, device).wait() == []
+        assert device.num_copies == 0
+
+
+def test_changing_one_landed_tensor_leaves_the_history_of_the_others_alone():
+    with FakeDevice() as device:
+        first, second = to_device.send(
+            [torch.ones(3), torch.ones(3)], DEVICE, device
+        ).wait()
+        assert device.record(device.main).wait(30)
+        weight = torch.ones(3, requires_grad=True)
+        loss = (weight * first).sum()
+        second.add_(1)
+        loss.backward()
+        assert weight.grad.tolist() == [1, 1, 1]
+
+
+def test_flights_leave_no_reference_cycles():
+    with FakeDevice() as device:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                to_device.send([torch.ones(3)], DEVICE, device).wait()
+            pool = device.pools[device.main]
+            assert len(pool.blocks) == 1
+        finally:
+            gc.enable()
+
+
+def test_slots_are_aligned_ascending_and_the_gaps_are_zero():
+    leaves = [
+        torch.full((n,), 255, dtype=dtype)
+        for n, dtype in (
+            (1, torch.uint8),
+            (0, torch.int16),
+            (65, torch.uint8),
+            (9, torch.float64),
+        )
+    ]
+    plan = backend.plan_slab(leaves)
+    assert plan.offsets == (0, 64, 64, 192)
+    assert plan.nbytes == 320
+    slab = torch.full((plan.nbytes,), POISON, dtype=torch.uint8)
+    backend.pack(slab, leaves, plan)
+    used = torch.zeros(plan.nbytes, dtype=torch.bool)
+    for leaf, offset in zip(leaves, plan.offsets, strict=True):
+        assert memory(slab.data_ptr() + offset, leaf.nbytes).tobytes() == raw(leaf)
+        used[offset : offset + leaf.nbytes] = True
+    assert not slab[~used].any()
+
+
+def module_of_mocks() -> tuple[mock.Mock, mock.Mock]:
+    """Return a stand-in for torch.cuda and the recorder of all its calls."""
+    calls = mock.Mock()
+    calls.module.stream, calls.module.device = mock.MagicMock(), mock.MagicMock()
+    module = calls.module
+    module.Stream.return_value = calls.copies
+    module.current_stream.return_value = calls.current
+    module.is_current_stream_capturing.return_value = False
+    calls.current.record_event.return_value = "allocated"
+    calls.copies.record_event.return_value = "copied"
+    return calls, module
+
+
+def test_torch_device_calls_torch_in_the_right_order(monkeypatch):
+    calls, module = module_of_mocks()
+
+    def empty(nbytes, *, dtype, device=None, pin_memory=False):
+        (calls.empty_pinned if pin_memory else calls.empty)(nbytes, device)
+        result = torch.zeros(nbytes, dtype=dtype)
+        result.__dict__["copy_"] = calls.copy_
+        return result
+
+    fake = SimpleNamespace(
+        empty=empty, uint8=torch.uint8, get_device_module=lambda device: module
+    )
+    monkeypatch.setattr(device_module, "torch", fake)
+    api = device_module.TorchDevice()
+    queued = to_device.DeviceCopy([torch.ones(3), torch.ones(2)], DEVICE, api)
+    queued.wait()
+    names = [name for name, _, _ in calls.mock_calls]
+
+    def on_its_device(*inside):
+        return [
+            "module.device",
+            "module.device().__enter__",
+            *inside,
+            "module.device().__exit__",
+        ]
+
+    def on_its_stream(name):
+        return on_its_device(
+            "module.stream",
+            "module.stream().__enter__",
+            name,
+            "module.stream().__exit__",
+        )
+
+    assert names == [
+        "empty",
+        *on_its_device("module.current_stream"),
+        "module.Stream",
+        *on_its_stream("module.is_current_stream_capturing"),
+        *on_its_stream("module.is_current_stream_capturing"),
+        "current.record_event",
+        "empty_pinned",
+        "copies.wait_event",
+        *on_its_stream("copy_"),
+        "copies.record_event",
+        *on_its_device("module.current_stream"),
+        *on_its_stream("module.is_current_stream_capturing"),
+        "current.wait_event",
+    ]
+    calls.copies.wait_event.assert_called_once_with("allocated")
+    calls.current.wait_event.assert_called_once_with("copied")
+    calls.module.Stream.assert_called_once_with(device=DEVICE)
+    assert calls.copy_.call_args.kwargs == {"non_blocking": True}
+    assert api.copy_stream(DEVICE) is calls.copies
+
+
+def test_there_is_one_copy_stream_for_each_device(monkeypatch):
+    module = mock.Mock()
+    module.Stream.side_effect = lambda device: object()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    api = device_module.TorchDevice()
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert api.copy_stream(first) is api.copy_stream(torch.device("cuda:0"))
+    assert api.copy_stream(first) is not api.copy_stream(second)
+    assert module.Stream.call_count == 2
