@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.util
 import multiprocessing
 import os
 import subprocess
@@ -29,6 +30,7 @@ def folder(tmp_path, monkeypatch):
     """A folder for temporary files, in which nothing may be left."""
     where = tmp_path / "temporary"
     where.mkdir()
+    multiprocessing.util.get_temp_dir()  # it is kept, and this path is too long for it
     monkeypatch.setenv("TMPDIR", str(where))
     monkeypatch.setattr(tempfile, "tempdir", str(where))
     yield where

@@ -265,7 +265,8 @@ def on_a_device(rank: int, world: int) -> Any:
         return scatter_kwargs(inputs, kwargs, [-1], **options)
 
     result = {}
-    with torch.no_grad(), patch("pyparallel.distributed.scatter_kwargs", opened):
+    scatter_of_ddp = "pyparallel.parallel.distributed.scatter_kwargs"
+    with torch.no_grad(), patch(scatter_of_ddp, opened):
         theirs(torch.ones(1))
         result["torch"] = model.calls[-1][0][0].device.type
         for name in ("forward", "train_step", "val_step"):

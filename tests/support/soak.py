@@ -3,9 +3,9 @@
 ``python tests/support/soak.py --minutes 30`` runs epoch after epoch over shuffled
 scenes, 8 workers and faults in random places. An epoch that an error ended is continued
 from ``state_dict()``, and at its end its batches must be those of the sampler, in its
-order, byte for byte; every error must be one that was planned. Between epochs nothing may
-be left: processes, threads, descriptors, shared memory. It prints what happened and how
-much was lost, duplicated, wrong, unexplained, leaked or hung; the exit code is 0 if
+order, byte for byte; every error must be one that was planned. Between epochs nothing
+may be left: processes, threads, descriptors, shared memory. It prints what happened and
+how much was lost, duplicated, wrong, unexplained, leaked or hung; the exit code is 0 if
 that is nothing.
 """
 
