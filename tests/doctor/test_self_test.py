@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing.util
 import multiprocessing
+import multiprocessing.util
 import os
 import subprocess
 import sys
