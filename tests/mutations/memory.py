@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.entry import Mutation
+from tests.mutations.entry import Mutation
 
 _SPANS = "tests/transfer/test_in_place_copies.py::"
 _KEEPER = "tests/transfer/test_keep_alive.py::"
