@@ -100,7 +100,7 @@ def test_a_line_has_kinds_annotations_and_defaults(api: ModuleType) -> None:
 def test_a_class_has_its_own_members_and_foreign_bases(
     api: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "PACKAGE", __name__)
+    monkeypatch.setattr(api, "PACKAGE", __name__.partition(".")[0])
     assert list(api.of_class("a.Kept", Kept)) == [
         "a.Kept: class of object",
         "a.Kept()",
