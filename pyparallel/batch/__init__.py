@@ -1,10 +1,13 @@
-"""Make one batch of samples: ``collate``, ``pad_stack``, containers.
+"""Make one batch of a list of samples: ``collate``, ``pad_stack``, containers.
 
-``collate`` walks the samples (``pytree``) and makes a column of the values at each path
-(``columns``). ``plan`` computes the padded shape of a column, ``allocation`` provides
-the memory, and ``stack`` pads and stacks by the backend or, where torch's own rules
-apply, by ``torch_stack``. ``container``, ``padding`` and ``ragged`` have the classes of
-samples and batches. ``custom_op`` is the operator that torch.compile sees.
+``collate`` walks the samples and makes a column of the values at each path. ``columns``
+batches one column. ``plan`` computes the padded shape of a column, ``allocation``
+provides the memory, and ``stack`` writes the samples into it by the backend or, where
+torch's own rules apply, by ``torch_stack``. ``pad_stack`` starts at ``plan``.
+
+``container``, ``padding`` and ``ragged`` have the classes of samples and batches, on
+``tensor_fields``. ``pytree`` walks nested containers for all folders. ``custom_op`` is
+the operator that torch.compile sees.
 """
 
 __all__ = [
@@ -15,7 +18,6 @@ __all__ = [
     "custom_op",
     "pad_stack",
     "padding",
-    "padding_stats",
     "plan",
     "pytree",
     "ragged",

@@ -35,7 +35,7 @@ _local = _Local()
 
 
 @contextlib.contextmanager
-def writing_to(slab: Slab | None) -> Iterator[None]:
+def allocate_from(slab: Slab | None) -> Iterator[None]:
     """Let `empty` take memory from a slab, in this thread."""
     _local.slab = slab
     try:

@@ -25,24 +25,23 @@ from ..core.torch_private import data_collate
 from ..core.tracing import span
 from . import pytree, stack
 from .columns import (
-    NUMBERS,
+    NUMBER_DTYPES,
     Path,
     batch_containers,
     batch_tensors,
     batch_values,
+    check_types,
+    sample_path,
     sequence_columns,
 )
-from .columns import check_kind as _check_kind
-from .columns import name_of as _name
 from .container import DataContainer
-from .padding_stats import listener
 
 _TEXT = (str, bytes)
 _BUILTIN = (dict, list, tuple)
-_KNOWN = ("builtins", "numpy", "torch")  # their classes have a rule of ours
+_HANDLED_PACKAGES = ("builtins", "numpy", "torch")  # their classes have a rule of ours
 
 #: Whether code for mmcv 1.x runs here.
-_serves_mmcv = False
+_mmcv_mode = False
 
 
 def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
@@ -112,76 +111,93 @@ def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
             "collate: batch must have at least one sample, but is empty."
         )
     with span("pyparallel.collate"):
-        return _column(list(batch), (), samples_per_gpu)
+        return _collate_column(list(batch), (), samples_per_gpu)
 
 
-def collate_whole(batch: Sequence[Any]) -> Any:
+def collate_one_chunk(batch: Sequence[Any]) -> Any:
     """Return the samples of ``batch`` as one batch whose containers have one chunk."""
     return collate(batch, sys.maxsize)
 
 
-def _column(column: list[Any], path: Path, chunk: int | None) -> Any:
-    """Batch what stands at ``path`` in every sample; the first decides the kind."""
+def _collate_column(column: list[Any], path: Path, chunk: int | None) -> Any:
+    """Batch the values at ``path`` of every sample; the first one selects the rule."""
     first = column[0]
-    cls = type(first)  # asked first: isinstance takes long to say no
+    cls = type(first)  # isinstance is slow when its answer is False, so ask this first
     if cls is torch.Tensor:
         return batch_tensors(column, path)
     if isinstance(first, DataContainer):
         return batch_containers(column, path, chunk)
-    if cls in NUMBERS:
+    if cls in NUMBER_DTYPES:
         return batch_values(column, path)
     if isinstance(first, _TEXT):
-        text = str if isinstance(first, str) else bytes
-        _check_kind(column, text, text.__name__, path)
-        if text is bytes:
-            _warn_about_bytes(format_path("batch[0]", path), len(column))
-        return column
+        return _collate_text(column, path)
     if cls is not dict and isinstance(first, torch.Tensor):
         return batch_tensors(column, path)
     if cls not in _BUILTIN and (registered := _registered_class(first)):
-        _check_kind(column, registered, f"a {type_name(first)}", path)
+        check_types(column, registered, f"a {type_name(first)}", path)
         return batch_values(column, path)
+    return _collate_nested(column, path, chunk)
+
+
+def _collate_nested(column: list[Any], path: Path, chunk: int | None) -> Any:
+    """Batch the containers at ``path`` item by item, and other values as they are."""
+    first = column[0]
     if len(path) >= pytree.MAX_DEPTH:
-        raise pytree.too_deep(format_path("batch[0]", path[:3]) + "...")
-    if cls is dict or isinstance(first, Mapping):
-        return _mappings(column, path, chunk)
+        raise pytree.nesting_error(format_path("batch[0]", path[:3]) + "...")
+    if type(first) is dict or isinstance(first, Mapping):
+        return _collate_mappings(column, path, chunk)
     if pytree.is_dataclass(first):
-        return _dataclasses(column, path, chunk)
+        return _collate_dataclasses(column, path, chunk)
     if isinstance(first, Sequence):
-        return _sequences(column, path, chunk)
+        return _collate_sequences(column, path, chunk)
     return batch_values(column, path)
+
+
+def _collate_text(column: list[Any], path: Path) -> list[Any]:
+    """Return a column of strings or bytes as it is."""
+    text = str if isinstance(column[0], str) else bytes
+    check_types(column, text, text.__name__, path)
+    if text is bytes:
+        _warn_about_bytes(format_path("batch[0]", path), len(column))
+    return column
 
 
 def _registered_class(value: Any) -> Any:
     """Return the class of ``value`` that another library registered with torch."""
     for cls in data_collate.default_collate_fn_map:
-        known = isinstance(cls, tuple) or cls.__module__.split(".")[0] in _KNOWN
-        if not known and isinstance(value, cls):
+        package = "" if isinstance(cls, tuple) else cls.__module__.split(".")[0]
+        if package and package not in _HANDLED_PACKAGES and isinstance(value, cls):
             return cls
     return None
 
 
-def _mappings(column: list[Mapping[Any, Any]], path: Path, chunk: int | None) -> Any:
+def _collate_mappings(
+    column: list[Mapping[Any, Any]], path: Path, chunk: int | None
+) -> Any:
     first = column[0]
     columns = backend.columns(column, stack.may_stack_equal())
     if columns is None:
-        columns = _gather(column, path)
-    elif listener.stacked is not None:  # those that the backend has stacked by itself
+        columns = _columns_by_key(column, path)
+    elif (
+        stack.active.counter is not None
+    ):  # those that the backend has stacked by itself
         for items in columns.values():
             if isinstance(items, torch.Tensor):
-                listener.stacked.add(items.nbytes)
+                stack.active.counter.add(items.nbytes)
     batched = {
-        key: _column(items, (*path, key), chunk) if type(items) is list else items
+        key: _collate_column(items, (*path, key), chunk)
+        if type(items) is list
+        else items
         for key, items in columns.items()
     }
     return pytree.rebuild_mapping(first, batched)
 
 
-def _gather(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any]:
+def _columns_by_key(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any]:
     """Return the values of every key of the first sample."""
     plain = list(map(type, column)).count(dict) == len(column)
     if not plain:
-        _check_kind(column, Mapping, "a mapping", path)
+        check_types(column, Mapping, "a mapping", path)
     # Dicts of one length have the same keys if each has those of the first.
     if not plain or list(map(len, column)).count(len(column[0])) < len(column):
         _check_keys(column, path)
@@ -204,52 +220,55 @@ def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
             missing = [repr(key) for key in first if key not in item]
             if missing:
                 raise MissingKeyError(
-                    f"{_name(path, i)} must have the keys of {_name(path, 0)}, but "
-                    f"lacks {', '.join(missing)}. Give every sample the same keys."
+                    f"{sample_path(path, i)} must have the keys of "
+                    f"{sample_path(path, 0)}, but lacks {', '.join(missing)}. Give "
+                    "every sample the same keys."
                 )
         extra = [repr(key) for key in item if key not in first]
         if extra:
             warn_once(
                 "PP101",
-                f"{_name(path, i)} should have the keys of {_name(path, 0)}, but also "
-                f"has {', '.join(extra)}: dropped, as mmcv does. Give every sample the "
-                "same keys.",
+                f"{sample_path(path, i)} should have the keys of "
+                f"{sample_path(path, 0)}, but also has {', '.join(extra)}: dropped, as "
+                "mmcv does. Give every sample the same keys.",
                 place=str(path),
             )
 
 
-def _dataclasses(column: list[Any], path: Path, chunk: int | None) -> Any:
+def _collate_dataclasses(column: list[Any], path: Path, chunk: int | None) -> Any:
     first = column[0]
-    _check_kind(column, type(first), f"a {type_name(first)}", path)
+    check_types(column, type(first), f"a {type_name(first)}", path)
     return pytree.rebuild_dataclass(
         first,
         [
-            _column([getattr(item, key) for item in column], (*path, Field(key)), chunk)
+            _collate_column(
+                [getattr(item, key) for item in column], (*path, Field(key)), chunk
+            )
             for key in pytree.field_values(first)
         ],
     )
 
 
-def _sequences(column: list[Any], path: Path, chunk: int | None) -> Any:
+def _collate_sequences(column: list[Any], path: Path, chunk: int | None) -> Any:
     first = column[0]
     advice = "Wrap the field in a DataContainer to keep lists of any length."
     columns = [
-        _column(list(items), (*path, step), chunk)
+        _collate_column(list(items), (*path, step), chunk)
         for step, items in sequence_columns(column, path, advice)
     ]
     named = pytree.is_namedtuple(first)
     return pytree.rebuild_sequence(first, columns) if named else columns
 
 
-def set_for_mmcv(value: bool) -> None:
+def set_mmcv_mode(value: bool) -> None:
     """Set whether code for mmcv 1.x runs here, which expects tensors of bytes."""
-    global _serves_mmcv
-    _serves_mmcv = value
+    global _mmcv_mode
+    _mmcv_mode = value
 
 
 def _warn_about_bytes(where: str, num_samples: int) -> None:
     """Warn if code for mmcv 1.x collates bytes: mmcv made tensors of them."""
-    if _serves_mmcv:
+    if _mmcv_mode:
         warn_once(
             "PP102",
             f"collate: {where} should not be bytes in code for mmcv 1.x, but is, in "

@@ -13,7 +13,7 @@ from ..core.errors import BatchTypeError, BatchValueError, Field, format_path, t
 from . import pytree, stack
 from .container import DataContainer
 from .padding import Padded
-from .ragged import Ragged, join
+from .ragged import Ragged, join_samples
 from .stack import as_tensor, is_array
 
 #: The keys and indices that lead to a place in a sample.
@@ -21,10 +21,10 @@ Path = tuple[Any, ...]
 
 _TEXT = (str, bytes)
 
-_EXACT = {DataContainer}
-_own_data = operator.attrgetter("_data")  # a subclass may have its own idea of data
-_data = operator.attrgetter("data")
-_padding = operator.attrgetter("_padding")
+_CONTAINER_ONLY = {DataContainer}
+_get_own_data = operator.attrgetter("_data")  # a subclass may have its own idea of data
+_get_data = operator.attrgetter("data")
+_get_padding = operator.attrgetter("_padding")
 
 
 def batch_containers(
@@ -34,12 +34,12 @@ def batch_containers(
 
     None is the default: chunks of one sample.
     """
-    data_of = _own_data
-    if set(map(type, column)) != _EXACT:
-        check_kind(column, DataContainer, "a DataContainer", path)
-        data_of = _data
+    data_of = _get_own_data
+    if set(map(type, column)) != _CONTAINER_ONLY:
+        check_types(column, DataContainer, "a DataContainer", path)
+        data_of = _get_data
     first = column[0]
-    if any(map(_padding, column)):
+    if any(map(_get_padding, column)):
         _check_paddings(column, path)
     values = list(map(data_of, column))
     is_default, chunk = chunk is None, chunk or 1
@@ -51,7 +51,7 @@ def batch_containers(
         data = [_join_chunk(values[i : i + chunk], path, i) for i in starts]
     else:
         data = [values[i : i + chunk] for i in starts]
-    return first._batched(data, is_default=is_default)
+    return first._with_chunks(data, is_default=is_default)
 
 
 def _check_paddings(column: list[DataContainer], path: Path) -> None:
@@ -59,16 +59,16 @@ def _check_paddings(column: list[DataContainer], path: Path) -> None:
     for i, item in enumerate(column):
         if item.padding != expected:
             raise BatchValueError(
-                f"{name_of(path, i)} must have the padding of {name_of(path, 0)}, but "
-                f"has {item.padding} where {expected} was expected. Give every sample "
-                "the same padding."
+                f"{sample_path(path, i)} must have the padding of "
+                f"{sample_path(path, 0)}, but has {item.padding} where {expected} was "
+                "expected. Give every sample the same padding."
             )
 
 
 def _stack_chunk(
     column: list[DataContainer], samples: Sequence[Any], path: Path, start: int
 ) -> torch.Tensor | Padded:
-    samples = _tensors(samples, path, start, "stack")
+    samples = _as_tensors(samples, path, start, "stack")
     first = column[start]
     pad_dims, padding = first.pad_dims, first._padding
     if padding is None:
@@ -78,7 +78,7 @@ def _stack_chunk(
     values = [item.padding_value for item in column[start : start + len(samples)]]
 
     def name(i: int) -> str:
-        return name_of(path, start + i)
+        return sample_path(path, start + i)
 
     if padding is None or pad_dims is None:
         return stack.stack(samples, pad_dims, values, name)
@@ -87,11 +87,11 @@ def _stack_chunk(
 
 
 def _join_chunk(samples: Sequence[Any], path: Path, start: int) -> Ragged:
-    samples = _tensors(samples, path, start, "ragged")
-    return join(samples, lambda i: name_of(path, start + i))
+    samples = _as_tensors(samples, path, start, "ragged")
+    return join_samples(samples, lambda i: sample_path(path, start + i))
 
 
-def _tensors(
+def _as_tensors(
     samples: Sequence[Any], path: Path, start: int, flag: str
 ) -> Sequence[torch.Tensor]:
     if set(map(type, samples)) == {torch.Tensor}:
@@ -100,7 +100,7 @@ def _tensors(
     for i, sample in enumerate(samples, start):
         if not isinstance(sample, torch.Tensor):
             raise BatchTypeError(
-                f"{name_of(path, i)} must hold a tensor or a numeric array because "
+                f"{sample_path(path, i)} must hold a tensor or a numeric array because "
                 f"{flag}=True, but holds {type_name(sample)}. Convert it with "
                 f"torch.as_tensor, or use {flag}=False."
             )
@@ -122,38 +122,38 @@ def sequence_columns(
         ValueError: unequal lengths.
     """
     first = column[0]
-    check_kind(column, Sequence, "a sequence", path)
+    check_types(column, Sequence, "a sequence", path)
     for i, item in enumerate(column):
         if len(item) != len(first):
             raise BatchValueError(
-                f"{name_of(path, i)} must have {len(first)} items like "
-                f"{name_of(path, 0)}, but has {len(item)}. {advice}"
+                f"{sample_path(path, i)} must have {len(first)} items like "
+                f"{sample_path(path, 0)}, but has {len(item)}. {advice}"
             )
     named = pytree.is_namedtuple(first)
     steps = map(Field, first._fields) if named else range(len(first))
     return list(zip(steps, zip(*column, strict=True), strict=True))
 
 
-def name_of(path: Path, i: int) -> str:
+def sample_path(path: Path, i: int) -> str:
     """Name what stands at ``path`` of sample ``i``: ``batch[3]['img']``."""
     return format_path(f"batch[{i}]", path)
 
 
-def check_kind(column: list[Any], cls: Any, article: str, path: Path) -> None:
+def check_types(column: list[Any], cls: Any, expected: str, path: Path) -> None:
     """Raise if not all of a column are of a class; the first at fault is named."""
     found = set(map(type, column))
     if len(found) == 1 and cls in found:
         return
-    strange = {each for each in found if not _is_kind(each, cls)}
+    strange = {each for each in found if not _has_type(each, cls)}
     if strange:
         i = next(i for i, item in enumerate(column) if type(item) in strange)
         raise BatchTypeError(
-            f"{name_of(path, i)} must be {article} like {name_of(path, 0)}, but is "
-            f"{type_name(column[i])}."
+            f"{sample_path(path, i)} must be {expected} like {sample_path(path, 0)}, "
+            f"but is {type_name(column[i])}."
         )
 
 
-def _is_kind(found: type, cls: type) -> bool:
+def _has_type(found: type, cls: type) -> bool:
     return issubclass(found, cls) and not (cls is Sequence and issubclass(found, _TEXT))
 
 
@@ -161,7 +161,7 @@ def _is_kind(found: type, cls: type) -> bool:
 
 
 #: The dtypes that default_collate gives to numbers; None: by what stands in the column.
-NUMBERS = {bool: None, int: None, float: torch.float64}
+NUMBER_DTYPES = {bool: None, int: None, float: torch.float64}
 
 
 def batch_tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
@@ -169,34 +169,34 @@ def batch_tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
     stacked = stack.stack_equal(column)
     if stacked is not None:
         return stacked
-    check_kind(column, torch.Tensor, "a tensor", path)
-    return stack.stack(column, None, [0] * len(column), lambda i: name_of(path, i))
+    check_types(column, torch.Tensor, "a tensor", path)
+    return stack.stack(column, None, [0] * len(column), lambda i: sample_path(path, i))
 
 
 def batch_values(column: list[Any], path: Path) -> Any:
     """Batch numbers and numpy arrays by torch's ``default_collate``."""
     try:
-        if type(column[0]) in NUMBERS:
-            return torch.tensor(column, dtype=NUMBERS[type(column[0])])
+        if type(column[0]) in NUMBER_DTYPES:
+            return torch.tensor(column, dtype=NUMBER_DTYPES[type(column[0])])
         if stack.is_array(column[0]):
             return batch_tensors([stack.as_tensor(item) for item in column], path)
         return default_collate(column)
     except (BatchTypeError, BatchValueError):
         raise
     except (TypeError, ValueError, RuntimeError, LookupError, OverflowError) as error:
-        raise unbatchable(column, path) from error
+        raise unsupported_value_error(column, path) from error
 
 
 # --- Which value of a column it was that torch refused to batch, and why.
 
 
-def unbatchable(column: list[Any], path: tuple[Any, ...]) -> Exception:
+def unsupported_value_error(column: list[Any], path: Path) -> Exception:
     """Return the error for values that torch refuses; it names the first at fault."""
 
     def place(i: int) -> str:
-        return format_path(f"batch[{i}]", path)
+        return sample_path(path, i)
 
-    i = next((i for i, item in enumerate(column) if _is_refused(item)), None)
+    i = next((i for i, item in enumerate(column) if _is_unsupported(item)), None)
     if i is None:
         # Each alone would do, so it is their mixture.
         i = next((i for i, x in enumerate(column) if type(x) is not type(column[0])), 0)
@@ -235,7 +235,7 @@ def _mismatch(column: list[Any]) -> tuple[int, Exception | None]:
     return 0, None
 
 
-def _is_refused(value: Any) -> bool:
+def _is_unsupported(value: Any) -> bool:
     try:
         default_collate([as_tensor(value) if is_array(value) else value])
     except (TypeError, ValueError, RuntimeError, OverflowError):

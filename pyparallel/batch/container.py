@@ -19,7 +19,7 @@ from ..core.errors import (
 from . import pytree
 from .padding import MOST_PAD_DIMS, Padding, check_num_dims
 
-_OfTensor = Callable[[torch.Tensor], torch.Tensor]
+_TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 _STATE = ("_data", "_stack", "_padding_value", "_cpu_only", "_pad_dims")
 
 
@@ -102,7 +102,7 @@ class DataContainer:
         # A list of another class would not be a list for torch's pytree, so all reads
         # are looked at, not only those of [0].
         if self._has_default_chunks:
-            self._warn_of_chunks()
+            self._warn_about_chunks()
         return self._data
 
     @property
@@ -188,7 +188,7 @@ class DataContainer:
     def __getitem__(self, index: Any) -> Any:
         """Return ``data[index]``."""
         if self._has_default_chunks:
-            self._warn_of_chunks()
+            self._warn_about_chunks()
         return self._data[index]
 
     def __iter__(self) -> Iterator[Any]:
@@ -236,7 +236,7 @@ class DataContainer:
             _check_ragged(stack, cpu_only)
         self.__dict__.update(state)
 
-    def _batched(self, chunks: list[Any], *, is_default: bool) -> DataContainer:
+    def _with_chunks(self, chunks: list[Any], *, is_default: bool) -> DataContainer:
         """Return the container of a batch whose samples are like this one.
 
         It has the default ``pad_dims``, as in mmcv: its tensors are padded already.
@@ -255,7 +255,7 @@ class DataContainer:
             result._has_default_chunks = True
         return result
 
-    def _warn_of_chunks(self) -> None:
+    def _warn_about_chunks(self) -> None:
         """Warn a user who reads the data; it is called by the method that reads."""
         if has_warned("PP104") or not called_by_user(2):
             return
@@ -276,12 +276,12 @@ class DataContainer:
             )
         return getattr(self._data, name)
 
-    def _map(self, function: _OfTensor, depth: int = 0) -> DataContainer:
+    def _map(self, function: _TensorFunction, depth: int = 0) -> DataContainer:
         """Return a container of the same kind with ``function`` on every tensor."""
         if self._cpu_only:
             return self
         if depth > pytree.MAX_DEPTH:
-            raise pytree.too_deep("the batch")
+            raise pytree.nesting_error("the batch")
         result = object.__new__(type(self))
         result.__dict__.update(self.__dict__)
         result._data = map_tensors(function, self._data, depth + 1)
@@ -292,7 +292,7 @@ class DataContainer:
 DataContainer.__module__ = "pyparallel"
 
 
-def map_tensors(function: _OfTensor, tree: Any, depth: int = 0) -> Any:
+def map_tensors(function: _TensorFunction, tree: Any, depth: int = 0) -> Any:
     """Return ``tree`` with ``function`` on all tensors but those in ``cpu_only``."""
 
     def apply(leaf: Any) -> Any:
@@ -346,10 +346,10 @@ def _check_ragged(stack: bool, cpu_only: bool) -> None:
 # --- A batch without some of its tensors, for as long as they are on their way.
 
 
-_PLACE = torch.empty(0)
+_PLACEHOLDER = torch.empty(0)
 
 
-class Frame:
+class TensorSkeleton:
     """A batch whose tensors are being moved, and those tensors.
 
     Args:
@@ -367,21 +367,21 @@ class Frame:
             if not takes(tensor):
                 return tensor
             self.tensors.append(tensor)
-            return _PLACE
+            return _PLACEHOLDER
 
         # It may wait for long: it must not hold the tensors' memory meanwhile.
         self._batch = map_tensors(cut_out, batch)
 
-    def take(self) -> list[torch.Tensor]:
+    def take_tensors(self) -> list[torch.Tensor]:
         """Return the tensors and forget them."""
         taken, self.tensors = self.tensors, []
         return taken
 
-    def fill(self, tensors: list[torch.Tensor]) -> Any:
+    def restore(self, tensors: list[torch.Tensor]) -> Any:
         """Return the batch with these tensors in their places."""
         following = iter(tensors)
 
         def place(tensor: torch.Tensor) -> torch.Tensor:
-            return next(following) if tensor is _PLACE else tensor
+            return next(following) if tensor is _PLACEHOLDER else tensor
 
         return map_tensors(place, self._batch)

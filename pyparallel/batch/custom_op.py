@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import stack
-from .padding import Padded, Padding, start_of, target_sizes
-
-_dtype_of = attrgetter("dtype")
+from . import stack, torch_stack
+from .padding import Padded, Padding, start_offsets, target_sizes
+from .plan import sample_name
 
 _PAD_STACK = (
     "(Tensor[] samples, int pad_dims, float padding_value, int[] size_divisor, "
@@ -41,10 +39,10 @@ def pad_stack(
         list(samples),
         pad_dims,
         0.0 if padding_value is None else padding_value,
-        spread(padding.size_divisor, pad_dims),
+        one_per_dim(padding.size_divisor, pad_dims),
         padding.shape,
         buckets or None,
-        spread(padding.side, pad_dims),
+        one_per_dim(padding.side, pad_dims),
         padding.sizes,
         padding.mask,
     )
@@ -60,10 +58,14 @@ def _pad_stack(
     samples: Sequence[Tensor], pad_dims: int, padding_value: float, *options: Any
 ) -> tuple[Tensor, ...]:
     padding, values = _padding(pad_dims, *options), [padding_value] * len(samples)
-    found = stack.stack_padded(samples, pad_dims, values, _sample, padding)
+    found = stack.stack_padded(samples, pad_dims, values, sample_name, padding)
     padded = found if isinstance(found, Padded) else Padded(found)
     data, sizes, mask = padded.fields()
-    return data, or_empty(sizes, data, torch.int64), or_empty(mask, data, torch.bool)
+    return (
+        data,
+        empty_if_none(sizes, data, torch.int64),
+        empty_if_none(mask, data, torch.bool),
+    )
 
 
 @_pad_stack.register_fake
@@ -73,40 +75,36 @@ def _(
     padding, first = _padding(pad_dims, *options), samples[0]
     target = padded_sizes(padding, samples, pad_dims)
     shape = (len(samples), *first.shape[: first.dim() - pad_dims], *target)
-    data = first.new_empty(shape, dtype=_promoted(samples))
+    data = first.new_empty(shape, dtype=torch_stack.promoted_dtype(samples))
     size = (len(samples), pad_dims) if padding.sizes else (0,)
     sizes = first.new_empty(size, dtype=torch.int64)
     marks = (len(samples), *target) if padding.mask else (0,)
     return data, sizes, first.new_empty(marks, dtype=torch.bool)
 
 
-def _keep_pad_stack(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     samples, ctx.pad_dims, _, *options = inputs
     ctx.padding = _padding(ctx.pad_dims, *options)
     ctx.forms = [(sample.shape, sample.dtype) for sample in samples]
     ctx.num_others = len(inputs) - 1
 
 
-def _differentiate_pad_stack(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _pad_stack_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     pad_dims, grads = ctx.pad_dims, []
     for row, (shape, dtype) in zip(grad, ctx.forms, strict=True):
         fixed = len(shape) - pad_dims
         target = tuple(row.shape[fixed:])
-        starts = start_of(ctx.padding, shape[fixed:], target)
+        starts = start_offsets(ctx.padding, shape[fixed:], target)
         for dim, start in enumerate(starts, fixed):
             row = row.narrow(dim, start, shape[dim])
         grads.append(row.to(dtype) if dtype.is_floating_point else None)
     return grads, *(None,) * ctx.num_others
 
 
-_pad_stack.register_autograd(_differentiate_pad_stack, setup_context=_keep_pad_stack)
+_pad_stack.register_autograd(_pad_stack_backward, setup_context=_save_for_backward)
 
 
-def _sample(i: int) -> str:
-    return f"samples[{i}]"
-
-
-def spread(value: Any, num_dims: int) -> list[Any]:
+def one_per_dim(value: Any, num_dims: int) -> list[Any]:
     """Return one value for each dimension, as a list."""
     # Never empty: torch's autograd of operators takes an empty list for one of tensors.
     return list(value) if isinstance(value, tuple) else [value] * max(num_dims, 1)
@@ -141,14 +139,9 @@ def padded_sizes(padding: Padding, samples: Sequence[Tensor], pad_dims: int) -> 
     largest = tuple(
         reduce(torch.sym_max, column) for column in zip(*sizes, strict=True)
     )
-    return target_sizes(padding, sizes, largest, _sample)
+    return target_sizes(padding, sizes, largest, sample_name)
 
 
-def _promoted(samples: Sequence[Tensor]) -> torch.dtype:
-    dtype: torch.dtype = reduce(torch.promote_types, map(_dtype_of, samples))
-    return dtype
-
-
-def or_empty(part: Tensor | None, data: Tensor, dtype: torch.dtype) -> Tensor:
+def empty_if_none(part: Tensor | None, data: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a part of the result; an empty tensor stands for None in an operator."""
     return data.new_empty((0,), dtype=dtype) if part is None else part

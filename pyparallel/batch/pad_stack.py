@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ..core.errors import (
 )
 from . import custom_op, stack, torch_stack
 from .padding import Padded, Padding, check_num_dims
-from .plan import plan_stack
+from .plan import plan_stack, sample_name
 
 
 def pad_stack(
@@ -72,17 +71,15 @@ def pad_stack(
         num_dims = check_int(pad_dims, 0, "pad_stack: pad_dims", rule)
     check_num_dims(padding, num_dims, "pad_stack")
     if out is not None:
-        torch_stack.check_layouts(tensors, _name)
+        torch_stack.check_layouts(tensors, sample_name)
         shapes = [tuple(sample.shape) for sample in tensors]
-        _check_out(out, tensors, plan_stack(shapes, num_dims, _name, padding).shape)
+        _check_out(
+            out, tensors, plan_stack(shapes, num_dims, sample_name, padding).shape
+        )
     elif torch.compiler.is_compiling():
         return custom_op.pad_stack(tensors, num_dims, padding_value, padding)
     values = [padding_value] * len(tensors)
-    return stack.stack_padded(tensors, num_dims, values, _name, padding, out)
-
-
-def _name(i: int) -> str:
-    return f"samples[{i}]"
+    return stack.stack_padded(tensors, num_dims, values, sample_name, padding, out)
 
 
 def _checked(samples: Any) -> list[torch.Tensor]:
@@ -97,8 +94,8 @@ def _checked(samples: Any) -> list[torch.Tensor]:
     for i, sample in enumerate(samples):
         if not isinstance(sample, torch.Tensor):
             raise BatchTypeError(
-                f"pad_stack: {_name(i)} must be a tensor or a numeric array, but is "
-                f"{type_name(sample)}. Convert it with torch.as_tensor."
+                f"pad_stack: {sample_name(i)} must be a tensor or a numeric array, but "
+                f"is {type_name(sample)}. Convert it with torch.as_tensor."
             )
     if not samples:
         raise EmptyBatchError(
@@ -127,7 +124,7 @@ def _check_out(
     out: Any, samples: Sequence[torch.Tensor], shape: tuple[int, ...]
 ) -> None:
     """Raise unless samples of this padded shape can be written to ``out``."""
-    named = [("out", out), *((_name(i), each) for i, each in enumerate(samples))]
+    named = [("out", out), *((sample_name(i), each) for i, each in enumerate(samples))]
     for where, tensor in named:
         if type(tensor) not in PLAIN or tensor.is_quantized:
             raise BatchTypeError(
@@ -139,9 +136,8 @@ def _check_out(
                 f"pad_stack: {where} must not require grad with out=, since autograd "
                 "cannot follow, but it does. Detach it, or leave out= away."
             )
-    dtype = reduce(torch.promote_types, (sample.dtype for sample in samples))
     _check_equal("shape", tuple(out.shape), shape)
-    _check_equal("dtype", out.dtype, dtype)
+    _check_equal("dtype", out.dtype, torch_stack.promoted_dtype(samples))
     _check_equal("device", out.device, samples[0].device)
     if out.layout is not torch.strided or not out.is_contiguous():
         found = f"strides {out.stride()}" if out.layout is torch.strided else out.layout
@@ -151,8 +147,8 @@ def _check_out(
     for i, sample in enumerate(samples):
         if _overlap(sample, out):
             raise BatchValueError(
-                f"pad_stack: out must not share memory with {_name(i)}, but overlaps "
-                "it. Clone the sample, or give other memory."
+                f"pad_stack: out must not share memory with {sample_name(i)}, but "
+                "overlaps it. Clone the sample, or give other memory."
             )
 
 

@@ -68,14 +68,16 @@ class Padding:
     def __post_init__(self) -> None:
         divisor: Any = self.size_divisor
         if isinstance(divisor, Sequence):
-            divisor = _sizes("size_divisor", divisor)
+            divisor = _check_sizes("size_divisor", divisor)
         else:
             divisor = check_int(divisor, 1, "Padding: size_divisor")
         object.__setattr__(self, "size_divisor", divisor)
         if self.shape is not None:
-            object.__setattr__(self, "shape", _sizes("shape", self.shape))
-        buckets = _items("buckets", self.buckets, "a sequence of shapes")
-        checked = tuple(_sizes(f"buckets[{i}]", each) for i, each in enumerate(buckets))
+            object.__setattr__(self, "shape", _check_sizes("shape", self.shape))
+        buckets = _check_sequence("buckets", self.buckets, "a sequence of shapes")
+        checked = tuple(
+            _check_sizes(f"buckets[{i}]", each) for i, each in enumerate(buckets)
+        )
         object.__setattr__(self, "buckets", checked)
         _check_side(self)
         for option in ("sizes", "mask"):
@@ -85,12 +87,12 @@ class Padding:
                     f"Padding: {option} must be True or False, but is {value!r} "
                     f"({type_name(value)})."
                 )
-        _check_together(self)
+        _check_combination(self)
 
     @property
     def num_dims(self) -> int | None:
         """How many padded dimensions the options are for, or None for any number."""
-        return next((len(sizes) for _, sizes in _per_dim(self)), None)
+        return next((len(sizes) for _, sizes in _per_dim_options(self)), None)
 
     def __repr__(self) -> str:
         """Show the options that are not the default."""
@@ -177,19 +179,19 @@ def target_sizes(
         ValueError: a sample is larger than the shape, or than every bucket.
     """
     if padding.shape is not None:
-        return _fitting((padding.shape,), largest, sizes, name)
+        return _smallest_fitting((padding.shape,), largest, sizes, name)
     if padding.buckets:
-        return _fitting(padding.buckets, largest, sizes, name)
-    divisors = _spread(padding.size_divisor, len(largest))
+        return _smallest_fitting(padding.buckets, largest, sizes, name)
+    divisors = _one_per_dim(padding.size_divisor, len(largest))
     return tuple(
         -(-size // divisor) * divisor
         for size, divisor in zip(largest, divisors, strict=True)
     )
 
 
-def start_of(padding: Padding, sizes: Sizes, target: Sizes) -> Sizes:
+def start_offsets(padding: Padding, sizes: Sizes, target: Sizes) -> Sizes:
     """Return where data of these sizes start in the padded dimensions."""
-    sides = _spread(padding.side, len(target))
+    sides = _one_per_dim(padding.side, len(target))
     margins = map(operator.sub, target, sizes)
     shares = {"right": 0, "center": 1, "left": 2}
     return tuple(
@@ -199,7 +201,7 @@ def start_of(padding: Padding, sizes: Sizes, target: Sizes) -> Sizes:
 
 def check_num_dims(padding: Padding, num_dims: int, where: str) -> None:
     """Raise if options are given one by one for another number of dimensions."""
-    for option, value in _per_dim(padding):
+    for option, value in _per_dim_options(padding):
         if len(value) != num_dims:
             dims = "dimension" if num_dims == 1 else "dimensions"
             raise BatchValueError(
@@ -208,7 +210,7 @@ def check_num_dims(padding: Padding, num_dims: int, where: str) -> None:
             )
 
 
-def _fitting(
+def _smallest_fitting(
     shapes: Sequence[Sizes],
     largest: Sizes,
     sizes: Sequence[Sizes],
@@ -237,11 +239,11 @@ def _fitting(
     )
 
 
-def _spread(value: Any, num_dims: int) -> tuple[Any, ...]:
+def _one_per_dim(value: Any, num_dims: int) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,) * num_dims
 
 
-def _per_dim(padding: Padding) -> list[tuple[str, tuple[Any, ...]]]:
+def _per_dim_options(padding: Padding) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the options that are given one by one for the padded dimensions."""
     given: list[tuple[str, Any]] = [
         ("size_divisor", padding.size_divisor),
@@ -254,7 +256,11 @@ def _per_dim(padding: Padding) -> list[tuple[str, tuple[Any, ...]]]:
 
 def _check_side(padding: Padding) -> None:
     side: Any = padding.side
-    sides = (side,) if isinstance(side, str) else _items("side", side, "names of sides")
+    sides = (
+        (side,)
+        if isinstance(side, str)
+        else _check_sequence("side", side, "names of sides")
+    )
     known = [isinstance(each, str) and each in _SIDES for each in sides]
     if not known or not all(known):
         raise BatchValueError(
@@ -264,7 +270,7 @@ def _check_side(padding: Padding) -> None:
     object.__setattr__(padding, "side", side if isinstance(side, str) else tuple(sides))
 
 
-def _check_together(padding: Padding) -> None:
+def _check_combination(padding: Padding) -> None:
     if padding.shape is not None and padding.buckets:
         raise BatchValueError(
             "Padding: shape must not be given together with buckets, but both are. "
@@ -276,7 +282,7 @@ def _check_together(padding: Padding) -> None:
                 f"Padding: size_divisor must be 1 with {option}, but is "
                 f"{padding.size_divisor}. Give sizes that are multiples of it."
             )
-    given = _per_dim(padding)
+    given = _per_dim_options(padding)
     for option, value in given:
         first, expected = given[0]
         if len(value) != len(expected):
@@ -290,7 +296,7 @@ def _is_one(divisor: int | Sizes) -> bool:
     return divisor == 1 or (isinstance(divisor, tuple) and set(divisor) == {1})
 
 
-def _items(option: str, value: Any, rule: str) -> Sequence[Any]:
+def _check_sequence(option: str, value: Any, rule: str) -> Sequence[Any]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise BatchTypeError(
             f"Padding: {option} must be {rule}, but is {value!r} ({type_name(value)})."
@@ -298,8 +304,8 @@ def _items(option: str, value: Any, rule: str) -> Sequence[Any]:
     return value
 
 
-def _sizes(option: str, value: Any) -> Sizes:
-    items = _items(option, value, "a sequence of integers")
+def _check_sizes(option: str, value: Any) -> Sizes:
+    items = _check_sequence(option, value, "a sequence of integers")
     if not items:
         raise BatchValueError(f"Padding: {option} must have a size, but is empty.")
     return tuple(

@@ -17,12 +17,17 @@ from typing import Any
 import torch
 
 from ..core.errors import BatchTypeError, BatchValueError, type_name
-from .padding import MOST_PAD_DIMS, Padding, start_of, target_sizes
+from .padding import MOST_PAD_DIMS, Padding, start_offsets, target_sizes
 
 _MAX_BYTES = 2**63 - 1
 
 #: Names sample ``i`` of the batch in an error: ``batch[3]['img']``.
 Name = Callable[[int], str]
+
+
+def sample_name(i: int) -> str:
+    """Return the name of sample ``i`` for functions with an argument ``samples``."""
+    return f"samples[{i}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,9 @@ def plan_stack(
         least = f"more than pad_dims={int(pad_dims)}"
         if padding is not None:
             least = f"at least pad_dims={int(pad_dims)}"
-        advice = _pads_all(len(first), padding) or "Add a dimension, or do not pad."
+        advice = (
+            _advise_pad_dims(len(first), padding) or "Add a dimension, or do not pad."
+        )
         raise BatchValueError(
             f"{name(0)} must have {least} dimensions, but has shape {tuple(first)}. "
             f"{advice}"
@@ -77,7 +84,7 @@ def plan_stack(
         target = _padded_shape(shapes, pad_dims, name, padding)
         padded = tuple([shape != target for shape in shapes])
     if padding is not None:
-        target, starts = _place(padding, shapes, target, pad_dims or 0, name)
+        target, starts = _apply_padding(padding, shapes, target, pad_dims or 0, name)
         padded = tuple([shape != target for shape in shapes])
     shape = (len(shapes), *target)
     if math.prod(size for size in shape if size) > _MAX_BYTES:
@@ -88,7 +95,7 @@ def plan_stack(
     return StackPlan(shape, padded, starts)
 
 
-def fills(
+def padding_patterns(
     plan: StackPlan, dtype: torch.dtype, values: Sequence[Any], name: Name
 ) -> bytes:
     """Return the bit patterns that the backend writes into the padding.
@@ -110,9 +117,9 @@ def fills(
     if not any(plan.padded):
         return zero
     if len(set(map(id, values))) == 1:  # nearly always, and then looked at once
-        return check_padding(values[0], dtype, name, plan.padded.index(True))
+        return padding_pattern(values[0], dtype, name, plan.padded.index(True))
     patterns = [
-        check_padding(value, dtype, name, i) if padded else None
+        padding_pattern(value, dtype, name, i) if padded else None
         for i, (padded, value) in enumerate(zip(plan.padded, values, strict=True))
     ]
     used = {pattern for pattern in patterns if pattern is not None}
@@ -121,16 +128,16 @@ def fills(
     return b"".join(pattern or zero for pattern in patterns)
 
 
-def check_padding(value: Any, dtype: torch.dtype, name: Name, i: int) -> bytes:
+def padding_pattern(value: Any, dtype: torch.dtype, name: Name, i: int) -> bytes:
     """Return the bit pattern of a padding value, converted as F.pad converts it.
 
     Raises:
         TypeError: the value is not a real number.
         ValueError: the dtype cannot hold the value.
     """
-    number = padding_number(value, name, i)
+    number = padding_value_as_float(value, name, i)
     try:
-        return _convert(struct.pack("d", number), dtype)
+        return _convert_number(struct.pack("d", number), dtype)
     except RuntimeError as error:
         raise BatchValueError(
             f"{name(i)} must have a padding_value that {dtype} can hold, but has "
@@ -138,7 +145,7 @@ def check_padding(value: Any, dtype: torch.dtype, name: Name, i: int) -> bytes:
         ) from error
 
 
-def padding_number(value: Any, name: Name, i: int) -> float:
+def padding_value_as_float(value: Any, name: Name, i: int) -> float:
     """Return a padding value as the double that ``torch.nn.functional.pad`` takes.
 
     None is 0, as there.
@@ -178,11 +185,11 @@ def _padded_shape(
     fixed = [(len(shape), shape[:num_equal]) for shape in shapes]
     if fixed.count(fixed[0]) != len(shapes):
         i = next(i for i, part in enumerate(fixed) if part != fixed[0])
-        raise _mismatch(shapes, pad_dims, name, i, padding)
+        raise _shape_error(shapes, pad_dims, name, i, padding)
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
-def _place(
+def _apply_padding(
     padding: Padding,
     shapes: Sequence[tuple[int, ...]],
     largest: tuple[int, ...],
@@ -196,11 +203,11 @@ def _place(
     target = (*largest[:fixed], *end)
     if padding.side == "right":
         return target, None
-    starts = [(*(0,) * fixed, *start_of(padding, each, end)) for each in sizes]
+    starts = [(*(0,) * fixed, *start_offsets(padding, each, end)) for each in sizes]
     return target, tuple(starts) if any(map(any, starts)) else None
 
 
-def _mismatch(
+def _shape_error(
     shapes: Sequence[tuple[int, ...]],
     pad_dims: int | None,
     name: Name,
@@ -221,14 +228,14 @@ def _mismatch(
             for each in shapes
             if tuple(each) != first
         )
-        advice = _pads_from(dim, len(first), pad_dims, padding)
+        advice = _advise_padding(dim, len(first), pad_dims, padding)
     return BatchValueError(
         f"{name(i)} must match {name(0)}{where}, but has shape {shape} where {first} "
         f"was expected. {advice}"
     )
 
 
-def _pads_from(
+def _advise_padding(
     dim: int, num_dims: int, pad_dims: int | None, padding: Padding | None
 ) -> str:
     """Return the options that pad all dimensions from ``dim`` on, as advice."""
@@ -247,7 +254,7 @@ def _pads_from(
     )
 
 
-def _pads_all(num_dims: int, padding: Padding | None) -> str:
+def _advise_pad_dims(num_dims: int, padding: Padding | None) -> str:
     """Return the options that pad samples of so few dimensions; "" without any."""
     if num_dims == 0:
         return "" if padding is not None else "Set pad_dims=None."
@@ -257,7 +264,7 @@ def _pads_all(num_dims: int, padding: Padding | None) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _convert(number: bytes, dtype: torch.dtype) -> bytes:
+def _convert_number(number: bytes, dtype: torch.dtype) -> bytes:
     """Convert a double as ``fill_`` does; keyed by its bits, for -0.0 and NaN."""
     (value,) = struct.unpack("d", number)
     # torch compares with the limit as a double, and so lets 2**63 and 2**64 through.

@@ -44,7 +44,7 @@ _Split = tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]
 #: Held while classes are registered.
 registration_lock = threading.Lock()
 # Classes of leaves that need no second look, and those of containers, registered here.
-_looked_at: set[type] = {type(None), str, bytes, int, float, bool}
+_leaf_types: set[type] = {type(None), str, bytes, int, float, bool}
 _registered: set[type] = set()
 
 
@@ -58,7 +58,7 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
         ValueError: a container holds itself, or they nest by the hundreds.
     """
     while True:
-        flat = backend.flatten(tree, _looked_at)
+        flat = backend.flatten(tree, _leaf_types)
         if flat is not None:
             return flat
         # A walk is only good if no thread registers a class while it is under way.
@@ -68,10 +68,10 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
                 tree, none_is_leaf=True, namespace=_NAMESPACE
             )
         except RecursionError:
-            raise too_deep("the batch") from None
-        strange = {type(leaf): leaf for leaf in leaves if type(leaf) not in _looked_at}
+            raise nesting_error("the batch") from None
+        strange = {type(leaf): leaf for leaf in leaves if type(leaf) not in _leaf_types}
         for leaf in strange.values():
-            _look_at(leaf)
+            _register_container(leaf)
         # Of classes now known the backend may have been waiting for the last one.
         if not strange and len(_registered) == num_registered:
             return leaves, structure
@@ -90,7 +90,7 @@ def accessors(structure: Structure) -> list[optree.PyTreeAccessor]:
     return structure.accessors()
 
 
-def find(structure: Structure, cls: type) -> int | None:
+def find_container(structure: Structure, cls: type) -> int | None:
     """Return the number of the first leaf inside a container of exactly this class.
 
     It looks at every container: only for what is not done for every batch.
@@ -101,7 +101,7 @@ def find(structure: Structure, cls: type) -> int | None:
         return 0
     before = 0
     for child in structure.children():
-        found = find(child, cls)
+        found = find_container(child, cls)
         if found is not None:
             return before + found
         before += child.num_leaves
@@ -114,7 +114,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return unflatten(structure, map(function, leaves))
 
 
-def too_deep(where: str) -> BatchValueError:
+def nesting_error(where: str) -> BatchValueError:
     """Return the error for a nest that is a cycle or as good as one."""
     return BatchValueError(
         f"{where} must nest its containers at most {MAX_DEPTH} deep, but it nests "
@@ -196,7 +196,7 @@ def split_registered(
         steps: tuple[Any, ...] = tuple(range(len(children)))
     else:
         children = [child for _, child in found]
-        steps = tuple([_step(path[0]) if path else None for path, _ in found])
+        steps = tuple([_path_step(path[0]) if path else None for path, _ in found])
     finally:
         whole.clear()
     if len(children) == 1 and children[0] is value:
@@ -213,13 +213,13 @@ def join_registered(like: tuple[Any, Any], children: Iterable[Any]) -> Any:
     return result
 
 
-def _step(key: Any) -> Any:
+def _path_step(key: Any) -> Any:
     if isinstance(key, _pytree.GetAttrKey):
         return Field(key.name)
     return key.idx if isinstance(key, _pytree.SequenceKey) else key.key
 
 
-def _look_at(value: Any) -> None:
+def _register_container(value: Any) -> None:
     """Make optree walk into the class of ``value`` if it is a container."""
     cls = type(value)
     split: Callable[[Any], Any]
@@ -233,7 +233,7 @@ def _look_at(value: Any) -> None:
     elif issubclass(cls, list | tuple):
         split, join = _split_sequence, _join_sequence
     else:
-        _looked_at.add(cls)
+        _leaf_types.add(cls)
         return
     with registration_lock:
         if cls not in _registered:

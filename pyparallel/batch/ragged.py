@@ -12,9 +12,8 @@ import torch
 from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, type_name
 from ..core.torch_private import is_split_along_rows, is_wrapped
 from . import stack, torch_stack
-from ._integers import integers
 from .padding import Padded, Padding, check_num_dims
-from .plan import StackPlan, plan_stack
+from .plan import StackPlan, plan_stack, sample_name
 from .tensor_fields import TensorFields
 
 
@@ -83,7 +82,7 @@ class Ragged(TensorFields):
                     f"Ragged.from_tensors: samples[{i}] must be a tensor, but is "
                     f"{type_name(sample)}. Convert it with torch.as_tensor."
                 )
-        return join(samples, _name)
+        return join_samples(samples, sample_name)
 
     @classmethod
     def from_nested(cls, nested: torch.Tensor) -> Ragged:
@@ -178,11 +177,11 @@ class Ragged(TensorFields):
             )
         padding = padding or Padding()
         check_num_dims(padding, 1, "Ragged.to_padded")
-        plan = plan_stack([(length,) for length in lengths], 1, _name, padding)
+        plan = plan_stack([(length,) for length in lengths], 1, sample_name, padding)
         values = [padding_value] * len(lengths)
-        samples, wide = self.unbind(), _widened(plan, self.values)
+        samples, wide = self.unbind(), _add_dimensions(plan, self.values)
         plain = stack.are_plain(samples)
-        data = stack.write(samples, wide, values, _name, plain)
+        data = stack.stack_planned(samples, wide, values, sample_name, plain)
         if not (padding.sizes or padding.mask):
             return data
         sizes = self.lengths().unsqueeze(1)
@@ -201,7 +200,7 @@ class Ragged(TensorFields):
 Ragged.__module__ = "pyparallel"
 
 
-def join(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
+def join_samples(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
     """Return tensors as one `Ragged`.
 
     Args:
@@ -214,7 +213,7 @@ def join(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
         _check_shapes(shapes, name)
     values = torch_stack.cat(samples, name)
     ends = list(accumulate((shape[0] for shape in shapes), initial=0))
-    offsets = integers(ends, (len(ends),), values.device)
+    offsets = stack.int64_tensor(ends, (len(ends),), values.device)
     return Ragged.from_fields((values, offsets))
 
 
@@ -261,19 +260,15 @@ def _check_shapes(shapes: Sequence[torch.Size], name: Callable[[int], str]) -> N
             )
 
 
-def _name(i: int) -> str:
-    return f"samples[{i}]"
-
-
 def _mask(plan: StackPlan, lengths: torch.Tensor) -> torch.Tensor:
     at = torch.arange(plan.shape[1], device=lengths.device)
     if plan.starts is None:
         return at < lengths
-    starts = integers(plan.starts, tuple(lengths.shape), lengths.device)
+    starts = stack.int64_tensor(plan.starts, tuple(lengths.shape), lengths.device)
     return (at >= starts) & (at < starts + lengths)
 
 
-def _widened(plan: StackPlan, values: torch.Tensor) -> StackPlan:
+def _add_dimensions(plan: StackPlan, values: torch.Tensor) -> StackPlan:
     """Return the plan of lengths for samples with further dimensions."""
     rest = tuple(values.shape[1:])
     starts = plan.starts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -14,11 +15,10 @@ from .. import backend
 from ..backend.plain import PLAIN
 from ..core.errors import BatchMemoryError, type_name
 from ..core.torch_private import in_forward_ad
+from ..transfer import to_device
 from . import allocation, torch_stack
-from ._integers import integers
 from .padding import Padded, Padding
-from .padding_stats import listener
-from .plan import Name, StackPlan, fills, plan_stack
+from .plan import Name, StackPlan, padding_patterns, plan_stack
 
 _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
@@ -47,12 +47,12 @@ def stack(
     if may_stack_equal():
         few = backend.pad_small_batch(samples, pad_dims, values)
         if few is not None:
-            return counted(few, samples)
+            return count_padding(few, samples)
     plain = are_plain(samples)
     if not plain:
         torch_stack.check_layouts(samples, name)
     plan = plan_stack(list(map(_shape_of, samples)), pad_dims, name)
-    return write(samples, plan, values, name, plain)
+    return stack_planned(samples, plan, values, name, plain)
 
 
 def stack_padded(
@@ -90,14 +90,14 @@ def stack_padded(
         mask.fill_(True)
     if data is None:
         box = mask if pad_dims else None  # of no dimensions a backend makes no mask
-        data = write(samples, plan, values, name, plain, out, box)
+        data = stack_planned(samples, plan, values, name, plain, out, box)
     if padding.sizes:
         rows = [tuple(shape[fixed - 1 :]) for shape in shapes]
-        sizes = integers(rows, (len(samples), pad_dims), samples[0].device)
+        sizes = int64_tensor(rows, (len(samples), pad_dims), samples[0].device)
     return Padded(data, sizes, mask) if padding.sizes or padding.mask else data
 
 
-def write(
+def stack_planned(
     samples: Sequence[torch.Tensor],
     plan: StackPlan,
     values: Sequence[Any],
@@ -119,22 +119,22 @@ def write(
     """
     if plain:
         dtype = samples[0].dtype
-        patterns = fills(plan, dtype, values, name)
+        patterns = padding_patterns(plan, dtype, values, name)
         result = out
         if result is None:
-            result = _memory(plan, dtype, samples[0].device, name)
+            result = _allocate(plan, dtype, samples[0].device, name)
         try:
             backend.pad_copy(result, samples, patterns, plan.starts, mask)
-            return counted(result, samples)
+            return count_padding(result, samples)
         except (TypeError, ValueError):  # and nothing is written; see are_plain
             torch_stack.check_layouts(samples, name)
     result = torch_stack.pad_and_stack(samples, plan, values, name, out)
     if mask is not None:
         torch_stack.fill_mask(mask, plan, list(map(_shape_of, samples)))
-    return counted(result, samples)
+    return count_padding(result, samples)
 
 
-def _memory(
+def _allocate(
     plan: StackPlan, dtype: torch.dtype, device: torch.device, name: Name
 ) -> torch.Tensor:
     try:
@@ -148,16 +148,6 @@ def _memory(
             f"padded shape {plan.shape} of {dtype} takes {nbytes} bytes. Put fewer "
             "samples into a batch, or smaller ones."
         ) from error
-
-
-def counted(result: torch.Tensor, samples: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the result; whoever listens learns how much of it is padding."""
-    stacked = listener.stacked
-    if stacked is not None:
-        given = sum(sample.numel() for sample in samples)
-        padding = (result.numel() - given) * result.element_size()
-        stacked.add(result.nbytes, padding)
-    return result
 
 
 def may_stack_equal() -> bool:
@@ -193,7 +183,7 @@ def stack_equal(
         result = backend.stack_equal(samples)
     except (TypeError, RuntimeError):
         return None
-    return None if result is None else counted(result, samples)
+    return None if result is None else count_padding(result, samples)
 
 
 def is_array(value: Any, numeric: bool = True) -> bool:
@@ -248,3 +238,76 @@ def are_plain(samples: Sequence[torch.Tensor]) -> bool:
         and not (torch.is_grad_enabled() and any(map(_requires_grad, samples)))
         and not in_forward_ad()
     )
+
+
+def int64_tensor(
+    values: Sequence[Any], shape: tuple[int, ...], device: torch.device
+) -> torch.Tensor:
+    """Return a contiguous ``torch.int64`` tensor with these values on the device.
+
+    On the host, `allocation.empty` provides its memory.
+
+    Stream: `to_device.send` copies the values from a pinned slab to a device with
+    streams, so the host does not wait for the copy.
+    """
+    host = torch.tensor(values, dtype=torch.int64, device="cpu").view(shape)
+    if device.type in ("cpu", "meta"):
+        return allocation.empty(shape, torch.int64, device).copy_(host)
+    (sent,) = to_device.start_copy([host], device)()
+    return sent
+
+
+# --- The number of bytes that were stacked, and of the padding among them.
+
+
+class PaddingCounter:
+    """Count the bytes that this thread stacks within a ``with`` block.
+
+    `collate` and `pad_stack` add to it. Read the counts after the block. The counts of
+    an inner block are added to those of the outer block.
+
+    Attributes:
+        stacked_nbytes: bytes of the stacked tensors.
+        padding_nbytes: bytes of the padding in these tensors.
+    """
+
+    __slots__ = ("_outer", "padding_nbytes", "stacked_nbytes")
+
+    def __init__(self) -> None:
+        self.padding_nbytes = 0
+        self.stacked_nbytes = 0
+
+    def __enter__(self) -> PaddingCounter:
+        self._outer = active.counter
+        active.counter = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        active.counter = outer = self._outer
+        if outer is not None:
+            outer.add(self.stacked_nbytes, self.padding_nbytes)
+
+    def add(self, nbytes: int, padding_nbytes: int = 0) -> None:
+        """Count a stacked tensor of ``nbytes``, including its padding."""
+        self.stacked_nbytes += nbytes
+        self.padding_nbytes += padding_nbytes
+
+
+class _Active(threading.local):
+    counter: PaddingCounter | None = None
+
+
+#: ``active.counter`` is the innermost counter of this thread, or None.
+active = _Active()
+
+
+def count_padding(
+    result: torch.Tensor, samples: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Add the result to the active counter, if there is one, and return it."""
+    counter = active.counter
+    if counter is not None:
+        num_items = sum(sample.numel() for sample in samples)
+        padding = (result.numel() - num_items) * result.element_size()
+        counter.add(result.nbytes, padding)
+    return result

@@ -13,7 +13,7 @@ from ..backend.plain import PLAIN, missing_bytes
 from ..core.errors import BatchTypeError, BatchValueError
 from ..core.torch_private import is_wrapped
 from . import allocation
-from .plan import Name, StackPlan, check_padding, padding_number
+from .plan import Name, StackPlan, padding_pattern, padding_value_as_float
 
 
 def pad_and_stack(
@@ -42,15 +42,15 @@ def pad_and_stack(
         check_sample(samples, name, i)
         if plan.padded[i]:
             if not sample.is_quantized:
-                check_padding(values[i], sample.dtype, name, i)
-            value = padding_number(values[i], name, i)
+                padding_pattern(values[i], sample.dtype, name, i)
+            value = padding_value_as_float(values[i], name, i)
             if not shapes_only:
-                sample = pad(sample, margins(plan, sample.shape, i), value)
+                sample = pad(sample, pad_argument(plan, sample.shape, i), value)
         padded.append(sample)
     if shapes_only:
-        return torch.empty(plan.shape, dtype=_promoted(samples), device="meta")
+        return torch.empty(plan.shape, dtype=promoted_dtype(samples), device="meta")
     if out is None:
-        out = _out(padded, plan.shape)
+        out = _allocate_out(padded, plan.shape)
     if out is None:
         # torch keeps a channels_last format; the promise here is a contiguous result.
         return torch.stack(padded).contiguous()
@@ -60,12 +60,12 @@ def pad_and_stack(
 
 def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
     """Return samples of equal ``shape[1:]`` joined along dimension 0, contiguous."""
-    watched = torch.is_grad_enabled() and allocation.in_worker()
+    check_grad = torch.is_grad_enabled() and allocation.in_worker()
     device, itemsize = samples[0].device, samples[0].element_size()
     for i, each in enumerate(samples):
         # One expression for the most usual; whatever else is looked at in turn.
         if (
-            watched
+            check_grad
             or type(each) not in PLAIN
             or each.device != device
             or each.element_size() != itemsize
@@ -77,7 +77,7 @@ def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
         ):
             check_sample(samples, name, i)
     shape = (sum(sample.shape[0] for sample in samples), *samples[0].shape[1:])
-    out = _out(samples, shape)
+    out = _allocate_out(samples, shape)
     if out is None:
         return torch.cat(list(samples)).contiguous()
     torch.cat(list(samples), out=out)
@@ -102,7 +102,7 @@ def fill_mask(
         box.fill_(True)
 
 
-def margins(plan: StackPlan, shape: Sequence[int], i: int) -> list[int]:
+def pad_argument(plan: StackPlan, shape: Sequence[int], i: int) -> list[int]:
     """Return the ``pad`` argument of F.pad for sample ``i``: last dimension first."""
     result: list[int] = []
     starts = plan.starts[i] if plan.starts else (0,) * len(shape)
@@ -188,18 +188,21 @@ def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
         )
 
 
-def _out(samples: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:
+def _allocate_out(
+    samples: Sequence[torch.Tensor], shape: Sequence[int]
+) -> torch.Tensor | None:
     """Return shared memory for the result in a worker, if torch can write into it."""
-    if not allocation.in_worker() or not all(map(_fits_out, samples)):
+    if not allocation.in_worker() or not all(map(_supports_out, samples)):
         return None
-    return allocation.empty(shape, _promoted(samples), samples[0].device)
+    return allocation.empty(shape, promoted_dtype(samples), samples[0].device)
 
 
-def _promoted(samples: Sequence[torch.Tensor]) -> torch.dtype:
+def promoted_dtype(samples: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the dtype that torch promotes the dtypes of all samples to."""
     return reduce(torch.promote_types, (sample.dtype for sample in samples))
 
 
-def _fits_out(sample: torch.Tensor) -> bool:
+def _supports_out(sample: torch.Tensor) -> bool:
     """Tell whether torch can stack this sample into memory that it is given."""
     cls, device = type(sample), sample.device.type
     return cls in PLAIN and device == "cpu" and not sample.is_quantized

@@ -1,8 +1,9 @@
 """Make one normalised batch of images of different sizes, on the device.
 
-``preprocessor`` checks the images and copies them to the device. ``_plan`` computes
-sizes and constants. ``_batch`` runs the kernel of the backend, ``_custom_op`` is the
-operator that torch.compile sees.
+``preprocessor`` has the public module: it checks the images and copies them to the
+device. ``_batch`` computes sizes and constants and runs the kernel of the backend, or
+torch's operators for images that need gradients. ``_custom_op`` is the operator that
+torch.compile sees.
 """
 
 __all__ = ["preprocessor"]

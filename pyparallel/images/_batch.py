@@ -3,29 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import c_float
+from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .. import backend
 from ..backend.image_checks import MOST_CHANNELS, is_packed
 from ..batch import allocation, stack, torch_stack
+from ..batch.padding import Padding
 from ..batch.plan import StackPlan, plan_stack
 from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, type_name
-from ._plan import Channels, ImageForm
 
-_AS_THEY_ARE = ({torch.uint8}, {torch.float32})
+_KERNEL_DTYPES = ({torch.uint8}, {torch.float32})
 _dtype_of = attrgetter("dtype")
-_shape_of = attrgetter("shape")
+
+_Numbers = tuple[float, ...]
 
 
-def name(i: int) -> str:
+class ChannelConstants(NamedTuple):
+    """Numbers for every channel of the result, each one of float32."""
+
+    mean: _Numbers
+    std: _Numbers
+    fill: _Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """The form of a batch of images: a frozen value.
+
+    Attributes:
+        mean: one for every channel of the result, or one for all; None: no
+            normalisation.
+        std: as ``mean``.
+        pad_value: one for every channel, or one for all.
+        pad_first: whether ``pad_value`` stands for pixels that are normalised too, with
+            channels in the order of the images; else it lands in the result as it is.
+        swap_channels: whether the channels of the result are in the opposite order.
+        exact: see `backend.image_batch`.
+        padding: what the sizes are multiples of, and whether there is a mask.
+        dtype: of the result.
+        channels_last: whether the result has this memory format.
+    """
+
+    mean: _Numbers | None
+    std: _Numbers | None
+    pad_value: _Numbers
+    pad_first: bool
+    swap_channels: bool
+    exact: bool
+    padding: Padding
+    dtype: torch.dtype
+    channels_last: bool
+
+    def channel_constants(self, num_channels: int) -> ChannelConstants:
+        """Return the numbers for so many channels.
+
+        Raises:
+            ValueError: an option is for another number.
+        """
+        for option in ("mean", "std", "pad_value"):
+            value = getattr(self, option)
+            if value is not None and len(value) not in (1, num_channels):
+                raise BatchValueError(
+                    f"ImagePreprocessor: images[0] must have {len(value)} channels, "
+                    f"since {option} has as many entries, but has {num_channels}. Give "
+                    "one for each channel, or one for all."
+                )
+        spread = partial(_spread, num=num_channels)
+        mean = spread((0.0,) if self.mean is None else self.mean)
+        std = spread((1.0,) if self.std is None else self.std)
+        fill = spread(self.pad_value)
+        if self.pad_first:
+            if self.swap_channels:
+                fill = fill[::-1]
+            # In doubles, then rounded: what one operation on float32 gives.
+            less = [_float32(v - m) for v, m in zip(fill, mean, strict=True)]
+            fill = tuple(_float32(v / s) for v, s in zip(less, std, strict=True))
+        return ChannelConstants(mean, std, fill)
+
+
+def _spread(values: _Numbers, num: int) -> _Numbers:
+    rounded = tuple(map(_float32, values))
+    return rounded if len(rounded) == num else rounded * num
+
+
+def _float32(value: float) -> float:
+    return c_float(value).value
+
+
+def image_name(i: int) -> str:
     """Name image ``i`` in an error."""
     return f"images[{i}]"
 
 
-def check(images: Sequence[Any]) -> None:
+def check_images(images: Sequence[Any]) -> None:
     """Raise unless these are images that can stand in one batch.
 
     Raises:
@@ -38,7 +114,7 @@ def check(images: Sequence[Any]) -> None:
             "ImagePreprocessor: images must have at least one image, but is empty."
         )
     for i, image in enumerate(images):
-        where = f"ImagePreprocessor: {name(i)}"
+        where = f"ImagePreprocessor: {image_name(i)}"
         if not isinstance(image, torch.Tensor):
             raise BatchTypeError(
                 f"{where} must be a tensor or a numeric array (C, h, w), or a PIL "
@@ -60,8 +136,8 @@ def check(images: Sequence[Any]) -> None:
             )
 
 
-def batch(
-    images: Sequence[torch.Tensor], form: ImageForm
+def image_batch(
+    images: Sequence[torch.Tensor], options: ImageOptions
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the batch, and the mask if the form has one.
 
@@ -69,67 +145,75 @@ def batch(
     backend does not take, by torch's operators.
 
     Args:
-        images: that `check` has passed; all on one device.
-        form: of the batch.
+        images: that `check_images` has passed; all on one device.
+        options: of the batch.
     """
-    torch_stack.check_layouts(images, name)
-    channels = form.channels(images[0].shape[0])
+    torch_stack.check_layouts(images, image_name)
+    constants = options.channel_constants(images[0].shape[0])
     shapes = [tuple(image.shape) for image in images]
-    plan = plan_stack(shapes, 2, name, form.padding)
-    if set(map(_dtype_of, images)) not in _AS_THEY_ARE:
+    plan = plan_stack(shapes, 2, image_name, options.padding)
+    if set(map(_dtype_of, images)) not in _KERNEL_DTYPES:
         images = [image.float() for image in images]
     if stack.are_plain(images):
         try:
-            data, mask = _by_backend(images, form, plan, channels)
+            data, mask = _run_backend(images, options, plan, constants)
         except (TypeError, ValueError):  # and nothing is written; see are_plain
-            data, mask = _differentiably(images, form, plan, channels)
+            data, mask = _run_torch(images, options, plan, constants)
     else:
-        data, mask = _differentiably(images, form, plan, channels)
-    return stack.counted(data, images), mask
+        data, mask = _run_torch(images, options, plan, constants)
+    return stack.count_padding(data, images), mask
 
 
-def _by_backend(
-    images: Sequence[torch.Tensor], form: ImageForm, plan: StackPlan, channels: Channels
+def _run_backend(
+    images: Sequence[torch.Tensor],
+    options: ImageOptions,
+    plan: StackPlan,
+    constants: ChannelConstants,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     device, mask = images[0].device, None
     packed = [each if is_packed(each) else each.contiguous() for each in images]
     num, depth, *sides = plan.shape
-    if form.channels_last:
-        data = allocation.empty((num, *sides, depth), form.dtype, device)
+    if options.channels_last:
+        data = allocation.empty((num, *sides, depth), options.dtype, device)
         data = data.permute(0, 3, 1, 2)
     else:
-        data = allocation.empty(plan.shape, form.dtype, device)
-    if form.padding.mask:
+        data = allocation.empty(plan.shape, options.dtype, device)
+    if options.padding.mask:
         mask = allocation.empty((num, *sides), torch.bool, device)
-    backend.image_batch(data, packed, mask, *channels, form.swap_channels, form.exact)
+    backend.image_batch(
+        data, packed, mask, *constants, options.swap_channels, options.exact
+    )
     return data, mask
 
 
-def _differentiably(
-    images: Sequence[torch.Tensor], form: ImageForm, plan: StackPlan, channels: Channels
+def _run_torch(
+    images: Sequence[torch.Tensor],
+    options: ImageOptions,
+    plan: StackPlan,
+    constants: ChannelConstants,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     first = images[0]
     mean, std, fill = (
         torch.tensor(row, dtype=torch.float32, device=first.device).view(-1, 1, 1)
-        for row in channels
+        for row in constants
     )
     done = []
     marks = []
     for i, image in enumerate(images):
-        torch_stack.check_sample(images, name, i)
-        pixels = (image.flip(0) if form.swap_channels else image).float()
-        if form.exact:
+        torch_stack.check_sample(images, image_name, i)
+        pixels = (image.flip(0) if options.swap_channels else image).float()
+        if options.exact:
             pixels = (pixels - mean) / std
         else:
             pixels = pixels * (1 / std.double()).float()
             pixels = pixels - (mean.double() / std.double()).float()
-        sides = torch_stack.margins(plan, image.shape[1:], i)
+        sides = torch_stack.pad_argument(plan, image.shape[1:], i)
         inside = torch.ones(image.shape[1:], dtype=torch.bool, device=first.device)
         inside = torch_stack.pad(inside, sides)
         padded = torch_stack.pad(pixels, sides)
-        done.append(torch.where(inside, padded, fill).to(form.dtype))
+        done.append(torch.where(inside, padded, fill).to(options.dtype))
         marks.append(inside)
     data = torch.stack(done).contiguous()
-    if form.channels_last:
+    if options.channels_last:
         data = data.contiguous(memory_format=torch.channels_last)
-    return data, torch.stack(marks) if form.padding.mask else None
+    return data, torch.stack(marks) if options.padding.mask else None

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch.custom_op import or_empty, padded_sizes, spread
+from ..batch.custom_op import empty_if_none, one_per_dim, padded_sizes
 from ..batch.padding import Padding
 from . import _batch
-from ._plan import ImageForm
+from ._batch import ImageOptions
 
 _IMAGE_BATCH = (
     "(Tensor[] images, float[]? mean, float[]? std, float[] pad_value, "
@@ -26,21 +26,23 @@ _IMAGE_BATCH = (
 )
 
 
-def image_batch(images: Sequence[Tensor], form: ImageForm) -> tuple[Tensor, Tensor]:
-    """Return what `_batch.batch` does, as one node; an empty mask stands for none."""
+def image_batch(
+    images: Sequence[Tensor], options: ImageOptions
+) -> tuple[Tensor, Tensor]:
+    """Run `_batch.image_batch` as one node; the mask is empty if there is none."""
     data: Tensor
     data, mask = _image_batch(
         list(images),
-        form.mean,
-        form.std,
-        form.pad_value,
-        form.pad_first,
-        form.swap_channels,
-        form.exact,
-        spread(form.padding.size_divisor, 2),
-        form.dtype,
-        form.channels_last,
-        form.padding.mask,
+        options.mean,
+        options.std,
+        options.pad_value,
+        options.pad_first,
+        options.swap_channels,
+        options.exact,
+        one_per_dim(options.padding.size_divisor, 2),
+        options.dtype,
+        options.channels_last,
+        options.padding.mask,
     )
     return data, mask
 
@@ -48,51 +50,49 @@ def image_batch(images: Sequence[Tensor], form: ImageForm) -> tuple[Tensor, Tens
 @torch.library.custom_op(
     "pyparallel::image_batch", mutates_args=(), schema=_IMAGE_BATCH
 )
-def _image_batch(images: Sequence[Tensor], *options: Any) -> tuple[Tensor, Tensor]:
-    data, mask = _batch.batch(images, _form(*options))
-    return data, or_empty(mask, data, torch.bool)
+def _image_batch(images: Sequence[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+    data, mask = _batch.image_batch(images, _image_options(*arguments))
+    return data, empty_if_none(mask, data, torch.bool)
 
 
 @_image_batch.register_fake
-def _(images: Sequence[Tensor], *options: Any) -> tuple[Tensor, Tensor]:
-    form, first = _form(*options), images[0]
-    height, width = padded_sizes(form.padding, images, 2)
+def _(images: Sequence[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+    options, first = _image_options(*arguments), images[0]
+    height, width = padded_sizes(options.padding, images, 2)
     num, depth = len(images), first.shape[0]
     shape = (num, depth, height, width)
-    if form.channels_last:
-        data = first.new_empty((num, height, width, depth), dtype=form.dtype)
+    if options.channels_last:
+        data = first.new_empty((num, height, width, depth), dtype=options.dtype)
         data = data.permute(0, 3, 1, 2)
     else:
-        data = first.new_empty(shape, dtype=form.dtype)
-    marks = (num, height, width) if form.padding.mask else (0,)
+        data = first.new_empty(shape, dtype=options.dtype)
+    marks = (num, height, width) if options.padding.mask else (0,)
     return data, first.new_empty(marks, dtype=torch.bool)
 
 
-def _keep_image_batch(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    images, *options = inputs
-    ctx.image_form = _form(*options)
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    images, *arguments = inputs
+    ctx.image_options = _image_options(*arguments)
     ctx.forms = [(image.shape, image.dtype) for image in images]
-    ctx.num_others = len(options)
+    ctx.num_others = len(arguments)
 
 
-def _differentiate_image_batch(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    form, grads = ctx.image_form, []
-    std = torch.tensor(form.std or [1.0], dtype=torch.float32, device=grad.device)
+def _image_batch_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    options, grads = ctx.image_options, []
+    std = torch.tensor(options.std or [1.0], dtype=torch.float32, device=grad.device)
     divisor = std.view(-1, 1, 1)
     for row, (shape, dtype) in zip(grad, ctx.forms, strict=True):
         row = row.narrow(1, 0, shape[1]).narrow(2, 0, shape[2]).float()
-        row = row / divisor if form.exact else row * (1 / divisor.double()).float()
-        row = row.flip(0) if form.swap_channels else row
+        row = row / divisor if options.exact else row * (1 / divisor.double()).float()
+        row = row.flip(0) if options.swap_channels else row
         grads.append(row.to(dtype) if dtype.is_floating_point else None)
     return grads, *(None,) * ctx.num_others
 
 
-_image_batch.register_autograd(
-    _differentiate_image_batch, setup_context=_keep_image_batch
-)
+_image_batch.register_autograd(_image_batch_backward, setup_context=_save_for_backward)
 
 
-def _form(
+def _image_options(
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
     pad_value: Sequence[float],
@@ -103,8 +103,8 @@ def _form(
     dtype: torch.dtype,
     channels_last: bool,
     return_mask: bool,
-) -> ImageForm:
-    return ImageForm(
+) -> ImageOptions:
+    return ImageOptions(
         None if mean is None else tuple(mean),
         None if std is None else tuple(std),
         tuple(pad_value),

@@ -18,7 +18,7 @@ from ..core.devices import resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, type_name, warn_once
 from ..transfer import to_device
 from . import _batch, _custom_op
-from ._plan import ImageForm
+from ._batch import ImageOptions
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -109,11 +109,11 @@ class ImagePreprocessor(nn.Module):
         divisor: Any = size_divisor
         padding = Padding(size_divisor=divisor, mask=return_mask)
         check_num_dims(padding, 2, "ImagePreprocessor")
-        means, stds = _scaled(mean, std, scale)
-        self._form = ImageForm(
+        means, stds = _divide_by_scale(mean, std, scale)
+        self._options = ImageOptions(
             means,
             stds,
-            _numbers("pad_value", pad_value),
+            _parse_numbers("pad_value", pad_value),
             pad_before_normalize,
             swap_channels,
             exact,
@@ -152,40 +152,40 @@ class ImagePreprocessor(nn.Module):
         (`memory.set_pinned_limit`). Page-locked images may be dropped at once, but not
         changed before the copy is done.
         """
-        listed = _listed(images)
-        _batch.check(listed)
+        tensors = _as_image_list(images)
+        _batch.check_images(tensors)
         if not torch.compiler.is_compiling():
-            _check_scale(listed, self._form)
+            _check_scale(tensors, self._options)
         if self.device is not None:
-            listed = _sent(listed, self.device)
+            tensors = _copy_to_device(tensors, self.device)
         mask: Tensor | None
         if torch.compiler.is_compiling():
-            data, mask = _custom_op.image_batch(listed, self._form)
+            data, mask = _custom_op.image_batch(tensors, self._options)
         else:
-            data, mask = _batch.batch(listed, self._form)
-        return Padded(data, None, mask) if self._form.padding.mask else data
+            data, mask = _batch.image_batch(tensors, self._options)
+        return Padded(data, None, mask) if self._options.padding.mask else data
 
     def extra_repr(self) -> str:
         """Show the options that are not the default."""
-        form = self._form
+        options = self._options
         shown: list[tuple[str, Any, Any]] = [
-            ("mean", form.mean, None),
-            ("std", form.std, None),
-            ("size_divisor", form.padding.size_divisor, 1),
-            ("pad_value", form.pad_value, (0.0,)),
-            ("pad_before_normalize", form.pad_first, False),
-            ("swap_channels", form.swap_channels, False),
-            ("dtype", form.dtype, torch.float32),
-            ("channels_last", form.channels_last, False),
-            ("return_mask", form.padding.mask, False),
-            ("exact", form.exact, True),
+            ("mean", options.mean, None),
+            ("std", options.std, None),
+            ("size_divisor", options.padding.size_divisor, 1),
+            ("pad_value", options.pad_value, (0.0,)),
+            ("pad_before_normalize", options.pad_first, False),
+            ("swap_channels", options.swap_channels, False),
+            ("dtype", options.dtype, torch.float32),
+            ("channels_last", options.channels_last, False),
+            ("return_mask", options.padding.mask, False),
+            ("exact", options.exact, True),
             ("device", self.device, None),
         ]
         given = [(name, value) for name, value, usual in shown if value != usual]
         return ", ".join(f"{name}={value}" for name, value in given)
 
 
-def _listed(images: Any) -> list[Any]:
+def _as_image_list(images: Any) -> list[Any]:
     if isinstance(images, Tensor) and images.dim() == 4:
         return list(images)
     if not isinstance(images, (list, tuple)):
@@ -206,20 +206,20 @@ def _listed(images: Any) -> list[Any]:
     return tensors
 
 
-def _check_scale(images: list[Tensor], form: ImageForm) -> None:
+def _check_scale(images: list[Tensor], options: ImageOptions) -> None:
     """Warn of bytes that are normalised by the mean of values up to 1."""
-    if form.mean is None or form.std is None or images[0].dtype != torch.uint8:
+    if options.mean is None or options.std is None or images[0].dtype != torch.uint8:
         return
-    if any(form.mean) and max(form.mean) <= 1 and max(form.std) < 1:
+    if any(options.mean) and max(options.mean) <= 1 and max(options.std) < 1:
         warn_once(
             "PP103",
             "ImagePreprocessor: images have bytes up to 255, but the mean is "
-            f"{form.mean} and the standard deviation {form.std}, as of values up to 1. "
-            "The result is too large. Pass scale=1/255, or multiply both by 255.",
+            f"{options.mean} and the standard deviation {options.std}, as of values up "
+            "to 1. The result is too large. Pass scale=1/255, or multiply both by 255.",
         )
 
 
-def _sent(images: list[Tensor], device: torch.device) -> list[Tensor]:
+def _copy_to_device(images: list[Tensor], device: torch.device) -> list[Tensor]:
     """Return the images on the device; those with channels last travel as they lie."""
     if torch.compiler.is_compiling():
         return [image.to(device) for image in images]
@@ -238,7 +238,7 @@ def _sent(images: list[Tensor], device: torch.device) -> list[Tensor]:
     ]
 
 
-def _numbers(option: str, value: Any) -> tuple[float, ...]:
+def _parse_numbers(option: str, value: Any) -> tuple[float, ...]:
     where = f"ImagePreprocessor: {option}"
     single = isinstance(value, (str, bytes)) or getattr(value, "ndim", None) == 0
     given = [value] if single or not isinstance(value, Iterable) else list(value)
@@ -260,7 +260,7 @@ def _numbers(option: str, value: Any) -> tuple[float, ...]:
     return numbers
 
 
-def _scaled(
+def _divide_by_scale(
     mean: Any, std: Any, scale: Any
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
     """Return mean and std of the images themselves; those of scaled ones are given."""
@@ -277,10 +277,10 @@ def _scaled(
         if factor == 1:
             return None, None
         mean, std = 0.0, 1.0
-    means, stds = _numbers("mean", mean), _numbers("std", std)
+    means, stds = _parse_numbers("mean", mean), _parse_numbers("std", std)
     return (
-        _numbers("mean", [each / factor for each in means]),
-        _numbers("std", [each / factor for each in stds]),
+        _parse_numbers("mean", [each / factor for each in means]),
+        _parse_numbers("std", [each / factor for each in stds]),
     )
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import dataloader
 
 from ..batch import pytree
 from ..batch.container import DataContainer
-from ..batch.padding_stats import Stacked
+from ..batch.stack import PaddingCounter
 from ..core.errors import BatchValueError, LoaderWarning, warn_once
 from ..core.torch_private import (
     MP_STATUS_CHECK_INTERVAL,
@@ -222,7 +222,7 @@ class InProcessIterator(StatefulIterator, _UnrecordedIterator):
         meter = self._receiver.meter
         started, cpu = meter.clock(), time.process_time()
         try:
-            with span("pyparallel.wait"), Stacked() as stacked:
+            with span("pyparallel.wait"), PaddingCounter() as stacked:
                 # torch's iterators have no types.
                 batch = super()._next_data()  # type: ignore[no-untyped-call]
         except BaseException as error:
@@ -457,7 +457,7 @@ def _sum_nbytes(batch: Any, depth: int) -> int:
     # For the nests of most batches a walk with a list of leaves takes twice as long.
     if cls is dict or cls is list or cls is tuple:
         if depth > pytree.MAX_DEPTH:
-            raise pytree.too_deep("the batch")
+            raise pytree.nesting_error("the batch")
         found = 0
         for value in batch.values() if cls is dict else batch:
             if type(value) not in _WITHOUT_TENSORS:

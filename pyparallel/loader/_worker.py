@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..batch import allocation, stack
-from ..batch.padding_stats import Stacked
+from ..batch.stack import PaddingCounter
 from ..core.cpu_time import CoreWait, cpu_seconds
 from ..core.torch_private import (
     DatasetKind,
@@ -108,7 +108,7 @@ class WorkerCollate:
     def _seal(self, samples: Any, slab: Slab | None) -> Sealed:
         collating = _now()
         fetching, self.fetching = self.fetching or collating, None
-        with allocation.writing_to(slab), Stacked() as padding:
+        with allocation.allocate_from(slab), PaddingCounter() as padding:
             batch = self.collate_fn(samples)
         packing = _now()
         with span("pyparallel.pack"):

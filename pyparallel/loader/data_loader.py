@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Sampler
 
-from ..batch.collate import collate, collate_whole
+from ..batch.collate import collate, collate_one_chunk
 from ..core.errors import BatchTypeError, check_int, type_name, warn
 from ..core.torch_private import WorkersIter, require
 from . import _random_state
@@ -119,7 +119,7 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
         has_batches = batch_size is not None or batch_sampler is not None
         if collate_fn is collate and has_batches:
             # As an attribute, so that loaders which others make from this one have it.
-            collate_fn = collate_whole
+            collate_fn = collate_one_chunk
         super().__init__(
             dataset,
             batch_size=batch_size,

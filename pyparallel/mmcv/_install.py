@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ..batch.collate import collate as _collate
-from ..batch.collate import set_for_mmcv
+from ..batch.collate import set_mmcv_mode
 from ..batch.container import DataContainer
 from ..parallel.data_parallel import MMDataParallel
 from ..parallel.distributed import MMDistributedDataParallel
@@ -72,7 +72,7 @@ def install() -> None:
     sys.modules.update(modules)
     _old_attribute[:] = [getattr(package, "parallel", None)]
     package.parallel = modules[_ROOT]  # type: ignore[attr-defined]  # of any module
-    set_for_mmcv(True)
+    set_mmcv_mode(True)
 
 
 def uninstall() -> None:
@@ -91,7 +91,7 @@ def uninstall() -> None:
         if module is not None:
             sys.modules[name] = module
     _replaced.clear()
-    set_for_mmcv(False)
+    set_mmcv_mode(False)
     while _added_registries:
         registries.remove(_added_registries.pop())
 

@@ -13,8 +13,8 @@ from ..batch.columns import (
     batch_containers,
     batch_tensors,
     batch_values,
-    check_kind,
-    name_of,
+    check_types,
+    sample_path,
     sequence_columns,
 )
 from ..batch.container import DataContainer
@@ -197,12 +197,12 @@ def _column(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
     if not is_mapping and not isinstance(first, Sequence):
         return leaves(column, path)
     if len(path) >= pytree.MAX_DEPTH:
-        raise pytree.too_deep(format_path("data_batch[0]", path[:3]) + "...")
+        raise pytree.nesting_error(format_path("data_batch[0]", path[:3]) + "...")
     return (_mappings if is_mapping else _sequences)(column, path, leaves)
 
 
 def _mappings(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
-    check_kind(list(column), Mapping, "a mapping", path)
+    check_types(list(column), Mapping, "a mapping", path)
     batched = {
         key: _column(_values_of(key, column, path), (*path, key), leaves)
         for key in column[0]
@@ -216,8 +216,9 @@ def _values_of(key: Any, column: Sequence[Any], path: Path) -> list[Any]:
         values.extend(item[key] for item in column)
     except KeyError as error:
         raise MissingKeyError(
-            f"{name_of(path, len(values))} must have the keys of {name_of(path, 0)}, "
-            f"but lacks {key!r}. Give every sample the same keys."
+            f"{sample_path(path, len(values))} must have the keys of "
+            f"{sample_path(path, 0)}, but lacks {key!r}. Give every sample the same "
+            "keys."
         ) from error
     return values
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..batch.container import Frame
+from ..batch.container import TensorSkeleton
 from ..core.devices import HOST, resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..scatter_gather.move import start_copy
@@ -75,18 +75,18 @@ def send(batches: Sequence[Any], places: Sequence[torch.device]) -> Sequence[Any
     """Return every batch with its tensors on its device."""
     if _ONLY_HOST:
         return batches
-    frames = [
-        Frame(batch, partial(_is_elsewhere, place))
+    skeletons = [
+        TensorSkeleton(batch, partial(_is_elsewhere, place))
         for batch, place in zip(batches, places, strict=True)
     ]
     # All copies are started before the first one is waited for.
     waits = []
-    for frame, place in zip(frames, places, strict=True):
-        tensors = frame.take()
+    for skeleton, place in zip(skeletons, places, strict=True):
+        tensors = skeleton.take_tensors()
         waits.append(start_copy(tensors, tensors, place, None) if tensors else None)
     return [
-        frame.fill(wait()) if wait else batch
-        for frame, wait, batch in zip(frames, waits, batches, strict=True)
+        skeleton.restore(wait()) if wait else batch
+        for skeleton, wait, batch in zip(skeletons, waits, batches, strict=True)
     ]
 
 
@@ -106,7 +106,7 @@ def place_of(call: tuple[Any, Any]) -> torch.device:
     if _ONLY_HOST:
         return HOST
     args, module = call
-    tensors = Frame(args, lambda tensor: True).tensors
+    tensors = TensorSkeleton(args, lambda tensor: True).tensors
     if isinstance(module, nn.Module):
         tensors += module.parameters()
     return tensors[0].device if tensors else HOST

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..batch.container import Frame, map_tensors
+from ..batch.container import TensorSkeleton, map_tensors
 from ..core.tracing import span
 from ..transfer.device import DeviceApi, torch_device
 from ..transfer.to_device import MixedCopy, has_streams
@@ -95,16 +95,18 @@ class HandOver:
         if self._api is None or self.device is None:
             return self._on_host(batch)
         device = self.device
-        frame = Frame(batch, lambda tensor: tensor.device != device)
-        nbytes = sum(map(_nbytes, frame.tensors))
+        skeleton = TensorSkeleton(batch, lambda tensor: tensor.device != device)
+        nbytes = sum(map(_nbytes, skeleton.tensors))
         if self._transform is not None:
-            return self._transformed(frame, self._transform, device, self._api), nbytes
-        if not frame.tensors:
+            return self._transformed(
+                skeleton, self._transform, device, self._api
+            ), nbytes
+        if not skeleton.tensors:
             return (lambda: batch), 0
         # Memory belongs to the stream that it is used on, so that the allocator may
         # reuse it there without asking: see Note [slab lifetime].
-        copy = MixedCopy(frame.take(), device, self._api, home)
-        return (lambda: frame.fill(copy.wait())), nbytes
+        copy = MixedCopy(skeleton.take_tensors(), device, self._api, home)
+        return (lambda: skeleton.restore(copy.wait())), nbytes
 
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
         device, nbytes = self.device, 0
@@ -127,7 +129,7 @@ class HandOver:
 
     def _transformed(
         self,
-        frame: Frame,
+        skeleton: TensorSkeleton,
         transform: Transform,
         device: torch.device,
         api: DeviceApi,
@@ -141,7 +143,9 @@ class HandOver:
         """
         copies = api.copy_stream(device)
         with api.using(copies):
-            batch = frame.fill(MixedCopy(frame.take(), device, api).wait())
+            batch = skeleton.restore(
+                MixedCopy(skeleton.take_tensors(), device, api).wait()
+            )
             with span("pyparallel.transform"):
                 result = transform(batch)
             event = api.record(copies)

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from .. import backend
-from ..batch.padding_stats import Stacked
+from ..batch.stack import PaddingCounter
 from ..core.cpu_time import CoreWait, cpu_seconds
 from ..loader.preflight import num_cores
 from .record import END, STOP, WAIT
@@ -257,12 +257,12 @@ class _Range:
     ) -> None:
         self._recorder, self._kind = recorder, kind
         self._inner, self._more = inner, more
-        self._recording: AbstractContextManager[Stacked] | None = None
+        self._recording: AbstractContextManager[PaddingCounter] | None = None
 
     def __enter__(self) -> None:
         self._inner.__enter__()
         if self._kind == "collate":
-            self._recording = Stacked()
+            self._recording = PaddingCounter()
             self._stacked = self._recording.__enter__()
         self._times = self._recorder.times()
         self._start = time.perf_counter_ns()

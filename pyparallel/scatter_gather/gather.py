@@ -117,7 +117,7 @@ class _Plan:
     def value(self, values: list[Any], path: _Path, dim: int) -> _Build:
         """Return a function that builds the gathered value at ``path``."""
         if len(path) > pytree.MAX_DEPTH:
-            raise pytree.too_deep("outputs")
+            raise pytree.nesting_error("outputs")
         first = values[0]
         check_types(values, path)
         if isinstance(first, torch.Tensor):

@@ -171,7 +171,7 @@ def _scatter(
         parts = whole_parts(leaves, options, name)
         moved = move(leaves, parts, target, options.dtype, stream, name)
         return [pytree.unflatten(structure, moved)]
-    bare = pytree.find(structure, Ragged)
+    bare = pytree.find_container(structure, Ragged)
     if bare is not None:
         raise BatchTypeError(
             f"{name(bare).removesuffix('.values')} must be the chunk of a "

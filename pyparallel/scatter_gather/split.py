@@ -235,7 +235,7 @@ def _check_tensors(items: list[Any], where: Where, path: tuple[int, ...] = ()) -
                 "cpu_only=True) for data that stay on the host."
             )
         if len(path) > pytree.MAX_DEPTH:
-            raise pytree.too_deep(f"{where()}.data")
+            raise pytree.nesting_error(f"{where()}.data")
         _check_tensors(item, where, (*path, i))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ..batch.container import Frame
+from ..batch.container import TensorSkeleton
 from ..core.tracing import span
 from ..transfer.device import ReturnApi, torch_return
 from ..transfer.from_device import MixedHostCopy
@@ -20,11 +20,16 @@ class HostCopy:
     def __init__(self, batch: Any, api: ReturnApi, snapshot: bool) -> None:
         self._batch = batch
         self._lock = threading.Lock()
-        self._pending: tuple[Frame, MixedHostCopy] | None = None
-        frame = Frame(batch, lambda tensor: api.device_of(tensor) is not None)
-        if frame.tensors:
+        self._pending: tuple[TensorSkeleton, MixedHostCopy] | None = None
+        skeleton = TensorSkeleton(
+            batch, lambda tensor: api.device_of(tensor) is not None
+        )
+        if skeleton.tensors:
             self._batch = None
-            self._pending = frame, MixedHostCopy(frame.take(), api, snapshot)
+            self._pending = (
+                skeleton,
+                MixedHostCopy(skeleton.take_tensors(), api, snapshot),
+            )
 
     def is_done(self) -> bool:
         """Return True if `get` returns at once; the host does not wait."""
@@ -38,8 +43,8 @@ class HostCopy:
         """
         with self._lock:
             if self._pending is not None:
-                frame, copy = self._pending
-                self._batch = frame.fill(copy.wait())
+                skeleton, copy = self._pending
+                self._batch = skeleton.restore(copy.wait())
                 self._pending = None
             return self._batch
 

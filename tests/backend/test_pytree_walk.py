@@ -177,7 +177,7 @@ def test_a_class_becomes_a_leaf_once_it_was_looked_at() -> None:
 
     things = [Thing(), DataContainer(1)]
     leaves, structure = pytree.flatten(things)
-    assert leaves == things and Thing in pytree._looked_at
+    assert leaves == things and Thing in pytree._leaf_types
     assert pytree.flatten(things) == (leaves, structure)
 
 

@@ -1,4 +1,4 @@
-"""Stacked() counts the bytes of stacked tensors, and of their padding, on every way.
+"""PaddingCounter counts the bytes of stacked tensors and of their padding.
 
 What is expected is counted from the result: samples are ones, padding is seven.
 """
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from pyparallel import DataContainer, Padded, Ragged, collate, pad_stack
-from pyparallel.batch.padding_stats import Stacked
+from pyparallel.batch.stack import PaddingCounter
 
 
 def field(*shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
@@ -24,7 +24,7 @@ def field(*shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> An
 
 
 def counted(body: Any) -> tuple[int, int]:
-    with Stacked() as stacked:
+    with PaddingCounter() as stacked:
         body()
     return stacked.stacked_nbytes, stacked.padding_nbytes
 
@@ -114,7 +114,7 @@ def test_what_is_not_stacked_is_not_counted():
 
 def test_nobody_else_is_counted():
     samples = [torch.ones(2), torch.ones(3)]
-    with Stacked() as mine:
+    with PaddingCounter() as mine:
         thread = threading.Thread(target=pad_stack, args=(samples,))
         thread.start()
         thread.join()
@@ -123,14 +123,17 @@ def test_nobody_else_is_counted():
 
 
 def test_an_error_ends_the_recording():
-    with pytest.raises(ValueError, match="at least one sample"), Stacked() as mine:
+    with (
+        pytest.raises(ValueError, match="at least one sample"),
+        PaddingCounter() as mine,
+    ):
         collate([])
     pad_stack([torch.ones(2), torch.ones(3)])
     assert mine.stacked_nbytes == 0
 
 
 def _collate_and_count(samples: Any) -> Any:
-    with Stacked() as stacked:
+    with PaddingCounter() as stacked:
         batch = collate(samples, len(samples))
     return batch.data[0], stacked.stacked_nbytes, stacked.padding_nbytes
 

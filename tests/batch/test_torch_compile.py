@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyparallel import ImagePreprocessor, Padded, Padding, pad_stack
-from pyparallel.images._plan import ImageForm
+from pyparallel.images._batch import ImageOptions
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.slow]
 
@@ -211,5 +211,5 @@ def test_sizes_of_meta_tensors_are_those_of_real_ones(pad_dims: int, data: Any) 
 
 def test_a_form_is_a_value() -> None:
     pre = ImagePreprocessor(1, 2)
-    assert pre._form == ImagePreprocessor([1.0], [2.0])._form
-    assert isinstance(hash(pre._form), int) and type(pre._form) is ImageForm
+    assert pre._options == ImagePreprocessor([1.0], [2.0])._options
+    assert isinstance(hash(pre._options), int) and type(pre._options) is ImageOptions

@@ -20,7 +20,7 @@ from worker_allocations import with_allocations
 import pyparallel
 from pyparallel import ImagePreprocessor, Padded
 from pyparallel.backend import _python
-from pyparallel.batch.padding_stats import Stacked
+from pyparallel.batch.stack import PaddingCounter
 from pyparallel.core import errors
 from pyparallel.images import _batch
 from pyparallel.transfer import to_device
@@ -310,14 +310,14 @@ def test_plain_images_need_no_operators_of_torch(
     def refuse(*_: Any) -> None:
         raise AssertionError("torch's operators must not be needed")
 
-    monkeypatch.setattr(_batch, "_differentiably", refuse)
+    monkeypatch.setattr(_batch, "_run_torch", refuse)
     with using(backend):
         ImagePreprocessor(MEAN, STD)(photos())
         ImagePreprocessor(MEAN, STD)(photos(dtype=torch.float64))
 
 
 def test_what_is_padding_is_counted() -> None:
-    with Stacked() as stacked:
+    with PaddingCounter() as stacked:
         ImagePreprocessor(dtype=torch.float16)(
             [torch.ones(1, 2, 2), torch.ones(1, 3, 3)]
         )

@@ -48,7 +48,7 @@ def _no_operators_of_torch(
     def refuse(*_: Any) -> None:
         raise AssertionError("torch's operators must not be needed")
 
-    monkeypatch.setattr(_batch, "_differentiably", refuse)
+    monkeypatch.setattr(_batch, "_run_torch", refuse)
     yield
 
 
@@ -143,5 +143,5 @@ def test_images_on_another_device_are_named() -> None:
     with pytest.raises(ValueError, match=r"images\[1\] must be on cuda:0 like images"):
         _batch.batch(
             [torch.ones(3, 2, 2, device="cuda"), torch.ones(3, 2, 2)],
-            ImagePreprocessor(MEAN, STD)._form,
+            ImagePreprocessor(MEAN, STD)._options,
         )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from repository import ROOT
 
 from pyparallel import DataContainer, DataLoader, LoaderStats, Ragged
-from pyparallel.batch.padding_stats import Stacked
+from pyparallel.batch.stack import PaddingCounter
 from pyparallel.loader.stats import Meter, suggest_num_workers
 
 pytestmark = pytest.mark.one_backend
@@ -553,8 +553,8 @@ def test_wait_and_busy_cover_an_epoch_but_for_its_last_step(epochs):
 
 
 def test_nested_recordings_count_for_both():
-    with Stacked() as outer:
-        with Stacked() as inner:
+    with PaddingCounter() as outer:
+        with PaddingCounter() as inner:
             inner.stacked_nbytes += 8
             inner.padding_nbytes += 2
         outer.stacked_nbytes += 1

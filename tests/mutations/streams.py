@@ -141,8 +141,8 @@ MUTATIONS = (
         "memory is allocated in the thread, on its stream",
         "memory of another stream",
         "pyparallel/prefetch/_to_device.py",
-        "MixedCopy(frame.take(), device, self._api, home)",
-        "MixedCopy(frame.take(), device, self._api)",
+        "MixedCopy(skeleton.take_tensors(), device, self._api, home)",
+        "MixedCopy(skeleton.take_tensors(), device, self._api)",
         (_PREFETCH + "test_memory_is_taken_from_the_stream_of_the_latest_next",),
     ),
     Mutation(

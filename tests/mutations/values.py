@@ -127,8 +127,9 @@ MUTATIONS = (
         "what lies on the device is sent there again",
         "leaves that are there already",
         "pyparallel/prefetch/_to_device.py",
-        "        frame = Frame(batch, lambda tensor: tensor.device != device)\n",
-        "        frame = Frame(batch, lambda tensor: True)\n",
+        "        skeleton = TensorSkeleton(batch, lambda tensor: tensor.device != "
+        "device)\n",
+        "        skeleton = TensorSkeleton(batch, lambda tensor: True)\n",
         (
             "tests/prefetch/test_prefetch_device.py::"
             "test_what_lies_on_the_device_is_handed_out_as_it_is",
@@ -137,7 +138,7 @@ MUTATIONS = (
     Mutation(
         "padding of raw pixels is not normalised",
         "padding before or after normalisation",
-        "pyparallel/images/_plan.py",
+        "pyparallel/images/_batch.py",
         "        if self.pad_first:\n            if",
         "        if False:\n            if",
         (_IMAGE + "test_padding_may_be_normalised_with_the_pixels",),
@@ -145,7 +146,7 @@ MUTATIONS = (
     Mutation(
         "padding of raw pixels is in the order of the result",
         "padding before or after normalisation",
-        "pyparallel/images/_plan.py",
+        "pyparallel/images/_batch.py",
         "            if self.swap_channels:\n                fill = fill[::-1]\n",
         "",
         (_IMAGE + "test_padding_may_be_normalised_with_the_pixels",),
@@ -170,9 +171,9 @@ MUTATIONS = (
         "a value that the dtype cannot hold is written",
         "padding values and sizes that do not fit",
         "pyparallel/batch/plan.py",
-        '        return _convert(struct.pack("d", number), dtype)\n'
+        '        return _convert_number(struct.pack("d", number), dtype)\n'
         "    except RuntimeError as error:\n",
-        '        return _convert(struct.pack("d", number), dtype)\n'
+        '        return _convert_number(struct.pack("d", number), dtype)\n'
         "    except RuntimeError as error:\n"
         "        return bytes(dtype.itemsize)\n",
         (
@@ -194,8 +195,8 @@ MUTATIONS = (
         "minus zero becomes zero",
         "padding values and sizes that do not fit",
         "pyparallel/batch/plan.py",
-        '        return _convert(struct.pack("d", number), dtype)\n',
-        '        return _convert(struct.pack("d", number + 0.0), dtype)\n',
+        '        return _convert_number(struct.pack("d", number), dtype)\n',
+        '        return _convert_number(struct.pack("d", number + 0.0), dtype)\n',
         (_PLAN + "test_the_sign_of_zero_is_kept",),
     ),
     Mutation(
@@ -254,7 +255,7 @@ MUTATIONS = (
     Mutation(
         "padding is normalised in one step",
         "rounding",
-        "pyparallel/images/_plan.py",
+        "pyparallel/images/_batch.py",
         "            less = [_float32(v - m) for v, m in zip(fill, mean, "
         "strict=True)]\n",
         "            less = [v - m for v, m in zip(fill, mean, strict=True)]\n",
@@ -339,7 +340,7 @@ MUTATIONS = (
         "a nest without a bottom is an error of Python's stack",
         "empty, single, equal and uneven batches",
         "pyparallel/batch/pytree.py",
-        '            raise too_deep("the batch") from None\n',
+        '            raise nesting_error("the batch") from None\n',
         "            raise\n",
         ("tests/batch/test_pytree.py::test_cycles_and_bottomless_nests_are_refused",),
     ),

@@ -11,7 +11,7 @@ import torch
 from worker_allocations import with_allocations
 
 from pyparallel import backend
-from pyparallel.batch._integers import integers
+from pyparallel.batch.stack import int64_tensor
 from pyparallel.scatter_gather import move
 from pyparallel.transfer import to_device
 
@@ -120,7 +120,7 @@ def test_integers_for_a_device_are_packed_and_others_are_written_in_place(
 ) -> None:
     shape = (len(values) // 2 if values and values[0] == 3 else len(values), 2)
     here, allocated = with_allocations(
-        lambda: integers(values, shape, torch.device("cpu"))
+        lambda: int64_tensor(values, shape, torch.device("cpu"))
     )
     assert allocated == [here.untyped_storage().data_ptr()] and sent == []
     assert here.dtype is torch.int64 and here.shape == shape
@@ -129,6 +129,6 @@ def test_integers_for_a_device_are_packed_and_others_are_written_in_place(
     monkeypatch.setattr(
         to_device, "start_copy", lambda tensors, _: start(tensors, META)
     )
-    there = integers(values, shape, torch.device("cuda", 0))
+    there = int64_tensor(values, shape, torch.device("cuda", 0))
     ((packed,),) = sent
     assert torch.equal(packed, here) and there.shape == shape

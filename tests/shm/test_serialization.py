@@ -40,7 +40,7 @@ def through(ring: Ring, make: Any) -> tuple[Any, Parcel]:
     """Return what a worker makes, and the parcel that arrives for it."""
     slab = ring.claim(HOLDER)
     assert slab is not None
-    with allocation.writing_to(slab):
+    with allocation.allocate_from(slab):
         batch = make()
     message = seal(batch, slab, None)
     return batch, close(slab, message)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from pyparallel import DataContainer, memory
-from pyparallel.batch import allocation, padding_stats
+from pyparallel.batch import allocation, stack
 
 #: No input, however bad, takes longer. Most take a thousandth of it.
 SECONDS = 2.0
@@ -125,7 +125,7 @@ def surroundings() -> dict[str, Any]:
         "working directory": os.getcwd(),
         "memory of batches": memory.cache_info().in_use,
         "slab": allocation.is_packed_later(),
-        "listener": padding_stats.listener.stacked,
+        "counter": stack.active.counter,
     }
 
 
