@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyparallel import Padding
-from pyparallel.batch.plan import StackPlan, fills, plan_stack
+from pyparallel.batch.plan import StackPlan, padding_patterns, plan_stack
 from pyparallel.scatter_gather.split import partition
 
 
@@ -91,18 +91,18 @@ def test_a_partition_is_that_of_torch_chunk(num_items: int, num_parts: int) -> N
 def test_one_pattern_serves_equal_values() -> None:
     plan = plan_stack([(1, 1), (1, 2), (1, 3)], 1, name)
     one = b"\x00\x00\xe0\x40"
-    assert fills(plan, torch.float32, [7, 7, 7], name) == one
-    assert fills(plan, torch.float32, [7, 7.0, -1], name) == one
-    assert fills(plan, torch.float32, [7, 0, 9], name) == one + bytes(8)
+    assert padding_patterns(plan, torch.float32, [7, 7, 7], name) == one
+    assert padding_patterns(plan, torch.float32, [7, 7.0, -1], name) == one
+    assert padding_patterns(plan, torch.float32, [7, 0, 9], name) == one + bytes(8)
 
 
 def test_the_sign_of_zero_is_kept() -> None:
     plan = plan_stack([(1, 1), (1, 2), (1, 3)], 1, name)
     zero, minus = bytes(4), b"\x00\x00\x00\x80"
     both = zero + minus + zero
-    assert fills(plan, torch.float32, [0.0, -0.0, 5], name) == both
-    assert fills(plan, torch.float32, [-0.0, -0.0, 5], name) == minus
-    assert fills(plan, torch.int32, [-0.0, -0.0, 5], name) == zero
+    assert padding_patterns(plan, torch.float32, [0.0, -0.0, 5], name) == both
+    assert padding_patterns(plan, torch.float32, [-0.0, -0.0, 5], name) == minus
+    assert padding_patterns(plan, torch.int32, [-0.0, -0.0, 5], name) == zero
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)
@@ -110,9 +110,9 @@ def test_a_value_that_is_just_too_large_is_refused(dtype: torch.dtype) -> None:
     plan = plan_stack([(1, 1), (1, 2)], 1, name)
     first = 2**64 if dtype == torch.uint64 else 2**63  # whose double is exact
     below = int(math.nextafter(first, 0))
-    assert fills(plan, dtype, [below, 0], name) == below.to_bytes(8, sys.byteorder)
+    assert padding_patterns(plan, dtype, [below, 0], name) == below.to_bytes(8, sys.byteorder)
     with pytest.raises(ValueError) as caught:
-        fills(plan, dtype, [first, 0], name)
+        padding_patterns(plan, dtype, [first, 0], name)
     assert str(caught.value) == (
         f"batch[0] must have a padding_value that {dtype} can hold, but has {first}."
     )
@@ -120,6 +120,6 @@ def test_a_value_that_is_just_too_large_is_refused(dtype: torch.dtype) -> None:
 
 def test_the_value_of_the_largest_sample_is_not_looked_at() -> None:
     plan = plan_stack([(1, 2), (1, 1)], 1, name)
-    assert fills(plan, torch.uint8, ["bad", 3], name) == b"\x03"
+    assert padding_patterns(plan, torch.uint8, ["bad", 3], name) == b"\x03"
     same = plan_stack([(1, 2), (1, 2)], 1, name)
-    assert fills(same, torch.uint8, ["bad", -1], name) == b"\x00"
+    assert padding_patterns(same, torch.uint8, ["bad", -1], name) == b"\x00"
