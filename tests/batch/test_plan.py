@@ -110,7 +110,8 @@ def test_a_value_that_is_just_too_large_is_refused(dtype: torch.dtype) -> None:
     plan = plan_stack([(1, 1), (1, 2)], 1, name)
     first = 2**64 if dtype == torch.uint64 else 2**63  # whose double is exact
     below = int(math.nextafter(first, 0))
-    assert padding_patterns(plan, dtype, [below, 0], name) == below.to_bytes(8, sys.byteorder)
+    pattern = padding_patterns(plan, dtype, [below, 0], name)
+    assert pattern == below.to_bytes(8, sys.byteorder)
     with pytest.raises(ValueError) as caught:
         padding_patterns(plan, dtype, [first, 0], name)
     assert str(caught.value) == (
