@@ -30,14 +30,13 @@ from ..core.torch_private import (
 )
 from ..core.tracing import span
 from ..shm import memfd, pinning
-from ..shm.ring import Ring
-from ..shm.ring_memory import largest_slab, total_nbytes
-from ..shm.serialization import Message, Miss, Parcel
+from ..shm.ring import Ring, largest_slab, total_nbytes
+from ..shm.serialization import Message, ReceivedBatch, RingMiss
 from . import preflight as preflight_module
 from . import worker_monitor
 from ._dataset_state import worker_report
 from ._random_state import SampleTask
-from ._worker import Note, WorkerCollate, WorkerInit
+from ._worker import WorkerCollate, WorkerInit, WorkerTimings
 from ._worker_status import WorkerStatus, starting_workers
 from .state_dict import InterceptedAttribute, StatefulIterator, enter
 from .stats import Meter, warn_about_padding
@@ -88,7 +87,8 @@ class BatchReceiver:
 
     def ring_for(self, num_workers: int, prefetch_factor: int) -> Ring | None:
         """Return the ring; None if there is none to be had."""
-        if self.ring is None or not self.ring.is_mine:  # this process may be forked
+        # A forked process creates its own ring.
+        if self.ring is None or not self.ring.created_here:
             num_slabs = self._ring_slabs
             if num_slabs is None:
                 num_slabs = num_workers * prefetch_factor + _SPARE_SLABS
@@ -138,27 +138,27 @@ class BatchReceiver:
             start_method=context.get_start_method() if context else None,
         )
 
-    def receive(self, parcel: Parcel) -> Any:
-        """Return the batch of a parcel, counted."""
-        batch, message = parcel.open(), parcel.message
-        note: Note = message.note
-        missed = message.miss is not None or message.foreign is not None
+    def receive(self, received: ReceivedBatch) -> Any:
+        """Return a received batch, counted."""
+        batch, message = received.deserialize(), received.message
+        timings: WorkerTimings = message.timings
+        missed = message.miss is not None or message.unsupported is not None
         self.meter.add(
             batches=1,
-            fetch_seconds=note.fetch_seconds,
-            collate_seconds=note.collate_seconds,
-            pack_seconds=note.pack_seconds,
-            fetch_cpu_seconds=note.fetch_cpu_seconds,
-            collate_cpu_seconds=note.collate_cpu_seconds,
-            pack_cpu_seconds=note.pack_cpu_seconds,
-            core_wait_seconds=note.core_wait_seconds,
-            stacked_nbytes=note.stacked_nbytes,
-            padding_nbytes=note.padding_nbytes,
+            fetch_seconds=timings.fetch_seconds,
+            collate_seconds=timings.collate_seconds,
+            pack_seconds=timings.pack_seconds,
+            fetch_cpu_seconds=timings.fetch_cpu_seconds,
+            collate_cpu_seconds=timings.collate_cpu_seconds,
+            pack_cpu_seconds=timings.pack_cpu_seconds,
+            core_wait_seconds=timings.core_wait_seconds,
+            stacked_nbytes=timings.stacked_nbytes,
+            padding_nbytes=timings.padding_nbytes,
             nbytes=message.plan.nbytes if message.plan is not None else 0,
             ring_hits=int(message.is_in_ring and not missed),
             ring_misses=int(missed),
         )
-        warn_about_padding(self.meter, note.stacked_nbytes, note.padding_nbytes)
+        warn_about_padding(self.meter, timings.stacked_nbytes, timings.padding_nbytes)
         # A worker that began while there was no memory for a ring knows of none.
         had_ring = message.miss is None or message.miss.reason != "off"
         if missed and had_ring and self.ring is not None:
@@ -247,7 +247,7 @@ class InProcessIterator(StatefulIterator, _UnrecordedIterator):
 
 
 class WorkersIterator(StatefulIterator, WorkersIter):
-    """The iterator of a loader with workers: torch's, whose workers seal batches."""
+    """The iterator of a loader with workers: torch's, with serialized batches."""
 
     # What torch hands to its workers is wrapped where torch sets it.
     _collate_fn = InterceptedAttribute(lambda it, function: it.packing(function))
@@ -262,14 +262,14 @@ class WorkersIterator(StatefulIterator, WorkersIter):
             receiver.is_new = False
             for finding in filter(operator.attrgetter("warns"), loader.preflight()):
                 warn_once("PP209", finding.text, LoaderWarning, finding.name)
-        self._first_holder, self._page_locks = 0, False
+        self._first_holder, self._pins_ring = 0, False
         self._drawn: dict[int, Any] = {}  # indices by the number of their task
         if self._ring is not None:
             self._first_holder = self._ring.new_holders(loader.num_workers)
-            lock = pinning.for_accelerator() if loader.pin_memory else None
-            if lock is not None:
-                self._ring.page_lock(lock)
-                self._page_locks = True
+            pinner = pinning.accelerator_pinner() if loader.pin_memory else None
+            if pinner is not None:
+                self._ring.pin(pinner)
+                self._pins_ring = True
         self._states: WorkerStatus | None = None
         self._idle_since: float | None = None  # while the next batch is waited for
         if memfd.is_supported():
@@ -391,21 +391,21 @@ class WorkersIterator(StatefulIterator, WorkersIter):
                 worker_monitor.ExplainedErrors(self),
             ):
                 # torch's iterators have no types.
-                parcel: Parcel = super()._next_data()  # type: ignore[no-untyped-call]
-                batch = self._receiver.receive(parcel)
+                received: ReceivedBatch = super()._next_data()  # type: ignore[no-untyped-call]
+                batch = self._receiver.receive(received)
         except StopIteration:
             meter.pause()
             raise
-        extra = parcel.message.note.extra
+        extra = received.message.timings.extra
         if extra is not None:
             self._progress.dataset.extra = pickle.loads(extra)
         return batch
 
     def _shutdown_workers(self) -> None:
-        if not hasattr(self, "_page_locks"):
+        if not hasattr(self, "_pins_ring"):
             return
         if not hasattr(self, "_shutdown"):
-            self._page_unlock()  # nothing was started
+            self._unpin_ring()  # nothing was started
             return
         if self._pid != os.getpid():  # nor by this process: it only knows their ids
             if self._worker_pids_set:
@@ -420,12 +420,12 @@ class WorkersIterator(StatefulIterator, WorkersIter):
         """End the workers, and free what they held."""
         super()._shutdown_workers()
         ring = getattr(self, "_ring", None)
-        if ring is None or not ring.is_mine:
+        if ring is None or not ring.created_here:
             return
         for i, worker in enumerate(getattr(self, "_workers", ())):
             if not worker.is_alive():  # else it may be writing
                 ring.reclaim(self._first_holder + i)
-        self._page_unlock()
+        self._unpin_ring()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the workers, unless the interpreter ends: then its exit handlers did.
@@ -438,10 +438,10 @@ class WorkersIterator(StatefulIterator, WorkersIter):
         if not is_finalizing():
             super().__del__()
 
-    def _page_unlock(self) -> None:
-        if self._ring is not None and self._page_locks:
-            self._page_locks = False
-            self._ring.page_unlock()
+    def _unpin_ring(self) -> None:
+        if self._ring is not None and self._pins_ring:
+            self._pins_ring = False
+            self._ring.unpin()
 
 
 def _nbytes(batch: Any) -> int:
@@ -475,7 +475,7 @@ def _sum_nbytes(batch: Any, depth: int) -> int:
 
 def _warn_about_miss(message: Message, ring: Ring) -> None:
     """Warn once, with the number to raise, of batches that missed the ring."""
-    miss = message.miss or Miss("foreign", 0)
+    miss = message.miss or RingMiss("unsupported", 0)
     nbytes = miss.nbytes
     texts = {
         "full": (
@@ -499,7 +499,7 @@ def _warn_about_miss(message: Message, ring: Ring) -> None:
             "no tensor of a batch must be kept in the worker that made it, but one "
             "was. Clone what collate_fn keeps",
         ),
-        "foreign": (
+        "unsupported": (
             "PP205",
             "tensors of a batch must be dense CPU tensors without gradient, but some "
             "are not: they cross as torch sends them. Convert them in collate_fn",

@@ -1,4 +1,4 @@
-"""What runs in the workers of a loader: collate, seal, and errors that arrive."""
+"""What runs in the workers of a loader: collate, serialize, and errors that arrive."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ..core.torch_private import (
     data_worker,
 )
 from ..core.tracing import span
-from ..shm.ring_memory import RingMemory, Slab
-from ..shm.serialization import Miss, Sealed, keep, seal
+from ..shm.ring import RingMemory, Slab
+from ..shm.serialization import RingMiss, SerializedBatch, move_out_of_ring, serialize
 from ._worker_status import WorkerStatus
 from .tracebacks import LocatingFetcher, hide_frames, rank_text
 
 
-class Note(NamedTuple):
+class WorkerTimings(NamedTuple):
     """What a worker measured while it made a batch, and what it adds to it, pickled."""
 
     fetch_seconds: float
@@ -57,7 +57,7 @@ def _now() -> _Moment:
 
 
 class WorkerCollate:
-    """A collate function whose result is sealed for the journey to the parent.
+    """A collate function whose result is serialized for the journey to the parent.
 
     Args:
         collate_fn: any.
@@ -89,11 +89,11 @@ class WorkerCollate:
             self._core_waited = self._core_wait.seconds()
         self.fetching = _now()
 
-    def __call__(self, samples: Any) -> Sealed:
+    def __call__(self, samples: Any) -> SerializedBatch:
         """Return the batch of some samples, written where the parent will read it."""
         slab = self._claim()
         try:
-            return self._seal(samples, slab)
+            return self._serialize(samples, slab)
         except BaseException:
             if slab is not None:
                 slab.release()
@@ -105,24 +105,24 @@ class WorkerCollate:
             return None
         return self._ring.claim(self._first_holder + info.id)
 
-    def _seal(self, samples: Any, slab: Slab | None) -> Sealed:
+    def _serialize(self, samples: Any, slab: Slab | None) -> SerializedBatch:
         collating = _now()
         fetching, self.fetching = self.fetching or collating, None
         with allocation.allocate_from(slab), PaddingCounter() as padding:
             batch = self.collate_fn(samples)
         packing = _now()
         with span("pyparallel.pack"):
-            miss = None if slab else Miss("full" if self._ring else "off", 0)
-            message = seal(batch, slab, miss)
+            miss = None if slab else RingMiss("full" if self._ring else "off", 0)
+            message = serialize(batch, slab, miss)
             extra = self.extra()
             del batch
-            if slab is not None and not slab.let_go():
-                if message.miss is None and message.place is not None:
-                    message = keep(message, slab)
+            if slab is not None and not slab.finish():
+                if message.miss is None and message.location is not None:
+                    message = move_out_of_ring(message, slab)
             if slab is not None and not message.is_in_ring:
                 slab.release()
         end = _now()
-        note = Note(
+        timings = WorkerTimings(
             collating.wall - fetching.wall,
             packing.wall - collating.wall,
             end.wall - packing.wall,
@@ -134,7 +134,7 @@ class WorkerCollate:
             padding.padding_nbytes,
             extra,
         )
-        return Sealed(message._replace(note=note))
+        return SerializedBatch(message._replace(timings=timings))
 
     def _core_waits(self) -> float:
         """Return the seconds without a core since the batch before this one."""

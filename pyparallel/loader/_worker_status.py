@@ -51,7 +51,7 @@ class WorkerStatus:
 
     def __reduce__(self) -> Any:
         # Only while a worker is started: the descriptor travels with its arguments.
-        return _attach, (memfd.sendable(self._fd),)
+        return _attach, (memfd.picklable_descriptor(self._fd),)
 
     # ------------------------------------------------------------- in the worker
 

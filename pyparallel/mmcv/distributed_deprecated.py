@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..parallel.broadcast import broadcast_from_first
+from ..parallel.distributed import broadcast_from_first
 from ..parallel.registry import MODULE_WRAPPERS
 from ..scatter_gather.scatter import first_arguments, scatter_kwargs
 

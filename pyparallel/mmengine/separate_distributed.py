@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..core.errors import NoSingleAnswerError
 from ..core.tracing import span
-from ..parallel.broadcast import broadcast_from_first
+from ..parallel.distributed import broadcast_from_first
 from ._steps import ModelSteps, opened
 from ._upstream import MMSeparateDistributedDataParallelBase, provides
 from .distributed import MMDistributedDataParallel

@@ -1,56 +1,58 @@
-"""Jobs on threads of devices, with the modes of their caller and streams of their own.
+"""Run jobs on the threads of devices, with their caller's modes and their own streams.
 
-Note: [streams of jobs]. A job's stream waits for what its caller had queued on the
-device; the caller's streams wait for the job. Nothing waits on the host. What the
-caller's memory is used for on a job's stream therefore comes before whatever it is
-reused for on the caller's, as long as it is not freed before the caller's streams wait:
-jobs are held until then. But a backward pass runs on the job's stream later, and gives
-back what the forward pass saved when nobody waits: so the allocator is told of that
-stream too. What a job returns belongs to the job's stream, so the allocator is told of
-the caller's. A tensor inside of an object that is no container is not seen there: it is
-safe where one stream calls, since the job's stream waits for that one before it
-allocates again.
+Note: [streams of jobs]. A job's stream waits for the work that its caller has queued on
+the device, and the caller's streams wait for the job. The host does not wait.
+
+The arguments belong to the caller's streams. Their memory can be reused there only
+after the caller's streams wait for the job, because the jobs are kept until then. A
+backward pass runs later on the job's stream and then frees the tensors that the forward
+pass saved, without a wait. So the arguments are recorded on the job's stream too.
+
+The results belong to the job's stream, so they are recorded on the caller's stream.
+Tensors inside objects that are not containers are not found. They are safe if all calls
+come from one stream, because the job's stream waits for it before it allocates again.
 """
 
 from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ..batch.container import map_tensors
 from ..core import thread_state
 from ..core.devices import HOST
 from ..transfer.device import DeviceApi, torch_device
 from ..transfer.to_device import has_streams
-from ._thread_pool import Place, Pool, Task
+from ._thread_pool import Place, Task, ThreadPool
 
 Job = Callable[[], Any]
 
 
-def _queues(device: torch.device) -> bool:
-    """Tell whether work on ``device`` is queued, on streams of one's own."""
+def _has_streams(device: torch.device) -> bool:
+    """Return True if work on ``device`` is queued on streams."""
     return device.type != "cpu" and has_streams(device)
 
 
-class Threads:
+class DeviceThreads:
     """The threads of all devices.
 
     Args:
-        api: of devices with streams.
-        queues: tells which devices those are.
+        api: functions of devices with streams.
+        has_streams: returns True for a device with streams.
     """
 
     def __init__(
         self,
         api: DeviceApi = torch_device,
-        queues: Callable[[torch.device], bool] = _queues,
+        has_streams: Callable[[torch.device], bool] = _has_streams,
     ) -> None:
-        self._api, self._queues = api, queues
-        self.pool = Pool(lambda d: api.new_stream(d) if queues(d) else None)
+        self._api, self._has_streams = api, has_streams
+        self.pool = ThreadPool(lambda d: api.new_stream(d) if has_streams(d) else None)
 
     def run(
         self,
@@ -59,78 +61,88 @@ class Threads:
         cancel: Callable[[], None],
         uses: Callable[[int], Any] = lambda i: (),
     ) -> list[Any]:
-        """Run every job on a thread of its device; return what they return, in order.
+        """Run each job on a thread of its device and return the results in order.
 
-        Jobs have the modes and the context variables of this thread. One alone runs in
-        this thread, on its current stream; of several this thread does the first one
-        that needs no stream, unless it has modes that are not carried.
+        Jobs run with the modes and context variables of this thread. A single job runs
+        in this thread, on its current stream. Of several jobs this thread runs the
+        first one without a stream, unless it has modes that other threads do not get.
 
         Args:
-            devices: one for each job; any may be there more than once.
-            jobs: they return tensors of their device, in containers, or anything.
-            cancel: see `Pool.do`.
-            uses: gives the tensors that job ``i`` is given, in containers. It is asked
-                by the job's thread, and where there are streams only.
+            devices: the device of each job. A device may be used by several jobs.
+            jobs: functions. Tensors of their device are found in containers of their
+                results.
+            cancel: see `ThreadPool.run`.
+            uses: returns the tensors that job ``i`` reads, in containers. The thread of
+                the job calls it, and only for a device with streams.
 
         Raises:
-            RuntimeError: a stream is under graph capture; nothing has run.
-            BaseException: what a job raised, when all are done. What it raises in this
-                thread cancels the others.
+            RuntimeError: a stream is under graph capture. No job has run.
+            BaseException: the error of a job, after all jobs have ended. An error of
+                the job in this thread cancels the other jobs.
 
         Stream: see Note [streams of jobs].
         """
         state = thread_state.take()
         if len(jobs) == 1 or self.pool.closed:
             both = zip(devices, jobs, strict=True)
-            return [self._here(device, job, state) for device, job in both]
-        homes = self._homes(dict.fromkeys(devices))
-        call = _Call(self._api, state, devices, homes, uses)
-        tasks = [call.task(i, job) for i, job in enumerate(jobs)]
+            return [self._run_here(device, job, state) for device, job in both]
+        caller_streams = self._caller_streams(dict.fromkeys(devices))
+        group = _JobGroup(self._api, state, devices, caller_streams, uses)
+        tasks = [group.task(i, job) for i, job in enumerate(jobs)]
         own = None
         if thread_state.is_plain():
-            own = next((i for i, d in enumerate(devices) if d not in homes), None)
+            own = next(
+                (i for i, d in enumerate(devices) if d not in caller_streams), None
+            )
         try:
-            self.pool.do(devices, tasks, cancel, own)
+            self.pool.run(devices, tasks, cancel, own)
         finally:
-            call.end()
-        for error in call.errors:
+            group.end()
+        for error in group.errors:
             raise error
-        if call.homes:
-            for device, result in zip(devices, call.results, strict=True):
-                if device in call.homes:
-                    _keep(self._api, result, device, call.homes[device].stream)
-        return call.results
+        if group.caller_streams:
+            for device, result in zip(devices, group.results, strict=True):
+                if device in group.caller_streams:
+                    _record_stream(
+                        self._api, result, device, group.caller_streams[device].stream
+                    )
+        return group.results
 
-    def _here(
+    def _run_here(
         self, device: torch.device, job: Job, state: thread_state.ThreadState
     ) -> Any:
-        """Run a job in this thread, which has its modes already, and keeps them."""
+        """Run a job in this thread and restore the modes of the thread after it."""
         with thread_state.kept(state):
-            if not self._queues(device):
+            if not self._has_streams(device):
                 return contextvars.copy_context().run(job)
             with self._api.using(self._api.current_stream(device)):
                 return contextvars.copy_context().run(job)
 
-    def _homes(self, devices: Iterable[torch.device]) -> dict[torch.device, _Home]:
-        """Return the caller's stream of every device that has any."""
+    def _caller_streams(
+        self, devices: Iterable[torch.device]
+    ) -> dict[torch.device, _CallerStream]:
+        """Return the caller's stream of each device with streams."""
         streams: dict[torch.device, Any] = {}
         for device in devices:
-            if not self._queues(device):
+            if not self._has_streams(device):
                 continue
             stream = streams[device] = self._api.current_stream(device)
             if self._api.is_capturing(stream):
                 raise RuntimeError(
                     f"parallel_apply: the current stream of {device} must not be under "
                     "graph capture, but is. Use one device: its calls run in the "
-                    "thread and on the stream of their caller."
+                    "caller's thread and on the caller's stream."
                 )
         return {
-            d: _Home(stream, self._api.record(stream)) for d, stream in streams.items()
+            d: _CallerStream(stream, self._api.record(stream))
+            for d, stream in streams.items()
         }
 
 
-def _keep(api: DeviceApi, tree: Any, device: torch.device, stream: Any) -> None:
-    """Tell the allocator that a stream reads tensors that belong to another one."""
+def _record_stream(
+    api: DeviceApi, tree: Any, device: torch.device, stream: Any
+) -> None:
+    """Record tensors on a stream other than their own, which reads them."""
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if api.holds(device, tensor) and tensor.layout is torch.strided:
@@ -140,30 +152,30 @@ def _keep(api: DeviceApi, tree: Any, device: torch.device, stream: Any) -> None:
     map_tensors(keep, tree)
 
 
-class _Home(NamedTuple):
-    """A stream of the caller, and what was queued on it when it called."""
+class _CallerStream(NamedTuple):
+    """A current stream of the caller, and an event at the time of the call."""
 
     stream: Any
     event: Any
 
 
-class _Call:
-    """What the jobs of one call have in common."""
+class _JobGroup:
+    """The jobs of one call, their results and their errors."""
 
     def __init__(
         self,
         api: DeviceApi,
         state: thread_state.ThreadState,
         devices: Sequence[torch.device],
-        homes: dict[torch.device, _Home],
+        caller_streams: dict[torch.device, _CallerStream],
         uses: Callable[[int], Any],
     ) -> None:
         self._uses, self._caller = uses, threading.get_ident()
         self._api, self._state, self._devices = api, state, devices
-        self.homes = homes
-        self._twice = {d for d in homes if devices.count(d) > 1}
-        # The threads inside of operators are divided among the jobs that compute on
-        # the host: together they take as many as their caller would.
+        self.caller_streams = caller_streams
+        self._repeated = {d for d in caller_streams if devices.count(d) > 1}
+        # The threads of torch's operators are divided among the jobs on the host:
+        # together they use the caller's number of threads.
         self._num_threads = torch.get_num_threads()
         on_host = devices.count(HOST)
         self._host_threads = max(1, self._num_threads // max(1, on_host))
@@ -173,51 +185,152 @@ class _Call:
         self._done: dict[int, Any] = {}
 
     def task(self, i: int, job: Job) -> Task:
-        """Return job ``i`` as a thread does it."""
+        """Return job ``i`` as a task of the thread pool."""
         context = contextvars.copy_context()
 
         def task(place: Place) -> None:
             if threading.get_ident() == self._caller:
                 with thread_state.kept(self._state):
-                    self.results[i] = context.run(self._do, i, job, place)
+                    self.results[i] = context.run(self._run_job, i, job, place)
                 return
             try:
-                self.results[i] = context.run(self._do, i, job, place)
+                self.results[i] = context.run(self._run_job, i, job, place)
             except BaseException as error:
                 self.errors.append(error)
 
         return task
 
     def end(self) -> None:
-        """Let the caller's streams wait; also after an error, which ends no copy."""
+        """Let the caller's streams wait for the jobs, also after an error."""
         for i, event in self._done.items():
-            self._api.wait(self.homes[self._devices[i]].stream, event)
-        if self._has_set_threads:  # what threads start with that others start later
+            self._api.wait(self.caller_streams[self._devices[i]].stream, event)
+        if self._has_set_threads:  # new threads inherit the latest number
             torch.set_num_threads(self._num_threads)
 
-    def _do(self, i: int, job: Job, place: Place) -> Any:
+    def _run_job(self, i: int, job: Job, place: Place) -> Any:
         device = place.device
-        wanted = self._host_threads if device == HOST else self._num_threads
-        if torch.get_num_threads() != wanted:
+        num_threads = self._host_threads if device == HOST else self._num_threads
+        if torch.get_num_threads() != num_threads:
             self._has_set_threads = True
-            torch.set_num_threads(wanted)
+            torch.set_num_threads(num_threads)
         state = self._state
-        if device in self._twice:
-            # A cast that one stream has queued must not be read by another.
+        if device in self._repeated:
+            # One stream must not read an autocast result that another one computes.
             state = state._replace(cache=False)
         if place.stream is None and thread_state.take() == state:
-            return job()  # what it may leave behind, the next one sees here
+            return job()  # the next job compares the modes again
         with thread_state.entered(state):
             if place.stream is None:
                 return job()
             with self._api.using(place.stream):
-                self._api.wait(place.stream, self.homes[device].event)
+                self._api.wait(place.stream, self.caller_streams[device].event)
                 try:
-                    _keep(self._api, self._uses(i), device, place.stream)
+                    _record_stream(self._api, self._uses(i), device, place.stream)
                     return job()
                 finally:
                     self._done[i] = self._api.record(place.stream)
 
 
-#: Those of the process.
-threads = Threads()
+#: The threads of this process.
+threads = DeviceThreads()
+
+
+class Call(NamedTuple):
+    """A call of a function, for the item or replica of this number."""
+
+    number: int
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+def run_calls(
+    devices: Sequence[torch.device], parts: Sequence[Sequence[Call]], num_calls: int
+) -> list[Any]:
+    """Run the calls of each part on its device and return all results in order.
+
+    Raises:
+        BaseException: the error of the first call, by number, that raised. Later calls
+            that have not begun are skipped.
+    """
+    if not parts:
+        return []
+    failure, caller = _FirstError(num_calls), threading.get_ident()
+
+    def job(part: Sequence[Call], device: torch.device) -> Callable[[], list[Any]]:
+        def run_part() -> list[Any]:
+            results = []
+            for call in part:
+                if call.number >= failure.first:
+                    break
+                try:
+                    results.append(call.fn(*call.args, **call.kwargs))
+                except BaseException as error:
+                    failure.add(call.number, error, device)
+                    # Ctrl-C: no further call of any number begins.
+                    if (
+                        isinstance(error, KeyboardInterrupt)
+                        and threading.get_ident() == caller
+                    ):
+                        raise
+            return results
+
+        return run_part
+
+    jobs = [job(part, device) for part, device in zip(parts, devices, strict=True)]
+
+    def uses(i: int) -> Any:
+        return [(call.args, call.kwargs, module_tensors(call.fn)) for call in parts[i]]
+
+    try:
+        done = threads.run(devices, jobs, failure.stop, uses)
+        if failure.error is not None:
+            raise failure.error
+    finally:
+        failure.error = None  # its traceback refers to this frame
+    return [result for part in done for result in part]
+
+
+def module_tensors(fn: Any) -> list[torch.Tensor]:
+    """Return the parameters and buffers of a module or replica, or of its method."""
+    module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    if not isinstance(module, nn.Module):
+        return []
+    tensors = [*module.parameters(), *module.buffers()]
+    for each in module.modules():  # a replica's parameters are plain tensors
+        tensors += each.__dict__.get("_former_parameters", {}).values()
+    return tensors
+
+
+class _FirstError:
+    """The error of the first call, by number, that failed."""
+
+    def __init__(self, num_calls: int) -> None:
+        self.first = num_calls
+        self.error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def add(self, number: int, error: BaseException, device: torch.device) -> None:
+        with self._lock:
+            if number < self.first:
+                self.first, self.error = number, error
+                _add_note(error, f"in item {number} on device {device}")
+
+    def stop(self) -> None:
+        """Skip all calls that have not begun."""
+        with self._lock:
+            self.first = -1
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error, as ``add_note`` of Python 3.11 does.
+
+    The error keeps its class, its attributes and its traceback.
+    """
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+        return
+    noted: Any = error
+    noted.__notes__ = [*getattr(error, "__notes__", ()), note]
+    if error.__cause__ is None:  # Python 3.10 prints causes but no notes
+        error.__cause__ = error.__context__ or RuntimeError(note)

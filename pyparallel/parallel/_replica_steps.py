@@ -22,7 +22,7 @@ _Gather = Callable[[Sequence[Any]], Any]
 _Counts = Callable[[], list[int] | None]
 
 
-def combined(
+def combine_outputs(
     outputs: Sequence[Any], gather: _Gather, counts: _Counts, where: str
 ) -> Any:
     """Return what one step on the whole batch would have returned.
@@ -55,10 +55,12 @@ def combined(
     made = dict(rest)
     numbers_of_samples: list[int] | None = None
     if "num_samples" in first:
-        numbers_of_samples = [_count(each["num_samples"], where) for each in outputs]
+        numbers_of_samples = [
+            _check_count(each["num_samples"], where) for each in outputs
+        ]
         made["num_samples"] = sum(numbers_of_samples)
     if means:
-        mean = _Mean(_known(numbers_of_samples or counts(), where), gather)
+        mean = _Mean(_check_counts(numbers_of_samples or counts(), where), gather)
         for key in means:
             made[key] = mean([each[key] for each in outputs], (key,))
     return pytree.rebuild_mapping(first, {key: made[key] for key in first})
@@ -86,8 +88,8 @@ def sample_counts(arguments: Any, num_targets: int, dim: int) -> list[int] | Non
             and -leaf.dim() <= dim < leaf.dim()
             and leaf.shape[dim]
         )
-    told = {sizes for sizes in found if None not in sizes}
-    return list(told.pop()) if len(told) == 1 else None
+    distinct = {sizes for sizes in found if None not in sizes}
+    return list(distinct.pop()) if len(distinct) == 1 else None
 
 
 def refuse_updates(arguments: Any, where: str) -> None:
@@ -106,7 +108,7 @@ def refuse_updates(arguments: Any, where: str) -> None:
 
 
 @contextmanager
-def no_updates(arguments: Any, where: str) -> Iterator[None]:
+def forbid_optimizer_steps(arguments: Any, where: str) -> Iterator[None]:
     """Make optimizers among the arguments raise when a step of theirs is called."""
 
     def refuse(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -172,7 +174,7 @@ def _num_samples(chunk: Any) -> int | None:
     return len(chunk) if isinstance(chunk, list) else None
 
 
-def _count(value: Any, where: str) -> int:
+def _check_count(value: Any, where: str) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -187,7 +189,7 @@ def _count(value: Any, where: str) -> int:
     return number
 
 
-def _known(counts: list[int] | None, where: str) -> list[int]:
+def _check_counts(counts: list[int] | None, where: str) -> list[int]:
     if counts is None:
         raise BatchValueError(
             f"{where} must return num_samples on several devices, to weight the loss "

@@ -1,19 +1,20 @@
-"""Threads that stay, lent to one call at a time.
+"""A pool of threads that calls check out and keep until their tasks are done.
 
-Note: [lent threads]. A call is lent a thread for each of its jobs, one that waits or a
-new one, and has it for itself until its jobs are done. So a device named twice is two
-threads, several callers do not wait for each other, and a call inside a job cannot wait
-for a thread that waits for it. There are as many threads as have ever been at work at a
-time; what is more than `MOST_IDLE` for a device ends.
+Note: [checked out threads]. A call checks out one thread for each of its tasks, an idle
+or a new one, and checks it in when the task is done. So a device that is named twice
+has two threads, several callers do not wait for each other, and a call inside a task
+cannot wait for the thread that runs the task. The number of threads is the largest
+number of tasks that ever ran at a time; for each device at most `MAX_IDLE` stay idle.
 
-Note: [the caller helps]. A thread that waits takes some 50 us to wake, its caller none.
-So the caller does one of the jobs that need no stream, and then every other such job
-that no thread has begun: a thread that comes too late finds nothing and waits again.
-This takes no thread from a job that waits for another one: what is not begun has one.
-Not so in a thread with modes that are not carried: all calls must see the same.
+Note: [the caller helps]. An idle thread takes about 50 us to wake up. So the caller
+runs one of the tasks without a stream itself, and then each such task that no thread
+has claimed yet. A thread that wakes up later finds no task and waits again. Tasks may
+wait for each other, because each unclaimed task has a thread. The caller does not help
+if its thread has modes that other threads do not get, because all tasks must run with
+the same modes.
 
-They are daemons, ended and joined by ``atexit`` (as in `prefetch._thread`); from then
-on jobs run in the thread of their caller. A forked child begins without any.
+The threads are daemons, which ``atexit`` ends and joins (as in `prefetch._thread`).
+Later tasks run in the thread of their caller. A forked child starts without threads.
 """
 
 from __future__ import annotations
@@ -32,193 +33,193 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: How many threads wait for work of one device; each has a stack and a stream.
-MOST_IDLE = 32
-#: How long the end of the interpreter waits for jobs, in seconds.
+#: Idle threads to keep for each device; each has a stack and a stream.
+MAX_IDLE = 32
+#: Seconds that the exit of the interpreter waits for tasks.
 EXIT_SECONDS = 5.0
-#: A signal that comes just before a lock is waited for does not end the wait. It is
-#: seen when this time is over, in seconds.
+#: Seconds between checks for signals. A signal that arrives just before a wait does
+#: not interrupt it.
 SLICE = 1.0
 
 
 class Place(NamedTuple):
-    """Where a task is done: a device, and the stream of a thread if that has any."""
+    """The device of a task, and the stream of its thread, or None without streams."""
 
     device: torch.device
     stream: Any
 
 
 class Worker(threading.Thread):
-    """One thread, and the place that it has for good."""
+    """A thread of the pool, which keeps its device and stream."""
 
-    def __init__(self, owner: Pool, place: Place, inbox: _Inbox) -> None:
+    def __init__(self, owner: ThreadPool, place: Place, inbox: _Inbox) -> None:
         super().__init__(name=f"pyparallel-{place.device}", daemon=True)
         self.place, self.inbox = place, inbox
         self._owner = owner
         self.start()
 
     def run(self) -> None:
-        """Do tasks until there is none."""
-        while (given := self.inbox.get()) is not None:
-            task = given.begin()
+        """Run tasks until the inbox returns None."""
+        while (pending := self.inbox.get()) is not None:
+            task = pending.claim()
             if task is None:
                 continue
             try:
                 task(self.place)
             finally:
-                # Free before its caller goes on, so that the next call finds it; and
-                # it holds nothing of the call.
+                # The thread is idle before its caller continues, so that the next call
+                # finds it, and it keeps no reference to the call.
                 del task
-                self._owner.give_back(self)
-                given.leave()
-                del given
-        self._owner.forget(self)
+                self._owner.check_in(self)
+                pending.mark_done()
+                del pending
+        self._owner.remove(self)
 
 
-_Inbox = SimpleQueue["_Given | None"]
-#: What a thread does. It raises nothing in a thread of ours.
+_Inbox = SimpleQueue["_PendingTask | None"]
+#: A task must not raise in a thread of the pool.
 Task = Callable[[Place], None]
 
 
-class _Round:
-    """Tasks of one call that are not done yet."""
+class _TaskGroup:
+    """The tasks of one call that are not done yet."""
 
     def __init__(self) -> None:
-        self.open: set[_Given] = set()
+        self.pending: set[_PendingTask] = set()
         self._lock, self._done = threading.Lock(), threading.Lock()
         self._done.acquire()
 
-    def leave(self, given: _Given) -> None:
-        """Count a task as done. To say it twice is to say it once."""
+    def mark_done(self, task: _PendingTask) -> None:
+        """Mark a task as done; repeated calls have no effect."""
         with self._lock:
-            self.open.discard(given)
-            if self.open:
+            self.pending.discard(task)
+            if self.pending:
                 return
-        with suppress(RuntimeError):  # it is released already
+        with suppress(RuntimeError):  # the lock is released already
             self._done.release()
 
     def wait(self) -> None:
-        """Wait for the last one. The main thread's signals interrupt this."""
+        """Wait for all tasks. Signals interrupt this in the main thread."""
         while not self._done.acquire(timeout=SLICE):
             pass
         self._done.release()
 
 
-class _Given:
-    """One task of a call. Only one thread can begin it."""
+class _PendingTask:
+    """A task of a call, which only one thread can claim."""
 
-    def __init__(self, task: Task, of: _Round) -> None:
+    def __init__(self, task: Task, group: _TaskGroup) -> None:
         self._task: Task | None = task
-        self._of, self._by = of, dict[str, int]()
-        of.open.add(self)
+        self._group, self._claimed_by = group, dict[str, int]()
+        group.pending.add(self)
 
-    def begin(self) -> Task | None:
-        """Return the task to the first who asks."""
+    def claim(self) -> Task | None:
+        """Claim the task for this thread; return None if another thread has it."""
         me = threading.get_ident()
-        if self._by.setdefault("thread", me) != me:  # in one go, whatever interrupts
+        if self._claimed_by.setdefault("thread", me) != me:  # atomic, also with signals
             return None
         task, self._task = self._task, None
         return task
 
-    def is_mine(self) -> bool:
-        """Tell whether this thread has begun it."""
-        return self._by.get("thread") == threading.get_ident()
+    def is_claimed_here(self) -> bool:
+        """Return True if this thread has claimed the task."""
+        return self._claimed_by.get("thread") == threading.get_ident()
 
-    def leave(self) -> None:
-        """Say that it is done."""
-        self._of.leave(self)
+    def mark_done(self) -> None:
+        """Mark the task as done in its group."""
+        self._group.mark_done(self)
 
 
-class Pool:
+class ThreadPool:
     """The threads of all devices.
 
     Args:
-        new_stream: makes the stream of a new thread, or None.
+        new_stream: returns the stream of a new thread for a device, or None.
     """
 
     def __init__(self, new_stream: Callable[[torch.device], Any]) -> None:
         self._new_stream = new_stream
-        self._begin()
+        self._reset()
         _pools.add(self)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._idle: defaultdict[torch.device, list[Worker]] = defaultdict(list)
         self._shared: dict[torch.device, _Inbox] = {}
         self._workers: set[Worker] = set()
         self.closed = False
 
-    def do(
+    def run(
         self,
         devices: Sequence[torch.device],
         tasks: Sequence[Task],
         cancel: Callable[[], None],
         own: int | None = None,
     ) -> None:
-        """Have every task done by a thread of its device, and wait.
+        """Run each task on a thread of its device and wait for all of them.
 
         Args:
-            devices: one for each task.
-            tasks: they raise nothing in a thread of ours.
-            cancel: called when something, Ctrl-C for one, ends the wait, or a task in
-                this thread. Tasks should end soon then, and are waited for; a second
-                interrupt is raised at once.
-            own: the task that this thread does, which has no stream, before it helps;
-                see Note [the caller helps]. None: this thread only waits.
+            devices: the device of each task.
+            tasks: functions that do not raise in a thread of the pool.
+            cancel: called when an error ends the wait or a task in this thread, such as
+                a KeyboardInterrupt. Tasks should then end soon. They are waited for; a
+                second interrupt is raised at once.
+            own: index of a task without a stream, which this thread runs before it
+                helps; see Note [the caller helps]. None: this thread only waits.
         """
         workers: list[Worker | None] = []
-        of = _Round()
-        given = [_Given(task, of) for task in tasks]
+        group = _TaskGroup()
+        pending = [_PendingTask(task, group) for task in tasks]
         try:
             for i, device in enumerate(devices):
-                workers.append(None if i == own else self._lend(device))
-            for worker, each in zip(workers, given, strict=True):
+                workers.append(None if i == own else self._check_out(device))
+            for worker, each in zip(workers, pending, strict=True):
                 if worker is not None:
                     worker.inbox.put(each)
             if own is not None:
-                self._help(devices, workers, given, own)
-            of.wait()
+                self._help(devices, workers, pending, own)
+            group.wait()
         except BaseException:
             cancel()
-            for worker, each in zip_longest(workers, given):
-                # What nobody has begun, put or not, nobody will; what this thread was
-                # at is over.
-                if not each.is_mine() and each.begin() and worker is not None:
-                    self.give_back(worker)
-                if each.is_mine():
-                    each.leave()
-            of.wait()
+            for worker, each in zip_longest(workers, pending):
+                # This thread claims the tasks that no thread has begun, so that none
+                # runs any more. The task that it was running has ended.
+                if not each.is_claimed_here() and each.claim() and worker is not None:
+                    self.check_in(worker)
+                if each.is_claimed_here():
+                    each.mark_done()
+            group.wait()
             raise
 
     def _help(
         self,
         devices: Sequence[torch.device],
         workers: Sequence[Worker | None],
-        given: Sequence[_Given],
+        pending: Sequence[_PendingTask],
         own: int,
     ) -> None:
-        """Do one task in this thread, then what no other has begun, the last first."""
-        for i in (own, *reversed(range(len(given)))):
+        """Run one task in this thread, then unclaimed ones, starting with the last."""
+        for i in (own, *reversed(range(len(pending)))):
             worker = workers[i]
             if worker is not None and worker.place.stream is not None:
                 continue
-            task = given[i].begin()
+            task = pending[i].claim()
             if task is None:
                 continue
             if worker is not None:
-                self.give_back(worker)
+                self.check_in(worker)
             task(Place(devices[i], None))
-            given[i].leave()
+            pending[i].mark_done()
 
-    def _lend(self, device: torch.device) -> Worker:
+    def _check_out(self, device: torch.device) -> Worker:
         with self._lock:
             if self._idle[device]:
-                return self._idle[device].pop()  # the warmest one
+                return self._idle[device].pop()  # the most recently used one
         stream = self._new_stream(device)
         with self._lock:
-            # Threads without streams are all alike, so whoever wakes first does what is
-            # next: fewer threads have to wake for short tasks. A worker that is lent
-            # then stands for one of those that wait.
+            # Threads without streams are interchangeable and share an inbox. The first
+            # thread that wakes up takes the next task, so short tasks wake fewer
+            # threads. A checked out worker then only counts as one of them.
             shared = self._shared.setdefault(device, SimpleQueue())
         inbox = shared if stream is None else SimpleQueue()
         worker = Worker(self, Place(device, stream), inbox)
@@ -226,22 +227,22 @@ class Pool:
             self._workers.add(worker)
         return worker
 
-    def give_back(self, worker: Worker) -> None:
-        """Let others have a thread, or end it if there are enough."""
+    def check_in(self, worker: Worker) -> None:
+        """Make a thread idle, or end it if there are enough idle threads."""
         with self._lock:
             idle = self._idle[worker.place.device]
-            if len(idle) < MOST_IDLE:
+            if len(idle) < MAX_IDLE:
                 idle.append(worker)
                 return
         worker.inbox.put(None)
 
-    def forget(self, worker: Worker) -> None:
-        """Let go of a thread that ends."""
+    def remove(self, worker: Worker) -> None:
+        """Remove a thread that ends."""
         with self._lock:
             self._workers.discard(worker)
 
     def close(self) -> None:
-        """End all threads, and wait for their tasks as long as that is worth it."""
+        """End all threads and wait up to `EXIT_SECONDS` for their tasks."""
         self.closed = True
         with self._lock:
             workers = list(self._workers)
@@ -252,7 +253,7 @@ class Pool:
             worker.join(max(0.0, deadline - time.monotonic()))
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 
 
 @atexit.register
@@ -261,9 +262,9 @@ def _close_all() -> None:
         pool.close()
 
 
-def _begin_all() -> None:
+def _reset_all() -> None:
     for pool in list(_pools):
-        pool._begin()
+        pool._reset()
 
 
-os.register_at_fork(after_in_child=_begin_all)
+os.register_at_fork(after_in_child=_reset_all)

@@ -14,7 +14,12 @@ from ..core.errors import warn_once
 from ..core.tracing import span
 from ..scatter_gather.gather import gather
 from ..scatter_gather.scatter import first_arguments, scatter_kwargs
-from ._replica_steps import combined, no_updates, refuse_updates, sample_counts
+from ._replica_steps import (
+    combine_outputs,
+    forbid_optimizer_steps,
+    refuse_updates,
+    sample_counts,
+)
 from .parallel_apply import parallel_apply
 from .replicate import replicate
 
@@ -159,7 +164,7 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
 
     def _step_on_replicas(self, name: str, inputs: Any, kwargs: Any) -> Any:
         where, given = f"{type(self).__name__}.{name}", (inputs, kwargs)
-        with no_updates(given, where):
+        with forbid_optimizer_steps(given, where):
             outputs = self._on_replicas(name, inputs, kwargs)
 
         def counts() -> list[int] | None:
@@ -169,20 +174,20 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
         def joined(values: Sequence[Any]) -> Any:
             return self.gather(values, self.output_device)
 
-        return combined(outputs, joined, counts, where)
+        return combine_outputs(outputs, joined, counts, where)
 
     def _on_replicas(self, name: str | None, inputs: Any, kwargs: Any) -> list[Any]:
         """Return what forward, or a step, returns on every device that is used."""
         self._check_module_device()
-        parts, of_kwargs = self.scatter(inputs, kwargs, self.device_ids)
+        parts, kwargs_parts = self.scatter(inputs, kwargs, self.device_ids)
         if len(parts) <= 1:
-            args, kwargs = first_arguments((parts, of_kwargs))
+            args, kwargs = first_arguments((parts, kwargs_parts))
             call = self.module if name is None else getattr(self.module, name)
             return [call(*args, **kwargs)]
         replicas = self.replicate(self.module, self.device_ids[: len(parts)])
         if name is not None:
             replicas = [getattr(replica, name) for replica in replicas]
-        return self.parallel_apply(replicas, parts, of_kwargs)
+        return self.parallel_apply(replicas, parts, kwargs_parts)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> MMDataParallel:
         """Check the device again after the model was moved or cast."""

@@ -1,20 +1,37 @@
-"""MMDistributedDataParallel: DDP that opens DataContainers and runs steps."""
+"""MMDistributedDataParallel: DDP that opens DataContainers and runs training steps.
+
+Note: [models that differ]
+The ranks' models are compared before the first tensor is sent. DDP compares only the
+shapes of parameters with those of rank 0, and only the rank that differs raises an
+error; the other ranks lose the connection or notice nothing. DDP does not compare
+dtypes and buffers. If the sizes in bytes differ, gloo aborts the process that receives
+more than it expects. If they are equal, the bytes are read with the wrong dtype.
+
+Here one small reduction finds on every rank whether all models are equal. Only if they
+are not, two more reductions find the first difference, and a gather describes it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
-from ..core.torch_private import require
+from ..core.errors import ModelsDifferError
+from ..core.torch_private import ignored_by_ddp, require
 from ..core.tracing import span
 from ..scatter_gather.scatter import first_arguments, scatter_kwargs
-from ._same_model import check_same_model
 
+_TEXT = 256  # bytes of a description that are sent
+_BUCKET = 25 * 1024 * 1024  # bytes; the bucket size of DDP
 _HOST = -1
 _SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
 
@@ -22,17 +39,17 @@ _SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
 class MMDistributedDataParallel(DistributedDataParallel):
     """``DistributedDataParallel`` for batches made by `collate`, with the step API.
 
-    Takes the arguments of torch's class. `train_step` and `val_step` run between
-    torch's own preparation and completion of a forward, so everything that holds for
-    ``forward`` holds for them: ``static_graph``, ``find_unused_parameters``,
-    ``no_sync``, ``join``, buffer broadcast and the logger.
+    The arguments are those of torch's class. `train_step` and `val_step` run between
+    torch's preparation and completion of a forward. So ``static_graph``,
+    ``find_unused_parameters``, ``no_sync``, ``join``, buffer broadcast and the logger
+    work as for ``forward``.
 
-    DataContainers are opened for CPU modules (``device_ids=None``, gloo) too. What is
-    ``cpu_only`` stays on the host.
+    DataContainers are opened for CPU modules (``device_ids=None``, gloo) too. Data that
+    is ``cpu_only`` stays on the host.
 
-    Models that differ between the ranks in shapes, dtypes or what is frozen are a
-    `ModelsDifferError` on every rank, which names the tensor; it is raised before
-    anything is changed, unless ``init_sync=False``, as torch's own comparison.
+    If the ranks' models differ in shapes, dtypes or frozen parameters, every rank
+    raises a `ModelsDifferError` that names the tensor, before any tensor changes. With
+    ``init_sync=False`` the models are not compared, as in torch.
 
     Subclasses may override ``scatter``, ``to_kwargs`` and ``_run_ddp_forward``. From
     mmcv 1.x ``MMDistributedDataParallel``.
@@ -44,38 +61,38 @@ class MMDistributedDataParallel(DistributedDataParallel):
         super().__init__(module, *args, **kwargs)
 
     def _check_same_model(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        """Compare the ranks' models where torch is about to do so."""
-        given = _SIGNATURE.bind(self, module, *args, **kwargs)
-        given.apply_defaults()
-        options = given.arguments
+        """Compare the ranks' models if torch is about to compare them."""
+        bound = _SIGNATURE.bind(self, module, *args, **kwargs)
+        bound.apply_defaults()
+        options = bound.arguments
         group, mesh = options["process_group"], options["device_mesh"]
         if group is None and mesh is not None:
             group = mesh.get_group(mesh_dim=0)
-        # Without a group, or out of it, torch says what is wrong.
+        # Without a group, or on a rank outside of it, torch raises the error.
         ready = dist.is_initialized() and dist.get_rank(group) >= 0
         if ready and options["init_sync"]:
-            # From torch 2.13 on, `forward_sync_buffers` has them sent in any case.
-            sent = options["broadcast_buffers"] in (None, True)
-            sent = sent or options.get("forward_sync_buffers") is not None
-            check_same_model(type(self).__name__, module, group, buffers=sent)
+            # Since torch 2.13, `forward_sync_buffers` makes DDP send buffers too.
+            buffers = options["broadcast_buffers"] in (None, True)
+            buffers = buffers or options.get("forward_sync_buffers") is not None
+            check_same_model(type(self).__name__, module, group, buffers=buffers)
 
     def to_kwargs(
         self, inputs: Any, kwargs: Any, device_id: Any
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Open the arguments for one device; see `scatter_kwargs`."""
-        return self._scattered(inputs, kwargs, [device_id])
+        return self._scatter_arguments(inputs, kwargs, [device_id])
 
     def scatter(
         self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Open the arguments for several devices; see `scatter_kwargs`."""
-        return self._scattered(inputs, kwargs, device_ids)
+        return self._scatter_arguments(inputs, kwargs, device_ids)
 
     def train_step(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return ``module.train_step`` of the opened arguments, as a forward of DDP.
 
-        Called by runners as ``train_step(data_batch, optimizer, **kwargs)``. The
-        gradients are reduced in the backward pass of what it returns.
+        Runners call it as ``train_step(data_batch, optimizer, **kwargs)``. The backward
+        pass of its result reduces the gradients.
         """
         return self._step("train_step", inputs, kwargs)
 
@@ -91,43 +108,189 @@ class MMDistributedDataParallel(DistributedDataParallel):
             self._prepare()
             with self._inside_ddp_forward():
                 output = step(*inputs, **kwargs)
-            # torch's own steps of a forward have no types, here and below.
+            # torch's methods have no types, here and below.
             return self._post_forward(output)  # type: ignore[no-untyped-call]
 
     def _prepare(self) -> None:
-        """Do what torch does before a forward, except moving the arguments.
+        """Run torch's preparation of a forward without moving the arguments.
 
-        torch would send every tensor that it finds to the device, those of ``cpu_only``
-        containers too, fail on a ``defaultdict`` and on a call without arguments. It
-        gets a placeholder that it leaves alone.
+        torch would copy every tensor to the device, including those of ``cpu_only``
+        containers, and would fail for a ``defaultdict`` or without arguments. So it
+        gets a placeholder, which it does not change.
         """
         super()._pre_forward(None)  # type: ignore[no-untyped-call]
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Prepare a forward; on the host, open its arguments."""
+        """Prepare a forward and, on the host, open its arguments."""
         if not self.device_ids:
-            inputs, kwargs = self._opened(inputs, kwargs)
+            inputs, kwargs = self._open_arguments(inputs, kwargs)
         self._prepare()
         return inputs, kwargs
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the model; on a device, with the arguments opened here.
+        """Call the model; on a device, open the arguments first.
 
-        Overriding methods open them themselves by `to_kwargs`, as in mmcv 1.x. On the
-        host they are open already, and opening them again changes nothing.
+        Methods that override this one open them by `to_kwargs`, as in mmcv 1.x. On the
+        host they are open already, and opening them again has no effect.
         """
         if self.device_ids:
-            inputs, kwargs = self._opened(inputs, kwargs)
+            inputs, kwargs = self._open_arguments(inputs, kwargs)
         result = super()._run_ddp_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return result
 
-    def _opened(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _open_arguments(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
         device_id = self.device_ids[0] if self.device_ids else _HOST
         return first_arguments(self.to_kwargs(inputs, kwargs, device_id))
 
-    def _scattered(
+    def _scatter_arguments(
         self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         precision = self.mixed_precision
         dtype = None if precision is None else precision.param_dtype
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim, dtype=dtype)
+
+
+class TensorForm(NamedTuple):
+    """A tensor of a model.
+
+    Attributes:
+        form: its kind, shape and dtype, which must be equal on all ranks.
+        name: its name, which may differ.
+    """
+
+    form: str
+    name: str
+
+
+def check_same_model(
+    wrapper: str, module: nn.Module, group: Any, buffers: bool
+) -> None:
+    """Compare the shapes and dtypes of the tensors that DDP will send, in their order.
+
+    All ranks of the group must call this. Names may differ, as in torch. Models without
+    parameters, or with uninitialized ones, are not compared: torch refuses them.
+
+    Args:
+        wrapper: the name of the class, for the message.
+        module: the model, without tensors in ``_ddp_params_and_buffers_to_ignore``.
+        group: a process group; None for all ranks.
+        buffers: compare buffers too.
+
+    Raises:
+        ModelsDifferError: on every rank. The group can still be used.
+    """
+    ignored = ignored_by_ddp(module)
+    tensors = [each for each in module.named_parameters() if each[0] not in ignored]
+    if not tensors or any(map(is_lazy, module.parameters())):
+        return
+    forms = [_describe(*each) for each in tensors]
+    if buffers:
+        found = module.named_buffers()
+        forms += [_describe(*each) for each in found if each[0] not in ignored]
+    # The device of torch's own comparison: nccl cannot reduce tensors of the host.
+    trained = [tensor for _, tensor in tensors if tensor.requires_grad]
+    device = trained[0].device if trained else tensors[0][1].device
+    index = _first_difference(forms, group, device)
+    if index is None:
+        return
+    texts = _gather_texts(_text(forms, index), group, device)
+    ranks: dict[str, list[str]] = {}
+    for rank, text in zip(dist.get_process_group_ranks(group), texts, strict=True):
+        ranks.setdefault(text, []).append(str(rank))
+    parts = [
+        f"{text} on rank{'s' * (len(found) > 1)} {', '.join(found)}"
+        for text, found in ranks.items()
+    ]
+    raise ModelsDifferError(
+        f"{wrapper}: the models of all ranks must have equal tensors, but tensor "
+        f"{index} is {', but '.join(parts)}. Build the same model on every rank."
+    )
+
+
+def _describe(name: str, tensor: torch.Tensor) -> TensorForm:
+    kind = "a buffer"
+    if isinstance(tensor, nn.Parameter):
+        kind = "a parameter" if tensor.requires_grad else "a frozen parameter"
+    return TensorForm(f"{kind} of shape {tuple(tensor.shape)}, {tensor.dtype}", name)
+
+
+def _text(forms: Sequence[TensorForm], index: int) -> str:
+    if index >= len(forms):
+        return "missing"
+    # The form comes first, so that a long name does not cut it off.
+    return f"{forms[index].form}, named {forms[index].name!r}"
+
+
+def _first_difference(
+    tensors: Sequence[TensorForm], group: Any, device: torch.device
+) -> int | None:
+    """Return the first index at which the ranks have tensors of different forms."""
+    digests = [_digest(each.form) for each in tensors]
+    whole = _digest(repr(digests))
+    high, low, longest = _largest([whole, -whole, len(digests)], group, device)
+    if high == -low:
+        return None
+    digests += [0] * (longest - len(digests))
+    highs = _largest(digests, group, device)
+    lows = _largest([-digest for digest in digests], group, device)
+    pairs = zip(highs, lows, strict=True)
+    return next(i for i, (high, low) in enumerate(pairs) if high != -low)
+
+
+def _digest(text: str) -> int:
+    """Return a hash that is not 0; it and its negative fit into int64."""
+    content = hashlib.sha256(text.encode()).digest()
+    return (int.from_bytes(content[:8], "little") >> 1) | 1
+
+
+def _largest(numbers: list[int], group: Any, device: torch.device) -> list[int]:
+    """Return the largest number of all ranks at each index."""
+    largest = torch.tensor(numbers, dtype=torch.int64, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    found: list[int] = largest.tolist()
+    return found
+
+
+def _gather_texts(text: str, group: Any, device: torch.device) -> list[str]:
+    """Return the texts of all ranks, each cut to `_TEXT` bytes."""
+    content = text.encode()[:_TEXT].ljust(_TEXT, b"\0")
+    own = torch.tensor(list(content), dtype=torch.uint8, device=device)
+    received = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(received, own, group=group)
+    texts = [bytes(each.tolist()).rstrip(b"\0") for each in received]
+    return [each.decode(errors="replace") for each in texts]
+
+
+def broadcast_from_first(
+    tensors: Iterable[torch.Tensor], group: Any = None, max_nbytes: float = _BUCKET
+) -> None:
+    """Overwrite tensors with those of the first rank of a group.
+
+    Args:
+        tensors: tensors of any shapes and dtypes, which are equal on all ranks.
+        group: a process group; None for all ranks.
+        max_nbytes: approximate size of one broadcast in bytes.
+    """
+    for bucket in _buckets(tensors, max_nbytes):
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+        # As bytes, because gloo refuses some dtypes, such as int16 and float8.
+        dist.broadcast(flat.view(torch.uint8), group=group, group_src=0)
+        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+
+def _buckets(
+    tensors: Iterable[torch.Tensor], max_nbytes: float
+) -> Iterator[list[torch.Tensor]]:
+    """Group tensors of one dtype into buckets of about ``max_nbytes``, in order."""
+    open_buckets: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    sizes: dict[torch.dtype, int] = defaultdict(int)
+    for tensor in tensors:
+        dtype = tensor.dtype
+        open_buckets[dtype].append(tensor)
+        sizes[dtype] += tensor.nbytes
+        if sizes[dtype] >= max_nbytes:
+            yield open_buckets.pop(dtype)
+            sizes.pop(dtype)
+    yield from open_buckets.values()

@@ -1,23 +1,29 @@
-"""parallel_apply: calls on several devices at once, each by a thread that stays."""
+"""parallel_apply: run calls on several devices at once, on reused threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, count
+from functools import partial
+from itertools import accumulate, chain, count, pairwise
 from typing import Any, overload
 
 import torch
 from torch import nn
 
-from ..core.devices import Target
+from ..batch.container import TensorSkeleton
+from ..core.devices import HOST, Target, resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, type_name
-from ._calls import Call, run
-from ._dealing import WHO, deal, items_of, place_of, places_of, resolve, send
+from ..scatter_gather.move import start_copy
+from ._device_threads import Call, run_calls
 from .replicate import replicate
 
-_OF_ITEMS = ("inputs", "devices", "output_device", "dim", "module_kwargs")
+#: The start of all messages.
+_NAME = "parallel_apply"
+#: Without an accelerator no tensor can be on another device.
+_HOST_ONLY = torch.accelerator.current_accelerator() is None
+_ITEM_OPTIONS = ("inputs", "devices", "output_device", "dim", "module_kwargs")
 _SEQUENCES = (Sequence, nn.ModuleList)
-_OF_MODULES = ("inputs", "kwargs_tup", "devices")
+_MODULE_OPTIONS = ("inputs", "kwargs_tup", "devices")
 
 
 @overload
@@ -36,72 +42,76 @@ def parallel_apply(
     kwargs_tup: Sequence[Mapping[str, Any] | None] | None = None,
     devices: Sequence[Target | None] | None = None,
 ) -> list[Any]: ...
-def parallel_apply(  # noqa: D417 - they are described form by form
+def parallel_apply(  # noqa: D417 - the arguments depend on the form
     *args: Any, **kwargs: Any
 ) -> list[Any]:
     """Call one callable on many items, or each of several modules on its own input.
 
     ``parallel_apply(fn, inputs, devices=None, output_device=None, dim=0,
-    module_kwargs=None)`` deals items to devices, each with a thread of its own:
+    module_kwargs=None)`` splits the items over devices, each with its own thread:
 
     Args:
         fn: called once for each item, as ``fn(item, **module_kwargs)``. An
-            ``nn.Module`` becomes one replica for each part, made anew by every call
-            (see `replicate`): gradients come together in the module. What a forward
-            pass writes to buffers stays as far as the first part is concerned.
+            ``nn.Module`` is replicated for each part, anew in each call (see
+            `replicate`), and gradients are summed in the module. Only the replica of
+            the first part updates the module's buffers.
         inputs: a tensor, whose items have size 1 along ``dim``, or a sequence of items
-            of any kind. An item that is a plain ``tuple`` is a list of arguments.
-        devices: where to compute, one or several, and any of them more than once;
-            `scatter` tells how to name them. The n items are dealt in order into parts
-            that differ in size by one at most. None: all accelerators; without one as
-            many times the host as ``torch.get_num_threads()``.
-        output_device: where the tensors of results go; the first device by default.
-        dim: of a tensor ``inputs``, -dimensions to dimensions - 1.
-        module_kwargs: keyword arguments of every call.
+            of any type. An item that is a plain ``tuple`` is a list of arguments.
+        devices: one or several devices for the calls, named as for `scatter`. A device
+            may be named several times. The items are split in order into parts whose
+            sizes differ by at most one. None: all accelerators, or, without one,
+            ``torch.get_num_threads()`` times the host.
+        output_device: the device for the tensors of the results; by default the first
+            device.
+        dim: the dimension of a tensor ``inputs``; negative values count from the end.
+        module_kwargs: keyword arguments of each call.
 
     ``parallel_apply(modules, inputs, kwargs_tup=None, devices=None)`` is torch's form.
-    It is meant if, and only if, the first argument is a sequence (an ``nn.ModuleList``
-    too) of callables. Each gets a thread, and nothing is moved:
+    It applies if the first argument is a sequence of callables or an ``nn.ModuleList``.
+    Each callable gets a thread, and no tensor is moved:
 
     Args:
         modules: modules or other callables.
-        inputs: one for each. A tuple or a list is a list of arguments.
-        kwargs_tup: keyword arguments for each; None for none.
-        devices: one for each: its current device, and what errors name. None: that of
-            its input, or of its parameters.
+        inputs: the input of each module. A tuple or a list is a list of arguments.
+        kwargs_tup: keyword arguments of each module; None for no arguments.
+        devices: the current device of each call, which its errors name. None: the
+            device of the input or, without tensors there, of the parameters.
 
     Returns:
-        What the calls return, in the order of the items, in a list.
+        A list of the results, in the order of the items.
 
     Raises:
-        TypeError: a first argument that is neither; an argument of the wrong kind.
+        TypeError: the first argument is neither of the two, or an argument has the
+            wrong type.
         ValueError: sequences of different lengths; no devices; a tensor without
-            dimensions; a ``dim`` that it has not.
-        RuntimeError: a device that this machine does not have; a current stream under
-            graph capture, with several parts.
-        BaseException: what the first call raised that fails, by the order of the items:
-            the very error, noted to be "in item i on device d". Calls that are under
-            way are waited for; those behind it that have not begun are not made.
+            dimensions; a ``dim`` that the tensor does not have.
+        RuntimeError: this machine does not have a device; or, with several parts, a
+            current stream is under graph capture.
+        BaseException: the error of the first call, by the order of the items, that
+            raised, with the note "in item i on device d". Calls that are running are
+            waited for. Later calls that have not begun are skipped.
 
-    Threads are kept, see Note [lent threads] in ``_thread_pool.py``: calls from
-    several threads, and from inside of ``fn``, do not wait for each other. They have
-    the caller's context variables and torch's modes of its thread (gradients,
-    inference, autocast with dtypes and cache, default device), and keep theirs from it.
-    On the host they share the caller's ``torch.get_num_threads()``. The caller's thread
-    does one part on the host itself, and what is left of others when it is done; with
-    modes in it that are not carried it waits only. A call with a single part runs
-    there. Ctrl-C lets no further call begin and is raised when those under way are
-    done; a second one does not wait for them.
+    Threads are reused, see Note [checked out threads] in ``_thread_pool.py``. Calls
+    from several threads, and calls inside ``fn``, do not wait for each other. Calls run
+    with the caller's context variables and its modes of torch (gradients, inference,
+    autocast with dtypes and cache, default device). Their changes to these stay in
+    their thread. On the host they share the caller's ``torch.get_num_threads()``.
 
-    Random numbers of the host come from one generator, in the order in which threads
-    ask for them: with dropout two runs differ.
+    The caller's thread runs one part on the host itself, and then parts that no thread
+    has begun. If it has modes that other threads do not get, it only waits. A call with
+    a single part runs in the caller's thread. After Ctrl-C no further call begins, and
+    KeyboardInterrupt is raised when the running calls are done; a second Ctrl-C does
+    not wait for them.
 
-    Stream: what goes to an accelerator is packed and sent as by `scatter`. Each thread
-    has a stream, which waits for what is queued on the device's current stream; that
-    one waits for the results. The host does not wait.
+    On the host, threads draw random numbers from one generator in no fixed order: with
+    dropout, two runs differ.
 
-    From ``torch.nn.parallel.parallel_apply``, which starts new threads for every call,
-    carries less, and needs accelerators; the first form is new.
+    Stream: tensors for an accelerator are packed and copied as by `scatter`. Each
+    thread has a stream, which waits for the work on the device's current stream. The
+    current stream waits for the results. The host does not wait.
+
+    From ``torch.nn.parallel.parallel_apply``, which starts new threads in each call,
+    passes on fewer modes, and needs accelerators. The first form is new.
 
     Example:
         >>> parallel_apply(torch.square, torch.arange(3), ["cpu", "cpu"])
@@ -113,18 +123,18 @@ def parallel_apply(  # noqa: D417 - they are described form by form
         name = "modules" if "modules" in kwargs else "fn"
         first = kwargs.pop(name, None)
     if _is_sequence(first):
-        _check_names(kwargs, _OF_MODULES, "several modules")
-        return _over_modules(first, *args, **kwargs)
+        _check_names(kwargs, _MODULE_OPTIONS, "several modules")
+        return _apply_modules(first, *args, **kwargs)
     if not callable(first):
         raise BatchTypeError(
-            f"{WHO}: the first argument must be a callable, or a sequence of modules, "
-            f"but is of type {type_name(first)}."
+            f"{_NAME}: the first argument must be a callable, or a sequence of "
+            f"modules, but is of type {type_name(first)}."
         )
-    _check_names(kwargs, _OF_ITEMS, "one callable")
-    return _over_items(first, *args, **kwargs)
+    _check_names(kwargs, _ITEM_OPTIONS, "one callable")
+    return _apply_to_items(first, *args, **kwargs)
 
 
-def _over_items(
+def _apply_to_items(
     fn: Any,
     inputs: Any,
     devices: Any = None,
@@ -133,43 +143,43 @@ def _over_items(
     module_kwargs: Any = None,
 ) -> list[Any]:
     kwargs = _options(module_kwargs, "module_kwargs")
-    dealt = items_of(inputs, dim)
-    places = places_of(devices)
-    target = places[0] if output_device is None else resolve(output_device)
-    if not dealt:
+    items = split_items(inputs, dim)
+    targets = resolve_devices(devices)
+    output = targets[0] if output_device is None else resolve_device(output_device)
+    if not items:
         return []
-    parts = deal(dealt, len(places))
-    places = places[: len(parts)]
-    functions = _replicas(fn, places)
-    sent = send([(part, kwargs) for part in parts], places)
+    parts = split_evenly(items, len(targets))
+    targets = targets[: len(parts)]
+    functions = _replicas(fn, targets)
+    moved = move_to_devices([(part, kwargs) for part in parts], targets)
     number = count()
     calls = [
         [
             Call(next(number), each, item if type(item) is tuple else (item,), named)
             for item in part
         ]
-        for each, (part, named) in zip(functions, sent, strict=True)
+        for each, (part, named) in zip(functions, moved, strict=True)
     ]
     results: list[Any]
-    (results,) = send([run(places, calls, len(dealt))], [target])
+    (results,) = move_to_devices([run_calls(targets, calls, len(items))], [output])
     return results
 
 
-def _replicas(fn: Any, places: Sequence[torch.device]) -> Sequence[Any]:
-    """Return what to call on every device."""
+def _replicas(fn: Any, targets: Sequence[torch.device]) -> Sequence[Any]:
+    """Return the function to call on each device."""
     if not isinstance(fn, nn.Module):
-        return [fn] * len(places)
-    if len(places) == 1 and _is_on(fn, places[0]):
+        return [fn] * len(targets)
+    if len(targets) == 1 and _is_on_device(fn, targets[0]):
         return [fn]
-    return replicate(fn, places)
+    return replicate(fn, targets)
 
 
-def _is_on(module: nn.Module, place: torch.device) -> bool:
+def _is_on_device(module: nn.Module, target: torch.device) -> bool:
     tensors = chain(module.parameters(), module.buffers())
-    return all(tensor.device == place for tensor in tensors)
+    return all(tensor.device == target for tensor in tensors)
 
 
-def _over_modules(
+def _apply_modules(
     modules: Any,
     inputs: Any,
     kwargs_tup: Any = None,
@@ -179,7 +189,7 @@ def _over_modules(
     for i, module in enumerate(modules):
         if not callable(module):
             raise BatchTypeError(
-                f"{WHO}: modules[{i}] must be a module or another callable, but is "
+                f"{_NAME}: modules[{i}] must be a module or another callable, but is "
                 f"of type {type_name(module)}."
             )
     inputs = _same_length(inputs, "inputs", modules)
@@ -189,8 +199,8 @@ def _over_modules(
         options = [_options(o, f"kwargs_tup[{i}]") for i, o in enumerate(kwargs_tup)]
     if devices is None:
         devices = [None] * len(modules)
-    places = [
-        resolve(device) if device is not None else place_of((args, module))
+    targets = [
+        resolve_device(device) if device is not None else infer_device((args, module))
         for device, args, module in zip(
             _same_length(devices, "devices", modules), inputs, modules, strict=True
         )
@@ -199,46 +209,139 @@ def _over_modules(
         Call(i, module, args if isinstance(args, list | tuple) else (args,), options[i])
         for i, (module, args) in enumerate(zip(modules, inputs, strict=True))
     ]
-    return run(places, [[call] for call in calls], len(calls))
+    return run_calls(targets, [[call] for call in calls], len(calls))
 
 
 def _check_names(found: Iterable[str], known: Sequence[str], what: str) -> None:
     for name in found:
         if name not in known:
             raise BatchTypeError(
-                f"{WHO}: the arguments beside {what} must be {', '.join(known)}, but "
+                f"{_NAME}: the arguments with {what} must be {', '.join(known)}, but "
                 f"one is {name}."
             )
 
 
 def _is_sequence(value: Any) -> bool:
-    """Tell whether torch's form is meant: by several modules."""
-    if type(value) in (list, tuple):  # abstract classes take their time
+    """Return True for a sequence, which selects torch's form."""
+    if type(value) in (list, tuple):  # faster than checks by abstract classes
         return True
     return isinstance(value, _SEQUENCES) and not isinstance(value, str)
 
 
 def _same_length(value: Any, name: str, modules: Sequence[Any]) -> list[Any]:
-    """Return a sequence as a list, as long as ``modules``."""
+    """Return a sequence as a list with one entry for each module."""
     if not _is_sequence(value) and not isinstance(value, torch.Tensor):
         raise BatchTypeError(
-            f"{WHO}: {name} must be a sequence with one entry for each module, but is "
-            f"of type {type_name(value)}."
+            f"{_NAME}: {name} must be a sequence with one entry for each module, but "
+            f"is of type {type_name(value)}."
         )
     if len(value) != len(modules):
         raise BatchValueError(
-            f"{WHO}: {name} must have one entry for each of {len(modules)} modules, "
+            f"{_NAME}: {name} must have one entry for each of {len(modules)} modules, "
             f"but has {len(value)}."
         )
     return list(value)
 
 
 def _options(value: Any, name: str) -> Mapping[str, Any]:
-    """Return keyword arguments; None stands for none."""
+    """Return keyword arguments; None becomes an empty mapping."""
     if value is None:
         return {}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return value
     raise BatchTypeError(
-        f"{WHO}: {name} must be keyword arguments by name, but is {value!r}."
+        f"{_NAME}: {name} must be keyword arguments by name, but is {value!r}."
     )
+
+
+def split_items(inputs: Any, dim: int) -> Sequence[Any]:
+    """Return the items of ``inputs``."""
+    if isinstance(inputs, torch.Tensor):
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise BatchTypeError(
+                f"{_NAME}: dim must be an integer, but is {dim!r} ({type_name(dim)})."
+            )
+        if not -inputs.dim() <= dim < inputs.dim():
+            raise BatchValueError(
+                f"{_NAME}: dim must be a dimension of inputs, but is {dim!r} for shape "
+                f"{tuple(inputs.shape)}."
+            )
+        return inputs.split(1, dim) if inputs.shape[dim] else ()
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
+        return list(inputs)
+    raise BatchTypeError(
+        f"{_NAME}: inputs must be a tensor or a sequence of items, but is of type "
+        f"{type_name(inputs)}. Make a list of them."
+    )
+
+
+def resolve_devices(devices: Any) -> list[torch.device]:
+    """Return the devices of an argument ``devices``."""
+    if devices is None:
+        if not torch.accelerator.is_available():
+            return [HOST] * torch.get_num_threads()
+        found = torch.accelerator.current_accelerator()
+        number = torch.accelerator.device_count()
+        return [torch.device((found or HOST).type, i) for i in range(number)]
+    if isinstance(devices, int | str | torch.device):
+        devices = [devices]
+    if not isinstance(devices, Iterable):
+        raise BatchTypeError(
+            f"{_NAME}: devices must be a device, an index or a list of them, but is of "
+            f"type {type_name(devices)}."
+        )
+    targets = [resolve_device(device) for device in devices]
+    if not targets:
+        raise BatchValueError(f"{_NAME}: devices must name at least one, but is empty.")
+    return targets
+
+
+def split_evenly(items: Sequence[Any], max_parts: int) -> list[Sequence[Any]]:
+    """Split items in order into at most ``max_parts`` parts of nearly equal size."""
+    num_parts = min(max_parts, len(items))
+    size, num_longer = divmod(len(items), num_parts)
+    ends = accumulate(size + (i < num_longer) for i in range(num_parts))
+    return [items[start:end] for start, end in pairwise((0, *ends))]
+
+
+def move_to_devices(
+    batches: Sequence[Any], targets: Sequence[torch.device]
+) -> Sequence[Any]:
+    """Return each batch with its tensors on its device."""
+    if _HOST_ONLY:
+        return batches
+    skeletons = [
+        TensorSkeleton(batch, partial(_is_on_other_device, target))
+        for batch, target in zip(batches, targets, strict=True)
+    ]
+    # All copies are queued before the first wait.
+    waits = []
+    for skeleton, target in zip(skeletons, targets, strict=True):
+        tensors = skeleton.take_tensors()
+        waits.append(start_copy(tensors, tensors, target, None) if tensors else None)
+    return [
+        skeleton.restore(wait()) if wait else batch
+        for skeleton, wait, batch in zip(skeletons, waits, batches, strict=True)
+    ]
+
+
+def _is_on_other_device(target: torch.device, tensor: torch.Tensor) -> bool:
+    return tensor.device != target and not tensor.is_meta  # meta tensors have no data
+
+
+def resolve_device(device: Any) -> torch.device:
+    """Return a device; -1 is the host."""
+    if type(device) is str and device == "cpu":  # the most common device
+        return HOST
+    return resolve_target(device, _NAME, "device") or HOST
+
+
+def infer_device(call: tuple[Any, Any]) -> torch.device:
+    """Return the device of the arguments or, without tensors there, of the module."""
+    if _HOST_ONLY:
+        return HOST
+    args, module = call
+    tensors = TensorSkeleton(args, lambda tensor: True).tensors
+    if isinstance(module, nn.Module):
+        tensors += module.parameters()
+    return tensors[0].device if tensors else HOST

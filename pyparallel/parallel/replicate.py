@@ -76,9 +76,9 @@ def replicate(module: Module, devices: Targets, detach: bool = False) -> list[Mo
     parameters = list(module.parameters())
     buffers = list(module.buffers())
     copies = _copies(parameters, buffers, source, targets, detach)
-    for of_shells, tensors in zip(shells, copies, strict=True):
-        _fill(modules, of_shells, tensors)
-    return [of_shells[id(module)] for of_shells in shells]
+    for by_id, tensors in zip(shells, copies, strict=True):
+        _fill(modules, by_id, tensors)
+    return [by_id[id(module)] for by_id in shells]
 
 
 def _targets(devices: Targets) -> list[torch.device]:

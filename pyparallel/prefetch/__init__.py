@@ -1,8 +1,9 @@
-"""Copy batches to the device ahead of the step: ``PreDataLoader``.
+"""Copy batches to the device ahead of the training step: ``PreDataLoader``.
 
-A thread (``_thread``) reads a loader. It copies each batch to the device on a copy
-stream (``_to_device``) and queues it. ``iterator`` gives the batches to the training
-loop, whose stream waits for the copy.
+A thread (``_thread``) iterates over the loader. It copies each batch to the device on a
+copy stream (``_to_device``) and puts it into a queue. ``iterator`` takes batches from
+the queue for the training loop, whose current stream waits for the copy. The iterator
+ends the thread when the epoch ends, when it is closed, or when it is collected.
 """
 
 __all__ = ["iterator", "pre_data_loader"]

@@ -1,11 +1,13 @@
-"""One pass over a loader by a thread: what it shares with its consumers, its end.
+"""The thread that iterates over a loader once and queues its batches.
 
-Note: [lifetime of the thread]. The thread holds a `Generation` and nothing that holds
-the iterator in front of it, so that the iterator can be collected; that stops the
-thread. It is a daemon, stopped and joined by ``atexit``: a daemon that is still in
-native code when the interpreter is gone aborts the process, and a thread that is no
-daemon would be waited for before anybody could stop it. ``atexit`` runs when all other
-threads that are no daemons have ended, so that none of them loses its batches.
+Note: [lifetime of the thread]. The thread refers to a `PrefetchThread`, which does not
+refer to the iterator of the consumer. So the iterator can be collected, which stops the
+thread.
+
+The thread is a daemon that ``atexit`` stops and joins. The interpreter waits for other
+threads before ``atexit``, when nothing has stopped this one yet. A daemon that is still
+in native code after the interpreter has ended aborts the process. ``atexit`` runs after
+all threads that are not daemons have ended, so each of them gets all its batches.
 """
 
 from __future__ import annotations
@@ -19,22 +21,27 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
+
+from torch.utils.data import DataLoader
 
 from ..core import thread_state
 from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
+from ..core.torch_private import DatasetKind
 from ..core.tracing import span
 from ..loader import worker_monitor
 from ..loader.stats import Meter
-from ._cut_short import cut_short
-from ._to_device import HandOver, Item, state_of
+from ._to_device import DeviceStage, QueueItem, loader_state
 
-#: How long a stop waits for the thread, in seconds.
+#: Seconds that `stop` waits for the thread.
 STOP_SECONDS = 1.0
-#: The same at the end of the interpreter, where what is not stopped may abort it.
+#: The same at the exit of the interpreter, which a running thread may abort.
 EXIT_SECONDS = 5.0
-#: When workers that are still at a batch are ended.
-PATIENCE = 0.5
+#: Seconds after which `stop` ends workers that are still making a batch.
+WORKER_SECONDS = 0.5
+# Functions of torch that call the dataset, or raise the error of a worker.
+_DATASET_CALLS = (("fetch", "fetch.py"), ("reraise", "_utils.py"))
 _TOO_LATE = (
     "PreDataLoader: an epoch must start before the interpreter exits, but it is "
     "exiting. Iterate over the loader itself."
@@ -43,34 +50,34 @@ _TOO_LATE = (
 
 @dataclass(frozen=True)
 class Options:
-    """What all passes over one loader have in common."""
+    """The options of all passes over one loader."""
 
     loader: Any
-    hand_over: HandOver
+    device_stage: DeviceStage
     queue_size: int
     timeout: float
     meter: Meter
 
 
-class Generation:
-    """One pass over a loader, shared by its thread and its consumers.
+class PrefetchThread:
+    """One pass over a loader, which its thread and its consumers share.
 
-    All that changes does so under ``changed``, whose lock may be taken again by the
-    thread that has it: a collection there may run `stop` for another one.
+    All changes of its state hold the lock of ``changed``. The lock is reentrant,
+    because garbage collection in a thread that holds it may call `stop`.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.pid: int = os.getpid()
         self.changed: threading.Condition = threading.Condition()
-        self.items: deque[Item] = deque()
+        self.items: deque[QueueItem] = deque()
         self.num_taken: int = 0
-        self.over: bool = False  # for consumers: nothing comes any more
-        self.stopping: bool = False  # for the thread: nothing is wanted any more
+        self.finished: bool = False  # for consumers: no more items
+        self.stopping: bool = False  # for the thread: no more batches are wanted
         self.source: Any = None
-        self.home: Any = options.hand_over.home()
+        self.consumer_stream: Any = options.device_stage.consumer_stream()
         self.state: thread_state.ThreadState = thread_state.take()
-        self._doing = ("starting", time.monotonic())
+        self._activity = ("starting", time.monotonic())
         self.thread: threading.Thread = threading.Thread(
             target=_run, args=(self,), name="pyparallel-prefetch", daemon=True
         )
@@ -83,7 +90,7 @@ class Generation:
         """
         if _exiting.is_set():
             raise RuntimeError(_TOO_LATE)
-        self.options.hand_over.prepare()
+        self.options.device_stage.prepare()
         _running.add(self)
         try:
             self.thread.start()
@@ -94,34 +101,34 @@ class Generation:
                 raise RuntimeError(_TOO_LATE) from None
             raise
 
-    # What the consumer does.
+    # Called by the consumer.
 
-    def take(self) -> Item | None:
+    def take(self) -> QueueItem | None:
         """Wait for the next item and return it; None at the end.
 
         Raises:
-            RuntimeError: this is another process; a worker died.
-            TimeoutError: nothing came in time. The next call waits again.
+            RuntimeError: this process was forked; a worker died.
+            TimeoutError: no batch arrived in time. The next call waits again.
         """
         self.check_process()
         timeout = self.options.timeout
         deadline = time.monotonic() + timeout if timeout else math.inf
-        self.home = self.options.hand_over.home()
+        self.consumer_stream = self.options.device_stage.consumer_stream()
         with self.changed:
             while not self.items:
-                if self.over:
+                if self.finished:
                     return None
                 self._wait(deadline)
             item = self.items.popleft()
-            if item.land is None:
-                self.over = True
+            if item.get_batch is None:
+                self.finished = True
             else:
                 self.num_taken += 1
             self.changed.notify_all()
             return item
 
     def check_process(self) -> None:
-        """Raise RuntimeError in a process that was forked since."""
+        """Raise RuntimeError in a process that was forked after the thread started."""
         if os.getpid() != self.pid:
             raise RuntimeError(
                 "PreDataLoader: an iterator must be used in the process that made it, "
@@ -132,17 +139,18 @@ class Generation:
     def _wait(self, deadline: float) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
-            doing, since = self._doing
+            activity, since = self._activity
             raise TimeoutError(
-                f"PreDataLoader: batch {self.num_taken} must come within "
-                f"{self.options.timeout} s, but the thread has been at '{doing}' for "
-                f"{time.monotonic() - since:.2f} s. Raise timeout, or look there."
+                f"PreDataLoader: batch {self.num_taken} must arrive within "
+                f"{self.options.timeout} s, but the thread has spent "
+                f"{time.monotonic() - since:.2f} s in '{activity}'. Increase timeout, "
+                "or find the cause there."
             )
         watched = worker_monitor.has_workers(self.source)
         if watched:
             left = min(left, worker_monitor.SLICE)
         self.changed.wait(None if left == math.inf else left)
-        if watched and not self.items and not self.over:
+        if watched and not self.items and not self.finished:
             self._check_workers()
 
     def _check_workers(self) -> None:
@@ -150,72 +158,76 @@ class Generation:
         if dead is None:
             return
         grace = time.monotonic() + worker_monitor.GRACE
-        while not self.items and not self.over and time.monotonic() < grace:
-            self.changed.wait(worker_monitor.SLICE)  # the thread may know better
-        if not self.items and not self.over:
-            self.over = self.stopping = True
+        while not self.items and not self.finished and time.monotonic() < grace:
+            self.changed.wait(worker_monitor.SLICE)  # for the error of the thread
+        if not self.items and not self.finished:
+            self.finished = self.stopping = True
             self.changed.notify_all()
             raise worker_monitor.dead_worker_error(dead)
 
-    # What the thread does.
+    # Called by the thread.
 
-    def at(self, doing: str) -> None:
-        """Note what the thread is at."""
-        self._doing = (doing, time.monotonic())
+    def set_activity(self, activity: str) -> None:
+        """Record the activity of the thread, for messages."""
+        self._activity = (activity, time.monotonic())
 
     def set_source(self, source: Any) -> None:
-        """Let consumers know the loader's iterator: its workers may die."""
+        """Publish the loader's iterator, so that consumers can check its workers."""
         with self.changed:
             self.source = source
             self.changed.notify_all()
 
     def wait_for_room(self) -> bool:
-        """Wait until a batch may be fetched; False if none is wanted."""
+        """Wait until the queue has room; return False if the pass is stopping."""
         with self.changed:
             while not self.stopping and len(self.items) >= self.options.queue_size:
-                self.at("waiting for the consumer")
+                self.set_activity("waiting for the consumer")
                 self.changed.wait()
             return not self.stopping
 
-    def put(self, item: Item) -> None:
-        """Queue an item, unless nobody wants it."""
+    def put(self, item: QueueItem) -> None:
+        """Queue an item, unless the pass is stopping."""
         with self.changed:
             if not self.stopping:
                 self.items.append(item)
                 self.changed.notify_all()
 
 
-def stop(generation: Generation, seconds: float = STOP_SECONDS) -> None:
-    """End the thread, its workers and what is queued; wait for it that long.
+def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None:
+    """Stop the thread and its workers, and drop the queued items.
 
-    A thread inside the dataset, a transform or a native call cannot be interrupted: it
-    ends when that returns, and a warning says where it is.
+    A thread inside the dataset, a transform or a native call cannot be interrupted. It
+    ends when that call returns, and a warning names the call.
+
+    Args:
+        prefetch_thread: the pass.
+        seconds: time to wait for the thread before the warning.
     """
-    if os.getpid() != generation.pid:
-        return  # the thread is in another process, and locks may be held by nobody
-    with generation.changed:
-        generation.stopping = generation.over = True
-        dropped = list(generation.items)
-        generation.items.clear()
-        generation.changed.notify_all()
-    del dropped  # memory is given back without our lock
-    thread = generation.thread
+    if os.getpid() != prefetch_thread.pid:
+        return  # a forked copy, whose locks may be held forever
+    with prefetch_thread.changed:
+        prefetch_thread.stopping = prefetch_thread.finished = True
+        dropped = list(prefetch_thread.items)
+        prefetch_thread.items.clear()
+        prefetch_thread.changed.notify_all()
+    del dropped  # free memory without holding the lock
+    thread = prefetch_thread.thread
     if thread is threading.current_thread() or thread.ident is None:
         return
-    thread.join(min(PATIENCE, seconds))
+    thread.join(min(WORKER_SECONDS, seconds))
     if thread.is_alive():
-        worker_monitor.terminate(generation.source)
-        thread.join(seconds - PATIENCE)
+        worker_monitor.terminate(prefetch_thread.source)
+        thread.join(seconds - WORKER_SECONDS)
     if thread.is_alive():
         warn(
             f"[PP210] PreDataLoader: the thread must end within {seconds} s, but is "
-            f"still at '{generation._doing[0]}'. It ends when that returns.",
+            f"still in '{prefetch_thread._activity[0]}'. It ends when that returns.",
             LoaderWarning,
         )
 
 
 def iterate(loader: Any) -> Any:
-    """Return an iterator of a loader, or of what a function returns."""
+    """Return an iterator over a loader, or over the result of a function."""
     made = loader if is_iterable(loader) else loader()
     if not is_iterable(made):
         raise BatchTypeError(
@@ -226,35 +238,37 @@ def iterate(loader: Any) -> Any:
 
 
 def is_iterable(loader: Any) -> bool:
-    """Tell whether ``iter(loader)`` works; by items from 0 on it does, too."""
+    """Return True if ``iter(loader)`` works, also by ``__getitem__`` alone."""
     return isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
 
 
-def _run(generation: Generation) -> None:
+def _run(prefetch_thread: PrefetchThread) -> None:
     try:
-        with thread_state.entered(generation.state):
-            _produce(generation)
+        with thread_state.entered(prefetch_thread.state):
+            _produce(prefetch_thread)
     except worker_monitor.Stopped:
         pass
     except BaseException as error:
-        explained = _explained(error, generation.source)
-        worker_monitor.clear_error_frames(explained, generation.source)
-        generation.put(Item(error=explained))
-        del explained  # it holds this frame
+        explained = _consumer_error(error, prefetch_thread.source)
+        worker_monitor.clear_error_frames(explained, prefetch_thread.source)
+        prefetch_thread.put(QueueItem(error=explained))
+        del explained  # its traceback refers to this frame
     finally:
-        generation.at("the end of the loader's iterator")
+        prefetch_thread.set_activity("the end of the loader's iterator")
         try:
-            worker_monitor.release(generation.source, generation.options.loader)
+            worker_monitor.release(
+                prefetch_thread.source, prefetch_thread.options.loader
+            )
         finally:
-            generation.source = None
-            _running.discard(generation)
+            prefetch_thread.source = None
+            _running.discard(prefetch_thread)
 
 
-def _explained(error: BaseException, source: Any) -> BaseException:
-    """Return what the consumer is to see: an error must not pass for the end."""
+def _consumer_error(error: BaseException, source: Any) -> BaseException:
+    """Return the error for the consumer, which must not take it for the end."""
     if isinstance(error, StopIteration):
         found = RuntimeError(
-            "PreDataLoader: StopIteration must come from next(loader) alone, but the "
+            "PreDataLoader: StopIteration must come from next(loader) only, but the "
             "transform or iter(loader) raised it. Raise another error there."
         )
         found.__cause__ = error
@@ -262,46 +276,83 @@ def _explained(error: BaseException, source: Any) -> BaseException:
     return worker_monitor.explain_error(error, source)
 
 
-def _produce(generation: Generation) -> None:
-    options = generation.options
+def _produce(prefetch_thread: PrefetchThread) -> None:
+    options = prefetch_thread.options
     loader, meter = options.loader, options.meter
-    generation.at("iter(loader)")
+    prefetch_thread.set_activity("iter(loader)")
     dead = worker_monitor.find_dead_worker(worker_monitor.persistent_iterator(loader))
-    if dead is not None:  # torch would wait five seconds for an answer from it
+    if dead is not None:  # torch would wait five seconds for it
         raise worker_monitor.dead_worker_error(dead)
     source = iterate(loader)
-    generation.set_source(source)
+    prefetch_thread.set_source(source)
     worker_monitor.take_over(source)
-    worker_monitor.watch(source, lambda: generation.stopping)
+    worker_monitor.watch(source, lambda: prefetch_thread.stopping)
     num_batches = 0
-    while generation.wait_for_room():
-        generation.at("next(loader)")
+    while prefetch_thread.wait_for_room():
+        prefetch_thread.set_activity("next(loader)")
         start = time.perf_counter()
         try:
             with span("pyparallel.fetch"):
                 batch = next(source)
         except StopIteration as end:
-            if error := cut_short(end, loader, num_batches):
+            if error := early_end_error(end, loader, num_batches):
                 raise error from end
-            generation.put(Item(state=state_of(loader)))
+            prefetch_thread.put(QueueItem(state=loader_state(loader)))
             return
         fetched = time.perf_counter()
-        state = state_of(loader)
-        generation.at("the copy or the transform")
-        land, nbytes = options.hand_over.start(batch, generation.home)
+        state = loader_state(loader)
+        prefetch_thread.set_activity("the copy or the transform")
+        get_batch, nbytes = options.device_stage.start(
+            batch, prefetch_thread.consumer_stream
+        )
         copied = time.perf_counter() - fetched
         meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
-        generation.put(Item(land, state=state))
+        prefetch_thread.put(QueueItem(get_batch, state=state))
         num_batches += 1
-        del batch, land, state  # the consumer decides how long a batch lives
+        del batch, get_batch, state  # only the consumer keeps the batch alive
 
 
-_running: weakref.WeakSet[Generation] = weakref.WeakSet()
+def early_end_error(
+    end: StopIteration, loader: Any, num_batches: int
+) -> RuntimeError | None:
+    """Return an error if the dataset, not the sampler, ended the epoch.
+
+    With a map-style dataset, ``StopIteration`` from the dataset or ``collate_fn`` is a
+    mistake, but torch takes it for the end of the epoch.
+    """
+    if not isinstance(loader, DataLoader) or (
+        getattr(loader, "_dataset_kind", None) != DatasetKind.Map
+    ):
+        return None
+    if not _raised_in_dataset(end.__traceback__):
+        return None
+    try:
+        length = f"{len(loader)}"
+    except TypeError:  # the sampler has no length
+        length = "an unknown number of"
+    return RuntimeError(
+        "PreDataLoader: an epoch must end with its sampler, but the dataset or "
+        f"collate_fn raised StopIteration after {num_batches} of {length} batches. "
+        "Raise another error there."
+    )
+
+
+def _raised_in_dataset(step: TracebackType | None) -> bool:
+    while step is not None:
+        code = step.tb_frame.f_code
+        for name, file in _DATASET_CALLS:
+            if code.co_name == name and code.co_filename.endswith(file):
+                return True
+        step = step.tb_next
+    return False
+
+
+_running: weakref.WeakSet[PrefetchThread] = weakref.WeakSet()
 _exiting = threading.Event()
 
 
 @atexit.register
 def _stop_all() -> None:
     _exiting.set()
-    for generation in list(_running):
-        stop(generation, EXIT_SECONDS)
+    for prefetch_thread in list(_running):
+        stop(prefetch_thread, EXIT_SECONDS)

@@ -1,4 +1,4 @@
-"""Batches on their way from the thread that loads them to the one that uses them."""
+"""Copy batches to the device in the loading thread, for a stream of the consumer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Transform = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class State:
-    """The state of a loader between two batches, or why there is none."""
+class LoaderState:
+    """The state of a loader between two batches, or the error of reading it."""
 
     value: Any
     error: Exception | None = None
@@ -31,31 +31,37 @@ class State:
 
 
 @dataclass(frozen=True)
-class Item:
-    """What a consumer gets: a batch that lands when called, an error, or the end."""
+class QueueItem:
+    """An item of the queue: a batch, an error, or (with neither) the end.
 
-    land: Callable[[], Any] | None = None
+    Attributes:
+        get_batch: returns the batch, after the consumer's stream waits for its copy.
+        error: the error to raise.
+        state: the state of the loader after the batch.
+    """
+
+    get_batch: Callable[[], Any] | None = None
     error: BaseException | None = None
-    state: State | None = None
+    state: LoaderState | None = None
 
 
-def state_of(loader: Any) -> State:
-    """Take the state of a loader that has one."""
+def loader_state(loader: Any) -> LoaderState:
+    """Return the state of a loader; its value is None without ``state_dict``."""
     state_dict = getattr(loader, "state_dict", None)
     try:
-        return State(state_dict() if callable(state_dict) else None)
-    except Exception as error:  # only who asks for a state has to know
-        error.__context__ = None  # it would hold the iterator whose end this is
-        return State(None, error.with_traceback(None))
+        return LoaderState(state_dict() if callable(state_dict) else None)
+    except Exception as error:  # raised only by callers that need the state
+        error.__context__ = None  # it would keep the ended iterator alive
+        return LoaderState(None, error.with_traceback(None))
 
 
-class HandOver:
-    """How batches get to the device: one packed copy, and a transform behind it.
+class DeviceStage:
+    """Copy batches to a device, each in one packed copy, and apply a transform.
 
     Args:
-        device: None leaves batches as they are.
-        transform: called in the thread with every batch on the device, or None.
-        api: of a device with streams; None finds it.
+        device: the target; None leaves batches as they are.
+        transform: called in the loading thread with each batch on the device, or None.
+        api: functions of a device with streams; None selects them.
     """
 
     def __init__(
@@ -70,27 +76,35 @@ class HandOver:
             api = torch_device if has_streams(device) else None
         self._api = api
 
-    def home(self) -> Any:
-        """Return the consumer's stream: called in its thread, at every batch."""
+    def consumer_stream(self) -> Any:
+        """Return the current stream of the calling thread, or None without streams.
+
+        The consumer calls this at each batch.
+        """
         if self._api is None or self.device is None:
             return None
         return self._api.current_stream(self.device)
 
     def prepare(self) -> None:
-        """Do in the consumer's thread what must not be done first in another.
+        """Create the copy stream and pinned memory in the consumer's thread.
 
-        The first page-locked allocation of a process registers a function for its exit;
-        beside a fork in another thread that can lock up both.
+        The first pinned allocation of a process registers a function for its exit. If
+        another thread forks at the same time, both processes can deadlock.
         """
         if self._api is not None and self.device is not None:
             self._api.copy_stream(self.device)
             self._api.pinned(1)
 
-    def start(self, batch: Any, home: Any) -> tuple[Callable[[], Any], int]:
-        """Start the way of one batch, in the loading thread.
+    def start(self, batch: Any, consumer_stream: Any) -> tuple[Callable[[], Any], int]:
+        """Start the copy of one batch; called in the loading thread.
+
+        Args:
+            batch: a batch of the loader.
+            consumer_stream: the stream whose memory the copy takes.
 
         Returns:
-            A function that the consumer calls to get the batch, and the bytes sent.
+            A function that the consumer calls to get the batch, and the number of
+            copied bytes.
         """
         if self._api is None or self.device is None:
             return self._on_host(batch)
@@ -103,9 +117,9 @@ class HandOver:
             ), nbytes
         if not skeleton.tensors:
             return (lambda: batch), 0
-        # Memory belongs to the stream that it is used on, so that the allocator may
-        # reuse it there without asking: see Note [slab lifetime].
-        copy = MixedCopy(skeleton.take_tensors(), device, self._api, home)
+        # The memory belongs to the consumer's stream, which uses it. So the allocator
+        # can reuse it there without an event: see Note [slab lifetime].
+        copy = MixedCopy(skeleton.take_tensors(), device, self._api, consumer_stream)
         return (lambda: skeleton.restore(copy.wait())), nbytes
 
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
@@ -134,12 +148,12 @@ class HandOver:
         device: torch.device,
         api: DeviceApi,
     ) -> Callable[[], Any]:
-        """Send, transform and return the landing of the result.
+        """Copy and transform a batch; return a function that returns the result.
 
-        Note: [transformed batches]. The transform may allocate what and when it likes,
-        so here everything is allocated on the copy stream, where the transform runs.
-        The consumer's stream waits for an event behind it, and the allocator is told
-        of that stream, because the memory goes back to the copy stream.
+        Note: [transformed batches]. The transform may allocate memory at any time, so
+        all memory is allocated on the copy stream, where the transform runs. The
+        consumer's stream waits for an event after the transform. The result is recorded
+        on the consumer's stream, because its memory returns to the copy stream.
         """
         copies = api.copy_stream(device)
         with api.using(copies):
@@ -150,7 +164,7 @@ class HandOver:
                 result = transform(batch)
             event = api.record(copies)
 
-        def land() -> Any:
+        def get_batch() -> Any:
             stream = api.current_stream(device)
             api.wait(stream, event)
 
@@ -162,7 +176,7 @@ class HandOver:
             map_tensors(keep, result)
             return result
 
-        return land
+        return get_batch
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""The iterator in front of a thread that loads ahead."""
+"""The iterator of a training loop over the batches of a prefetch thread."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from ..core.errors import BatchTypeError
 from ..core.tracing import span
 from ..loader import worker_monitor
 from ..loader.tracebacks import hide_frames
-from ._thread import Generation, stop
-from ._to_device import Item, State
+from ._thread import PrefetchThread, stop
+from ._to_device import LoaderState, QueueItem
 
 
 class Owner(Protocol):
-    """Whoever starts passes, and learns how far they have come."""
+    """The object that starts passes and records the state of the loader."""
 
-    def _handed_out(self, state: State | None) -> None:
-        """Take the loader's state behind the batch that is handed out."""
+    def _on_batch(self, state: LoaderState | None) -> None:
+        """Record the loader's state after the batch that ``next()`` returns."""
 
-    def _ended(self, state: State | None) -> None:
-        """Take the loader's state at the end of its epoch."""
+    def _on_end(self, state: LoaderState | None) -> None:
+        """Record the loader's state at the end of its epoch."""
 
 
-class Pass:
-    """One pass over a loader. Its end, ``close()`` and collecting it stop the thread.
+class PrefetchIterator:
+    """One pass over a loader, whose batches a thread fetches ahead.
 
-    Several threads may share it: every batch is handed out once.
+    The thread stops at the end of the pass, by ``close()``, and when the iterator is
+    collected. Several threads may share an iterator: each batch is returned once.
     """
 
-    def __init__(self, owner: Owner, generation: Generation) -> None:
+    def __init__(self, owner: Owner, prefetch_thread: PrefetchThread) -> None:
         self._owner = weakref.ref(owner)
-        self._generation = generation
-        generation.options.meter.pause()
-        generation.start()
-        self._stop = weakref.finalize(self, _stop_surely, generation)
-        self._stop.atexit = False  # `_thread` stops all that run
+        self._thread = prefetch_thread
+        prefetch_thread.options.meter.pause()
+        prefetch_thread.start()
+        self._stop = weakref.finalize(self, _stop_thread, prefetch_thread)
+        self._stop.atexit = False  # `_thread` stops all threads at exit
 
-    def __iter__(self) -> Pass:
-        """Return the pass itself."""
+    def __iter__(self) -> PrefetchIterator:
+        """Return this iterator."""
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch on the current stream; see `PreDataLoader`."""
-        meter = self._generation.options.meter
+        """Return the next batch, for the current stream; see `PreDataLoader`."""
+        meter = self._thread.options.meter
         with meter.waiting(), span("pyparallel.wait"):
-            item = self._generation.take()
-            if item is not None and item.land is not None:
-                batch = self._land(item)
-        if item is None or item.land is None:
+            item = self._thread.take()
+            if item is not None and item.get_batch is not None:
+                batch = self._get_batch(item)
+        if item is None or item.get_batch is None:
             meter.pause()
             try:
                 self._finish(item)
@@ -57,61 +58,58 @@ class Pass:
                 hide_frames(error)
                 raise
             finally:
-                del item  # or the traceback would hold the error that holds it
+                del item  # the error would refer to itself by its traceback
             raise StopIteration
         meter.add(batches=1)
         owner = self._owner()
         if owner is not None:
-            owner._handed_out(item.state)
+            owner._on_batch(item.state)
         return batch
 
-    def _land(self, item: Item) -> Any:
+    def _get_batch(self, item: QueueItem) -> Any:
         try:
-            return item.land() if item.land else None
-        except BaseException:  # the batch is lost: none may follow as if it were not
+            return item.get_batch() if item.get_batch else None
+        except BaseException:  # the batch is lost, so no later one may follow
             self.close()
             raise
 
-    def _finish(self, item: Item | None) -> None:
-        """Join the thread; raise its error, or tell that the epoch has ended."""
-        if item is None:  # closed, or ended before
+    def _finish(self, item: QueueItem | None) -> None:
+        """Join the thread; raise its error, or record the end of the epoch."""
+        if item is None:  # the iterator was closed, or has ended before
             return
         self.close()
         if item.error is not None:
             try:
                 raise item.error
             finally:
-                del item  # or the traceback would hold the error that holds it
+                del item  # the error would refer to itself by its traceback
         owner = self._owner()
         if owner is not None:
-            owner._ended(item.state)
+            owner._on_end(item.state)
 
     def close(self) -> None:
-        """Stop the thread; ``next()`` raises ``StopIteration`` from now on."""
-        if os.getpid() == self._generation.pid:
+        """Stop the thread; from now on ``next()`` raises ``StopIteration``."""
+        if os.getpid() == self._thread.pid:
             self._stop()
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled.
-
-        Raises:
-            TypeError: always.
-        """
+        """Raise TypeError: an iterator cannot be pickled."""
         raise BatchTypeError(
             "PreDataLoader: an iterator must stay in its process, but is pickled. "
             "Pickle the PreDataLoader."
         )
 
 
-def _stop_surely(generation: Generation) -> None:
-    """Stop a thread, also if torch reports a dead worker in the middle of it.
+def _stop_thread(prefetch_thread: PrefetchThread) -> None:
+    """Stop a thread, even if torch reports a dead worker meanwhile.
 
-    torch does so in the main thread between any two instructions, once some iterator
-    was made there. A finalizer has nobody to tell: whoever waits for a batch is told.
+    torch raises that error in the main thread, between any two instructions, after an
+    iterator with workers was created there. A finalizer can raise it to no caller; the
+    consumer that waits for a batch gets the error.
     """
     try:
-        stop(generation)
+        stop(prefetch_thread)
     except RuntimeError as error:
         if not worker_monitor.is_torch_report(error):
             raise
-        stop(generation)
+        stop(prefetch_thread)

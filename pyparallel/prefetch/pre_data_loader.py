@@ -1,4 +1,4 @@
-"""PreDataLoader: the next batches are fetched, and on the device, while a step runs."""
+"""PreDataLoader: fetch batches and copy them to the device during the step."""
 
 from __future__ import annotations
 
@@ -14,58 +14,57 @@ from ..core.devices import resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
 from ..loader.stats import LoaderStats, Meter
 from ..loader.worker_monitor import shares_iterator
-from ._thread import Generation, Options, is_iterable
-from ._to_device import HandOver, State
-from .iterator import Pass
+from ._thread import Options, PrefetchThread, is_iterable
+from ._to_device import DeviceStage, LoaderState
+from .iterator import PrefetchIterator
 
 
 class PreDataLoader:
-    """Iterates over a loader in a thread, ahead of the step, and sends batches ahead.
+    """Iterate over a loader in a thread and copy batches to a device ahead of the step.
 
-    Every ``iter()`` starts a pass of its own: a thread, ``iter(loader)`` in it, and a
-    queue. A ``break`` ends the pass with all that was fetched for it. An epoch starts
-    when iteration does, so ``sampler.set_epoch`` before the loop is honoured.
+    Each ``iter()`` starts a new pass: a thread, ``iter(loader)`` in this thread, and a
+    queue. A ``break`` ends the pass and drops the fetched batches. An epoch starts with
+    the iteration, so ``sampler.set_epoch`` before the loop takes effect.
 
     Args:
         loader: any iterable, with or without a length (a ``DataLoader``, a list, a
             generator), or a function that returns one. A loader that is its own
-            iterator, or has persistent workers, has one pass at a time: a new one ends
-            the one before.
-        device: where batches are to be: an index of an accelerator, a name, a
-            ``torch.device``; None leaves them as they are, as -1 does.
-        queue_size: how many batches are fetched ahead, at least 1. That many lie on
-            the device besides those that the consumer holds.
-        transform: called in the thread with every batch, there already; what it
-            returns is handed out, in containers as batches are. Its kernels run on the
-            copy stream.
-        next_epoch: start the next pass as soon as one has ended. The one thing to get
-            wrong: ``sampler.set_epoch`` must then be called before the loop ends.
-        timeout: how many seconds ``next()`` waits for a batch; 0: for ever.
+            iterator, or that has persistent workers, has one pass at a time: a new pass
+            ends the previous one.
+        device: the device for the batches: an index of an accelerator, a name, or a
+            ``torch.device``. None, like -1, leaves the batches on the host.
+        queue_size: number of batches to fetch ahead, at least 1. The device holds this
+            number of batches in addition to those of the consumer.
+        transform: called in the thread with each batch on the device. ``next()``
+            returns its result, which may contain tensors as a batch does. Its kernels
+            run on the copy stream.
+        next_epoch: start the next pass when one ends. ``sampler.set_epoch`` must then
+            be called before the end of the loop.
+        timeout: seconds that ``next()`` waits for a batch; 0 means no limit.
 
     Raises:
-        TypeError: the loader is not iterable; a device, ``queue_size`` or ``timeout``
-            of another kind.
+        TypeError: the loader is not iterable, or a device, ``queue_size`` or
+            ``timeout`` has the wrong type.
         ValueError: ``queue_size`` below 1, a negative ``timeout``, an unknown device.
         RuntimeError: this machine does not have the device.
 
-    Batches come in the loader's order, and their values are its values. Tensors move
-    wherever they sit: dicts, lists, tuples, namedtuples, dataclasses, DataContainers
-    (but ``cpu_only`` ones), `Padded`, `Ragged`. Containers keep their types, everything
-    that is no tensor stays the very same object.
+    Batches have the loader's order and values. Tensors are copied from dicts, lists,
+    tuples, namedtuples, dataclasses, `Padded`, `Ragged` and DataContainers that are not
+    ``cpu_only``. Containers keep their types. All other values stay the same objects.
 
-    An exception in the loader, the dataset, a worker or the transform is raised by
-    ``next()`` in the place of its batch, with its type and traceback, and ends the
-    iterator. A worker that dies is a RuntimeError with its pid and exit code.
+    If the loader, the dataset, a worker or the transform raises, ``next()`` raises the
+    error in the place of its batch, with its type and traceback, and the iterator ends.
+    A worker that dies causes a RuntimeError with its pid and exit code.
 
-    Stream: all tensors of a batch go in one packed copy on the copy stream of the
-    device, into memory of the stream that was current at the latest ``next()``. The
-    stream current when ``next()`` returns waits for the copy; the host does not.
-    What a transform returns was allocated on the copy stream and is recorded on the
-    consumer's.
+    Stream: all tensors of a batch are copied in one packed copy on the copy stream of
+    the device, into memory of the stream that was current at the latest ``next()``. The
+    stream that is current when ``next()`` returns waits for the copy; the host does
+    not. The results of a transform are allocated on the copy stream and recorded on the
+    consumer's stream.
 
-    The thread has the consumer's grad mode, inference mode, autocast and default
-    device as they were at ``iter()``. Random numbers are the process's: what the
-    dataset draws without workers comes in no fixed order with what the step draws.
+    The thread uses the consumer's grad mode, inference mode, autocast and default
+    device at the time of ``iter()``. Random numbers come from the generators of the
+    process: a dataset without workers and the step draw from them in no fixed order.
 
     Example:
         >>> for batch in PreDataLoader([{"x": 1}, {"x": 2}]):
@@ -102,48 +101,49 @@ class PreDataLoader:
         self.next_epoch = next_epoch
         self.timeout = timeout
         self._meter = Meter()
-        self._hand_over = HandOver(target, transform)
-        self._below_before = self._below()
+        self._device_stage = DeviceStage(target, transform)
+        self._loader_stats_before = self._loader_stats()
         self._reset()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._live: weakref.WeakSet[Pass] = weakref.WeakSet()
-        self._current: Pass | None = None
-        self._ahead: Pass | None = None
-        self._state: State | None = None
+        self._live: weakref.WeakSet[PrefetchIterator] = weakref.WeakSet()
+        self._current: PrefetchIterator | None = None
+        self._ahead: PrefetchIterator | None = None
+        self._state: LoaderState | None = None
 
-    def __iter__(self) -> Pass:
-        """Start a pass over the loader, independent of any other."""
+    def __iter__(self) -> PrefetchIterator:
+        """Start a pass over the loader, independent of other passes."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and os.getpid() == self._pid:
             return ahead
-        return self._begin()
+        return self._start_pass()
 
-    def _begin(self) -> Pass:
+    def _start_pass(self) -> PrefetchIterator:
         if os.getpid() != self._pid:
             self._reset()
         if isinstance(self.loader, Iterator) or shares_iterator(self.loader):
-            self._stop_passes()
+            self._close_iterators()
         options = Options(
-            self.loader, self._hand_over, self.queue_size, self.timeout, self._meter
+            self.loader, self._device_stage, self.queue_size, self.timeout, self._meter
         )
-        begun = Pass(self, Generation(options))
-        self._live.add(begun)
-        return begun
+        iterator = PrefetchIterator(self, PrefetchThread(options))
+        self._live.add(iterator)
+        return iterator
 
-    def _handed_out(self, state: State | None) -> None:
+    def _on_batch(self, state: LoaderState | None) -> None:
         self._state = state
 
-    def _ended(self, state: State | None) -> None:
+    def _on_end(self, state: LoaderState | None) -> None:
         self._state = state
         if self.next_epoch and self._ahead is None:
-            self._ahead = self._begin()
+            self._ahead = self._start_pass()
 
     def __next__(self) -> Any:
-        """Return the next batch of this object's own pass; start one if there is none.
+        """Return the next batch of this object's pass; start a pass if none is active.
 
-        At its end ``StopIteration`` is raised, once: the call after it starts another.
+        At the end of the pass, ``StopIteration`` is raised once. The next call starts
+        another pass.
         """
         if self._current is None:
             self._current = iter(self)
@@ -158,7 +158,7 @@ class PreDataLoader:
         return next(self)
 
     def __len__(self) -> int:
-        """Return the number of batches; TypeError if the loader does not know it."""
+        """Return the number of batches; TypeError if the loader has no length."""
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
@@ -170,83 +170,82 @@ class PreDataLoader:
         return getattr(self.loader, name)
 
     def close(self) -> None:
-        """End all passes and their threads, within a second. A new one may be started.
+        """End all passes and their threads within a second; new passes may follow.
 
-        A thread inside the dataset or a transform cannot be interrupted: it ends when
-        that returns, and a ``LoaderWarning`` says so.
+        A thread inside the dataset or a transform cannot be interrupted. It ends when
+        that call returns, and a ``LoaderWarning`` reports it.
         """
-        self._stop_passes()
+        self._close_iterators()
 
-    def _stop_passes(self) -> None:
+    def _close_iterators(self) -> None:
         live = list(self._live)
         self._current = self._ahead = None
         for iterator in live:
             iterator.close()
 
     def __enter__(self) -> PreDataLoader:
-        """Return this object; the end of the block closes it."""
+        """Return this object; the end of the block calls `close`."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close."""
+        """Call `close`."""
         self.close()
 
     def stats(self) -> LoaderStats:
-        """Return what was counted over all passes since this object was made.
+        """Return statistics of all passes since this object was created.
 
-        What only the loader can count (fetch, collate, pack, bytes, padding, the ring,
-        its workers) is taken from its own ``stats()``, if it has one.
+        Values that only the loader can measure (fetch, collate, pack, bytes, padding,
+        the ring, its workers) come from its own ``stats()``, if it has this method.
         """
-        return self._meter.snapshot(self._below(), self._below_before)
+        return self._meter.snapshot(self._loader_stats(), self._loader_stats_before)
 
-    def _below(self) -> LoaderStats | None:
-        stats = getattr(self.loader, "stats", None)
-        below = stats() if callable(stats) else None
-        return below if isinstance(below, LoaderStats) else None
+    def _loader_stats(self) -> LoaderStats | None:
+        method = getattr(self.loader, "stats", None)
+        stats = method() if callable(method) else None
+        return stats if isinstance(stats, LoaderStats) else None
 
     def state_dict(self) -> Any:
-        """Return the loader's state right behind the batch that was handed out last.
+        """Return the loader's state after the latest batch that ``next()`` returned.
 
-        Batches that were fetched ahead are not counted as seen: a run that continues
-        from here gets them. Random states in it are those of the moment at which the
-        batch was fetched.
+        Batches that were fetched ahead do not count: a run that continues from this
+        state gets them. Random states are those at the time when the batch was fetched.
 
         Raises:
             AttributeError: the loader has no ``state_dict``.
-            Exception: what the loader's ``state_dict`` raised there.
+            Exception: the error that the loader's ``state_dict`` raised.
         """
-        state_dict = self._of_loader("state_dict")
+        state_dict = self._loader_method("state_dict")
         return state_dict() if self._state is None else self._state.get()
 
     def load_state_dict(self, state: Any) -> None:
-        """End all passes and set the loader's state; the next pass continues there.
+        """End all passes and set the loader's state, where the next pass continues.
 
         Raises:
             AttributeError: the loader has no ``load_state_dict``.
         """
-        load = self._of_loader("load_state_dict")
-        self._stop_passes()
+        load = self._loader_method("load_state_dict")
+        self._close_iterators()
         load(state)
-        self._state = State(state)
+        self._state = LoaderState(state)
 
-    def _of_loader(self, name: str) -> Any:
+    def _loader_method(self, name: str) -> Any:
         method = getattr(self.loader, name, None)
         if not callable(method):
             raise AttributeError(
-                f"PreDataLoader.{name}: the loader must have {name}() itself, but "
+                f"PreDataLoader.{name}: the loader must have a method {name}(), but "
                 f"{type_name(self.loader)} has none. Use pyparallel.DataLoader, or "
                 "torchdata's StatefulDataLoader."
             )
         return method
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the loader and the options; passes stay where they run."""
+        """Pickle the loader and the options, without the passes."""
         options = {
             "transform": self.transform,
             "next_epoch": self.next_epoch,
             "timeout": self.timeout,
         }
-        return _rebuilt, (
+        return _rebuild, (
             type(self),
             self.loader,
             self.device,
@@ -255,7 +254,7 @@ class PreDataLoader:
         )
 
 
-def _rebuilt(
+def _rebuild(
     cls: type[PreDataLoader],
     loader: Any,
     device: torch.device | None,
@@ -277,5 +276,5 @@ def _check_timeout(timeout: Any) -> None:
     rule = "PreDataLoader: timeout must be a number of seconds, 0 or more, but is"
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise BatchTypeError(f"{rule} {timeout!r} ({type_name(timeout)}).")
-    if not 0 <= timeout <= threading.TIMEOUT_MAX:  # nor more than the system can wait
+    if not 0 <= timeout <= threading.TIMEOUT_MAX:  # the upper bound is the system's
         raise BatchValueError(f"{rule} {timeout!r}.")

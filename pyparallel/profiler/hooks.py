@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core import tracing
 from ..core.torch_private import IterableFetcher, LoaderIter, MapFetcher
-from ..prefetch.iterator import Pass
+from ..prefetch.iterator import PrefetchIterator
 from .recorder import VARIABLE, Recorder, Settings, batch_number
 
 
@@ -56,7 +56,7 @@ def install(recorder: Recorder) -> Callable[[], None]:
 
 def replaced_methods() -> list[tuple[Any, str]]:
     """Return the class and the name of every method that `install` replaces."""
-    fetchers, iterators = (MapFetcher, IterableFetcher), (LoaderIter, Pass)
+    fetchers, iterators = (MapFetcher, IterableFetcher), (LoaderIter, PrefetchIterator)
     return [(cls, "fetch") for cls in fetchers] + [
         (cls, "__next__") for cls in iterators
     ]

@@ -218,7 +218,7 @@ class Recorder:
 
     def _loader_number(self, iterator: Any) -> int:
         """Return the number of the loader of an iterator."""
-        options = getattr(getattr(iterator, "_generation", None), "options", None)
+        options = getattr(getattr(iterator, "_thread", None), "options", None)
         loader = iterator if options is None else options.loader
         # torch's iterators have no reference to their loader, only to its dataset.
         key = id(getattr(loader, "_dataset", loader))

@@ -1,8 +1,10 @@
-"""Shared memory without a name: nothing of it is left when the last process ends.
+"""Create shared memory without a file name, by ``memfd_create``.
 
-A memfd is limited by memory alone, not by the size of /dev/shm, which containers keep
-small. It is reserved before it is written: a system that has none left answers with an
-error where a plain mapping would end in SIGBUS.
+The kernel frees it when the last process that uses it ends. Its size is limited by the
+memory of the machine, not by the size of /dev/shm, which containers keep small.
+
+Memory is reserved before it is written. A system without free memory then returns an
+error; without the reservation, the write would end the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ import torch
 
 @functools.cache
 def is_supported() -> bool:
-    """Tell whether this system has such memory; Linux has."""
+    """Return True if this system supports it, as Linux does."""
     return sys.platform == "linux" and os.path.isdir("/proc/self/fd")
 
 
 def create(nbytes: int) -> int:
-    """Return the descriptor of new memory of this size; none of it is reserved.
+    """Create memory of this size, without reserving it, and return its descriptor.
 
     Raises:
-        OSError: no descriptor is left.
+        OSError: no file descriptor is left.
     """
-    if sys.platform != "linux":  # for the type checker: is_supported has been asked
+    if sys.platform != "linux":  # for the type checker: callers check is_supported()
         raise OSError("memfd_create needs Linux.")
     fd = os.memfd_create("pyparallel", os.MFD_CLOEXEC)
     try:
@@ -40,42 +42,47 @@ def create(nbytes: int) -> int:
 
 
 def reserve(fd: int, start: int, nbytes: int) -> None:
-    """Reserve bytes, so that to write them cannot fail.
+    """Reserve bytes, so that writing them cannot fail.
 
     Raises:
-        OSError: there is no such memory left.
+        OSError: the system has no memory left.
     """
     if sys.platform == "linux" and nbytes:
         os.posix_fallocate(fd, start, nbytes)
 
 
 def attach(fd: int, nbytes: int) -> torch.Tensor:
-    """Return shared memory as ``torch.uint8`` ``(nbytes,)``; no descriptor is kept.
+    """Map shared memory as a tensor, ``torch.uint8`` ``(nbytes,)``.
 
-    torch opens, maps and closes; the mapping ends with the tensor's storage.
+    The caller may close the descriptor: torch opens its own, maps the memory and closes
+    it. The mapping ends with the tensor's storage.
     """
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, nbytes)
     result: Any = torch.empty(0, dtype=torch.uint8)
     return result.set_(storage)  # type: ignore[no-any-return]  # not in torch's stubs
 
 
-def sendable(fd: int) -> Any:
-    """Return what stands for a descriptor in a pickle to another process.
+def picklable_descriptor(fd: int) -> Any:
+    """Return an object that carries a descriptor in a pickle to another process.
 
-    The receiver calls ``detach()`` on it, once, and closes what it gets.
+    The receiver calls ``detach()`` on it once and closes the returned descriptor.
     """
     return reduction.DupFd(fd)
 
 
-class Sent(NamedTuple):
-    """Memory on its way to another process."""
+class SharedBufferHandle(NamedTuple):
+    """A reference to shared memory that can be pickled for another process."""
 
     descriptor: Any
     nbytes: int
 
 
-class Fresh:
-    """A tensor in memory of its own, to be sent once to another process."""
+class SharedBuffer:
+    """A tensor in new shared memory, which is sent to another process once.
+
+    Raises:
+        OSError: no file descriptor or no memory is left.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self._fd = create(nbytes)
@@ -86,18 +93,18 @@ class Fresh:
             os.close(self._fd)
             raise
 
-    def send(self) -> Sent:
-        """Return what `receive` takes; the memory is no longer held here."""
-        sent = Sent(sendable(self._fd), self.bytes.numel())
+    def send(self) -> SharedBufferHandle:
+        """Release the memory in this process and return a handle for `receive`."""
+        handle = SharedBufferHandle(picklable_descriptor(self._fd), self.bytes.numel())
         os.close(self._fd)
         del self.bytes
-        return sent
+        return handle
 
 
-def receive(sent: Sent) -> torch.Tensor:
-    """Return the memory that another process sent, as ``torch.uint8`` ``(nbytes,)``."""
-    fd = sent.descriptor.detach()
+def receive(handle: SharedBufferHandle) -> torch.Tensor:
+    """Map memory that another process sent, as ``torch.uint8`` ``(nbytes,)``."""
+    fd = handle.descriptor.detach()
     try:
-        return attach(fd, sent.nbytes)
+        return attach(fd, handle.nbytes)
     finally:
         os.close(fd)

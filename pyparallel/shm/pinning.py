@@ -1,4 +1,4 @@
-"""Page-locked memory that torch did not allocate: the slabs of a ring."""
+"""Pin memory that torch did not allocate: the slabs of a ring."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..transfer.device import Fence, TorchFence, torch_device
 
 
 class Runtime(Protocol):
-    """The part of the backend's ``Runtime`` that pins memory of others."""
+    """The part of the backend's ``Runtime`` that pins memory."""
 
     def pin(self, address: int, nbytes: int) -> int:
-        """Pin memory for all devices; return 0, or the code of an error."""
+        """Pin memory for all devices; return 0, or an error code of CUDA."""
 
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
@@ -25,18 +25,20 @@ class Runtime(Protocol):
         """Return a fence behind the current streams of this thread."""
 
 
-class AcceleratorPageLock:
-    """Page-locks memory for the current accelerator, so that it is read in place.
+class AcceleratorPinner:
+    """Pin memory for the current accelerator, so that copies read it in place.
 
-    Note: [copies of dropped batches]. torch's own page-locked memory is not reused
-    before the copies that read it are done, because its allocator sees them; of this
-    memory it knows nothing. So when the last tensor of a batch dies, an event is
-    recorded on each stream that is current in that thread, one for each device in use,
-    and the slab is not free before they have passed. They cover
-    ``tensor.to(device, non_blocking=True)`` on such a stream. A copy on another stream,
-    which the current one does not wait for, needs the batch to be kept until it is
-    done, as pageable memory would. `scatter` and `PreDataLoader` keep it themselves. A
-    stream under graph capture takes its event when the capture is over.
+    Note: [copies of dropped batches]. torch's host allocator tracks the copies that
+    read its own pinned memory and reuses the memory after them. It does not track the
+    slabs. So when the last tensor of a batch is freed, an event is recorded on each
+    current stream of that thread, one for each device in use. The slab is free when all
+    events have passed.
+
+    The events cover ``tensor.to(device, non_blocking=True)`` on a current stream. For a
+    copy on another stream, which the current one does not wait for, the caller must
+    keep the batch until the copy is done. `scatter` and `PreDataLoader` do so
+    themselves. On a stream under graph capture, the event is recorded after the
+    capture.
 
     Args:
         runtime: pins the memory.
@@ -45,22 +47,22 @@ class AcceleratorPageLock:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def lock(self, address: int, nbytes: int) -> bool:
-        """Page-lock memory; False, and one warning, if the system refuses."""
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Pin memory; return False, and warn once, if CUDA refuses."""
         error = self._runtime.pin(address, nbytes)
         if error == 0:
             return True
         warn_once(
             "PP208",
-            f"DataLoader: a slab of {nbytes} bytes must be page-locked, but CUDA "
-            f"refuses with error {error}. Raise the limit of locked memory (ulimit -l) "
-            "or lower max_ring_bytes. Until then torch copies every batch once more.",
+            f"DataLoader: CUDA cannot pin a ring slab of {nbytes} bytes (error "
+            f"{error}), so torch copies every batch once more. Raise the limit of "
+            "locked memory (ulimit -l), or decrease max_ring_bytes.",
             LoaderWarning,
         )
         return False
 
-    def unlock(self, address: int) -> None:
-        """Undo `lock`."""
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
         self._runtime.unpin(address)
 
     def fence(self) -> Fence:
@@ -69,19 +71,19 @@ class AcceleratorPageLock:
 
 
 class TorchRuntime:
-    """The same by torch, for pure Python.
+    """The same, by torch's API, for the Python backend.
 
     Pinning ends a graph capture in another thread: see Note [events and captures] in
-    ``transfer/device.py``. The fence covers the current device alone.
+    ``transfer/device.py``. The fence covers the current device only.
     """
 
     def pin(self, address: int, nbytes: int) -> int:
-        """Register the memory."""
+        """Pin memory for all devices; return 0, or an error code of CUDA."""
         cudart: Any = torch.cuda.cudart()
-        portable = 1  # pinned for every device, not only for the current one
+        portable = 1  # cudaHostRegisterPortable: for every device
         error = int(cudart.cudaHostRegister(address, nbytes, portable))
         if error:
-            # The error stays in the thread, and its next kernel launch raises it.
+            # CUDA keeps the error for the next kernel launch of this thread: clear it.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
         return error
@@ -97,10 +99,10 @@ class TorchRuntime:
         return TorchFence(stream, torch_device)
 
 
-def for_accelerator() -> AcceleratorPageLock | None:
-    """Return how to page-lock for the accelerator there is, or None."""
+def accelerator_pinner() -> AcceleratorPinner | None:
+    """Return a pinner for the current accelerator, or None without CUDA."""
     if torch.version.cuda is None or not torch.cuda.is_available():
         return None
     has_native = "cuda" in backend.transfers
     runtime = backend.Runtime("cuda") if has_native else TorchRuntime()
-    return AcceleratorPageLock(runtime)
+    return AcceleratorPinner(runtime)

@@ -1,109 +1,349 @@
-"""The ring: recycled slabs in shared memory, written by workers, read by the parent.
+"""The ring: recycled slabs in shared memory, which workers write and the parent reads.
 
-Note: [ring lifetime]. A slab has one holder at a time, whose number stands in the
-shared header: nobody (0), the parent (1), or one worker (a number that is never used
-again). A worker claims a free slab, writes, and sends the slab's index; the parent
-adopts it: from then on it is the parent's, until the last tensor on it dies. Whoever
-holds a slab may die at any time: a dead worker's slabs are freed by the parent, the
-parent's die with it. So no process ever waits for another one here. Memory is reserved
-before it is written, so that a machine without any left answers with an error and not
-with SIGBUS; a slab grows only while one process holds it and no view of it exists.
+Note: [ring lifetime]. A slab has one holder at a time. The shared header stores the
+number of the holder: 0 (free), 1 (the parent), or the number of a worker, which is
+never used again. A worker claims a free slab, writes into it, and sends its index. The
+parent adopts the slab and holds it until its last tensor is freed.
+
+A process may die while it holds a slab. The parent frees the slabs of a dead worker;
+the slabs of the parent end with it. So no process waits for another one here.
+
+Memory is reserved before it is written, so a machine without free memory returns an
+error; without the reservation, the write would end the process with SIGBUS. A slab
+grows only while one process holds it and no view of it exists.
+
+The memory consists of a header, with one line of 64 bytes for each slab, and of the
+slabs, which have one size. A slab takes memory when it is first written, as far as it
+is written, and keeps it.
+
+With ``PYPARALLEL_DEBUG=1`` or ``=poison``, free slabs are overwritten. Writes to a free
+slab and writes beyond the edges of a batch are then errors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import math
+import mmap
 import os
 import uuid
 import weakref
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
 from .. import backend
-from ..transfer import to_device
+from ..transfer import debug, to_device
 from ..transfer.device import Fence
 from ..transfer.engine import keep_alive
 from . import memfd
-from .ring_memory import FREE, PARENT, RingMemory, total_nbytes
 
-_LINE = 64
+#: Holders in the header: of a free slab, and of one that the parent holds.
+FREE, PARENT = 0, 1
 
-#: The rings that this process made, by name: what an arriving batch looks up.
-_made: weakref.WeakValueDictionary[str, Ring] = weakref.WeakValueDictionary()
+_LINE = 64  # bytes of a slab's line in the header, and of each edge of a slab
+_GROW = 1 << 21  # bytes; slabs grow by multiples of this
+_POISON = 0xDB
+_EDGE = 0xC5
 
 
-class PageLock(Protocol):
-    """What a ring asks of a device; tests put a fake in its place."""
+class RingMemory:
+    """Slabs of one size in shared memory, claimed by atomic operations on its header.
 
-    def lock(self, address: int, nbytes: int) -> bool:
-        """Page-lock memory; False if the system refuses."""
+    Args:
+        fd: descriptor of the memory. It is closed when this object is freed.
+        name: a name that no other ring of the machine has.
+        num_slabs: number of slabs.
+        slab_nbytes: largest size of a batch in bytes, a multiple of 64.
+    """
 
-    def unlock(self, address: int) -> None:
-        """Undo `lock`, before the memory is unmapped or locked anew."""
+    def __init__(self, fd: int, name: str, num_slabs: int, slab_nbytes: int) -> None:
+        self.fd, self.name = fd, name
+        self.num_slabs, self.slab_nbytes = num_slabs, slab_nbytes
+        weakref.finalize(self, os.close, fd).atexit = False
+        self._memory = mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes))
+        self._all_bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.header = self._all_bytes[: _LINE * (1 + num_slabs)]
+        lines = memoryview(self._memory)[: self.header.numel()]
+        self._committed = lines.cast("q")[9::8]  # the second word of every slab's line
+        self._stride = _stride(slab_nbytes)
+        # One type for all slabs: ctypes never frees the types that it creates.
+        self._slab_type: Any = ctypes.c_uint8 * self._stride
+        self.poison_enabled = debug.poison_enabled
+
+    def __reduce__(self) -> Any:
+        # Called only while a worker is started: its arguments carry the descriptor.
+        descriptor = memfd.picklable_descriptor(self.fd)
+        return _attach, (descriptor, self.name, self.num_slabs, self.slab_nbytes)
+
+    def claim(self, holder: int) -> Slab | None:
+        """Claim a free slab for a worker; return None if no slab is free.
+
+        Raises:
+            RuntimeError: the slab was written while it was free. This is checked with
+                poison enabled.
+        """
+        slab = backend.ring_claim(self.header, holder, self.fd)
+        if slab < 0:
+            return None
+        if self.poison_enabled and not self._is_filled(
+            slab, 0, self._committed[slab], _POISON
+        ):
+            raise RuntimeError(
+                f"slab {slab} of the DataLoader's ring must not change while it is "
+                "free, but it was written. Look for code that uses the memory of a "
+                "batch after its last tensor was freed."
+            )
+        return Slab(self, slab, holder)
+
+    def release(self, slab: int, holder: int) -> None:
+        """Free a slab."""
+        if self.poison_enabled:
+            self.poison(slab)
+        backend.ring_pass(self.header, slab, holder, FREE)
+
+    def commit(self, slab: int, nbytes: int) -> bool:
+        """Reserve memory for ``nbytes`` in a slab; return False if none is left."""
+        have, need = self._committed[slab], nbytes + 2 * _LINE
+        if need <= have:
+            return True
+        # Batches differ in size: reserve more than requested, to grow less often.
+        size = min(-(-(need + need // 8) // _GROW) * _GROW, self._stride)
+        try:
+            memfd.reserve(self.fd, self.slab_offset(slab), size)
+        except OSError:
+            return False
+        if self.poison_enabled:
+            self._fill(slab, have, size, _POISON)
+        self._committed[slab] = size
+        return True
+
+    def committed(self, slab: int) -> int:
+        """Return the bytes that are reserved for a slab, including its edges."""
+        return self._committed[slab]
+
+    def owner(self, slab: int) -> Any:
+        """Return a new owner of a slab's memory, which is freed with its last user."""
+        return self._slab_type.from_buffer(self._memory, self.slab_offset(slab))
+
+    def payload(self, owner: Any, nbytes: int = -1) -> torch.Tensor:
+        """Return a slab without its edges as ``torch.uint8`` ``(nbytes,)``.
+
+        Args:
+            owner: from `owner`. The tensor keeps it alive.
+            nbytes: number of bytes; by default all of them.
+        """
+        count = self.slab_nbytes if nbytes < 0 else nbytes
+        return torch.frombuffer(owner, dtype=torch.uint8, count=count, offset=_LINE)
+
+    def slab_offset(self, slab: int) -> int:
+        """Return the offset of a slab in the shared memory, in bytes."""
+        return _header_nbytes(self.num_slabs) + slab * self._stride
+
+    def slab_address(self, slab: int) -> int:
+        """Return the address of a slab in this process."""
+        return self._all_bytes.data_ptr() + self.slab_offset(slab)
+
+    def slab_bytes(self, slab: int, first: int, last: int) -> torch.Tensor:
+        """Return the bytes ``[first, last)`` of a slab, counted from its first edge."""
+        return self._all_bytes[
+            self.slab_offset(slab) + first : self.slab_offset(slab) + last
+        ]
+
+    def poison(self, slab: int) -> None:
+        """Overwrite all reserved bytes of a slab."""
+        self._fill(slab, 0, self._committed[slab], _POISON)
+
+    # Without torch's operators: in a forked process they may wait for threads of the
+    # parent forever.
+
+    def _fill(self, slab: int, first: int, last: int, value: int) -> None:
+        ctypes.memset(self.slab_address(slab) + first, value, last - first)
+
+    def _is_filled(self, slab: int, first: int, last: int, value: int) -> bool:
+        if first == last:
+            return True
+        start, rest = self.slab_address(slab) + first, last - first - 1
+        memcmp: Any = ctypes.CDLL(None).memcmp
+        memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+        begins = ctypes.c_uint8.from_address(start).value == value
+        return begins and memcmp(start, start + 1, rest) == 0
+
+    def mark_edges(self, slab: int, nbytes: int) -> None:
+        """Write the edges that `check_edges` compares."""
+        self._fill(slab, 0, _LINE, _EDGE)
+        self._fill(slab, _LINE + nbytes, 2 * _LINE + nbytes, _EDGE)
+
+    def check_edges(self, slab: int, nbytes: int) -> None:
+        """Raise RuntimeError if bytes right before or after a batch were written."""
+        for where, first in (("before", 0), ("after", _LINE + nbytes)):
+            if not self._is_filled(slab, first, first + _LINE, _EDGE):
+                raise RuntimeError(
+                    f"slab {slab} of the DataLoader's ring must be written within its "
+                    f"{nbytes} bytes, but bytes {where} them were written. Look for "
+                    "code that writes out of the bounds of a tensor."
+                )
+
+
+class Slab:
+    """A slab that this worker holds. Its memory is allocated from the start on."""
+
+    def __init__(self, ring: RingMemory, index: int, holder: int) -> None:
+        self.ring_name, self.index, self.holder = ring.name, index, holder
+        self.capacity = ring.slab_nbytes
+        self.used = 0
+        #: Bytes of the slab that the latest `take` needed, also if it failed.
+        self.requested = 0
+        #: Ranges ``[first, last)`` that no tensor of the batch covers.
+        self.gaps: list[tuple[int, int]] = []
+        self._ring = ring
+        owner = ring.owner(index)
+        self._owner = weakref.ref(owner)
+        self._memory: torch.Tensor | None = ring.payload(owner)
+        self._address = ring.slab_address(index) + _LINE
+
+    @property
+    def next_start(self) -> int:
+        """The offset of the next allocation: a multiple of 64."""
+        return -(-self.used // _LINE) * _LINE
+
+    def take(self, nbytes: int) -> torch.Tensor | None:
+        """Allocate bytes; return None if they do not fit or no memory is left."""
+        start = self.next_start
+        self.requested = start + nbytes
+        if self._memory is None or self.requested > self.capacity:
+            return None
+        if not self._ring.commit(self.index, self.requested):
+            return None
+        self.used = self.requested
+        return self._memory[start : self.used]
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+        """Allocate a tensor; return None as `take` does, or if it has no elements."""
+        numel = math.prod(shape)
+        memory = self.take(numel * dtype.itemsize)
+        if memory is None or numel == 0:
+            return None
+        start = _LINE + self.used - memory.numel()
+        # Each tensor has its own storage, so that none can be resized into the next.
+        flat = torch.frombuffer(self._owner(), dtype=dtype, count=numel, offset=start)
+        return flat.view(tuple(shape))
+
+    def offset(self, tensor: torch.Tensor) -> int | None:
+        """Return the offset of a tensor in this slab; None if it is not in it."""
+        offset = tensor.data_ptr() - self._address
+        return offset if 0 <= offset < self.used else None
+
+    def leading_bytes(self, nbytes: int) -> torch.Tensor:
+        """Return the first bytes without a reference to the slab's owner."""
+        return self._ring.slab_bytes(self.index, _LINE, _LINE + nbytes)
+
+    def finish(self) -> bool:
+        """Release the memory; return False if this process still has a tensor on it."""
+        self._memory = None
+        if self._ring.poison_enabled:
+            self._ring.mark_edges(self.index, self.used)
+        if self._owner() is not None:  # a tensor is alive, perhaps in a gap
+            return False
+        self.clear_gaps(self.leading_bytes(self.used))
+        return True
+
+    def clear_gaps(self, memory: torch.Tensor) -> None:
+        """Write zeros into the gaps: of the slab's bytes, or of a copy of them."""
+        for first, last in self.gaps:
+            if first < last:
+                memory[first:last].zero_()
+
+    def release(self) -> None:
+        """Free the slab when this process has no tensor on it any more."""
+        self._memory = None
+        owner = self._owner()
+        if owner is None:
+            self._ring.release(self.index, self.holder)
+            return
+        end = weakref.finalize(owner, self._ring.release, self.index, self.holder)
+        end.atexit = False
+
+
+#: The rings that this process created, by name. Received batches look them up.
+_rings: weakref.WeakValueDictionary[str, Ring] = weakref.WeakValueDictionary()
+
+
+class Pinner(Protocol):
+    """The functions of a device that a ring uses; tests replace them."""
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Pin memory; return False if the system refuses."""
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`, before the memory is unmapped or pinned again."""
 
     def fence(self) -> Fence:
         """Return a fence behind the current streams of this thread."""
 
 
 class Ring(RingMemory):
-    """The ring of the process that made it: it opens what workers send.
+    """A ring in the process that created it, which receives the slabs of its workers.
 
     Args:
-        num_slabs: how many slabs there are.
-        slab_nbytes: the most bytes that one batch may take.
+        num_slabs: number of slabs.
+        slab_nbytes: largest size of a batch in bytes.
 
     Raises:
-        OSError: no descriptor or no memory is left.
+        OSError: no file descriptor or no memory is left.
     """
 
     def __init__(self, num_slabs: int, slab_nbytes: int) -> None:
         slab_nbytes = slab_nbytes // _LINE * _LINE
         fd = memfd.create(total_nbytes(num_slabs, slab_nbytes))
         super().__init__(fd, uuid.uuid4().hex, num_slabs, slab_nbytes)
-        memfd.reserve(fd, 0, self.start(0))
+        memfd.reserve(fd, 0, self.slab_offset(0))
         backend.ring_format(self.header, num_slabs)
         self._pid = os.getpid()
         self._next_holder = PARENT + 1
-        self._lock: PageLock | None = None
-        self._locked: dict[int, int] = {}  # bytes that are page-locked; -1: refused
-        self._num_lockers = 0
+        self._pinner: Pinner | None = None
+        #: Bytes of each slab that are pinned; -1: the system refused.
+        self._pinned_nbytes: dict[int, int] = {}
+        self._num_pin_users = 0
         self._damage: RuntimeError | None = None
-        _made[self.name] = self
+        _rings[self.name] = self
 
     @property
-    def is_mine(self) -> bool:
-        """Tell whether this process made the ring, and was not forked from the one."""
+    def created_here(self) -> bool:
+        """Return True if this process created the ring; False in a forked copy."""
         return self._pid == os.getpid()
 
-    def page_lock(self, lock: PageLock) -> None:
-        """Page-lock a slab when a batch arrives in it, until `page_unlock`.
+    def pin(self, pinner: Pinner) -> None:
+        """Pin each slab when a batch arrives in it, until `unpin`.
 
-        Each iterator that asks for it calls `page_unlock` once.
+        Each iterator that calls this calls `unpin` once.
         """
-        self._num_lockers += 1
-        if self._lock is None:
-            self._lock = lock
-            addresses = [self.address(slab) for slab in range(self.num_slabs)]
+        self._num_pin_users += 1
+        if self._pinner is None:
+            self._pinner = pinner
+            addresses = [self.slab_address(slab) for slab in range(self.num_slabs)]
             end = weakref.finalize(
-                self, _unlock, self._pid, lock, self._locked, addresses
+                self, _unpin_all, self._pid, pinner, self._pinned_nbytes, addresses
             )
             end.atexit = False
 
-    def page_unlock(self) -> None:
-        """Unlock the slabs when no iterator needs them: free ones now, others later.
+    def unpin(self) -> None:
+        """Unpin the slabs after the last iterator that called `pin`.
 
-        A slab that a batch or a copy uses is unlocked as soon as it is free.
+        Free slabs are unpinned now. A slab that a batch or a copy uses is unpinned when
+        it is free.
         """
-        self._num_lockers -= 1
+        self._num_pin_users -= 1
         to_device.release_done()
-        if not self._num_lockers:
+        if not self._num_pin_users:
             for slab, holder in enumerate(self.holders()):
                 if holder == FREE:
-                    self._page_unlock(slab)
+                    self._unpin_slab(slab)
 
     def new_holders(self, count: int) -> int:
-        """Return the first of ``count`` numbers that no worker had before."""
+        """Return the first of ``count`` consecutive numbers that no worker has used."""
         first = self._next_holder
         self._next_holder += count
         return first
@@ -112,23 +352,23 @@ class Ring(RingMemory):
         """Take a slab over from the worker that sent it.
 
         Args:
-            slab: its index.
+            slab: index of the slab.
             holder: number of the worker.
-            nbytes: how many bytes were written.
+            nbytes: number of bytes that the worker wrote.
 
         Returns:
-            ``torch.uint8`` ``(nbytes,)``. When its storage dies, the slab is free.
+            ``torch.uint8`` ``(nbytes,)``. The slab is free when its storage is freed.
 
         Raises:
-            RuntimeError: the slab is not the worker's, or (with poison) somebody wrote
-                beyond its edges.
+            RuntimeError: the worker does not hold the slab, or a write beyond the edges
+                of a slab was found. Edges are checked with poison enabled.
         """
-        to_device.release_done()  # copies that were the last to read some slab
+        to_device.release_done()  # free slabs whose last copy to a device is done
         if self._damage is not None:
             raise self._damage
-        # It comes first: whatever is raised from here on, the slab is free again.
+        # The finalizer comes first, so that any error below frees the slab.
         owner = self.owner(slab)
-        end = weakref.finalize(owner, self._dropped, slab, nbytes)
+        end = weakref.finalize(owner, self._on_unused, slab, nbytes)
         end.atexit = False
         if not backend.ring_pass(self.header, slab, holder, PARENT):
             end.detach()
@@ -136,41 +376,41 @@ class Ring(RingMemory):
                 f"slab {slab} of the DataLoader's ring must be held by worker {holder} "
                 "when its batch arrives, but is not. Was the loader's process forked?"
             )
-        if self._lock is not None and self._num_lockers:
-            self._page_lock(slab, self._lock)
+        if self._pinner is not None and self._num_pin_users:
+            self._pin_slab(slab, self._pinner)
         if self.poison_enabled:
             self.check_edges(slab, nbytes)
         return self.payload(owner, nbytes)
 
     def reclaim(self, holder: int) -> None:
-        """Free the slabs of a worker that has ended, however it did."""
-        if self.poison_enabled:  # while nobody can claim them yet
-            for slab, whose in enumerate(self.holders()):
-                if whose == holder:
+        """Free the slabs of a worker that has ended, normally or not."""
+        if self.poison_enabled:  # before another worker can claim them
+            for slab, slab_holder in enumerate(self.holders()):
+                if slab_holder == holder:
                     self.poison(slab)
         backend.ring_reclaim(self.header, holder)
 
-    def is_locked(self, slab: int) -> bool:
-        """Tell whether the device can read this slab in place."""
-        return self._locked.get(slab, 0) > 0
+    def is_pinned(self, slab: int) -> bool:
+        """Return True if this slab is pinned, so that copies read it in place."""
+        return self._pinned_nbytes.get(slab, 0) > 0
 
     def holders(self) -> list[int]:
         """Return the holder of every slab."""
         return backend.ring_holders(self.header)
 
-    def _dropped(self, slab: int, nbytes: int) -> None:
-        """The last tensor on a slab has died, in whatever thread."""
-        if not self.is_mine:
-            return  # a forked copy died
-        if self.is_locked(slab) and self._lock is not None:
-            read = self.owner(slab)  # by copies that the fence stands behind
+    def _on_unused(self, slab: int, nbytes: int) -> None:
+        """Free a slab after its last tensor; runs in any thread, as a finalizer."""
+        if not self.created_here:
+            return  # the tensor was of a forked copy
+        if self.is_pinned(slab) and self._pinner is not None:
+            read = self.owner(slab)  # copies queued before the fence may read it
             weakref.finalize(read, self._free, slab, nbytes).atexit = False
             ticket = keep_alive.hold(read)
             del read
-            # A failed device raises at the next call of the program. It may read the
-            # slab forever, so the slab stays held.
+            # A failed device raises an error at the next call of the program. It may
+            # still read the slab, so the slab is not freed.
             with contextlib.suppress(RuntimeError):
-                keep_alive.release_when(ticket, self._lock.fence().is_done)
+                keep_alive.release_when(ticket, self._pinner.fence().is_done)
                 keep_alive.release_done()
             return
         self._free(slab, nbytes)
@@ -180,59 +420,95 @@ class Ring(RingMemory):
             if self.poison_enabled:
                 try:
                     self.check_edges(slab, nbytes)
-                except RuntimeError as error:  # nobody catches what a finalizer raises
+                except RuntimeError as error:  # of a finalizer it is only printed
                     self._damage = error
                     return
-            if not self._num_lockers:
-                self._page_unlock(slab)
+            if not self._num_pin_users:
+                self._unpin_slab(slab)
             self.release(slab, PARENT)
         except BaseException:
-            # The handler of a signal raised, as torch's does for a dead worker. What a
-            # finalizer raises is only printed, and nobody else would free the slab.
+            # A signal handler raised, as torch's does for a dead worker. Errors of a
+            # finalizer are only printed, and no other code would free the slab.
             if self.holders()[slab] == PARENT:
                 self.release(slab, PARENT)  # its edges may be overwritten already
             raise
 
-    def _page_lock(self, slab: int, lock: PageLock) -> None:
-        nbytes, before = self.committed(slab), self._locked.get(slab, 0)
+    def _pin_slab(self, slab: int, pinner: Pinner) -> None:
+        nbytes, before = self.committed(slab), self._pinned_nbytes.get(slab, 0)
         if before in (nbytes, -1):
             return
-        if before:  # the slab was free until a moment ago: nothing reads it
-            lock.unlock(self.address(slab))
-        self._locked[slab] = nbytes if lock.lock(self.address(slab), nbytes) else -1
+        if before:  # the slab was free, so no copy reads it
+            pinner.unpin(self.slab_address(slab))
+        self._pinned_nbytes[slab] = (
+            nbytes if pinner.pin(self.slab_address(slab), nbytes) else -1
+        )
 
-    def _page_unlock(self, slab: int) -> None:
-        if self._lock is not None and self.is_locked(slab):
-            if self._locked.pop(slab, 0):  # another thread may have been faster
-                self._lock.unlock(self.address(slab))
+    def _unpin_slab(self, slab: int) -> None:
+        if self._pinner is not None and self.is_pinned(slab):
+            if self._pinned_nbytes.pop(slab, 0):  # unless another thread did it
+                self._pinner.unpin(self.slab_address(slab))
 
 
 def find(name: str) -> Ring:
-    """Return a ring that this process made.
+    """Return the ring of this name, which this process created.
 
     Raises:
-        RuntimeError: it is no more.
+        RuntimeError: the ring does not exist in this process.
     """
-    ring = _made.get(name)
-    if ring is None or not ring.is_mine:
+    ring = _rings.get(name)
+    if ring is None or not ring.created_here:
         raise RuntimeError(
-            "a batch must arrive in the process whose DataLoader sent for it, while "
-            "that DataLoader exists, but its ring is not here."
+            "a batch must be received in the process of its DataLoader while the "
+            "DataLoader exists, but its ring is not in this process. Keep the "
+            "DataLoader, and iterate over it in the process that created it."
         )
     return ring
 
 
-def _unlock(
+def _unpin_all(
     pid: int,
-    lock: PageLock,
-    locked: dict[int, int],
+    pinner: Pinner,
+    pinned_nbytes: dict[int, int],
     addresses: list[int],
 ) -> None:
-    """Unlock the pages of a ring that dies: while a device reads them, it lives."""
-    if pid != os.getpid():  # a forked copy dies, which has no device
+    """Unpin all slabs of a freed ring; while a device reads them, it is not freed."""
+    if pid != os.getpid():  # a forked copy, which has not pinned them
         return
-    for slab, nbytes in locked.items():
+    for slab, nbytes in pinned_nbytes.items():
         if nbytes > 0:
-            # A failed device raises at the next call of the program, not here.
+            # A failed device raises an error at the next call of the program.
             with contextlib.suppress(RuntimeError):
-                lock.unlock(addresses[slab])
+                pinner.unpin(addresses[slab])
+
+
+def total_nbytes(num_slabs: int, slab_nbytes: int) -> int:
+    """Return the size of a ring in bytes; memory is reserved only when it is used."""
+    return _header_nbytes(num_slabs) + num_slabs * _stride(slab_nbytes)
+
+
+def largest_slab(num_slabs: int, nbytes: int) -> int:
+    """Return the largest size of slabs with which a ring takes at most ``nbytes``.
+
+    Slabs consist of whole pages with edges, and a header comes before them. 0 if no
+    slab fits.
+    """
+    pages = (nbytes - _header_nbytes(num_slabs)) // num_slabs // mmap.PAGESIZE
+    return max(pages * mmap.PAGESIZE - 2 * _LINE, 0)
+
+
+def _header_nbytes(num_slabs: int) -> int:
+    return _whole_pages(_LINE * (1 + num_slabs))
+
+
+def _stride(slab_nbytes: int) -> int:
+    """Return the distance between slabs in bytes: a slab has two edges."""
+    return _whole_pages(slab_nbytes + 2 * _LINE)
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _attach(fd: Any, name: str, num_slabs: int, slab_nbytes: int) -> RingMemory:
+    """Map the ring of another process, to claim its slabs."""
+    return RingMemory(fd.detach(), name, num_slabs, slab_nbytes)

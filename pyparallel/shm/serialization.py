@@ -1,10 +1,11 @@
-"""Parcels: a batch on its way from a worker, its bytes in one slab.
+"""Serialize a batch in a worker and deserialize it in the parent process.
 
-The batch is pickled as any other object that crosses processes, but for its tensors:
-each is written into the slab (or was made there), and the pickle has its number. What
-crosses is one short message; the parent makes views of the slab and puts them where the
-numbers are. So the tensors of a batch are found wherever they are, in objects of any
-class, and all else crosses as it does with torch.
+The worker writes the tensors of the batch into one slab, unless they were created
+there. It pickles the rest of the batch as torch's queue does, with a number in the
+place of each tensor. One short message carries the pickle and the layout of the slab.
+
+The parent creates views of the slab and unpickles the batch with a view for each
+number. The pickle visits every object, so tensors are found in objects of any class.
 """
 
 from __future__ import annotations
@@ -24,22 +25,25 @@ from ..core.torch_private import pin_memory
 from ..transfer import to_device
 from . import memfd
 from . import ring as ring_module
-from .ring_memory import Slab
+from .ring import Slab
 
 
-class Miss(NamedTuple):
-    """Why a batch does not lie in the ring.
+class RingMiss(NamedTuple):
+    """The reason why a batch is not in the ring.
 
     Attributes:
-        reason: ``"full"``, ``"large"``, ``"memory"``, ``"kept"`` or ``"off"``.
-        nbytes: what the batch needs.
+        reason: ``"full"`` (no slab is free), ``"large"`` (the batch does not fit into a
+            slab), ``"memory"`` (the system has no memory left), ``"kept"`` (the worker
+            keeps a tensor of the batch), ``"off"`` (there is no ring) or
+            ``"unsupported"`` (torch sends some of the tensors).
+        nbytes: bytes that the batch needs; 0 if unknown.
     """
 
     reason: str
     nbytes: int
 
 
-class InRing(NamedTuple):
+class SlabLocation(NamedTuple):
     """The first bytes of a slab."""
 
     ring: str
@@ -49,67 +53,74 @@ class InRing(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What crosses.
+    """The content of a message from a worker to the parent.
 
     Attributes:
-        place: where the bytes are; None: there are none.
-        body: the pickled batch.
-        plan: where in these bytes the leaves lie; None: there are none.
-        order: for every number in the pickle, which of the leaves it is; None: itself.
-        turned: for leaves that are not row-major, the order of their dimensions.
-        buffers: which numbers are the buffers of arrays.
-        foreign: pickled tensors of other kinds, as torch sends them.
-        miss: why it does not lie in the ring, or None.
-        note: what the loader wants to know besides.
+        location: the memory with the bytes of the leaves; None if there are no bytes.
+        body: the pickled batch, with a number for each leaf.
+        plan: the layout of the leaves in the memory; None if there are no leaves.
+        order: the index in ``plan`` of each number; None if both are the same.
+        permuted: the order of dimensions in memory, by number, of leaves that are not
+            row-major.
+        buffers: the numbers of leaves that are buffers of NumPy arrays.
+        unsupported: pickled tensors and storages that torch sends.
+        miss: the reason why the batch is not in the ring, or None.
+        timings: measurements of the worker, which the loader adds.
     """
 
-    place: InRing | memfd.Sent | None
+    location: SlabLocation | memfd.SharedBufferHandle | None
     body: bytes
     plan: Any
     order: tuple[int, ...] | None
-    turned: dict[int, tuple[int, ...]]
+    permuted: dict[int, tuple[int, ...]]
     buffers: tuple[int, ...]
-    foreign: bytes | None
-    miss: Miss | None
-    note: Any = None
+    unsupported: bytes | None
+    miss: RingMiss | None
+    timings: Any = None
 
     @property
     def is_in_ring(self) -> bool:
-        """Tell whether the bytes are in a slab of the ring."""
-        return isinstance(self.place, InRing)
+        """Return True if the bytes are in a slab of the ring."""
+        return isinstance(self.location, SlabLocation)
 
 
-_CLOSED = object()
+_NOT_DESERIALIZED = object()
 
 
-class Parcel:
-    """A batch that has arrived; its slab is free again when it and its tensors die."""
+class ReceivedBatch:
+    """A batch that the parent received.
+
+    Its slab is free again when this object and all tensors of the batch are gone.
+    """
 
     def __init__(self, *message: Any) -> None:
         self.message = Message(*message)
-        self.is_locked = False
-        self._opened: Any = _CLOSED
-        foreign, place = self.message.foreign, self.message.place
-        self._foreign = pickle.loads(foreign) if foreign is not None else []
+        self.is_pinned = False
+        self._batch: Any = _NOT_DESERIALIZED
+        unsupported, location = self.message.unsupported, self.message.location
+        self._unsupported = pickle.loads(unsupported) if unsupported is not None else []
         self._bytes = torch.empty(0, dtype=torch.uint8)
-        if isinstance(place, InRing):
-            ring = ring_module.find(place.ring)
-            self._bytes = ring.adopt(place.slab, place.holder, place.nbytes)
-            self.is_locked = ring.is_locked(place.slab)
-        elif place is not None:
-            self._bytes = memfd.receive(place)
+        if isinstance(location, SlabLocation):
+            ring = ring_module.find(location.ring)
+            self._bytes = ring.adopt(location.slab, location.holder, location.nbytes)
+            self.is_pinned = ring.is_pinned(location.slab)
+        elif location is not None:
+            self._bytes = memfd.receive(location)
 
-    def open(self) -> Any:
-        """Return the batch; its tensors are views of the slab."""
-        if self._opened is _CLOSED:
-            self._opened = self._unpickle()
-        return self._opened
+    def deserialize(self) -> Any:
+        """Return the batch, with tensors that are views of the slab."""
+        if self._batch is _NOT_DESERIALIZED:
+            self._batch = self._unpickle()
+        return self._batch
 
-    def pin_memory(self, device: Any = None) -> Parcel:
-        """Open the batch, and page-lock what is not: torch's pinning thread asks so."""
-        batch = self.open()
-        if not self.is_locked or self._foreign or self.message.buffers:
-            self._opened = pin_memory(batch, device)
+    def pin_memory(self, device: Any = None) -> ReceivedBatch:
+        """Deserialize the batch and pin its tensors, unless the slab is pinned.
+
+        The pinning thread of torch calls this.
+        """
+        batch = self.deserialize()
+        if not self.is_pinned or self._unsupported or self.message.buffers:
+            self._batch = pin_memory(batch, device)
         return self
 
     def _unpickle(self) -> Any:
@@ -118,22 +129,22 @@ class Parcel:
         if message.plan is not None:
             leaves = backend.views(self._bytes, message.plan)
         if message.order is not None:
-            leaves = [leaves[place] for place in message.order]
-        for number, order in message.turned.items():
-            back = sorted(range(len(order)), key=order.__getitem__)
-            leaves[number] = leaves[number].permute(back)
+            leaves = [leaves[index] for index in message.order]
+        for number, order in message.permuted.items():
+            inverse = sorted(range(len(order)), key=order.__getitem__)
+            leaves[number] = leaves[number].permute(inverse)
         buffers = [leaves[number].numpy() for number in message.buffers]
-        foreign = self._foreign
+        unsupported = self._unsupported
 
         def tensor(number: int) -> Any:
-            return leaves[number] if number >= 0 else foreign[-1 - number]
+            return leaves[number] if number >= 0 else unsupported[-1 - number]
 
-        self._bytes = torch.empty(0, dtype=torch.uint8)  # the views keep the slab
+        self._bytes = torch.empty(0, dtype=torch.uint8)  # the views keep the slab alive
         return _Unpickler(message.body, tensor, buffers).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles a batch and puts tensors in the place of numbers."""
+    """Unpickle a batch and replace the numbers by tensors."""
 
     def __init__(
         self, body: bytes, tensors: Callable[[int], Any], buffers: Sequence[Any]
@@ -142,201 +153,214 @@ class _Unpickler(pickle.Unpickler):
         self._tensors = tensors
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name in the pickle stands for."""
-        if name == "numbered" and module == __name__:
+        """Return the object of this name, or the lookup of tensors."""
+        if name == "tensor_placeholder" and module == __name__:
             return self._tensors
         return super().find_class(module, name)
 
 
-def numbered(number: int) -> Any:
-    """Stand for a tensor in a pickle; `Parcel.open` has what it stands for."""
-    raise pickle.UnpicklingError(f"the pickle of a parcel has no tensor {number}.")
+def tensor_placeholder(number: int) -> Any:
+    """Represent a tensor in a pickle; `ReceivedBatch.deserialize` replaces it."""
+    raise pickle.UnpicklingError(
+        f"tensor {number} of a pickled batch is missing. Use ReceivedBatch to unpickle."
+    )
 
 
-# --- Sealing: a worker writes the tensors of a batch into a slab and pickles the rest.
+# ------------------------------------------------------------ in the worker
 
 
-#: Arrays of fewer bytes are pickled.
+#: Smaller NumPy arrays are pickled with the batch.
 _SMALL_ARRAY = 4096
 
 
-class Sealed:
-    """A message, ready to be put into a queue; it arrives as a `Parcel`."""
+class SerializedBatch:
+    """A message for a queue, which unpickles it as a `ReceivedBatch`."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
 
     def __reduce__(self) -> Any:
-        return Parcel, tuple(self.message)
+        return ReceivedBatch, tuple(self.message)
 
 
-class _Leaves:
-    """What the pickle of a batch only has numbers for.
+class _LeafCollector:
+    """Collect the tensors and arrays that the pickle of a batch refers to by number.
 
     Args:
-        packs: whether there are slabs at all.
-        trusts: whether a quick look at a tensor is enough: the backend looks at every
-            one before it writes, and refuses what it cannot pack.
+        can_pack: False if this system has no shared memory for slabs.
+        trust: accept tensors after a quick check. The backend checks each tensor
+            before it writes any, and raises an error if it cannot pack one.
     """
 
-    def __init__(self, packs: bool, trusts: bool) -> None:
-        self.packs, self.trusts = packs, packs and trusts
-        self.own: list[torch.Tensor] = []  # numbered from 0 up
-        self.foreign: list[Any] = []  # numbered from -1 down
-        self.turned: dict[int, tuple[int, ...]] = {}
+    def __init__(self, can_pack: bool, trust: bool) -> None:
+        self.can_pack, self.trust = can_pack, can_pack and trust
+        self.packed: list[torch.Tensor] = []  # numbers 0, 1, ...
+        self.unsupported: list[Any] = []  # numbers -1, -2, ...
+        self.permuted: dict[int, tuple[int, ...]] = {}
         self.buffers: list[int] = []
 
-    def tensor(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor."""
+    def add_tensor(self, tensor: torch.Tensor) -> int:
+        """Add a tensor and return its number."""
         if (
-            self.trusts
+            self.trust
             and type(tensor) is torch.Tensor
             and tensor.is_cpu
             and not tensor.requires_grad
             and tensor.layout is torch.strided
             and tensor.is_contiguous()
         ):
-            self.own.append(tensor)
-            return len(self.own) - 1
-        return self._after_a_closer_look(tensor)
+            self.packed.append(tensor)
+            return len(self.packed) - 1
+        return self._add_checked(tensor)
 
-    def _after_a_closer_look(self, tensor: torch.Tensor) -> int:
+    def _add_checked(self, tensor: torch.Tensor) -> int:
         if tensor.requires_grad and not tensor.is_leaf:
             raise BatchValueError(
-                "a tensor of a batch must not have a graph in a DataLoader worker, "
-                f"because it cannot cross processes, but one of shape "
-                f"{tuple(tensor.shape)} has. Detach it in the dataset."
+                "DataLoader: a tensor of a batch must be detached, because an autograd "
+                "graph cannot be sent to another process, but one of shape "
+                f"{tuple(tensor.shape)} has a graph. Call detach() in the dataset."
             )
         if type(tensor) is torch.Tensor and (tensor.is_conj() or tensor.is_neg()):
-            tensor = tensor.resolve_conj().resolve_neg()  # torch's queue forgets it
+            tensor = tensor.resolve_conj().resolve_neg()  # torch's queue drops both
         if not (
-            self.packs
+            self.can_pack
             and type(tensor) is torch.Tensor
             and not tensor.requires_grad
             and to_device.can_pack(tensor)
             and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not expanded
         ):
-            return self.other(tensor)
+            return self.add_unsupported(tensor)
         if not tensor.is_contiguous():
             order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-            turned = tensor.permute(order)
-            if turned.is_contiguous():  # channels_last, say: it arrives as such
-                self.turned[len(self.own)] = tuple(order)
-                tensor = turned
-        self.own.append(tensor)
-        return len(self.own) - 1
+            permuted = tensor.permute(order)
+            if permuted.is_contiguous():  # for example, channels_last
+                self.permuted[len(self.packed)] = tuple(order)
+                tensor = permuted
+        self.packed.append(tensor)
+        return len(self.packed) - 1
 
-    def other(self, value: Any) -> int:
-        """Return the number of what torch is to send."""
-        self.foreign.append(value)
-        return -len(self.foreign)
+    def add_unsupported(self, value: Any) -> int:
+        """Add a tensor or storage that torch sends, and return its number."""
+        self.unsupported.append(value)
+        return -len(self.unsupported)
 
-    def array(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take the bytes of a large array; True: pickle them instead."""
+    def add_array(self, buffer: pickle.PickleBuffer) -> bool:
+        """Add the bytes of a large array; return True to pickle them instead."""
         raw = buffer.raw()
-        if not self.packs or raw.readonly or raw.nbytes < _SMALL_ARRAY:
+        if not self.can_pack or raw.readonly or raw.nbytes < _SMALL_ARRAY:
             return True
-        self.buffers.append(len(self.own))
-        self.own.append(torch.frombuffer(raw, dtype=torch.uint8))
+        self.buffers.append(len(self.packed))
+        self.packed.append(torch.frombuffer(raw, dtype=torch.uint8))
         return False
 
 
 class _Pickler(ForkingPickler):
-    """Pickles a batch as a queue does, but its tensors by number."""
+    """Pickle a batch as torch's queue does, with numbers for its tensors."""
 
-    def __init__(self, file: io.BytesIO, leaves: _Leaves) -> None:
-        super().__init__(file, 5, True, leaves.array)
+    def __init__(self, file: io.BytesIO, leaves: _LeafCollector) -> None:
+        super().__init__(file, 5, True, leaves.add_array)
         self._leaves = leaves
 
     def reducer_override(self, value: Any) -> Any:
-        """Say how an object is pickled that is no builtin value or container."""
+        """Return how to pickle an object that is not of a builtin type."""
         if isinstance(value, torch.Tensor):
-            return numbered, (self._leaves.tensor(value),)
+            return tensor_placeholder, (self._leaves.add_tensor(value),)
         if isinstance(value, torch.UntypedStorage | torch.TypedStorage):
-            return numbered, (self._leaves.other(value),)
+            return tensor_placeholder, (self._leaves.add_unsupported(value),)
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(value) in (numpy.ndarray, numpy.memmap):
-            if not value.flags.writeable:  # by torch's queue, every array becomes so
+            if not value.flags.writeable:  # torch's queue delivers writable arrays
                 return value.copy("K").__reduce_ex__(5)
         return NotImplemented
 
 
-def seal(batch: Any, slab: Slab | None, miss: Miss | None) -> Message:
-    """Write a batch into a slab, or into fresh memory, and say where.
+def serialize(batch: Any, slab: Slab | None, miss: RingMiss | None) -> Message:
+    """Write a batch into a slab, or into other shared memory, and return the message.
 
-    Nothing of the batch is kept: what was made on the slab may die when this returns.
+    The message holds no reference to the batch or its tensors.
 
     Args:
-        batch: anything that pickles.
-        slab: where some of its tensors may lie already; None: there is none.
-        miss: why there is none.
+        batch: any object that can be pickled.
+        slab: the slab to write into. It may already hold some tensors of the batch.
+            None: write into new shared memory.
+        miss: the reason why there is no slab, or None.
 
     Raises:
-        ValueError: a tensor has a graph.
-        RuntimeError: the system has no memory or no descriptor left.
-        Exception: what pickling raised.
+        ValueError: a tensor has an autograd graph.
+        RuntimeError: the system has no memory or no file descriptor left.
+        Exception: any error of pickling.
     """
     try:
-        return _seal(batch, slab, miss, trusts=True)
-    except (TypeError, ValueError):  # one of them is conjugated, say
-        return _seal(batch, slab, miss, trusts=False)
+        return _serialize(batch, slab, miss, trust=True)
+    except (TypeError, ValueError):  # for example, a tensor is a conjugate view
+        return _serialize(batch, slab, miss, trust=False)
 
 
-def _seal(batch: Any, slab: Slab | None, miss: Miss | None, trusts: bool) -> Message:
-    leaves = _Leaves(memfd.is_supported(), trusts)
+def _serialize(
+    batch: Any, slab: Slab | None, miss: RingMiss | None, trust: bool
+) -> Message:
+    leaves = _LeafCollector(memfd.is_supported(), trust)
     file = io.BytesIO()
     _Pickler(file, leaves).dump(batch)
-    own = leaves.own
-    place: InRing | memfd.Sent | None = None
+    tensors = leaves.packed
+    location: SlabLocation | memfd.SharedBufferHandle | None = None
     plan, order = None, None
-    if own and slab is not None:
-        plan, order = _write(own, slab)
+    if tensors and slab is not None:
+        plan, order = _write_to_slab(tensors, slab)
         if plan is None:
-            is_large = slab.asked > slab.capacity
-            miss = Miss("large" if is_large else "memory", slab.asked)
+            is_large = slab.requested > slab.capacity
+            miss = RingMiss("large" if is_large else "memory", slab.requested)
         elif plan.nbytes:
-            place = InRing(slab.ring_name, slab.index, slab.holder, plan.nbytes)
-    if own and plan is None:
-        plan = backend.plan_slab(own)
+            location = SlabLocation(
+                slab.ring_name, slab.index, slab.holder, plan.nbytes
+            )
+    if tensors and plan is None:
+        plan = backend.plan_slab(tensors)
         miss = miss and miss._replace(nbytes=miss.nbytes or plan.nbytes)
         if plan.nbytes:
-            fresh = _fresh(plan.nbytes)
-            backend.pack(fresh.bytes, own, plan)
-            place = fresh.send()
-    foreign = bytes(ForkingPickler.dumps(leaves.foreign)) if leaves.foreign else None
+            shared = _new_shared_buffer(plan.nbytes)
+            backend.pack(shared.bytes, tensors, plan)
+            location = shared.send()
+    unsupported = (
+        bytes(ForkingPickler.dumps(leaves.unsupported)) if leaves.unsupported else None
+    )
     return Message(
-        place,
+        location,
         file.getvalue(),
         plan,
         order,
-        leaves.turned,
+        leaves.permuted,
         tuple(leaves.buffers),
-        foreign,
-        miss if own else None,
+        unsupported,
+        miss if tensors else None,
     )
 
 
-def keep(message: Message, slab: Slab) -> Message:
-    """Return a message with the bytes in fresh memory, for a slab that is still used.
+def move_out_of_ring(message: Message, slab: Slab) -> Message:
+    """Copy the bytes of a batch from its slab to other shared memory.
 
-    Somebody in this process has kept a tensor of the batch, to give it out again
-    perhaps, and the next batch must not be written over it.
+    This process keeps a tensor of the batch and may return it again, so the next batch
+    must not overwrite it.
     """
     nbytes = message.plan.nbytes
-    fresh = _fresh(nbytes)
-    fresh.bytes.copy_(slab.written(nbytes))
-    slab.clear_gaps(fresh.bytes)
-    return message._replace(place=fresh.send(), miss=Miss("kept", nbytes))
+    shared = _new_shared_buffer(nbytes)
+    shared.bytes.copy_(slab.leading_bytes(nbytes))
+    slab.clear_gaps(shared.bytes)
+    return message._replace(location=shared.send(), miss=RingMiss("kept", nbytes))
 
 
-def _write(own: list[torch.Tensor], slab: Slab) -> tuple[Any, tuple[int, ...] | None]:
-    """Write into a slab what does not lie there yet; return the plan and the order.
+def _write_to_slab(
+    tensors: list[torch.Tensor], slab: Slab
+) -> tuple[Any, tuple[int, ...] | None]:
+    """Write the tensors that are not yet in a slab into it.
 
-    No plan: it does not fit.
+    Returns:
+        The layout of all tensors and their order in it (`Message.order`). The layout is
+        None if the tensors do not fit or the system has no memory left.
     """
-    placed = _placed(own, slab) if slab.used else {}
-    others = [i for i in range(len(own)) if i not in placed]
-    packed = [own[i] for i in others]
+    placed = _leaves_in_slab(tensors, slab) if slab.used else {}
+    others = [i for i in range(len(tensors)) if i not in placed]
+    packed = [tensors[i] for i in others]
     plan = backend.plan_slab(packed)
     start = slab.next_start
     memory = slab.take(plan.nbytes)
@@ -344,16 +368,16 @@ def _write(own: list[torch.Tensor], slab: Slab) -> tuple[Any, tuple[int, ...] | 
         return None, None
     backend.pack(memory, packed, plan)
     end = 0
-    for i, offset in placed.items():  # no byte of an earlier batch is ever visible
+    for i, offset in placed.items():  # bytes of earlier batches must not be visible
         slab.gaps.append((end, offset))
-        end = offset + own[i].nbytes
+        end = offset + tensors[i].nbytes
     slab.gaps.append((end, start))
     if not placed:
-        if start:  # memory that a collate function took and then did not use
-            plan = _shifted(plan, start)
+        if start:  # memory that the collate function allocated and did not use
+            plan = _shift_plan(plan, start)
         return plan, None
     order = [*placed, *others]
-    leaves = [own[i] for i in order]
+    leaves = [tensors[i] for i in order]
     whole = backend.SlabPlan(
         [*placed.values(), *(start + offset for offset in plan.offsets)],
         [leaf.shape for leaf in leaves],
@@ -364,35 +388,35 @@ def _write(own: list[torch.Tensor], slab: Slab) -> tuple[Any, tuple[int, ...] | 
     return whole, tuple(places)
 
 
-def _placed(own: list[torch.Tensor], slab: Slab) -> dict[int, int]:
-    """Return which leaves lie in a slab already, ascending, and where."""
-    there = sorted(
+def _leaves_in_slab(tensors: list[torch.Tensor], slab: Slab) -> dict[int, int]:
+    """Return the offsets of the leaves that are already in a slab, in memory order."""
+    found = sorted(
         (offset, i)
-        for i, leaf in enumerate(own)
+        for i, leaf in enumerate(tensors)
         if leaf.nbytes and leaf.is_contiguous()
         for offset in [slab.offset(leaf)]
         if offset is not None and offset % backend.ALIGNMENT == 0
     )
     placed: dict[int, int] = {}
     end = 0
-    for offset, i in there:
-        if offset >= end:  # else a view of the one before it, which is copied
+    for offset, i in found:
+        if offset >= end:  # otherwise it overlaps the previous leaf and is copied
             placed[i] = offset
-            end = offset + own[i].nbytes
+            end = offset + tensors[i].nbytes
     return placed
 
 
-def _shifted(plan: Any, start: int) -> Any:
+def _shift_plan(plan: Any, start: int) -> Any:
     offsets = [start + offset for offset in plan.offsets]
     return backend.SlabPlan(offsets, plan.shapes, plan.dtypes, start + plan.nbytes)
 
 
-def _fresh(nbytes: int) -> memfd.Fresh:
+def _new_shared_buffer(nbytes: int) -> memfd.SharedBuffer:
     try:
-        return memfd.Fresh(nbytes)
+        return memfd.SharedBuffer(nbytes)
     except OSError as error:
         raise RuntimeError(
-            f"a batch must get {nbytes} bytes of shared memory, but the system says "
-            f"{error.strerror!r}. Raise the limit of open files (ulimit -n) or of "
-            "memory, or make batches smaller."
+            f"DataLoader: a batch needs {nbytes} bytes of shared memory, but the "
+            f"system reports {error.strerror!r}. Raise the limit of open files "
+            "(ulimit -n) or of memory, or reduce the batch size."
         ) from error

@@ -103,12 +103,14 @@ def scatter_ragged(value: int) -> tuple[Tensors, Tensors]:
 def adopt_slab(value: int) -> tuple[Tensors, Tensors]:
     """Send a batch of a pinned ring, and drop it."""
     ring = Ring(2, 16 << 20)
-    ring.page_lock(pinning.for_accelerator())
-    parcel = Worker(ring, torch.stack).make([torch.full((1 << 16,), float(value))] * 4)
-    batch = parcel.open()
+    ring.pin(pinning.accelerator_pinner())
+    received = Worker(ring, torch.stack).make(
+        [torch.full((1 << 16,), float(value))] * 4
+    )
+    batch = received.deserialize()
     found = scatter(batch, [0])[0]
     expected = batch.clone()
-    del batch, parcel
+    del batch, received
     torch.cuda.synchronize()
     to_device.release_done()
     return [found], [expected]

@@ -137,7 +137,9 @@ def test_a_batch_is_read_in_place_without_a_pageable_copy() -> None:
     batch = next(batches)
     ring = loader._receiver.ring
     inside = [
-        ring.address(slab) <= batch.data_ptr() < ring.address(slab) + ring.slab_nbytes
+        ring.slab_address(slab)
+        <= batch.data_ptr()
+        < ring.slab_address(slab) + ring.slab_nbytes
         for slab in range(ring.num_slabs)
     ]
     assert inside.count(True) == 1
@@ -357,7 +359,7 @@ def test_a_prefetcher_goes_on_beside_a_capture(kind: Any) -> None:
 
         def arrive() -> None:
             dataset.gate.set()
-            assert wait_for(lambda: len(batches._generation.items) == 4)
+            assert wait_for(lambda: len(batches._thread.items) == 4)
 
         captured(arrive)
         sent += batches

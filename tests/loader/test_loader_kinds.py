@@ -202,8 +202,9 @@ def test_a_tensor_with_a_graph_is_refused() -> None:
     with pytest.raises(RuntimeError) as caught:
         next(iter(loader))
     assert (
-        "a tensor of a batch must not have a graph in a DataLoader worker, because it "
-        "cannot cross processes, but one of shape (2,) has. Detach it in the dataset."
+        "DataLoader: a tensor of a batch must be detached, because an autograd graph "
+        "cannot be sent to another process, but one of shape (2,) has a graph. Call "
+        "detach() in the dataset."
     ) in str(caught.value)
 
 

@@ -266,11 +266,11 @@ def test_a_batch_outlives_its_loader() -> None:
     batches = list(pyparallel.DataLoader(Numbers(3), num_workers=1))
     gc.collect()
     assert [batch.tolist() for batch in batches] == [[[i] * 3] for i in range(3)]
-    assert len(list(ring_module._made)) >= 1
-    names = list(ring_module._made)
+    assert len(list(ring_module._rings)) >= 1
+    names = list(ring_module._rings)
     del batches
     gc.collect()
-    assert len(list(ring_module._made)) < len(names)
+    assert len(list(ring_module._rings)) < len(names)
     assert wait_for(lambda: num_fds() <= before)
 
 

@@ -58,13 +58,13 @@ SCRIPTS = {
     "two workers": ("loader = DataLoader(data, num_workers=2)" + ITERATOR, 0, ""),
     "no workers": ("loader = DataLoader(data)" + ITERATOR, 0, ""),
     "page-locked ring": (
-        # A device: max() locks memory, and a call of print() would be seen.
+        # A device: max() pins memory, and a call of print() would be seen.
         "from types import SimpleNamespace\n"
-        "lock = SimpleNamespace(lock=max, unlock=print, fence=print)\n"
+        "lock = SimpleNamespace(pin=max, unpin=print, fence=print)\n"
         "it = iter(loader)\n"
-        "loader._receiver.ring.page_lock(lock)\n"
+        "loader._receiver.ring.pin(lock)\n"
         "first = next(it)\n"
-        "assert loader._receiver.ring.is_locked(0)",
+        "assert loader._receiver.ring.is_pinned(0)",
         0,
         "",
     ),

@@ -69,7 +69,7 @@ def test_a_close_meanwhile_ends_the_thread_without_a_warning(persistent: bool) -
     with nothing_left():
         pre = pyparallel.PreDataLoader(plain)
         it = iter(pre)
-        generation = it._generation
+        generation = it._thread
         until(lambda: worker_monitor.find_dead_worker(generation.source))
         pre.close()  # warnings are errors
         assert not generation.thread.is_alive()

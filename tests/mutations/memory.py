@@ -90,7 +90,7 @@ MUTATIONS = (
         "a dropped slab is free while the device reads it",
         "page-locked memory used again too early",
         "pyparallel/shm/ring.py",
-        "        if self.is_locked(slab) and self._lock is not None:\n",
+        "        if self.is_pinned(slab) and self._pinner is not None:\n",
         "        if False:\n",
         (_LOCK + "test_a_slab_is_not_free_before_its_mark_is_done",),
     ),
@@ -98,7 +98,7 @@ MUTATIONS = (
         "dropped slabs are freed without asking",
         "page-locked memory used again too early",
         "pyparallel/shm/ring.py",
-        "self._lock.fence().is_done)",
+        "self._pinner.fence().is_done)",
         "lambda: True)",
         (_LOCK + "test_a_slab_is_not_free_before_its_mark_is_done",),
     ),
@@ -114,7 +114,7 @@ MUTATIONS = (
         "a forked child unlocks its parent's pages",
         "pages unlocked too early, or twice",
         "pyparallel/shm/ring.py",
-        "    if pid != os.getpid():  # a forked copy dies, which has no device\n"
+        "    if pid != os.getpid():  # a forked copy, which has not pinned them\n"
         "        return\n",
         "",
         (_LOCK + "test_a_forked_child_neither_waits_nor_unlocks",),
@@ -123,8 +123,8 @@ MUTATIONS = (
         "a slab that grows is locked twice",
         "pages unlocked too early, or twice",
         "pyparallel/shm/ring.py",
-        "        if before:  # the slab was free until a moment ago: nothing reads it\n"
-        "            lock.unlock(self.address(slab))\n",
+        "        if before:  # the slab was free, so no copy reads it\n"
+        "            pinner.unpin(self.slab_address(slab))\n",
         "",
         (_LOCK + "test_a_slab_that_grows_is_unlocked_and_locked_anew",),
     ),
@@ -147,7 +147,7 @@ MUTATIONS = (
     Mutation(
         "the edges of slabs are not counted",
         "page-locked memory without bounds",
-        "pyparallel/shm/ring_memory.py",
+        "pyparallel/shm/ring.py",
         "    return max(pages * mmap.PAGESIZE - 2 * _LINE, 0)",
         "    return max(pages * mmap.PAGESIZE, 0)",
         (
@@ -158,7 +158,7 @@ MUTATIONS = (
     Mutation(
         "a slab grows over its neighbour",
         "page-locked memory without bounds",
-        "pyparallel/shm/ring_memory.py",
+        "pyparallel/shm/ring.py",
         "        size = min(-(-(need + need // 8) // _GROW) * _GROW, self._stride)\n",
         "        size = -(-(need + need // 8) // _GROW) * _GROW\n",
         ("tests/shm/test_ring.py::test_a_slab_takes_no_more_than_its_stride",),
@@ -178,7 +178,7 @@ MUTATIONS = (
         "the thread keeps the batch that it has handed over",
         "page-locked memory without bounds",
         "pyparallel/prefetch/_thread.py",
-        "        del batch, land, state",
+        "        del batch, get_batch, state",
         "        del state",
         (
             _BUDGETS + "test_prefetching_holds_queue_size_batches_and_the_one_being_"

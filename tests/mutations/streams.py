@@ -47,7 +47,8 @@ MUTATIONS = (
         "a job does not wait for what its caller has queued",
         "the consumer reads too early",
         "pyparallel/parallel/_device_threads.py",
-        "                self._api.wait(place.stream, self.homes[device].event)\n",
+        "                self._api.wait(place.stream, "
+        "self.caller_streams[device].event)\n",
         "",
         (_JOBS + "test_results_are_right_however_slow_the_streams_are",),
     ),
@@ -55,7 +56,8 @@ MUTATIONS = (
         "the caller does not wait for jobs",
         "the consumer reads too early",
         "pyparallel/parallel/_device_threads.py",
-        "            self._api.wait(self.homes[self._devices[i]].stream, event)\n",
+        "            self._api.wait(self.caller_streams[self._devices[i]].stream, "
+        "event)\n",
         "            pass\n",
         (_JOBS + "test_results_are_right_however_slow_the_streams_are",),
     ),
@@ -141,7 +143,7 @@ MUTATIONS = (
         "memory is allocated in the thread, on its stream",
         "memory of another stream",
         "pyparallel/prefetch/_to_device.py",
-        "MixedCopy(skeleton.take_tensors(), device, self._api, home)",
+        "MixedCopy(skeleton.take_tensors(), device, self._api, consumer_stream)",
         "MixedCopy(skeleton.take_tensors(), device, self._api)",
         (_PREFETCH + "test_memory_is_taken_from_the_stream_of_the_latest_next",),
     ),
@@ -169,7 +171,8 @@ MUTATIONS = (
         "a backward pass on the stream of a job is not known to the allocator",
         "memory of another stream",
         "pyparallel/parallel/_device_threads.py",
-        "                    _keep(self._api, self._uses(i), device, place.stream)\n",
+        "                    _record_stream(self._api, self._uses(i), device, "
+        "place.stream)\n",
         "",
         (
             _JOBS + "test_memory_of_arguments_is_kept_for_a_backward_pass_on_the_"
@@ -180,8 +183,10 @@ MUTATIONS = (
         "who reads results of jobs is not known to the allocator",
         "memory of another stream",
         "pyparallel/parallel/_device_threads.py",
-        "                    _keep(self._api, result, device, "
-        "call.homes[device].stream)\n",
+        "                    _record_stream(\n"
+        "                        self._api, result, device, "
+        "group.caller_streams[device].stream\n"
+        "                    )\n",
         "                    pass\n",
         (_JOBS + "test_memory_of_results_is_kept_for_the_stream_that_reads_them",),
     ),

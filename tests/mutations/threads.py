@@ -16,8 +16,8 @@ MUTATIONS = (
         "an error passes for the end",
         "an error out of its place",
         "pyparallel/prefetch/_thread.py",
-        "        generation.put(Item(error=explained))\n",
-        "        generation.put(Item())\n",
+        "        prefetch_thread.put(QueueItem(error=explained))\n",
+        "        prefetch_thread.put(QueueItem())\n",
         (
             _FAULTS + "test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_"
             "iterator",
@@ -49,7 +49,7 @@ MUTATIONS = (
         "StopIteration of a dataset is the end",
         "an error out of its place",
         "pyparallel/prefetch/_thread.py",
-        "            if error := cut_short(end, loader, num_batches):\n"
+        "            if error := early_end_error(end, loader, num_batches):\n"
         "                raise error from end\n",
         "",
         (
@@ -62,8 +62,8 @@ MUTATIONS = (
         "batches follow one that could not land",
         "an error out of its place",
         "pyparallel/prefetch/iterator.py",
-        "        except BaseException:  # the batch is lost: none may follow as if it "
-        "were not\n            self.close()\n            raise\n",
+        "        except BaseException:  # the batch is lost, so no later one may "
+        "follow\n            self.close()\n            raise\n",
         "        except BaseException:\n            raise\n",
         (_FAULTS + "test_a_batch_that_cannot_land_ends_the_iterator",),
         limit=30.0,
@@ -72,7 +72,7 @@ MUTATIONS = (
         "who asks behind the end waits",
         "an error out of its place",
         "pyparallel/prefetch/_thread.py",
-        "                if self.over:\n                    return None\n",
+        "                if self.finished:\n                    return None\n",
         "",
         (_PRE + "test_a_pass_that_ended_stays_ended",),
         limit=25.0,
@@ -81,7 +81,7 @@ MUTATIONS = (
         "batches of a closed pass are handed out",
         "an error out of its place",
         "pyparallel/prefetch/_thread.py",
-        "        generation.items.clear()\n",
+        "        prefetch_thread.items.clear()\n",
         "",
         (
             _ENDS + "test_a_pass_can_be_closed_by_itself",
@@ -94,7 +94,7 @@ MUTATIONS = (
         "an error out of its place",
         "pyparallel/prefetch/pre_data_loader.py",
         "        if isinstance(self.loader, Iterator) or "
-        "shares_iterator(self.loader):\n            self._stop_passes()\n",
+        "shares_iterator(self.loader):\n            self._close_iterators()\n",
         "",
         (_PRE + "test_a_loader_that_is_its_own_iterator_has_one_pass_at_a_time",),
         limit=30.0,
@@ -103,7 +103,8 @@ MUTATIONS = (
         "a held error holds the loader's workers",
         "an error out of its place",
         "pyparallel/prefetch/_thread.py",
-        "        worker_monitor.clear_error_frames(explained, generation.source)\n",
+        "        worker_monitor.clear_error_frames(explained, "
+        "prefetch_thread.source)\n",
         "",
         (_FAULTS + "test_a_held_error_holds_neither_workers_nor_batches",),
         limit=90.0,
@@ -112,8 +113,8 @@ MUTATIONS = (
         "an iterator that is dropped leaves its thread",
         "waits that nobody ends",
         "pyparallel/prefetch/iterator.py",
-        "        self._stop = weakref.finalize(self, _stop_surely, generation)\n",
-        "        self._stop = weakref.finalize(owner, _stop_surely, generation)\n",
+        "        self._stop = weakref.finalize(self, _stop_thread, prefetch_thread)\n",
+        "        self._stop = weakref.finalize(owner, _stop_thread, prefetch_thread)\n",
         (_ENDS + "test_a_pass_in_a_cycle_is_collected",),
         limit=30.0,
     ),
@@ -121,8 +122,9 @@ MUTATIONS = (
         "a pass that ends leaves the loader's iterator open",
         "waits that nobody ends",
         "pyparallel/prefetch/_thread.py",
-        "            worker_monitor.release(generation.source, "
-        "generation.options.loader)\n",
+        "            worker_monitor.release(\n"
+        "                prefetch_thread.source, prefetch_thread.options.loader\n"
+        "            )\n",
         "            pass\n",
         (_ENDS + "test_an_iterator_that_others_hold_is_closed",),
         limit=30.0,
@@ -131,8 +133,9 @@ MUTATIONS = (
         "who waits for room is not woken by a stop",
         "waits that nobody ends",
         "pyparallel/prefetch/_thread.py",
-        "        generation.items.clear()\n        generation.changed.notify_all()\n",
-        "        generation.items.clear()\n",
+        "        prefetch_thread.items.clear()\n"
+        "        prefetch_thread.changed.notify_all()\n",
+        "        prefetch_thread.items.clear()\n",
         (
             _ENDS + "test_a_pass_can_be_closed_by_itself",
             _ENDS + "test_close_ends_all_passes_and_allows_new_ones",
@@ -152,7 +155,7 @@ MUTATIONS = (
         "the threads of a forked child are its parent's",
         "locks and threads across a fork",
         "pyparallel/parallel/_thread_pool.py",
-        "os.register_at_fork(after_in_child=_begin_all)\n",
+        "os.register_at_fork(after_in_child=_reset_all)\n",
         "",
         (_THREADS + "test_a_forked_child_has_threads_of_its_own",),
         limit=30.0,
@@ -303,7 +306,7 @@ MUTATIONS = (
         "the loading thread has modes of its own",
         "modes of a thread",
         "pyparallel/prefetch/_thread.py",
-        "        with thread_state.entered(generation.state):\n",
+        "        with thread_state.entered(prefetch_thread.state):\n",
         "        if True:\n",
         (_PRE + "test_the_thread_has_the_modes_of_who_called_iter",),
     ),
@@ -311,9 +314,9 @@ MUTATIONS = (
         "every job computes with all cores",
         "threads inside of operators",
         "pyparallel/parallel/_device_threads.py",
-        "        wanted = self._host_threads if device == HOST else "
+        "        num_threads = self._host_threads if device == HOST else "
         "self._num_threads\n",
-        "        wanted = self._num_threads\n",
+        "        num_threads = self._num_threads\n",
         (
             "tests/parallel/test_parallel_apply.py::"
             "test_jobs_on_the_host_share_the_threads_of_their_caller",
@@ -335,7 +338,7 @@ MUTATIONS = (
     Mutation(
         "the error of whoever is first in time is raised",
         "an error out of its place",
-        "pyparallel/parallel/_calls.py",
+        "pyparallel/parallel/_device_threads.py",
         "            if number < self.first:\n",
         "            if self.error is None:\n",
         (_ERRORS + "test_the_first_error_by_item_is_raised_whichever_comes_first",),
@@ -343,8 +346,8 @@ MUTATIONS = (
     Mutation(
         "a failed call is held by its own traceback",
         "an error out of its place",
-        "pyparallel/parallel/_calls.py",
-        "        failure.error = None  # its traceback holds this frame\n",
+        "pyparallel/parallel/_device_threads.py",
+        "        failure.error = None  # its traceback refers to this frame\n",
         "        pass\n",
         (_THREADS + "test_nothing_of_a_failed_call_is_held",),
     ),

@@ -62,7 +62,7 @@ MUTATIONS = (
         "tensors that are more than their bytes",
         "pyparallel/shm/serialization.py",
         "            tensor = tensor.resolve_conj().resolve_neg()  # torch's queue "
-        "forgets it\n",
+        "drops both\n",
         "            pass\n",
         ("tests/loader/test_loader_kinds.py::test_a_batch_arrives_as_with_torch",),
     ),

@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         "a full ring is waited for",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/shm/ring_memory.py",
+        "pyparallel/shm/ring.py",
         "        if slab < 0:\n            return None\n",
         "        while slab < 0:\n"
         "            slab = backend.ring_claim(self.header, holder, self.fd)\n",
@@ -42,8 +42,8 @@ MUTATIONS = (
     Mutation(
         "a tensor that a worker keeps is written over",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/shm/ring_memory.py",
-        "        if self._owner() is not None:  # of a tensor that may lie in a gap\n"
+        "pyparallel/shm/ring.py",
+        "        if self._owner() is not None:  # a tensor is alive, perhaps in a gap\n"
         "            return False\n",
         "",
         (_RING + "test_what_a_worker_keeps_of_a_slab_stays_as_it_is",),
@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation(
         "a slab is free while a tensor on it lives in the worker",
         "slabs whose holder is gone, or somebody else",
-        "pyparallel/shm/ring_memory.py",
+        "pyparallel/shm/ring.py",
         "        if owner is None:\n            self._ring.release",
         "        if True:\n            self._ring.release",
         (
@@ -92,7 +92,8 @@ MUTATIONS = (
         "a forked child frees its parent's slabs",
         "slabs whose holder is gone, or somebody else",
         "pyparallel/shm/ring.py",
-        "        if not self.is_mine:\n            return  # a forked copy died\n",
+        "        if not self.created_here:\n"
+        "            return  # the tensor was of a forked copy\n",
         "",
         (_LOADER + "test_a_child_that_drops_its_copies_frees_nothing",),
     ),
@@ -100,14 +101,14 @@ MUTATIONS = (
         "a forked child uses its parent's ring",
         "locks and threads across a fork",
         "pyparallel/loader/_iterators.py",
-        "        if self.ring is None or not self.ring.is_mine:  # this",
-        "        if self.ring is None:  # this",
+        "        if self.ring is None or not self.ring.created_here:\n",
+        "        if self.ring is None:\n",
         (_LOADER + "test_a_forked_child_has_workers_and_a_ring_of_its_own",),
     ),
     Mutation(
         "gaps show an earlier batch",
         "bytes of an earlier batch",
-        "pyparallel/shm/ring_memory.py",
+        "pyparallel/shm/ring.py",
         "                memory[first:last].zero_()\n",
         "                pass\n",
         (_RING + "test_no_byte_of_an_earlier_batch_can_be_reached",),
@@ -124,8 +125,8 @@ MUTATIONS = (
     Mutation(
         "memory of a slab is written before it is reserved",
         "shared memory that is short, or stays",
-        "pyparallel/shm/ring_memory.py",
-        "            memfd.reserve(self.fd, self.start(slab), size)\n",
+        "pyparallel/shm/ring.py",
+        "            memfd.reserve(self.fd, self.slab_offset(slab), size)\n",
         "            pass\n",
         (_RING + "test_without_memory_for_a_slab_a_batch_takes_other_memory",),
     ),
@@ -156,7 +157,7 @@ MUTATIONS = (
     Mutation(
         "the memory of a ring is private",
         "page-locked private memory across a fork",
-        "pyparallel/shm/ring_memory.py",
+        "pyparallel/shm/ring.py",
         "mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes))",
         "mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes), mmap.MAP_PRIVATE)",
         (
@@ -261,7 +262,7 @@ MUTATIONS = (
         "nobody looks for dead workers while the thread hangs",
         "waits that nobody ends",
         "pyparallel/prefetch/_thread.py",
-        "        if watched and not self.items and not self.over:\n"
+        "        if watched and not self.items and not self.finished:\n"
         "            self._check_workers()\n",
         "",
         (_PREFETCH + "test_the_consumer_finds_the_dead_when_the_thread_hangs",),
@@ -301,9 +302,8 @@ MUTATIONS = (
         "a batch that needs no tensor is unpickled by its numbers",
         "errors and tensors that do not pickle",
         "pyparallel/shm/serialization.py",
-        '    raise pickle.UnpicklingError(f"the pickle of a parcel has no tensor '
-        '{number}.")',
-        "    return torch.empty(0)",
+        "    raise pickle.UnpicklingError(\n",
+        "    return torch.empty(0)\n    raise pickle.UnpicklingError(\n",
         (
             "tests/shm/test_serialization.py::"
             "test_a_parcel_is_opened_once_and_its_number_means_nothing_elsewhere",
@@ -321,7 +321,7 @@ MUTATIONS = (
         "the thread makes the first page-locked block of the process",
         "devices in workers",
         "pyparallel/prefetch/_thread.py",
-        "        self.options.hand_over.prepare()\n",
+        "        self.options.device_stage.prepare()\n",
         "",
         (
             "tests/prefetch/test_prefetch_device.py::"

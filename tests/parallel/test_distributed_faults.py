@@ -219,8 +219,8 @@ def test_models_that_differ_are_named_on_every_rank_which_can_go_on(
     expected = [
         [
             "ModelsDifferError",
-            "MMDistributedDataParallel must be given models of equal tensors on all "
-            f"ranks, but tensor {each}. Build the same model on every rank.",
+            "MMDistributedDataParallel: the models of all ranks must have equal "
+            f"tensors, but tensor {each}. Build the same model on every rank.",
             True,  # it is as it was
         ]
         for each in differences

@@ -16,7 +16,7 @@ from torch import nn
 from pyparallel import parallel_apply
 from pyparallel.core.errors import BatchTypeError, BatchValueError
 from pyparallel.core.thread_state import take
-from pyparallel.parallel._dealing import deal
+from pyparallel.parallel.parallel_apply import split_evenly
 
 pytestmark = pytest.mark.one_backend
 
@@ -43,7 +43,7 @@ def threads_of(num_items: int, devices: Any, num_parts: int) -> list[int]:
 
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_parts_are_in_order_and_as_equal_as_can_be(n: int, most: int) -> None:
-    parts = deal(list(range(n)), most) if n else []
+    parts = split_evenly(list(range(n)), most) if n else []
     assert [item for part in parts for item in part] == list(range(n))
     assert len(parts) == min(n, most)
     sizes = [len(part) for part in parts]
@@ -203,14 +203,14 @@ REFUSED = [
         ([never], [1]),
         {"output_device": 0},
         BatchTypeError,
-        "parallel_apply: the arguments beside several modules must be inputs, "
+        "parallel_apply: the arguments with several modules must be inputs, "
         "kwargs_tup, devices, but one is output_device.",
     ),
     (
         (never, [1]),
         {"kwargs_tup": [{}]},
         BatchTypeError,
-        "parallel_apply: the arguments beside one callable must be inputs, devices, "
+        "parallel_apply: the arguments with one callable must be inputs, devices, "
         "output_device, dim, module_kwargs, but one is kwargs_tup.",
     ),
     (

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyparallel import parallel_apply
-from pyparallel.parallel._thread_pool import Place, Pool, _Round
+from pyparallel.parallel._thread_pool import Place, ThreadPool, _TaskGroup
 
 pytestmark = pytest.mark.one_backend
 
@@ -36,25 +36,25 @@ class Asleep:
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    made = Pool(lambda device: None)
+def pool() -> Iterator[ThreadPool]:
+    made = ThreadPool(lambda device: None)
     yield made
     made.close()
     assert not made._workers & ours()
 
 
-def put_to_sleep(pool: Pool, number: int) -> tuple[Asleep, Any]:
+def put_to_sleep(pool: ThreadPool, number: int) -> tuple[Asleep, Any]:
     """Give ``number`` threads of the host an inbox where they do not look."""
-    workers = [pool._lend(HOST) for _ in range(number)]
+    workers = [pool._check_out(HOST) for _ in range(number)]
     queue = workers[0].inbox
     asleep = Asleep(queue.get)
     for worker in workers:
         worker.inbox = asleep  # type: ignore[assignment]  # looks like a queue
-        pool.give_back(worker)
+        pool.check_in(worker)
     return asleep, queue
 
 
-def wake(pool: Pool, asleep: Asleep, queue: Any) -> None:
+def wake(pool: ThreadPool, asleep: Asleep, queue: Any) -> None:
     for worker in pool._workers:
         worker.inbox = queue
     for task in asleep.kept:
@@ -74,22 +74,22 @@ def never() -> None:
     raise AssertionError("nothing was interrupted")
 
 
-def test_what_no_thread_begins_the_caller_does(pool: Pool) -> None:
+def test_what_no_thread_begins_the_caller_does(pool: ThreadPool) -> None:
     asleep, queue = put_to_sleep(pool, 3)
     done: list[int] = []
-    pool.do([HOST] * 4, [writes(done, i) for i in range(4)], never, 1)
+    pool.run([HOST] * 4, [writes(done, i) for i in range(4)], never, 1)
     assert done == [1, 3, 2, 0], "its own first, then from the end"
     assert len(asleep.kept) == 3
     assert len(pool._idle[HOST]) == len(set(pool._idle[HOST])) == 3
     wake(pool, asleep, queue)  # they come too late, and go on waiting
     met = threading.Barrier(4)
-    pool.do([HOST] * 4, [lambda place: met.wait(SOON) and None] * 4, never, 0)
+    pool.run([HOST] * 4, [lambda place: met.wait(SOON) and None] * 4, never, 0)
     assert done == [1, 3, 2, 0]
     assert len(pool._workers) == 3
     until(lambda: len(pool._idle[HOST]) == 3)
 
 
-def test_what_is_left_in_an_inbox_holds_nothing(pool: Pool) -> None:
+def test_what_is_left_in_an_inbox_holds_nothing(pool: ThreadPool) -> None:
     class Thing:
         def __call__(self, place: Place) -> None:
             pass
@@ -97,7 +97,7 @@ def test_what_is_left_in_an_inbox_holds_nothing(pool: Pool) -> None:
     asleep, queue = put_to_sleep(pool, 1)
     things = [Thing(), Thing()]
     watched = [weakref.ref(thing) for thing in things]
-    pool.do([HOST] * 2, things, never, 0)
+    pool.run([HOST] * 2, things, never, 0)
     del things
     gc.collect()
     assert [ref() for ref in watched] == [None, None] and asleep.kept
@@ -106,7 +106,7 @@ def test_what_is_left_in_an_inbox_holds_nothing(pool: Pool) -> None:
 
 def test_a_part_with_a_stream_is_left_to_its_thread() -> None:
     device = torch.device("cuda:0")
-    pool = Pool(lambda d: "a stream" if d == device else None)
+    pool = ThreadPool(lambda d: "a stream" if d == device else None)
     seen: dict[int, tuple[bool, Place]] = {}
     late = threading.Event()
 
@@ -122,7 +122,7 @@ def test_a_part_with_a_stream_is_left_to_its_thread() -> None:
         return do
 
     try:
-        pool.do([device, device, HOST], [task(i) for i in range(3)], never, 2)
+        pool.run([device, device, HOST], [task(i) for i in range(3)], never, 2)
     finally:
         pool.close()
     assert seen == {
@@ -134,7 +134,7 @@ def test_a_part_with_a_stream_is_left_to_its_thread() -> None:
 
 @pytest.mark.parametrize("when", ["before", "during", "after"])
 def test_whatever_moment_an_interrupt_comes_nothing_is_lost(
-    pool: Pool, when: str
+    pool: ThreadPool, when: str
 ) -> None:
     """Before the caller's own task, during it, and while it takes another's."""
     asleep, queue = put_to_sleep(pool, 2)
@@ -156,13 +156,13 @@ def test_whatever_moment_an_interrupt_comes_nothing_is_lost(
     if when == "before":
         asleep.put = lambda task: (_ for _ in ()).throw(Interrupt())  # type: ignore[method-assign]  # of this one only
     with pytest.raises(Interrupt):
-        pool.do([HOST] * 3, [own, other, other], lambda: cancelled.append(True), 0)
+        pool.run([HOST] * 3, [own, other, other], lambda: cancelled.append(True), 0)
     assert cancelled == [True]
     assert ran == {"before": [], "during": [0], "after": [0, 1]}[when]
     assert len(pool._idle[HOST]) == len(set(pool._idle[HOST])) == 2
     wake(pool, asleep, queue)
     met = threading.Barrier(3)
-    pool.do([HOST] * 3, [lambda place: met.wait(SOON) and None] * 3, never, 0)
+    pool.run([HOST] * 3, [lambda place: met.wait(SOON) and None] * 3, never, 0)
 
 
 def test_ctrl_c_in_the_callers_part_ends_the_call() -> None:
@@ -192,7 +192,7 @@ def test_ctrl_c_in_the_callers_part_ends_the_call() -> None:
 def waits() -> bool:
     """Tell whether the main thread waits for what others have begun."""
     frame: Any = sys._current_frames()[threading.main_thread().ident or 0]
-    while frame is not None and frame.f_code is not _Round.wait.__code__:
+    while frame is not None and frame.f_code is not _TaskGroup.wait.__code__:
         frame = frame.f_back
     return frame is not None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyparallel import parallel_apply
-from pyparallel.parallel import _calls
+from pyparallel.parallel import _device_threads
 
 pytestmark = pytest.mark.one_backend
 
@@ -72,12 +72,12 @@ class Old(Exception):
 
 def test_where_there_are_no_notes_a_cause_names_the_item() -> None:
     error = Old("no")
-    _calls._add_note(error, "in item 0 on device cpu")
+    _device_threads._add_note(error, "in item 0 on device cpu")
     assert error.__notes__ == ["in item 0 on device cpu"]
     assert repr(error.__cause__) == "RuntimeError('in item 0 on device cpu')"
     other, cause = Old("no"), ValueError("why")
     other.__cause__ = cause
-    _calls._add_note(other, "in item 1 on device cpu")
+    _device_threads._add_note(other, "in item 1 on device cpu")
     assert other.__cause__ is cause
 
 

@@ -13,8 +13,8 @@ import torch
 from fake_device import DEVICE, FakeDevice, NoKeep, Stream, memory
 
 import pyparallel
-from pyparallel.parallel import _calls
-from pyparallel.parallel._device_threads import Threads
+from pyparallel.parallel import _device_threads
+from pyparallel.parallel._device_threads import DeviceThreads
 
 pytestmark = pytest.mark.one_backend
 
@@ -38,8 +38,8 @@ class NoWaitInCaller(FakeDevice):
             super().wait(stream, event)
 
 
-def threads_on(fake: FakeDevice) -> Threads:
-    return Threads(fake, lambda device: device.type == "cuda")
+def threads_on(fake: FakeDevice) -> DeviceThreads:
+    return DeviceThreads(fake, lambda device: device.type == "cuda")
 
 
 def add(fake: FakeDevice, x: torch.Tensor, number: int) -> torch.Tensor:
@@ -127,7 +127,7 @@ def overwritten_later(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> bool
     As a backward pass does: it runs after the call, on the stream of the job.
     """
     threads = threads_on(fake)
-    monkeypatch.setattr(_calls, "threads", threads)
+    monkeypatch.setattr(_device_threads, "threads", threads)
     into: list[bytes] = []
     late = threading.Event()
 
@@ -136,9 +136,9 @@ def overwritten_later(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> bool
 
     try:
         x = fake.put(torch.full((SIZE,), 5, dtype=torch.uint8))
-        first = _calls.Call(0, own_stream, ({"x": [x]},), {})
-        second = _calls.Call(1, own_stream, (1,), {"y": 2})
-        streams = _calls.run([ZERO, ZERO], [[first], [second]], 2)
+        first = _device_threads.Call(0, own_stream, ({"x": [x]},), {})
+        second = _device_threads.Call(1, own_stream, (1,), {"y": 2})
+        streams = _device_threads.run_calls([ZERO, ZERO], [[first], [second]], 2)
         streams[0].queue(late.wait, 60)  # the pass
         with fake.using(streams[0]):
             fake.read(x, into)
@@ -262,11 +262,15 @@ def test_casts_are_cached_unless_two_streams_of_one_device_would_share_them() ->
 def test_what_modules_compute_with_is_among_what_is_kept() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     own = {id(each) for each in (*net.parameters(), *net.buffers())}
-    assert {id(each) for each in _calls.tensors_of(net)} == own
-    assert {id(each) for each in _calls.tensors_of(net.forward)} == own
+    assert {id(each) for each in _device_threads.module_tensors(net)} == own
+    assert {id(each) for each in _device_threads.module_tensors(net.forward)} == own
     _, replica = pyparallel.replicate(net, ["cpu", "cpu"])
-    addresses = [each.data_ptr() for each in _calls.tensors_of(replica)]
+    addresses = [each.data_ptr() for each in _device_threads.module_tensors(replica)]
     shared = {each.data_ptr() for each in net.parameters()}  # one memory on one device
     copied = {each.data_ptr() for each in replica.buffers()}
     assert len(copied) == 3 and {*addresses} == shared | copied
-    assert _calls.tensors_of(len) == _calls.tensors_of("x".join) == []
+    assert (
+        _device_threads.module_tensors(len)
+        == _device_threads.module_tensors("x".join)
+        == []
+    )

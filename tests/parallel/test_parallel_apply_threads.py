@@ -1,4 +1,4 @@
-"""Threads that stay: lent, nested, shared by callers, forked, interrupted, ended."""
+"""Reused threads: nested, shared by callers, forked, interrupted, ended."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from prefetch_loaders import until
 
 import pyparallel
 from pyparallel import parallel_apply
-from pyparallel.parallel import _calls, _thread_pool
+from pyparallel.parallel import _device_threads, _thread_pool
 from pyparallel.parallel._device_threads import threads
-from pyparallel.parallel._thread_pool import Place, Pool
-from pyparallel.parallel._thread_pool import _Round as Round
+from pyparallel.parallel._thread_pool import Place, ThreadPool
+from pyparallel.parallel._thread_pool import _TaskGroup as TaskGroup
 
 pytestmark = pytest.mark.one_backend
 
@@ -33,7 +33,7 @@ PACKAGE = str(Path(pyparallel.__file__).resolve().parent.parent)
 
 @pytest.fixture
 def pool() -> Any:
-    made = Pool(lambda device: None)
+    made = ThreadPool(lambda device: None)
     yield made
     made.close()
     assert not made._workers & ours()
@@ -157,11 +157,11 @@ def test_nothing_of_a_failed_call_is_held() -> None:
 
 
 def test_more_threads_than_are_needed_end(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_thread_pool, "MOST_IDLE", 2)
+    monkeypatch.setattr(_thread_pool, "MAX_IDLE", 2)
     met = threading.Barrier(5)
-    pool.do([HOST] * 5, [lambda place: met.wait(SOON) and None] * 5, lambda: None)
+    pool.run([HOST] * 5, [lambda place: met.wait(SOON) and None] * 5, lambda: None)
     until(lambda: len(pool._workers) == 2)
     assert len(pool._idle[HOST]) == 2
 
@@ -170,7 +170,7 @@ class Interrupt(BaseException):
     """What a signal raises in a caller that waits."""
 
 
-def test_an_interrupt_waits_for_what_is_under_way(pool: Pool) -> None:
+def test_an_interrupt_waits_for_what_is_under_way(pool: ThreadPool) -> None:
     under_way = [threading.Event() for _ in range(2)]
     cancelled, ended = threading.Event(), []
 
@@ -196,7 +196,7 @@ def test_an_interrupt_waits_for_what_is_under_way(pool: Pool) -> None:
     other.start()
     try:
         with pytest.raises(Interrupt):
-            pool.do([HOST] * 2, [task(0), task(1)], cancelled.set)
+            pool.run([HOST] * 2, [task(0), task(1)], cancelled.set)
     finally:
         signal.signal(signal.SIGUSR1, before)
         other.join(SOON)
@@ -205,7 +205,7 @@ def test_an_interrupt_waits_for_what_is_under_way(pool: Pool) -> None:
 
 
 def test_an_interrupt_before_all_is_given_takes_the_rest_back(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
     begun, cancelled = threading.Event(), threading.Event()
@@ -215,7 +215,7 @@ def test_an_interrupt_before_all_is_given_takes_the_rest_back(
         assert cancelled.wait(SOON)
         ran.append(1)
 
-    one, two = pool._lend(HOST), pool._lend(HOST)
+    one, two = pool._check_out(HOST), pool._check_out(HOST)
     queue = two.inbox
 
     class Inbox:
@@ -233,12 +233,12 @@ def test_an_interrupt_before_all_is_given_takes_the_rest_back(
     monkeypatch.setattr(two, "inbox", late)
     pool._idle[HOST] = [two, one]  # taken from the end
     with pytest.raises(Interrupt):
-        pool.do([HOST] * 2, [first, never], cancelled.set)
+        pool.run([HOST] * 2, [first, never], cancelled.set)
     assert ran == [1]
     until(lambda: len(pool._idle[HOST]) == 2)
     two.inbox = queue
     queue.put(late.given)  # nothing is left in it
-    queue.put(_thread_pool._Given(lambda place: ran.append(2), Round()))
+    queue.put(_thread_pool._PendingTask(lambda place: ran.append(2), TaskGroup()))
     until(lambda: ran == [1, 2])  # and it goes on
 
 
@@ -255,13 +255,13 @@ def test_after_an_interrupt_no_further_call_begins(
         raise KeyboardInterrupt
 
     begun: list[int] = []
-    monkeypatch.setattr(_calls.threads, "run", interrupted)
+    monkeypatch.setattr(_device_threads.threads, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         parallel_apply(begun.append, range(4), TWO)
     assert begun == [0, 1]
 
 
-def test_a_thread_that_cannot_start_leaves_nothing_behind(pool: Pool) -> None:
+def test_a_thread_that_cannot_start_leaves_nothing_behind(pool: ThreadPool) -> None:
     made: list[torch.device] = []
 
     def refuse(device: torch.device) -> None:
@@ -271,7 +271,7 @@ def test_a_thread_that_cannot_start_leaves_nothing_behind(pool: Pool) -> None:
 
     pool._new_stream = refuse
     with pytest.raises(RuntimeError, match="no more"):
-        pool.do([HOST] * 2, [never, never], lambda: None)
+        pool.run([HOST] * 2, [never, never], lambda: None)
     assert len(pool._idle[HOST]) == 1
 
 

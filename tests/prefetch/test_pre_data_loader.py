@@ -96,8 +96,8 @@ def test_no_more_than_queue_size_batches_are_fetched_ahead() -> None:
     with passes(gate, queue_size=3) as pre:
         it = iter(pre)
         assert next(it) == 0
-        until(lambda: len(it._generation.items) == 3)
-        until(lambda: it._generation._doing[0] == "waiting for the consumer")
+        until(lambda: len(it._thread.items) == 3)
+        until(lambda: it._thread._activity[0] == "waiting for the consumer")
         assert gate.asked == 4  # one handed out, three in the queue
         assert next(it) == 1
         until(lambda: gate.asked == 5)
@@ -111,7 +111,7 @@ def test_a_batch_is_fetched_while_the_step_runs() -> None:
         assert next(it) == 0
         until(lambda: gate.asked == 2)  # the step, here, has not asked for it
         gate.let(2)
-        until(lambda: len(it._generation.items) == 1)
+        until(lambda: len(it._thread.items) == 1)
         assert next(it) == 1
 
 
@@ -154,7 +154,7 @@ def test_a_loader_that_is_its_own_iterator_has_one_pass_at_a_time() -> None:
     with passes(iter(range(10)), queue_size=1) as pre:
         first = iter(pre)
         assert next(first) == 0
-        until(lambda: len(first._generation.items) == 1)
+        until(lambda: len(first._thread.items) == 1)
         second = iter(pre)
         assert next(first, "end") == "end"
         assert list(second) == [2, 3, 4, 5, 6, 7, 8, 9]  # what was fetched is gone

@@ -27,7 +27,7 @@ from prefetch_loaders import nothing_left, until
 
 from pyparallel import DataContainer as DC
 from pyparallel import Padded, PreDataLoader, Ragged
-from pyparallel.prefetch._to_device import HandOver
+from pyparallel.prefetch._to_device import DeviceStage
 
 pytestmark = pytest.mark.one_backend
 
@@ -52,7 +52,7 @@ def prefetching(
 ) -> Iterator[PreDataLoader]:
     """Make a PreDataLoader for the fake device."""
     with nothing_left(), fake, PreDataLoader(loader, **options) as pre:
-        pre._hand_over = HandOver(DEVICE, transform, fake)
+        pre._device_stage = DeviceStage(DEVICE, transform, fake)
         yield pre
 
 
@@ -172,7 +172,7 @@ def test_memory_is_taken_from_the_stream_of_the_latest_next() -> None:
         with fake.using(fake.side):
             it = iter(pre)
             batches = [next(it), next(it)]
-            until(lambda: len(it._generation.items) == 1)
+            until(lambda: len(it._thread.items) == 1)
         assert set(fake.pools) == {fake.side}
         batches += it
         assert set(fake.pools) == {fake.side, fake.main}
@@ -245,7 +245,7 @@ def test_a_batch_without_tensors_is_handed_out_as_it_is() -> None:
 def test_what_lies_on_the_device_is_handed_out_as_it_is() -> None:
     batch = [torch.ones(2, device="meta"), {"a": torch.ones(3, device="meta")}]
     with FakeDevice() as fake:
-        land, nbytes = HandOver(torch.device("meta"), None, fake).start(batch, None)
+        land, nbytes = DeviceStage(torch.device("meta"), None, fake).start(batch, None)
         assert land() is batch and nbytes == fake.num_copies == 0
 
 

@@ -149,7 +149,7 @@ def test_a_death_is_told_by_next_and_not_in_the_middle_of_a_step() -> None:
     with passes(loader(1, Numbers(4, lambda: time.sleep(60)))) as pre:
         it = iter(pre)
         next(it)
-        worker = it._generation.source._workers[0]
+        worker = it._thread.source._workers[0]
         poll = worker._popen.poll
 
         def late(*flags: int) -> Any:
@@ -159,7 +159,7 @@ def test_a_death_is_told_by_next_and_not_in_the_middle_of_a_step() -> None:
 
         worker._popen.poll = late
         os.kill(worker.pid, signal.SIGKILL)
-        items = it._generation.items
+        items = it._thread.items
         until(lambda: items and items[-1].error is not None)  # a step
         with pytest.raises(RuntimeError, match=r"^DataLoader: .* worker \d+ \(pid \d+"):
             list(it)

@@ -137,7 +137,7 @@ def test_a_sampler_may_end_before_its_length() -> None:
 def test_batches_before_the_error_are_not_lost_while_the_consumer_is_slow() -> None:
     with passes(loader(0, Numbers(6, FAULTS["key"])), queue_size=50) as pre:
         it = iter(pre)
-        until(lambda: it._generation.items and it._generation.items[-1].error)
+        until(lambda: it._thread.items and it._thread.items[-1].error)
         assert [int(next(it)[0, 0]) for _ in range(3)] == [0, 2, 4]
         with pytest.raises(KeyError):
             next(it)
@@ -159,7 +159,7 @@ def test_a_killed_worker_is_named_soon(victim: int) -> None:
         it = iter(pre)
         assert int(next(it)[0, 0]) == 0
         assert int(next(it)[0, 0]) == 2
-        pid = it._generation.source._workers[victim].pid
+        pid = it._thread.source._workers[victim].pid
         os.kill(pid, signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises(RuntimeError) as caught:
@@ -231,18 +231,18 @@ def test_a_timeout_says_what_the_thread_is_at_and_can_be_tried_again() -> None:
     gate = Gate()
     with passes(gate, timeout=0.2) as pre:
         it = iter(pre)
-        until(lambda: it._generation._doing[0] == "next(loader)")
+        until(lambda: it._thread._activity[0] == "next(loader)")
         start = time.monotonic()
         with pytest.raises(
             TimeoutError,
-            match=r"^PreDataLoader: batch 0 must come within 0\.2 s, but the thread "
-            r"has been at 'next\(loader\)' for \d+\.\d+ s\. Raise timeout, "
-            r"or look there",
+            match=r"^PreDataLoader: batch 0 must arrive within 0\.2 s, but the thread "
+            r"has spent \d+\.\d+ s in 'next\(loader\)'\. Increase timeout, or find "
+            r"the cause there\.",
         ):
             next(it)
         assert 0.19 < time.monotonic() - start < SOON
         gate.let(2)
-        until(lambda: it._generation.items)
+        until(lambda: it._thread.items)
         assert next(it) == 0
         gate.let(100)
 
@@ -261,7 +261,7 @@ def test_an_interrupt_while_waiting_is_immediate() -> None:
         sent: list[float] = []
 
         def interrupt() -> None:
-            until(lambda: it._generation.changed._waiters)
+            until(lambda: it._thread.changed._waiters)
             sent.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -287,9 +287,9 @@ def test_a_stuck_thread_is_warned_about_and_not_waited_for(
 
     pre = PreDataLoader(stuck)
     it = iter(pre)
-    until(lambda: it._generation._doing[0] == "next(loader)")
+    until(lambda: it._thread._activity[0] == "next(loader)")
     start = time.monotonic()
-    with pytest.warns(LoaderWarning, match=r"but is still at 'next\(loader\)'\."):
+    with pytest.warns(LoaderWarning, match=r"but is still in 'next\(loader\)'\."):
         pre.close()
     assert time.monotonic() - start < SOON
     let_go.set()
@@ -317,7 +317,7 @@ def test_a_report_of_torch_does_not_keep_a_thread_alive(monkeypatch: Any) -> Non
     it = iter(PreDataLoader(range(5)))
     with pytest.raises(RuntimeError, match=r"^another$"):
         it.close()
-    real(it._generation)
+    real(it._thread)
 
 
 def test_a_batch_that_cannot_land_ends_the_iterator() -> None:
@@ -327,7 +327,7 @@ def test_a_batch_that_cannot_land_ends_the_iterator() -> None:
         def fail(batch: Any, home: Any) -> Any:
             return Raise(MemoryError, "on the device"), 0
 
-        it._generation.options.hand_over.start = fail
+        it._thread.options.device_stage.start = fail
         with pytest.raises(MemoryError, match="on the device"):
             list(it)
         assert next(it, "end") == "end"
@@ -376,8 +376,8 @@ def test_the_consumer_finds_the_dead_when_the_thread_hangs(
     with nothing_left():
         pre = PreDataLoader(loader(1))
         it = iter(pre)
-        until(lambda: getattr(it._generation.source, "_try_get_data", None) is hang)
-        pid = it._generation.source._workers[0].pid
+        until(lambda: getattr(it._thread.source, "_try_get_data", None) is hang)
+        pid = it._thread.source._workers[0].pid
         os.kill(pid, signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises(

@@ -42,7 +42,7 @@ def test_the_state_is_that_of_the_batch_handed_out_last() -> None:
         it = iter(pre)
         for i in range(3):
             assert next(it) == i
-            until(lambda: len(it._generation.items) == 4)
+            until(lambda: len(it._thread.items) == 4)
             assert pre.loader.position > i + 1  # the loader is further
             assert pre.state_dict() == {"position": i + 1}
         state = pre.state_dict()
@@ -71,7 +71,7 @@ def test_our_loader_continues_with_the_batch_that_was_not_seen(
         it = iter(pre)
         got = [int(next(it)[0, 0]) for _ in range(seen)]
         if seen:
-            until(lambda: len(it._generation.items) >= min(3, 7 - seen))
+            until(lambda: len(it._thread.items) >= min(3, 7 - seen))
         state = pre.state_dict() if seen else None
     with passes(make(), queue_size=3) as resumed:
         if state is not None:
@@ -105,7 +105,7 @@ def test_a_loader_without_state_is_named(name: str) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(PreDataLoader([1]), name)(*arguments)
     assert str(caught.value) == (
-        f"PreDataLoader.{name}: the loader must have {name}() itself, but list has "
+        f"PreDataLoader.{name}: the loader must have a method {name}(), but list has "
         "none. Use pyparallel.DataLoader, or torchdata's StatefulDataLoader."
     )
 
@@ -115,7 +115,7 @@ def test_batches_waits_and_fetches_are_counted() -> None:
 
     def slow() -> Any:
         for i in range(4):
-            until(lambda: its[-1:] and its[-1]._generation.changed._waiters)
+            until(lambda: its[-1:] and its[-1]._thread.changed._waiters)
             time.sleep(0.02)  # while the consumer waits
             yield i
 

@@ -18,8 +18,7 @@ import pyparallel
 from pyparallel import backend, memory
 from pyparallel.core import errors
 from pyparallel.core.errors import LoaderWarning
-from pyparallel.shm.ring import Ring
-from pyparallel.shm.ring_memory import largest_slab, total_nbytes
+from pyparallel.shm.ring import Ring, largest_slab, total_nbytes
 from pyparallel.transfer import to_device
 
 MIB = 1 << 20

@@ -14,8 +14,7 @@ from ring_workers import Worker
 
 import pyparallel
 from pyparallel.shm import pinning, serialization
-from pyparallel.shm.ring import Ring
-from pyparallel.shm.ring_memory import FREE, PARENT
+from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.transfer import to_device
 
 
@@ -43,16 +42,16 @@ class Lock:
         self.locked: dict[int, int] = {}
         self.marks: list[Mark] = []
 
-    def lock(self, address: int, nbytes: int) -> bool:
+    def pin(self, address: int, nbytes: int) -> bool:
         assert address % os.sysconf("SC_PAGESIZE") == 0
         assert address not in self.locked, "locked twice"
-        self.calls.append(("lock", nbytes))
+        self.calls.append(("pin", nbytes))
         if not self.refuses:
             self.locked[address] = nbytes
         return not self.refuses
 
-    def unlock(self, address: int) -> None:
-        self.calls.append(("unlock", self.locked.pop(address)))
+    def unpin(self, address: int) -> None:
+        self.calls.append(("unpin", self.locked.pop(address)))
 
     def fence(self) -> Mark:
         self.marks.append(Mark())
@@ -79,7 +78,7 @@ locks: list[Lock] = []
 
 def ring_with(lock: Lock, num_slabs: int = 2) -> tuple[Ring, Worker]:
     ring = Ring(num_slabs, 16 << 20)
-    ring.page_lock(lock)
+    ring.pin(lock)
     return ring, Worker(ring, torch.stack)
 
 
@@ -90,30 +89,30 @@ def samples(nbytes: int = 8) -> list[torch.Tensor]:
 def test_a_slab_is_not_free_before_its_mark_is_done() -> None:
     lock = Lock()
     ring, worker = ring_with(lock)
-    parcel = worker.make(samples())
-    assert parcel.is_locked and lock.calls == [("lock", 2 << 20)]
-    del parcel
+    received = worker.make(samples())
+    assert received.is_pinned and lock.calls == [("pin", 2 << 20)]
+    del received
     assert ring.holders() == [PARENT, FREE]
     to_device.release_done()
     assert ring.holders() == [PARENT, FREE]
     second = worker.make(samples())
-    assert second.message.place.slab == 1
+    assert second.message.location.slab == 1
     lock.marks[0].done = True
     to_device.release_done()
     assert ring.holders() == [FREE, PARENT]
-    assert worker.make(samples()).message.place.slab == 0
-    assert lock.calls == [("lock", 2 << 20)] * 2
+    assert worker.make(samples()).message.location.slab == 0
+    assert lock.calls == [("pin", 2 << 20)] * 2
 
 
 def test_marks_are_asked_for_when_a_batch_arrives_and_in_any_order() -> None:
     lock = Lock()
     ring, worker = ring_with(lock, 4)
-    parcels = [worker.make(samples()) for _ in range(3)]
-    parcels.clear()
+    batches = [worker.make(samples()) for _ in range(3)]
+    batches.clear()
     assert ring.holders() == [PARENT] * 3 + [FREE]
     lock.marks[1].done = lock.marks[2].done = True
     kept = worker.make(samples())
-    assert kept.message.place.slab == 3
+    assert kept.message.location.slab == 3
     assert ring.holders().count(FREE) == 2
     assert ring.holders().count(PARENT) == 2
 
@@ -125,54 +124,54 @@ def test_a_slab_that_grows_is_unlocked_and_locked_anew() -> None:
         assert worker.make(samples(nbytes)).message.is_in_ring
         lock.end()
     assert lock.calls == [
-        ("lock", 2 << 20),
-        ("unlock", 2 << 20),
-        ("lock", 4 << 20),
-        ("unlock", 4 << 20),
-        ("lock", 12 << 20),
+        ("pin", 2 << 20),
+        ("unpin", 2 << 20),
+        ("pin", 4 << 20),
+        ("unpin", 4 << 20),
+        ("pin", 12 << 20),
     ]
 
 
 def test_a_slab_is_not_unlocked_while_the_device_reads_it() -> None:
     lock = Lock()
     ring, worker = ring_with(lock, 1)
-    worker.make(samples()).open()
+    worker.make(samples()).deserialize()
     missed = worker.make(samples(3 << 20))
     assert missed.message.miss is not None and missed.message.miss.reason == "full"
-    assert lock.calls == [("lock", 2 << 20)]
+    assert lock.calls == [("pin", 2 << 20)]
     assert ring.holders() == [PARENT]
 
 
 def test_all_is_unlocked_when_the_ring_dies_after_all_marks() -> None:
     lock = Lock()
     ring, worker = ring_with(lock, 3)
-    batches = [worker.make(samples()).open() for _ in range(3)]
+    batches = [worker.make(samples()).deserialize() for _ in range(3)]
     late = batches.pop()
     del late, ring, worker
     gc.collect()
-    assert lock.calls == [("lock", 2 << 20)] * 3
+    assert lock.calls == [("pin", 2 << 20)] * 3
     batches.clear()
     gc.collect()
     assert len(lock.marks) == 3
-    assert lock.calls == [("lock", 2 << 20)] * 3
+    assert lock.calls == [("pin", 2 << 20)] * 3
     lock.end()
     gc.collect()
     assert lock.locked == {}
-    assert lock.calls[3:] == [("unlock", 2 << 20)] * 3
+    assert lock.calls[3:] == [("unpin", 2 << 20)] * 3
 
 
 def test_after_the_last_iterator_no_slab_stays_locked() -> None:
     lock = Lock()
     ring, worker = ring_with(lock, 4)
-    ring.page_lock(lock)  # as a second iterator
-    free, late, kept = (worker.make(samples()).open() for _ in range(3))
+    ring.pin(lock)  # as a second iterator
+    free, late, kept = (worker.make(samples()).deserialize() for _ in range(3))
     del free
     lock.end()
     del late
-    ring.page_unlock()
+    ring.unpin()
     assert ring.holders() == [FREE, PARENT, PARENT, FREE]
     assert len(lock.locked) == 3
-    ring.page_unlock()
+    ring.unpin()
     assert len(lock.locked) == 2, "a free slab is unlocked at once"
     lock.end()
     assert len(lock.locked) == 1, "one that was read when it has been read"
@@ -181,9 +180,9 @@ def test_after_the_last_iterator_no_slab_stays_locked() -> None:
     assert len(lock.locked) == 1
     lock.end()
     assert lock.locked == {} and ring.holders() == [FREE] * 4
-    assert not worker.make(samples()).is_locked
-    ring.page_lock(lock)
-    assert worker.make(samples()).is_locked
+    assert not worker.make(samples()).is_pinned
+    ring.pin(lock)
+    assert worker.make(samples()).is_pinned
 
 
 @pytest.mark.filterwarnings("ignore:.*no accelerator is found:UserWarning")
@@ -192,7 +191,7 @@ def test_slabs_are_locked_as_long_as_a_loader_has_workers(
     persistent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = Lock()
-    monkeypatch.setattr(pinning, "for_accelerator", lambda: lock)
+    monkeypatch.setattr(pinning, "accelerator_pinner", lambda: lock)
     loader = pyparallel.DataLoader(
         torch.arange(8.0),
         num_workers=1,
@@ -216,7 +215,7 @@ def test_slabs_are_locked_as_long_as_a_loader_has_workers(
 def test_a_fence_that_cannot_be_asked_keeps_its_slab() -> None:
     lock = Lock()
     ring, worker = ring_with(lock)
-    worker.make(samples()).open()
+    worker.make(samples()).deserialize()
     lock.marks[0].error = RuntimeError("the device failed")
     with pytest.raises(RuntimeError, match="the device failed"):
         to_device.release_done()
@@ -230,12 +229,12 @@ def test_a_refusal_is_not_asked_for_again() -> None:
     lock = Lock(refuses=True)
     ring, worker = ring_with(lock)
     for _ in range(3):
-        parcel = worker.make(samples())
-        assert not parcel.is_locked
-        assert parcel.open().sum() == 8
-        del parcel
+        received = worker.make(samples())
+        assert not received.is_pinned
+        assert received.deserialize().sum() == 8
+        del received
         assert ring.holders() == [FREE, FREE]
-    assert lock.calls == [("lock", 2 << 20)] and not lock.marks
+    assert lock.calls == [("pin", 2 << 20)] and not lock.marks
     del ring, worker
     gc.collect()
     assert len(lock.calls) == 1
@@ -244,7 +243,7 @@ def test_a_refusal_is_not_asked_for_again() -> None:
 def test_an_error_of_the_device_does_not_cost_a_slab() -> None:
     lock = Lock()
     ring, worker = ring_with(lock)
-    lock.locked[ring.address(0)] = 1  # so that locking it raises
+    lock.locked[ring.slab_address(0)] = 1  # so that locking it raises
     with pytest.raises(AssertionError, match="locked twice"):
         worker.make(samples())
     gc.collect()
@@ -254,7 +253,7 @@ def test_an_error_of_the_device_does_not_cost_a_slab() -> None:
 def test_the_mark_is_recorded_in_the_thread_that_drops_the_batch() -> None:
     lock = Lock()
     _, worker = ring_with(lock)
-    batches = [worker.make(samples()).open()]
+    batches = [worker.make(samples()).deserialize()]
     threads = []
 
     def drop() -> None:
@@ -270,7 +269,7 @@ def test_the_mark_is_recorded_in_the_thread_that_drops_the_batch() -> None:
 def test_a_forked_child_neither_waits_nor_unlocks() -> None:
     lock = Lock()
     ring, worker = ring_with(lock)
-    batch = worker.make(samples()).open()
+    batch = worker.make(samples()).deserialize()
     child = os.fork()
     if not child:
         code = 1
@@ -317,12 +316,12 @@ def test_torch_pins_what_does_not_lie_in_locked_pages(
     pins = Pins(monkeypatch)
     ring = Ring(2, 1 << 20)
     if locks:
-        ring.page_lock(Lock())
+        ring.pin(Lock())
     batch, is_copied = PINNED[name]
-    parcel = Worker(ring, own).make([batch])
-    assert parcel.pin_memory("cuda") is parcel
-    opened = parcel.open()
-    assert opened is parcel.open()
+    received = Worker(ring, own).make([batch])
+    assert received.pin_memory("cuda") is received
+    opened = received.deserialize()
+    assert opened is received.deserialize()
     if locks and not is_copied:
         assert not pins.calls
     else:
@@ -335,10 +334,10 @@ def test_what_missed_the_ring_is_pinned_by_torch(
 ) -> None:
     pins = Pins(monkeypatch)
     ring, worker = ring_with(Lock(), 1)
-    first = worker.make(samples()).open()
+    first = worker.make(samples()).deserialize()
     missed = worker.make(samples())
-    assert not missed.is_locked
-    assert missed.pin_memory().open()[0] == "pinned"
+    assert not missed.is_pinned
+    assert missed.pin_memory().deserialize()[0] == "pinned"
     assert len(pins.calls) == 1
     assert first.sum() == 8
     assert ring.holders() == [PARENT]

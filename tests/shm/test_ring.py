@@ -18,9 +18,8 @@ from ring_workers import WORKER, Worker, whole
 import pyparallel
 from pyparallel import backend
 from pyparallel.batch import allocation
-from pyparallel.shm.ring import Ring
-from pyparallel.shm.ring_memory import FREE, PARENT, RingMemory
-from pyparallel.shm.serialization import InRing, Parcel
+from pyparallel.shm.ring import FREE, PARENT, Ring, RingMemory
+from pyparallel.shm.serialization import ReceivedBatch, SlabLocation
 from pyparallel.transfer import debug
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
@@ -29,7 +28,7 @@ pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 def test_a_slab_is_free_when_the_last_view_has_died() -> None:
     ring = Ring(2, 1 << 16)
     worker = Worker(ring, torch.stack)
-    batch = worker.make([torch.arange(6.0)] * 2).open()
+    batch = worker.make([torch.arange(6.0)] * 2).deserialize()
     assert ring.holders() == [PARENT, FREE]
     view = batch[1].view(2, 3).t()[1:]
     del batch
@@ -48,7 +47,7 @@ def test_a_slab_is_free_when_the_last_view_has_died() -> None:
 
 def test_a_slab_is_free_when_the_last_view_dies_in_another_thread() -> None:
     ring = Ring(1, 1 << 16)
-    batch = Worker(ring, torch.stack).make([torch.ones(3)]).open()
+    batch = Worker(ring, torch.stack).make([torch.ones(3)]).deserialize()
     go = threading.Event()
 
     def keep(view: list[torch.Tensor]) -> None:
@@ -70,7 +69,7 @@ def test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ring = Ring(1, 1 << 16)
-    batch = Worker(ring, torch.stack).make([torch.ones(3)]).open()
+    batch = Worker(ring, torch.stack).make([torch.ones(3)]).deserialize()
     release, calls = ring.release, []
 
     def interrupted(slab: int, holder: int) -> None:
@@ -92,19 +91,20 @@ def test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab(
 def test_a_batch_outlives_its_ring_and_its_message_is_refused_after() -> None:
     ring = Ring(1, 1 << 16)
     worker = Worker(ring, torch.stack)
-    batch = worker.make([torch.ones(3)]).open()
+    batch = worker.make([torch.ones(3)]).deserialize()
     del ring, worker
     gc.collect()
     assert batch.tolist() == [[1, 1, 1]]
     with pytest.raises(RuntimeError) as caught:
-        Parcel(*WITHOUT_RING)
+        ReceivedBatch(*WITHOUT_RING)
     assert str(caught.value) == (
-        "a batch must arrive in the process whose DataLoader sent for it, while that "
-        "DataLoader exists, but its ring is not here."
+        "a batch must be received in the process of its DataLoader while the "
+        "DataLoader exists, but its ring is not in this process. Keep the DataLoader, "
+        "and iterate over it in the process that created it."
     )
 
 
-WITHOUT_RING = (InRing("none", 0, 2, 8), b"", None, None, {}, (), None, None)
+WITHOUT_RING = (SlabLocation("none", 0, 2, 8), b"", None, None, {}, (), None, None)
 
 
 def test_a_slab_that_is_not_the_workers_is_not_adopted() -> None:
@@ -121,10 +121,10 @@ def test_the_lowest_free_slab_is_used_again_and_memory_stays() -> None:
     ring = Ring(8, 8 << 20)
     worker = Worker(ring, torch.stack)
     for nbytes in [10, 3 << 20, 10, 5 << 20, 4 << 20] * 4:
-        parcel = worker.make([torch.ones(nbytes, dtype=torch.uint8)])
+        received = worker.make([torch.ones(nbytes, dtype=torch.uint8)])
         assert ring.holders() == [PARENT] + [FREE] * 7
-        assert parcel.open().shape == (1, nbytes)
-        del parcel
+        assert received.deserialize().shape == (1, nbytes)
+        del received
     # The largest batch, an eighth of it, and whole 2 MB.
     assert [ring.committed(slab) for slab in range(8)] == [6 << 20] + [0] * 7
 
@@ -132,8 +132,8 @@ def test_the_lowest_free_slab_is_used_again_and_memory_stays() -> None:
 def test_a_slab_takes_no_more_than_its_stride(monkeypatch: Any) -> None:
     ring = Ring(2, 5 << 20)
     worker = Worker(ring, torch.stack)
-    parcel = worker.make([torch.ones(5 << 20, dtype=torch.uint8)])
-    assert parcel.message.is_in_ring
+    received = worker.make([torch.ones(5 << 20, dtype=torch.uint8)])
+    assert received.message.is_in_ring
     assert ring.committed(0) == (5 << 20) + 4096
 
 
@@ -153,12 +153,12 @@ def test_without_memory_for_a_slab_a_batch_takes_other_memory(monkeypatch: Any) 
         fallocate(fd, start, nbytes)
 
     monkeypatch.setattr(os, "posix_fallocate", only_fresh)
-    parcel = Worker(ring, pyparallel.collate).make([torch.ones(300_000)])
-    assert (parcel.message.miss, refused) == (("large", 1_200_000), [])
-    parcel = Worker(ring, pyparallel.collate).make([torch.ones(200_000)])
-    assert parcel.message.miss == ("memory", 800_000)
+    received = Worker(ring, pyparallel.collate).make([torch.ones(300_000)])
+    assert (received.message.miss, refused) == (("large", 1_200_000), [])
+    received = Worker(ring, pyparallel.collate).make([torch.ones(200_000)])
+    assert received.message.miss == ("memory", 800_000)
     assert refused
-    assert parcel.open().sum() == 200_000
+    assert received.deserialize().sum() == 200_000
     assert ring.holders() == [FREE, FREE]
 
 
@@ -169,10 +169,10 @@ def test_a_batch_is_too_large_for_a_slab_that_other_memory_was_taken_of() -> Non
         return pyparallel.collate(samples) * 2
 
     worker = Worker(ring, collate_fn)
-    parcel = worker.make([torch.ones(200_000)])
-    assert parcel.open().unique().tolist() == [2]
-    assert parcel.message.miss is not None
-    reason, nbytes = parcel.message.miss
+    received = worker.make([torch.ones(200_000)])
+    assert received.deserialize().unique().tolist() == [2]
+    assert received.message.miss is not None
+    reason, nbytes = received.message.miss
     assert (reason, nbytes) == ("large", 1_600_000)
     worker = Worker(Ring(1, nbytes), collate_fn)
     assert worker.make([torch.ones(200_000)]).message.miss is None
@@ -184,9 +184,9 @@ def test_without_any_memory_the_error_says_what_to_do(monkeypatch: Any) -> None:
     with pytest.raises(RuntimeError) as caught:
         Worker(ring, torch.stack).make([torch.ones(16)])
     assert str(caught.value) == (
-        "a batch must get 64 bytes of shared memory, but the system says 'No space "
-        "left on device'. Raise the limit of open files (ulimit -n) or of memory, or "
-        "make batches smaller."
+        "DataLoader: a batch needs 64 bytes of shared memory, but the system reports "
+        "'No space left on device'. Raise the limit of open files (ulimit -n) or of "
+        "memory, or reduce the batch size."
     )
     del caught
     assert ring.holders() == [FREE, FREE]
@@ -198,7 +198,7 @@ def test_a_full_ring_is_a_miss_that_knows_its_size() -> None:
     first = worker.make([torch.ones(3)])
     second = worker.make([torch.ones(5)])
     assert (first.message.miss, second.message.miss) == (None, ("full", 64))
-    assert second.open().tolist() == [[1.0] * 5]
+    assert second.deserialize().tolist() == [[1.0] * 5]
 
 
 class Keeping:
@@ -223,10 +223,10 @@ def test_what_a_worker_keeps_of_a_slab_stays_as_it_is() -> None:
     first = worker.make(samples)
     assert first.message.miss is not None and first.message.miss.reason == "kept"
     assert ring.holders() == [worker.packing._first_holder, FREE]
-    assert first.open()["small"].tolist() == [7, 7, 7]
+    assert first.deserialize()["small"].tolist() == [7, 7, 7]
     second = worker.make(samples)
     assert second.message.miss is None
-    assert second.open()["other"].unique().tolist() == [5]
+    assert second.deserialize()["other"].unique().tolist() == [5]
     worker.packing.collate_fn = torch.stack
     assert ring.holders()[0] == FREE
 
@@ -237,7 +237,7 @@ def test_no_byte_of_an_earlier_batch_can_be_reached(kept: bool, used: bool) -> N
     ring = Ring(1, 1 << 20)
     secret = torch.full((1 << 18,), 0x5E, dtype=torch.uint8)
     worker = Worker(ring, torch.stack)
-    assert whole(worker.make([secret]).open()).count(0x5E) == secret.numel()
+    assert whole(worker.make([secret]).deserialize()).count(0x5E) == secret.numel()
     cache = []
 
     def collate_fn(samples: Any) -> Any:
@@ -250,9 +250,9 @@ def test_no_byte_of_an_earlier_batch_can_be_reached(kept: bool, used: bool) -> N
         return [*made[not used :], torch.ones(5, dtype=torch.uint8), torch.tensor(1.0)]
 
     worker.packing.collate_fn = collate_fn
-    parcel = worker.make(None)
-    batch = parcel.open()
-    assert parcel.message.is_in_ring is not kept
+    received = worker.make(None)
+    batch = received.deserialize()
+    assert received.message.is_in_ring is not kept
     assert all(tensor.unique().tolist() == [1] for tensor in batch)
     assert 0x5E not in whole(batch[0])
 
@@ -298,7 +298,7 @@ def test_a_ring_takes_two_descriptors_and_gives_them_back() -> None:
     before = loader_sets.num_fds()
     ring = Ring(4, 1 << 20)
     assert loader_sets.num_fds() == before + 2  # its own, and that of its mapping
-    batch = Worker(ring, torch.stack).make([torch.ones(3)]).open()
+    batch = Worker(ring, torch.stack).make([torch.ones(3)]).deserialize()
     del ring
     assert loader_sets.num_fds() == before + 2
     del batch
@@ -329,16 +329,16 @@ def test_a_ring_that_gets_no_memory_leaves_nothing(
 
 def test_only_the_maker_of_a_ring_may_claim_that_it_is_its_own() -> None:
     ring = Ring(1, 1 << 12)
-    assert isinstance(ring, RingMemory) and ring.is_mine
-    parcel = Worker(ring, torch.stack).make([torch.ones(3)])
+    assert isinstance(ring, RingMemory) and ring.created_here
+    received = Worker(ring, torch.stack).make([torch.ones(3)])
     child = os.fork()
     if not child:
         try:
-            mine = ring.is_mine
-            del parcel
+            mine = ring.created_here
+            del received
             gc.collect()
         finally:
             os._exit(40 + mine)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 40
     assert ring.holders() == [PARENT]
-    assert parcel.open().tolist() == [[1, 1, 1]]
+    assert received.deserialize().tolist() == [[1, 1, 1]]

@@ -38,18 +38,18 @@ def stale(tensor: torch.Tensor) -> Any:
 def test_stale_memory_reads_as_poison() -> None:
     ring = Ring(1, 1 << 16)
     worker = Worker(ring, torch.stack)
-    batch = worker.make([torch.ones(4)]).open()
+    batch = worker.make([torch.ones(4)]).deserialize()
     memory = stale(batch)
     assert bytes(memory) == torch.ones(4).numpy().tobytes()
     del batch
     assert bytes(memory) == b"\xdb" * 16
-    assert worker.make([torch.zeros(4)]).open().tolist() == [[0.0] * 4]
+    assert worker.make([torch.zeros(4)]).deserialize().tolist() == [[0.0] * 4]
 
 
 def test_a_write_to_a_free_slab_is_found_when_it_is_claimed() -> None:
     ring = Ring(2, 1 << 16)
     worker = Worker(ring, torch.stack)
-    batch = worker.make([torch.ones(4)]).open()
+    batch = worker.make([torch.ones(4)]).deserialize()
     memory = stale(batch)
     del batch
     memory[5] = 0
@@ -57,8 +57,8 @@ def test_a_write_to_a_free_slab_is_found_when_it_is_claimed() -> None:
         worker.make([torch.ones(4)])
     assert str(caught.value) == (
         "slab 0 of the DataLoader's ring must not change while it is free, but "
-        "somebody wrote to it. Look for memory of a batch that is used after its last "
-        "tensor died."
+        "it was written. Look for code that uses the memory of a batch after its last "
+        "tensor was freed."
     )
 
 
@@ -66,25 +66,26 @@ def before(batch: torch.Tensor) -> int:
     return batch.data_ptr() - 1
 
 
-def behind(batch: torch.Tensor) -> int:
+def after(batch: torch.Tensor) -> int:
     slab = backend.memory_of(batch)
     return slab.data_ptr() + slab.nbytes
 
 
-@pytest.mark.parametrize("place", [before, behind])
+@pytest.mark.parametrize("place", [before, after])
 def test_a_write_of_the_parent_beyond_a_batch_is_found(
     place: Callable[[torch.Tensor], int],
 ) -> None:
     ring = Ring(2, 1 << 16)
     worker = Worker(ring, torch.stack)
-    batch = worker.make([torch.ones(4)]).open()
+    batch = worker.make([torch.ones(4)]).deserialize()
     ctypes.c_uint8.from_address(place(batch)).value = 0
     del batch
     with pytest.raises(RuntimeError) as caught:
         worker.make([torch.ones(4)])
     assert str(caught.value) == (
         "slab 0 of the DataLoader's ring must be written within its 64 bytes, but "
-        f"somebody wrote {place.__name__} them."
+        f"bytes {place.__name__} them were written. Look for code that writes out of "
+        "the bounds of a tensor."
     )
 
 
@@ -100,7 +101,7 @@ class Beyond:
         return batch
 
 
-@pytest.mark.parametrize(("offset", "where"), [(-3, "before"), (80_063, "behind")])
+@pytest.mark.parametrize(("offset", "where"), [(-3, "before"), (80_063, "after")])
 def test_a_write_of_a_worker_beyond_a_batch_is_found(offset: int, where: str) -> None:
     ring = Ring(2, 1 << 20)
     collate_fn = Beyond(offset)
@@ -112,7 +113,9 @@ def test_a_write_of_a_worker_beyond_a_batch_is_found(offset: int, where: str) ->
         return adopt(*args)
 
     ring.adopt = late  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match=f"somebody wrote {where} them") as caught:
+    with pytest.raises(
+        RuntimeError, match=f"bytes {where} them were written"
+    ) as caught:
         worker.make([torch.ones(20_000)])
     assert "slab 0 of the DataLoader's ring must be written within its" in str(
         caught.value

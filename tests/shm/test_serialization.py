@@ -24,37 +24,41 @@ import pyparallel
 from pyparallel import Ragged
 from pyparallel.batch import allocation
 from pyparallel.shm import memfd, serialization
-from pyparallel.shm.ring import Ring
-from pyparallel.shm.ring_memory import FREE, PARENT, Slab
-from pyparallel.shm.serialization import InRing, Parcel, Sealed, seal
+from pyparallel.shm.ring import FREE, PARENT, Ring, Slab
+from pyparallel.shm.serialization import (
+    ReceivedBatch,
+    SerializedBatch,
+    SlabLocation,
+    serialize,
+)
 
 HOLDER = 2
 
 
 def sent(message: Any) -> Any:
     """Send a message as a queue does."""
-    return pickle.loads(bytes(ForkingPickler.dumps(Sealed(message))))
+    return pickle.loads(bytes(ForkingPickler.dumps(SerializedBatch(message))))
 
 
-def through(ring: Ring, make: Any) -> tuple[Any, Parcel]:
-    """Return what a worker makes, and the parcel that arrives for it."""
+def through(ring: Ring, make: Any) -> tuple[Any, ReceivedBatch]:
+    """Return what a worker makes, and the received batch."""
     slab = ring.claim(HOLDER)
     assert slab is not None
     with allocation.allocate_from(slab):
         batch = make()
-    message = seal(batch, slab, None)
+    message = serialize(batch, slab, None)
     return batch, close(slab, message)
 
 
-def close(slab: Slab, message: Any) -> Parcel:
+def close(slab: Slab, message: Any) -> ReceivedBatch:
     """Do as a worker does when the batch is dropped, but for what a test keeps."""
     slab._owner = lambda: None
-    assert slab.let_go()
+    assert slab.finish()
     if not message.is_in_ring:
         slab.release()
-    parcel = sent(message)
-    assert isinstance(parcel, Parcel)
-    return parcel
+    received = sent(message)
+    assert isinstance(received, ReceivedBatch)
+    return received
 
 
 def dirty(ring: Ring) -> None:
@@ -125,7 +129,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 def check_reach(opened: Any, place: Any) -> None:
     """No byte beyond the batch, nor of an earlier one, is to be reached by a tensor."""
     for tensor in tensors(opened):
-        if isinstance(place, InRing) and tensor.nbytes:
+        if isinstance(place, SlabLocation) and tensor.nbytes:
             seen = whole(tensor)
             assert len(seen) <= place.nbytes
             assert b"\x5e" * 8 not in seen
@@ -136,16 +140,16 @@ def check_reach(opened: Any, place: Any) -> None:
 def test_a_batch_comes_out_as_it_went_in(make: Any) -> None:
     ring = Ring(1, 1 << 20)
     dirty(ring)
-    batch, parcel = through(ring, make)
+    batch, received = through(ring, make)
     expected = copy.deepcopy(batch)
-    opened = parcel.open()
+    opened = received.deserialize()
     assert same(opened, expected)
-    plan = parcel.message.plan
+    plan = received.message.plan
     has_bytes = plan is not None and any(map(math.prod, plan.shapes))
-    holder = PARENT if parcel.message.is_in_ring and has_bytes else FREE
+    holder = PARENT if received.message.is_in_ring and has_bytes else FREE
     assert ring.holders() == [holder]
-    check_reach(opened, parcel.message.place)
-    del opened, parcel, batch
+    check_reach(opened, received.message.location)
+    del opened, received, batch
     gc.collect()
     assert ring.holders() == [FREE]
 
@@ -154,8 +158,8 @@ def test_a_tensor_at_two_places_is_one_and_two_views_are_two() -> None:
     ring = Ring(1, 1 << 20)
     base = torch.arange(100.0)
     scene = Scene(1)
-    batch, parcel = through(ring, lambda: [base, {"x": base}, base[10:], scene])
-    opened = parcel.open()
+    batch, received = through(ring, lambda: [base, {"x": base}, base[10:], scene])
+    opened = received.deserialize()
     assert opened[0] is opened[1]["x"]
     assert opened[3].image is opened[3].again
     assert same(opened, batch)
@@ -165,8 +169,8 @@ def test_a_tensor_at_two_places_is_one_and_two_views_are_two() -> None:
 
 def test_an_expanded_tensor_is_sent_as_small_as_it_is() -> None:
     wide = torch.tensor([3.0]).expand(1 << 22)
-    _, parcel = through(Ring(1, 1 << 20), lambda: [wide, torch.ones(2)])
-    arrived, beside = parcel.open()
+    _, received = through(Ring(1, 1 << 20), lambda: [wide, torch.ones(2)])
+    arrived, beside = received.deserialize()
     assert arrived.shape == wide.shape and arrived[-1] == 3 and beside.sum() == 2
     nbytes = arrived.untyped_storage().nbytes()
     assert nbytes == 4
@@ -182,24 +186,24 @@ def test_what_is_made_in_the_slab_is_not_copied() -> None:
     with mock.patch.object(
         serialization.backend, "pack", wraps=serialization.backend.pack
     ) as pack:
-        batch, parcel = through(ring, make)
+        batch, received = through(ring, make)
     ((_, packed, _), _) = pack.call_args
     assert [tuple(tensor.shape) for tensor in packed] == [(3,), (2, 70)]
-    assert same(parcel.open(), batch)
+    assert same(received.deserialize(), batch)
     address = batch["made"].data_ptr()
-    assert parcel.open()["made"].data_ptr() == address
+    assert received.deserialize()["made"].data_ptr() == address
 
 
 def test_without_a_slab_the_bytes_take_memory_of_their_own() -> None:
     batch = {"x": torch.arange(5), "y": [torch.ones(2, 2).t(), None]}
-    message = seal(batch, None, None)
-    assert isinstance(message.place, memfd.Sent)
-    assert same(sent(message).open(), batch)
+    message = serialize(batch, None, None)
+    assert isinstance(message.location, memfd.SharedBufferHandle)
+    assert same(sent(message).deserialize(), batch)
 
 
 def test_fresh_memory_keeps_no_descriptor_on_either_side() -> None:
     def there_and_back(value: int) -> torch.Tensor:
-        fresh = memfd.Fresh(64)
+        fresh = memfd.SharedBuffer(64)
         fresh.bytes.fill_(value)
         return memfd.receive(fresh.send())
 
@@ -216,10 +220,10 @@ def test_fresh_memory_keeps_no_descriptor_on_either_side() -> None:
 @pytest.mark.parametrize("batch", [None, [], "text", torch.empty(0, 3), {"a": 1}])
 def test_a_batch_without_bytes_needs_no_memory(batch: Any) -> None:
     ring = Ring(1, 1 << 12)
-    _, parcel = through(ring, lambda: batch)
-    assert (parcel.message.place, parcel.message.miss) == (None, None)
+    _, received = through(ring, lambda: batch)
+    assert (received.message.location, received.message.miss) == (None, None)
     assert ring.holders() == [FREE]
-    assert same(parcel.open(), batch)
+    assert same(received.deserialize(), batch)
 
 
 def test_where_there_are_no_slabs_all_is_sent_as_torch_does(
@@ -227,9 +231,9 @@ def test_where_there_are_no_slabs_all_is_sent_as_torch_does(
 ) -> None:
     monkeypatch.setattr(memfd, "is_supported", lambda: False)
     batch = [torch.arange(5), np.arange(5000.0), Scene(2)]
-    message = seal(batch, None, None)
-    assert message.place is None and message.foreign is not None
-    assert same(sent(message).open(), batch)
+    message = serialize(batch, None, None)
+    assert message.location is None and message.unsupported is not None
+    assert same(sent(message).deserialize(), batch)
 
 
 def test_a_batch_that_does_not_pickle_raises_what_pickle_does() -> None:
@@ -241,19 +245,22 @@ def test_a_batch_that_does_not_pickle_raises_what_pickle_does() -> None:
 
 def test_a_parcel_is_opened_once_and_its_number_means_nothing_elsewhere() -> None:
     ring = Ring(1, 1 << 12)
-    _, parcel = through(ring, lambda: [torch.ones(2)])
-    assert parcel.open() is parcel.open()
+    _, received = through(ring, lambda: [torch.ones(2)])
+    assert received.deserialize() is received.deserialize()
     with pytest.raises(pickle.UnpicklingError) as caught:
-        pickle.loads(parcel.message.body)
-    assert str(caught.value) == "the pickle of a parcel has no tensor 0."
-    assert serialization.numbered.__doc__
+        pickle.loads(received.message.body)
+    assert (
+        str(caught.value)
+        == "tensor 0 of a pickled batch is missing. Use ReceivedBatch to unpickle."
+    )
+    assert serialization.tensor_placeholder.__doc__
 
 
 def test_a_parcel_that_is_never_opened_frees_its_slab() -> None:
     ring = Ring(1, 1 << 12)
-    _, parcel = through(ring, lambda: [torch.ones(2)])
+    _, received = through(ring, lambda: [torch.ones(2)])
     assert ring.holders() == [PARENT]
-    del parcel
+    del received
     assert ring.holders() == [FREE]
 
 
@@ -261,8 +268,8 @@ def test_containers_and_ragged_batches_are_batches_like_others() -> None:
     ring = Ring(1, 1 << 20)
     rows = [torch.ones(i + 1, 2) * i for i in range(3)]
     boxes = [pyparallel.DataContainer(row[None], stack=True) for row in rows]
-    batch, parcel = through(
+    batch, received = through(
         ring, lambda: [pyparallel.collate(boxes, 3), Ragged.from_tensors(rows)]
     )
-    assert same(parcel.open(), batch)
-    assert parcel.open()[0].data[0].shape == (3, 1, 3, 2)
+    assert same(received.deserialize(), batch)
+    assert received.deserialize()[0].data[0].shape == (3, 1, 3, 2)

@@ -10,7 +10,7 @@ from torch.utils.data import _utils
 from pyparallel import backend
 from pyparallel.loader._worker import WorkerCollate
 from pyparallel.shm.ring import Ring
-from pyparallel.shm.serialization import Parcel
+from pyparallel.shm.serialization import ReceivedBatch
 
 WORKER = 2
 
@@ -23,7 +23,7 @@ class Worker:
             collate_fn, ring, ring.new_holders(1), lambda: None
         )
 
-    def make(self, samples: Any) -> Parcel:
+    def make(self, samples: Any) -> ReceivedBatch:
         _utils.worker._worker_info = _utils.worker.WorkerInfo(
             id=0, num_workers=1, seed=0, dataset=None
         )
@@ -31,7 +31,7 @@ class Worker:
             message = self.packing(samples).message
         finally:
             _utils.worker._worker_info = None
-        return Parcel(*message)
+        return ReceivedBatch(*message)
 
 
 def whole(tensor: torch.Tensor) -> bytes:

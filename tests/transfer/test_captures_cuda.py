@@ -21,8 +21,7 @@ from ring_workers import Worker
 
 from pyparallel import backend, scatter, start_to_host
 from pyparallel.shm import pinning
-from pyparallel.shm.ring import Ring
-from pyparallel.shm.ring_memory import FREE, PARENT
+from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.transfer import to_device
 from pyparallel.transfer.to_device import MixedCopy
 
@@ -91,10 +90,10 @@ def in_thread(body: Callable[[], Any], stream: Any = None) -> Any:
 
 
 def pinned_ring(num_slabs: int = 2) -> tuple[Ring, Worker]:
-    lock = pinning.for_accelerator()
+    lock = pinning.accelerator_pinner()
     assert lock is not None
     ring = Ring(num_slabs, 1 << 20)
-    ring.page_lock(lock)
+    ring.pin(lock)
     return ring, Worker(ring, torch.stack)
 
 
@@ -118,15 +117,15 @@ def test_a_pending_copy_is_asked_beside_a_capture() -> None:
 def test_memory_is_pinned_beside_a_capture() -> None:
     ring, worker = pinned_ring()
     with capturing():
-        parcel = in_thread(lambda: worker.make([torch.ones(8)]))
-        assert parcel.is_locked
-        in_thread(ring.page_unlock)
-    assert parcel.open().sum() == 8
+        received = in_thread(lambda: worker.make([torch.ones(8)]))
+        assert received.is_pinned
+        in_thread(ring.unpin)
+    assert received.deserialize().sum() == 8
 
 
 def test_a_batch_that_dies_under_capture_gives_its_slab_back() -> None:
     ring, worker = pinned_ring()
-    batch = [worker.make([torch.ones(8)]).open()]
+    batch = [worker.make([torch.ones(8)]).deserialize()]
     assert batch[0].is_pinned()
     with mock.patch.object(sys, "unraisablehook") as hook:
         with capturing():
@@ -146,7 +145,7 @@ def test_memory_that_torch_copies_under_capture_is_given_up() -> None:
         pass
 
     ring, worker = pinned_ring()
-    lent = worker.make([torch.ones(8)]).open().as_subclass(Marked)
+    lent = worker.make([torch.ones(8)]).deserialize().as_subclass(Marked)
     target = torch.zeros(1, 8, device=device())
     with capturing():
         mixed = MixedCopy([lent], device())
@@ -192,12 +191,12 @@ def test_a_flight_refuses_to_land_under_capture_and_lands_later() -> None:
 
 def test_a_refused_slab_leaves_no_error_to_the_next_kernel() -> None:
     ring, worker = pinned_ring()
-    lock = pinning.for_accelerator()
+    lock = pinning.accelerator_pinner()
     assert lock is not None
     worker.make([torch.ones(8)])
     with mock.patch.object(pinning, "warn_once") as warned:
-        assert not lock.lock(ring.address(0), ring.committed(0))
-    assert "CUDA refuses with error 712." in warned.call_args.args[1]
+        assert not lock.pin(ring.slab_address(0), ring.committed(0))
+    assert "(error 712)" in warned.call_args.args[1]
     assert torch.zeros(3, device=device()).add_(1).tolist() == [1] * 3
 
 
@@ -234,14 +233,14 @@ def work():
         to_device.send(leaves, second)
         start_to_host(copied).get()
         to_host(copied)
-    lock = pinning.for_accelerator()
+    lock = pinning.accelerator_pinner()
     ring = Ring(1, 1 << 20)
     assert ring.commit(0, 1 << 20)
-    assert lock.lock(ring.address(0), ring.committed(0))
+    assert lock.pin(ring.slab_address(0), ring.committed(0))
     fence = lock.fence()
     torch.cuda.synchronize(second)
     assert fence.is_done()
-    lock.unlock(ring.address(0))
+    lock.unpin(ring.slab_address(0))
     assert not to_device.torch_device.is_capturing(home)
     to_device.release_done()
     done.append([torch._C._cuda_hasPrimaryContext(i) for i in range(2)])
