@@ -1,8 +1,8 @@
 """The command ``pyparallel doctor``: report the installation and test it.
 
-``command`` collects the sections and prints the report. ``build``, ``packages`` and
-``machine`` each return facts and problems. ``_one_process`` and ``_two_processes`` test
-the installation, the second one by starting ``_rank`` twice. ``report`` formats values.
+``command`` collects the sections and prints them. ``build``, ``packages`` and
+``machine`` return facts and problems. ``self_test`` runs the library in this process
+and in two others. ``report`` formats the sections and the problems.
 """
 
 __all__ = ["command"]

@@ -1,4 +1,4 @@
-"""Which backend runs and why, what it was built for, and what could build another."""
+"""The backend in use, the target of its build, the GPUs, and the build tools."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pyparallel
 from .. import backend as backend_module
 from ..backend import build_record
 from ..transfer import debug
-from ._problem import Problem, output_of
+from .report import Problem
 
-#: A program that takes longer to tell its version is not waited for.
+#: The time limit for a program that prints its version.
 ANSWER_SECONDS = 3.0
 _SETTINGS = (
     *("CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "CXX"),
@@ -28,7 +28,7 @@ _SETTINGS = (
 
 
 def backend(problems: list[Problem]) -> dict[str, Any]:
-    """Return which backend runs, why, and what it and its torch were built for."""
+    """Return the backend in use, its reason, and the target of its build."""
     record, error = backend_module.built_for, backend_module.load_error
     package = Path(pyparallel.__file__).parent
     module = build_record.find(package / "backend")
@@ -64,7 +64,7 @@ def backend(problems: list[Problem]) -> dict[str, Any]:
 
 
 def newer_source(module: Path | None, root: Path) -> str | None:
-    """Name the newest file of ``root/csrc`` if it is younger than the module."""
+    """Return the newest file of ``root/csrc`` if it is newer than the module."""
     files = [
         p for p in (root / "csrc").rglob("*") if p.suffix[1:] in ("h", "cpp", "cu")
     ]
@@ -77,7 +77,7 @@ def newer_source(module: Path | None, root: Path) -> str | None:
 
 
 def gpus(problems: list[Problem]) -> list[dict[str, Any]]:
-    """Return every visible GPU and whether the extension has kernels for it."""
+    """Return every visible GPU, and if the extension has kernels for it."""
     record, found = backend_module.built_for, []
     for i in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(i)
@@ -92,9 +92,9 @@ def gpus(problems: list[Problem]) -> list[dict[str, Any]]:
                 "kernels": kernels,
             }
         )
-    lacking = [gpu for gpu in found if gpu["kernels"] is False]
-    if lacking:
-        listed = ", ".join(f"{gpu['device']} ({gpu['capability']})" for gpu in lacking)
+    missing = [gpu for gpu in found if gpu["kernels"] is False]
+    if missing:
+        listed = ", ".join(f"{gpu['device']} ({gpu['capability']})" for gpu in missing)
         wanted = ";".join(sorted({str(gpu["capability"]) for gpu in found}, key=float))
         text = (
             "The extension must have kernels for every visible GPU, but has none for "
@@ -109,8 +109,8 @@ def gpus(problems: list[Problem]) -> list[dict[str, Any]]:
     ):
         text = (
             "The extension should be built for CUDA where a GPU is visible, but was "
-            f"built for the CPU only ({record.get('reason')}): torch's own operators "
-            "do what its kernels would. Rebuild it in the source folder, with nvcc: "
+            f"built for the CPU only ({record.get('reason')}): torch operators replace "
+            "its kernels, which is slower. Rebuild it in the source folder, with nvcc: "
             f"FORCE_CUDA=1 {build_record.REBUILD}"
         )
         problems.append(Problem(text, fails=False))
@@ -118,10 +118,10 @@ def gpus(problems: list[Problem]) -> list[dict[str, Any]]:
 
 
 def covered(archs: str, capability: tuple[int, int]) -> bool:
-    """Tell whether kernels built for ``archs`` run on a GPU of ``capability``.
+    """Return True if kernels built for ``archs`` run on a GPU of ``capability``.
 
-    Machine code runs on its own minor version and later ones of the same major; PTX
-    runs on everything newer.
+    Machine code runs on its own minor version and on later ones of the same major
+    version. PTX runs on all later versions.
     """
     for arch in re.split(r"[; ]+", archs):
         found = re.match(r"(\d+)\.(\d+)([a-z]?)(\+PTX)?$", arch)
@@ -136,12 +136,12 @@ def covered(archs: str, capability: tuple[int, int]) -> bool:
 
 
 def toolchain(problems: list[Problem]) -> dict[str, Any]:
-    """Return the programs that a build uses, where they are, and their versions."""
+    """Return the paths and the versions of the programs of a build."""
     compiler = _program((os.environ.get("CXX") or "c++").split()[0], r"(.+)")
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    places = [*(f"{home}/bin/nvcc" for home in homes if home), "nvcc"]
+    paths = [*(f"{home}/bin/nvcc" for home in homes if home), "nvcc"]
     release = r"release (\d+\.\d+)"
-    tries = (_program(p, release) for p in (*places, "/usr/local/cuda/bin/nvcc"))
+    tries = (_program(p, release) for p in (*paths, "/usr/local/cuda/bin/nvcc"))
     nvcc = next(filter(None, tries), None)
     if (
         compiler is None
@@ -149,9 +149,9 @@ def toolchain(problems: list[Problem]) -> dict[str, Any]:
         and not backend_module.built_for
     ):
         text = (
-            "A C++ compiler should be there to build the extension, but c++ is not on "
-            "PATH. Install one (Debian: apt-get install g++), or name it in CXX. Until "
-            "then pure Python runs."
+            "A C++ compiler should be available to build the extension, but c++ is not "
+            "on PATH, so the slower Python backend is used. Install one (Debian: "
+            "apt-get install g++), or set CXX."
         )
         problems.append(Problem(text, fails=False))
     cuda = torch.version.cuda
@@ -159,7 +159,7 @@ def toolchain(problems: list[Problem]) -> dict[str, Any]:
     if nvcc and cuda and major and major[0] != cuda.split(".")[0]:
         text = (
             f"nvcc should have the major version of torch's CUDA {cuda} to build for "
-            f"GPUs, but {nvcc['path']} is of {nvcc['version']}. Point CUDA_HOME at "
+            f"GPUs, but {nvcc['path']} has version {nvcc['version']}. Set CUDA_HOME to "
             "another toolkit."
         )
         problems.append(Problem(text, fails=False))
@@ -172,11 +172,22 @@ def toolchain(problems: list[Problem]) -> dict[str, Any]:
 
 
 def _program(name: str, version: str) -> dict[str, str] | None:
-    """Return where a program is, and the version that it tells if it is in time."""
+    """Return the path of a program, and the version that it prints; None without it."""
     path = shutil.which(name)
+    if path is None:
+        return None
     try:
-        told = path and output_of(path, "--version", seconds=ANSWER_SECONDS)
-    except subprocess.TimeoutExpired:  # on a busy machine: it is there
-        told, version = f"no answer in {ANSWER_SECONDS:g} s", "(.+)"
-    found = re.search(version, told or "")
-    return {"version": found[1], "path": path} if path and found else None
+        done = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=ANSWER_SECONDS,
+            check=True,
+        )
+        found = re.search(version, done.stdout.decode(errors="replace"))
+    except subprocess.TimeoutExpired:  # the program exists, but the machine is busy
+        return {"version": f"no answer in {ANSWER_SECONDS:g} s", "path": path}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return {"version": found[1], "path": path} if found else None

@@ -1,4 +1,4 @@
-"""``pyparallel doctor``: what is installed, what is short, and whether it works."""
+"""``pyparallel doctor``: report the installation and the machine, and test both."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import _bandwidth, _one_process, _two_processes, build, machine, packages, report
-from ._problem import Problem
-from ._rank import WORLD_SIZE
-from ._two_processes import IMPORTING, Failure
+from . import build, machine, packages, report, self_test
+from .report import Problem
+from .self_test import IMPORTING, WORLD_SIZE, Failure
 
-Look = Callable[[list[Problem]], Any]
+#: Returns the values of a section, and appends its problems to the list.
+Section = Callable[[list[Problem]], Any]
 
-#: The most time of it all, since the process began, and of that to end two processes.
+#: The time limit since the start of the process, with the time to end two processes.
 SECONDS = 40.0
 _END_SECONDS = 3.0
-#: With less time left two processes are not started.
+#: With less time left, two processes are not started.
 _LEAST_SECONDS = 3.0
-#: Changes when a key of the JSON object does.
+#: Incremented when a key of the JSON object changes or goes.
 SCHEMA = 1
-_EPILOG = "The exit code is 1 if there is an error, else 0; advice is no error."
+_EPILOG = "The exit code is 1 if there is an error, and 0 if there is only advice."
 
 
 def main(argv: list[str]) -> int:
@@ -36,14 +36,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="measure no bandwidth, and test in this process only",
+        help="skip the bandwidths and the test in two processes",
     )
     options = parser.parse_args(argv)
     problems: list[Problem] = []
     found: dict[str, Any] = {"schema": SCHEMA}
     deadline = time.monotonic() + SECONDS - _age()
-    for name, look in sections(options.quick, deadline).items():
-        found[name] = _look(name, look, problems)
+    for name, section in sections(options.quick, deadline).items():
+        found[name] = _run(name, section, problems)
         if not options.json:
             print(report.section(name, found[name]), end="\n\n", flush=True)
     fails = any(problem.fails for problem in problems)
@@ -55,63 +55,63 @@ def main(argv: list[str]) -> int:
     return int(fails)
 
 
-def sections(quick: bool, deadline: float) -> dict[str, Look]:
-    """Return what is looked at, by the names of the sections.
+def sections(quick: bool, deadline: float) -> dict[str, Section]:
+    """Return the sections by their names, in order.
 
     Args:
-        quick: leave out what takes longer than a moment.
-        deadline: of ``time.monotonic``; the self-tests end before it.
+        quick: leave out the slow ones.
+        deadline: the value of ``time.monotonic`` before which the self-tests end.
     """
-    looks: dict[str, Look] = {
+    found: dict[str, Section] = {
         "versions": packages.versions,
         "backend": build.backend,
         "gpus": build.gpus,
         "toolchain": build.toolchain,
         "mmcv_parallel": packages.mmcv_parallel,
         "machine": machine.machine,
-        "bandwidth": lambda _: _bandwidth.bandwidth(),
-        "self_test": lambda problems: _self_test(problems, deadline),
+        "bandwidth": lambda _: machine.bandwidth(),
+        "self_test": lambda problems: _self_tests(problems, deadline),
     }
     if quick:
-        del looks["bandwidth"]
-        looks["self_test"] = _quick_self_test
-    return looks
+        del found["bandwidth"]
+        found["self_test"] = _quick_self_test
+    return found
 
 
-def _look(name: str, look: Look, problems: list[Problem]) -> Any:
-    """Return a section; one that cannot be had, as of a broken driver, is an error."""
+def _run(name: str, section: Section, problems: list[Problem]) -> Any:
+    """Return a section; an exception, for example of a broken driver, is an error."""
     try:
-        return look(problems)
+        return section(problems)
     except Exception as error:
-        told, what = f"{type(error).__name__}: {error}", name.replace("_", " ")
-        text = f"The doctor must be able to look at the {what}, but was told: {told}"
-        problems.append(Problem(text, fails=True))
-        return {"error": told}
+        text = f"{type(error).__name__}: {error}"
+        requirement = f"The doctor must be able to check the {name.replace('_', ' ')}"
+        problems.append(Problem(f"{requirement}, but got {text}", fails=True))
+        return {"error": text}
 
 
 def _quick_self_test(problems: list[Problem]) -> dict[str, Any]:
-    return {"one_process": _timed("one process", _one_process.one_process, problems)}
+    return {"one_process": _timed("one process", self_test.one_process, problems)}
 
 
-def _self_test(problems: list[Problem], deadline: float) -> dict[str, Any]:
+def _self_tests(problems: list[Problem], deadline: float) -> dict[str, Any]:
     found = _quick_self_test(problems)
-    seconds = min(_two_processes.SECONDS, deadline - time.monotonic() - _END_SECONDS)
+    seconds = min(self_test.SECONDS, deadline - time.monotonic() - _END_SECONDS)
     found["two_processes"] = _in_two_processes(problems, seconds)
     return found
 
 
 def _in_two_processes(problems: list[Problem], seconds: float) -> dict[str, Any]:
-    """Return the result; on a busy machine a late one tells nothing.
+    """Run the self-test in two processes; a late result may be inconclusive.
 
-    Processes that wait for a connection are late on an idle machine, too. Those that
-    are still being imported only need more time.
+    On a busy machine a late result is no failure. Nor is it one while a process still
+    imports the package. A process that waits for a connection on an idle machine fails.
     """
     before, started = machine.load() or 0.0, time.perf_counter()
     failure: Failure | None = Failure("no time was left for it.", [], (IMPORTING,))
     if seconds >= _LEAST_SECONDS:
-        failure = _two_processes.two_processes(seconds)
+        failure = self_test.two_processes(seconds)
     took = time.perf_counter() - started
-    load = max(before, (machine.load() or 0.0) - WORLD_SIZE)  # these are our own
+    load = max(before, (machine.load() or 0.0) - WORLD_SIZE)  # without our two
     passed: bool | None = failure is None
     if failure is not None and failure.late:
         if machine.is_busy(load) or IMPORTING in failure.late:
@@ -149,10 +149,10 @@ def _failed(name: str, error: str) -> Problem:
 
 
 def _age() -> float:
-    """Return the seconds since this process began: torch takes some to be imported."""
+    """Return the seconds since the start of this process, with the import of torch."""
     try:
         text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
-        began = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+        start = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start)
     except (OSError, AttributeError, IndexError, ValueError):
         return 0.0

@@ -1,4 +1,4 @@
-"""What the machine allows: numbers, and what is short for loaders of a usual size."""
+"""The limits of the machine: cores, memory, file descriptors, copy bandwidth."""
 
 from __future__ import annotations
 
@@ -6,33 +6,42 @@ import math
 import multiprocessing
 import os
 import resource
+import time
 from typing import Any
 
 import torch
+from torch.utils import benchmark
 
 from ..loader import preflight
-from ._problem import Problem
+from .report import Problem
 
-#: A ring that the judgements are for; what a loader of yours needs, its `preflight`
-#: tells.
+#: The size of the ring of the judgements. `loader.preflight()` judges a real loader.
 RING_NBYTES = 1_000_000_000
+#: The size of a copy, which exceeds most caches, and the seconds of a measurement.
+_COPY_NBYTES = 64 << 20
+_COPY_SECONDS = 0.15
 
 
 def machine(
-    problems: list[Problem], at: preflight.Machine | None = None
+    problems: list[Problem], limits: preflight.Machine | None = None
 ) -> dict[str, Any]:
-    """Return cores, memory and limits, each with a judgement: ``ok`` or what is short.
+    """Return cores, memory and limits, each with a judgement: ``ok`` or the shortage.
 
-    It is that of `preflight.check` for as many workers as there are cores.
+    The judgements are those of `preflight.check` for a loader with a worker for each
+    core.
+
+    Args:
+        problems: receives the shortages.
+        limits: the source of the limits; by default this machine.
     """
-    at = at or preflight.Machine()
+    limits = limits or preflight.Machine()
     workers = preflight.cores_allowed()
-    short = _short(at, workers)
+    short = _shortages(limits, workers)
     problems += [Problem(text, fails=False) for text in short.values()]
-    left, shm, opened = at.memory_left(), at.shm_left(), at.open_files()
-    files, most_files = at.getrlimit(resource.RLIMIT_NOFILE)
-    locked, most_locked = at.getrlimit(resource.RLIMIT_MEMLOCK)
-    threads = _threads(problems, at)
+    left, shm, opened = limits.memory_left(), limits.shm_left(), limits.open_files()
+    files, most_files = limits.getrlimit(resource.RLIMIT_NOFILE)
+    locked, most_locked = limits.getrlimit(resource.RLIMIT_MEMLOCK)
+    threads = _threads(problems, limits)
     return {
         "cores": threads,
         "load": _load(problems),
@@ -59,17 +68,14 @@ def machine(
         "locked_memory": {
             "limit_nbytes": _limit(locked),
             "hard_limit_nbytes": _limit(most_locked),
-            "may_lock_more": at.may_lock(),
+            "may_lock_more": limits.may_lock(),
             "judgement": _judgement(short, "locked memory"),
         },
     }
 
 
 def load() -> float | None:
-    """Return how many threads ran or waited for a core in the last minute, as a mean.
-
-    None: the system does not tell.
-    """
+    """Return the load average of the last minute; None if it is not available."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -86,25 +92,25 @@ def _load(problems: list[Problem]) -> dict[str, Any]:
     if is_busy(found):
         text = (
             f"The machine should have free cores, but has a load of {found:.1f} on "
-            f"{cores}: bandwidths are lower than they could be, and answers late. Run "
-            "the doctor again when the machine is idle."
+            f"{cores} cores: the bandwidths below are too low, and self-tests may be "
+            "late. Run the doctor again when the machine is idle."
         )
         problems.append(Problem(text, fails=False))
     judgement = "busy" if is_busy(found) else "ok"
     return {"one_minute": found and round(found, 2), "judgement": judgement}
 
 
-def _short(at: preflight.Machine, workers: int) -> dict[str, str]:
-    """Return what is short by its name."""
-    # NVIDIA's driver does not count what it locks, and nothing else locks the ring.
+def _shortages(limits: preflight.Machine, workers: int) -> dict[str, str]:
+    """Return the texts of `preflight.check` by the names of the resources."""
+    # NVIDIA's driver pins memory without counting it against the limit.
     counts = torch.accelerator.is_available() and torch.version.cuda is None
     found = preflight.check(
         num_workers=workers,
         prefetch_factor=None,
         ring_nbytes=RING_NBYTES,
         pin_memory=counts,
-        start_method="spawn",  # a device that the doctor has initialised is no news
-        machine=at,
+        start_method="spawn",  # no finding about the device that the doctor initialised
+        machine=limits,
     )
     return {finding.name: finding.text for finding in found}
 
@@ -113,15 +119,15 @@ def _judgement(short: dict[str, str], name: str) -> str:
     return "short" if name in short else "ok"
 
 
-def _threads(problems: list[Problem], at: preflight.Machine) -> dict[str, Any]:
-    """Return how many cores there are, may be used, and are used by torch."""
-    threads, quota = torch.get_num_threads(), at.cores_left()
+def _threads(problems: list[Problem], limits: preflight.Machine) -> dict[str, Any]:
+    """Return the numbers of cores and of torch's threads."""
+    threads, quota = torch.get_num_threads(), limits.cores_left()
     is_ok = quota is None or threads <= math.ceil(quota)
     if not is_ok:
         text = (
             "torch should use no more threads than its control group has cores, but "
-            f"uses {threads} where the group has the time of {quota:g}: they stop each "
-            f"other. Set OMP_NUM_THREADS={math.ceil(quota or 1)}."
+            f"uses {threads} threads on {quota:g} cores, which slows them down. Set "
+            f"OMP_NUM_THREADS={math.ceil(quota or 1)}."
         )
         problems.append(Problem(text, fails=False))
     return {
@@ -134,7 +140,7 @@ def _threads(problems: list[Problem], at: preflight.Machine) -> dict[str, Any]:
 
 
 def _enough_for(limit: int, opened: int | None) -> int | None:
-    """Return for how many workers of a loader file descriptors are left."""
+    """Return the number of workers for which file descriptors are left."""
     if limit == resource.RLIM_INFINITY or opened is None:
         return None
     spare = limit - opened - preflight.MORE_FILES
@@ -143,3 +149,60 @@ def _enough_for(limit: int, opened: int | None) -> int | None:
 
 def _limit(value: int) -> int | str:
     return "unlimited" if value == resource.RLIM_INFINITY else value
+
+
+def bandwidth() -> dict[str, Any]:
+    """Return GB/s of host copies, and of host-to-device copies for every GPU.
+
+    It takes about a second and twice `_COPY_NBYTES` of host memory.
+    """
+    left = preflight.Machine().memory_left()
+    nbytes = min(_COPY_NBYTES, left[0] // 16 if left else _COPY_NBYTES)
+    if not nbytes:
+        return {"copied_nbytes": 0, "memcpy_gb_per_s": None, "to_devices": []}
+    target = memoryview(bytearray(nbytes))
+    return {
+        "copied_nbytes": nbytes,
+        "memcpy_gb_per_s": _gb_per_s(
+            "target[:] = source", nbytes, target=target, source=bytes(nbytes)
+        ),
+        "to_devices": [
+            to_device_bandwidth(torch.device("cuda", i), nbytes)
+            for i in range(torch.cuda.device_count())
+        ],
+    }
+
+
+def to_device_bandwidth(device: torch.device, nbytes: int) -> dict[str, Any]:
+    """Return GB/s to a device from pinned and from pageable memory.
+
+    Stream: the copies run on the current stream, and the host waits for the device.
+    """
+    found: dict[str, Any] = {"device": str(device), "error": None}
+    for memory in ("pinned", "pageable"):
+        found[f"{memory}_gb_per_s"] = None
+        try:
+            source = torch.ones(nbytes, dtype=torch.uint8)
+            if memory == "pinned":
+                source = source.pin_memory()
+            found[f"{memory}_gb_per_s"] = _gb_per_s(
+                "target.copy_(source, non_blocking=True); synchronize(device)",
+                nbytes,
+                target=torch.empty_like(source, device=device),
+                source=source,
+                synchronize=torch.get_device_module(device).synchronize,
+                device=device,
+            )
+        except RuntimeError as error:  # for example, no memory is left
+            found["error"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _gb_per_s(copy: str, nbytes: int, **names: Any) -> float:
+    """Return GB/s of the fastest copy; each byte counts once.
+
+    The default clock of the timer would initialise the GPU for a host copy.
+    """
+    timer = benchmark.Timer(copy, globals=names, timer=time.perf_counter)
+    runs = timer.blocked_autorange(min_run_time=_COPY_SECONDS)
+    return float(nbytes / min(runs.times) / 1e9)

@@ -1,4 +1,4 @@
-"""What is installed: versions, whose ``mmcv.parallel`` is, what only has our name."""
+"""Installed versions, the owner of ``mmcv.parallel``, and the wrong pyparallel."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import torch
 import pyparallel
 
 from ..core import versions as versions_module
-from ._problem import Problem
+from .report import Problem
 
-#: Distributions that have a package ``mmcv``.
+#: Distributions that contain a package ``mmcv``.
 _MMCV = ("mmcv", "mmcv-full", "mmcv-lite", "onedl-mmcv")
 _PEERS = (*_MMCV, "mmengine", "mmengine-lite", "onedl-mmengine")
 
 
 def installed(distribution: str) -> str | None:
-    """Return the version of an installed distribution."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -32,13 +32,13 @@ def installed(distribution: str) -> str | None:
 
 
 def versions(problems: list[Problem]) -> dict[str, Any]:
-    """Return what there is of which version; a wrong distribution is a problem."""
+    """Return the installed versions; a wrong distribution is a problem."""
     wrong = installed("pyparallel")
     if wrong is not None:
         text = (
-            "The distribution pyparallel must not be installed: it drives parallel "
-            f"ports, and this library is pyparallel-torch. Found: pyparallel {wrong}. "
-            "Type: pip uninstall pyparallel"
+            "The distribution pyparallel must not be installed, but version "
+            f"{wrong} is: it drives parallel ports, and this library is "
+            "pyparallel-torch. Run: pip uninstall pyparallel"
         )
         problems.append(Problem(text, fails=True))
     for text in versions_module.untested(platform.python_version(), torch.__version__):
@@ -59,23 +59,23 @@ def versions(problems: list[Problem]) -> dict[str, Any]:
 
 
 def _gil_enabled() -> bool:
-    """Return False only without a GIL: imports and PYTHON_GIL=1 can enable it."""
+    """Return False if the GIL is off; imports and PYTHON_GIL=1 can enable it."""
     enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     return enabled()
 
 
 def mmcv_parallel(problems: list[Problem]) -> dict[str, Any]:
-    """Return whose ``import mmcv.parallel`` is, without importing it.
+    """Return the owner of ``mmcv.parallel``, without importing it.
 
-    It is pyparallel's only after `pyparallel.mmcv.install` in this very process.
+    The owner is pyparallel after `pyparallel.mmcv.install` in the same process.
     """
     found = {name: version for name in _MMCV if (version := installed(name))}
     if len(found) > 1:
         listed = ", ".join(f"{name} {version}" for name, version in found.items())
         text = (
             "One distribution must own the package mmcv, but there are "
-            f"{len(found)}: {listed}. Files of the last one that was installed lie "
-            "over the others. Uninstall all of them, then install the one you need."
+            f"{len(found)}: {listed}. The last one to be installed has overwritten "
+            "files of the others. Uninstall all of them, then install one."
         )
         problems.append(Problem(text, fails=False))
     functions = sys.modules.get("mmcv.parallel._functions")
@@ -86,14 +86,14 @@ def mmcv_parallel(problems: list[Problem]) -> dict[str, Any]:
     if path is not None and path.is_dir():
         owner = " or ".join(f"{name} {version}" for name, version in found.items())
         return {"owner": owner or "unknown", "path": str(path)}
-    return {"owner": "nobody", "path": None}
+    return {"owner": None, "path": None}
 
 
 def _folder(package: str) -> Path | None:
-    """Return where a package would be imported from."""
+    """Return the folder from which a package would be imported."""
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # it is a module that was made by hand
+    except ValueError:  # a module in sys.modules without a specification
         return None
-    places = spec and spec.submodule_search_locations
-    return Path(next(iter(places))) if places else None
+    paths = spec and spec.submodule_search_locations
+    return Path(next(iter(paths))) if paths else None

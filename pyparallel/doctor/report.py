@@ -1,20 +1,31 @@
-"""The report as text: each section as it is found, then what to do."""
+"""The report as text: a row for each value, then the problems."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.text import nbytes_text
-from ._problem import Problem
 
 _WIDTH = 18
 _SUFFIXES = ("_nbytes", "_gb_per_s", "_seconds")
 
 
+class Problem(NamedTuple):
+    """A problem that the doctor found.
+
+    Attributes:
+        text: the requirement, the value that was found, and the fix.
+        fails: True for an error, which makes the exit code 1; False for advice.
+    """
+
+    text: str
+    fails: bool
+
+
 def section(name: str, found: Any) -> str:
-    """Return a section under its name: a row for every key, or for every item."""
+    """Return a section with its name and a row for every key or item."""
     if isinstance(found, Mapping):
         rows = [(_label(key), value_text(value, key)) for key, value in found.items()]
     else:
@@ -24,7 +35,7 @@ def section(name: str, found: Any) -> str:
 
 
 def value_text(value: Any, key: str = "") -> str:
-    """Return a value with the unit that its key ends in."""
+    """Return a value with the unit that the suffix of its key names."""
     if value is None or value == {} or value == []:
         return "-"
     if isinstance(value, bool):
@@ -44,14 +55,14 @@ def value_text(value: Any, key: str = "") -> str:
 
 
 def what_to_do(problems: Sequence[Problem]) -> str:
-    """Return the problems, errors first, and a last line that says how it stands."""
+    """Return the problems, errors first, and a last line with their number."""
     errors = [problem for problem in problems if problem.fails]
     advice = [problem for problem in problems if not problem.fails]
     lines = ["what to do"]
-    for kind, found in (("error", errors), ("advice", advice)):
+    for name, found in (("error", errors), ("advice", advice)):
         lines += [
             textwrap.fill(
-                f"{kind}: {problem.text}",
+                f"{name}: {problem.text}",
                 88,
                 initial_indent="  ",
                 subsequent_indent="    ",

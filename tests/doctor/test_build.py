@@ -14,7 +14,7 @@ import pyparallel
 from pyparallel import backend
 from pyparallel.backend import build_record as records
 from pyparallel.doctor import build
-from pyparallel.doctor._problem import Problem
+from pyparallel.doctor.report import Problem
 
 pytestmark = pytest.mark.one_backend
 
@@ -153,8 +153,8 @@ def test_a_cpu_build_beside_a_gpu_is_advice(two_gpus, monkeypatch):
     assert problems == [
         Problem(
             "The extension should be built for CUDA where a GPU is visible, but was "
-            "built for the CPU only (no nvcc was found): torch's own operators do what "
-            "its kernels would. Rebuild it in the source folder, with nvcc: "
+            "built for the CPU only (no nvcc was found): torch operators replace its "
+            "kernels, which is slower. Rebuild it in the source folder, with nvcc: "
             f"FORCE_CUDA=1 {records.REBUILD}",
             False,
         )
@@ -186,7 +186,7 @@ def test_programs_are_found_where_a_build_finds_them(tmp_path, monkeypatch):
     assert problems == [
         Problem(
             "nvcc should have the major version of torch's CUDA 13.0 to build for "
-            f"GPUs, but {nvcc} is of 12.4. Point CUDA_HOME at another toolkit.",
+            f"GPUs, but {nvcc} has version 12.4. Set CUDA_HOME to another toolkit.",
             False,
         )
     ]
@@ -222,9 +222,9 @@ def test_no_compiler_matters_only_where_there_is_no_extension(tmp_path, monkeypa
             "python",
             {},
             [
-                "A C++ compiler should be there to build the extension, but c++ is not "
-                "on PATH. Install one (Debian: apt-get install g++), or name it in "
-                "CXX. Until then pure Python runs."
+                "A C++ compiler should be available to build the extension, but c++ is "
+                "not on PATH, so the slower Python backend is used. Install one "
+                "(Debian: apt-get install g++), or set CXX."
             ],
         ),
     ):

@@ -19,11 +19,11 @@ from repository import ROOT
 
 import pyparallel
 from pyparallel import backend
-from pyparallel.doctor import _one_process, _two_processes, machine, packages
 from pyparallel.doctor import command as doctor
+from pyparallel.doctor import machine, packages, self_test
 from pyparallel.doctor import report as report_module
-from pyparallel.doctor._problem import Problem
-from pyparallel.doctor._two_processes import Failure
+from pyparallel.doctor.report import Problem
+from pyparallel.doctor.self_test import Failure
 
 pytestmark = pytest.mark.one_backend
 
@@ -63,7 +63,7 @@ def found():
 def new_problems(monkeypatch):
     """What is told beyond what this machine has: its limits are not the tests'."""
     # Free memory and the load change from one report to the next.
-    monkeypatch.setattr(machine, "_short", lambda *_: {})
+    monkeypatch.setattr(machine, "_shortages", lambda *_: {})
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     usual = found()["problems"]
     return lambda told: [each for each in told["problems"] if each not in usual]
@@ -190,8 +190,8 @@ def test_what_cannot_be_looked_at_is_an_error_and_the_rest_is_told(
     assert told["gpus"] == {"error": "RuntimeError: the driver is too old"}
     assert new_problems(told) == [
         {
-            "text": "The doctor must be able to look at the gpus, but was told: "
-            "RuntimeError: the driver is too old",
+            "text": "The doctor must be able to check the gpus, but got RuntimeError: "
+            "the driver is too old",
             "fails": True,
         }
     ]
@@ -222,9 +222,9 @@ def test_the_parallel_port_driver_is_an_error(others, new_problems):
     assert told["versions"]["wrong_distribution"] == "0.2.2"
     assert new_problems(told) == [
         {
-            "text": "The distribution pyparallel must not be installed: it drives "
-            "parallel ports, and this library is pyparallel-torch. Found: pyparallel "
-            "0.2.2. Type: pip uninstall pyparallel",
+            "text": "The distribution pyparallel must not be installed, but version "
+            "0.2.2 is: it drives parallel ports, and this library is pyparallel-torch. "
+            "Run: pip uninstall pyparallel",
             "fails": True,
         }
     ]
@@ -232,7 +232,7 @@ def test_the_parallel_port_driver_is_an_error(others, new_problems):
 
 def test_mmcv_parallel_belongs_to_whom_an_import_would_find(others, monkeypatch):
     monkeypatch.setattr(packages, "_folder", lambda name: None)
-    assert found()["mmcv_parallel"] == {"owner": "nobody", "path": None}
+    assert found()["mmcv_parallel"] == {"owner": None, "path": None}
 
 
 def test_mmcv_parallel_of_a_real_folder(tmp_path, monkeypatch, others):
@@ -241,7 +241,7 @@ def test_mmcv_parallel_of_a_real_folder(tmp_path, monkeypatch, others):
     monkeypatch.delitem(sys.modules, "mmcv", raising=False)
     (tmp_path / "mmcv").mkdir()
     (tmp_path / "mmcv" / "__init__.py").write_text("raise RuntimeError('imported')")
-    assert packages.mmcv_parallel([])["owner"] == "nobody"  # as mmcv 2.x
+    assert packages.mmcv_parallel([])["owner"] is None  # as in mmcv 2.x
     (tmp_path / "mmcv" / "parallel").mkdir()
     path = str(tmp_path / "mmcv" / "parallel")
     assert packages.mmcv_parallel([]) == {"owner": "unknown", "path": path}
@@ -268,8 +268,8 @@ def test_two_distributions_of_mmcv_are_advice(others, monkeypatch, new_problems)
     assert told["ok"]
     assert [problem["text"] for problem in new_problems(told)] == [
         "One distribution must own the package mmcv, but there are 2: mmcv-test 2.1.0, "
-        "mmcv-test-full 1.7.2. Files of the last one that was installed lie over the "
-        "others. Uninstall all of them, then install the one you need."
+        "mmcv-test-full 1.7.2. The last one to be installed has overwritten files of "
+        "the others. Uninstall all of them, then install one."
     ]
 
 
@@ -299,7 +299,7 @@ def in_two(monkeypatch):
         monkeypatch.setattr(os, "getloadavg", lambda: (next(given), 99.0, 99.0))
         started = []
         monkeypatch.setattr(
-            _two_processes, "two_processes", lambda s: started.append(s) or failure
+            self_test, "two_processes", lambda s: started.append(s) or failure
         )
         problems: list[Problem] = []
         told = doctor._in_two_processes(problems, seconds)
@@ -309,7 +309,7 @@ def in_two(monkeypatch):
     return result
 
 
-SLOW = "two processes must be done in 28 s, but rank 0 was joining the group. Look."
+SLOW = "two processes must finish within 28 s, but rank 0 was joining the group."
 LATE = Failure(SLOW, ["a line"], ("joining the group",))
 INCONCLUSIVE = (
     "The self-test in two processes should be in time, but is inconclusive: {} The "
@@ -374,7 +374,7 @@ def test_all_ends_within_the_time_that_the_page_promises(monkeypatch):
         report()
     assert given == [28.0, 40.0 - 25.0 - 3.0]
     page = (DOCS / "doctor.md").read_text(encoding="utf-8")
-    assert "never more than 40" in page and "After 28 seconds" in page
+    assert "Its limit is 40 seconds" in page and "After 28\nseconds" in page
 
 
 def test_the_age_of_this_process_is_known():
@@ -390,7 +390,7 @@ def test_an_exception_in_the_self_test_is_its_failure(monkeypatch):
         raise RuntimeError("out of order")
 
     monkeypatch.setattr(pyparallel, "collate", collate)
-    assert _one_process.one_process() == "RuntimeError: out of order"
+    assert self_test.one_process() == "RuntimeError: out of order"
 
 
 def test_every_part_of_the_batch_is_compared(monkeypatch):
@@ -406,4 +406,4 @@ def test_every_part_of_the_batch_is_compared(monkeypatch):
             "scatter",
             lambda *given, key=key, value=value: [{**good(*given)[0], key: value}],
         )
-        assert (_one_process.one_process() or "").startswith(f"target -1: {text}")
+        assert (self_test.one_process() or "").startswith(f"target -1: {text}")

@@ -1,4 +1,4 @@
-"""The doctor's test in two real processes: that it passes, and how it fails."""
+"""The doctor's self-test in two real processes: its success and its failures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import multiprocessing.util
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,72 +17,63 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pyparallel.doctor import _two_processes
-from pyparallel.doctor._two_processes import Failure, two_processes
+from pyparallel.doctor import self_test
+from pyparallel.doctor.self_test import Failure, two_processes
 
 pytestmark = pytest.mark.one_backend
 
-#: Two lines that a rank may begin with, instead of all that a real one does.
-START = "import os, sys; rank = int(sys.argv[2])\n"
-STAGE = "print('stage: joining the group', flush=True)\n"
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder for temporary files, in which nothing may be left."""
-    where = tmp_path / "temporary"
-    where.mkdir()
-    multiprocessing.util.get_temp_dir()  # it is kept, and this path is too long for it
-    monkeypatch.setenv("TMPDIR", str(where))
-    monkeypatch.setattr(tempfile, "tempdir", str(where))
-    yield where
-    left = [path.name for path in where.iterdir()]
-    # A fork server, if a test has started one, makes its own.
-    assert [name for name in left if not name.startswith("pymp-")] == []
-    assert ranks_of(where) == []
-
-
-def ranks_of(folder: Path) -> list[psutil.Process]:
-    """Return the processes that were given a folder in this one."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(
-            f"{folder}/pyparallel-doctor-" in a for a in process.info["cmdline"] or ()
-        ):
-            found.append(process)
-    return found
+    """A folder for temporary files, which must be empty at the end."""
+    # multiprocessing keeps its folder, and this path is too long for its sockets.
+    multiprocessing.util.get_temp_dir()
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setenv("TMPDIR", str(path))
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    yield path
+    names = [each.name for each in path.iterdir()]
+    # A fork server, if a test has started one, creates its own.
+    assert [name for name in names if not name.startswith("pymp-")] == []
+    assert multiprocessing.active_children() == []
 
 
 @pytest.fixture
-def ranks_run(monkeypatch, folder):
-    """Let ranks run another program; the time begins when each has printed so much."""
-    watch = _two_processes._watch
-
-    def run(
-        code: str, seconds: float = 200, printed: tuple[int, int] = (0, 0)
-    ) -> Failure | None:
-        def watch_later(ranks, deadline, limit):
-            for rank, least in zip(ranks, printed, strict=True):
-                while rank._printed.count(b"\n") < least:
-                    assert rank.read()
-            return watch(ranks, max(deadline, time.monotonic() + limit), limit)
-
-        monkeypatch.setattr(_two_processes, "_CODE", START + code)
-        monkeypatch.setattr(_two_processes, "_watch", watch_later)
-        return two_processes(seconds)
-
-    return run
+def forked(monkeypatch, folder):
+    """Fork the ranks: they start fast, and see the changes of a test."""
+    monkeypatch.setattr(self_test, "_START_METHOD", "fork")
 
 
-def test_the_installed_script_passes_from_any_folder(tmp_path, folder):
-    script = tmp_path / "pyparallel"  # as pip writes it, but for its patience
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that forks two ranks, which are killed at the end."""
+    ranks = []
+
+    def run(target):
+        for rank in range(2):
+            ranks.append(FORK.Process(target=target, args=(rank,)))
+            ranks[-1].start()
+        return ranks
+
+    yield run
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+
+
+def test_the_installed_script_passes_in_any_folder(tmp_path, folder):
+    script = tmp_path / "pyparallel"  # as pip writes it, but with longer limits
     script.write_text(
         "import sys\n"
-        "from pyparallel.doctor import _two_processes, command\n"
-        "command.SECONDS, _two_processes.SECONDS = 110.0, 100.0\n"
-        "from pyparallel.__main__ import main\nsys.exit(main())\n"
+        "from pyparallel.doctor import command, self_test\n"
+        "command.SECONDS, self_test.SECONDS = 110.0, 100.0\n"
+        "from pyparallel.__main__ import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n"
     )
-    package = Path(_two_processes.__file__).parents[2]
+    package = Path(self_test.__file__).parents[2]
     env = os.environ | {"PYTHONPATH": str(package)}
     done = subprocess.run(
         [sys.executable, str(script), "doctor", "--json"],
@@ -90,21 +83,18 @@ def test_the_installed_script_passes_from_any_folder(tmp_path, folder):
         text=True,
         timeout=120,
     )
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["ok"]) == (0, True), done.stdout
-    assert told["bandwidth"]["memcpy_gb_per_s"] > 0
-    both = told["self_test"]["two_processes"]
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["ok"]) == (0, True), done.stdout
+    assert found["bandwidth"]["memcpy_gb_per_s"] > 0
+    both = found["self_test"]["two_processes"]
     assert both.keys() == {"passed", "took_seconds", "error", "output"}
     assert (both["passed"], both["error"], both["output"]) == (True, None, [])
 
 
-def test_a_wrong_gradient_is_told_by_the_rank_that_found_it(ranks_run):
-    failure = ranks_run(
-        "import json; sys.path[:] = json.loads(sys.argv[1])\n"
-        "from pyparallel.doctor import _rank; _rank._GRADIENT = 3.0\n"
-        "_rank.run(rank, sys.argv[3], float(sys.argv[4]))"
-    )
-    assert failure.text in [
+def test_a_wrong_gradient_is_a_failure_of_the_rank_that_found_it(monkeypatch, forked):
+    monkeypatch.setattr(self_test, "_GRADIENT", 3.0)
+    failure = two_processes(200)
+    assert failure is not None and failure.text in [
         f"rank {rank} ended with exit code 1 while comparing the gradients: "
         "ValueError: the gradients of all ranks must be 3.0, but are [4.5, 4.5]."
         for rank in (0, 1)
@@ -112,104 +102,138 @@ def test_a_wrong_gradient_is_told_by_the_rank_that_found_it(ranks_run):
     assert "Traceback (most recent call last):" in failure.output
 
 
-def test_a_rank_that_hangs_is_killed_and_its_stage_is_told(ranks_run):
-    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    hang = f"{ignore}print('up', rank, flush=True)\nif rank:\n    {STAGE}signal.pause()"
-    assert ranks_run(hang, 1.5, printed=(1, 2)) == Failure(
-        "two processes must be done in 1.5 s, but rank 0 was importing pyparallel and "
-        "rank 1 was joining the group. Look whether the machine is busy, and whether "
-        "programs may connect on its loopback interface.",
+def test_ranks_see_no_device_and_the_loopback_interface_only(monkeypatch, forked):
+    names = ("RANK", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME")
+
+    def train(rank, *_):
+        if rank == 1:
+            signal.pause()
+        raise ValueError([os.environ[name] for name in names] + [tempfile.gettempdir()])
+
+    monkeypatch.setattr(self_test, "_train", train)
+    failure = two_processes(200)
+    assert failure is not None
+    start, _, shown = failure.text.rpartition("ValueError: ")
+    assert start == "rank 0 ended with exit code 1 while importing pyparallel: "
+    assert shown.startswith("['0', '', 'lo', '") and "pyparallel-doctor-" in shown
+    assert failure.output[0] == "Traceback (most recent call last):"
+
+
+def test_a_rank_that_hangs_is_a_failure_with_its_stage(tmp_path, start):
+    ready = [FORK.Event(), FORK.Event()]
+
+    def hang(rank):
+        (tmp_path / f"output-{rank}").write_text(f"up {rank}\n")
+        if rank:
+            (tmp_path / "stage-1").write_text("joining the group")
+        ready[rank].set()
+        signal.pause()
+
+    ranks = start(hang)
+    assert all(event.wait(100) for event in ready)
+    assert self_test._wait(ranks, tmp_path, time.monotonic(), 1.5) == Failure(
+        "two processes must finish within 1.5 s, but rank 0 was importing pyparallel "
+        "and rank 1 was joining the group. Check whether the machine is busy, and "
+        "whether programs can connect on its loopback interface.",
         ["up 0", "up 1"],
         ("importing pyparallel", "joining the group"),
     )
 
 
-def test_a_rank_that_never_stops_printing_is_killed_too(ranks_run):
-    code = "while True: print('again' * 99, flush=True)"
-    failure = ranks_run(code, 0.5, printed=(10, 10))
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "rank 1 was killed by signal 9 (Killed) while importing pyparallel: no "
+            "output",
+        ),
+        (
+            lambda: os._exit(3),
+            "rank 1 ended with exit code 3 while importing pyparallel: no output",
+        ),
+    ],
+    ids=["killed", "exit code"],
+)
+@pytest.mark.parametrize("other", ["passes", "runs"])
+def test_a_rank_that_ends_early_is_a_failure(tmp_path, start, end, text, other):
+    def run(rank):
+        if rank:
+            end()
+        elif other == "runs":
+            signal.pause()
+        os._exit(0)
+
+    found = self_test._wait(start(run), tmp_path, time.monotonic() + 200, 200)
+    assert found == Failure(text, [])
+
+
+def test_two_ranks_that_end_well_have_passed(tmp_path, start):
+    ranks = start(lambda _: os._exit(0))
+    assert self_test._wait(ranks, tmp_path, time.monotonic() + 200, 200) is None
+
+
+def test_processes_that_cannot_be_started_are_a_failure(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    failure = two_processes()
+    assert failure is not None and failure.output == []
     assert failure.text.startswith(
-        "two processes must be done in 0.5 s, but rank 0 was"
-    )
-    assert len(failure.output) == 20 and failure.late == ("importing pyparallel",) * 2
-
-
-def test_a_rank_that_is_killed_is_told_with_the_signal(ranks_run):
-    code = "if rank:\n    os.kill(os.getpid(), 9)\nsys.stdin.read()"
-    assert ranks_run(code) == Failure(
-        "rank 1 was ended by signal 9 (Killed) while importing pyparallel: nothing "
-        "printed",
-        [],
-    )
-
-
-def test_a_rank_that_raises_is_told_with_its_last_line(ranks_run):
-    failure = ranks_run(f"if rank: sys.stdin.read()\n{STAGE}raise OSError('no route')")
-    assert failure.text == (
-        "rank 0 ended with exit code 1 while joining the group: OSError: no route"
-    )
-    assert failure.output[0] == "Traceback (most recent call last):"
-
-
-def test_a_rank_that_passes_while_the_other_fails_is_no_pass(ranks_run):
-    code = (
-        "import time; path = os.path.join(sys.argv[3], 'rank 0 has passed')\n"
-        "while rank and not os.path.exists(path): time.sleep(0.01)\n"
-        "print('passed', flush=True)\nif rank: sys.exit(3)\n"
-        "open(path, 'w').close(); sys.stdin.read()"
-    )
-    # Both have said so: what comes after is no news, and nothing is left of it.
-    assert ranks_run(code) is None
-    code = "if rank: sys.exit(3)\nprint('passed', flush=True)\nsys.stdin.read()"
-    assert ranks_run(code).text == (
-        "rank 1 ended with exit code 3 while importing pyparallel: nothing printed"
-    )
-
-
-def test_a_process_that_cannot_be_started_is_told(monkeypatch, folder):
-    monkeypatch.setattr(sys, "executable", str(folder / "python"))
-    assert two_processes() == Failure(
         "the processes cannot be started: [Errno 2] No such file or directory: "
-        f"'{folder}/python'.",
-        [],
+        f"'{tmp_path}/missing/pyparallel-doctor-"
     )
 
 
-def test_an_interrupt_ends_the_processes(monkeypatch, folder):
-    def interrupted(*_):
+def test_an_interrupt_ends_the_processes(monkeypatch, forked):
+    started = []
+
+    def hang(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pause()
+
+    def interrupted(ranks, *_):
+        started.extend(ranks)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_two_processes, "_CODE", START + "sys.stdin.read()")
-    monkeypatch.setattr(_two_processes, "_watch", interrupted)
+    monkeypatch.setattr(self_test, "run_rank", hang)
+    monkeypatch.setattr(self_test, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         two_processes()
+    assert [rank.exitcode for rank in started] == [-signal.SIGKILL] * 2
 
 
-def _run_and_tell(pipe) -> None:
-    watch = _two_processes._watch
+def _run_and_send_pids(pipe) -> None:
+    def train(rank, folder, _):
+        (folder / f"ready-{rank}").touch()
+        while True:
+            signal.pause()
 
-    def told(ranks, *rest):
-        pipe.send([rank.process.pid for rank in ranks])
-        return watch(ranks, *rest)
+    def wait(ranks, folder, *_):
+        while len(list(folder.glob("ready-*"))) < 2:
+            time.sleep(0.01)
+        pipe.send([rank.pid for rank in ranks])
+        ranks[0].join()
 
-    _two_processes._watch = told
+    self_test._START_METHOD, self_test._train, self_test._wait = "fork", train, wait
     two_processes(600)
 
 
-def test_ranks_end_by_themselves_when_their_parent_is_killed(folder):
+def test_ranks_end_when_their_parent_is_killed(folder):
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("forkserver")
-    parent = context.Process(target=_run_and_tell, args=(there,))
+    parent = context.Process(target=_run_and_send_pids, args=(there,))
     parent.start()
     ranks = [psutil.Process(pid) for pid in here.recv()]
     parent.kill()
     parent.join()
     _, alive = psutil.wait_procs(ranks, timeout=120)
     assert alive == []
+    for left in folder.glob("pyparallel-doctor-*"):  # the killed process left it
+        shutil.rmtree(left)
 
 
-def test_the_loopback_interface_is_found_by_its_kind(tmp_path):
-    for name, kind in {"eth0": "1", "lo0": "772", "odd": "7720"}.items():
+def test_the_loopback_interface_is_found_by_its_type(tmp_path):
+    for name, number in {"eth0": "1", "lo0": "772", "odd": "7720"}.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "type").write_text(f"{kind}\n")
-    assert _two_processes.loopback_interface(tmp_path) == "lo0"
-    assert _two_processes.loopback_interface(tmp_path / "eth0") is None
+        (tmp_path / name / "type").write_text(f"{number}\n")
+    assert self_test.loopback_interface(tmp_path) == "lo0"
+    assert self_test.loopback_interface(tmp_path / "eth0") is None
