@@ -59,9 +59,10 @@ def check_lengths(values: Sequence[Any], path: _Path) -> None:
     for i, other in enumerate(values):
         if len(other) != expected:
             raise BatchValueError(
-                f"gather: {_at(i, path)} must have as many items as {_at(0, path)}, "
-                f"but has {len(other)} where {expected} was expected. Put a list with "
-                "one item for each sample into a DataContainer: such lists are joined."
+                f"gather: {_at(i, path)} must have the same number of items as "
+                f"{_at(0, path)}, but has {len(other)} where {expected} was expected. "
+                "Put a list with one item for each sample into a DataContainer: such "
+                "lists are joined."
             )
 
 

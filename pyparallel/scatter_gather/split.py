@@ -191,8 +191,8 @@ def _num_used_targets(
     for i, part in others:
         if len(part) != len(expected):
             raise BatchValueError(
-                f"{name(i)} must have as many chunks as {name(first)}, but has "
-                f"{len(part)} where {len(expected)} was expected."
+                f"{name(i)} must have the same number of chunks as {name(first)}, but "
+                f"has {len(part)} where {len(expected)} was expected."
             )
     return len(expected)
 

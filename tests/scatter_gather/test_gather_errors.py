@@ -57,9 +57,9 @@ CASES: dict[str, tuple[type[Exception], list[Any], str]] = {
     "lengths": (
         ValueError,
         [{"boxes": [ONE, ONE]}, {"boxes": [ONE]}],
-        "gather: outputs[1]['boxes'] must have as many items as outputs[0]['boxes'], "
-        "but has 1 where 2 was expected. Put a list with one item for each sample into "
-        "a DataContainer: such lists are joined.",
+        "gather: outputs[1]['boxes'] must have the same number of items as "
+        "outputs[0]['boxes'], but has 1 where 2 was expected. Put a list with one item "
+        "for each sample into a DataContainer: such lists are joined.",
     ),
     "shapes": (
         ValueError,

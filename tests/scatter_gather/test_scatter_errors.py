@@ -191,8 +191,8 @@ def test_a_tensor_without_the_dimension(shape, dim):
 
 def test_tensors_with_different_numbers_of_parts():
     message = (
-        "inputs['b'] must have as many chunks as inputs['a'], but has 2 where 3 was "
-        "expected."
+        "inputs['b'] must have the same number of chunks as inputs['a'], but has 2 "
+        "where 3 was expected."
     )
     batch = {"a": torch.ones(5), "b": torch.ones(2)}
     check((ValueError, AssertionError, RuntimeError), message, batch, ["cpu"] * 4)
@@ -221,8 +221,8 @@ def test_more_chunks_than_targets():
 
 def test_containers_with_different_numbers_of_chunks():
     message = (
-        "inputs['b'] must have as many chunks as inputs['a'], but has 1 where 2 was "
-        "expected."
+        "inputs['b'] must have the same number of chunks as inputs['a'], but has 1 "
+        "where 2 was expected."
     )
     check(ValueError, message, {"a": DC([[ONE], [ONE]]), "b": DC([[ONE]])}, CPU2)
 

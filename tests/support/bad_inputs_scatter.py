@@ -261,8 +261,8 @@ BATCHES = {
         lambda: (chunked(1, 1), chunked(1)),
         to(CPU2),
         refused(
-            "inputs[1] must have as many chunks as inputs[0], but has 1 where 2 was "
-            "expected.",
+            "inputs[1] must have the same number of chunks as inputs[0], but has 1 "
+            "where 2 was expected.",
             ValueError,
         ),
     ),
