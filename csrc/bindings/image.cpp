@@ -40,12 +40,12 @@ void image_batch(py::handle dst, py::handle images, py::handle mask, py::handle 
                  py::handle exact) {
   const at::Tensor& to = to_tensor(dst, {"image_batch", "dst"});
   const Tensors from(images, "image_batch", "images");
-  const at::Tensor* marks = nullptr;
-  if (!mask.is_none()) marks = &to_tensor(mask, {"image_batch", "mask"});
-  const ops::ImageTones tones{
+  const at::Tensor* mask_tensor = nullptr;
+  if (!mask.is_none()) mask_tensor = &to_tensor(mask, {"image_batch", "mask"});
+  const ops::ImageNormalization normalization{
       to_floats(mean, "mean"), to_floats(std, "std"), to_floats(fill, "fill"),
       to_bool(swap_channels, "swap_channels"), to_bool(exact, "exact")};
-  ops::ImageBatchJob job(to, from.refs, marks, tones);
+  ops::ImageBatchJob job(to, from.refs, mask_tensor, normalization);
   run(&job);
 }
 

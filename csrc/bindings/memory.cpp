@@ -27,9 +27,9 @@ py::tuple cache_info() {
 }
 
 void bound_cache(int64_t limit, double idle_seconds) {
-  const std::chrono::duration<double> patience(idle_seconds);
+  const std::chrono::duration<double> max_idle(idle_seconds);
   memory::bound_cache(limit,
-                      std::chrono::duration_cast<std::chrono::milliseconds>(patience));
+                      std::chrono::duration_cast<std::chrono::milliseconds>(max_idle));
 }
 
 int64_t clear_cache() {

@@ -46,7 +46,7 @@ inline bool slot_ascends(int64_t offset, int64_t begin) { return offset >= begin
 }
 
 // How a lone lane writes: by the C library.
-struct AloneWriter {
+struct SingleLaneWriter {
   static constexpr int64_t kUnit = 1;
 
   PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) const {
@@ -58,7 +58,7 @@ struct AloneWriter {
 };
 
 // How lanes share what they write: by words.
-struct SharingWriter {
+struct SharedLanesWriter {
   static constexpr int64_t kUnit = kWordBytes;
   Lane lane;
 
@@ -87,11 +87,11 @@ struct Pack {
 
   PP_HOST_DEVICE void operator()(Rows rows, Lane lane) const {
     if (lane.count == 1 && rows.step == 1) {
-      write(start_of(rows.begin), start_of(rows.end), AloneWriter{});
+      write(start_of(rows.begin), start_of(rows.end), SingleLaneWriter{});
       return;
     }
     for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
-      write(start_of(n), start_of(n + 1), SharingWriter{lane});
+      write(start_of(n), start_of(n + 1), SharedLanesWriter{lane});
     }
   }
 

@@ -1,5 +1,5 @@
 // The body of pad-copy: every byte of the destination is written once, either with a
-// source byte or with the fill. What writes the bytes is a mover.
+// source byte or with the fill. What writes the bytes is a writer.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ PP_HOST_DEVICE void fill_bytes(uint8_t* dst, int64_t nbytes, const Fill& fill) {
   memcpy(dst + done, &fill, static_cast<size_t>(nbytes - done));
 }
 
-// A mover writes the bytes of a lone lane, each call where the one before it ended. It
+// A writer writes the bytes of a lone lane, each call where the one before it ended. It
 // also reads the source of lanes that share a row, unless kReads is false. Every call
 // of a body makes one and calls finish() at the end, which completes all its writes.
 
 // By the C library, through the caches.
-struct CachedMover : PlainReader {
+struct CachedWriter : PlainReader {
   static constexpr bool kReads = true;
 
   PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) {
@@ -42,7 +42,7 @@ struct CachedMover : PlainReader {
 };
 
 // Marks with ones where there is data, and reads none of it: makes a mask.
-struct MarkMover : CachedMover {
+struct MaskWriter : CachedWriter {
   static constexpr bool kReads = false;
 
   PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t*, int64_t nbytes) {
@@ -52,7 +52,7 @@ struct MarkMover : CachedMover {
 
 // A lone lane needs no alignment, and any piece of a row. Where lanes share a row, its
 // pieces have less than 2**31 bytes.
-template <typename Mover = CachedMover>
+template <typename RowWriter = CachedWriter>
 struct PadCopy {
   BoxTable table;
 
@@ -68,7 +68,7 @@ struct PadCopy {
   }
 
  private:
-  static constexpr uint64_t kMarks = ~0ull / 255;
+  static constexpr uint64_t kMask = ~0ull / 255;
 
   // How lanes share a span whose bytes [begin, end) have a source. Words of `lead` and
   // `fill` hold fill alone, words of `data` source bytes alone; the edges, all bytes
@@ -102,7 +102,7 @@ struct PadCopy {
     parts.data.end = last_word(head, parts.end, tail);
     if (parts.data.begin >= parts.data.end) {
       parts.data.end = parts.data.begin;
-    } else if (Mover::kReads) {
+    } else if (RowWriter::kReads) {
       const Box& box = *span.box;
       const int64_t size = table.frame.planes * box.depth * box.height * box.width;
       parts.data = readable_words(parts.data, parts.from, box.src, box.src + size);
@@ -129,10 +129,10 @@ struct PadCopy {
       write_edges<uint8_t>(parts, fill, lane);
     }
     if (parts.data.begin < parts.data.end) {
-      if constexpr (Mover::kReads) {
-        move_words<Mover>(parts.to, parts.from, parts.data, lane);
+      if constexpr (RowWriter::kReads) {
+        move_words<RowWriter>(parts.to, parts.from, parts.data, lane);
       } else {
-        fill_words(parts.to, Word16{kMarks, kMarks}, parts.data, lane);
+        fill_words(parts.to, Word16{kMask, kMask}, parts.data, lane);
       }
     }
     if (parts.lead.begin < parts.lead.end || parts.fill.begin < parts.fill.end) {
@@ -158,9 +158,9 @@ struct PadCopy {
       const uint64_t half = (at & 8) != 0 ? fill.high : fill.low;
       auto item = static_cast<Item>(half >> 8 * (at & 7));
       if (at >= parts.begin && at < parts.end) {
-        item = static_cast<Item>(kMarks);
-        if constexpr (Mover::kReads) {
-          item = Mover::read(reinterpret_cast<const Item*>(parts.from + at));
+        item = static_cast<Item>(kMask);
+        if constexpr (RowWriter::kReads) {
+          item = RowWriter::read(reinterpret_cast<const Item*>(parts.from + at));
         }
       }
       *reinterpret_cast<Item*>(parts.to + at) = item;
@@ -171,22 +171,22 @@ struct PadCopy {
   // one those from its first row on.
   PP_HOST_DEVICE void copy_runs(Rows rows) const {
     const int64_t pieces = table.frame.pieces;
-    Mover mover;
+    RowWriter writer;
     for (int64_t n = rows.begin; n < rows.end;) {
       const RowSpan span = row_span(table, n);
       int64_t num_rows = 1;
       if (pieces == 1) {
         num_rows = lesser(rows.end - n, span.y < 0 ? -span.y : span.rows_left);
       }
-      copy_run(&mover, span, num_rows);
+      copy_run(&writer, span, num_rows);
       n += num_rows;
     }
-    mover.finish();
+    writer.finish();
   }
 
   // What fill stands between the bytes of one row and those of the next is written
   // together, and so are rows that need none.
-  PP_HOST_DEVICE void copy_run(Mover* mover, const RowSpan& span,
+  PP_HOST_DEVICE void copy_run(RowWriter* writer, const RowSpan& span,
                                int64_t num_rows) const {
     uint8_t* to = table.dst + span.offset;
     const uint8_t* end = to + num_rows * span.nbytes;
@@ -194,22 +194,22 @@ struct PadCopy {
     int64_t num_copied = 0;
     if (span.copied > 0) num_copied = lesser(num_rows, span.box->height - span.y);
     if (num_copied > 0 && span.copied == span.nbytes) {
-      mover->copy(to, span.src, num_copied * span.nbytes);
+      writer->copy(to, span.src, num_copied * span.nbytes);
       to += num_copied * span.nbytes;
     } else if (num_copied > 0) {
       const int64_t between = span.nbytes - span.copied;
-      if (span.lead > 0) mover->fill(to, span.lead, fill);
+      if (span.lead > 0) writer->fill(to, span.lead, fill);
       to += span.lead;
       for (int64_t row = 0; row < num_copied; ++row) {
         if (row > 0) {
-          mover->fill(to, between, fill);
+          writer->fill(to, between, fill);
           to += between;
         }
-        mover->copy(to, span.src + row * span.copied, span.copied);
+        writer->copy(to, span.src + row * span.copied, span.copied);
         to += span.copied;
       }
     }
-    if (to < end) mover->fill(to, end - to, fill);
+    if (to < end) writer->fill(to, end - to, fill);
   }
 };
 

@@ -21,7 +21,7 @@ constexpr int64_t kMostRingSlots = 65536;
 constexpr int64_t kNoHolder = 0;
 
 // Whose claims a ring takes: compare-and-swap sees no lock, and a lock no such swap.
-enum class RingMaker : int64_t { kNative = 1, kPython = 2 };
+enum class RingBackend : int64_t { kNative = 1, kPython = 2 };
 
 // Bytes of the header of a ring of so many slots, between 1 and kMostRingSlots.
 inline int64_t ring_nbytes(int64_t num_slots) { return kRingLine * (1 + num_slots); }
@@ -39,20 +39,20 @@ class Ring {
   // Before anybody else sees the memory.
   void format() {
     memset(lines_, 0, static_cast<size_t>(ring_nbytes(num_slots_)));
-    lines_[0] = {kRingMagic, {num_slots_, static_cast<int64_t>(RingMaker::kNative)}};
+    lines_[0] = {kRingMagic, {num_slots_, static_cast<int64_t>(RingBackend::kNative)}};
   }
 
   // Whether the memory was formatted as a ring of num_slots().
   bool is_formatted() const {
     const int64_t maker = lines_[0].others[1];
     return lines_[0].word == kRingMagic && lines_[0].others[0] == num_slots_ &&
-           (maker == static_cast<int64_t>(RingMaker::kNative) ||
-            maker == static_cast<int64_t>(RingMaker::kPython));
+           (maker == static_cast<int64_t>(RingBackend::kNative) ||
+            maker == static_cast<int64_t>(RingBackend::kPython));
   }
 
   // Whether ring_claim may be called.
   bool is_native() const {
-    return lines_[0].others[1] == static_cast<int64_t>(RingMaker::kNative);
+    return lines_[0].others[1] == static_cast<int64_t>(RingBackend::kNative);
   }
 
   // The first free slot, now of this holder; -1 if there is none.

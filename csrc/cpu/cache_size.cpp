@@ -9,10 +9,10 @@ namespace pyparallel::cpu {
 namespace {
 
 constexpr int64_t kMiB = 1024 * 1024;
-constexpr int64_t kUsualBytes = 32 * kMiB;
+constexpr int64_t kDefaultBytes = 32 * kMiB;
 
 // What the kernel says of the third cache of the first CPU, such as "32768K"; else 0.
-int64_t from_kernel() {
+int64_t size_from_kernel() {
   std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
   int64_t size = 0;
   char unit = 0;
@@ -24,25 +24,25 @@ int64_t from_kernel() {
 
 // The C library may count the caches of a whole socket together, of which a core can
 // fill only its own, so it is not believed beyond twice the usual.
-int64_t from_library() {
+int64_t size_from_library() {
 #if defined(_SC_LEVEL3_CACHE_SIZE)
-  return std::min<int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 2 * kUsualBytes);
+  return std::min<int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 2 * kDefaultBytes);
 #else
   return 0;
 #endif
 }
 
-int64_t find() {
-  const int64_t size = from_kernel();
+int64_t detect_size() {
+  const int64_t size = size_from_kernel();
   if (size > 0) return size;
-  const int64_t told = from_library();
-  return told > kMiB ? told : kUsualBytes;
+  const int64_t reported = size_from_library();
+  return reported > kMiB ? reported : kDefaultBytes;
 }
 
 }  // namespace
 
 int64_t last_cache_bytes() {
-  static const int64_t size = find();
+  static const int64_t size = detect_size();
   return size;
 }
 

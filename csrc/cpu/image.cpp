@@ -61,8 +61,8 @@ void convert(void* to, const void* from, int64_t num, const Pattern& pattern) {
 }
 
 template <typename Cpu, typename Source>
-void take(void* to, const void* from, int64_t num, int64_t step) {
-  Cpu::run([&]() PP_INLINED { take_loop<Source>(to, from, num, step); });
+void copy_strided(void* to, const void* from, int64_t num, int64_t step) {
+  Cpu::run([&]() PP_INLINED { copy_strided_loop<Source>(to, from, num, step); });
 }
 
 template <typename Cpu, typename Source>
@@ -74,17 +74,17 @@ void interleave(void* to, const void* from, int64_t num, int64_t channels,
 }
 
 template <typename Cpu>
-ImageLoops loops_of(const ImageJob& job) {
+ImageLoops make_loops(const ImageJob& job) {
   return visit_types(job, [&](auto source, auto value) {
     using Source = decltype(source);
     using Value = decltype(value);
     return ImageLoops{job.exact ? &convert<Cpu, Source, Value, true>
                                 : &convert<Cpu, Source, Value, false>,
-                      &take<Cpu, Source>, &interleave<Cpu, Source>};
+                      &copy_strided<Cpu, Source>, &interleave<Cpu, Source>};
   });
 }
 
-ImageTypes types_of(const ImageJob& job) {
+ImageTypes make_types(const ImageJob& job) {
   return visit_types(job, [&](auto source, auto value) {
     ImageTypes types{sizeof(source), sizeof(value), {}};
     for (int c = 0; c < job.batch.channels; ++c) {
@@ -95,31 +95,31 @@ ImageTypes types_of(const ImageJob& job) {
   });
 }
 
-using LoopsOf = ImageLoops (*)(const ImageJob& job);
+using MakeLoops = ImageLoops (*)(const ImageJob& job);
 
-// Of the kinds of this CPU, the fastest first.
-std::vector<LoopsOf> find_kinds() {
-  std::vector<LoopsOf> kinds;
+// Of the variants of this CPU, the fastest first.
+std::vector<MakeLoops> find_variants() {
+  std::vector<MakeLoops> variants;
 #if defined(__x86_64__)
-  if (Avx512Cpu::supported()) kinds.push_back(&loops_of<Avx512Cpu>);
-  if (Avx2Cpu::supported()) kinds.push_back(&loops_of<Avx2Cpu>);
+  if (Avx512Cpu::supported()) variants.push_back(&make_loops<Avx512Cpu>);
+  if (Avx2Cpu::supported()) variants.push_back(&make_loops<Avx2Cpu>);
 #endif
-  kinds.push_back(&loops_of<AnyCpu>);
-  return kinds;
+  variants.push_back(&make_loops<AnyCpu>);
+  return variants;
 }
 
-const std::vector<LoopsOf>& kinds() {
-  static const std::vector<LoopsOf> found = find_kinds();
+const std::vector<MakeLoops>& variants() {
+  static const std::vector<MakeLoops> found = find_variants();
   return found;
 }
 
 }  // namespace
 
-size_t num_image_kinds() { return kinds().size(); }
+size_t num_image_variants() { return variants().size(); }
 
-void image_batch(ImageJob job, size_t kind) {
+void image_batch(ImageJob job, size_t variant) {
   cut_rows(&job.batch, job.batch.width);
-  const ImageRuns body{job.batch, types_of(job), kinds()[kind](job), job.last};
+  const ImageRows body{job.batch, make_types(job), variants()[variant](job), job.last};
   const int64_t rows = num_pieces(job.batch);
   const int64_t workers = num_workers(num_bytes(job));
   parallel_for(workers, [&](int64_t worker) {

@@ -7,10 +7,10 @@
 
 namespace pyparallel::cpu {
 
-// The loops come in kinds, one for each instruction set; this CPU can run so many.
-size_t num_image_kinds();
+// The loops come in variants, one for each instruction set; this CPU can run so many.
+size_t num_image_variants();
 
-// Cuts no rows, whatever job.batch.pieces says. `kind` 0 is the fastest.
-void image_batch(ImageJob job, size_t kind = 0);
+// Cuts no rows, whatever job.batch.pieces says. `variant` 0 is the fastest.
+void image_batch(ImageJob job, size_t variant = 0);
 
 }  // namespace pyparallel::cpu

@@ -16,42 +16,43 @@ constexpr int64_t kPieceBytes = 64 * 1024;
 
 // Rows of fewer bytes are cheaper to write through the caches, because each begins and
 // ends within a line.
-constexpr int64_t kMinStreamedRow = 512;
+constexpr int64_t kMinNontemporalRow = 512;
 
-constexpr Lane kAlone{0, 1};
+constexpr Lane kSingleLane{0, 1};
 
-template <typename Mover>
+template <typename RowWriter>
 void run_pad_copy(const BoxTable& table, const BoxTable& mask, int64_t workers) {
-  const PadCopy<Mover> body{table};
-  const PadCopy<MarkMover> mark{mask};
+  const PadCopy<RowWriter> body{table};
+  const PadCopy<MaskWriter> mask_body{mask};
   const int64_t pieces = num_pieces(table);
   const int64_t mask_pieces = num_pieces(mask);
   parallel_for(workers, [&](int64_t worker) {
-    body(partition(pieces, workers, worker), kAlone);
-    if (mask_pieces > 0) mark(partition(mask_pieces, workers, worker), kAlone);
+    body(partition(pieces, workers, worker), kSingleLane);
+    if (mask_pieces > 0)
+      mask_body(partition(mask_pieces, workers, worker), kSingleLane);
   });
 }
 
 }  // namespace
 
-bool is_streamed(const BoxTable& table) {
+bool is_nontemporal(const BoxTable& table) {
   return num_bytes(table) > last_cache_bytes() / 2 &&
-         table.frame.width >= kMinStreamedRow;
+         table.frame.width >= kMinNontemporalRow;
 }
 
 void pad_copy(BoxTable table, BoxTable mask) {
   const int64_t workers = num_workers(num_bytes(table) + num_bytes(mask));
-  const bool streamed = is_streamed(table);
+  const bool streamed = is_nontemporal(table);
   if (workers > 1) {
     cut_rows(&table.frame, kPieceBytes);
     cut_rows(&mask.frame, kPieceBytes);
   }
   const auto stream = [&](auto lines) {
-    run_pad_copy<StreamMover<decltype(lines)>>(table, mask, workers);
+    run_pad_copy<NontemporalWriter<decltype(lines)>>(table, mask, workers);
     return true;
   };
   if (streamed && visit_lines(stream)) return;
-  run_pad_copy<CachedMover>(table, mask, workers);
+  run_pad_copy<CachedWriter>(table, mask, workers);
 }
 
 void pack(Pack body) {
@@ -59,7 +60,7 @@ void pack(Pack body) {
   body.piece = kPieceBytes;
   const int64_t pieces = body.num_pieces();
   parallel_for(workers, [&](int64_t worker) {
-    body(partition(pieces, workers, worker), kAlone);
+    body(partition(pieces, workers, worker), kSingleLane);
   });
 }
 

@@ -11,7 +11,7 @@ void pad_copy(BoxTable table, BoxTable mask);
 
 // Whether pad_copy writes this table past the caches: its destination is larger than
 // half of the last cache, in which the sources need room too, and its rows are long.
-bool is_streamed(const BoxTable& table);
+bool is_nontemporal(const BoxTable& table);
 
 // Chooses body.piece itself.
 void pack(Pack body);

@@ -50,12 +50,12 @@ bool visit_lines(const Visit& visit) {
   return false;
 }
 
-// A mover (core/pad_copy.h) for the consecutive bytes of one worker. A line that one
+// A writer (core/pad_copy.h) for the consecutive bytes of one worker. A line that one
 // call begins and a later one completes is put together here first. Only the first and
 // the last line of a worker, which it may share with its neighbours, are written in
 // part and through the cache.
 template <typename Lines>
-class StreamMover : public CachedMover {
+class NontemporalWriter : public CachedWriter {
  public:
   void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) {
     const int64_t head = open_line(to, nbytes);

@@ -17,7 +17,7 @@ void pad_copy_glue(const BoxTable& table, const BoxTable& mask, c10::Device devi
   const c10::cuda::CUDAGuard guard(device);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   C10_CUDA_CHECK(pad_copy(table, Writes::kBytes, stream));
-  C10_CUDA_CHECK(pad_copy(mask, Writes::kMarks, stream));
+  C10_CUDA_CHECK(pad_copy(mask, Writes::kMask, stream));
 }
 
 void image_batch_glue(const ImageJob& job, c10::Device device) {

@@ -17,8 +17,8 @@ constexpr int64_t kColumnsPerPiece = 512;
 
 // So many registers as that leaves, 64 or 80, are enough, and half or three eighths of
 // all warps, with what each reads ahead, to keep the memory busy.
-template <ImageRows kind>
-constexpr int kMinBlocks = kind == ImageRows::kPlanesOfPixels ? 3 : 4;
+template <RowLayout layout>
+constexpr int kMinBlocks = layout == RowLayout::kPlanesOfPixels ? 3 : 4;
 
 struct DeviceMath {
   __device__ static float subtract(float a, float b) { return __fsub_rn(a, b); }
@@ -93,7 +93,7 @@ cudaError_t launch_inline(const ImageBatch& batch, cudaStream_t stream) {
   Whole body{batch, {}};
   memcpy(body.images, batch.images,
          static_cast<size_t>(batch.num_images) * sizeof(Image));
-  return launch<kMinBlocks<Body::kKind>>(body, num_pieces(batch), stream);
+  return launch<kMinBlocks<Body::kLayout>>(body, num_pieces(batch), stream);
 }
 
 template <typename Body>
@@ -111,22 +111,23 @@ cudaError_t launch_slices(ImageBatch batch, int64_t itemsize, cudaStream_t strea
   return cudaSuccess;
 }
 
-template <ImageRows kind>
-using Kind = std::integral_constant<ImageRows, kind>;
+template <RowLayout layout>
+using LayoutConstant = std::integral_constant<RowLayout, layout>;
 
 template <typename Source, typename Value, bool exact>
 cudaError_t launch_job(const ImageJob& job, cudaStream_t stream) {
-  const auto launch_kind = [&](auto kind) {
-    using Body = ImageLanes<Source, Value, exact, decltype(kind)::value, DeviceMath>;
+  const auto launch_layout = [&](auto layout) {
+    using Body = ImageLanes<Source, Value, exact, decltype(layout)::value, DeviceMath>;
     return launch_slices<Body>(job.batch, sizeof(Value), stream);
   };
-  const ImageRows rows = rows_of(job);
-  if (rows == ImageRows::kPixels) return launch_kind(Kind<ImageRows::kPixels>{});
+  const RowLayout rows = row_layout(job);
+  if (rows == RowLayout::kPixels)
+    return launch_layout(LayoutConstant<RowLayout::kPixels>{});
   if constexpr (sizeof(Source) == 1) {
-    constexpr ImageRows kFused = ImageRows::kPlanesOfPixels;
-    if (rows == kFused) return launch_kind(Kind<kFused>{});
+    constexpr RowLayout kFused = RowLayout::kPlanesOfPixels;
+    if (rows == kFused) return launch_layout(LayoutConstant<kFused>{});
   }
-  return launch_kind(Kind<ImageRows::kPlanes>{});
+  return launch_layout(LayoutConstant<RowLayout::kPlanes>{});
 }
 
 }  // namespace

@@ -69,9 +69,9 @@ cudaError_t launch_inline(const BoxTable& table, cudaStream_t stream) {
   return launch<kMinBlocks>(body, num_pieces(table), stream);
 }
 
-template <typename Mover>
+template <typename RowWriter>
 cudaError_t launch_slices(BoxTable table, cudaStream_t stream) {
-  using Body = PadCopy<Mover>;
+  using Body = PadCopy<RowWriter>;
   cut_rows(&table.frame, num_bytes(table) < kLargeBatch ? kSmallPiece : kLargePiece);
   const bool many = table_nbytes(table) > kFew && takes_many_bytes();
   const int64_t each = table_nbytes(slice_boxes(table, 0, 1));
@@ -91,8 +91,8 @@ cudaError_t launch_slices(BoxTable table, cudaStream_t stream) {
 
 cudaError_t pad_copy(const BoxTable& table, Writes writes, cudaStream_t stream) {
   if (table.num_boxes == 0) return cudaSuccess;
-  if (writes == Writes::kMarks) return launch_slices<MarkMover>(table, stream);
-  return launch_slices<CachedMover>(table, stream);
+  if (writes == Writes::kMask) return launch_slices<MaskWriter>(table, stream);
+  return launch_slices<CachedWriter>(table, stream);
 }
 
 }  // namespace pyparallel::cuda

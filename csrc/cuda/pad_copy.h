@@ -7,9 +7,9 @@
 
 namespace pyparallel::cuda {
 
-enum class Writes { kBytes, kMarks };
+enum class Writes { kBytes, kMask };
 
-// Queues the copy on `stream`, on the current device; with kMarks, of ones instead of
+// Queues the copy on `stream`, on the current device; with kMask, of ones instead of
 // bytes. Boxes and starts travel in the parameters of one launch, or of several where
 // there are too many; they are host memory and are read before this returns. Returns
 // the error of the first launch that failed.

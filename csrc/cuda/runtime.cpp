@@ -46,7 +46,7 @@ int64_t used_device() {
 }
 
 // Whether a call says `expected`, which is no error here, but would stay in the thread.
-bool says(cudaError_t error, cudaError_t expected) {
+bool is_expected(cudaError_t error, cudaError_t expected) {
   if (error == expected) static_cast<void>(cudaGetLastError());
   return error == expected;
 }
@@ -117,8 +117,8 @@ bool copy_at_once([[maybe_unused]] const Copy* copies, [[maybe_unused]] int64_t 
   const cudaError_t error = copy_batch(dsts.data(), srcs.data(), sizes.data(), count,
                                        &attributes, &first, 1, &failed, stream);
 #endif
-  if (says(error, cudaErrorNotSupported) ||
-      says(error, cudaErrorCallRequiresNewerDriver)) {
+  if (is_expected(error, cudaErrorNotSupported) ||
+      is_expected(error, cudaErrorCallRequiresNewerDriver)) {
     refused = true;
     return false;
   }
@@ -185,7 +185,7 @@ class CudaRuntime final : public transfer::Runtime {
   bool is_done(const Event& event) override {
     const CallGuard guard(event.device);
     const cudaError_t error = cudaEventQuery(handle(event));
-    if (says(error, cudaErrorNotReady)) return false;
+    if (is_expected(error, cudaErrorNotReady)) return false;
     C10_CUDA_CHECK(error);
     return true;
   }
@@ -205,7 +205,7 @@ class CudaRuntime final : public transfer::Runtime {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaError_t error = cudaStreamIsCapturing(handle(stream), &status);
     // The legacy default stream, while one that synchronises with it is captured.
-    if (says(error, cudaErrorStreamCaptureImplicit)) return true;
+    if (is_expected(error, cudaErrorStreamCaptureImplicit)) return true;
     C10_CUDA_CHECK(error);
     return status != cudaStreamCaptureStatusNone;
   }
@@ -213,7 +213,7 @@ class CudaRuntime final : public transfer::Runtime {
   bool is_idle(const Stream& stream) override {
     const CallGuard guard(stream.device);
     const cudaError_t error = cudaStreamQuery(handle(stream));
-    if (says(error, cudaErrorNotReady)) return false;
+    if (is_expected(error, cudaErrorNotReady)) return false;
     C10_CUDA_CHECK(error);
     return true;
   }

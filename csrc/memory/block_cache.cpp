@@ -23,7 +23,7 @@ using Blocks = std::vector<Block>;
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kSmallUnit = 64 << 10;
 constexpr int64_t kDefaultLimit = int64_t{1} << 30;
-constexpr std::chrono::milliseconds kDefaultPatience{10'000};
+constexpr std::chrono::milliseconds kDefaultMaxIdle{10'000};
 constexpr int kPoison = 0xDB;
 
 struct Idle {
@@ -37,7 +37,7 @@ struct State {
   std::condition_variable changed;
   std::vector<Idle> idle;
   CacheInfo info{};
-  Clock::duration patience = kDefaultPatience;
+  Clock::duration max_idle = kDefaultMaxIdle;
   bool reaping = false;
 };
 
@@ -61,11 +61,11 @@ void after_fork_in_child() {
   state = new State;
   state->info = parent->info;
   state->info.cached = 0;
-  state->patience = parent->patience;
+  state->max_idle = parent->max_idle;
   for (const Idle& idle : parent->idle) unmap({idle.block});
 }
 
-State& shared() {
+State& shared_state() {
   static const bool ready = [] {
     state = new State;
     state->info.limit = default_limit();
@@ -83,7 +83,7 @@ int64_t capacity_for(int64_t nbytes) {
 }
 
 // Whether freed memory is to show it: as transfer/debug.py reads the environment.
-bool poisons() {
+bool poison_enabled() {
   static const bool asked = [] {
     const char* const value = std::getenv("PYPARALLEL_DEBUG");
     return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
@@ -155,7 +155,7 @@ void reap(State* cache) {
   std::unique_lock<std::mutex> lock(cache->mutex);
   while (!cache->idle.empty()) {
     const Idle oldest = cache->idle.front();
-    const Clock::time_point due = oldest.since + cache->patience;
+    const Clock::time_point due = oldest.since + cache->max_idle;
     if (Clock::now() < due) {
       cache->changed.wait_until(lock, due);
       continue;
@@ -208,7 +208,7 @@ int64_t default_limit() {
 }
 
 Block take_block(int64_t nbytes) {
-  State& cache = shared();
+  State& cache = shared_state();
   Block block{nullptr, capacity_for(nbytes)};
   {
     const std::lock_guard<std::mutex> lock(cache.mutex);
@@ -228,21 +228,22 @@ Block take_block(int64_t nbytes) {
 }
 
 void give_block(Block block) noexcept {
-  if (poisons()) std::memset(block.data, kPoison, static_cast<size_t>(block.capacity));
+  if (poison_enabled())
+    std::memset(block.data, kPoison, static_cast<size_t>(block.capacity));
   try {
-    unmap(keep(shared(), block));
+    unmap(keep(shared_state(), block));
   } catch (const std::bad_alloc&) {
     munmap(block.data, static_cast<size_t>(block.capacity));
   }
 }
 
-void bound_cache(int64_t limit, std::chrono::milliseconds patience) {
-  State& cache = shared();
+void bound_cache(int64_t limit, std::chrono::milliseconds max_idle) {
+  State& cache = shared_state();
   Blocks above;
   {
     const std::lock_guard<std::mutex> lock(cache.mutex);
     cache.info.limit = limit;
-    cache.patience = patience;
+    cache.max_idle = max_idle;
     above = take_above(cache, limit);
     cache.changed.notify_all();
   }
@@ -250,7 +251,7 @@ void bound_cache(int64_t limit, std::chrono::milliseconds patience) {
 }
 
 int64_t clear_cache() {
-  State& cache = shared();
+  State& cache = shared_state();
   Blocks all;
   {
     const std::lock_guard<std::mutex> lock(cache.mutex);
@@ -264,7 +265,7 @@ int64_t clear_cache() {
 }
 
 CacheInfo cache_info() {
-  State& cache = shared();
+  State& cache = shared_state();
   const std::lock_guard<std::mutex> lock(cache.mutex);
   return cache.info;
 }

@@ -5,7 +5,7 @@
 // Note: [idle blocks]
 // What is kept is bounded twice: by a number of bytes, oldest blocks go first, and by
 // time: a thread that lives only while there are idle blocks unmaps each that was not
-// wanted for `patience`. In a forked child nothing is kept of what the parent held:
+// wanted for `max_idle`. In a forked child nothing is kept of what the parent held:
 // writing there would copy the parent's pages, and the thread does not exist.
 //
 // With PYPARALLEL_DEBUG=1 or =poison a block is overwritten with 0xDB as soon as it is
@@ -44,8 +44,8 @@ Block take_block(int64_t nbytes);
 // Gives back what take_block returned.
 void give_block(Block block) noexcept;
 
-// Keeps at most `limit` >= 0 bytes, each block for at most `patience` > 0.
-void bound_cache(int64_t limit, std::chrono::milliseconds patience);
+// Keeps at most `limit` >= 0 bytes, each block for at most `max_idle` > 0.
+void bound_cache(int64_t limit, std::chrono::milliseconds max_idle);
 
 // Unmaps all that is kept; returns how many bytes that was.
 int64_t clear_cache();

@@ -49,11 +49,12 @@ ImageValue value_of(const Snapshot& dst) {
 }  // namespace
 
 ImageBatchJob::ImageBatchJob(const at::Tensor& dst, TensorRefs images,
-                             const at::Tensor* mask, const ImageTones& tones) {
+                             const at::Tensor* mask,
+                             const ImageNormalization& normalization) {
   take_snapshot(dst, kDst, &dst_);
   backend_ = backend_of(dst_, kDst);
   check_dst(images.size());
-  set_levels(tones);
+  set_levels(normalization);
   images_.reserve(images.size());
   table_.reserve(images.size());
   for (size_t i = 0; i < images.size(); ++i) {
@@ -88,24 +89,26 @@ void ImageBatchJob::check_dst(size_t num_images) {
   job_.batch.width = dst_.sizes[3];
 }
 
-void ImageBatchJob::set_levels(const ImageTones& tones) {
+void ImageBatchJob::set_levels(const ImageNormalization& normalization) {
   const auto channels = static_cast<size_t>(job_.batch.channels);
   const std::pair<const char*, const std::vector<float>*> each[] = {
-      {"mean", &tones.mean}, {"std", &tones.std}, {"fill", &tones.fill}};
+      {"mean", &normalization.mean},
+      {"std", &normalization.std},
+      {"fill", &normalization.fill}};
   for (const auto& [name, values] : each) {
     TORCH_CHECK_VALUE(values->size() == channels, "image_batch: ", name, " must have ",
                       channels, " entries, one for each channel, but has ",
                       values->size(), ".");
   }
   for (size_t c = 0; c < channels; ++c) {
-    const Level level =
-        make_level(tones.mean[c], tones.std[c], tones.fill[c], tones.exact);
+    const Level level = make_level(normalization.mean[c], normalization.std[c],
+                                   normalization.fill[c], normalization.exact);
     job_.batch.levels.shift[c] = level.shift;
     job_.batch.levels.scale[c] = level.scale;
     job_.batch.levels.fill[c] = level.fill;
   }
-  job_.batch.swapped = tones.swap_channels;
-  job_.exact = tones.exact;
+  job_.batch.swapped = normalization.swap_channels;
+  job_.exact = normalization.exact;
 }
 
 void ImageBatchJob::add_image(const at::Tensor& tensor, int64_t index) {

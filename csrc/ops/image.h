@@ -14,7 +14,7 @@
 namespace pyparallel::ops {
 
 // How pixels become values; one number for each channel.
-struct ImageTones {
+struct ImageNormalization {
   std::vector<float> mean;
   std::vector<float> std;
   std::vector<float> fill;
@@ -29,7 +29,7 @@ class ImageBatchJob {
  public:
   // `mask` may be null.
   ImageBatchJob(const at::Tensor& dst, TensorRefs images, const at::Tensor* mask,
-                const ImageTones& tones);
+                const ImageNormalization& normalization);
 
   // Bytes that run() writes.
   int64_t nbytes() const { return num_bytes(job_); }
@@ -42,7 +42,7 @@ class ImageBatchJob {
 
  private:
   void check_dst(size_t num_images);
-  void set_levels(const ImageTones& tones);
+  void set_levels(const ImageNormalization& normalization);
   void add_image(const at::Tensor& tensor, int64_t index);
   void add_mask(const at::Tensor& tensor);
 

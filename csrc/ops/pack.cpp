@@ -93,7 +93,7 @@ LeafBytes::LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
   TORCH_CHECK_VALUE(leaves.size() == plan.leaves().size(), op, ": leaves must have ",
                     plan.leaves().size(), " entries, as planned, but has ",
                     leaves.size(), ".");
-  held_.reserve(leaves.size());
+  storages_.reserve(leaves.size());
   slots_.reserve(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor& leaf = *leaves[i];
@@ -104,7 +104,7 @@ LeafBytes::LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
     if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {
       if (planned.nbytes == 0) continue;
       slot.src = static_cast<const uint8_t*>(leaf.const_data_ptr());
-      held_.push_back(leaf.storage());
+      storages_.push_back(leaf.storage());
       check_apart(slot.src, slot.nbytes, dst, where);
       continue;
     }

@@ -24,9 +24,9 @@ class LeafBytes {
 
  private:
   const Backend* backend_;
-  std::vector<c10::Storage> held_;  // of contiguous leaves: see Note: [read once]
-  std::vector<Snapshot> strided_;   // leaves that have to be made contiguous
-  std::vector<size_t> places_;      // in slots_, of strided_
+  std::vector<c10::Storage> storages_;  // of contiguous leaves: see Note: [read once]
+  std::vector<Snapshot> strided_;       // leaves that have to be made contiguous
+  std::vector<size_t> places_;          // in slots_, of strided_
   std::vector<Slot> slots_;
 };
 

@@ -145,9 +145,9 @@ void PadCopyJob::run() {
     backend_->pad_copy(plan.table(), kNoBoxes, dst_.device);
     return;
   }
-  uint8_t* const marks = mask_->mutable_data();
-  const PadShapes masked = mask_shapes(shapes, marks, mask_->sizes.size() - 1);
-  const BoxPlan mask_plan(marks, masked);
+  uint8_t* const mask_data = mask_->mutable_data();
+  const PadShapes masked = mask_shapes(shapes, mask_data, mask_->sizes.size() - 1);
+  const BoxPlan mask_plan(mask_data, masked);
   backend_->pad_copy(plan.table(), mask_plan.table(), dst_.device);
 }
 

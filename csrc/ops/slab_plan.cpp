@@ -11,27 +11,27 @@ namespace {
 
 // Checks a leaf of a plan from outside and sets its nbytes and `end`.
 void check_leaf(PlannedLeaf* leaf, int64_t index, int64_t* end) {
-  const auto at = [&](const char* argument) {
+  const auto where = [&](const char* argument) {
     return Where{"SlabPlan", argument, index};
   };
   TORCH_CHECK_TYPE(
       !c10::isQIntType(leaf->dtype) && leaf->dtype != c10::ScalarType::Undefined,
-      at("dtypes"), " must be a dtype of plain tensors, but is ",
+      where("dtypes"), " must be a dtype of plain tensors, but is ",
       dtype_name(leaf->dtype), ".");
   for (int64_t size : leaf->shape) {
-    TORCH_CHECK_VALUE(size >= 0, at("shapes"), " must have no negative size, but is ",
-                      Tuple{leaf->shape}, ".");
+    TORCH_CHECK_VALUE(size >= 0, where("shapes"),
+                      " must have no negative size, but is ", Tuple{leaf->shape}, ".");
   }
   const auto ndim = static_cast<int64_t>(leaf->shape.size());
   const auto itemsize = static_cast<int64_t>(c10::elementSize(leaf->dtype));
   TORCH_CHECK_VALUE(checked_nbytes(leaf->shape.data(), ndim, itemsize, &leaf->nbytes),
-                    at("shapes"), " must have fewer than 2**63 bytes, but is ",
+                    where("shapes"), " must have fewer than 2**63 bytes, but is ",
                     Tuple{leaf->shape}, ".");
   TORCH_CHECK_VALUE(slot_ascends(leaf->offset, *end) && is_aligned(leaf->offset),
-                    at("offsets"), " must be a multiple of ", kSlotAlignment,
+                    where("offsets"), " must be a multiple of ", kSlotAlignment,
                     " and at least ", *end, ", the end of the leaf before it, but is ",
                     leaf->offset, ".");
-  TORCH_CHECK_VALUE(checked_add(leaf->offset, leaf->nbytes, end), at("offsets"),
+  TORCH_CHECK_VALUE(checked_add(leaf->offset, leaf->nbytes, end), where("offsets"),
                     " must leave room for ", leaf->nbytes,
                     " bytes below 2**63, but is ", leaf->offset, ".");
 }

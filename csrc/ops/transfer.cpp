@@ -15,13 +15,13 @@ namespace {
 
 using transfer::Engine;
 
-transfer::Stream opaque(const c10::Stream& stream) {
+transfer::Stream to_stream(const c10::Stream& stream) {
   return {stream.id(), stream.device_index()};
 }
 
-std::string name(c10::DeviceType type) { return c10::DeviceTypeName(type, true); }
+std::string type_name(c10::DeviceType type) { return c10::DeviceTypeName(type, true); }
 
-bool debugs() {
+bool debug_enabled() {
   const char* value = std::getenv("PYPARALLEL_DEBUG");
   return value != nullptr && *value != '\0' && std::string(value) != "0";
 }
@@ -40,7 +40,7 @@ transfer::Runtime* runtime_for(c10::DeviceType type, const Where& where) {
   const Backend* backend = find_backend(type);
   const bool found = backend != nullptr && backend->runtime != nullptr;
   TORCH_CHECK_NOT_IMPLEMENTED(found, where, " must be of a device type in ",
-                              "transfers(), but is of '", name(type), "'.");
+                              "transfers(), but is of '", type_name(type), "'.");
   return backend->runtime();
 }
 
@@ -49,7 +49,7 @@ Engine* engine_for(c10::DeviceType type, transfer::Runtime* runtime) {
   Engine* engine = place.load();
   if (engine != nullptr) return engine;
   transfer::Limits limits;
-  limits.poison = debugs();
+  limits.poison = debug_enabled();
   limits.max_bytes = pinned_limit();
   const Engine::PackBytes pack = [](const Pack& body) {
     find_backend(c10::kCPU)->pack(body, c10::kCPU);
@@ -62,8 +62,9 @@ Engine* engine_for(c10::DeviceType type, transfer::Runtime* runtime) {
 }
 
 void check_type(const c10::Stream& stream, c10::DeviceType type, const Where& where) {
-  TORCH_CHECK_VALUE(stream.device_type() == type, where, " must be of '", name(type),
-                    "', but is of '", name(stream.device_type()), "'.");
+  TORCH_CHECK_VALUE(stream.device_type() == type, where, " must be of '",
+                    type_name(type), "', but is of '", type_name(stream.device_type()),
+                    "'.");
 }
 
 void check_device(const Snapshot& snapshot, const Where& where,
@@ -86,18 +87,18 @@ void take_contiguous(const at::Tensor& tensor, const Where& where, Snapshot* sna
 }  // namespace
 
 bool RecordedEvent::is_done() const {
-  return sent_.mark != nullptr && engine_->is_done(*sent_.mark);
+  return sent_.event != nullptr && engine_->is_done(*sent_.event);
 }
 
 void RecordedEvent::wait(const c10::Stream& stream) const {
   check_type(stream, type_, {"RecordedEvent.wait", "stream"});
-  if (sent_.mark == nullptr) check();
-  engine_->wait(opaque(stream), *sent_.mark);
+  if (sent_.event == nullptr) check();
+  engine_->wait(to_stream(stream), *sent_.event);
 }
 
 void RecordedEvent::synchronize() const {
-  if (sent_.mark == nullptr) check();
-  engine_->wait_on_host(*sent_.mark);
+  if (sent_.event == nullptr) check();
+  engine_->wait_on_host(*sent_.event);
 }
 
 void RecordedEvent::check() const {
@@ -116,7 +117,7 @@ void Runtime::unpin(void* data) const { runtime_->unpin(data); }
 RecordedEvent Runtime::record(const c10::Stream& stream) const {
   check_type(stream, type_, {"Runtime.record", "stream"});
   Engine* const engine = engine_for(type_, runtime_);
-  return {engine, type_, {engine->record(opaque(stream)), nullptr}};
+  return {engine, type_, {engine->record(to_stream(stream)), nullptr}};
 }
 
 std::unique_ptr<transfer::Fence> Runtime::fence() const {
@@ -150,12 +151,12 @@ void SendJob::read_in_place(TensorRefs targets, TensorRefs sources) {
   TORCH_CHECK_VALUE(targets.size() == sources.size(), "send: targets must have ",
                     sources.size(), " entries, as sources, but has ", targets.size(),
                     ".");
-  held_.reserve(2 * sources.size());
+  snapshots_.reserve(2 * sources.size());
   for (size_t i = 0; i < sources.size(); ++i) {
     const Where to{"send", "targets", static_cast<int64_t>(i)};
     const Where from{"send", "sources", static_cast<int64_t>(i)};
-    Snapshot& target = held_.emplace_back();
-    Snapshot& source = held_.emplace_back();
+    Snapshot& target = snapshots_.emplace_back();
+    Snapshot& source = snapshots_.emplace_back();
     take_contiguous(*targets[i], to, &target);
     take_contiguous(*sources[i], from, &source);
     check_device(target, to, copies_);
@@ -170,11 +171,11 @@ void SendJob::read_in_place(TensorRefs targets, TensorRefs sources) {
 }
 
 RecordedEvent SendJob::run() {
-  transfer::Job job{nullptr,        0,
-                    nullptr,        0,
-                    direct_.data(), static_cast<int64_t>(direct_.size()),
-                    opaque(home_),  opaque(copies_),
-                    chunk_,         lands_at_once_};
+  transfer::Job job{nullptr,          0,
+                    nullptr,          0,
+                    direct_.data(),   static_cast<int64_t>(direct_.size()),
+                    to_stream(home_), to_stream(copies_),
+                    chunk_,           lands_at_once_};
   if (leaves_ && slab_.nbytes > 0) {
     const std::vector<Slot>& slots = leaves_->read();
     job.dst = slab_.mutable_data();

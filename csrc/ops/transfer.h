@@ -22,7 +22,8 @@ namespace pyparallel::ops {
 class RecordedEvent {
  public:
   // `sent` has no mark, but an error, if the device took none.
-  RecordedEvent(transfer::Engine* engine, c10::DeviceType type, transfer::Sent sent)
+  RecordedEvent(transfer::Engine* engine, c10::DeviceType type,
+                transfer::SendResult sent)
       : engine_(engine), type_(type), sent_(std::move(sent)) {}
 
   bool is_done() const;
@@ -33,7 +34,7 @@ class RecordedEvent {
  private:
   transfer::Engine* engine_;
   c10::DeviceType type_;
-  transfer::Sent sent_;
+  transfer::SendResult sent_;
 };
 
 // A type of device, for memory and copies that are not of an engine; see
@@ -71,7 +72,7 @@ class SendJob {
   transfer::Engine* engine_;
   Snapshot slab_;
   std::optional<LeafBytes> leaves_;
-  std::vector<Snapshot> held_;  // of direct_: see Note: [read once]
+  std::vector<Snapshot> snapshots_;  // of direct_: see Note: [read once]
   std::vector<transfer::Copy> direct_;
 };
 

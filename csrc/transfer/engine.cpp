@@ -8,11 +8,11 @@
 namespace pyparallel::transfer {
 namespace {
 
-// Sets *slots to the parts of the job's slots in [begin, end) of the slab, as slots of
-// a slab of their own. `first` is a slot before which none ends after `begin`; returns
-// the same for a larger begin.
-int64_t cut(const Job& job, int64_t begin, int64_t end, int64_t first,
-            std::vector<Slot>* slots) {
+// Sets *slots to the parts of the job's slots in [begin, end) of the slab. Their
+// offsets count from `begin`. All slots before `first` end at or before `begin`.
+// Returns the value of `first` for the next, larger `begin`.
+int64_t clip_slots(const Job& job, int64_t begin, int64_t end, int64_t first,
+                   std::vector<Slot>* slots) {
   const auto end_of = [&](int64_t i) {
     return job.slots[i].offset + job.slots[i].nbytes;
   };
@@ -33,31 +33,32 @@ int64_t cut(const Job& job, int64_t begin, int64_t end, int64_t first,
 Engine::Engine(Runtime* runtime, PackBytes pack, Limits limits)
     : runtime_(runtime), pack_(pack), events_(runtime), staging_(runtime, limits) {}
 
-Sent Engine::send(Job job) {
+SendResult Engine::send(Job job) {
   events_.check_usable();
   check_not_capturing(job.home, "home");
   check_not_capturing(job.copies, "copy");
   if (copies_at_home(job)) job.copies = job.home;
   if (!(job.home == job.copies)) {
-    runtime_->wait(job.copies, events_.record(job.home)->event());
+    runtime_->wait(job.copies, events_.record(job.home)->handle());
   }
-  Sent sent;
+  SendResult sent;
   try {
     copy_direct(job);
-    sent.mark = copy_packed(job);
+    sent.event = copy_packed(job);
   } catch (...) {
     sent.error = std::current_exception();
   }
-  // Also behind what an error has left there; a chunk before it has a mark of its own.
+  // Also after an error: copies before it may have been queued. Each chunk has an event
+  // of its own.
   try {
-    if (sent.mark == nullptr) sent.mark = events_.record(job.copies);
+    if (sent.event == nullptr) sent.event = events_.record(job.copies);
   } catch (...) {
     if (sent.error == nullptr) sent.error = std::current_exception();
   }
   return sent;
 }
 
-MarkRef Engine::record(const Stream& stream) {
+EventRef Engine::record(const Stream& stream) {
   events_.check_usable();
   return events_.record(stream);
 }
@@ -66,21 +67,21 @@ std::unique_ptr<Fence> Engine::fence() {
   return std::make_unique<Fence>(runtime_, &events_);
 }
 
-bool Engine::is_done(const Mark& mark) const {
+bool Engine::is_done(const RecordedEvent& event) const {
   events_.check_usable();
-  return runtime_->is_done(mark.event());
+  return runtime_->is_done(event.handle());
 }
 
-void Engine::wait(const Stream& stream, const Mark& mark) const {
+void Engine::wait(const Stream& stream, const RecordedEvent& event) const {
   events_.check_usable();
-  if (stream == mark.stream()) return;  // its work is in order as it is
+  if (stream == event.stream()) return;  // the stream keeps the order
   check_not_capturing(stream, "waiting");
-  runtime_->wait(stream, mark.event());
+  runtime_->wait(stream, event.handle());
 }
 
-void Engine::wait_on_host(const Mark& mark) const {
+void Engine::wait_on_host(const RecordedEvent& event) const {
   events_.check_usable();
-  runtime_->wait_on_host(mark.event());
+  runtime_->wait_on_host(event.handle());
 }
 
 void Engine::set_limit(int64_t max_bytes) {
@@ -111,16 +112,16 @@ void Engine::copy_direct(const Job& job) {
   }
 }
 
-// The mark behind the last chunk; null if there is none.
-MarkRef Engine::copy_packed(const Job& job) {
-  MarkRef last;
+// Returns the event behind the last chunk; null if there are no chunks.
+EventRef Engine::copy_packed(const Job& job) {
+  EventRef last;
   std::vector<Slot> slots;
   int64_t first = 0;
   for (int64_t begin = 0; begin < job.nbytes; begin += job.chunk) {
     const int64_t nbytes = lesser(job.chunk, job.nbytes - begin);
     Pack body{nullptr, nbytes, 1, job.slots, job.num_slots};
     if (nbytes < job.nbytes) {
-      first = cut(job, begin, begin + nbytes, first, &slots);
+      first = clip_slots(job, begin, begin + nbytes, first, &slots);
       body.slots = slots.data();
       body.num_slots = static_cast<int64_t>(slots.size());
     }
@@ -137,24 +138,24 @@ MarkRef Engine::copy_packed(const Job& job) {
   return last;
 }
 
-// If no mark can be recorded, the block is lost: see Note: [staging lifetime].
-MarkRef Engine::queue(const Block& block, const Copy& copy) {
+// Abandons the block if no event can be recorded: see Note: [staging lifetime].
+EventRef Engine::queue(const Block& block, const Copy& copy) {
   std::exception_ptr error;
   try {
     runtime_->copy(copy, block.stream);
-  } catch (...) {  // nobody knows how much of it was queued
+  } catch (...) {  // part of the copy may have been queued
     error = std::current_exception();
   }
-  MarkRef mark;
+  EventRef event;
   try {
-    mark = events_.record(block.stream);
-    staging_.give(block, mark);
+    event = events_.record(block.stream);
+    staging_.give(block, event);
   } catch (...) {
-    staging_.lose(block);
+    staging_.abandon(block);
     if (error == nullptr) throw;
   }
   if (error != nullptr) std::rethrow_exception(error);
-  return mark;
+  return event;
 }
 
 }  // namespace pyparallel::transfer

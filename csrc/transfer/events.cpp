@@ -7,15 +7,16 @@
 
 namespace pyparallel::transfer {
 
-Mark::~Mark() { events_->give(event_); }
+RecordedEvent::~RecordedEvent() { events_->give(event_); }
 
 Events::Events(Runtime* runtime) : runtime_(runtime), pid_(getpid()) {}
 
-MarkRef Events::record(const Stream& stream) {
-  // First the mark, so that the event goes back whatever fails.
-  const auto mark = std::make_shared<const Mark>(this, take(stream.device), stream);
-  runtime_->record(mark->event(), stream);
-  return mark;
+EventRef Events::record(const Stream& stream) {
+  // Made first, so that the event is recycled even if the record fails.
+  const auto recorded =
+      std::make_shared<const RecordedEvent>(this, take(stream.device), stream);
+  runtime_->record(recorded->handle(), stream);
+  return recorded;
 }
 
 bool Events::forked() const { return getpid() != pid_; }
@@ -60,7 +61,7 @@ void Events::give(const Event& event) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
     idle_[event.device].push_back(event);
   } catch (const std::bad_alloc&) {
-    // One event is lost.
+    // One event is not recycled.
   }
 }
 

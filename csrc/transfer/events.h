@@ -1,5 +1,5 @@
-// Recycled events. Creating one costs as much as a copy, so each is used again as soon
-// as nobody asks for what it marked.
+// Recycled events. To create an event costs as much as a copy, so an event is reused as
+// soon as its last reference is gone.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,17 @@ namespace pyparallel::transfer {
 
 class Events;
 
-// A place in the work of one stream; gives its event back when nobody refers to it.
-class Mark {
+// The end of the work that a stream had at one moment. Its destructor recycles the
+// event.
+class RecordedEvent {
  public:
-  Mark(Events* events, const Event& event, const Stream& stream)
+  RecordedEvent(Events* events, const Event& event, const Stream& stream)
       : events_(events), event_(event), stream_(stream) {}
-  ~Mark();
-  Mark(const Mark&) = delete;
-  Mark& operator=(const Mark&) = delete;
+  ~RecordedEvent();
+  RecordedEvent(const RecordedEvent&) = delete;
+  RecordedEvent& operator=(const RecordedEvent&) = delete;
 
-  const Event& event() const { return event_; }
+  const Event& handle() const { return event_; }
   const Stream& stream() const { return stream_; }
 
  private:
@@ -32,17 +33,17 @@ class Mark {
   Stream stream_;
 };
 
-using MarkRef = std::shared_ptr<const Mark>;
+using EventRef = std::shared_ptr<const RecordedEvent>;
 
-// Outlives all of its marks.
+// Must outlive the events that it recorded.
 class Events {
  public:
   explicit Events(Runtime* runtime);
 
-  // Marks all that is queued on `stream` now.
-  MarkRef record(const Stream& stream);
+  // Records an event behind the work that is queued on `stream` now.
+  EventRef record(const Stream& stream);
 
-  // True in a process forked from the one that made this.
+  // Returns true in a process that was forked after the construction.
   bool forked() const;
   // Throws in such a process.
   void check_usable() const;
@@ -51,7 +52,7 @@ class Events {
   int64_t num_idle() const;
 
  private:
-  friend class Mark;
+  friend class RecordedEvent;
   Event take(int64_t device);
   void give(const Event& event) noexcept;
 

@@ -11,12 +11,12 @@ Fence::Fence(Runtime* runtime, Events* events) : runtime_(runtime), events_(even
 }
 
 bool Fence::is_done() {
-  events_->check_usable();  // before the mutex, which a thread may have held at a fork
+  events_->check_usable();  // before the mutex: a thread may have held it at a fork
   const std::lock_guard<std::mutex> lock(mutex_);
   while (!parts_.empty()) {
     Part& part = parts_.back();
-    if (part.mark == nullptr) record(&part);
-    if (part.mark == nullptr || !runtime_->is_done(part.mark->event())) return false;
+    if (part.event == nullptr) record(&part);
+    if (part.event == nullptr || !runtime_->is_done(part.event->handle())) return false;
     parts_.pop_back();
   }
   return true;
@@ -24,7 +24,8 @@ bool Fence::is_done() {
 
 // See Note: [fences and captures].
 void Fence::record(Part* part) {
-  if (!runtime_->is_capturing(part->stream)) part->mark = events_->record(part->stream);
+  if (runtime_->is_capturing(part->stream)) return;
+  part->event = events_->record(part->stream);
 }
 
 }  // namespace pyparallel::transfer

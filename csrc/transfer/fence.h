@@ -1,9 +1,10 @@
-// The end of the work that a thread has queued, for memory that copies of others read.
+// The end of the work that a thread has queued on its streams. It protects memory that
+// copies of other code still read.
 //
 // Note: [fences and captures]
-// An event that is recorded on a stream under capture belongs to the graph: it can
-// never be asked. So an event of such a stream is recorded when the capture is over. It
-// comes later than necessary, and covers all work from before the capture.
+// An event that is recorded on a stream under capture belongs to the graph, and a query
+// of it fails. So the event of such a stream is recorded after the capture. That event
+// is later than necessary, but it covers all work from before the capture.
 #pragma once
 
 #include <mutex>
@@ -14,19 +15,19 @@
 
 namespace pyparallel::transfer {
 
-// Outlived by its runtime and its events.
+// Its runtime and its events must outlive it.
 class Fence {
  public:
-  // Stands behind all that is queued now on the current streams of this thread.
+  // Covers the work that is queued now on the current streams of this thread.
   Fence(Runtime* runtime, Events* events);
 
-  // Whether all of that is done; the host does not wait. From any thread.
+  // Returns true if that work is done. The host does not wait. Thread-safe.
   bool is_done();
 
  private:
   struct Part {
     Stream stream;
-    MarkRef mark;  // null: the stream was under capture
+    EventRef event;  // null: the stream was under capture
   };
 
   void record(Part* part);
@@ -34,7 +35,7 @@ class Fence {
   Runtime* runtime_;
   Events* events_;
   std::mutex mutex_;
-  std::vector<Part> parts_;  // those that are not known to be done
+  std::vector<Part> parts_;  // streams whose work may still run
 };
 
 }  // namespace pyparallel::transfer

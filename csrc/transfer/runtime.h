@@ -1,4 +1,4 @@
-// What the engine asks of a device. Knows no torch.
+// The functions that the engine needs from a device. Uses no torch.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace pyparallel::transfer {
 
-// Opaque numbers: only the runtime knows what stands behind them.
+// Opaque numbers. Only the runtime interprets them.
 struct Stream {
   int64_t id;
   int64_t device;
@@ -16,15 +16,15 @@ inline bool operator==(const Stream& a, const Stream& b) {
   return a.id == b.id && a.device == b.device;
 }
 
-// An event that may be recorded again and again. A wait holds for what had been
-// recorded when it was queued, whatever becomes of the event later. `handle` is the
-// runtime's own.
+// An event that may be recorded repeatedly. A wait refers to the last record before the
+// wait was queued; later records do not change it. Only the runtime interprets
+// `handle`.
 struct Event {
   void* handle;
   int64_t device;
 };
 
-// Page-locked memory, at a multiple of 64 bytes. `owner` is the runtime's own.
+// Pinned memory, aligned to 64 bytes. Only the runtime interprets `owner`.
 struct Pinned {
   uint8_t* data;
   void* owner;
@@ -36,44 +36,44 @@ struct Copy {
   int64_t nbytes;
 };
 
-// All functions may be called from any thread at a time, and throw whatever says best
-// what went wrong. None may be called in a process that was forked after the first.
+// All functions are thread-safe and throw errors of their own types. After the first
+// call, forked processes must not call any of them.
 //
 // No call opens a context on a device that the process does not use, ends a graph
-// capture, or leaves an error behind for the next call of its thread.
+// capture, or leaves an error state to the next call of its thread.
 class Runtime {
  public:
   // Allocates memory that `device` reads.
   virtual Pinned allocate(int64_t nbytes, int64_t device) = 0;
   virtual void free(const Pinned& memory) noexcept = 0;
 
-  // Pins memory of another allocator for all devices. Returns 0, or the code of the
-  // error if the system refuses.
+  // Pins memory of another allocator for all devices. Returns 0, or an error code if
+  // the system refuses.
   virtual int pin(void* data, int64_t nbytes) = 0;
   virtual void unpin(void* data) = 0;
 
-  // Queue copies to the device; the host waits for none. Those of one call may run in
+  // Queue copies to the device. The host does not wait. Copies of one batch may run in
   // any order.
   virtual void copy(const Copy& copy, const Stream& stream) = 0;
   virtual void copy_batch(const Copy* copies, int64_t num, const Stream& stream) = 0;
 
   virtual Event create_event(int64_t device) = 0;
   virtual void record(const Event& event, const Stream& stream) = 0;
-  // Whether all that was queued before the last record is done; the host does not wait.
+  // Returns true if the work before the last record is done. The host does not wait.
   virtual bool is_done(const Event& event) = 0;
   virtual void wait(const Stream& stream, const Event& event) = 0;
-  // Blocks the host until is_done, or until it is known that it never will be.
+  // Blocks the host until is_done, or throws if the device failed.
   virtual void wait_on_host(const Event& event) = 0;
 
-  // Whether what is queued on `stream` goes to a graph instead of the device.
+  // Returns true if work on `stream` is captured into a graph.
   virtual bool is_capturing(const Stream& stream) = 0;
-  // Whether all that was queued on `stream` is done. It must not be under capture.
+  // Returns true if `stream` has no work left. It must not be under capture.
   virtual bool is_idle(const Stream& stream) = 0;
-  // The current streams of this thread, one for each device that the process uses.
+  // Returns the current streams of this thread, one per device that the process uses.
   virtual std::vector<Stream> current_streams() = 0;
 
  protected:
-  // Runtimes live as long as the process: at its end nobody may call the device.
+  // Never destroyed: at the end of the process the driver may be gone.
   ~Runtime() = default;
 };
 

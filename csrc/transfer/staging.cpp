@@ -37,7 +37,7 @@ Block Staging::take(int64_t nbytes, const Stream& stream) {
   } catch (...) {
     const std::lock_guard<std::mutex> lock(mutex_);
     nbytes_ -= block.nbytes();
-    --find(stream)->num_written;
+    --find_queue(stream)->num_written;
     changed_.notify_all();
     throw;
   }
@@ -46,27 +46,27 @@ Block Staging::take(int64_t nbytes, const Stream& stream) {
   return block;
 }
 
-void Staging::give(const Block& block, MarkRef mark) {
+void Staging::give(const Block& block, EventRef event) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Line* const line = find(block.stream);
-  line->reading.push_back({block, std::move(mark)});
-  --line->num_written;
+  StreamQueue* const queue = find_queue(block.stream);
+  queue->reading.push_back({block, std::move(event)});
+  --queue->num_written;
   changed_.notify_all();
 }
 
 void Staging::give(const Block& block) noexcept {
-  int64_t* holder = nullptr;
+  int64_t* counter = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    holder = &find(block.stream)->num_written;
+    counter = &find_queue(block.stream)->num_written;
   }
-  keep(block, holder);
+  keep(block, counter);
 }
 
-void Staging::lose(const Block& block) noexcept {
+void Staging::abandon(const Block& block) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  lost_nbytes_ += block.nbytes();
-  --find(block.stream)->num_written;
+  abandoned_nbytes_ += block.nbytes();
+  --find_queue(block.stream)->num_written;
   changed_.notify_all();
 }
 
@@ -79,48 +79,48 @@ void Staging::set_limit(int64_t max_bytes) {
 
 Staging::Info Staging::info() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Info info{num_allocated_, num_freed_,   0,         0, nbytes_,
-            idle_nbytes_,   lost_nbytes_, num_waits_};
+  Info info{num_allocated_, num_freed_,        0,         0, nbytes_,
+            idle_nbytes_,   abandoned_nbytes_, num_waits_};
   for (const auto& blocks : idle_) info.num_idle += static_cast<int64_t>(blocks.size());
-  for (const Line& line : lines_) {
-    info.num_read += static_cast<int64_t>(line.reading.size());
+  for (const StreamQueue& queue : queues_) {
+    info.num_read += static_cast<int64_t>(queue.reading.size());
   }
   return info;
 }
 
-// The one that was given last, which is most likely still in a cache.
+// Takes the block that became idle last, because a CPU cache may still hold it.
 bool Staging::take_idle(Block* block) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Block>& blocks = idle_[block->size_class];
   if (blocks.empty()) return false;
-  Line* const line = line_of(block->stream);
+  StreamQueue* const queue = queue_of(block->stream);
   block->memory = blocks.back().memory;
   blocks.pop_back();
   idle_nbytes_ -= block->nbytes();
-  ++line->num_written;
+  ++queue->num_written;
   return true;
 }
 
-// True when the block's bytes may be allocated, and are counted. False when something
-// has changed: one may be idle by now. See Note: [staging limit].
+// Returns true, with the bytes counted, if the caller may allocate the block. Returns
+// false if the state has changed: a block may be idle now. See Note: [staging limit].
 bool Staging::reserve(const Block& block) {
   std::unique_lock<std::mutex> lock(mutex_);
-  Line* const line = line_of(block.stream);
+  StreamQueue* const queue = queue_of(block.stream);
   if (!idle_[block.size_class].empty()) return false;
-  if (may_allocate(*line, block.nbytes())) {
+  if (may_allocate(*queue, block.nbytes())) {
     nbytes_ += block.nbytes();
-    ++line->num_written;
+    ++queue->num_written;
     return true;
   }
   if (evict(&lock)) return false;
-  if (!line->reading.empty()) {
+  if (!queue->reading.empty()) {
     ++num_waits_;
-    const MarkRef mark = line->reading.front().mark;
+    const EventRef event = queue->reading.front().event;
     lock.unlock();
-    runtime_->wait_on_host(mark->event());
+    runtime_->wait_on_host(event->handle());
     return false;
   }
-  if (line->num_written > 0 || num_moving_ > 0) {
+  if (queue->num_written > 0 || num_in_transit_ > 0) {
     ++num_waits_;
     changed_.wait(lock);
     return false;
@@ -128,21 +128,21 @@ bool Staging::reserve(const Block& block) {
   throw std::runtime_error(
       "send: staging blocks must take at most " + std::to_string(limit_) +
       " bytes of page-locked memory, but one of " + std::to_string(block.nbytes()) +
-      " is needed beside " + std::to_string(lost_nbytes_) +
+      " is needed beside " + std::to_string(abandoned_nbytes_) +
       " that a failed device may read for ever. Start the process anew, or raise the "
       "limit by pyparallel.memory.set_pinned_limit.");
 }
 
-// Whether there is room, or all of it is taken by other streams.
-bool Staging::may_allocate(const Line& line, int64_t nbytes) const {
+// Returns true below the limit, or if other streams use all of the memory.
+bool Staging::may_allocate(const StreamQueue& queue, int64_t nbytes) const {
   if (nbytes_ + nbytes <= limit_) return true;
-  const bool has_none = line.reading.empty() && line.num_written == 0;
-  return has_none && idle_nbytes_ == 0 && num_moving_ == 0 &&
-         lost_nbytes_ + nbytes <= limit_;
+  const bool has_none = queue.reading.empty() && queue.num_written == 0;
+  return has_none && idle_nbytes_ == 0 && num_in_transit_ == 0 &&
+         abandoned_nbytes_ + nbytes <= limit_;
 }
 
-// Frees one of the largest idle blocks, and unlocks; false, still locked, if there is
-// none.
+// Frees one of the largest idle blocks and returns true, unlocked. Returns false, still
+// locked, if no block is idle.
 bool Staging::evict(std::unique_lock<std::mutex>* lock) noexcept {
   for (size_t i = kNumBlockSizes; i > 0; --i) {
     std::vector<Block>& blocks = idle_[i - 1];
@@ -150,59 +150,59 @@ bool Staging::evict(std::unique_lock<std::mutex>* lock) noexcept {
     const Block block = blocks.back();
     blocks.pop_back();
     idle_nbytes_ -= block.nbytes();
-    ++num_moving_;
+    ++num_in_transit_;
     lock->unlock();
-    free(block, &num_moving_);
+    free(block, &num_in_transit_);
     return true;
   }
   return false;
 }
 
-// Makes idle what has been read. Each stream has its own line, so that one which stands
-// still keeps back no blocks of the others.
+// Makes the blocks of finished copies idle. Each stream has a queue of its own, so that
+// a blocked stream does not keep the blocks of other streams.
 void Staging::collect() {
   std::vector<Stream> streams;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    streams.reserve(lines_.size());
-    for (const Line& line : lines_) streams.push_back(line.stream);
+    streams.reserve(queues_.size());
+    for (const StreamQueue& queue : queues_) streams.push_back(queue.stream);
   }
   for (const Stream& stream : streams) collect(stream);
 }
 
 void Staging::collect(const Stream& stream) {
   for (;;) {
-    const MarkRef mark = front(stream);
-    if (mark == nullptr || !runtime_->is_done(mark->event())) return;
+    const EventRef event = front(stream);
+    if (event == nullptr || !runtime_->is_done(event->handle())) return;
     Block block;
-    if (pop(stream, mark, &block)) keep(block, &num_moving_);
+    if (pop(stream, event, &block)) keep(block, &num_in_transit_);
   }
 }
 
-MarkRef Staging::front(const Stream& stream) const {
+EventRef Staging::front(const Stream& stream) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const Line& line : lines_) {
-    if (line.stream == stream && !line.reading.empty()) {
-      return line.reading.front().mark;
+  for (const StreamQueue& queue : queues_) {
+    if (queue.stream == stream && !queue.reading.empty()) {
+      return queue.reading.front().event;
     }
   }
   return nullptr;
 }
 
-// Takes the front of the line, unless another thread was faster. The mark outlives the
-// lock: giving its event back takes another one.
-bool Staging::pop(const Stream& stream, const MarkRef& mark, Block* block) {
+// Removes the front of the queue, unless another thread was faster. The caller's event
+// outlives the lock, because its destructor takes another lock.
+bool Staging::pop(const Stream& stream, const EventRef& event, Block* block) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Line* const line = find(stream);
-  if (line->reading.empty() || line->reading.front().mark != mark) return false;
-  *block = line->reading.front().block;
-  line->reading.pop_front();
-  ++num_moving_;
+  StreamQueue* const queue = find_queue(stream);
+  if (queue->reading.empty() || queue->reading.front().event != event) return false;
+  *block = queue->reading.front().block;
+  queue->reading.pop_front();
+  ++num_in_transit_;
   return true;
 }
 
-// Makes a block idle, or frees it. `holder` counts it until it is.
-void Staging::keep(const Block& block, int64_t* holder) noexcept {
+// Makes a block idle, or frees it. `counter` includes the block until then.
+void Staging::keep(const Block& block, int64_t* counter) noexcept {
   if (poison_) memset(block.data(), kPoison, static_cast<size_t>(block.nbytes()));
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -210,37 +210,37 @@ void Staging::keep(const Block& block, int64_t* holder) noexcept {
       try {
         idle_[block.size_class].push_back(block);
         idle_nbytes_ += block.nbytes();
-        --*holder;
+        --*counter;
         changed_.notify_all();
         return;
       } catch (const std::bad_alloc&) {
-        // There is no room to keep it.
+        // Without memory for the list, the block is freed below.
       }
     }
   }
-  free(block, holder);
+  free(block, counter);
 }
 
-// Its bytes count until they are the runtime's again.
-void Staging::free(const Block& block, int64_t* holder) noexcept {
+// Subtracts the bytes only after the runtime has them back.
+void Staging::free(const Block& block, int64_t* counter) noexcept {
   runtime_->free(block.memory);
   const std::lock_guard<std::mutex> lock(mutex_);
   nbytes_ -= block.nbytes();
   ++num_freed_;
-  --*holder;
+  --*counter;
   changed_.notify_all();
 }
 
-Staging::Line* Staging::find(const Stream& stream) {
-  for (Line& line : lines_) {
-    if (line.stream == stream) return &line;
+Staging::StreamQueue* Staging::find_queue(const Stream& stream) {
+  for (StreamQueue& queue : queues_) {
+    if (queue.stream == stream) return &queue;
   }
   return nullptr;
 }
 
-Staging::Line* Staging::line_of(const Stream& stream) {
-  Line* const line = find(stream);
-  return line != nullptr ? line : &lines_.emplace_back(Line{stream, {}, 0});
+Staging::StreamQueue* Staging::queue_of(const Stream& stream) {
+  StreamQueue* const queue = find_queue(stream);
+  return queue != nullptr ? queue : &queues_.emplace_back(StreamQueue{stream, {}, 0});
 }
 
 }  // namespace pyparallel::transfer

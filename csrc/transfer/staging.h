@@ -1,28 +1,28 @@
-// Page-locked blocks that leaves are packed into, on their way to a device.
+// Staging blocks: pinned memory into which leaves are packed for a copy to a device.
 //
 // Note: [staging lifetime]
-// A block is in one place at a time. `take` gives it to one thread, which writes it. As
-// soon as a copy from it may have been queued it goes, with a mark behind that copy, to
-// the end of its stream's line, and nobody writes it. Blocks leave a line at its front
-// and only when their own mark has been reached: then they are idle, and free to take.
-// A block whose copy could not be marked is lost, never used again: nobody knows when
-// it has been read. Device calls are made without the lock, because a driver may block
-// in any of them.
+// A block is in one state at a time. `take` gives it to one thread, which writes it. As
+// soon as a copy from it may have been queued, the block enters the queue of its
+// stream, with an event behind that copy, and is not written. A block leaves the front
+// of its queue only after its own event. Then it is idle, and `take` may return it
+// again. If no event could be recorded behind the copy, the block is abandoned and
+// never reused, because the end of the copy is unknown. No lock is held during calls to
+// the device, because a driver may block in any call.
 //
 // Note: [staging limit]
-// All blocks that exist, lost ones too, count against one limit. Below it nobody waits:
-// if none is idle, a new one is allocated. At it, idle blocks of other sizes are freed
-// first. Then the host waits for the front of the stream's own line, or, if all that
-// the stream has is still being written, for the threads that write. Neither can last:
-// whoever writes takes no second block, and what a mark stands behind was queued
-// before.
+// All existing blocks, abandoned ones too, count against one limit. Below the limit no
+// thread waits: if no block is idle, a new one is allocated. At the limit, idle blocks
+// of other sizes are freed first. Then the host waits for the front of the stream's own
+// queue. If all blocks of the stream are still being written, it waits for the writing
+// threads. Both waits end: a writing thread takes no second block, and the work before
+// an event was queued earlier.
 //
-// Nobody ever waits for another stream. That one may stand still until the very thread
-// that would wait here has queued its part (an all-reduce between devices whose ranks
-// are threads). So a stream that has no block at all gets one, even beyond the limit,
-// and blocks beyond it are freed as soon as they are read: with n streams there are at
-// most `limit` + (n - 1) * kLargestBlock bytes. To tell "taken by other streams" from
-// "about to be idle", blocks between a line, the idle ones and the runtime are counted.
+// No thread waits for another stream. That stream may be blocked until the waiting
+// thread queues its own part (an all-reduce between devices whose ranks are threads).
+// So a stream without blocks gets one even beyond the limit, and blocks beyond the
+// limit are freed as soon as they are read. With n streams there are at most `limit` +
+// (n - 1) * kLargestBlock bytes. Blocks in transit between a queue, the idle list and
+// the runtime are counted. They distinguish "used by other streams" from "idle soon".
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@
 
 namespace pyparallel::transfer {
 
-// Blocks have these sizes and the powers of two between them.
+// The sizes of blocks are these and the powers of two between them.
 constexpr int64_t kSmallestBlock = 64 << 10;
 constexpr int64_t kLargestBlock = 4 << 20;
 constexpr size_t kNumBlockSizes = 7;
@@ -46,7 +46,7 @@ constexpr size_t kNumBlockSizes = 7;
 struct Block {
   Pinned memory{};
   size_t size_class = 0;
-  Stream stream{};  // whose copies read it
+  Stream stream{};  // its copies read the block
 
   uint8_t* data() const { return memory.data; }
   int64_t nbytes() const { return kSmallestBlock << size_class; }
@@ -58,41 +58,41 @@ struct Limits {
   int64_t max_bytes = int64_t{1} << 30;  // of all blocks; see Note: [staging limit]
 };
 
-// Outlived by the events of its marks.
+// The events must outlive it.
 class Staging {
  public:
-  // With `poison`, blocks are overwritten with kPoison as soon as they are known to
-  // have been read.
+  // With limits.poison, a block is overwritten with kPoison when its copy is known to
+  // be done.
   Staging(Runtime* runtime, Limits limits);
 
-  // A block of at least nbytes, in [1, kLargestBlock], that nothing reads, for copies
-  // on `stream`. Waits at the limit. The caller gives it back, or loses it, before it
+  // Returns an idle block of at least nbytes, in [1, kLargestBlock], for copies on
+  // `stream`. Waits at the limit. The caller gives or abandons the block before it
   // takes another one.
   Block take(int64_t nbytes, const Stream& stream);
 
-  // Gives back a block that copies before `mark`, on its stream, read. If this throws,
-  // the caller still has it.
-  void give(const Block& block, MarkRef mark);
+  // Gives back a block that is read by copies before `event` on its stream. If this
+  // throws, the caller still owns the block.
+  void give(const Block& block, EventRef event);
 
-  // Gives back a block that nothing reads.
+  // Gives back a block that no copy reads.
   void give(const Block& block) noexcept;
 
-  // Gives up a block that may be read for ever.
-  void lose(const Block& block) noexcept;
+  // Withdraws a block, because copies may read it for ever.
+  void abandon(const Block& block) noexcept;
 
-  // Sets limits.max_bytes. Idle blocks above it are freed now, others when they have
-  // been read.
+  // Sets limits.max_bytes. Idle blocks above it are freed now, other blocks after their
+  // copies.
   void set_limit(int64_t max_bytes);
 
   struct Info {
     int64_t num_allocated;  // blocks, since the beginning
     int64_t num_freed;
     int64_t num_idle;
-    int64_t num_read;     // by copies that are not known to be done
-    int64_t nbytes;       // of all blocks that exist
-    int64_t idle_nbytes;  // of the idle ones among them
-    int64_t lost_nbytes;  // of the lost ones among them
-    int64_t num_waits;    // how often the host had to wait
+    int64_t num_read;          // by copies that may still run
+    int64_t nbytes;            // of all blocks that exist
+    int64_t idle_nbytes;       // of the idle ones among them
+    int64_t abandoned_nbytes;  // of the abandoned ones among them
+    int64_t num_waits;         // how often the host had to wait
   };
   Info info() const;
 
@@ -101,9 +101,9 @@ class Staging {
  private:
   struct Reading {
     Block block;
-    MarkRef mark;
+    EventRef event;
   };
-  struct Line {
+  struct StreamQueue {
     Stream stream;
     std::deque<Reading> reading;
     int64_t num_written = 0;  // blocks that threads have taken
@@ -111,16 +111,16 @@ class Staging {
 
   bool take_idle(Block* block);
   bool reserve(const Block& block);
-  bool may_allocate(const Line& line, int64_t nbytes) const;
+  bool may_allocate(const StreamQueue& queue, int64_t nbytes) const;
   bool evict(std::unique_lock<std::mutex>* lock) noexcept;
   void collect();
   void collect(const Stream& stream);
-  MarkRef front(const Stream& stream) const;
-  bool pop(const Stream& stream, const MarkRef& mark, Block* block);
-  void keep(const Block& block, int64_t* holder) noexcept;
-  void free(const Block& block, int64_t* holder) noexcept;
-  Line* find(const Stream& stream);
-  Line* line_of(const Stream& stream);
+  EventRef front(const Stream& stream) const;
+  bool pop(const Stream& stream, const EventRef& event, Block* block);
+  void keep(const Block& block, int64_t* counter) noexcept;
+  void free(const Block& block, int64_t* counter) noexcept;
+  StreamQueue* find_queue(const Stream& stream);
+  StreamQueue* queue_of(const Stream& stream);
 
   Runtime* runtime_;
   int64_t max_idle_;
@@ -129,11 +129,11 @@ class Staging {
   std::condition_variable changed_;
   int64_t limit_;
   std::array<std::vector<Block>, kNumBlockSizes> idle_;
-  std::deque<Line> lines_;  // one for each stream; they never move
-  int64_t nbytes_ = 0;      // of all blocks, from before they are allocated
+  std::deque<StreamQueue> queues_;  // one for each stream; addresses are stable
+  int64_t nbytes_ = 0;              // of all blocks, also those being allocated
   int64_t idle_nbytes_ = 0;
-  int64_t lost_nbytes_ = 0;
-  int64_t num_moving_ = 0;  // blocks that have been read, or are being freed
+  int64_t abandoned_nbytes_ = 0;
+  int64_t num_in_transit_ = 0;  // blocks between two states, or being freed
   int64_t num_allocated_ = 0;
   int64_t num_freed_ = 0;
   int64_t num_waits_ = 0;

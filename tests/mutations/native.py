@@ -18,7 +18,7 @@ MUTATIONS = (
         "the producer writes too early",
         _ENGINE,
         "  if (!(job.home == job.copies)) {\n"
-        "    runtime_->wait(job.copies, events_.record(job.home)->event());\n  }\n",
+        "    runtime_->wait(job.copies, events_.record(job.home)->handle());\n  }\n",
         "",
         (_THREADS + "test_every_byte_arrives_while_everything_is_used_again",),
         sanitize=_ASAN,
@@ -30,18 +30,18 @@ MUTATIONS = (
         """  std::exception_ptr error;
   try {
     runtime_->copy(copy, block.stream);
-  } catch (...) {  // nobody knows how much of it was queued
+  } catch (...) {  // part of the copy may have been queued
     error = std::current_exception();
   }
-  MarkRef mark;
+  EventRef event;
   try {
-    mark = events_.record(block.stream);
+    event = events_.record(block.stream);
 """,
         """  std::exception_ptr error;
-  MarkRef mark = events_.record(block.stream);
+  EventRef event = events_.record(block.stream);
   try {
     runtime_->copy(copy, block.stream);
-  } catch (...) {  // nobody knows how much of it was queued
+  } catch (...) {  // part of the copy may have been queued
     error = std::current_exception();
   }
   try {
@@ -53,9 +53,9 @@ MUTATIONS = (
         "copies of page-locked sources have no event",
         "the consumer reads too early",
         _ENGINE,
-        "    if (sent.mark == nullptr) sent.mark = events_.record(job.copies);\n",
+        "    if (sent.event == nullptr) sent.event = events_.record(job.copies);\n",
         "",
-        (_TRANSFER + "test_nothing_to_send_is_a_mark",),
+        (_TRANSFER + "test_nothing_to_send_is_an_event",),
         sanitize=_ASAN,
     ),
     Mutation(
@@ -80,8 +80,8 @@ MUTATIONS = (
         "a block is used again before its event",
         "page-locked memory used again too early",
         _STAGING,
-        "    if (mark == nullptr || !runtime_->is_done(mark->event())) return;\n",
-        "    if (mark == nullptr) return;\n",
+        "    if (event == nullptr || !runtime_->is_done(event->handle())) return;\n",
+        "    if (event == nullptr) return;\n",
         (_TRANSFER + "test_a_block_is_used_again_when_it_has_been_read",),
         sanitize=_ASAN,
     ),
@@ -89,9 +89,9 @@ MUTATIONS = (
         "a block that nothing marks is used again",
         "page-locked memory used again too early",
         _ENGINE,
-        "    staging_.lose(block);\n",
+        "    staging_.abandon(block);\n",
         "    staging_.give(block);\n",
-        (_ERRORS + "test_without_a_mark_nothing_is_used_again",),
+        (_ERRORS + "test_without_an_event_nothing_is_used_again",),
         sanitize=_ASAN,
     ),
     Mutation(
@@ -125,8 +125,8 @@ MUTATIONS = (
         "who waits for a block is not woken",
         "locks that are held while waiting",
         _STAGING,
-        "  --line->num_written;\n  changed_.notify_all();\n",
-        "  --line->num_written;\n",
+        "  --queue->num_written;\n  changed_.notify_all();\n",
+        "  --queue->num_written;\n",
         (_LIMIT + "test_a_thread_waits_for_one_that_writes",),
         sanitize=_ASAN,
         limit=25.0,
@@ -135,8 +135,8 @@ MUTATIONS = (
         "the host waits for a copy under the lock of all streams",
         "locks that are held while waiting",
         _STAGING,
-        "    lock.unlock();\n    runtime_->wait_on_host(mark->event());\n",
-        "    runtime_->wait_on_host(mark->event());\n",
+        "    lock.unlock();\n    runtime_->wait_on_host(event->handle());\n",
+        "    runtime_->wait_on_host(event->handle());\n",
         (_LIMIT + "test_at_the_limit_the_host_waits_for_the_oldest_copy",),
         sanitize=_ASAN,
         limit=25.0,
@@ -262,8 +262,8 @@ MUTATIONS = (
         "the event of a fence goes into a graph",
         "a stream of another device, or under capture",
         "csrc/transfer/fence.cpp",
-        "  if (!runtime_->is_capturing(part->stream)) part->mark",
-        "  part->mark",
+        "  if (runtime_->is_capturing(part->stream)) return;\n",
+        "",
         (
             "tests/csrc/transfer/test_transfer_streams.cpp::"
             "test_a_fence_records_no_event_under_capture",

@@ -106,8 +106,8 @@ def test_no_instruction_is_used_without_asking():
     asked = re.findall(r"if \((\w+)::supported\(\) && visit\(\1\{\}\)\)", text)
     assert chosen == asked and len(chosen) == 3
     text = without_comments(CSRC / "cpu" / "image.cpp")
-    chosen = re.findall(r"push_back\(&loops_of<(\w+)>\)", text)
-    asked = re.findall(r"if \((\w+)::supported\(\)\) kinds\.push_back", text)
+    chosen = re.findall(r"push_back\(&make_loops<(\w+)>\)", text)
+    asked = re.findall(r"if \((\w+)::supported\(\)\) variants\.push_back", text)
     assert [name for name in chosen if name != "AnyCpu"] == asked and len(asked) == 2
     for path in [ROOT / "setup.py", ROOT / "CMakeLists.txt"]:
         assert not re.search(r"-m(arch|avx|fma|cpu)", path.read_text(encoding="utf-8"))

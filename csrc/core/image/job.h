@@ -32,20 +32,20 @@ inline int64_t num_bytes(const ImageJob& job) {
 }
 
 // What the rows of the destination and of some images are. With 1 channel: planes.
-enum class ImageRows {
+enum class RowLayout {
   kPlanes,          // (N, C, H, W)
   kPlanesOfPixels,  // (N, 3, H, W), with images that are bytes (h, w, 3)
   kPixels           // (N, H, W, C)
 };
 
-inline ImageRows rows_of(const ImageJob& job) {
+inline RowLayout row_layout(const ImageJob& job) {
   const ImageBatch& batch = job.batch;
-  if (job.last) return ImageRows::kPixels;
+  if (job.last) return RowLayout::kPixels;
   const bool fused = batch.channels == 3 && job.source == ImageSource::kByte;
   for (int64_t i = 0; i < batch.num_images && fused; ++i) {
-    if (batch.images[i].channels_last) return ImageRows::kPlanesOfPixels;
+    if (batch.images[i].channels_last) return RowLayout::kPlanesOfPixels;
   }
-  return ImageRows::kPlanes;
+  return RowLayout::kPlanes;
 }
 
 // Calls visit(Source{}, Value{}) with the types of the job.

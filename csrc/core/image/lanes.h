@@ -16,7 +16,7 @@ namespace pyparallel {
 // What a lane works with: values that it has read, and the levels that they take.
 
 // Four bytes, the first `count` of them 1.
-PP_HOST_DEVICE uint32_t marks(int count) {
+PP_HOST_DEVICE uint32_t mask_bytes(int count) {
   constexpr uint32_t kOnes = ~0u / 255;
   if (count <= 0) return 0;
   return count >= 4 ? kOnes : kOnes >> (8 * (4 - count));
@@ -24,13 +24,13 @@ PP_HOST_DEVICE uint32_t marks(int count) {
 
 // `num` consecutive values of a source, read in words: four bytes together, or sixteen
 // where their address allows it. Words of bytes lie on multiples of four and are
-// shifted into place, so up to kAround items on both sides are read too.
+// shifted into place, so up to kMargin items on both sides are read too.
 template <typename Source, int num, typename Math>
 struct SourceGroup;
 
 template <int num, typename Math>
 struct SourceGroup<uint8_t, num, Math> {
-  static constexpr int kAround = 4;
+  static constexpr int kMargin = 4;
   static constexpr int kWords = num / 4;
   uint32_t words[kWords + 1];
   uint32_t shift;
@@ -50,7 +50,7 @@ struct SourceGroup<uint8_t, num, Math> {
 
 template <int num, typename Math>
 struct SourceGroup<float, num, Math> {
-  static constexpr int kAround = 0;
+  static constexpr int kMargin = 0;
   float values[num];
 
   PP_HOST_DEVICE void load(const float* from) {
@@ -66,20 +66,20 @@ struct SourceGroup<float, num, Math> {
 
 // Levels of the values of a row in their order: of one channel, or of C in turn.
 template <int C>
-struct Turns {
+struct ChannelCycle {
   Level levels[C];
 
   // As seen from value number `at` on.
-  PP_HOST_DEVICE Turns from(int at) const {
+  PP_HOST_DEVICE ChannelCycle rotated(int at) const {
     if (C == 1) return *this;
     const int phase = static_cast<int>(static_cast<unsigned>(at) % C);
-    Turns turned = *this;
+    ChannelCycle rotated_cycle = *this;
     for (int p = 1; p < C; ++p) {
       for (int k = 0; k < C; ++k) {
-        if (phase == p) turned.levels[k] = levels[(k + p) % C];
+        if (phase == p) rotated_cycle.levels[k] = levels[(k + p) % C];
       }
     }
-    return turned;
+    return rotated_cycle;
   }
 };
 
@@ -87,9 +87,9 @@ struct Turns {
 // may have either layout. A piece has less than 2**29 values. The batch stays where it
 // is: on a device its levels are found by number in constant memory, where a copy would
 // have to lie in local memory.
-template <typename Source, typename Value, bool exact, ImageRows kind, typename Math>
+template <typename Source, typename Value, bool exact, RowLayout layout, typename Math>
 struct ImageLanes {
-  static constexpr ImageRows kKind = kind;
+  static constexpr RowLayout kLayout = layout;
   const ImageBatch& batch;
   const Image* images;
 
@@ -97,12 +97,12 @@ struct ImageLanes {
     PP_ROLLED
     for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
       const ImageSpan span = image_span(batch, images, n);
-      if (batch.mask != nullptr) mark(span, lane);
+      if (batch.mask != nullptr) write_mask(span, lane);
       Pixels<Source> from{nullptr, 0, 0};
       if (span.data > 0) {
         from = pixels_at<Source>(batch, *span.image, span.y, span.first);
       }
-      if constexpr (kind != ImageRows::kPixels) {
+      if constexpr (layout != RowLayout::kPixels) {
         write_planes(span, from, lane);
       } else if (batch.channels == 3) {
         write_pixels(span, from, lane);
@@ -121,16 +121,16 @@ struct ImageLanes {
 
   // A row, or a piece of one, as a run of values; C channels take turns in it.
   template <int C>
-  struct Run {
+  struct ValueRun {
     Value* to;
     int count;
     int data;  // the first ones, which come from the image; the others are filled
     Pixels<Source> from;
-    Turns<C> turns;
-    bool dense;  // the sources lie side by side, with kAround more on both sides
+    ChannelCycle<C> cycle;
+    bool dense;  // the sources lie side by side, with kMargin more on both sides
   };
 
-  PP_HOST_DEVICE static float normal(float x, const Level& level) {
+  PP_HOST_DEVICE static float normalized(float x, const Level& level) {
     if (!exact) return Math::multiply_add(x, level.scale, level.shift);
     return Math::divide(Math::subtract(x, level.shift), level.scale);
   }
@@ -147,16 +147,16 @@ struct ImageLanes {
     Math::store(to, words);
   }
 
-  // Whether `count` values at `from` have kAround others on both sides in the image.
-  PP_HOST_DEVICE bool surrounded(const ImageSpan& span, const Source* from,
+  // Whether `count` values at `from` have kMargin others on both sides in the image.
+  PP_HOST_DEVICE bool has_margin(const ImageSpan& span, const Source* from,
                                  int64_t count) const {
-    constexpr int64_t kAround = SourceGroup<Source, kGroup, Math>::kAround;
+    constexpr int64_t kMargin = SourceGroup<Source, kGroup, Math>::kMargin;
     const int64_t area = static_cast<int64_t>(span.image->height) * span.image->width;
     const int64_t before = from - static_cast<const Source*>(span.image->data);
-    return before >= kAround && before + count + kAround <= area * batch.channels;
+    return before >= kMargin && before + count + kMargin <= area * batch.channels;
   }
 
-  PP_HOST_DEVICE void mark(const ImageSpan& span, Lane lane) const {
+  PP_HOST_DEVICE void write_mask(const ImageSpan& span, Lane lane) const {
     uint8_t* to = batch.mask + (span.index * batch.height + span.y) * batch.width;
     to += span.first;
     const auto count = static_cast<int>(span.count);
@@ -172,7 +172,7 @@ struct ImageLanes {
     PP_ROLLED
     for (int at = head + 16 * lane.index; at < tail; at += 16 * lane.count) {
       uint32_t words[4];
-      for (int w = 0; w < 4; ++w) words[w] = marks(data - at - 4 * w);
+      for (int w = 0; w < 4; ++w) words[w] = mask_bytes(data - at - 4 * w);
       Math::store(to + at, words);
     }
   }
@@ -181,35 +181,35 @@ struct ImageLanes {
                                    Lane lane) const {
     [[maybe_unused]] const int64_t plane = batch.height * batch.width;
     const int64_t row = span.index * batch.channels * batch.height + span.y;
-    Run<1> first{static_cast<Value*>(batch.dst) + row * batch.width + span.first,
-                 static_cast<int>(span.count),
-                 static_cast<int>(span.data),
-                 from,
-                 Turns<1>{},
-                 false};
+    ValueRun<1> first{static_cast<Value*>(batch.dst) + row * batch.width + span.first,
+                      static_cast<int>(span.count),
+                      static_cast<int>(span.data),
+                      from,
+                      ChannelCycle<1>{},
+                      false};
     int done = 0;
-    if constexpr (kind == ImageRows::kPlanesOfPixels) {
+    if constexpr (layout == RowLayout::kPlanesOfPixels) {
       if (from.next_column == 3 && plane % kGroup == 0) {
         const Source* begin = from.next_channel > 0 ? from.first : from.first - 2;
-        if (surrounded(span, begin, 3 * span.data)) {
+        if (has_margin(span, begin, 3 * span.data)) {
           done = write_three_planes(first, begin, lane);
         }
       }
     }
     PP_ROLLED
     for (int c = 0; c < batch.channels; ++c) {
-      Run<1> run = channel_run(first, c);
-      run.dense = from.next_column == 1 && surrounded(span, run.from.first, span.data);
+      ValueRun<1> run = channel_run(first, c);
+      run.dense = from.next_column == 1 && has_margin(span, run.from.first, span.data);
       write(run, done, lane);
     }
   }
 
   // The run of one channel of those of `first`, which starts with channel 0.
-  PP_HOST_DEVICE Run<1> channel_run(const Run<1>& first, int channel) const {
-    Run<1> run = first;
+  PP_HOST_DEVICE ValueRun<1> channel_run(const ValueRun<1>& first, int channel) const {
+    ValueRun<1> run = first;
     run.to += channel * (batch.height * batch.width);
     run.from.first += channel * first.from.next_channel;
-    run.turns.levels[0] = level_of(batch.levels, channel);
+    run.cycle.levels[0] = level_of(batch.levels, channel);
     return run;
   }
 
@@ -217,14 +217,14 @@ struct ImageLanes {
   PP_HOST_DEVICE void write_pixels(const ImageSpan& span, const Pixels<Source>& from,
                                    Lane lane) const {
     const int64_t row = (span.index * batch.height + span.y) * batch.width;
-    Run<3> run{static_cast<Value*>(batch.dst) + (row + span.first) * 3,
-               static_cast<int>(span.count) * 3,
-               static_cast<int>(span.data) * 3,
-               from,
-               Turns<3>{},
-               from.next_column == 3 && from.next_channel == 1 &&
-                   surrounded(span, from.first, span.data * 3)};
-    for (int c = 0; c < 3; ++c) run.turns.levels[c] = level_of(batch.levels, c);
+    ValueRun<3> run{static_cast<Value*>(batch.dst) + (row + span.first) * 3,
+                    static_cast<int>(span.count) * 3,
+                    static_cast<int>(span.data) * 3,
+                    from,
+                    ChannelCycle<3>{},
+                    from.next_column == 3 && from.next_channel == 1 &&
+                        has_margin(span, from.first, span.data * 3)};
+    for (int c = 0; c < 3; ++c) run.cycle.levels[c] = level_of(batch.levels, c);
     write(run, 0, lane);
   }
 
@@ -245,20 +245,21 @@ struct ImageLanes {
       if (column < data) {
         const Source* item = from.first + column * from.next_column;
         item += channel * from.next_channel;
-        value = normal(static_cast<float>(Math::load(item)), level);
+        value = normalized(static_cast<float>(Math::load(item)), level);
       }
       to[at] = Math::round(value, Value{});
     }
   }
 
   template <int C>
-  PP_HOST_DEVICE static float value_at(const Run<C>& run, int at, const Level& level) {
+  PP_HOST_DEVICE static float value_at(const ValueRun<C>& run, int at,
+                                       const Level& level) {
     if (at >= run.data) return level.fill;
     const auto column = static_cast<int64_t>(static_cast<unsigned>(at) / C);
     const auto channel = static_cast<int64_t>(static_cast<unsigned>(at) % C);
     const Source* from = run.from.first + column * run.from.next_column;
     if (C > 1) from += channel * run.from.next_channel;
-    return normal(static_cast<float>(Math::load(from)), level);
+    return normalized(static_cast<float>(Math::load(from)), level);
   }
 
   // How many of the values [head, end) lie in whole groups.
@@ -270,7 +271,7 @@ struct ImageLanes {
   // group with data alone, or with fill alone, is written value by value; so is all of
   // a plane whose image is pixels, unless the body is for these.
   template <int C>
-  PP_HOST_DEVICE static void write(const Run<C>& run, int done, Lane lane) {
+  PP_HOST_DEVICE static void write(const ValueRun<C>& run, int done, Lane lane) {
     const int head = items_to_word(run.to, run.count);
     const int tail = head + whole_groups(head, run.count);
     const bool grouped = run.dense || C > 1;
@@ -282,7 +283,7 @@ struct ImageLanes {
     for (int edge = lane.index; edge < edges; edge += lane.count) {
       int at = edge;
       if (edge >= head) at += edge < mixed ? whole - head : tail - mixed;
-      const Level level = run.turns.from(at).levels[0];
+      const Level level = run.cycle.rotated(at).levels[0];
       run.to[at] = Math::round(value_at(run, at, level), Value{});
     }
     const int step = kGroup * lane.count;
@@ -296,39 +297,40 @@ struct ImageLanes {
     }
     PP_ROLLED
     for (int at = fill + kGroup * lane.index; at < tail; at += step) {
-      const Turns<C> turns = run.turns.from(at);
+      const ChannelCycle<C> cycle = run.cycle.rotated(at);
       float values[kGroup];
-      for (int k = 0; k < kGroup; ++k) values[k] = turns.levels[k % C].fill;
+      for (int k = 0; k < kGroup; ++k) values[k] = cycle.levels[k % C].fill;
       store(run.to + at, values);
     }
   }
 
   // Pixels whose channels lie apart, or the other way round.
   template <int C>
-  PP_HOST_DEVICE static void gather(const Run<C>& run, int at, int step, int end) {
+  PP_HOST_DEVICE static void gather(const ValueRun<C>& run, int at, int step, int end) {
     PP_ROLLED
     for (int a = 0; a < kAhead && at < end; ++a, at += step) {
-      const Turns<C> turns = run.turns.from(at);
+      const ChannelCycle<C> cycle = run.cycle.rotated(at);
       float values[kGroup];
       for (int k = 0; k < kGroup; ++k) {
-        values[k] = value_at(run, at + k, turns.levels[k % C]);
+        values[k] = value_at(run, at + k, cycle.levels[k % C]);
       }
       store(run.to + at, values);
     }
   }
 
   template <int C>
-  PP_HOST_DEVICE static void write_dense(const Run<C>& run, int at, int step, int end) {
+  PP_HOST_DEVICE static void write_dense(const ValueRun<C>& run, int at, int step,
+                                         int end) {
     SourceGroup<Source, kGroup, Math> groups[kAhead];
     for (int a = 0; a < kAhead; ++a) {
       if (at + a * step < end) groups[a].load(run.from.first + at + a * step);
     }
     for (int a = 0; a < kAhead; ++a, at += step) {
       if (at >= end) break;
-      const Turns<C> turns = run.turns.from(at);
+      const ChannelCycle<C> cycle = run.cycle.rotated(at);
       float values[kGroup];
       for (int k = 0; k < kGroup; ++k) {
-        values[k] = normal(groups[a].value(k), turns.levels[k % C]);
+        values[k] = normalized(groups[a].value(k), cycle.levels[k % C]);
       }
       store(run.to + at, values);
     }
@@ -336,7 +338,7 @@ struct ImageLanes {
 
   // `begin` are pixels of three channels side by side, of which each goes to a plane.
   // Returns how many values it wrote to each, after those before the first group.
-  PP_HOST_DEVICE int write_three_planes(const Run<1>& first, const Source* begin,
+  PP_HOST_DEVICE int write_three_planes(const ValueRun<1>& first, const Source* begin,
                                         Lane lane) const {
     const int head = items_to_word(first.to, first.count);
     const int done = whole_groups(head, first.data);
@@ -345,10 +347,10 @@ struct ImageLanes {
       SourceGroup<Source, 3 * kGroup, Math> pixels;
       pixels.load(begin + 3 * (head + at));
       for (int s = 0; s < 3; ++s) {
-        const Run<1> run = channel_run(first, batch.swapped ? 2 - s : s);
+        const ValueRun<1> run = channel_run(first, batch.swapped ? 2 - s : s);
         float values[kGroup];
         for (int k = 0; k < kGroup; ++k) {
-          values[k] = normal(pixels.value(3 * k + s), run.turns.levels[0]);
+          values[k] = normalized(pixels.value(3 * k + s), run.cycle.levels[0]);
         }
         store(run.to + head + at, values);
       }

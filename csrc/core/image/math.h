@@ -55,9 +55,9 @@ PP_HOST_INLINE Half to_half(float value) {
   // Not `?:`, since compilers do not make an addition of floats unconditional.
   const int32_t is_small = -static_cast<int32_t>(magnitude < kLeastNormal);
   const int32_t is_large = -static_cast<int32_t>(magnitude >= kTooLarge);
-  const int32_t is_none = -static_cast<int32_t>(magnitude > kInfinity);
+  const int32_t is_nan = -static_cast<int32_t>(magnitude > kInfinity);
   int32_t result = (subnormal & is_small) | (normal & ~(is_small | is_large));
-  result |= (0x7C00 & is_large) | (0x0200 & is_none);
+  result |= (0x7C00 & is_large) | (0x0200 & is_nan);
   return {static_cast<uint16_t>(result | ((bits >> 16) & 0x8000))};
 }
 

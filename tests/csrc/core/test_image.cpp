@@ -27,7 +27,7 @@ void test_random_batches() {
     const bool wide = random.between(0, 5) == 0;
     testing::make_case(&made, &random, random.between(0, 3), wide ? 3 : 9,
                        wide ? 700 : 70);
-    testing::check_case(made, &random, testing::ImageRuns{});
+    testing::check_case(made, &random, testing::ImageRows{});
   }
 }
 
@@ -71,9 +71,9 @@ void test_slices_of_images_make_the_whole() {
     made.job.exact = true;
     testing::set_levels(&made, &random);
     const Bytes expected = made.values();
-    const Bytes marks = made.marks();
+    const Bytes mask_bytes = made.mask_bytes();
     Destination dst(static_cast<int64_t>(expected.size()), 0);
-    Destination mask(static_cast<int64_t>(marks.size()), 0);
+    Destination mask(static_cast<int64_t>(mask_bytes.size()), 0);
     made.job.batch.dst = dst.data();
     made.job.batch.mask = mask.data();
     for (int64_t first = 0; first < 5; first += 2) {
@@ -82,7 +82,7 @@ void test_slices_of_images_make_the_whole() {
           slice_images(made.job.batch, first, lesser(2, 5 - first), made.value_nbytes);
       cpu::image_batch(part);
     }
-    CHECK(dst.holds(expected) && mask.holds(marks));
+    CHECK(dst.holds(expected) && mask.holds(mask_bytes));
   }
 }
 

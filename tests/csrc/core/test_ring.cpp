@@ -61,7 +61,7 @@ void test_line_zero_says_what_the_memory_is() {
       shared.memory[byte] ^= flip;
     }
   }
-  shared.memory[16] = static_cast<uint8_t>(RingMaker::kPython);
+  shared.memory[16] = static_cast<uint8_t>(RingBackend::kPython);
   CHECK(shared.ring.is_formatted() && !shared.ring.is_native());
 }
 

@@ -23,31 +23,31 @@ std::vector<uint8_t> random_bytes(Random* random, int64_t size) {
   return bytes;
 }
 
-// Consecutive pieces, each a copy or a fill, as a mover gets them from one worker.
-template <typename Mover>
+// Consecutive pieces, each a copy or a fill, as a writer gets them from one worker.
+template <typename RowWriter>
 void check_pieces(Random* random, int64_t alignment) {
   std::vector<uint8_t> expected;
   alignas(kLineBytes) uint8_t room[4096];
   memset(room, 0xEE, sizeof(room));
   uint8_t* const begin = room + kLineBytes + alignment;
-  Mover mover;
+  RowWriter writer;
   for (int64_t piece = random->between(0, 9); piece > 0; --piece) {
     const int64_t limit = random->between(0, 2) == 0 ? 300 : 70;
     const int64_t nbytes = random->between(1, limit);
     uint8_t* const to = begin + expected.size();
     if (random->between(0, 1) == 0) {
       const auto from = random_bytes(random, nbytes);
-      mover.copy(to, from.data(), nbytes);
+      writer.copy(to, from.data(), nbytes);
       expected.insert(expected.end(), from.begin(), from.end());
     } else {
       const Fill fill{random->next(), random->next()};
-      mover.fill(to, nbytes, fill);
+      writer.fill(to, nbytes, fill);
       uint8_t bytes[16];
       memcpy(bytes, &fill, 16);
       for (int64_t b = 0; b < nbytes; ++b) expected.push_back(bytes[b % 16]);
     }
   }
-  mover.finish();
+  writer.finish();
   CHECK(expected.empty() || memcmp(begin, expected.data(), expected.size()) == 0);
   for (const uint8_t* byte = room; byte < room + sizeof(room); ++byte) {
     if (byte == begin) byte += expected.size();
@@ -59,9 +59,9 @@ void test_every_mover_writes_every_byte_and_no_other() {
   Random random(5);
   for (int64_t alignment = 0; alignment < kLineBytes; ++alignment) {
     for (int trial = 0; trial < 40; ++trial) {
-      check_pieces<CachedMover>(&random, alignment);
+      check_pieces<CachedWriter>(&random, alignment);
       cpu::visit_lines([&](auto lines) {
-        check_pieces<cpu::StreamMover<decltype(lines)>>(&random, alignment);
+        check_pieces<cpu::NontemporalWriter<decltype(lines)>>(&random, alignment);
         return false;
       });
     }
@@ -82,9 +82,9 @@ void test_a_worker_ends_with_a_fence() {
   const std::vector<uint8_t> from(sizeof(room), 7);
   for (const int64_t nbytes : {4 * kLineBytes, kLineBytes + 5, kLineBytes - 5}) {
     num_fences = 0;
-    cpu::StreamMover<Counted> mover;
-    mover.copy(room, from.data(), nbytes);
-    mover.finish();
+    cpu::NontemporalWriter<Counted> writer;
+    writer.copy(room, from.data(), nbytes);
+    writer.finish();
     CHECK(num_fences == 1);
   }
 #endif
@@ -111,7 +111,7 @@ void test_large_copies_of_long_rows_are_streamed() {
   const auto streamed = [&](int64_t height, int64_t width) {
     uint8_t dst = 0;
     const PadShapes shapes = planes(none, height, width);
-    return cpu::is_streamed(BoxPlan(&dst, shapes).table());
+    return cpu::is_nontemporal(BoxPlan(&dst, shapes).table());
   };
   CHECK(streamed(cache / 2 / 1000, 1000));
   CHECK(!streamed(cache / 10 / 1000, 1000));
@@ -125,7 +125,7 @@ void test_large_copies_are_whole() {
   const PadShapes shapes = planes(source, height, 1001);
   std::vector<uint8_t> dst(static_cast<size_t>(3 * height * 1001 + 7), 0xEE);
   const BoxPlan plan(dst.data() + 5, shapes);
-  CHECK(cpu::is_streamed(plan.table()));
+  CHECK(cpu::is_nontemporal(plan.table()));
   cpu::pad_copy(plan.table(), kNoBoxes);
   bool same = true;
   for (int64_t row = 0; row < 3 * height; ++row) {

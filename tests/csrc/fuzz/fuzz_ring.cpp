@@ -55,7 +55,7 @@ void fuzz(FuzzedNumbers* numbers) {
     ring.format();
     words[0] = kRingMagic;
     words[1] = num_slots;
-    words[2] = static_cast<int64_t>(RingMaker::kNative);
+    words[2] = static_cast<int64_t>(RingBackend::kNative);
     CHECK(memcmp(header.get(), words.data(), words.size() * 8) == 0);
   }
   scribble(numbers, num_slots, &words);

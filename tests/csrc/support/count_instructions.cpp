@@ -60,11 +60,11 @@ void make_leaves(int64_t scale) {
   dst.assign(slots.size() * 64, 0);
 }
 
-template <typename Mover>
+template <typename RowWriter>
 void pad_copy() {
   const BoxPlan plan(dst.data(), shapes);
   const BoxTable table = plan.table();
-  PadCopy<Mover>{table}({0, num_pieces(table), 1}, kAlone);
+  PadCopy<RowWriter>{table}({0, num_pieces(table), 1}, kAlone);
 }
 
 void pack() {
@@ -79,17 +79,17 @@ Loop prepare(const char* name, int64_t scale) {
   const auto is = [&](const char* wanted) { return strcmp(name, wanted) == 0; };
   if (is("pad_copy_small")) {
     make_small(scale);
-    return pad_copy<CachedMover>;
+    return pad_copy<CachedWriter>;
   }
   if (is("pack")) {
     make_leaves(scale);
     return pack;
   }
   make_images(scale, 1024, !is("pad_copy") && !is("pad_copy_streamed"));
-  if (is("pad_copy") || is("pad_copy_placed")) return pad_copy<CachedMover>;
-  if (is("mask")) return pad_copy<MarkMover>;
+  if (is("pad_copy") || is("pad_copy_placed")) return pad_copy<CachedWriter>;
+  if (is("mask")) return pad_copy<MaskWriter>;
 #if defined(__x86_64__)
-  if (is("pad_copy_streamed")) return pad_copy<cpu::StreamMover<cpu::Sse2Lines>>;
+  if (is("pad_copy_streamed")) return pad_copy<cpu::NontemporalWriter<cpu::Sse2Lines>>;
 #endif
   return nullptr;
 }

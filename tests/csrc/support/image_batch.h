@@ -126,7 +126,7 @@ struct ImageCase {
     return out;
   }
 
-  Bytes marks() const {
+  Bytes mask_bytes() const {
     Bytes out(static_cast<size_t>(numel / job.batch.channels));
     each([&](int64_t i, int64_t, int64_t y, int64_t x) {
       float value;

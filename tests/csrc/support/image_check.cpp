@@ -32,9 +32,9 @@ struct WatchedMath : HostMath {
   }
 };
 
-template <typename Source, typename Value, bool exact, ImageRows kind>
-void check_body(const ImageJob& job, const ImageRuns& runs, Destination* dst,
-                Destination* mask, const Bytes& expected, const Bytes& marks) {
+template <typename Source, typename Value, bool exact, RowLayout kind>
+void check_body(const ImageJob& job, const ImageRows& runs, Destination* dst,
+                Destination* mask, const Bytes& expected, const Bytes& mask_bytes) {
   using Body = ImageLanes<Source, Value, exact, kind, WatchedMath>;
   for (int64_t limit : runs.limits) {
     ImageBatch batch = job.batch;
@@ -45,29 +45,29 @@ void check_body(const ImageJob& job, const ImageRuns& runs, Destination* dst,
         mask->clear();
         run_warps(Body{batch, batch.images}, num_pieces(batch), warps, lanes);
         CHECK(dst->holds(expected));
-        CHECK(batch.mask == nullptr || mask->holds(marks));
+        CHECK(batch.mask == nullptr || mask->holds(mask_bytes));
       }
     }
   }
 }
 
 template <bool exact>
-void check_lanes(const ImageJob& job, const ImageRuns& runs, Destination* dst,
-                 Destination* mask, const Bytes& expected, const Bytes& marks) {
+void check_lanes(const ImageJob& job, const ImageRows& runs, Destination* dst,
+                 Destination* mask, const Bytes& expected, const Bytes& mask_bytes) {
   visit_types(job, [&](auto source, auto value) {
     using Source = decltype(source);
     using Value = decltype(value);
     if (job.last) {
-      check_body<Source, Value, exact, ImageRows::kPixels>(job, runs, dst, mask,
-                                                           expected, marks);
+      check_body<Source, Value, exact, RowLayout::kPixels>(job, runs, dst, mask,
+                                                           expected, mask_bytes);
       return;
     }
-    check_body<Source, Value, exact, ImageRows::kPlanes>(job, runs, dst, mask, expected,
-                                                         marks);
+    check_body<Source, Value, exact, RowLayout::kPlanes>(job, runs, dst, mask, expected,
+                                                         mask_bytes);
     if constexpr (sizeof(Source) == 1) {
       if (job.batch.channels != 3) return;
-      check_body<Source, Value, exact, ImageRows::kPlanesOfPixels>(job, runs, dst, mask,
-                                                                   expected, marks);
+      check_body<Source, Value, exact, RowLayout::kPlanesOfPixels>(
+          job, runs, dst, mask, expected, mask_bytes);
     }
   });
 }
@@ -75,11 +75,11 @@ void check_lanes(const ImageJob& job, const ImageRuns& runs, Destination* dst,
 // What the CPU writes; not exact, its sum may be rounded twice.
 void check_threads(const ImageCase& made, const ImageJob& job, size_t kind,
                    Destination* dst, Destination* mask, const Bytes& expected,
-                   const Bytes& marks) {
+                   const Bytes& mask_bytes) {
   dst->clear();
   mask->clear();
   cpu::image_batch(job, kind);
-  CHECK(job.batch.mask == nullptr || mask->holds(marks));
+  CHECK(job.batch.mask == nullptr || mask->holds(mask_bytes));
   if (job.exact) {
     CHECK(dst->holds(expected));
     return;
@@ -100,12 +100,12 @@ void check_threads(const ImageCase& made, const ImageJob& job, size_t kind,
 
 }  // namespace
 
-void check_images(const ImageCase& made, ImagePlaces places, const ImageRuns& runs) {
+void check_images(const ImageCase& made, ImagePlaces places, const ImageRows& runs) {
   const bool masked = places.mask >= 0;
   const Bytes expected = made.values();
-  const Bytes marks = made.marks();
+  const Bytes mask_bytes = made.mask_bytes();
   Destination dst(static_cast<int64_t>(expected.size()), places.dst);
-  Destination mask(static_cast<int64_t>(marks.size()), masked ? places.mask : 0);
+  Destination mask(static_cast<int64_t>(mask_bytes.size()), masked ? places.mask : 0);
   Watched::forget();
   for (const Image& image : made.images) {
     const int64_t itemsize = made.job.source == ImageSource::kByte ? 1 : 4;
@@ -116,12 +116,12 @@ void check_images(const ImageCase& made, ImagePlaces places, const ImageRuns& ru
   job.batch.dst = dst.data();
   job.batch.mask = masked ? mask.data() : nullptr;
   if (job.exact) {
-    check_lanes<true>(job, runs, &dst, &mask, expected, marks);
+    check_lanes<true>(job, runs, &dst, &mask, expected, mask_bytes);
   } else {
-    check_lanes<false>(job, runs, &dst, &mask, expected, marks);
+    check_lanes<false>(job, runs, &dst, &mask, expected, mask_bytes);
   }
-  for (size_t kind = 0; kind < cpu::num_image_kinds(); ++kind) {
-    check_threads(made, job, kind, &dst, &mask, expected, marks);
+  for (size_t kind = 0; kind < cpu::num_image_variants(); ++kind) {
+    check_threads(made, job, kind, &dst, &mask, expected, mask_bytes);
   }
 }
 

@@ -11,7 +11,7 @@
 namespace pyparallel::testing {
 namespace {
 
-struct WatchedMover : CachedMover {
+struct WatchedMover : CachedWriter {
   template <typename Item>
   static Item read(const Item* from) {
     Watched::check(from, sizeof(Item));
@@ -19,23 +19,23 @@ struct WatchedMover : CachedMover {
   }
 };
 
-template <typename Mover>
+template <typename RowWriter>
 void check_threads(const BoxTable& table, Destination* dst, const Bytes& expected,
                    const PadRuns& runs) {
   for (int64_t threads : runs.threads) {
     dst->clear();
-    run_threads(PadCopy<Mover>{table}, num_pieces(table), threads);
+    run_threads(PadCopy<RowWriter>{table}, num_pieces(table), threads);
     CHECK(dst->holds(expected));
   }
 }
 
-template <typename Mover>
+template <typename RowWriter>
 void check_warps(const BoxTable& table, Destination* dst, const Bytes& expected,
                  const PadRuns& runs) {
   for (int64_t warps : runs.warps) {
     for (int lanes : runs.lanes) {
       dst->clear();
-      run_warps(PadCopy<Mover>{table}, num_pieces(table), warps, lanes);
+      run_warps(PadCopy<RowWriter>{table}, num_pieces(table), warps, lanes);
       CHECK(dst->holds(expected));
     }
   }
@@ -69,10 +69,11 @@ void check_batch(const Batch& batch, int64_t shift, const PadRuns& runs) {
     if (data != nullptr) Watched::allow(data, sample.data() + sample.size() - data);
   }
   check_plan(plan, &dst, expected, runs, [&](const BoxTable& table) {
-    check_threads<CachedMover>(table, &dst, expected, runs);
+    check_threads<CachedWriter>(table, &dst, expected, runs);
     check_warps<WatchedMover>(table, &dst, expected, runs);
     cpu::visit_lines([&](auto lines) {
-      check_threads<cpu::StreamMover<decltype(lines)>>(table, &dst, expected, runs);
+      check_threads<cpu::NontemporalWriter<decltype(lines)>>(table, &dst, expected,
+                                                             runs);
       return false;
     });
   });
@@ -83,8 +84,8 @@ void check_batch(const Batch& batch, int64_t shift, const PadRuns& runs) {
     const PadShapes shapes = mask_shapes(batch.shapes, mask.data(), num_dims);
     const BoxPlan mask_plan(mask.data(), shapes);
     check_plan(mask_plan, &mask, marked, runs, [&](const BoxTable& table) {
-      check_threads<MarkMover>(table, &mask, marked, runs);
-      check_warps<MarkMover>(table, &mask, marked, runs);
+      check_threads<MaskWriter>(table, &mask, marked, runs);
+      check_warps<MaskWriter>(table, &mask, marked, runs);
     });
   }
 }

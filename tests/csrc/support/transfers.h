@@ -18,7 +18,7 @@ using pyparallel::Slot;
 using pyparallel::transfer::Engine;
 using pyparallel::transfer::Job;
 using pyparallel::transfer::Limits;
-using pyparallel::transfer::Sent;
+using pyparallel::transfer::SendResult;
 using Bytes = std::vector<uint8_t>;
 
 // The runtime that a test runs on.
@@ -121,7 +121,7 @@ struct Bench {
     return gate;
   }
 
-  Sent send(const Batch& batch, Target* target, Stream copies = kCopies) {
+  SendResult send(const Batch& batch, Target* target, Stream copies = kCopies) {
     return engine.send(target->job(batch, kHome, copies));
   }
 

@@ -24,7 +24,7 @@ void test_a_small_batch_is_one_copy() {
   for (int trial = 0; trial < 3; ++trial) {
     Batch batch(&bench.random, 500, 300);
     Target target(batch);
-    const Sent sent = bench.send(batch, &target);
+    const SendResult sent = bench.send(batch, &target);
     batch.overwrite_leaves();
     Calls expected{"create_event", "record 1", "wait 0",
                    "allocate",     "copy",     "record 0"};
@@ -34,10 +34,10 @@ void test_a_small_batch_is_one_copy() {
     if (trial == 2) expected = {"record 1", "wait 0", "copy", "record 0"};
     CHECK(bench.runtime.take_calls() == expected);
     CHECK(sent.error == nullptr);
-    bench.engine.wait(kHome, *sent.mark);
+    bench.engine.wait(kHome, *sent.event);
     CHECK(bench.runtime.take_calls() == Calls{"wait 1"});
     bench.synchronize();
-    CHECK(bench.engine.is_done(*sent.mark));
+    CHECK(bench.engine.is_done(*sent.event));
     CHECK(target.memory == batch.expected());
   }
   CHECK(bench.engine.events().num_created() == 2);
@@ -76,14 +76,14 @@ void test_a_stream_waits_for_no_work_of_its_own() {
   CHECK(target.memory == batch.expected());
 }
 
-void test_nothing_to_send_is_a_mark() {
+void test_nothing_to_send_is_an_event() {
   Bench bench;
   const Batch batch(&bench.random, 0, 0);
   Target target(batch);
-  const Sent sent = bench.send(batch, &target);
-  CHECK(sent.mark != nullptr && sent.error == nullptr);
+  const SendResult sent = bench.send(batch, &target);
+  CHECK(sent.event != nullptr && sent.error == nullptr);
   bench.synchronize();
-  CHECK(bench.engine.is_done(*sent.mark));
+  CHECK(bench.engine.is_done(*sent.event));
 }
 
 void test_a_block_is_used_again_when_it_has_been_read() {
@@ -202,7 +202,7 @@ int main() {
   test_a_small_batch_is_one_copy();
   test_chunks_of_any_size_arrive();
   test_a_stream_waits_for_no_work_of_its_own();
-  test_nothing_to_send_is_a_mark();
+  test_nothing_to_send_is_an_event();
   test_a_block_is_used_again_when_it_has_been_read();
   test_a_long_transfer_uses_its_own_blocks_again();
   test_idle_blocks_above_the_limit_are_freed();

@@ -43,14 +43,14 @@ void check_failure(const std::string& call, int64_t n, int64_t num_lost) {
   job.chunk = (job.nbytes + 4) / 5;
   const auto gate = bench.stop(kCopies);
   bench.runtime.fail(call, n);
-  const Sent sent = bench.engine.send(job);
+  const SendResult sent = bench.engine.send(job);
   CHECK(message(sent.error).rfind("no more " + call, 0) == 0);
-  CHECK(sent.mark != nullptr && !bench.engine.is_done(*sent.mark));
+  CHECK(sent.event != nullptr && !bench.engine.is_done(*sent.event));
   Target second(batch);
   CHECK(bench.send(batch, &second).error == nullptr);
   gate->open();
   bench.synchronize();
-  CHECK(bench.engine.is_done(*sent.mark));
+  CHECK(bench.engine.is_done(*sent.event));
   CHECK(second.memory == batch.expected());
   CHECK(bench.runtime.num_overwritten == 0);
   for (int i = 0; i < 20; ++i) CHECK(bench.send(batch, &second).error == nullptr);
@@ -74,21 +74,21 @@ void test_a_block_that_could_not_be_packed_is_free() {
   Bench bench({}, fail);
   const Batch batch(&bench.random, 3, 100, 1);
   Target target(batch);
-  const Sent sent = bench.send(batch, &target);
-  CHECK(message(sent.error) == "no pack" && sent.mark != nullptr);
+  const SendResult sent = bench.send(batch, &target);
+  CHECK(message(sent.error) == "no pack" && sent.event != nullptr);
   const Staging::Info info = bench.engine.staging().info();
   CHECK(info.num_allocated == 1 && info.num_idle == 1);
   bench.synchronize();
   CHECK(target.memory[1] == batch.sources[0]);
 }
 
-void test_without_a_mark_nothing_is_used_again() {
+void test_without_an_event_nothing_is_used_again() {
   Bench bench;
   const Batch batch(&bench.random, 10, 6000, 1);
   Target target(batch);
   bench.runtime.fail("record 0", 0);
-  const Sent sent = bench.send(batch, &target);
-  CHECK(sent.mark == nullptr);
+  const SendResult sent = bench.send(batch, &target);
+  CHECK(sent.event == nullptr);
   CHECK(message(sent.error) == "no more record 0");
   bench.runtime.fail("never", 0);
   bench.synchronize();
@@ -128,7 +128,7 @@ void test_a_forked_child_is_refused() {
   Bench bench;
   const Batch batch(&bench.random, 3, 100);
   Target target(batch);
-  Sent sent = bench.send(batch, &target);
+  SendResult sent = bench.send(batch, &target);
   const auto fence = bench.engine.fence();
   bench.synchronize();
   const pid_t child = fork();
@@ -140,17 +140,17 @@ void test_a_forked_child_is_refused() {
              "this one was forked from it. Start processes that use a device by spawn.";
     };
     bool good = refused(thrown([&] { bench.send(batch, &target); }));
-    good &= refused(thrown([&] { bench.engine.wait(kHome, *sent.mark); }));
-    good &= refused(thrown([&] { bench.engine.is_done(*sent.mark); }));
-    good &= refused(thrown([&] { bench.engine.wait_on_host(*sent.mark); }));
+    good &= refused(thrown([&] { bench.engine.wait(kHome, *sent.event); }));
+    good &= refused(thrown([&] { bench.engine.is_done(*sent.event); }));
+    good &= refused(thrown([&] { bench.engine.wait_on_host(*sent.event); }));
     good &= refused(thrown([&] { bench.engine.record(kHome); }));
     good &= refused(thrown([&] { fence->is_done(); }));
-    sent.mark.reset();
+    sent.event.reset();
     _exit(good ? 0 : 1);
   }
   int status = 0;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
-  CHECK(bench.engine.is_done(*sent.mark));
+  CHECK(bench.engine.is_done(*sent.event));
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ void test_a_forked_child_is_refused() {
 int main() {
   test_an_error_half_way_leaves_nothing_unguarded();
   test_a_block_that_could_not_be_packed_is_free();
-  test_without_a_mark_nothing_is_used_again();
+  test_without_an_event_nothing_is_used_again();
   test_an_error_before_anything_is_queued_is_thrown();
   test_capture_is_refused_before_anything_is_queued();
   test_a_forked_child_is_refused();

@@ -61,7 +61,7 @@ void test_at_the_limit_the_host_waits_for_the_oldest_copy() {
   for (const Target& target : targets) CHECK(target.memory == batch.expected());
 }
 
-void test_a_flight_larger_than_the_limit_arrives() {
+void test_a_transfer_larger_than_the_limit_arrives() {
   for (int64_t limit : {1, 2, 7}) {
     Bench bench(blocks(limit));
     const Batch batch(&bench.random, 30, 2 * kSmallestBlock, 2);
@@ -164,7 +164,7 @@ void test_lost_blocks_count_and_the_error_names_the_knob() {
     CHECK(message(bench.send(batch, &target).error) == "no more record 0");
   }
   bench.runtime.fail("never", 0);
-  CHECK(bench.engine.staging().info().lost_nbytes == 2 * kSmallestBlock);
+  CHECK(bench.engine.staging().info().abandoned_nbytes == 2 * kSmallestBlock);
   CHECK(message(bench.send(batch, &target).error) ==
         "send: staging blocks must take at most 131072 bytes of page-locked memory, "
         "but one of 65536 is needed beside 131072 that a failed device may read for "
@@ -177,21 +177,21 @@ void test_lost_blocks_count_and_the_error_names_the_knob() {
   CHECK(target.memory == batch.expected());
 }
 
-void test_a_wait_that_fails_is_the_error_of_its_flight() {
+void test_a_wait_that_fails_is_the_error_of_its_transfer() {
   Bench bench(blocks(1));
   const Batch batch(&bench.random, 9, 900);
   const GateRef gate = bench.stop(kCopies);
   const auto targets = fill(&bench, batch, 1);
   bench.runtime.fail("wait_on_host", 1);
   Target target(batch);
-  const Sent sent = bench.send(batch, &target);
-  CHECK(message(sent.error) == "no more wait_on_host" && sent.mark != nullptr);
+  const SendResult sent = bench.send(batch, &target);
+  CHECK(message(sent.error) == "no more wait_on_host" && sent.event != nullptr);
   gate->open();
   bench.synchronize();
   CHECK(bench.send(batch, &target).error == nullptr);
   bench.synchronize();
   CHECK(target.memory == batch.expected());
-  CHECK(bench.engine.staging().info().lost_nbytes == 0);
+  CHECK(bench.engine.staging().info().abandoned_nbytes == 0);
 }
 
 void test_memory_that_was_not_to_be_had_does_not_count() {
@@ -237,12 +237,12 @@ void test_a_thread_waits_for_one_that_writes() {
 
 int main() {
   test_at_the_limit_the_host_waits_for_the_oldest_copy();
-  test_a_flight_larger_than_the_limit_arrives();
+  test_a_transfer_larger_than_the_limit_arrives();
   test_a_stream_waits_for_no_block_of_another_one();
   test_idle_blocks_make_room_for_other_sizes();
   test_a_lower_limit_holds_as_soon_as_it_can();
   test_lost_blocks_count_and_the_error_names_the_knob();
-  test_a_wait_that_fails_is_the_error_of_its_flight();
+  test_a_wait_that_fails_is_the_error_of_its_transfer();
   test_memory_that_was_not_to_be_had_does_not_count();
   test_a_thread_waits_for_one_that_writes();
   return finish("transfer_limit");

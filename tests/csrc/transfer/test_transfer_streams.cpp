@@ -29,7 +29,7 @@ void make_idle(Bench* bench) {
   bench->runtime.take_calls();
 }
 
-Sent send_at_once(Bench* bench, const Batch& batch, Target* target) {
+SendResult send_at_once(Bench* bench, const Batch& batch, Target* target) {
   Job job = target->job(batch);
   job.lands_at_once = true;
   return bench->engine.send(job);
@@ -41,17 +41,17 @@ void test_copies_of_an_idle_home_need_no_wait() {
     const Batch batch(&bench.random, 0, 900, num_direct);
     Target target(batch);
     make_idle(&bench);
-    const Sent sent = send_at_once(&bench, batch, &target);
+    const SendResult sent = send_at_once(&bench, batch, &target);
     Calls expected(static_cast<size_t>(num_direct), "copy");
     if (num_direct == 1) expected.push_back("create_event");
     expected.push_back("record 1");
     CHECK(bench.runtime.take_calls() == expected);
-    bench.engine.wait(kHome, *sent.mark);
+    bench.engine.wait(kHome, *sent.event);
     CHECK(bench.runtime.take_calls() == kNone);
-    bench.engine.wait(kOther, *sent.mark);
+    bench.engine.wait(kOther, *sent.event);
     CHECK(bench.runtime.take_calls() == Calls{"wait 2"});
     bench.synchronize();
-    CHECK(bench.engine.is_done(*sent.mark));
+    CHECK(bench.engine.is_done(*sent.event));
     CHECK(target.memory == batch.expected());
   }
 }
@@ -100,12 +100,12 @@ void test_a_wait_on_a_captured_stream_is_refused() {
   Bench bench;
   const Batch batch(&bench.random, 3, 100);
   Target target(batch);
-  const Sent sent = bench.send(batch, &target);
+  const SendResult sent = bench.send(batch, &target);
   bench.runtime.take_calls();
   bench.runtime.capturing = kHome.id;
   std::string text;
   try {
-    bench.engine.wait(kHome, *sent.mark);
+    bench.engine.wait(kHome, *sent.event);
   } catch (const std::exception& error) {
     text = error.what();
   }
@@ -114,7 +114,7 @@ void test_a_wait_on_a_captured_stream_is_refused() {
         "outside of the capture, into static tensors that the graph reads.");
   CHECK(bench.runtime.take_calls() == kNone);
   bench.runtime.capturing = -1;
-  bench.engine.wait(kHome, *sent.mark);
+  bench.engine.wait(kHome, *sent.event);
   CHECK(bench.runtime.take_calls() == Calls{"wait 1"});
   bench.synchronize();
 }
@@ -122,11 +122,11 @@ void test_a_wait_on_a_captured_stream_is_refused() {
 void test_the_host_waits_for_a_mark() {
   Bench bench;
   const auto gate = bench.stop(kOther);
-  const MarkRef mark = bench.engine.record(kOther);
-  CHECK(!bench.engine.is_done(*mark));
+  const EventRef recorded = bench.engine.record(kOther);
+  CHECK(!bench.engine.is_done(*recorded));
   bench.runtime.before_waiting = [&] { gate->open(); };
-  bench.engine.wait_on_host(*mark);
-  CHECK(bench.engine.is_done(*mark));
+  bench.engine.wait_on_host(*recorded);
+  CHECK(bench.engine.is_done(*recorded));
 }
 
 void test_a_fence_is_passed_when_every_stream_has_done_its_work() {

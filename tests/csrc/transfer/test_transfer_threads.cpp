@@ -35,11 +35,11 @@ class Loader {
   void run(int num_batches) {
     for (int step = 0; step < num_batches; ++step) {
       send(step);
-      while (flights_.size() > 8) retire();
+      while (copies_in_flight_.size() > 8) retire();
     }
     runtime_->synchronize(home_);
     runtime_->synchronize(copies_);
-    while (!flights_.empty()) retire();
+    while (!copies_in_flight_.empty()) retire();
   }
 
   int64_t num_wrong = 0;
@@ -50,42 +50,41 @@ class Loader {
   static constexpr size_t kSlabBytes = 40000;
 
   // What is alive until the device is done with it.
-  struct Flight {
+  struct DeviceCopy {
     Batch batch;
     std::vector<fake::Copy> direct;
-    MarkRef mark;
+    EventRef event;
     Bytes found;
     fake::GateRef read = std::make_shared<fake::Gate>();
   };
 
   void send(int step) {
     const int64_t num_direct = random_.between(0, 3) > 0 ? 0 : random_.between(1, 10);
-    auto flight = std::make_unique<Flight>(
-        Flight{Batch(&random_, random_.between(0, 8), 4000, num_direct), {}, {}, {}});
+    auto copy = std::make_unique<DeviceCopy>(DeviceCopy{
+        Batch(&random_, random_.between(0, 8), 4000, num_direct), {}, {}, {}});
     uint8_t* const slab = slabs_[step % 2];
-    uint8_t* at = slab + flight->batch.packed.size();
-    for (const Bytes& source : flight->batch.sources) {
-      flight->direct.push_back(
-          {at, source.data(), static_cast<int64_t>(source.size())});
+    uint8_t* at = slab + copy->batch.packed.size();
+    for (const Bytes& source : copy->batch.sources) {
+      copy->direct.push_back({at, source.data(), static_cast<int64_t>(source.size())});
       at += source.size();
     }
     const size_t nbytes = static_cast<size_t>(at - slab);
     Job job{slab,
-            static_cast<int64_t>(flight->batch.packed.size()),
-            flight->batch.slots.data(),
-            static_cast<int64_t>(flight->batch.slots.size()),
-            flight->direct.data(),
+            static_cast<int64_t>(copy->batch.packed.size()),
+            copy->batch.slots.data(),
+            static_cast<int64_t>(copy->batch.slots.size()),
+            copy->direct.data(),
             num_direct,
             home_,
             copies_};
     job.chunk = random_.between(0, 1) > 0 ? kLargestBlock : random_.between(500, 9000);
-    const Sent sent = engine_->send(job);
+    const SendResult sent = engine_->send(job);
     CHECK(sent.error == nullptr);
-    flight->mark = sent.mark;
-    flight->batch.overwrite_leaves();
-    engine_->wait(home_, *flight->mark);
+    copy->event = sent.event;
+    copy->batch.overwrite_leaves();
+    engine_->wait(home_, *copy->event);
     // The model reads the batch; nothing keeps its memory from the batch after next.
-    Flight* const read = flight.get();
+    DeviceCopy* const read = copy.get();
     runtime_->run(home_, [this, read, slab, nbytes] {
       {
         const auto touching = runtime_->touch();
@@ -93,21 +92,21 @@ class Loader {
       }
       read->read->open();
     });
-    flights_.push_back(std::move(flight));
+    copies_in_flight_.push_back(std::move(copy));
   }
 
   void retire() {
-    Flight& flight = *flights_.front();
-    flight.read->wait();
+    DeviceCopy& copy = *copies_in_flight_.front();
+    copy.read->wait();
     // As the keeper does: sources live until their mark says so.
-    if (!engine_->is_done(*flight.mark)) runtime_->synchronize(copies_);
-    Bytes expected = flight.batch.packed;
-    for (const Bytes& source : flight.batch.sources) {
+    if (!engine_->is_done(*copy.event)) runtime_->synchronize(copies_);
+    Bytes expected = copy.batch.packed;
+    for (const Bytes& source : copy.batch.sources) {
       expected.insert(expected.end(), source.begin(), source.end());
     }
-    num_wrong += flight.found == expected ? 0 : 1;
-    if (keeps) kept_.push_back(std::move(flights_.front()));
-    flights_.pop_front();
+    num_wrong += copy.found == expected ? 0 : 1;
+    if (keeps) kept_.push_back(std::move(copies_in_flight_.front()));
+    copies_in_flight_.pop_front();
   }
 
   fake::Runtime* runtime_;
@@ -117,8 +116,8 @@ class Loader {
   Random random_;
   Bytes memory_ = Bytes(2 * 2 * kSlabBytes);
   uint8_t* slabs_[2] = {memory_.data(), memory_.data() + 2 * kSlabBytes};
-  std::deque<std::unique_ptr<Flight>> flights_;
-  std::deque<std::unique_ptr<Flight>> kept_;
+  std::deque<std::unique_ptr<DeviceCopy>> copies_in_flight_;
+  std::deque<std::unique_ptr<DeviceCopy>> kept_;
 };
 
 struct Outcome {
