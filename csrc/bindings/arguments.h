@@ -1,4 +1,4 @@
-// Python's arguments as C++ values, or a TypeError that names them.
+// Converts Python arguments to C++ values, or throws a TypeError that names them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,8 @@ inline const at::Tensor& to_tensor(py::handle object, Where where) {
   return THPVariable_Unpack(object.ptr());
 }
 
-// A tuple that no one else can change; TypeError with `rule` if there are no items.
+// Returns the items of a sequence as a tuple of its own, so that other threads cannot
+// change it. Throws TypeError with `rule` if the object is no sequence.
 inline py::tuple to_items(py::handle object, const Where& where, const char* rule) {
   PyObject* items = PySequence_Tuple(object.ptr());
   if (items == nullptr) {
@@ -51,7 +52,7 @@ inline py::handle item(const py::tuple& items, size_t i) {
   return PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
 }
 
-// Hidden, as all of pybind11 is.
+// Hidden, because its member of pybind11 is hidden.
 struct __attribute__((visibility("hidden"))) Tensors {
   Tensors(py::handle object, const char* op, const char* argument)
       : items(to_items(object, {op, argument}, "a sequence of tensors")) {
@@ -66,7 +67,7 @@ struct __attribute__((visibility("hidden"))) Tensors {
   std::vector<const at::Tensor*> refs;  // into items
 };
 
-// `place` makes the name of the object, if it is at fault.
+// `place()` returns the name of the object for messages.
 template <typename Place>
 int64_t to_int(py::handle object, const Place& place) {
   const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
@@ -94,7 +95,7 @@ Ints to_ints(py::handle object, const Where& where) {
   return ints;
 }
 
-// In lower case, as torch.device.type has them.
+// Returns names in lower case, as those of torch.device.type.
 inline py::tuple to_names(const std::vector<c10::DeviceType>& types) {
   py::tuple names(types.size());
   for (size_t i = 0; i < types.size(); ++i) {

@@ -1,4 +1,5 @@
-// Python's arguments to C++ values, and errors back. No decision is taken here.
+// Defines the extension module. Converts Python arguments to C++ values and C++ errors
+// to Python exceptions; makes no other decisions.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Exceptions.h>
@@ -67,7 +68,7 @@ void pad_copy(py::handle dst, py::handle samples, py::handle fills, py::handle s
   run(&job);
 }
 
-// There is no short cut to take: see _C.pyi.
+// The native pad_copy needs no short cut: see _C.pyi.
 py::none pad_small_batch(py::handle, py::handle, py::handle) { return {}; }
 
 SlabPlan plan_slab(py::handle leaves) {
@@ -98,8 +99,8 @@ py::object memory_of(py::handle tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(ops::memory_of(of)));
 }
 
-// What stack_equal makes of a column, or no tensor where it would not, or would
-// release the GIL.
+// Returns the result of stack_equal for a column. Returns an undefined tensor if
+// stack_equal would return None or release the GIL.
 at::Tensor stack_column(const pytree::Columns& columns, size_t column) {
   std::vector<const at::Tensor*> refs;
   refs.reserve(columns.num_dicts);
@@ -128,7 +129,7 @@ py::object columns(py::handle dicts, bool stack) {
     if (stack) stacked[column] = stack_column(found, column);
     if (!stacked[column].defined()) found.fill(column);
   }
-  // From here on no value is borrowed, and Python objects may be made.
+  // No value is borrowed any more, so Python objects may be made.
   Py_ssize_t at = 0;
   PyObject* key = nullptr;
   for (at::Tensor& tensor : stacked) {
@@ -179,8 +180,8 @@ py::dict build_info() {
   return info;
 }
 
-// By torch's handler, which knows the classes of torch's errors. One of CUDA is a
-// torch.AcceleratorError with its error_code, where torch has that class.
+// Uses torch's handler, which knows the classes of torch's errors: a CUDA error becomes
+// a torch.AcceleratorError with its error_code, if torch has that class.
 void translate(std::exception_ptr caught) {
   try {
     std::rethrow_exception(caught);

@@ -1,4 +1,4 @@
-// Running what may take long.
+// Runs long operations without the GIL.
 #pragma once
 
 #include <cxxabi.h>
@@ -12,13 +12,14 @@
 
 namespace pyparallel::bindings {
 
-// Copies of fewer bytes finish before another thread would have taken the lock.
+// Smaller copies finish before another thread could take the GIL.
 constexpr int64_t kHoldGilBytes = 64 * 1024;
 
 // Note: [threads at the end]
-// A daemon thread that wants the lock back when the interpreter has ended is ended by
-// Python, up to 3.13, by unwinding its stack: from a destructor, as pybind11's, that
-// aborts the process. Here the thread sleeps until the process is gone, as in 3.14.
+// A daemon thread may ask for the GIL after the interpreter has ended. Up to
+// Python 3.13, the interpreter then unwinds the stack of the thread. From a destructor,
+// as in pybind11, this aborts the process. Here the thread sleeps until the process
+// ends, as in 3.14.
 inline void lock_again(PyThreadState* state) {
   try {
     PyEval_RestoreThread(state);
@@ -27,7 +28,7 @@ inline void lock_again(PyThreadState* state) {
   }
 }
 
-// Calls work() without the lock.
+// Calls work() without the GIL.
 template <typename Work>
 void unlocked(const Work& work) {
   std::exception_ptr error;
@@ -41,7 +42,7 @@ void unlocked(const Work& work) {
   if (error) std::rethrow_exception(error);
 }
 
-// Returns the result of work(), called without the lock.
+// Returns the result of work(), called without the GIL.
 template <typename Work>
 auto result_unlocked(const Work& work) {
   std::optional<decltype(work())> result;
@@ -49,7 +50,7 @@ auto result_unlocked(const Work& work) {
   return *std::move(result);
 }
 
-// A driver may block in any launch, however few bytes it writes.
+// A driver may block in any launch, so jobs on a device always release the GIL.
 template <typename Job>
 void run(Job* job) {
   if (job->on_host() && job->nbytes() <= kHoldGilBytes) return job->run();

@@ -12,7 +12,7 @@
 namespace pyparallel::bindings {
 namespace {
 
-// Any object that has the three numbers of a torch.Stream.
+// Converts any object with the three numbers of a torch.Stream.
 c10::Stream to_stream(py::handle object, const char* op, const char* argument) {
   const auto number = [&](const char* attribute) {
     PyObject* found = PyObject_GetAttrString(object.ptr(), attribute);
@@ -75,7 +75,7 @@ void define_transfer(py::module_* module) {
   using ops::RecordedEvent;
   using ops::Runtime;
   using transfer::Fence;
-  // A driver may block in any call, and staging at its limit.
+  // A driver may block in any call, and `send` at the limit of staging blocks.
   py::class_<RecordedEvent>(*module, "RecordedEvent")
       .def("is_done",
            [](const RecordedEvent& self) {

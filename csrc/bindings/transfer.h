@@ -4,7 +4,7 @@
 
 namespace pyparallel::bindings {
 
-// Adds send, SendResult, transfers, pinned_info and bound_pinned.
+// Adds RecordedEvent, Fence, Runtime, send, transfers, pinned_info and bound_pinned.
 void define_transfer(pybind11::module_* module);
 
 }  // namespace pyparallel::bindings

@@ -42,7 +42,7 @@ SlabPlan new_plan(py::handle offsets, py::handle shapes, py::handle dtypes,
                   to_int(nbytes, [] { return std::string("SlabPlan: nbytes"); }));
 }
 
-// The attributes of a plan, in the order in which new_plan takes them.
+// Returns the attributes of a plan in the order of the arguments of new_plan.
 py::tuple plan_fields(const SlabPlan& plan) {
   const size_t num = plan.leaves().size();
   py::tuple offsets(num), shapes(num), dtypes(num);
@@ -64,7 +64,7 @@ py::object unflatten(const Structure& structure, py::handle leaves) {
   return py::reinterpret_steal<py::object>(tree);
 }
 
-// Equality and hash by value, as of a frozen dataclass.
+// Defines equality and hash by value, as for a frozen dataclass.
 template <typename Class>
 void define_value(py::class_<Class>* cls) {
   cls->def("__eq__", [](const Class& self, py::handle other) -> py::object {

@@ -1,9 +1,9 @@
-// From shapes to the smallest equivalent box table. Runs on the host only.
+// Makes the smallest box table for given shapes. Runs on the host only.
 //
-// A dimension that no sample pads merges into the one before it, so equal shapes become
-// one row per sample, and a batch of images padded below and at the right becomes
-// planes of rows. Up to three padded dimensions, with whole planes above them, fit a
-// frame; the places of any further outer dimension become boxes of their own.
+// A dimension without padding merges into the one before it. So equal shapes become one
+// row per sample, and a batch of images padded below and at the right becomes planes of
+// rows. A frame has room for three padded dimensions, with whole planes above them.
+// Each place of a further outer dimension becomes a box.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,10 @@
 
 namespace pyparallel {
 
-// One source of a pad-copy; its sizes are row `index` of PadShapes::sizes.
+// One source of a pad-copy. Its sizes are the row of the same index in
+// PadShapes::sizes.
 struct PadSource {
-  const uint8_t* data;  // contiguous; may be null when it has no bytes
+  const uint8_t* data;  // contiguous; may be null if it has no bytes
   Fill fill;
 };
 
@@ -32,7 +33,7 @@ struct PadShapes {
   std::vector<int64_t> starts;  // as sizes, or empty: all 0
 };
 
-// `item` holds the itemsize bytes of one fill value.
+// Repeats one fill value, the `itemsize` bytes at `item`.
 inline Fill repeat_fill(const char* item, int64_t itemsize) {
   unsigned char bytes[16];
   for (int64_t b = 0; b < 16; b += itemsize) {
@@ -43,8 +44,8 @@ inline Fill repeat_fill(const char* item, int64_t itemsize) {
   return fill;
 }
 
-// Dimensions [first, last) as one: a dimension that may be padded, followed by
-// dimensions that no sample pads. `inner` is the product of the latter's targets.
+// Consecutive dimensions as one: a dimension that may be padded, followed by dimensions
+// without padding. `inner` is the product of the targets of the latter.
 struct MergedDim {
   size_t first;
   int64_t inner;
@@ -72,7 +73,7 @@ inline std::vector<MergedDim> merge_dims(const PadShapes& shapes) {
   return merged;
 }
 
-// The boxes of a destination, and the frame that they share. `boxes` is empty when the
+// The boxes of a destination, and the frame that they share. There are no boxes if the
 // destination has no bytes.
 class BoxPlan {
  public:
@@ -117,7 +118,8 @@ class BoxPlan {
     return shapes_.sizes[sample * shapes_.target.size() + merged.first] * merged.inner;
   }
 
-  // What starts behind 0 is padded, so the dimensions merged into `dim` start at 0.
+  // A dimension with a start above 0 is padded, so the dimensions merged into `dim`
+  // start at 0.
   int64_t start_of(size_t sample, size_t dim) const {
     if (shapes_.starts.empty()) return 0;
     const MergedDim& merged = merged_[dim];
@@ -164,7 +166,8 @@ class BoxPlan {
     } while (advance(&place));
   }
 
-  // To the next place in the outer dimensions, last fastest; false after the last.
+  // Advances to the next place in the outer dimensions, the last one fastest. Returns
+  // false after the last place.
   bool advance(std::vector<int64_t>* place) const {
     for (size_t d = num_outer_; d-- > 0;) {
       if (++(*place)[d] < merged_[d].target) return true;
@@ -182,8 +185,9 @@ class BoxPlan {
   std::vector<Start> starts_;
 };
 
-// Shapes of a mask over the last `num_dims` dimensions of `shapes`: one byte for each
-// element, 0 where a sample has none. Its boxes point into the mask, and are not read.
+// Returns the shapes of a mask over the last `num_dims` dimensions of `shapes`: one
+// byte per element, 0 outside the samples. Its boxes point into the mask and are not
+// read.
 inline PadShapes mask_shapes(const PadShapes& shapes, uint8_t* mask, size_t num_dims) {
   const size_t ndim = shapes.target.size();
   const size_t skipped = ndim - num_dims;

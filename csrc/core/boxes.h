@@ -1,11 +1,12 @@
-// The box table of a pad-copy, and the arithmetic from a row's number to its bytes.
+// The box table of a pad-copy, and the arithmetic from the number of a row to its
+// bytes.
 //
-// A destination is a pile of equal frames of planes x depth x height rows; a row has
-// `width` bytes. Each frame takes one box, a source that is smaller in depth, height
-// and width and lies at the same place of every plane; what it leaves is filled.
+// A destination is a sequence of equal frames of planes x depth x height rows. A row
+// has `width` bytes. Each frame gets one box: a source that is smaller in depth, height
+// and width and has the same place in every plane. The rest of the frame is filled.
 //
-// Wide rows are cut into pieces so that few of them still feed many workers. Workers
-// count pieces: number n is piece n % pieces of row n / pieces.
+// Wide rows are cut into pieces so that few of them still occupy many workers. Workers
+// count pieces: piece n is piece n % pieces of row n / pieces.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct Fill {
   uint64_t high;
 };
 
-// `src` is null when the box has no bytes; it is not read then.
+// `src` may be null if the box has no bytes.
 struct Box {
   const uint8_t* src;
   int64_t depth;
@@ -46,9 +47,9 @@ struct Frame {
   int64_t piece_width;  // bytes; a multiple of 16 unless pieces == 1
 };
 
-// Owns nothing. Every field of frame is positive; without boxes there is nothing to do.
-// `starts` is null when every box lies in the low corner of its planes; else there is
-// one for each box.
+// A view. Every field of the frame is positive. The table may have no boxes. `starts`
+// has one entry per box, or is null if every box begins in the low corner of its
+// planes.
 struct BoxTable {
   uint8_t* dst;
   const Box* boxes;
@@ -64,8 +65,8 @@ struct Division {
   int64_t remainder;
 };
 
-// In 32 bits when both numbers fit: a 64-bit division is several times slower, on the
-// CPU and more so on a GPU. Needs n >= 0 and d > 0.
+// Divides in 32 bits if both numbers fit: a division in 64 bits is several times
+// slower, on a GPU even more than on a CPU. Requires n >= 0 and d > 0.
 PP_HOST_DEVICE Division divide_row(int64_t n, int64_t d) {
   if (((n | d) >> 32) == 0) {
     const uint32_t narrow_n = static_cast<uint32_t>(n);
@@ -91,8 +92,8 @@ PP_HOST_DEVICE int64_t num_pieces(const BoxTable& table) {
   return num_rows(table) * table.frame.pieces;
 }
 
-// The part of a table for `count` boxes from number `first` on: their frames lie side
-// by side.
+// Returns the part of a table for `count` boxes from number `first` on. Their frames
+// are contiguous.
 inline BoxTable slice_boxes(const BoxTable& table, int64_t first, int64_t count) {
   const Frame& frame = table.frame;
   const int64_t nbytes = frame.planes * frame.depth * frame.height * frame.width;
@@ -100,9 +101,9 @@ inline BoxTable slice_boxes(const BoxTable& table, int64_t first, int64_t count)
           table.starts == nullptr ? nullptr : table.starts + first, count, frame};
 }
 
-// Where one piece of a row goes and comes from: `lead` bytes of fill, `copied` bytes
-// from src, then fill up to nbytes. Pieces start on multiples of 16. The box covers the
-// rows [0, box->height) of its plane, counted as `y` is: below 0 lies fill.
+// The bytes of one piece of a row: `lead` bytes of fill, `copied` bytes from src, then
+// fill up to nbytes. Pieces start at multiples of 16. `y` is relative to the box, which
+// covers the rows [0, box->height); rows outside are fill.
 struct RowSpan {
   const Box* box;
   const uint8_t* src;

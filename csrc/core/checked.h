@@ -1,6 +1,6 @@
-// 64-bit arithmetic on numbers that came from outside: it reports overflow instead of
-// wrapping. Every function returns false, and leaves *result unspecified, when the
-// true value does not fit.
+// Arithmetic in 64 bits on numbers from outside. It reports overflow instead of
+// wrapping: every function returns false, with *result unspecified, if the true value
+// does not fit.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ template <typename To, typename From>
   return !__builtin_add_overflow(value, From{0}, result);
 }
 
-// Bytes of a contiguous tensor of these sizes.
+// Sets *result to the bytes of a contiguous tensor of these sizes.
 [[nodiscard]] inline bool checked_nbytes(const int64_t* sizes, int64_t ndim,
                                          int64_t itemsize, int64_t* result) {
   bool fits = true;
@@ -37,8 +37,8 @@ template <typename To, typename From>
   return fits || empty;
 }
 
-// Bytes of storage that a strided tensor reaches, counted from the start of the
-// storage. A tensor without elements reaches none.
+// Sets *result to the end of the last element of a strided tensor, in bytes from the
+// start of its storage; to 0 for a tensor without elements.
 [[nodiscard]] inline bool checked_extent(const int64_t* sizes, const int64_t* strides,
                                          int64_t ndim, int64_t offset, int64_t itemsize,
                                          int64_t* result) {
@@ -59,7 +59,7 @@ template <typename To, typename From>
   return checked_add(last, 1, &last) && checked_mul(last, itemsize, result);
 }
 
-// Whether the elements lie in row-major order without gaps.
+// Returns true if the elements are in row-major order without gaps.
 [[nodiscard]] inline bool is_contiguous(const int64_t* sizes, const int64_t* strides,
                                         int64_t ndim) {
   int64_t expected = 1;

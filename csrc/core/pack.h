@@ -1,5 +1,5 @@
-// Packing: leaves go to ascending, disjoint slots of one slab, and the bytes between
-// them become zero, so that nothing of an earlier batch stays visible.
+// Packing: leaves go to ascending, disjoint slots of one slab. The bytes between the
+// slots become zero, so that no byte of an earlier batch stays visible.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,23 @@
 
 namespace pyparallel {
 
-// Slots start at multiples of this many bytes: one cache line, and any item's size.
+// Slots start at multiples of this: one cache line, which every item size divides.
 constexpr int64_t kSlotAlignment = 64;
 
 inline bool is_aligned(int64_t offset) { return offset % kSlotAlignment == 0; }
 
-// `src` may be null when nbytes is 0.
+// `src` may be null if nbytes is 0.
 struct Slot {
   const uint8_t* src;
   int64_t offset;
   int64_t nbytes;
 };
 
-// Whether a slot may start at `offset`, given that the one before it ends at `begin`.
+// Returns true if a slot may start at `offset` after a slot that ends at `begin`.
 inline bool slot_ascends(int64_t offset, int64_t begin) { return offset >= begin; }
 
-// Sets *next to where a slot may start behind one of `nbytes` at `offset`, both of
-// them at least 0 and `offset` aligned.
+// Sets *next to the start of the slot after one of `nbytes` at `offset`. Both are at
+// least 0, and `offset` is aligned. Returns false on overflow.
 [[nodiscard]] inline bool next_slot(int64_t offset, int64_t nbytes, int64_t* next) {
   int64_t end = 0;
   if (!checked_add(offset, nbytes, &end)) return false;
@@ -38,14 +38,14 @@ inline bool slot_ascends(int64_t offset, int64_t begin) { return offset >= begin
   return true;
 }
 
-// Whether [offset, offset + nbytes) lies in a slab of slab_nbytes; offset >= 0. On
-// true, *end is offset + nbytes.
+// Returns true if a slab of slab_nbytes contains [offset, offset + nbytes), and sets
+// *end to its end. Requires offset >= 0.
 [[nodiscard]] inline bool slot_fits(int64_t offset, int64_t nbytes, int64_t slab_nbytes,
                                     int64_t* end) {
   return checked_add(offset, nbytes, end) && *end <= slab_nbytes;
 }
 
-// How a lone lane writes: by the C library.
+// Writes with the C library, for a single lane.
 struct SingleLaneWriter {
   static constexpr int64_t kUnit = 1;
 
@@ -57,7 +57,7 @@ struct SingleLaneWriter {
   }
 };
 
-// How lanes share what they write: by words.
+// Writes words, for lanes that share a row.
 struct SharedLanesWriter {
   static constexpr int64_t kUnit = kWordBytes;
   Lane lane;
@@ -70,16 +70,16 @@ struct SharedLanesWriter {
   }
 };
 
-// Rows are pieces of `piece` bytes of the slab; the last one may be shorter. Where
-// lanes share a row, kWordBytes must divide the address of dst, and begin, end, piece
-// and the offsets of all slots; a lone lane needs no alignment.
+// The body of a packing. Rows are pieces of `piece` bytes of the slab; the last one may
+// be shorter. If lanes share a row, kWordBytes must divide the address of dst, and
+// begin, end, piece and the offsets of all slots. A single lane needs no alignment.
 struct Pack {
   uint8_t* dst;
   int64_t end;
   int64_t piece;
   const Slot* slots;  // ascending and disjoint, within [begin, end)
   int64_t num_slots;
-  int64_t begin = 0;  // bytes before this one, and from `end` on, are left alone
+  int64_t begin = 0;  // bytes outside [begin, end) are not written
 
   PP_HOST_DEVICE int64_t num_pieces() const {
     return end == begin ? 0 : (end - begin - 1) / piece + 1;
@@ -100,7 +100,7 @@ struct Pack {
     return lesser(begin + row * piece, end);
   }
 
-  // The first slot that ends after `offset`.
+  // Returns the first slot that ends after `offset`.
   PP_HOST_DEVICE int64_t find_slot(int64_t offset) const {
     int64_t low = 0;
     int64_t high = num_slots;
@@ -115,7 +115,7 @@ struct Pack {
     return low;
   }
 
-  // Writes the slab's bytes [first, last).
+  // Writes the bytes [first, last) of the slab.
   template <typename Writer>
   PP_HOST_DEVICE void write(int64_t first, int64_t last, const Writer& writer) const {
     int64_t at = first;
@@ -135,8 +135,9 @@ struct Pack {
   }
 };
 
-// The part of `whole` that ends where its slot `first` + `most` begins, or with it, and
-// begins with slot `first`, or with it: all such parts together write what it writes.
+// Returns the part of `whole` with at most `most` slots from number `first` on. It
+// begins with its first slot and ends with the start of the next part, so that all
+// parts together write the same bytes as `whole`.
 inline Pack slice(const Pack& whole, int64_t first, int64_t most) {
   Pack part = whole;
   part.slots = whole.slots + first;

@@ -1,5 +1,5 @@
-// The body of pad-copy: every byte of the destination is written once, either with a
-// source byte or with the fill. What writes the bytes is a writer.
+// The body of pad-copy. It writes every byte of the destination once: a source byte or
+// a fill byte. A RowWriter does the writing.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace pyparallel {
 
-// Fills nbytes at dst, which starts on a whole item: the fill repeats with every item,
-// so it begins with its first byte wherever that is.
+// Fills nbytes at dst, which is the start of an item. The fill repeats with every item,
+// so it begins with its first byte.
 PP_HOST_DEVICE void fill_bytes(uint8_t* dst, int64_t nbytes, const Fill& fill) {
   if (fill.low == fill.high && fill.low == (fill.low & 255) * (~0ull / 255)) {
     memset(dst, static_cast<int>(fill.low & 255), static_cast<size_t>(nbytes));
@@ -24,11 +24,12 @@ PP_HOST_DEVICE void fill_bytes(uint8_t* dst, int64_t nbytes, const Fill& fill) {
   memcpy(dst + done, &fill, static_cast<size_t>(nbytes - done));
 }
 
-// A writer writes the bytes of a lone lane, each call where the one before it ended. It
-// also reads the source of lanes that share a row, unless kReads is false. Every call
-// of a body makes one and calls finish() at the end, which completes all its writes.
+// A RowWriter writes the bytes of a single lane; each call continues where the last one
+// ended. It also reads the source for lanes that share a row, unless kReads is false.
+// Every call of a body makes a RowWriter and ends with finish(), which completes its
+// writes.
 
-// By the C library, through the caches.
+// Writes with the C library, through the caches.
 struct CachedWriter : PlainReader {
   static constexpr bool kReads = true;
 
@@ -41,7 +42,7 @@ struct CachedWriter : PlainReader {
   PP_HOST_DEVICE void finish() {}
 };
 
-// Marks with ones where there is data, and reads none of it: makes a mask.
+// Writes ones in place of the data, which it does not read: makes a mask.
 struct MaskWriter : CachedWriter {
   static constexpr bool kReads = false;
 
@@ -50,8 +51,8 @@ struct MaskWriter : CachedWriter {
   }
 };
 
-// A lone lane needs no alignment, and any piece of a row. Where lanes share a row, its
-// pieces have less than 2**31 bytes.
+// A single lane needs no alignment and takes any piece of a row. If lanes share a row,
+// its pieces have less than 2**31 bytes.
 template <typename RowWriter = CachedWriter>
 struct PadCopy {
   BoxTable table;
@@ -70,12 +71,12 @@ struct PadCopy {
  private:
   static constexpr uint64_t kMask = ~0ull / 255;
 
-  // How lanes share a span whose bytes [begin, end) have a source. Words of `lead` and
-  // `fill` hold fill alone, words of `data` source bytes alone; the edges, all bytes
-  // outside of these words, are narrow.
+  // The division of a span between lanes. The bytes [begin, end) have a source. Words
+  // of `lead` and `fill` have fill alone, words of `data` source bytes alone. All other
+  // bytes are edges, and few.
   struct Parts {
     uint8_t* to;
-    const uint8_t* from;  // the source of byte 0, where that has one
+    const uint8_t* from;  // the source of byte 0, if it has one
     int nbytes;
     int begin;
     int end;
@@ -110,8 +111,8 @@ struct PadCopy {
     return parts;
   }
 
-  // The end of the last word that begins at `head` or behind, and ends at `limit` or
-  // before; at most `tail`, which is the end of a word.
+  // Returns the end of the last word between `head` and `limit`; at most `tail`, which
+  // is the end of a word.
   PP_HOST_DEVICE static int last_word(int head, int limit, int tail) {
     if (limit < head) return head;
     return lesser_int(limit - bytes_past_word(limit - head), tail);
@@ -143,7 +144,7 @@ struct PadCopy {
     }
   }
 
-  // Item: an unsigned integer, whose size divides all addresses and sizes of `parts`.
+  // Item: an unsigned integer. Its size divides all addresses and sizes of `parts`.
   template <typename Item>
   PP_HOST_DEVICE static void write_edges(const Parts& parts, const Fill& fill,
                                          Lane lane) {
@@ -167,8 +168,8 @@ struct PadCopy {
     }
   }
 
-  // Rows of one plane lie side by side, so one division serves those above a box, and
-  // one those from its first row on.
+  // The rows of one plane are contiguous, so one division serves the rows above a box
+  // and another one the rows from its first row on.
   PP_HOST_DEVICE void copy_runs(Rows rows) const {
     const int64_t pieces = table.frame.pieces;
     RowWriter writer;
@@ -184,8 +185,8 @@ struct PadCopy {
     writer.finish();
   }
 
-  // What fill stands between the bytes of one row and those of the next is written
-  // together, and so are rows that need none.
+  // Writes the fill between the bytes of two rows in one call, and rows without fill in
+  // one call.
   PP_HOST_DEVICE void copy_run(RowWriter* writer, const RowSpan& span,
                                int64_t num_rows) const {
     uint8_t* to = table.dst + span.offset;

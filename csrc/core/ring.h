@@ -1,13 +1,13 @@
-// The header of a ring of slots in shared memory: who holds which.
+// The header of a ring in shared memory: the holder of each slot.
 //
 // Note: [slot holders]
-// Line 0 says what the memory is; line 1 + i is slot i: the word of its holder, 0 for
-// nobody, and 56 bytes that belong to whoever holds it. Only the holder of a slot lets
-// go of it, or the parent once the holder is dead, so only claims compete. Each change
-// is one compare-and-swap: a process may be killed between any two instructions, and
-// the others neither wait for it nor find a word half written. A claim acquires what
-// the last holder released, so bytes of the slot need no other order. What a dead
-// holder had written is undefined.
+// Line 0 identifies the memory. Line 1 + i belongs to slot i: a word with the number of
+// its holder, 0 if the slot is free, and 56 bytes for the use of the holder. Only its
+// holder releases a slot, or the parent after the holder died, so only claims compete.
+// Each change is one compare-and-swap. A process may be killed between any two
+// instructions; other processes do not wait for it and never see a half-written word.
+// A claim acquires the writes that the last holder released, so the bytes of the slot
+// need no other synchronisation. The bytes of a dead holder are undefined.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,15 @@ constexpr int64_t kRingMagic = 0x50'50'52'49'4E'47'00'01;  // "PPRING", version 
 constexpr int64_t kMostRingSlots = 65536;
 constexpr int64_t kNoHolder = 0;
 
-// Whose claims a ring takes: compare-and-swap sees no lock, and a lock no such swap.
+// The backend whose claims a ring accepts. Native claims swap words and Python claims
+// take file locks, so the two do not exclude each other.
 enum class RingBackend : int64_t { kNative = 1, kPython = 2 };
 
-// Bytes of the header of a ring of so many slots, between 1 and kMostRingSlots.
+// Returns the size of the header of a ring with 1 to kMostRingSlots slots.
 inline int64_t ring_nbytes(int64_t num_slots) { return kRingLine * (1 + num_slots); }
 
-// A view of a header at a multiple of kRingLine. Another process may have made the
-// memory, so that no C++ object lives there: hence the compiler's functions, not
-// std::atomic.
+// A view of a header, aligned to kRingLine. Another process may have made the memory,
+// so it contains no C++ objects. Hence the functions of the compiler, not std::atomic.
 class Ring {
  public:
   Ring(uint8_t* header, int64_t num_slots)
@@ -36,13 +36,13 @@ class Ring {
 
   int64_t num_slots() const { return num_slots_; }
 
-  // Before anybody else sees the memory.
+  // Call this before other processes can access the memory.
   void format() {
     memset(lines_, 0, static_cast<size_t>(ring_nbytes(num_slots_)));
     lines_[0] = {kRingMagic, {num_slots_, static_cast<int64_t>(RingBackend::kNative)}};
   }
 
-  // Whether the memory was formatted as a ring of num_slots().
+  // Returns true if the memory was formatted as a ring of num_slots().
   bool is_formatted() const {
     const int64_t maker = lines_[0].others[1];
     return lines_[0].word == kRingMagic && lines_[0].others[0] == num_slots_ &&
@@ -50,12 +50,12 @@ class Ring {
             maker == static_cast<int64_t>(RingBackend::kPython));
   }
 
-  // Whether ring_claim may be called.
+  // Returns true if ring_claim may be called.
   bool is_native() const {
     return lines_[0].others[1] == static_cast<int64_t>(RingBackend::kNative);
   }
 
-  // The first free slot, now of this holder; -1 if there is none.
+  // Gives the first free slot to `holder`. Returns its index, or -1 if none is free.
   int64_t claim(int64_t holder) {
     for (int64_t slot = 0; slot < num_slots_; ++slot) {
       if (this->holder(slot) == kNoHolder && pass(slot, kNoHolder, holder)) return slot;
@@ -63,7 +63,7 @@ class Ring {
     return -1;
   }
 
-  // Gives a slot to the holder `to`; false if it was not of `from`.
+  // Gives a slot to the holder `to`. Returns false if `from` did not hold it.
   bool pass(int64_t slot, int64_t from, int64_t to) {
     return __atomic_compare_exchange_n(&lines_[1 + slot].word, &from, to,
                                        /*weak=*/false, __ATOMIC_ACQ_REL,

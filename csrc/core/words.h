@@ -1,4 +1,4 @@
-// Words of sixteen bytes, and how lanes that share a run of bytes write it by words.
+// Words of sixteen bytes: the unit in which lanes write a run of bytes that they share.
 #pragma once
 
 #include <cstdint>
@@ -15,32 +15,34 @@ struct alignas(16) Word16 {
 
 constexpr int kWordBytes = sizeof(Word16);
 
-// Words that a lane reads before it writes the first of them: the compiler cannot know
-// that source and destination are disjoint, so it would wait for each in turn.
+// The number of words that a lane reads before it writes the first of them. The
+// compiler does not know that source and destination are disjoint, so it would wait for
+// each read.
 constexpr int kWordsAhead = 4;
 
 PP_HOST_DEVICE int lesser_int(int a, int b) { return a < b ? a : b; }
 
-// The distance from the last multiple of a word; `count` may be negative.
+// Returns the distance from the last multiple of a word. `count` may be negative.
 PP_HOST_DEVICE int bytes_past_word(int count) { return count & (kWordBytes - 1); }
 
 PP_HOST_DEVICE int bytes_past_word(const void* address) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(address) & (kWordBytes - 1));
 }
 
-// The number of items, at most `count`, before the first word at or behind `to`.
+// Returns the number of items, at most `count`, from `to` to the next start of a word.
 template <typename Item>
 PP_HOST_DEVICE int items_to_word(const Item* to, int count) {
   const int head = bytes_past_word(-bytes_past_word(to));
   return lesser_int(head / static_cast<int>(sizeof(Item)), count);
 }
 
-// 32 bits of two words, from bit number `bits` < 32 on: one funnel shift on a GPU.
+// Returns 32 bits of two words, from bit number `bits` < 32 on: a GPU has one
+// instruction for it, the funnel shift.
 PP_HOST_DEVICE uint32_t shifted(uint32_t low, uint32_t high, uint32_t bits) {
   return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> bits);
 }
 
-// Sixteen bytes of two words, from byte number `past` < 16 on.
+// Returns sixteen bytes of two words, from byte number `past` < 16 on.
 PP_HOST_DEVICE Word16 shifted_word(const Word16& first, const Word16& second,
                                    int past) {
   const bool far = (past & 8) != 0;
@@ -61,9 +63,9 @@ PP_HOST_DEVICE Word16 shifted_word(const Word16& first, const Word16& second,
   return {made[1] << 32 | made[0], made[3] << 32 | made[2]};
 }
 
-// The first `nbytes` bytes of a word, at most sixteen, and zeros. The loop has a
-// constant number of turns so that the compiler unrolls it and no read waits for
-// another.
+// Returns the first `nbytes` bytes of a word, at most sixteen, and zeros. The loop has
+// a constant number of iterations, so that the compiler unrolls it and no read waits
+// for another one.
 template <typename Reader>
 PP_HOST_DEVICE Word16 partial_word(const uint8_t* from, int nbytes) {
   Word16 word{0, 0};
@@ -76,7 +78,7 @@ PP_HOST_DEVICE Word16 partial_word(const uint8_t* from, int nbytes) {
   return word;
 }
 
-// Reads the source of lanes: bytes, or words of four or sixteen bytes.
+// Reads the source of lanes in bytes, or in words of four or sixteen bytes.
 struct PlainReader {
   template <typename Item>
   PP_HOST_DEVICE static Item read(const Item* from) {
@@ -90,7 +92,7 @@ struct Range {
   int end;
 };
 
-// The words of `range` that move_words can make without reading a byte outside of
+// Returns the words of `range` that move_words can make without a read outside
 // [first, last). The source of byte 0 is `from`.
 PP_HOST_DEVICE Range readable_words(Range range, const uint8_t* from,
                                     const uint8_t* first, const uint8_t* last) {
@@ -105,9 +107,9 @@ PP_HOST_DEVICE Range readable_words(Range range, const uint8_t* from,
   return range;
 }
 
-// Writes this lane's share of the words of `range`: byte `at` of `to` gets byte `at` of
-// `from`. A source word that is not aligned is shifted out of the two that are, around
-// it. Lanes take turns at words, so that neighbours touch neighbouring memory.
+// Writes this lane's share of the words of `range`: byte i of `to` gets byte i of
+// `from`. A misaligned source word is made from the two aligned words around it.
+// Consecutive lanes write consecutive words.
 template <typename Reader>
 PP_HOST_DEVICE void move_words(uint8_t* to, const uint8_t* from, Range range,
                                Lane lane) {
@@ -118,7 +120,8 @@ PP_HOST_DEVICE void move_words(uint8_t* to, const uint8_t* from, Range range,
        at += kWordsAhead * step) {
     Word16* words = reinterpret_cast<Word16*>(to + at);
     const auto* aligned = reinterpret_cast<const Word16*>(from + at - past);
-    // Initialised: registers that only guarded loads write count as live everywhere.
+    // Initialised, because registers that only guarded loads write stay live
+    // everywhere.
     Word16 made[kWordsAhead] = {};
     for (int a = 0; a < kWordsAhead; ++a) {
       if (at + a * step < range.end) made[a] = Reader::read(aligned + a * lane.count);
@@ -140,7 +143,7 @@ PP_HOST_DEVICE void move_words(uint8_t* to, const uint8_t* from, Range range,
   }
 }
 
-// Gives this lane's share of the words of `range` one value.
+// Writes one value to this lane's share of the words of `range`.
 PP_HOST_DEVICE void fill_words(uint8_t* to, const Word16& value, Range range,
                                Lane lane) {
   const int step = kWordBytes * lane.count;
@@ -150,9 +153,9 @@ PP_HOST_DEVICE void fill_words(uint8_t* to, const Word16& value, Range range,
   }
 }
 
-// Copies less than 2**31 bytes to `to`, which starts a word, and makes the rest of the
-// last word zero. No byte outside of the source is read: words that touch its ends are
-// put together from bytes unless its address is a word's.
+// Copies less than 2**31 bytes to `to`, which is the start of a word. The rest of the
+// last word becomes zero. No byte outside the source is read: words at its ends are
+// assembled from bytes unless the source is aligned.
 template <typename Reader = PlainReader>
 PP_HOST_DEVICE void copy_words(uint8_t* to, const uint8_t* from, int64_t nbytes,
                                Lane lane) {
@@ -168,7 +171,7 @@ PP_HOST_DEVICE void copy_words(uint8_t* to, const uint8_t* from, int64_t nbytes,
   move_words<Reader>(to, from, whole, lane);
 }
 
-// The same for zeros; nbytes is a multiple of a word.
+// Writes zeros likewise; nbytes is a multiple of a word.
 PP_HOST_DEVICE void zero_words(uint8_t* to, int64_t nbytes, Lane lane) {
   fill_words(to, Word16{0, 0}, {0, static_cast<int>(nbytes)}, lane);
 }

@@ -1,4 +1,4 @@
-// All that a kernel body knows of the worker that runs it.
+// The share of work of one worker: the only facts that a kernel body has about it.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ struct Lane {
   int count;
 };
 
-// The share of `worker` when num_items consecutive items go to num_workers workers.
-// Shares ascend, cover every item once, and differ by at most one item. Needs
-// num_items >= 0 and 0 <= worker < num_workers; no intermediate value can overflow.
+// Returns the share of `worker` if num_workers workers divide num_items consecutive
+// items. Shares ascend, cover every item once, and differ by at most one item. Requires
+// num_items >= 0 and 0 <= worker < num_workers. No intermediate value overflows.
 inline Rows partition(int64_t num_items, int64_t num_workers, int64_t worker) {
   const int64_t share = num_items / num_workers;
   const int64_t spare = num_items % num_workers;

@@ -1,4 +1,4 @@
-// Torch glue of the CPU: makes 'cpu' a registered device.
+// Registers the device 'cpu' for torch's tensors.
 #include "ops/backend.h"
 
 #include <omp.h>
@@ -11,7 +11,8 @@
 namespace pyparallel::cpu {
 namespace {
 
-// Keeps torch's own operators on one thread while it lives, where more would hang.
+// While it lives in a forked process, torch's own operators use one thread, because
+// more would hang.
 class SerialWhenForked {
  public:
   SerialWhenForked() {

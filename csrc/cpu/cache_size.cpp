@@ -11,7 +11,8 @@ namespace {
 constexpr int64_t kMiB = 1024 * 1024;
 constexpr int64_t kDefaultBytes = 32 * kMiB;
 
-// What the kernel says of the third cache of the first CPU, such as "32768K"; else 0.
+// Returns the size of the third-level cache of CPU 0 that the kernel reports, such as
+// "32768K", or 0.
 int64_t size_from_kernel() {
   std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
   int64_t size = 0;
@@ -22,8 +23,8 @@ int64_t size_from_kernel() {
   return size * 1024;
 }
 
-// The C library may count the caches of a whole socket together, of which a core can
-// fill only its own, so it is not believed beyond twice the usual.
+// The C library may report the caches of a whole socket, but a core fills only its own.
+// So the value is limited to twice the default.
 int64_t size_from_library() {
 #if defined(_SC_LEVEL3_CACHE_SIZE)
   return std::min<int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 2 * kDefaultBytes);

@@ -4,7 +4,8 @@
 
 namespace pyparallel::cpu {
 
-// Bytes of the last cache that one core can fill; a usual size where nothing says.
+// Returns the bytes of the last cache that one core can fill, or a default if the
+// system does not report them.
 int64_t last_cache_bytes();
 
 }  // namespace pyparallel::cpu

@@ -9,8 +9,8 @@
 namespace pyparallel::cpu {
 namespace {
 
-// Kinds of CPUs. run(work) compiles `work`, which is inlined, for its instructions: the
-// compiler must know them to emit them, but the module must load where they are absent.
+// Instruction sets. run(work) compiles the inlined `work` for one of them. A build flag
+// would not do, because the module must load on CPUs without these instructions.
 struct AnyCpu {
 #if defined(__FP_FAST_FMAF)
   using Math = HostMath;
@@ -97,7 +97,7 @@ ImageTypes make_types(const ImageJob& job) {
 
 using MakeLoops = ImageLoops (*)(const ImageJob& job);
 
-// Of the variants of this CPU, the fastest first.
+// Returns the variants for this CPU, the fastest first.
 std::vector<MakeLoops> find_variants() {
   std::vector<MakeLoops> variants;
 #if defined(__x86_64__)

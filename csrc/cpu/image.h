@@ -1,4 +1,4 @@
-// An image batch over CPU threads. Knows no torch.
+// An image batch over CPU threads. Uses no torch.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,11 @@
 
 namespace pyparallel::cpu {
 
-// The loops come in variants, one for each instruction set; this CPU can run so many.
+// Returns the number of variants of the loops that this CPU can run: one per
+// instruction set.
 size_t num_image_variants();
 
-// Cuts no rows, whatever job.batch.pieces says. `variant` 0 is the fastest.
+// Ignores job.batch.pieces and cuts no rows. Variant 0 is the fastest.
 void image_batch(ImageJob job, size_t variant = 0);
 
 }  // namespace pyparallel::cpu

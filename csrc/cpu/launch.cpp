@@ -10,11 +10,11 @@
 namespace pyparallel::cpu {
 namespace {
 
-// Rows this wide are cut so that threads share them evenly; still long enough for
-// memcpy to run at its best.
+// Wider rows are cut into pieces of this size, so that threads share them evenly. The
+// pieces are long enough for the full speed of memcpy.
 constexpr int64_t kPieceBytes = 64 * 1024;
 
-// Rows of fewer bytes are cheaper to write through the caches, because each begins and
+// Rows of fewer bytes are written faster through the caches, because each begins and
 // ends within a line.
 constexpr int64_t kMinNontemporalRow = 512;
 

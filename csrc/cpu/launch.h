@@ -1,4 +1,4 @@
-// The kernel bodies over CPU threads. Knows no torch.
+// Runs the kernel bodies on CPU threads. Uses no torch.
 #pragma once
 
 #include "core/boxes.h"
@@ -6,14 +6,15 @@
 
 namespace pyparallel::cpu {
 
-// `mask` marks where there is data; without boxes, none is made.
+// Fills a mask of the data too if `mask` has boxes.
 void pad_copy(BoxTable table, BoxTable mask);
 
-// Whether pad_copy writes this table past the caches: its destination is larger than
-// half of the last cache, in which the sources need room too, and its rows are long.
+// Returns true if pad_copy writes this table past the caches: its destination is larger
+// than half of the last cache, because the sources need room too, and its rows are
+// long.
 bool is_nontemporal(const BoxTable& table);
 
-// Chooses body.piece itself.
+// Sets body.piece.
 void pack(Pack body);
 
 }  // namespace pyparallel::cpu

@@ -6,8 +6,8 @@
 
 namespace pyparallel::cpu {
 
-// The compiler must know an instruction set to emit it, but the module must load where
-// it is absent: so each function names its own.
+// Each function names its instruction set. A build flag would not do, because the
+// module must load on CPUs without it.
 #define PP_AVX2 __attribute__((target("avx2")))
 #define PP_AVX512 __attribute__((target("avx512f")))
 

@@ -1,6 +1,6 @@
-// Stores that go past the caches. A copy that is larger than the last cache pushes out
-// all that lies there, and reads every line of its destination only to overwrite it;
-// non-temporal stores of whole lines do neither.
+// Stores that bypass the caches. A copy that is larger than the last cache evicts all
+// other data, and reads every line of its destination before it overwrites the line.
+// Non-temporal stores of whole lines do neither.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace pyparallel::cpu {
 
 constexpr int64_t kLineBytes = 64;
 
-// Writers of whole lines. `to` is aligned to a line, `from` need not be; `pattern` is
-// sixteen bytes. supported() asks the CPU that runs. Only on x86.
+// Writers of whole cache lines, on x86 only. `to` is aligned to a line, `from` need not
+// be. `pattern` has sixteen bytes. supported() asks the CPU at run time.
 #if defined(__x86_64__)
 
 struct Sse2Lines {
@@ -37,8 +37,8 @@ struct Avx512Lines : Sse2Lines {
 
 #endif
 
-// Calls visit(Lines{}) with each kind of lines that this CPU has, the fastest first,
-// until one call returns true. Returns whether one did.
+// Calls visit(Lines{}) with each line writer that this CPU supports, the fastest first,
+// until one call returns true. Returns true if one did.
 template <typename Visit>
 bool visit_lines(const Visit& visit) {
 #if defined(__x86_64__)
@@ -50,10 +50,10 @@ bool visit_lines(const Visit& visit) {
   return false;
 }
 
-// A writer (core/pad_copy.h) for the consecutive bytes of one worker. A line that one
-// call begins and a later one completes is put together here first. Only the first and
-// the last line of a worker, which it may share with its neighbours, are written in
-// part and through the cache.
+// A RowWriter (core/pad_copy.h) for the consecutive bytes of one worker. Lines that one
+// call begins and a later call completes are assembled in line_. Only the first and the
+// last line of a worker are written in part and through the cache, because the worker
+// may share them with its neighbours.
 template <typename Lines>
 class NontemporalWriter : public CachedWriter {
  public:
@@ -97,7 +97,7 @@ class NontemporalWriter : public CachedWriter {
   }
 
  private:
-  // How many of nbytes at `to` belong to a line that is begun.
+  // Returns the number of the nbytes at `to` that belong to an open line.
   int64_t open_line(uint8_t* to, int64_t nbytes) {
     const auto used =
         static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) & (kLineBytes - 1));
@@ -136,7 +136,7 @@ class NontemporalWriter : public CachedWriter {
   }
 
   alignas(kLineBytes) uint8_t line_[kLineBytes];
-  uint8_t* to_ = nullptr;  // the line that is begun, if any: its bytes [first_, used_)
+  uint8_t* to_ = nullptr;  // the open line, if any: line_ has its bytes [first_, used_)
   int64_t first_ = 0;
   int64_t used_ = 0;
 };

@@ -12,8 +12,8 @@
 namespace pyparallel::cpu {
 namespace {
 
-// A thread that spins is there at once, but one that has slept since the last batch
-// must be woken: only shares of this size are worth that.
+// The smallest share that is worth a thread. A spinning thread starts at once, but a
+// thread that has slept since the last batch must be woken.
 constexpr int64_t kBytesPerWorker = 512 * 1024;
 
 const pid_t kLoadedPid = getpid();

@@ -1,18 +1,18 @@
-// The one way to use more than one CPU thread.
+// Work on several CPU threads. No other file starts threads for it.
 #pragma once
 
 #include <cstdint>
 
 namespace pyparallel::cpu {
 
-// Runs task(context, worker) for every worker in [0, num_workers), on as many threads,
+// Runs task(context, worker) for every worker in [0, num_workers), each on a thread,
 // and returns when all are done. In a process that was forked after this module was
-// loaded it runs them one after the other: OpenMP's threads do not survive a fork, and
-// waiting for them would never end. A task must not throw.
+// loaded, the tasks run one after the other: OpenMP's threads do not survive a fork,
+// and a wait for them would not end. A task must not throw.
 using Task = void (*)(const void* context, int64_t worker);
 void run_workers(int64_t num_workers, Task task, const void* context);
 
-// Workers worth starting for a copy that writes nbytes; at least 1.
+// Returns the number of workers for a copy that writes nbytes; at least 1.
 int64_t num_workers(int64_t nbytes);
 
 template <typename Body>
@@ -29,7 +29,7 @@ void parallel_for(int64_t num_workers, const Body& body) {
       &body);
 }
 
-// True in a process forked from the one that loaded this module.
+// Returns true in a process that was forked after this module was loaded.
 bool forked();
 
 }  // namespace pyparallel::cpu

@@ -1,4 +1,4 @@
-// The host as a device to send to: copies are done when they are queued. Knows no
+// The host as a target of transfers: copies are done when they are queued. Uses no
 // torch.
 #pragma once
 

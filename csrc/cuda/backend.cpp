@@ -1,4 +1,4 @@
-// Torch glue of CUDA: makes 'cuda' a registered device.
+// Registers the device 'cuda' for torch's tensors.
 #include "ops/backend.h"
 
 #include <c10/cuda/CUDAException.h>

@@ -11,12 +11,12 @@
 namespace pyparallel::cuda {
 namespace {
 
-// Columns that one warp writes before it works out where its next row is: a lane reads
-// for four stores of float32 ahead, or for two of sixteen bits.
+// The columns that one warp writes before it computes its next row. A lane reads ahead
+// for four stores of float32, or for two of sixteen bits.
 constexpr int64_t kColumnsPerPiece = 512;
 
-// So many registers as that leaves, 64 or 80, are enough, and half or three eighths of
-// all warps, with what each reads ahead, to keep the memory busy.
+// Blocks per multiprocessor. They leave 64 or 80 registers per lane, which is enough.
+// Half or three eighths of all warps, with their reads ahead, saturate the memory.
 template <RowLayout layout>
 constexpr int kMinBlocks = layout == RowLayout::kPlanesOfPixels ? 3 : 4;
 
@@ -62,13 +62,13 @@ struct DeviceMath {
     to[3] = four.w;
   }
 
-  // By name, since the compiler cuts an assignment in two or four where it likes to.
+  // An intrinsic, because the compiler may split an assignment into two or four stores.
   __device__ static void store(void* to, const uint32_t (&words)[4]) {
     __stwb(static_cast<uint4*>(to), make_uint4(words[0], words[1], words[2], words[3]));
   }
 };
 
-// A batch with room for its table of images, for the launch's parameters.
+// A batch and its table of images, as parameters of a launch.
 template <typename Body, int num_images>
 struct Inline {
   ImageBatch batch;
@@ -79,7 +79,8 @@ struct Inline {
   }
 };
 
-// Images that fit a launch of few parameters, beside all else it carries.
+// The number of images in the parameters of a small launch, beside the other
+// parameters.
 constexpr int64_t kOtherBytes = 160;
 constexpr int64_t kFew =
     (kFewBytes - kOtherBytes) / static_cast<int64_t>(sizeof(Image));

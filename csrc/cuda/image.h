@@ -1,4 +1,4 @@
-// Launching an image batch on a CUDA stream. Knows no torch.
+// Launches an image batch on a CUDA stream. Uses no torch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,10 +7,10 @@
 
 namespace pyparallel::cuda {
 
-// Queues the batch on `stream`, on the current device: one launch for up to 1,000
-// images where the device takes so many parameters, else and beyond that several. The
-// table of images is host memory and is read before this returns; what it points to is
-// the device's. Returns the error of the first launch that failed.
+// Queues the batch on `stream`, on the current device. One launch takes up to 1,000
+// images, or 246 on devices with 4 KiB of parameters; more images take several
+// launches. The table of images is host memory, read before this returns; the images
+// are device memory. Returns the error of the first launch that failed.
 cudaError_t image_batch(const ImageJob& job, cudaStream_t stream);
 
 }  // namespace pyparallel::cuda

@@ -1,4 +1,4 @@
-// The one place that launches, and how much a launch can carry.
+// Launches kernels and defines the size of their parameters. No other file launches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,19 +13,19 @@ namespace pyparallel::cuda {
 constexpr int kWarpSize = 32;
 constexpr int kThreadsPerBlock = 256;
 constexpr int kWarpsPerBlock = kThreadsPerBlock / kWarpSize;
-// Fills any GPU several times over; warps stride over the rows that are left.
+// Fills any GPU several times. Warps stride over the remaining rows.
 constexpr int64_t kMaxBlocks = 16 * 1024;
 
-// What a body carries rides in the launch's parameters: nothing is uploaded, nothing
-// has to stay alive until the kernel runs, and a graph keeps its own copy. Every device
-// takes 4 KiB; from CUDA 12.1 and compute capability 7.0 on, 32,764 bytes.
+// The tables of a body are parameters of its launch. So nothing is uploaded, no memory
+// must live until the kernel runs, and a captured graph keeps its own copy. Every
+// device takes 4 KiB; from CUDA 12.1 and compute capability 7.0 on, 32,764 bytes.
 constexpr int64_t kFewBytes = 4096;
 
 #if CUDART_VERSION >= 12010 && defined(__CUDA_ARCH_LIST__)
 constexpr int64_t most_bytes() {
   constexpr int kArchs[] = {__CUDA_ARCH_LIST__};
   for (int arch : kArchs) {
-    if (arch < 700) return kFewBytes;  // such code cannot be compiled for it
+    if (arch < 700) return kFewBytes;  // larger parameters do not compile for it
   }
   return 32764;
 }
@@ -35,7 +35,7 @@ constexpr int64_t most_bytes() { return kFewBytes; }
 
 constexpr int64_t kManyBytes = most_bytes();
 
-// Whether the driver and the current device take kManyBytes.
+// Returns true if the driver and the current device take kManyBytes.
 inline bool takes_many_bytes() {
   static const bool driver_does = [] {
     int version = 0;
@@ -50,7 +50,7 @@ inline bool takes_many_bytes() {
          major >= 7;
 }
 
-// One warp is one worker: its lanes share a row.
+// One warp is one worker. Its lanes share a row.
 template <int min_blocks, typename Body>
 __global__ void __launch_bounds__(kThreadsPerBlock, min_blocks)
     run_body(const __grid_constant__ Body body, int64_t num_rows) {
@@ -61,9 +61,9 @@ __global__ void __launch_bounds__(kThreadsPerBlock, min_blocks)
        Lane{static_cast<int>(threadIdx.x % kWarpSize), kWarpSize});
 }
 
-// Queues `body` over num_rows rows on the current device. `min_blocks` are to fit a
-// multiprocessor at a time, which bounds the registers of each. Returns the launch's
-// error.
+// Queues `body` over num_rows rows on the current device. A multiprocessor must have
+// room for `min_blocks` blocks, which limits the registers of each. Returns the error
+// of the launch.
 template <int min_blocks = 1, typename Body>
 cudaError_t launch(const Body& body, int64_t num_rows, cudaStream_t stream) {
   static_assert(sizeof(Body) + sizeof(int64_t) <= kManyBytes);

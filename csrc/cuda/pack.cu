@@ -6,16 +6,16 @@
 namespace pyparallel::cuda {
 namespace {
 
-// As many words for every lane as `move_words` reads before it writes.
+// For every lane, the number of words that `move_words` reads before it writes.
 constexpr int64_t kPieceBytes = kWordsAhead * kWarpSize * kWordBytes;
-// What a launch's parameters hold beside the slots.
+// The parameters of a launch beside the slots.
 constexpr int64_t kOtherBytes = sizeof(Pack) + sizeof(int64_t);
-// 168 slots fit the room of every device, and 1362 the larger one. Parameters are
-// copied at every launch, so a few slots do not come with room for all.
+// Every device takes 168 slots, and those with large parameters 1362. Each launch
+// copies its parameters, so a small table uses the small size.
 constexpr int64_t kFew = (kFewBytes - kOtherBytes) / sizeof(Slot);
 constexpr int64_t kMany = (kManyBytes - kOtherBytes) / sizeof(Slot);
 
-// A body with its slots inside, for the launch's parameters.
+// A body and its slots, as parameters of a launch.
 template <int64_t kMost>
 struct InlinePack {
   Pack body;

@@ -1,4 +1,4 @@
-// Launching pack on a CUDA stream. Knows no torch.
+// Launches a packing on a CUDA stream. Uses no torch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +8,8 @@
 namespace pyparallel::cuda {
 
 // Queues the packing on `stream`, on the current device, in as few launches as its
-// slots need; chooses body.piece itself. The slots are host memory and read before this
-// returns; the slab and the leaves are the device's. Returns the first error.
+// slots need. Sets body.piece. The slots are host memory, read before this returns;
+// slab and leaves are device memory. Returns the first error.
 cudaError_t pack(const Pack& body, cudaStream_t stream);
 
 }  // namespace pyparallel::cuda

@@ -8,19 +8,19 @@
 namespace pyparallel::cuda {
 namespace {
 
-// Bytes that one warp writes before it finds its next row, which costs about as much
-// as 2 KiB. Small batches are cut to a single round of reads, so that they occupy the
-// whole GPU; 32 MiB of the larger pieces occupy 4096 warps, 32 on each of 128
+// The bytes that one warp writes before it computes its next row, which costs about as
+// much as 2 KiB. Pieces of small batches have a single round of reads, so that they
+// occupy the whole GPU. 32 MiB in larger pieces occupy 4096 warps, 32 on each of 128
 // multiprocessors.
 constexpr int64_t kSmallPiece = kWordsAhead * kWarpSize * kWordBytes;
 constexpr int64_t kLargePiece = 4 * kSmallPiece;
 constexpr int64_t kLargeBatch = 4096 * kLargePiece;
 
-// Half of the warps that a multiprocessor can hold, with 64 registers for each lane.
-// Their reads ahead, up to 64 KiB, exceed what memory delivers during one latency.
+// Half of the warps of a multiprocessor, with 64 registers per lane. Their reads ahead,
+// up to 64 KiB, exceed the bytes that memory delivers during one latency.
 constexpr int kMinBlocks = 4;
 
-// A body with room for boxes and starts of num_bytes, for the launch's parameters.
+// A body and its boxes and starts, as parameters of a launch.
 template <typename Body, int64_t num_bytes>
 struct Inline {
   Body body;
@@ -38,8 +38,8 @@ struct Inline {
   }
 };
 
-// What a launch's parameters hold beside boxes and starts: 83 boxes fit 4 KiB, or 55
-// with starts, and 680 or 453 fit the larger room.
+// The parameters of a launch beside boxes and starts. 4 KiB have room for 83 boxes, or
+// 55 with starts; the larger size for 680 or 453.
 constexpr int64_t kOtherBytes = 112;
 constexpr int64_t kFew = kFewBytes - kOtherBytes;
 constexpr int64_t kMany = (kManyBytes - kOtherBytes) / 16 * 16;

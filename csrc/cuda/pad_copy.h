@@ -1,4 +1,4 @@
-// Launching pad-copy on a CUDA stream. Knows no torch.
+// Launches a pad-copy on a CUDA stream. Uses no torch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,10 +9,10 @@ namespace pyparallel::cuda {
 
 enum class Writes { kBytes, kMask };
 
-// Queues the copy on `stream`, on the current device; with kMask, of ones instead of
-// bytes. Boxes and starts travel in the parameters of one launch, or of several where
-// there are too many; they are host memory and are read before this returns. Returns
-// the error of the first launch that failed.
+// Queues the copy on `stream`, on the current device. With kMask it writes ones in
+// place of the source bytes. Boxes and starts are parameters of one launch, or of
+// several if there are too many. They are host memory, read before this returns.
+// Returns the error of the first launch that failed.
 cudaError_t pad_copy(const BoxTable& table, Writes writes, cudaStream_t stream);
 
 }  // namespace pyparallel::cuda

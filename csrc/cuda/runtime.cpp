@@ -26,10 +26,10 @@ c10::DeviceIndex index_of(int64_t device) {
   return static_cast<c10::DeviceIndex>(device);
 }
 
-// Guards every call of a device. The device is current, so no call opens a context on
-// another one. Calls are allowed that a capture in another thread forbids by default:
-// none of them is made on a captured stream. The device comes first, because the
-// exchange of the mode opens a context on the current device.
+// Guards every call to a device. It makes the device current, so that no call opens a
+// context on another one. The relaxed mode allows calls that a capture in another
+// thread forbids by default; none of them is made on a captured stream. The device is
+// set first, because the exchange of the mode opens a context on the current device.
 class CallGuard {
  public:
   explicit CallGuard(int64_t device) : device_(index_of(device)) {}
@@ -39,13 +39,14 @@ class CallGuard {
   c10::cuda::CUDAStreamCaptureModeGuard relaxed_{cudaStreamCaptureModeRelaxed};
 };
 
-// For calls of no device: one that has a context, if there is one.
+// Returns a device with a context, if there is one, for calls that need any device.
 int64_t used_device() {
   const auto used = c10::cuda::getDeviceIndexWithPrimaryContext();
   return used ? *used : c10::cuda::current_device();
 }
 
-// Whether a call says `expected`, which is no error here, but would stay in the thread.
+// Returns true if a call returned the error `expected`, which is a result here. Clears
+// it, because it would stay in the thread.
 bool is_expected(cudaError_t error, cudaError_t expected) {
   if (error == expected) static_cast<void>(cudaGetLastError());
   return error == expected;
@@ -77,13 +78,14 @@ using CopyBatch = cudaError_t(void**, void**, size_t*, size_t, cudaMemcpyAttribu
                               size_t*, size_t, size_t*, cudaStream_t);
 #endif
 
-// False, with nothing queued, if runtime, driver or stream does not take batches.
-// Sources are read when the stream has got there, as by cudaMemcpyAsync.
+// Queues all copies by one call. Returns false, with no copy queued, if runtime, driver
+// or stream does not support that. Sources are read in stream order, as by
+// cudaMemcpyAsync.
 bool copy_at_once([[maybe_unused]] const Copy* copies, [[maybe_unused]] int64_t num,
                   [[maybe_unused]] cudaStream_t stream) {
 #if CUDART_VERSION >= 12080
-  // Looked up: a runtime that is older than the toolkit, but of its major version, may
-  // lack it, and this module has to load all the same.
+  // Looked up at run time: an older runtime of the same major version may lack it, and
+  // this module must load there too.
   static const auto copy_batch =
       reinterpret_cast<CopyBatch*>(dlsym(RTLD_DEFAULT, "cudaMemcpyBatchAsync"));
   static std::atomic<bool> refused{false};
@@ -131,7 +133,7 @@ bool copy_at_once([[maybe_unused]] const Copy* copies, [[maybe_unused]] int64_t 
 
 class CudaRuntime final : public transfer::Runtime {
  public:
-  // Of torch's caching allocator, which keeps what is given back to it.
+  // Uses torch's caching allocator, which keeps freed blocks.
   Pinned allocate(int64_t nbytes, int64_t device) override {
     const CallGuard guard(device);
     auto owner =
@@ -140,7 +142,7 @@ class CudaRuntime final : public transfer::Runtime {
     return {data, owner.release()};
   }
 
-  // Makes no call of CUDA: torch's allocator keeps the memory.
+  // Makes no CUDA call, because torch's allocator keeps the memory.
   void free(const Pinned& memory) noexcept override {
     delete static_cast<c10::DataPtr*>(memory.owner);
   }
@@ -204,7 +206,7 @@ class CudaRuntime final : public transfer::Runtime {
     const CallGuard guard(stream.device);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaError_t error = cudaStreamIsCapturing(handle(stream), &status);
-    // The legacy default stream, while one that synchronises with it is captured.
+    // The legacy default stream, while a stream that synchronises with it is captured.
     if (is_expected(error, cudaErrorStreamCaptureImplicit)) return true;
     C10_CUDA_CHECK(error);
     return status != cudaStreamCaptureStatusNone;
@@ -218,7 +220,7 @@ class CudaRuntime final : public transfer::Runtime {
     return true;
   }
 
-  // Asks torch alone, which opens no context for that.
+  // Asks torch only, which opens no context for this.
   std::vector<Stream> current_streams() override {
     std::vector<Stream> streams;
     const c10::DeviceIndex num_devices = c10::cuda::device_count();

@@ -1,4 +1,4 @@
-// Copies, events and page-locked memory of CUDA.
+// Copies, events and pinned memory of CUDA.
 #pragma once
 
 #include "transfer/runtime.h"

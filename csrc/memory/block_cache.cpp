@@ -31,7 +31,7 @@ struct Idle {
   Clock::time_point since;
 };
 
-// Idle blocks stand in the order in which they came.
+// Idle blocks are in the order in which they were given back.
 struct State {
   std::mutex mutex;
   std::condition_variable changed;
@@ -54,8 +54,8 @@ void before_fork() { state->mutex.lock(); }
 
 void after_fork_in_parent() { state->mutex.unlock(); }
 
-// The mutex and the condition variable may have waiters that exist in the parent only,
-// so the child gets new ones.
+// The child gets a new mutex and a new condition variable, because the old ones may
+// have waiters that exist in the parent only.
 void after_fork_in_child() {
   State* const parent = state;
   state = new State;
@@ -82,7 +82,8 @@ int64_t capacity_for(int64_t nbytes) {
   return (nbytes + unit - 1) / unit * unit;
 }
 
-// Whether freed memory is to show it: as transfer/debug.py reads the environment.
+// Returns true if freed blocks are overwritten. transfer/debug.py reads the same
+// variable.
 bool poison_enabled() {
   static const bool asked = [] {
     const char* const value = std::getenv("PYPARALLEL_DEBUG");
@@ -91,8 +92,8 @@ bool poison_enabled() {
   return asked;
 }
 
-// Null if there is no memory. Large blocks start on a huge page and ask for them: one
-// fault then serves 2 MiB.
+// Maps fresh memory; returns null without memory. Large blocks are aligned to huge
+// pages and request them, so that one page fault serves 2 MiB.
 void* map(int64_t capacity) {
   const bool huge = capacity >= kHugePage;
   const int64_t length = huge ? capacity + kHugePage : capacity;
@@ -115,7 +116,7 @@ void* map(int64_t capacity) {
   return data;
 }
 
-// The smallest idle block that fits, unless more than half of it would lie waste.
+// Takes the smallest idle block that fits, unless more than half of it would be unused.
 bool take_idle(State& cache, int64_t capacity, Block* block) {
   auto best = cache.idle.end();
   for (auto it = cache.idle.begin(); it != cache.idle.end(); ++it) {
@@ -130,8 +131,8 @@ bool take_idle(State& cache, int64_t capacity, Block* block) {
   return true;
 }
 
-// Takes the oldest blocks out until at most `limit` bytes are left. `taken` must have
-// room for all of them, so that this cannot fail half way.
+// Moves the oldest blocks to `taken` until at most `limit` bytes are left. `taken` must
+// have reserved room for all of them, so that this cannot fail half way.
 void take_above(State& cache, int64_t limit, Blocks* taken) {
   size_t num = 0;
   while (cache.info.cached > limit) {
@@ -150,7 +151,7 @@ Blocks take_above(State& cache, int64_t limit) {
   return taken;
 }
 
-// The thread that gives blocks back in time; it ends when there are none.
+// The thread that unmaps blocks after their idle time. It ends with the last block.
 void reap(State* cache) {
   std::unique_lock<std::mutex> lock(cache->mutex);
   while (!cache->idle.empty()) {
@@ -169,8 +170,8 @@ void reap(State* cache) {
   cache->reaping = false;
 }
 
-// With the mutex held. The thread takes no signals: they are for the threads of the
-// program.
+// Called with the mutex held. The thread blocks all signals, so that the threads of the
+// program handle them.
 void start_reaping(State* cache) {
   sigset_t all;
   sigset_t before;
@@ -185,7 +186,7 @@ void start_reaping(State* cache) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// What cannot be kept.
+// Makes a block idle. Returns the blocks that must be unmapped.
 Blocks keep(State& cache, Block block) {
   const std::lock_guard<std::mutex> lock(cache.mutex);
   cache.info.in_use -= block.capacity;

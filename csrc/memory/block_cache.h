@@ -1,12 +1,12 @@
-// Recycled host memory. Writing to fresh pages costs several times what the copy costs,
-// because the kernel clears every page first. A block that is given back here keeps its
-// pages for the next batch. Knows POSIX, and no torch.
+// Recycled host memory. A write to fresh pages takes several times as long as the copy,
+// because the kernel clears every page first. A block in this cache keeps its pages for
+// the next batch. Uses POSIX, but no torch.
 //
 // Note: [idle blocks]
-// What is kept is bounded twice: by a number of bytes, oldest blocks go first, and by
-// time: a thread that lives only while there are idle blocks unmaps each that was not
-// wanted for `max_idle`. In a forked child nothing is kept of what the parent held:
-// writing there would copy the parent's pages, and the thread does not exist.
+// The cache has two bounds. One is a number of bytes: above it the oldest blocks are
+// unmapped. The other is an idle time: a thread, which runs only while there are idle
+// blocks, unmaps each block after `max_idle`. A forked child keeps none of the parent's
+// idle blocks: a write there would copy the pages, and the thread does not exist.
 //
 // With PYPARALLEL_DEBUG=1 or =poison a block is overwritten with 0xDB as soon as it is
 // given back.
@@ -22,32 +22,32 @@ struct Block {
   int64_t capacity;  // bytes
 };
 
-// Bytes count whole blocks, which are somewhat larger than what was asked for.
+// Bytes of whole blocks, which are somewhat larger than the requests.
 struct CacheInfo {
   int64_t in_use;
   int64_t cached;
   int64_t limit;
-  int64_t hits;    // blocks that were taken from the cache
-  int64_t misses;  // blocks that were mapped
+  int64_t hits;    // blocks taken from the cache
+  int64_t misses;  // blocks mapped
 };
 
-// What may be held on top of what the process uses, unless somebody says otherwise:
-// an eighth of the machine's memory, at most 1 GiB.
+// Returns the default limit of cached bytes: an eighth of the memory of the machine, at
+// most 1 GiB.
 int64_t default_limit();
 
-// All functions may be called from any thread, and around fork().
+// All functions are thread-safe, and safe around fork().
 
-// A block of at least nbytes > 0, at a multiple of the page size, of 2 MiB for large
-// ones. Its bytes are undefined. std::bad_alloc if there is no memory.
+// Returns a block of at least nbytes > 0 with undefined bytes, aligned to the page
+// size; large blocks are aligned to 2 MiB. Throws std::bad_alloc if there is no memory.
 Block take_block(int64_t nbytes);
 
-// Gives back what take_block returned.
+// Gives back a block of take_block.
 void give_block(Block block) noexcept;
 
 // Keeps at most `limit` >= 0 bytes, each block for at most `max_idle` > 0.
 void bound_cache(int64_t limit, std::chrono::milliseconds max_idle);
 
-// Unmaps all that is kept; returns how many bytes that was.
+// Unmaps all cached blocks and returns their bytes.
 int64_t clear_cache();
 
 CacheInfo cache_info();

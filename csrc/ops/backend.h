@@ -1,4 +1,4 @@
-// What a kind of device can do, and the registry of those that were compiled in. A
+// The functions of a device type, and the registry of the compiled device types. A
 // device is present because its source file was built and registered itself.
 #pragma once
 
@@ -15,25 +15,25 @@
 
 namespace pyparallel::ops {
 
-// Functions may queue work on the device's current stream. They must be done with the
-// tables they were given, though not with dst and the sources, when they return.
+// The functions may queue work on the current stream of the device. When they return,
+// the tables may be freed; dst and the sources must live until the work is done.
 struct Backend {
-  // `mask` marks where `table` has data; without boxes, none is made.
+  // Also writes a mask of the data of `table` if `mask` has boxes.
   void (*pad_copy)(const BoxTable& table, const BoxTable& mask, c10::Device device);
   at::Tensor (*contiguous)(const at::Tensor& strided);
-  void (*pack)(const Pack& body, c10::Device device);  // chooses body.piece itself
+  void (*pack)(const Pack& body, c10::Device device);  // sets body.piece
   void (*image_batch)(const ImageJob& job, c10::Device device);
-  // Sends to the device; null if nothing can be sent there but by torch.
+  // The runtime of the transfer engine; null if only torch copies to this device.
   transfer::Runtime* (*runtime)() = nullptr;
 };
 
-// Call at static initialisation only. Returns true, to initialise a constant with.
+// Call this at static initialisation only. Returns true, as the value of a constant.
 bool register_backend(c10::DeviceType type, Backend backend);
 
-// Null when nothing was registered for this type.
+// Returns null if the type is not registered.
 const Backend* find_backend(c10::DeviceType type);
 
-// CPU first, then in the order of torch's device types.
+// Returns the CPU first, then the others in the order of torch's device types.
 std::vector<c10::DeviceType> registered_devices();
 
 }  // namespace pyparallel::ops

@@ -6,7 +6,7 @@
 
 namespace pyparallel::ops {
 
-// What this module was built with: pairs of a name and its value.
+// Returns the versions and settings of the build as pairs of name and value.
 std::vector<std::pair<std::string, std::string>> build_info();
 
 }  // namespace pyparallel::ops

@@ -1,4 +1,4 @@
-// How errors name what they speak of: as the user would write it in Python.
+// The names of arguments, shapes and dtypes in errors, as a user writes them in Python.
 #pragma once
 
 #include <c10/core/ScalarType.h>

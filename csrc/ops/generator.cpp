@@ -11,7 +11,7 @@ namespace pyparallel::ops {
 namespace {
 
 constexpr std::chrono::microseconds kPause{100};
-// The thread that has the mutex may wait for Python's lock, which the forking one has.
+// The thread with the mutex may wait for the GIL, which the forking thread has.
 constexpr std::chrono::seconds kTimeout{1};
 
 thread_local bool is_held = false;
@@ -29,7 +29,7 @@ void before_fork() {
   }
 }
 
-// Of the parent, and of the only thread of the child.
+// Runs in the parent, and in the only thread of the child.
 void after_fork() {
   if (is_held) mutex().unlock();
   is_held = false;

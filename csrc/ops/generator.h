@@ -2,8 +2,8 @@
 
 namespace pyparallel::ops {
 
-// From now on, fork() holds the mutex of torch's default CPU generator. A worker sets
-// its seed, and would wait for ever for a mutex that another thread held.
+// Makes fork() hold the mutex of torch's default CPU generator from now on. A forked
+// worker sets the seed. It would wait for ever if another thread held the mutex.
 void hold_generator_in_forks();
 
 }  // namespace pyparallel::ops

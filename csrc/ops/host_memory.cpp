@@ -15,7 +15,7 @@
 namespace pyparallel::ops {
 namespace {
 
-// malloc recycles smaller ones well.
+// malloc recycles smaller tensors well.
 constexpr int64_t kRecycledBytes = 1 << 20;
 
 void give_back(void* context) {
@@ -57,7 +57,7 @@ at::Tensor new_host_tensor(c10::IntArrayRef shape, c10::ScalarType dtype) {
   if (!is_large(shape, dtype) || at::globalContext().deterministicAlgorithms()) {
     return at::empty(shape, at::TensorOptions(dtype));
   }
-  // Never destroyed, as storages of the last tensors still point to it.
+  // Never destroyed, because the storages of the last tensors still point to it.
   static auto* const allocator = new RecyclingAllocator;
   return at::detail::empty_generic(shape, allocator,
                                    c10::DispatchKeySet(c10::DispatchKey::CPU), dtype,

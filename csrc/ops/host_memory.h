@@ -6,9 +6,9 @@
 
 namespace pyparallel::ops {
 
-// An uninitialised contiguous CPU tensor, in recycled memory if it is large. Where
-// torch is asked to fill new memory with junk (deterministic algorithms), it is
-// torch's.
+// Returns an uninitialised contiguous CPU tensor, in recycled memory if it is large.
+// With deterministic algorithms torch allocates it, because torch then fills new
+// memory.
 at::Tensor new_host_tensor(c10::IntArrayRef shape, c10::ScalarType dtype);
 
 }  // namespace pyparallel::ops

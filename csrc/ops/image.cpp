@@ -12,7 +12,7 @@ constexpr Where kDst{"image_batch", "dst"};
 constexpr Where kMask{"image_batch", "mask"};
 constexpr int64_t kLimit = int64_t{1} << 31;
 
-// Whether (N, C, H, W), or (C, H, W), lie as if channels came last, without gaps.
+// Returns true if (N, C, H, W), or (C, H, W), has its channels last, without gaps.
 bool is_channels_last(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   const size_t channel = sizes.size() - 3;
   const size_t from[] = {0, channel + 1, channel + 2, channel};

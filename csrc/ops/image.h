@@ -13,7 +13,7 @@
 
 namespace pyparallel::ops {
 
-// How pixels become values; one number for each channel.
+// The conversion of pixels to values: one number per channel.
 struct ImageNormalization {
   std::vector<float> mean;
   std::vector<float> std;
@@ -22,18 +22,18 @@ struct ImageNormalization {
   bool exact = false;
 };
 
-// Writes image i, normalised, into the low corner of dst[i] and fills the rest.
-// Constructing checks everything and needs the GIL; run() needs no lock and touches
-// only what the constructor saw (Note: [read once]).
+// Writes image i, normalised, into the low corner of dst[i] and fills the rest. The
+// constructor checks all arguments and needs the GIL. run() needs no lock and uses only
+// the snapshots of the constructor (Note: [read once]).
 class ImageBatchJob {
  public:
   // `mask` may be null.
   ImageBatchJob(const at::Tensor& dst, TensorRefs images, const at::Tensor* mask,
                 const ImageNormalization& normalization);
 
-  // Bytes that run() writes.
+  // Returns the number of bytes that run() writes.
   int64_t nbytes() const { return num_bytes(job_); }
-  // Whether run() calls no driver.
+  // Returns true if run() calls no driver.
   bool on_host() const { return dst_.device.is_cpu(); }
 
   // On a GPU this queues the work on the current stream: the images must not be

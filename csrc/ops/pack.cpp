@@ -15,9 +15,9 @@ constexpr Where kDst{"pack", "dst"};
 constexpr Where kSlab{"views", "slab"};
 constexpr Where kTensor{"memory_of", "tensor"};
 
-// Some bytes of a slab as a storage that holds the slab. It has the context of the
-// slab's storage, by which torch's allocator of pinned memory finds the block that a
-// copy reads. See Note: [slot storages].
+// A storage of some bytes of a slab, which keeps the slab alive. It has the context of
+// the slab's storage: torch's allocator of pinned memory finds the block of a copy by
+// it. See Note: [slot storages].
 class SlotStorage final : public c10::StorageImpl {
  public:
   SlotStorage(const c10::Storage& slab, int64_t first, int64_t nbytes)
@@ -33,7 +33,8 @@ class SlotStorage final : public c10::StorageImpl {
     slab_ = c10::Storage();
   }
 
-  // False once torch has moved this storage to other memory, as share_memory_() does.
+  // Returns false after torch moved this storage to other memory, as share_memory_()
+  // does.
   bool is_in_slab() const {
     const auto begin = reinterpret_cast<uintptr_t>(slab_.data());
     const auto first = reinterpret_cast<uintptr_t>(data());
@@ -46,7 +47,7 @@ class SlotStorage final : public c10::StorageImpl {
   c10::Storage slab_;
 };
 
-// A storage on some bytes of a slab; without bytes, one that holds no slab.
+// Returns a storage of some bytes of a slab. An empty storage does not keep the slab.
 c10::Storage new_slot(const c10::Storage& slab, int64_t first, int64_t nbytes) {
   if (nbytes > 0) {
     return c10::Storage(c10::make_intrusive<SlotStorage>(slab, first, nbytes));
@@ -77,7 +78,7 @@ void check_planned(const at::Tensor& leaf, const PlannedLeaf& planned,
       " and ", Tuple{leaf.sizes()}, ".");
 }
 
-// Where lanes share the work they write words: see core/pack.h.
+// Lanes that share the work write words: see core/pack.h.
 void check_words(const Snapshot& dst) {
   const auto address = reinterpret_cast<uintptr_t>(dst.mutable_data());
   TORCH_CHECK_VALUE(dst.device.is_cpu() || address % kWordBytes == 0, kDst,

@@ -12,33 +12,33 @@
 
 namespace pyparallel::ops {
 
-// The bytes of leaves, in contiguous order, for the slots that a plan has for them.
+// The bytes of leaves, in contiguous order, for the slots of a plan.
 class LeafBytes {
  public:
-  // `op` is who asks; `dst` is what none of the leaves may overlap; `device` is theirs.
+  // `op` is the operator in messages. No leaf may overlap `dst`. All leaves must be on
+  // `device`.
   LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
             const Snapshot& dst, c10::Device device);
 
-  // Valid while this lives. May run without the GIL: copies strided leaves.
+  // Returns the slots, valid while this lives. Copies strided leaves. Needs no GIL.
   const std::vector<Slot>& read();
 
  private:
   const Backend* backend_;
   std::vector<c10::Storage> storages_;  // of contiguous leaves: see Note: [read once]
-  std::vector<Snapshot> strided_;       // leaves that have to be made contiguous
-  std::vector<size_t> places_;          // in slots_, of strided_
+  std::vector<Snapshot> strided_;       // leaves that need a contiguous copy
+  std::vector<size_t> places_;          // the indices in slots_ of strided_
   std::vector<Slot> slots_;
 };
 
-// Writes the bytes of the leaves, each in contiguous order, into a slab on their
-// device, where the plan has them, and zero everywhere else. The GIL and run(): as for
-// PadCopyJob.
+// Writes the bytes of the leaves, each in contiguous order, to their planned slots in a
+// slab on their device, and zeros elsewhere. The constructor and run(): see PadCopyJob.
 class PackJob {
  public:
   PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan);
 
   int64_t nbytes() const { return dst_.nbytes; }
-  // Whether run() calls no driver.
+  // Returns true if run() calls no driver.
   bool on_host() const { return dst_.device.is_cpu(); }
   void run();
 
@@ -48,23 +48,22 @@ class PackJob {
   std::optional<LeafBytes> leaves_;
 };
 
-// A snapshot of a slab of as many bytes as planned. ValueError unless it is one.
+// Returns a snapshot of a slab. Throws ValueError unless it has the planned bytes.
 Snapshot take_slab(const at::Tensor& slab, const Where& where, const SlabPlan& plan);
 
-// Contiguous tensors without autograd history on the bytes of `slab`.
+// Returns contiguous tensors without autograd history on the bytes of `slab`.
 //
 // Note: [slot storages]
-// On the CPU every tensor has a storage of its own, of its own size and not resizable,
-// which holds the storage of the slab; an empty tensor holds nothing. Thus saving or
-// pickling one tensor writes its bytes alone, and no tensor can grow into its
-// neighbour. On other devices the tensors
-// share the storage of the slab: torch's device allocators find the block of
-// Tensor::record_stream by the data pointer and the deleter of its storage, and ignore
-// all other storages.
+// On the CPU every tensor has a storage of its own size, which is not resizable and
+// keeps the storage of the slab alive; an empty tensor does not. So torch.save and
+// pickle write the bytes of one tensor alone, and no tensor can grow into its
+// neighbour. On other devices the tensors share the storage of the slab: torch's device
+// allocators find the block of Tensor::record_stream by the data pointer and the
+// deleter of its storage, and ignore all other storages.
 std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan);
 
-// All bytes of the slab that holds the storage of a plain tensor, or else of that
-// storage itself: a torch.uint8 tensor of one dimension.
+// Returns all bytes of the slab of a plain tensor, or of its storage if it has no slab,
+// as a torch.uint8 tensor of one dimension.
 at::Tensor memory_of(const at::Tensor& tensor);
 
 }  // namespace pyparallel::ops

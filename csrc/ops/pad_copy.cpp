@@ -30,7 +30,7 @@ void check_dst(const Snapshot& dst, size_t num_samples, size_t fill_nbytes) {
   check_storage(dst, kDst);
 }
 
-// A start is compared without adding to it: it may be any number.
+// Compares a start without an addition, because a start from outside may overflow.
 void check_start(const c10::DimVector& start, const Snapshot& sample,
                  c10::IntArrayRef target, int64_t index) {
   const Where where{"pad_copy", "starts", index};
@@ -48,7 +48,7 @@ void check_start(const c10::DimVector& start, const Snapshot& sample,
   }
 }
 
-// Whether `mask` has the first dimension of dst and one or more of its last ones.
+// Returns true if a mask has the first and one or more of the last dimensions of dst.
 bool mask_fits(c10::IntArrayRef mask, c10::IntArrayRef dst) {
   if (mask.size() < 2 || mask.size() > dst.size() || mask[0] != dst[0]) return false;
   return mask.slice(1) == dst.slice(dst.size() - mask.size() + 1);

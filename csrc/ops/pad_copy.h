@@ -15,25 +15,26 @@
 
 namespace pyparallel::ops {
 
-// Where samples lie in the rows of dst, and where to mark it.
+// The places of samples in the rows of dst, and the mask of these places.
 struct PadPlaces {
-  // For each sample one start per dimension of a row; none: all 0.
+  // For each sample one start per dimension of a row. Without starts, all are 0.
   std::optional<std::vector<c10::DimVector>> starts;
   const at::Tensor* mask = nullptr;  // may be null
 };
 
-// Copies sample i into its place in dst[i] and fills the rest of dst[i] with a bit
-// pattern. Constructing checks everything and needs the GIL; run() needs no lock, may
-// be called once, and touches only what the constructor saw (Note: [read once]).
+// Copies sample i to its place in dst[i] and fills the rest of dst[i] with a bit
+// pattern. The constructor checks all arguments and needs the GIL. run() needs no lock,
+// may be called once, and uses only the snapshots of the constructor (Note: [read
+// once]).
 class PadCopyJob {
  public:
-  // `fills` holds one item of dst's item size, or one for each sample.
+  // `fills` has one item of dst's item size, or one for each sample.
   PadCopyJob(const at::Tensor& dst, TensorRefs samples, std::string_view fills,
              const PadPlaces& places = {});
 
-  // Bytes that run() writes.
+  // Returns the number of bytes that run() writes.
   int64_t nbytes() const { return dst_.nbytes + (mask_ ? mask_->nbytes : 0); }
-  // Whether run() calls no driver.
+  // Returns true if run() calls no driver.
   bool on_host() const { return dst_.device.is_cpu(); }
 
   // On a GPU this queues the copy on the current stream: the samples must not be

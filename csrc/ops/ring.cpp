@@ -18,7 +18,7 @@ void take_header(const at::Tensor& header, const Where& where, Snapshot* snapsho
                     " bytes, but starts ", past, " bytes behind one.");
 }
 
-// A ring that somebody formatted; `snapshot` holds its memory.
+// Returns a formatted ring. `snapshot` keeps its memory alive.
 Ring open_ring(const at::Tensor& header, const char* op, Snapshot* snapshot) {
   const Where where{op, "header"};
   take_header(header, where, snapshot);

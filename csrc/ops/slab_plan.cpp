@@ -9,7 +9,7 @@
 namespace pyparallel::ops {
 namespace {
 
-// Checks a leaf of a plan from outside and sets its nbytes and `end`.
+// Checks a leaf of a plan from outside. Sets its nbytes and `end`.
 void check_leaf(PlannedLeaf* leaf, int64_t index, int64_t* end) {
   const auto where = [&](const char* argument) {
     return Where{"SlabPlan", argument, index};

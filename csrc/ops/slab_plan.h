@@ -19,14 +19,14 @@ struct PlannedLeaf {
   bool operator==(const PlannedLeaf& other) const;
 };
 
-// Where leaves lie in one slab: ascending and disjoint, within its bytes. Immutable, so
-// that who has a plan need not look at these numbers again.
+// The places of leaves in one slab: ascending, disjoint and within the slab. Immutable,
+// so that the users of a plan need not check it again.
 class SlabPlan {
  public:
-  // A plan for leaves like these. TypeError unless they are plain.
+  // Plans a slab for these leaves. Throws TypeError unless they are plain.
   explicit SlabPlan(TensorRefs leaves);
-  // A plan of numbers from outside; their nbytes are not looked at. ValueError unless
-  // they are good.
+  // Makes a plan of numbers from outside and ignores their nbytes. Throws ValueError
+  // unless they make a valid plan.
   SlabPlan(std::vector<PlannedLeaf> leaves, int64_t nbytes);
 
   const std::vector<PlannedLeaf>& leaves() const { return leaves_; }

@@ -17,7 +17,7 @@ struct Defect {
   const char* advice;
 };
 
-// Kinds of tensors whose bytes are not simply their elements.
+// Tensors whose bytes are not simply their elements.
 constexpr DispatchKeySet kSparse({DispatchKey::Sparse, DispatchKey::SparseCsr,
                                   DispatchKey::MkldnnCPU});
 constexpr DispatchKeySet kWrapped({DispatchKey::Python, DispatchKey::FuncTorchBatched,
@@ -30,7 +30,8 @@ constexpr DispatchKeySet kUnusual =
                     DispatchKey::ZeroTensor}) |
     DispatchKeySet(c10::BackendComponent::MetaBit);
 
-// DispatchKeySet::has_any, which does not take functionality and backend bits at once.
+// As DispatchKeySet::has_any, which does not take functionality and backend bits at
+// once.
 bool has_any(DispatchKeySet keys, DispatchKeySet wanted) {
   return (keys.raw_repr() & wanted.raw_repr()) != 0;
 }

@@ -1,12 +1,12 @@
-// Tensors as they were at one moment.
+// The state of a tensor at one moment.
 //
 // Note: [read once]
-// While a copy runs without the GIL another thread may call set_() or resize_() on the
-// tensors it was given. A snapshot therefore holds the storage itself, and sizes that
-// were read once and checked against that storage; nothing asks the tensor again.
-// Resizing the storage object in place during a copy (untyped_storage().resize_(), or a
-// resize_() to more than it holds) frees memory that is being read. That is outside
-// this promise, as it is for torch's own operators.
+// While a copy runs without the GIL, another thread may call set_() or resize_() on its
+// tensors. So a snapshot keeps the storage itself, and sizes that were read once and
+// checked against that storage. The tensor is not read again. To resize the storage
+// object in place during a copy (untyped_storage().resize_(), or a resize_() beyond its
+// size) frees memory that is being read. Snapshots do not protect from that, and
+// neither do torch's own operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,51 +33,52 @@ struct Snapshot {
   // A private alias of a tensor that is not contiguous; shares no sizes with it.
   at::Tensor strided;
 
-  // Where the elements are, from the first byte on; null when there are none. Only of
-  // snapshots without gaps, such as contiguous ones.
+  // Returns the first byte of the elements; null without elements. Requires a snapshot
+  // without gaps, such as a contiguous one.
   const uint8_t* data() const;
   uint8_t* mutable_data() const;
 };
 
-// Tensors that the caller keeps alive. Even a short-lived reference of our own would
-// cost more than all that is read of a tensor: it involves its Python object.
+// Tensors that the caller keeps alive. A short-lived reference would cost more than all
+// reads of a tensor, because it touches the Python object.
 using TensorRefs = c10::ArrayRef<const at::Tensor*>;
 
-// Whether the bytes of a tensor are simply its elements: strided, with a storage of its
-// own and no pending conjugation or negation.
+// Returns true if the bytes of a tensor are simply its elements: it is strided, has a
+// storage, and no pending conjugation or negation.
 bool is_plain(const at::Tensor& tensor);
 
-// TypeError, saying why, unless is_plain(tensor).
+// Throws TypeError with the reason unless is_plain(tensor).
 void check_plain(const at::Tensor& tensor, const Where& where);
 
-// Whether the storage holds all `nbytes` of a plain contiguous tensor.
+// Returns true if the storage contains all `nbytes` of a plain contiguous tensor.
 bool holds(const at::Tensor& tensor, int64_t nbytes);
 
-// Reads `tensor` into a fresh snapshot. TypeError unless it is plain. Does not look
-// at the storage's size.
+// Reads `tensor` into a fresh snapshot. Throws TypeError unless it is plain. Does not
+// check the size of the storage.
 void take_snapshot(const at::Tensor& tensor, const Where& where, Snapshot* snapshot);
 
-// ValueError unless all elements lie within the storage.
+// Throws ValueError unless all elements are within the storage.
 void check_storage(const Snapshot& snapshot, const Where& where);
 
-// The functions for the device of a snapshot; NotImplementedError if there are none.
+// Returns the functions for the device of a snapshot. Throws NotImplementedError if the
+// device is not registered.
 const Backend* backend_of(const Snapshot& snapshot, const Where& where);
 
-// Whether the bytes of two snapshots without gaps overlap. `dst` will be written: if
-// its storage is a lazy clone, it gets its own memory first.
+// Returns true if the bytes of two snapshots without gaps overlap. `dst` is about to be
+// written: if its storage is a lazy clone, it gets its own memory first.
 bool overlap(const Snapshot& source, const Snapshot& dst);
 bool overlap(const uint8_t* source, int64_t nbytes, const Snapshot& dst);
 
-// ValueError when the bytes of `source` and `dst` overlap; both contiguous.
+// Throws ValueError if the bytes of `source` and `dst`, both contiguous, overlap.
 void check_apart(const Snapshot& source, const Snapshot& dst, const Where& where);
 void check_apart(const uint8_t* source, int64_t nbytes, const Snapshot& dst,
                  const Where& where);
 
-// ValueError unless this is a contiguous torch.uint8 tensor with one dimension, on the
-// CPU if asked for.
+// Throws ValueError unless this is a contiguous torch.uint8 tensor of one dimension,
+// with `on_cpu` on the CPU.
 void check_slab(const Snapshot& slab, const Where& where, bool on_cpu);
 
-// The contiguous bytes of a snapshot, copied first if need be. May run without the GIL.
+// Returns the contiguous bytes of a snapshot; copies a strided one first. Needs no GIL.
 const uint8_t* contiguous_bytes(Snapshot* snapshot, const Backend& backend);
 
 }  // namespace pyparallel::ops

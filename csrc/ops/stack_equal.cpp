@@ -23,7 +23,7 @@ bool is_equal(const at::Tensor& sample, const at::Tensor& first, int64_t nbytes,
 
 bool are_equal(TensorRefs samples) {
   const at::Tensor& first = *samples[0];
-  // A dispatch mode is Python code that wants to see torch's operators.
+  // A dispatch mode is Python code that intercepts torch's operators.
   if (!is_plain(first) || c10::impl::dispatch_mode_enabled()) return false;
   const c10::IntArrayRef sizes = first.sizes();
   int64_t nbytes = 0;

@@ -6,15 +6,16 @@
 
 namespace pyparallel::ops {
 
-// Whether these are CPU tensors of one shape and dtype, contiguous and plain, whose
-// elements lie within their storage, and of which autograd wants nothing. At least one.
+// Returns true if these are plain contiguous CPU tensors of one shape and dtype, with
+// all elements within their storage and without gradients to record. Needs at least
+// one.
 bool are_equal(TensorRefs samples);
 
-// An uninitialised tensor (samples.size(), *shape) like the first of them.
+// Returns an uninitialised tensor (samples.size(), *shape) with the dtype of the first.
 at::Tensor new_stack(TensorRefs samples);
 
-// Copies equal samples into `dst`, made by new_stack, one after the other. Keep the
-// GIL: nothing is held, as nothing can change meanwhile.
+// Copies equal samples to `dst`, made by new_stack, one after the other. Keep the GIL:
+// without it the samples could change, because no snapshot protects them.
 void copy_equal(const at::Tensor& dst, TensorRefs samples);
 
 }  // namespace pyparallel::ops

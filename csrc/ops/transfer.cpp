@@ -26,9 +26,9 @@ bool debug_enabled() {
   return value != nullptr && *value != '\0' && std::string(value) != "0";
 }
 
-// By device type. Made at the first call and never destroyed: at the end of the process
-// nobody may call the device. No lock: a forked child would wait for ever for one that
-// was held.
+// The engines by device type. Made at the first call and never destroyed, because at
+// the end of the process the driver may be gone. No lock protects them: a forked child
+// would wait for ever for a lock that another thread held.
 std::array<std::atomic<Engine*>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> engines{};
 
 std::atomic<int64_t>& pinned_limit() {
@@ -57,7 +57,8 @@ Engine* engine_for(c10::DeviceType type, transfer::Runtime* runtime) {
   auto made = std::make_unique<Engine>(runtime, pack, limits);
   if (!place.compare_exchange_strong(engine, made.get())) return engine;
   engine = made.release();
-  engine->set_limit(pinned_limit());  // it may have changed before anybody saw this one
+  // The limit may have changed before the engine was published.
+  engine->set_limit(pinned_limit());
   return engine;
 }
 

@@ -18,10 +18,10 @@
 
 namespace pyparallel::ops {
 
-// All that was queued on a stream before a moment; see _C.pyi.
+// The Python class of an event behind queued copies; see _C.pyi.
 class RecordedEvent {
  public:
-  // `sent` has no mark, but an error, if the device took none.
+  // `sent` has an error but no event if the device accepted no event.
   RecordedEvent(transfer::Engine* engine, c10::DeviceType type,
                 transfer::SendResult sent)
       : engine_(engine), type_(type), sent_(std::move(sent)) {}
@@ -37,8 +37,7 @@ class RecordedEvent {
   transfer::SendResult sent_;
 };
 
-// A type of device, for memory and copies that are not of an engine; see
-// _C.pyi.
+// The Python class that pins memory and records events for one device type; see _C.pyi.
 class Runtime {
  public:
   explicit Runtime(c10::DeviceType type);
@@ -53,8 +52,8 @@ class Runtime {
   transfer::Runtime* runtime_;
 };
 
-// Packed leaves and tensors that are read in place, to one device. Constructing it
-// needs the GIL, run() does not.
+// Copies packed leaves, and tensors that are read in place, to one device. The
+// constructor needs the GIL; run() does not.
 class SendJob {
  public:
   SendJob(c10::Stream copies, c10::Stream home, int64_t chunk, bool lands_at_once);
@@ -76,7 +75,7 @@ class SendJob {
   std::vector<transfer::Copy> direct_;
 };
 
-// Staging blocks of all engines; see _C.pyi.
+// The staging blocks of all engines; see _C.pyi.
 struct PinnedInfo {
   int64_t in_use;
   int64_t cached;
@@ -85,10 +84,10 @@ struct PinnedInfo {
 };
 PinnedInfo pinned_info();
 
-// The limit of each engine, those to come too; transfer::kLargestBlock or more.
+// Sets the limit of each engine, also of later ones; transfer::kLargestBlock or more.
 void bound_pinned(int64_t limit);
 
-// The devices that a SendJob can send to, in the order of registered_devices().
+// Returns the possible targets of a SendJob in the order of registered_devices().
 std::vector<c10::DeviceType> transfers();
 
 }  // namespace pyparallel::ops

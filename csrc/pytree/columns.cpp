@@ -3,7 +3,7 @@
 namespace pyparallel::pytree {
 namespace {
 
-// Whether without a doubt; what else may be equal is for Python to say.
+// Returns true only for certain equality. Python code compares other keys.
 bool are_equal(PyObject* a, PyObject* b) {
   return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) &&
                     PyUnicode_Compare(a, b) == 0);
@@ -16,7 +16,7 @@ bool make_lists(Columns* columns) {
   PyObject* key = nullptr;
   while (PyDict_Next(columns->lists, &at, &key, nullptr)) {
     PyObject* list = PyList_New(size);
-    // A new value under a key that is there does not disturb the iteration.
+    // A new value under an existing key does not disturb the iteration.
     const bool good = list != nullptr && PyDict_SetItem(columns->lists, key, list) == 0;
     Py_XDECREF(list);
     if (!good) return false;
@@ -60,7 +60,7 @@ bool read_columns(PyObject* dicts, Columns* columns) {
   columns->lists = PyDict_Copy(first);
   if (columns->lists == nullptr || !make_lists(columns)) return false;
   columns->values.reserve(columns->num_dicts * columns->each.size());
-  // What was made may have started a garbage collection, and that any Python code.
+  // The new objects may have started a garbage collection, which runs any Python code.
   if (static_cast<size_t>(PyList_GET_SIZE(dicts)) != columns->num_dicts) return false;
   for (size_t i = 0; i < columns->num_dicts; ++i) {
     PyObject* dict = PyList_GET_ITEM(dicts, static_cast<Py_ssize_t>(i));

@@ -7,11 +7,11 @@
 namespace pyparallel::pytree {
 namespace {
 
-// Deeper nests are left to others: the C stack is not for cycles.
+// Deeper nests are left to optree: a cycle would overflow the C stack.
 constexpr int kMaxDepth = 200;
 constexpr size_t kNumRecent = 16;
 
-// Whether keys that can be sorted without Python code; all of the class of the first.
+// Returns true if the keys can be sorted without Python code: all str, or all int.
 bool are_simple(PyObject* const* keys, size_t size) {
   if (size == 0) return true;
   PyTypeObject* const type = Py_TYPE(keys[0]);
@@ -29,7 +29,8 @@ bool are_equal(PyObject* a, PyObject* b) {
   return a == b || (Py_TYPE(a) == Py_TYPE(b) && !is_less(a, b) && !is_less(b, a));
 }
 
-// Sorted place to place of insertion; empty if the keys came sorted.
+// Maps the sorted place of a key to its place of insertion; empty if the keys are
+// sorted.
 std::vector<size_t> sorted_order(PyObject* const* keys, size_t size) {
   if (std::is_sorted(keys, keys + size, is_less)) return {};
   std::vector<size_t> order(size);
@@ -39,7 +40,7 @@ std::vector<size_t> sorted_order(PyObject* const* keys, size_t size) {
   return order;
 }
 
-// The class of a class may bring Python code to its hash.
+// Returns false if a metaclass may define the hash of a class in Python.
 bool is_simple_class(PyTypeObject* type) {
   return Py_TYPE(type)->tp_hash == PyType_Type.tp_hash;
 }
@@ -155,8 +156,8 @@ class Walk {
   PyTypeObject* last_leaf_ = nullptr;
   Structure structure_;
   std::vector<PyObject*> leaves_;   // owned
-  std::vector<PyObject*> scratch_;  // keys and values of the dicts on the way; borrowed
-  // Batches have many dicts with the same keys: the last ones seen, by their number.
+  std::vector<PyObject*> scratch_;  // keys and values of the open dicts; borrowed
+  // The last keys of dicts of each size: batches have many dicts with the same keys.
   std::array<size_t, kNumRecent> recent_{};
 };
 
@@ -171,7 +172,8 @@ class Build {
   Build(const Structure& structure, PyObject* leaves)
       : structure_(structure), leaves_(leaves) {}
 
-  // The next leaf or container: a new reference, or null with the Python error set.
+  // Returns the next leaf or container: a new reference, or null with a Python error
+  // set.
   PyObject* next() {
     const Node& node = structure_.nodes_[at_];
     if (node.kind == Node::kLeaves) {
@@ -229,7 +231,7 @@ class Build {
   size_t at_ = 0;
   int64_t num_taken_ = 0;  // of the leaves at nodes_[at_]
   Py_ssize_t leaf_ = 0;
-  std::vector<PyObject*> values_;  // of dicts on the way, by insertion; owned
+  std::vector<PyObject*> values_;  // of the open dicts, by insertion; owned
 };
 
 Structure::~Structure() {

@@ -1,9 +1,9 @@
-// Nests of exactly dict, list and tuple as a flat list of leaves and a structure.
+// Flattens nests of exactly dict, list and tuple to a list of leaves and a structure.
 //
 // Note: [no Python code in a walk]
-// Containers are read through borrowed references, which stay good while nobody changes
-// the containers: the GIL is held, only strings and integers are compared, and nothing
-// is allocated that could start a garbage collection.
+// Containers are read through borrowed references, which are valid while the containers
+// do not change. So the GIL is held, only strings and integers are compared, and no
+// object is allocated that could start a garbage collection.
 #pragma once
 
 #include <Python.h>
@@ -15,8 +15,8 @@
 
 namespace pyparallel::pytree {
 
-// A container, followed by its children; or leaves that follow one another in the walk,
-// even where one container ends among them and another does not begin.
+// A container, followed by its children, or a run of consecutive leaves of the walk. A
+// run continues over the end of a container.
 struct Node {
   enum Kind : uint8_t { kLeaves, kList, kTuple, kDict };
 
@@ -25,7 +25,7 @@ struct Node {
   size_t keys = 0;  // of a dict: index of its Keys
 };
 
-// The keys of equal dicts: a part of all keys, in the order of insertion.
+// The keys of dicts with equal keys: a range of all keys, in the order of insertion.
 struct Keys {
   size_t first;
   size_t size;
@@ -34,7 +34,7 @@ struct Keys {
   size_t place(size_t sorted) const { return order.empty() ? sorted : order[sorted]; }
 };
 
-// The containers of a nest. Immutable. All calls need the GIL.
+// The containers of a nest. Immutable. All functions need the GIL.
 class Structure {
  public:
   Structure() = default;
@@ -44,8 +44,8 @@ class Structure {
 
   size_t num_leaves() const { return num_leaves_; }
 
-  // New containers around `leaves`, an iterable: a new reference, or null with the
-  // Python error set. Dicts get their keys in the order of insertion.
+  // Returns new containers around `leaves`, an iterable: a new reference, or null with
+  // a Python error set. Dicts get their keys in the order of insertion.
   PyObject* unflatten(PyObject* leaves) const;
 
   // Equal nests have equal structures, whatever the order in which keys were inserted.
@@ -72,10 +72,11 @@ struct Flat {
   Structure structure;
 };
 
-// Nothing, without a Python error, unless all containers are exactly dicts (with keys
-// all exactly str, or all exactly int), lists and tuples, not nested by the hundreds,
-// and the classes of all else are in the set `leaf_types`. Dicts are walked in the
-// order of their sorted keys. Null leaves, with a Python error, if memory runs out.
+// Flattens a nest. Returns nullopt, without a Python error, unless all containers are
+// exactly dict (with keys all exactly str, or all exactly int), list or tuple, at most
+// 200 deep, and the classes of all other objects are in the set `leaf_types`. Visits
+// dicts in the order of their sorted keys. Returns null leaves, with a Python error
+// set, if memory runs out.
 std::optional<Flat> flatten(PyObject* tree, PyObject* leaf_types);
 
 }  // namespace pyparallel::pytree

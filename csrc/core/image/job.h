@@ -1,4 +1,4 @@
-// An image batch with the types that its memory has, as devices are asked for it.
+// An image batch together with the types of its memory: the request to a device.
 #pragma once
 
 #include <cstdint>
@@ -24,14 +24,14 @@ inline int64_t value_size(const ImageJob& job) {
   return job.value == ImageValue::kFloat ? 4 : 2;
 }
 
-// Bytes of dst and mask.
+// Returns the size of dst and mask together.
 inline int64_t num_bytes(const ImageJob& job) {
   const ImageBatch& batch = job.batch;
   const int64_t each = batch.channels * value_size(job) + (batch.mask != nullptr);
   return batch.num_images * batch.height * batch.width * each;
 }
 
-// What the rows of the destination and of some images are. With 1 channel: planes.
+// The rows of the destination and of some images. With 1 channel: planes.
 enum class RowLayout {
   kPlanes,          // (N, C, H, W)
   kPlanesOfPixels,  // (N, 3, H, W), with images that are bytes (h, w, 3)
@@ -48,7 +48,7 @@ inline RowLayout row_layout(const ImageJob& job) {
   return RowLayout::kPlanes;
 }
 
-// Calls visit(Source{}, Value{}) with the types of the job.
+// Returns visit(Source{}, Value{}) for the types of the job.
 template <typename Visit>
 auto visit_types(const ImageJob& job, const Visit& visit) {
   const auto visit_values = [&](auto source) {

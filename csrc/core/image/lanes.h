@@ -1,5 +1,5 @@
-// The body of an image batch for lanes that share rows: a lane makes sixteen bytes of
-// the destination at a time, and neighbours make neighbouring ones.
+// The body of an image batch for lanes that share rows. A lane makes sixteen bytes of
+// the destination at a time, next to the bytes of its neighbour.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,16 @@
 
 namespace pyparallel {
 
-// What a lane works with: values that it has read, and the levels that they take.
-
-// Four bytes, the first `count` of them 1.
+// Returns four bytes of a mask. The first `count` are 1, the others 0.
 PP_HOST_DEVICE uint32_t mask_bytes(int count) {
   constexpr uint32_t kOnes = ~0u / 255;
   if (count <= 0) return 0;
   return count >= 4 ? kOnes : kOnes >> (8 * (4 - count));
 }
 
-// `num` consecutive values of a source, read in words: four bytes together, or sixteen
-// where their address allows it. Words of bytes lie on multiples of four and are
-// shifted into place, so up to kMargin items on both sides are read too.
+// `num` consecutive values of a source, read in words of four bytes, or of sixteen if
+// the address is aligned. Words of uint8 values are read from aligned addresses and
+// shifted into place. So up to kMargin items on both sides are read too.
 template <typename Source, int num, typename Math>
 struct SourceGroup;
 
@@ -64,12 +62,12 @@ struct SourceGroup<float, num, Math> {
   PP_HOST_DEVICE float value(int k) const { return values[k]; }
 };
 
-// Levels of the values of a row in their order: of one channel, or of C in turn.
+// The levels of consecutive values of a row: one channel, or C channels in turn.
 template <int C>
 struct ChannelCycle {
   Level levels[C];
 
-  // As seen from value number `at` on.
+  // Returns the cycle that begins with value number `at`.
   PP_HOST_DEVICE ChannelCycle rotated(int at) const {
     if (C == 1) return *this;
     const int phase = static_cast<int>(static_cast<unsigned>(at) % C);
@@ -83,10 +81,10 @@ struct ChannelCycle {
   }
 };
 
-// Source: uint8_t or float. Value: float, Half or BFloat16. Whatever `kind`, an image
-// may have either layout. A piece has less than 2**29 values. The batch stays where it
-// is: on a device its levels are found by number in constant memory, where a copy would
-// have to lie in local memory.
+// Source: uint8_t or float. Value: float, Half or BFloat16. An image may have either
+// layout, whatever `layout` says. A piece has less than 2**29 values. `batch` is a
+// reference, because its levels are indexed: on a device the original is in constant
+// memory, and a copy would be in local memory.
 template <typename Source, typename Value, bool exact, RowLayout layout, typename Math>
 struct ImageLanes {
   static constexpr RowLayout kLayout = layout;
@@ -114,20 +112,20 @@ struct ImageLanes {
 
  private:
   static constexpr int kGroup = 16 / static_cast<int>(sizeof(Value));
-  // Groups that a lane reads before it works on the first of them: as many as a device
-  // has registers for.
+  // The number of groups that a lane reads before it converts the first of them. The
+  // registers of a device limit it.
   static constexpr bool kMuchWork = exact && sizeof(Value) == 2;
   static constexpr int kAhead = sizeof(Source) == 1 && !kMuchWork ? 4 : 2;
 
-  // A row, or a piece of one, as a run of values; C channels take turns in it.
+  // A row, or a piece of one, as a run of values of C alternating channels.
   template <int C>
   struct ValueRun {
     Value* to;
     int count;
-    int data;  // the first ones, which come from the image; the others are filled
+    int data;  // the number of values from the image; fill values follow
     Pixels<Source> from;
     ChannelCycle<C> cycle;
-    bool dense;  // the sources lie side by side, with kMargin more on both sides
+    bool dense;  // contiguous sources, with kMargin more items on both sides
   };
 
   PP_HOST_DEVICE static float normalized(float x, const Level& level) {
@@ -147,7 +145,8 @@ struct ImageLanes {
     Math::store(to, words);
   }
 
-  // Whether `count` values at `from` have kMargin others on both sides in the image.
+  // Returns true if the image has kMargin items before and after `count` items at
+  // `from`.
   PP_HOST_DEVICE bool has_margin(const ImageSpan& span, const Source* from,
                                  int64_t count) const {
     constexpr int64_t kMargin = SourceGroup<Source, kGroup, Math>::kMargin;
@@ -204,7 +203,7 @@ struct ImageLanes {
     }
   }
 
-  // The run of one channel of those of `first`, which starts with channel 0.
+  // Returns the run of one channel, given the run of channel 0.
   PP_HOST_DEVICE ValueRun<1> channel_run(const ValueRun<1>& first, int channel) const {
     ValueRun<1> run = first;
     run.to += channel * (batch.height * batch.width);
@@ -213,7 +212,7 @@ struct ImageLanes {
     return run;
   }
 
-  // Pixels of three channels.
+  // Writes pixels of three channels.
   PP_HOST_DEVICE void write_pixels(const ImageSpan& span, const Pixels<Source>& from,
                                    Lane lane) const {
     const int64_t row = (span.index * batch.height + span.y) * batch.width;
@@ -228,7 +227,8 @@ struct ImageLanes {
     write(run, 0, lane);
   }
 
-  // Pixels of as many channels as there are, value by value: rare, so code is spared.
+  // Writes pixels of any number of channels, value by value. This case is rare, so it
+  // is kept small.
   PP_HOST_DEVICE void write_each(const ImageSpan& span, const Pixels<Source>& from,
                                  Lane lane) const {
     const int channels = batch.channels;
@@ -262,14 +262,15 @@ struct ImageLanes {
     return normalized(static_cast<float>(Math::load(from)), level);
   }
 
-  // How many of the values [head, end) lie in whole groups.
+  // Returns the number of values of [head, end) in whole groups.
   PP_HOST_DEVICE static int whole_groups(int head, int end) {
     return end > head ? (end - head) / kGroup * kGroup : 0;
   }
 
-  // Of the groups, the first `done` values are written already. What does not fill a
-  // group with data alone, or with fill alone, is written value by value; so is all of
-  // a plane whose image is pixels, unless the body is for these.
+  // Writes a run. The first `done` values of its groups are written already. Groups of
+  // data alone, or of fill alone, are written as words, other values one by one. A
+  // plane of an image of pixels is written one by one, unless the body is for such
+  // images.
   template <int C>
   PP_HOST_DEVICE static void write(const ValueRun<C>& run, int done, Lane lane) {
     const int head = items_to_word(run.to, run.count);
@@ -304,7 +305,7 @@ struct ImageLanes {
     }
   }
 
-  // Pixels whose channels lie apart, or the other way round.
+  // Writes groups of pixels whose channels are apart or in reverse order.
   template <int C>
   PP_HOST_DEVICE static void gather(const ValueRun<C>& run, int at, int step, int end) {
     PP_ROLLED
@@ -336,8 +337,8 @@ struct ImageLanes {
     }
   }
 
-  // `begin` are pixels of three channels side by side, of which each goes to a plane.
-  // Returns how many values it wrote to each, after those before the first group.
+  // Writes contiguous pixels of three channels at `begin` to three planes. Returns the
+  // number of values that each plane got from its first group on.
   PP_HOST_DEVICE int write_three_planes(const ValueRun<1>& first, const Source* begin,
                                         Lane lane) const {
     const int head = items_to_word(first.to, first.count);

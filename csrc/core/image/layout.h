@@ -1,12 +1,12 @@
-// Ragged images to one padded, normalised batch: what a batch is, and the arithmetic
-// from a row's number to its pixels.
+// A padded, normalised batch of ragged images, and the arithmetic from the number of a
+// row to its pixels.
 //
 // A destination is (N, C, H, W), planes of rows, or (N, H, W, C), rows of pixels. An
-// image is smaller in height and width and lies in the low corner of its frame; what it
-// leaves is filled. The mask, (N, H, W), says where there is an image.
+// image fills the low corner of its frame, and the rest of the frame gets the fill
+// value. The mask, (N, H, W), is 1 where there is an image.
 //
-// Workers count pieces of rows: number n is piece n % pieces of row y of an image, in
-// all its channels, so that a pixel is read once.
+// Workers count pieces of rows. Piece n is piece n % pieces of row y of an image, in
+// all its channels, so that each pixel is read once.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace pyparallel {
 
 constexpr int kMaxChannels = 4;
 
-// (C, h, w), or (h, w, C) where `channels_last`. `data` is null where there is none.
+// (C, h, w), or (h, w, C) if `channels_last`. `data` is null for images without pixels.
 struct Image {
   const void* data;
   uint32_t height;
@@ -28,15 +28,15 @@ struct Image {
 
 static_assert(sizeof(Image) == 16, "a launch carries a thousand of them");
 
-// What becomes of a channel: (x - shift) / scale where the result must be exact, else
-// x * scale + shift, rounded once. Outside the image stands `fill`.
+// The normalisation of each channel: (x - shift) / scale if the result must be exact,
+// else x * scale + shift, rounded once. Pixels outside the image get `fill`.
 struct Levels {
   float shift[kMaxChannels];
   float scale[kMaxChannels];
   float fill[kMaxChannels];
 };
 
-// Those of one channel.
+// The levels of one channel.
 struct Level {
   float shift;
   float scale;
@@ -47,7 +47,7 @@ PP_HOST_DEVICE Level level_of(const Levels& levels, int channel) {
   return {levels.shift[channel], levels.scale[channel], levels.fill[channel]};
 }
 
-// How (x - mean) / std is computed.
+// Returns the levels that compute (x - mean) / std.
 inline Level make_level(float mean, float std, float fill, bool exact) {
   if (exact) return {mean, std, fill};
   const double scale = 1.0 / static_cast<double>(std);
@@ -55,8 +55,8 @@ inline Level make_level(float mean, float std, float fill, bool exact) {
   return {static_cast<float>(shift), static_cast<float>(scale), fill};
 }
 
-// Owns nothing. Height and width are less than 2**31; there are 1 to kMaxChannels
-// channels. `swapped`: channel c comes from channel C - 1 - c of an image.
+// A view. Height and width are less than 2**31; there are 1 to kMaxChannels channels.
+// `swapped`: channel c comes from channel C - 1 - c of an image.
 struct ImageBatch {
   void* dst;
   uint8_t* mask;  // may be null
@@ -75,13 +75,13 @@ PP_HOST_DEVICE int64_t num_pieces(const ImageBatch& batch) {
   return batch.num_images * batch.height * batch.pieces;
 }
 
-// Cuts rows of more than `limit` columns into pieces of that many.
+// Cuts rows of more than `limit` columns into pieces of `limit` columns.
 inline void cut_rows(ImageBatch* batch, int64_t limit) {
   batch->pieces = batch->width <= limit ? 1 : (batch->width - 1) / limit + 1;
   batch->piece_width = batch->width <= limit ? batch->width : limit;
 }
 
-// The part of a batch for `count` images from number `first` on.
+// Returns the part of a batch for `count` images from number `first` on.
 inline ImageBatch slice_images(const ImageBatch& batch, int64_t first, int64_t count,
                                int64_t itemsize) {
   ImageBatch slice = batch;
@@ -93,8 +93,8 @@ inline ImageBatch slice_images(const ImageBatch& batch, int64_t first, int64_t c
   return slice;
 }
 
-// One piece of a row: `count` columns from `first` on, of which the first `data` have
-// an image.
+// One piece of a row: `count` columns from `first` on. The first `data` columns belong
+// to the image.
 struct ImageSpan {
   const Image* image;
   int64_t index;  // of the image

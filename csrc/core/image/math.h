@@ -1,12 +1,13 @@
-// The arithmetic of one value, and what the host does it with.
+// The arithmetic of one value, and its implementation for the host.
 //
-// A Math does what host and device do differently. For floats, and a tag Value{}:
-//   subtract(a, b), divide(a, b), multiply_add(a, b, c): rounded once, as IEEE says;
-//   round(a, Value): one value; pair(a, b, Value): the bits of two, the first one low;
-//   bits(a): those of a float;
-//   load(from): *from, which nobody writes while the body runs;
-//   load_four(from, to): four floats from a multiple of sixteen;
-//   store(to, words): four words to a multiple of sixteen.
+// A Math class has the functions that differ between host and device. `Value` is a tag
+// for the type of the result.
+//   subtract(a, b), divide(a, b), multiply_add(a, b, c): rounded once, as IEEE 754
+//   says. round(a, Value): one value. pair(a, b, Value): the bits of two values, the
+//   first one in the low half. bits(a): the bits of a float. load(from): *from. That
+//   memory does not change while the body runs. load_four(from, to): four floats from
+//   an address that 16 divides. store(to, words): four words to an address that 16
+//   divides.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,9 @@
 
 namespace pyparallel {
 
-// Floats of 16 bits, and how a float32 becomes one: the nearest, of two that are as
-// near the even one; not a number stays that. Without branches, so that compilers turn
-// loops over them into vector instructions.
+// Floats of 16 bits. A float32 is rounded to the nearest of them, ties to even, and NaN
+// stays NaN. The conversions have no branches, so that compilers vectorise loops over
+// them.
 
 struct Half {
   uint16_t bits;
@@ -47,12 +48,13 @@ PP_HOST_INLINE Half to_half(float value) {
   constexpr int32_t kRebias = (127 - 15) << 23;
   const int32_t bits = float_bits(value);
   const int32_t magnitude = bits & 0x7FFFFFFF;
-  // What lies above 65504 by half a step or more becomes infinity by its carry.
+  // From half a step above 65504 on, the carry makes the result infinite.
   const int32_t odd = (magnitude >> 13) & 1;
   const int32_t normal = (magnitude - kRebias + 0xFFF + odd) >> 13;
-  // The last bit of 0.5 is the last one of a subnormal half, so the addition rounds.
+  // The last bit of 0.5f has the value of the last bit of a subnormal half, so the
+  // addition rounds.
   const int32_t subnormal = float_bits(bits_float(magnitude) + 0.5f) - 0x3F000000;
-  // Not `?:`, since compilers do not make an addition of floats unconditional.
+  // Masks instead of `?:`: compilers do not make the addition above unconditional.
   const int32_t is_small = -static_cast<int32_t>(magnitude < kLeastNormal);
   const int32_t is_large = -static_cast<int32_t>(magnitude >= kTooLarge);
   const int32_t is_nan = -static_cast<int32_t>(magnitude > kInfinity);
@@ -105,7 +107,8 @@ struct HostMath {
   }
 };
 
-// For CPUs where fma() is a call into a library: within the tolerance all the same.
+// For CPUs without an FMA instruction, where fma() is a library call. Two roundings are
+// within the tolerance.
 struct RoundingTwiceMath : HostMath {
   PP_HOST_INLINE static float multiply_add(float a, float b, float c) {
     return a * b + c;

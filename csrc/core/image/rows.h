@@ -1,5 +1,5 @@
-// The body of an image batch for a lone lane, which writes consecutive rows: its loops
-// over values are handed in, since each kind of CPU has its own.
+// The body of an image batch for a single lane, which writes consecutive rows. The
+// loops over values are parameters, because each instruction set has its own.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,26 @@
 
 namespace pyparallel {
 
-// The loops over values of a CPU thread. Their bodies are inlined where they are used,
-// to be compiled for one kind of CPU there.
+// The loops over values of a CPU thread are inlined into functions that are compiled
+// for one instruction set each.
 
-// Of so many values every fourth, third, second one is of the same channel, and they
-// are whole vectors.
+// A number of values that 2, 3 and 4 channels and the length of a vector divide.
 constexpr int kPeriod = 48;
-// Values that are worked on at a time: what is between source and destination stays in
-// the first cache.
+// The number of values that are converted at a time: the intermediate items stay in the
+// first-level cache.
 constexpr int kChunk = 32 * kPeriod;
 
-// The levels of kPeriod consecutive values; `same` if all of them are equal.
+// The levels of kPeriod consecutive values. `uniform`: all of them are equal.
 struct Pattern {
   float shift[kPeriod];
   float scale[kPeriod];
   bool uniform;
 };
 
-// The loops. Pointers are to values, or to items of a source, but for their types.
+// The loops of one instruction set. The pointers are to values, or to source items,
+// without their types.
 struct ImageLoops {
-  // `num` values from as many items; the first one is the first of the pattern.
+  // Converts `num` items to values. The first one has the first levels of the pattern.
   void (*convert)(void* to, const void* from, int64_t num, const Pattern& pattern);
   // to[i] = from[i * step] for i < num; step is 2, 3 or 4.
   void (*copy_strided)(void* to, const void* from, int64_t num, int64_t step);
@@ -90,7 +90,7 @@ PP_HOST_INLINE void copy_strided_loop(void* to, const void* from, int64_t num,
   copy_each<Source, 2>(items, first, num);
 }
 
-// Of planes, or of pixels the other way round.
+// Interleaves planes, or pixels in reverse order of channels.
 template <typename Source, int channels>
 PP_HOST_INLINE void interleave_each(Source* __restrict__ to,
                                     const Source* __restrict__ from, int64_t num,
@@ -126,7 +126,7 @@ PP_HOST_INLINE void interleave_loop(void* to, const void* from, int64_t num,
   }
 }
 
-// What a run knows of the types that its loops have.
+// The properties of the types of the loops.
 struct ImageTypes {
   int64_t source_size;
   int64_t value_size;
@@ -134,8 +134,8 @@ struct ImageTypes {
 };
 
 // `last`: the destination is (N, H, W, C), with 2 channels or more. Rows must not be
-// cut. All is written through the caches: to convert into a line and to stream that
-// past them took 15.0 to 21.1 ms for 206 MB of float32, where 12.2 to 18.4 are enough.
+// cut. All writes go through the caches: non-temporal stores of converted lines took
+// 15.0 to 21.1 ms for 206 MB of float32, instead of 12.2 to 18.4.
 struct ImageRows {
   ImageBatch batch;
   ImageTypes types;
@@ -159,14 +159,14 @@ struct ImageRows {
   }
 
  private:
-  // The rows [begin, end) of an image's frame.
+  // The rows [begin, end) of the frame of an image.
   struct Run {
     const Image& image;
     int64_t index;
     int64_t begin;
     int64_t end;
 
-    // The first of them that has no pixels.
+    // Returns the first of these rows without pixels.
     int64_t data_end() const {
       const int64_t height = image.width == 0 ? 0 : image.height;
       return greater(lesser(end, height), begin);
@@ -229,7 +229,7 @@ struct ImageRows {
     }
   }
 
-  // Pixels whose first is a pointer to bytes; steps are in items all the same.
+  // Returns a row with a pointer to bytes; its steps count items.
   Pixels<uint8_t> row_of(const Run& run, int64_t y) const {
     if (types.source_size == 1) return pixels_at<uint8_t>(batch, run.image, y, 0);
     const Pixels<float> row = pixels_at<float>(batch, run.image, y, 0);
@@ -286,7 +286,7 @@ struct ImageRows {
     }
   }
 
-  // `nbytes` of whole pixels.
+  // Fills `nbytes` of whole pixels.
   void fill_pixels(uint8_t* to, int64_t nbytes) const {
     uint8_t pixels[kPeriod * sizeof(float)];
     const int64_t each = kPeriod * types.value_size;
