@@ -2,6 +2,7 @@
 
     python scripts/mutations.py                  # all; says noticed or SURVIVED
     python scripts/mutations.py --only "landing" # those whose names contain it
+    python scripts/mutations.py --changed        # those without a recorded outcome
     python scripts/mutations.py --list
     python scripts/mutations.py --record         # keep outcomes, write docs/traps.md
     python scripts/mutations.py --table          # write docs/traps.md
@@ -22,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.mutations import ALL, Mutation
-from tests.mutations.page import pages, record, recorded
+from tests.mutations.page import is_current, pages, record, recorded
 from tests.mutations.trial import NOTICED, Tree, preload, problem, run
 
 
@@ -60,6 +61,7 @@ def main() -> int:
     """Do as asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], help="part of a name")
+    parser.add_argument("--changed", action="store_true", help="without an outcome")
     parser.add_argument("--list", action="store_true", help="print names and files")
     parser.add_argument("--record", action="store_true", help="keep the outcomes")
     parser.add_argument("--table", action="store_true", help="write docs/traps*.md")
@@ -70,6 +72,9 @@ def main() -> int:
         write_pages()
         return 0
     chosen = choose(args.only)
+    if args.changed:
+        kept = recorded()
+        chosen = [each for each in chosen if not is_current(each, kept)]
     if args.list:
         for mutation in chosen:
             print(f"{mutation.name}  ({mutation.file})")

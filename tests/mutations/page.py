@@ -65,6 +65,16 @@ def noticed_by(mutation: Mutation, name: str) -> str:
     return ""
 
 
+def is_current(mutation: Mutation, outcomes: Mapping[str, Any]) -> bool:
+    """Return True if an outcome is of this mutation and names a test that exists."""
+    outcome = outcomes.get(mutation.name)
+    return (
+        outcome is not None
+        and outcome["digest"] == digest(mutation)
+        and bool(noticed_by(mutation, outcome["by"]))
+    )
+
+
 def recorded() -> dict[str, Any]:
     """Return the outcomes that were kept."""
     if not OUTCOMES.exists():
