@@ -1,4 +1,4 @@
-"""``PYPARALLEL_DEBUG=1``: report races as errors, or fill freed memory with `POISON`.
+"""``PYPARALLEL_DEBUG=1``: report races as errors, and overwrite freed memory.
 
 Note: [debug checksums]. Checksums of the leaves are taken when they are sent. The
 device computes checksums of the received bytes, after the copies and before any
