@@ -224,7 +224,7 @@ def _environment(rank: int, folder: str) -> dict[str, str]:
 
 
 def loopback_interface(folder: Path = Path("/sys/class/net")) -> str | None:
-    """Return the name of the loopback interface; None if there is none."""
+    """Return the name of the loopback interface; None without one."""
     for path in sorted(folder.glob("*/type")):
         try:
             if path.read_text(encoding="ascii").strip() == str(_LOOPBACK):

@@ -99,7 +99,6 @@ def to_svg(figure: Figure, title: str, transparent: bool = False) -> str:
             del group.attrib["id"]
             _insert_title(group, name.removeprefix(_TOOLTIP))
     ElementTree.register_namespace("", _SVG[1:-1])
-    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     return ElementTree.tostring(tree, encoding="unicode") + "\n"
 
 
@@ -189,7 +188,14 @@ def draw_lanes(axes: Axes, summary: Summary) -> None:
         axes.axvline(left, color="#8c959f80", lw=1, clip_on=False)
         label = f"step {number}" if step is steps[0] else str(number)
         if (step.end - step.start) / (end - start) * _WIDTH > 10 * len(label):
-            axes.text(left, -0.55, f" {label}", va="bottom", size=9)
+            axes.annotate(
+                label,
+                (left, -0.55),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="bottom",
+                size=9,
+            )
     axes.set(title="A few steps, side by side", xlim=(0, (end - start) / 1e9))
     axes.set(ylim=(len(lanes) - 0.5, -1.2), yticks=range(len(names)))
     axes.set_yticklabels([printable(name[:_LONGEST_LANE]) for name in names])

@@ -35,6 +35,7 @@ TRACKED = {
     "pyparallel/__init__.py",
     "pyparallel/py.typed",
     "pyparallel/backend/_C.pyi",
+    "pyparallel/profiler/page.html",
 }
 INFO = "pyparallel_torch-1.2.3.dist-info/METADATA"
 METADATA = "Metadata-Version: 2.4\nName: pyparallel-torch\nVersion: 1.2.3\n"
@@ -112,6 +113,11 @@ NO_EXTENSION = "must have one extension with its record."
             SDIST,
             without(WHEEL, "pyparallel/py.typed"),
             "must have pyparallel/py.typed, but has not.",
+        ),
+        (
+            SDIST,
+            without(WHEEL, "pyparallel/profiler/page.html"),
+            "must have pyparallel/profiler/page.html, but has not.",
         ),
         (
             SDIST,
