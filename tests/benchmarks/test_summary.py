@@ -28,6 +28,8 @@ def test_the_tables_of_the_readme_are_those_of_the_newest_records(
     readme = (ROOT / "README.md").read_text("utf-8")
     shown = readme.partition(summary.BEGIN)[2].partition(summary.END)[0]
     assert shown.strip() == summary.block(*records).strip()
+    shown = readme.partition(summary.HEAD_BEGIN)[2].partition(summary.HEAD_END)[0]
+    assert shown.strip() == summary.figures(*records).strip()
 
 
 def test_another_figure_is_another_table(records: tuple[Any, Any]) -> None:
@@ -53,10 +55,12 @@ def test_ratios_have_two_or_three_digits(ratio: float, shown: str) -> None:
 
 def test_the_command_writes_between_its_marks_only(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(f"above\n{summary.BEGIN}\nold\n{summary.END}\nbelow\n")
+    head = f"{summary.HEAD_BEGIN}\n{summary.HEAD_END}\n"
+    readme.write_text(f"{head}above\n{summary.BEGIN}\nold\n{summary.END}\nbelow\n")
     summary.main(["--readme", str(readme)])
     text = readme.read_text()
-    assert text.startswith(f"above\n{summary.BEGIN}\n\nHow many times as long")
+    assert text.startswith(f"{summary.HEAD_BEGIN}\n\n- Batches of photographs")
+    assert f"above\n{summary.BEGIN}\n\nTime relative to pyparallel" in text
     assert text.endswith(f"of mmcv's time.\n\n{summary.END}\nbelow\n")
     assert "\nold\n" not in text
     summary.main(["--readme", str(readme)])

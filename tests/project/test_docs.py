@@ -43,7 +43,7 @@ def test_at_least_the_main_functions_have_an_example() -> None:
     assert found == ["collate", "scatter"]
 
 
-def test_python_in_the_readme_runs(tmp_path: Path) -> None:
+def test_python_in_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) >= 2
@@ -58,6 +58,7 @@ def test_python_in_the_readme_runs(tmp_path: Path) -> None:
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == re.findall("^#> (.*)$", block, re.M)
 
 
 def test_every_public_name_is_in_the_readme() -> None:

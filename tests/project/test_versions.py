@@ -33,7 +33,7 @@ def test_metadata_have_the_range() -> None:
 
 def test_readme_and_install_page_have_the_range() -> None:
     python, torchs = versions.supported().values()
-    assert f"Both need Python {python}, a C++ compiler" in text_of("README.md")
+    assert f"Both commands need Python {python}, a C++ compiler" in text_of("README.md")
     assert f"# {OLDEST_TORCH} or later, the build you want" in text_of("README.md")
     assert f"Linux, Python {python}, torch {torchs}." in text_of("docs/install.md")
 
