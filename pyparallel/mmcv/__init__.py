@@ -1,8 +1,9 @@
-"""Old code for ``mmcv.parallel`` 1.x: ``import pyparallel.mmcv`` and ``install()``.
+"""A replacement of ``mmcv.parallel`` 1.x, for code that imports it.
 
-``install`` (``_install``) makes ``mmcv.parallel`` and its submodules importable from
-pyparallel. ``_functions`` and ``distributed_deprecated`` are the modules of mmcv that
-have no other counterpart here.
+`install` makes ``mmcv.parallel`` and its submodules importable, with the classes and
+functions of pyparallel. Call it once, before other modules import ``mmcv.runner``.
+``_functions`` and ``distributed_deprecated`` are the submodules of ``mmcv.parallel``
+whose content exists nowhere else in pyparallel.
 """
 
 from ._install import assert_tensor_type as assert_tensor_type

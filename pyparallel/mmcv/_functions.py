@@ -1,9 +1,8 @@
 """The functions of ``mmcv.parallel._functions``, for code that calls or patches them.
 
-pyparallel itself does not use them: `scatter` sends packed slabs instead. They are
-here because repositories import them and replace ``Scatter.forward`` or
-``_get_stream`` to repair mmcv on recent torch; both can still be replaced, and work
-without.
+pyparallel itself does not use them, because its `scatter` copies packed slabs. Existing
+code imports them, and replaces ``Scatter.forward`` or ``_get_stream`` to repair mmcv on
+recent versions of torch. Such a replacement still works here, but is not necessary.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def _get_stream(device: torch.device | int) -> Any:
 
 
 def get_input_device(input: Any) -> int:
-    """Return the device index of the first tensor on a device; -1 if there is none.
+    """Return the index of the device of the first device tensor, or -1 without one.
 
     Raises:
         TypeError: ``input`` is neither a tensor nor a list (mmcv: ``Exception``).
@@ -40,25 +39,26 @@ def get_input_device(input: Any) -> int:
         return -1
     if isinstance(input, Tensor):
         return input.get_device()
-    raise _unknown(input)
+    raise _unknown_type_error(input)
 
 
 def scatter(
     input: Any, devices: Sequence[int], streams: Sequence[Any] | None = None
 ) -> Any:
-    """Copy a tensor to ``devices[0]``, or deal a list to the devices in equal parts.
+    """Copy a tensor to ``devices[0]``, or split a list evenly between the devices.
 
     Args:
         input: a tensor or a nest of lists of tensors.
         devices: CUDA indices; ``[-1]`` is the host.
-        streams: a copy stream for each device, or None for the current ones.
+        streams: one copy stream for each device, or None for the current streams.
 
     Returns:
-        The tensor on its device, or the flat list of items on theirs.
+        The tensor on its device, or the list of items on their devices.
 
     Raises:
-        TypeError: anything but tensors and lists (mmcv: ``Exception``).
-        ValueError: no devices, not as many streams, a tensor without memory.
+        TypeError: ``input`` contains anything but tensors and lists (mmcv:
+            ``Exception``).
+        ValueError: no devices, another number of streams, or a tensor without memory.
 
     Stream: copies are queued on ``streams``; see `synchronize_stream`.
     """
@@ -68,10 +68,10 @@ def scatter(
     if isinstance(input, list):
         return [
             scatter(item, [devices[part]], [streams[part]])
-            for item, part in _dealt(input, len(devices))
+            for item, part in _assign_parts(input, len(devices))
         ]
     if not isinstance(input, Tensor):
-        raise _unknown(input)
+        raise _unknown_type_error(input)
     check_memory(input, lambda: "scatter: input")
     output = input.contiguous()
     if list(devices) == [-1]:
@@ -88,16 +88,17 @@ def synchronize_stream(
 ) -> None:
     """Make the current stream of every device wait for its copies.
 
-    The items of a list are dealt exactly as `scatter` deals them; mmcv left the last
-    ones unsynchronised.
+    The items of a list are assigned to the devices as in `scatter`. mmcv does not
+    synchronize the last items.
 
     Raises:
-        TypeError: anything but tensors and lists (mmcv: ``Exception``).
-        ValueError: no devices, or not as many streams.
+        TypeError: ``output`` contains anything but tensors and lists (mmcv:
+            ``Exception``).
+        ValueError: no devices, or another number of streams.
     """
     _check_streams("synchronize_stream", devices, streams)
     if isinstance(output, list):
-        for item, part in _dealt(output, len(devices)):
+        for item, part in _assign_parts(output, len(devices)):
             synchronize_stream(item, [devices[part]], [streams[part]])
     elif isinstance(output, Tensor):
         if output.numel() and streams[0] is not None:
@@ -106,7 +107,7 @@ def synchronize_stream(
             current.wait_stream(streams[0])
             output.record_stream(current)
     else:
-        raise _unknown(output)
+        raise _unknown_type_error(output)
 
 
 class Scatter:
@@ -118,7 +119,7 @@ class Scatter:
 
         Args:
             target_gpus: CUDA indices; ``[-1]`` is the host.
-            input: a list with a chunk for each device, or one tensor.
+            input: a list with one chunk for each device, or one tensor.
         """
         streams = None
         if get_input_device(input) == -1 and list(target_gpus) != [-1]:
@@ -133,8 +134,8 @@ def _device(device: torch.device | int) -> torch.device:
     return torch.device("cuda", device) if isinstance(device, int) else device
 
 
-def _dealt(items: Sequence[Any], num_parts: int) -> Iterator[tuple[Any, int]]:
-    """Yield every item with the number of the part that it falls into."""
+def _assign_parts(items: Sequence[Any], num_parts: int) -> Iterator[tuple[Any, int]]:
+    """Yield every item with the index of its part."""
     start = 0
     for part, size in enumerate(partition(len(items), num_parts)):
         for item in items[start : start + size]:
@@ -145,12 +146,12 @@ def _dealt(items: Sequence[Any], num_parts: int) -> Iterator[tuple[Any, int]]:
 def _check_streams(where: str, devices: Sequence[Any], streams: Sequence[Any]) -> None:
     if not devices or len(streams) != len(devices):
         raise BatchValueError(
-            f"{where}: devices and streams must be as many, at least one, but are "
-            f"{len(devices)} and {len(streams)}."
+            f"{where}: devices and streams must have the same length, at least 1, but "
+            f"have {len(devices)} and {len(streams)}."
         )
 
 
-def _unknown(value: Any) -> BatchTypeError:
+def _unknown_type_error(value: Any) -> BatchTypeError:
     return BatchTypeError(
         f"Unknown type {type_name(value)}: a chunk of a DataContainer must be made of "
         "tensors and lists. Use DataContainer(..., cpu_only=True) for other values."

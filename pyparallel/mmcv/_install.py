@@ -1,13 +1,13 @@
-"""install: makes ``mmcv.parallel`` and its submodules importable from pyparallel.
+"""Install pyparallel as ``mmcv.parallel`` in ``sys.modules``.
 
-Call it before anything imports ``mmcv.runner``:
+Call `install` before any module imports ``mmcv.runner``:
 
     import pyparallel.mmcv
     pyparallel.mmcv.install()
     from mmcv.parallel import DataContainer, collate, scatter
 
-It works with mmcv 1.x (whose module is replaced), with mmcv 2.x (which has none any
-more) and without mmcv (then ``mmcv`` is a stand-in that holds only ``parallel``).
+With mmcv 1.x this replaces its module; with mmcv 2.x it adds the module that mmcv 2.x
+removed. Without mmcv, ``mmcv`` becomes a substitute module that only has ``parallel``.
 """
 
 from __future__ import annotations
@@ -41,30 +41,31 @@ ScatterInputs = (
     torch.Tensor | DataContainer | tuple[Any, ...] | list[Any] | dict[Any, Any]
 )
 
-# What `uninstall` puts back: modules by name, the package's attribute, the registry.
+# The state that `uninstall` restores: modules by name (None for no module before), the
+# attribute ``mmcv.parallel``, the registries.
 _replaced: dict[str, ModuleType | None] = {}
 _old_attribute: list[Any] = []
 _added_registries: list[Any] = []
 
 
 def install() -> None:
-    """Make ``import mmcv.parallel`` and its submodules give pyparallel's classes.
+    """Make ``mmcv.parallel`` and its submodules importable, with pyparallel's classes.
 
-    Installing twice is the same as once. When ``mmcv.utils.Registry`` can be imported,
-    ``mmcv.parallel.MODULE_WRAPPERS`` is one of those, so that code can make child
-    registries of it; `is_module_wrapper` then knows its classes too.
+    A second call does nothing. If ``mmcv.utils.Registry`` can be imported,
+    ``mmcv.parallel.MODULE_WRAPPERS`` is an instance of it, so code can create child
+    registries. `is_module_wrapper` then also accepts its classes.
 
     Raises:
-        RuntimeError: ``mmcv.runner`` or another module has already taken objects from
-            the old ``mmcv.parallel`` and would go on using them.
-        ImportError: mmcv is installed, but cannot be imported; its own error.
+        RuntimeError: ``mmcv.runner`` or another module has already imported objects
+            from the old ``mmcv.parallel``, and would continue to use them.
+        ImportError: mmcv is installed, but its import fails; this is its own error.
     """
     if _replaced:
         return
     package = _mmcv_package()
-    _refuse_if_bound()
+    _check_not_imported_from()
     modules = _modules(_module_wrappers())
-    names = {*modules, *(name for name in sys.modules if _is_ours(name))}
+    names = {*modules, *(name for name in sys.modules if _is_mmcv_parallel(name))}
     _replaced.update({name: sys.modules.pop(name, None) for name in names})
     if sys.modules.get("mmcv") is not package:
         _replaced["mmcv"] = None
@@ -76,9 +77,9 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`: whatever was importable before is again.
+    """Undo `install`, and restore the modules that were importable before.
 
-    Objects that were taken from ``mmcv.parallel`` in between stay as they are.
+    Objects that were imported from ``mmcv.parallel`` in between do not change.
     """
     if not _replaced:
         return
@@ -98,7 +99,7 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Install within a ``with`` block, and undo it at the end, also after an error."""
+    """Install for the time of a ``with`` block, and undo it also after an error."""
     was_installed = bool(_replaced)
     install()
     try:
@@ -111,8 +112,8 @@ def installed() -> Iterator[None]:
 def collate(batch: Any, samples_per_gpu: int = 1) -> Any:
     """Return ``pyparallel.collate`` of the arguments, with mmcv's default.
 
-    A loader does not bind ``samples_per_gpu`` for it, and reads of chunks of one sample
-    are not warned of: code for mmcv expects them.
+    A loader does not set ``samples_per_gpu`` of this function. Reading a chunk of one
+    sample causes no warning, because code for mmcv expects such chunks.
     """
     return _collate(batch, samples_per_gpu)
 
@@ -132,12 +133,12 @@ def assert_tensor_type(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _is_ours(name: str) -> bool:
+def _is_mmcv_parallel(name: str) -> bool:
     return name == _ROOT or name.startswith(f"{_ROOT}.")
 
 
 def _mmcv_package() -> ModuleType:
-    """Return the real mmcv, or a stand-in that says what it is."""
+    """Return mmcv, or a substitute whose missing attributes raise a clear error."""
     if "mmcv" in sys.modules or importlib.util.find_spec("mmcv") is not None:
         return importlib.import_module("mmcv")
     package = _module("mmcv", {}, is_package=True)
@@ -152,24 +153,26 @@ def _mmcv_package() -> ModuleType:
     return package
 
 
-def _refuse_if_bound() -> None:
-    """Raise if a module holds anything of the old ``mmcv.parallel``."""
+def _check_not_imported_from() -> None:
+    """Raise if a module refers to an object of the old ``mmcv.parallel``."""
     root = sys.modules.get(_ROOT)
     if root is None:
         return
-    # Objects without a module of their own are known by identity.
-    old = {id(module) for name, module in sys.modules.items() if _is_ours(name)}
+    # Modules and the registry have no ``__module__``, so they are compared by identity.
+    old = {
+        id(module) for name, module in sys.modules.items() if _is_mmcv_parallel(name)
+    }
     if hasattr(root, "MODULE_WRAPPERS"):
         old.add(id(root.MODULE_WRAPPERS))
-    holders = sorted(
+    importers = sorted(
         name
         for name, module in list(sys.modules.items())
         if issubclass(type(module), ModuleType)
-        and not (name in ("mmcv", "__mp_main__") or _is_ours(name))
+        and not (name in ("mmcv", "__mp_main__") or _is_mmcv_parallel(name))
         and any(_is_old(value, old) for value in list(vars(module).values()))
     )
-    if holders:
-        shown = ", ".join(holders[:3]) + (", ..." if len(holders) > 3 else "")
+    if importers:
+        shown = ", ".join(importers[:3]) + (", ..." if len(importers) > 3 else "")
         raise RuntimeError(
             "pyparallel.mmcv.install() must run before other modules import from "
             f"mmcv.parallel, but {shown} already did. Call it first in the main script."
@@ -177,15 +180,15 @@ def _refuse_if_bound() -> None:
 
 
 def _is_old(value: Any, old: set[int]) -> bool:
-    # Not isinstance: it would ask lazy proxies, which may import things or raise.
+    # isinstance would read ``__class__`` of lazy proxies, which may import or raise.
     if issubclass(type(value), type | FunctionType):
         name = value.__module__
-        return isinstance(name, str) and _is_ours(name)
+        return isinstance(name, str) and _is_mmcv_parallel(name)
     return id(value) in old
 
 
 def _module_wrappers() -> Any:
-    """Return mmcv's kind of registry with our classes in it, or our own registry."""
+    """Return a registry of mmcv's class with our wrappers, or our own registry."""
     try:
         registry_class = importlib.import_module("mmcv.utils").Registry
     except (ImportError, AttributeError):
@@ -225,7 +228,7 @@ def _modules(module_wrappers: Any) -> dict[str, ModuleType]:
         f"{_ROOT}.{name}": _module(f"{_ROOT}.{name}", names)
         for name, names in contents.items()
     }
-    # These two are the modules themselves: what is assigned in them takes effect.
+    # The modules themselves, so that a patched attribute takes effect.
     modules[f"{_ROOT}._functions"] = _functions
     modules[f"{_ROOT}.distributed_deprecated"] = distributed_deprecated
     public = {

@@ -1,4 +1,4 @@
-"""The wrapper that mmcv 1.x kept beside its DDP: it synchronises once, at the start."""
+"""The wrapper that mmcv 1.x kept beside its DDP: it only broadcasts at the start."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ..scatter_gather.scatter import first_arguments, scatter_kwargs
 
 @MODULE_WRAPPERS.register_module()
 class MMDistributedDataParallel(nn.Module):
-    """A module whose state is broadcast from rank 0 when it is wrapped; no more.
+    """A wrapper that broadcasts the state of a model from rank 0 at construction.
 
-    Gradients are **not** reduced: use `pyparallel.MMDistributedDataParallel` for that,
-    or reduce them in an optimizer hook as old code bases do.
+    It does **not** reduce gradients. Use `pyparallel.MMDistributedDataParallel` for
+    that, or reduce them in an optimizer hook, as older code does.
 
     Args:
         module: the model.
         dim: the dimension along which plain tensors are split.
-        broadcast_buffers: broadcast the buffers that no state dict holds, too.
-        bucket_cap_mb: about how many MiB travel in one broadcast.
+        broadcast_buffers: also broadcast the buffers that the state dict does not
+            contain.
+        bucket_cap_mb: the approximate size of one broadcast in MiB.
 
-    From mmcv 1.x ``mmcv.parallel.distributed_deprecated``.
+    Equivalent to the class of ``mmcv.parallel.distributed_deprecated`` in mmcv 1.x.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class MMDistributedDataParallel(nn.Module):
         self._sync_params()
 
     def _sync_params(self) -> None:
-        """Overwrite the state of every rank with that of rank 0."""
+        """Overwrite the state on every rank with the state of rank 0."""
         state: dict[str, Any] = dict(self.module.state_dict())
         if self.broadcast_buffers:
             state |= dict(self.module.named_buffers())
@@ -55,28 +56,28 @@ class MMDistributedDataParallel(nn.Module):
     def scatter(
         self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Open the arguments; see `pyparallel.scatter_kwargs`."""
+        """Open the DataContainers in the arguments; see `pyparallel.scatter_kwargs`."""
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the model with every DataContainer opened."""
-        args, kwargs = self._opened(inputs, kwargs)
+        """Call the model with opened DataContainers."""
+        args, kwargs = self._open_arguments(inputs, kwargs)
         return self.module(*args, **kwargs)
 
     def train_step(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return ``module.train_step`` of the opened arguments."""
-        args, kwargs = self._opened(inputs, kwargs)
+        args, kwargs = self._open_arguments(inputs, kwargs)
         step: Any = self.module.train_step
         return step(*args, **kwargs)
 
     def val_step(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return ``module.val_step`` of the opened arguments."""
-        args, kwargs = self._opened(inputs, kwargs)
+        args, kwargs = self._open_arguments(inputs, kwargs)
         step: Any = self.module.val_step
         return step(*args, **kwargs)
 
-    def _opened(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Open the arguments where the model is."""
+    def _open_arguments(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Open the arguments on the device of the model."""
         first = next(chain(self.module.parameters(), self.module.buffers()), None)
         target: Any = -1
         if first is not None and first.device.type != "cpu":

@@ -1,4 +1,14 @@
-"""The mmengine protocol; with mmengine installed, as subclasses of its classes."""
+"""mmengine's optimizer wrappers, models, preprocessors and distributed wrappers.
+
+The classes work without mmengine. With mmengine installed they are subclasses of its
+classes, and pass the ``isinstance`` checks of its runner, hooks and schedulers.
+
+A training step: `pseudo_collate` or `default_collate` makes the batch, a wrapper calls
+the data preprocessor of the model, which copies the batch to the device, and the
+optimizer wrapper does the backward pass and the update. `install` registers the classes
+in mmengine's registries, so that configs can refer to them as ``pyparallel.<Name>``.
+`pyparallel.mmengine.join` initializes torch.distributed when a config imports it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +57,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is sharded when it is asked for: torch's part takes a second."""
+    """Import the sharded wrappers on first access: torch's FSDP takes a second."""
     if name not in ("MMFullyShard", "MMFullyShardedDataParallel"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import fully_sharded_distributed

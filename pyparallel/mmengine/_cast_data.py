@@ -1,4 +1,4 @@
-"""A batch goes to a device: its tensors in one copy, everything else as it can."""
+"""Move a batch to a device: tensors in one packed copy, other objects by ``to``."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from ..scatter_gather.split import Options, whole_parts
 from ._upstream import BaseDataElement
 
 _WHOLE = Options(num_targets=1)
-#: Leaves of these classes need no second look.
+#: Leaves of these classes contain no other objects.
 _SIMPLE = frozenset({torch.Tensor, str, bytes, int, float, bool, type(None)})
-#: Sequences that hold no objects.
+#: Sequences whose items are not objects to move.
 _BYTES = (str, bytes, bytearray, memoryview, range)
-# mmengine's own way of sending annotations; a class that has another keeps it.
+# mmengine's method. A subclass that overrides it keeps its own behaviour.
 _element_to = getattr(BaseDataElement, "to", None)
 
 
-def cast(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """Return ``data`` with all that can go to ``device`` there; containers are new.
+def cast_data(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """Return ``data`` on a device, in new containers.
 
     Args:
         data: any nest of containers. DataContainers in it are opened, as for one
             target of `pyparallel.scatter`.
         device: a host or an accelerator.
-        non_blocking: given to ``to`` of objects that are no tensors.
+        non_blocking: passed to the method ``to`` of objects that are not tensors.
 
     Raises:
-        TypeError: a DataContainer that holds anything but tensors without ``cpu_only``.
-        ValueError: a DataContainer of several chunks.
-        RuntimeError: a device that this machine does not have.
+        TypeError: a DataContainer without ``cpu_only`` holds anything but tensors.
+        ValueError: a DataContainer has several chunks.
+        RuntimeError: this machine does not have the device.
 
-    Stream: tensors of the host, those of mmengine's data elements too, go in one packed
-    copy on the copy stream; the current stream of the device waits for it, the host
-    does not. They arrive contiguous. On the host tensors are not copied.
+    Stream: host tensors, also those in mmengine's data elements, are copied as one
+    packed copy on the copy stream. The current stream of the device waits for the copy,
+    the host does not. The results are contiguous. If the device is the host, tensors
+    on it are not copied.
     """
     leaves, structure = pytree.flatten(data)
 
@@ -49,42 +50,48 @@ def cast(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
 
     with span("pyparallel.scatter"):
         if _SIMPLE.issuperset(map(type, leaves)):
-            return pytree.unflatten(structure, _send(leaves, leaves, device))
+            return pytree.unflatten(structure, _move_tensors(leaves, leaves, device))
         parts = whole_parts(leaves, _WHOLE, name)
-        opened = {i: _open(leaf) for i, leaf in enumerate(leaves) if _opens(leaf)}
+        opened = {
+            i: _movable_fields(leaf)
+            for i, leaf in enumerate(leaves)
+            if _is_plain_element(leaf)
+        }
         fields, shape = pytree.flatten(list(opened.values()))
         all_leaves = [*leaves, *fields]
         moved = [
-            part if _is_done(leaf) else _cast_other(part, device, non_blocking)
+            part if _is_moved(leaf) else _cast_other(part, device, non_blocking)
             for leaf, part in zip(
-                all_leaves, _send(all_leaves, [*parts, *fields], device), strict=True
+                all_leaves,
+                _move_tensors(all_leaves, [*parts, *fields], device),
+                strict=True,
             )
         ]
         rest = iter(pytree.unflatten(shape, moved[len(leaves) :]))
         result = [
-            _close(leaf, next(rest)) if i in opened else part
+            _rebuild_element(leaf, next(rest)) if i in opened else part
             for i, (leaf, part) in enumerate(zip(leaves, moved, strict=False))
         ]
     return pytree.unflatten(structure, result)
 
 
-def is_element(value: Any) -> bool:
-    """Tell whether this is one object that knows its way: it has a method ``to``.
+def has_to_method(value: Any) -> bool:
+    """Return True for an object that moves itself with a method ``to``.
 
-    mmengine's data elements are such. Tensors, DataContainers and classes are not.
+    True for mmengine's data elements. False for tensors, DataContainers and classes.
     """
     return not isinstance(value, torch.Tensor | DataContainer | type) and callable(
         getattr(value, "to", None)
     )
 
 
-def _send(
+def _move_tensors(
     leaves: Sequence[Any], parts: Sequence[Any], device: torch.device
 ) -> list[Any]:
-    """Return the parts with their tensors on the device, and the others as they are.
+    """Return the parts with their tensors on the device; other parts are unchanged.
 
     Args:
-        leaves: they tell what the parts are made of.
+        leaves: the leaves of the batch, from which the parts come.
         parts: one for each leaf.
         device: a host or an accelerator.
     """
@@ -93,7 +100,7 @@ def _send(
         return move(leaves, parts, target, None)
 
     def to(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device)  # the host waits: it will read this
+        return tensor.to(device)  # blocking, because the host reads the result
 
     return [
         map_tensors(to, part) if _holds_tensors(leaf) else part
@@ -107,46 +114,47 @@ def _holds_tensors(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def _is_done(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor | DataContainer) or _opens(leaf)
+def _is_moved(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor | DataContainer) or _is_plain_element(leaf)
 
 
 def _cast_other(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
-    """Send a leaf that is no tensor by its own method, or by what it holds."""
-    if is_element(leaf):
+    """Move a leaf that is not a tensor: by its method ``to``, or by its items."""
+    if has_to_method(leaf):
         if non_blocking:
             return leaf.to(device, non_blocking=True)
         return leaf.to(device)
     if not isinstance(leaf, Sequence) or isinstance(leaf, _BYTES):
         return leaf
-    # Sequences of a kind that `pytree` does not walk.
-    items = [cast(item, device, non_blocking) for item in leaf]
+    # A sequence of a type that `pytree` does not flatten.
+    items = [cast_data(item, device, non_blocking) for item in leaf]
     if all(new is old for new, old in zip(items, leaf, strict=True)):
         return leaf
     return pytree.rebuild_sequence(leaf, items)
 
 
-def _opens(leaf: Any) -> bool:
-    """Tell whether this is a data element that mmengine would send field by field."""
+def _is_plain_element(leaf: Any) -> bool:
+    """Return True for a data element that mmengine would move field by field."""
     return (
         isinstance(leaf, BaseDataElement)
         and getattr(type(leaf), "to", None) is _element_to
     )
 
 
-def _open(element: Any) -> dict[str, Any]:
-    """Return what of a data element moves: nests of dicts for nests of elements."""
+def _movable_fields(element: Any) -> dict[str, Any]:
+    """Return the fields of a data element that move; nested elements become dicts."""
     return {
-        key: _open(value) if _opens(value) else value
+        key: _movable_fields(value) if _is_plain_element(value) else value
         for key, value in element.items()
-        if isinstance(value, torch.Tensor) or is_element(value)
+        if isinstance(value, torch.Tensor) or has_to_method(value)
     }
 
 
-def _close(element: Any, fields: dict[str, Any]) -> Any:
-    """Return a new element like this one with the fields in it."""
+def _rebuild_element(element: Any, fields: dict[str, Any]) -> Any:
+    """Return a copy of a data element in which these fields are replaced."""
     result = element.new()
     for key, value in fields.items():
         old = getattr(element, key)
-        result.set_data({key: _close(old, value) if _opens(old) else value})
+        is_plain = _is_plain_element(old)
+        result.set_data({key: _rebuild_element(old, value) if is_plain else value})
     return result

@@ -1,11 +1,11 @@
-"""install: scope ``pyparallel`` in mmengine's registries, for types in configs.
+"""Add the scope ``pyparallel`` to mmengine's registries, for types in configs.
 
 Note: [names in scope pyparallel]
-mmengine cuts ``pyparallel.mmengine.OptimWrapper`` at its first dot and asks the child
-of scope ``pyparallel`` for ``mmengine.OptimWrapper``. A plain child registry takes that
-for a name of scope ``mmengine`` and returns mmengine's own class, silently. Hence our
-children are of a class of their own: a name is what is registered here, or else what is
-found at ``pyparallel.<name>``, and only then mmengine's affair.
+mmengine splits ``pyparallel.mmengine.OptimWrapper`` at its first dot, and looks up
+``mmengine.OptimWrapper`` in the child registry of scope ``pyparallel``. A plain child
+registry reads that as a name of scope ``mmengine``, and returns mmengine's own class
+without a warning. So the children are instances of a subclass, which looks up a name
+first among the registered objects, then at ``pyparallel.<name>``, then in mmengine.
 """
 
 from __future__ import annotations
@@ -24,67 +24,68 @@ from ..batch.collate import collate
 from . import _upstream
 
 SCOPE = "pyparallel"
-#: Only additions and removals; nothing is imported while it is held.
+#: Protects the changes to registries. No code imports a module while it holds the lock.
 _lock = threading.RLock()
-_children: dict[str, Any] = {}  # by the name of the registry above
+_children: dict[str, Any] = {}  # child registries by the name of their parent
 _added_globals: list[Any] = []
-_filled = threading.Event()
+_filled = threading.Event()  # set while the children hold the classes
 _STATISTICS = ("current", "max", "mean", "min")  # of a HistoryBuffer
 _DTYPE_CODES = "? b B h H i I l L q Q e f d"  # numpy's characters for its numbers
 
 
 def install() -> None:
-    """Let configs of mmengine name what is here, in scope ``pyparallel``.
+    """Register the classes and functions in mmengine, in scope ``pyparallel``.
 
-    Every registry of mmengine gets a child of this scope. Then a ``Runner`` understands
+    Every registry of mmengine gets a child of this scope. A ``Runner`` then accepts
     ``type="pyparallel.MMDistributedDataParallel"``, for wrappers, preprocessors,
     models, optimizer wrappers and collate functions (``pyparallel.collate``,
     ``pyparallel.pseudo_collate``, ``pyparallel.default_collate``). mmengine's own names
-    stay what they are. Installing twice is the same as once.
+    keep their meaning. A second call does nothing.
 
-    mmengine does it by itself when it meets the first name of this scope; a call is
-    only needed to have the following before that.
+    mmengine calls this function at the first name of the scope. Call it yourself in a
+    script that imports `pyparallel.registry` before mmengine, or that resumes a run
+    without any name of the scope.
 
-    ``torch.load`` refuses checkpoints of mmengine 0.10 since torch 2.6, because they
-    hold numbers in classes that it does not know. They are made known to it by
-    ``torch.serialization.add_safe_globals``: mmengine's ``HistoryBuffer``, and what
-    numpy makes arrays and numbers of. They hold data and call nothing. A run can then
-    be resumed.
+    To resume, ``torch.load`` must read a checkpoint of mmengine 0.10. Since torch 2.6
+    it refuses them, because they contain classes outside its list of safe ones. This
+    function adds the classes with ``torch.serialization.add_safe_globals``: mmengine's
+    ``HistoryBuffer``, and numpy's classes of arrays and numbers. They only hold data
+    and call no other code.
 
     Raises:
-        RuntimeError: there is no mmengine, or ``PYPARALLEL_MMENGINE=off`` asks to go
-            without it; or somebody else has taken the scope. Nothing is changed then.
+        RuntimeError: mmengine cannot be imported, or ``PYPARALLEL_MMENGINE=off`` is
+            set, or another registry has the scope. Nothing is changed then.
     """
     if _filled.is_set():
         return
     if not _upstream.available:
         raise RuntimeError(
-            "pyparallel.mmengine.install: mmengine must be what our classes derive "
-            f"from, but they do without it. {_upstream.reason} Start again where "
+            "pyparallel.mmengine.install: pyparallel's classes must be subclasses of "
+            f"mmengine's, but are not. {_upstream.reason} Start a new process where "
             "mmengine can be imported, with PYPARALLEL_MMENGINE unset."
         )
-    from . import fully_sharded_distributed  # noqa: F401  # its classes are noted when it is imported
+    from . import fully_sharded_distributed  # noqa: F401  # its import adds to `provided`
 
     safe = safe_globals()
     with _lock:
         attach()
-        for name, items in _items().items():
-            # Not register_module: a second thread may have been here.
+        for name, items in _provided_items().items():
+            # register_module would raise if another thread has registered the class.
             _children[name].module_dict.update({it.__name__: it for it in items})
         known = torch.serialization.get_safe_globals()
-        names = {_path(each) for each in known}
-        _added_globals.extend(each for each in safe if _path(each) not in names)
+        names = {_global_name(each) for each in known}
+        _added_globals.extend(each for each in safe if _global_name(each) not in names)
         torch.serialization.add_safe_globals(_added_globals)
         _filled.set()
 
 
 def attach() -> None:
-    """Give mmengine's registries children that `install` when they are asked.
+    """Add empty children to mmengine's registries; their first lookup installs.
 
     Raises:
-        RuntimeError: somebody else has taken the scope in one of them.
+        RuntimeError: another registry has the scope in one of them.
     """
-    roots = _roots()
+    roots = _root_registries()
     with _lock:
         for name, root in roots.items():
             taken = root.children.get(SCOPE)
@@ -92,7 +93,7 @@ def attach() -> None:
                 raise RuntimeError(
                     f"pyparallel.mmengine.install: scope {SCOPE!r} of mmengine's "
                     f"{name} must be free, but a registry named {taken.name!r} has it. "
-                    "Give that one another scope."
+                    "Give that registry another scope."
                 )
         scoped = _scoped_registry()
         for name, root in roots.items():
@@ -101,11 +102,11 @@ def attach() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`. A name of this scope in a config that is built later installs.
+    """Undo `install`, except for objects that mmengine has already built.
 
-    What has been built stays.
+    The next name of the scope in a config installs again.
     """
-    roots = _roots() if _children else {}
+    roots = _root_registries() if _children else {}
     with _lock:
         for name in _children:
             roots[name].children.pop(SCOPE)
@@ -117,12 +118,13 @@ def uninstall() -> None:
             kept = [each for each in others if each not in _added_globals]
             torch.serialization.add_safe_globals(kept)
             _added_globals.clear()
-    sys.modules.pop(f"{SCOPE}.registry", None)  # mmengine's next import of it attaches
+    # mmengine imports pyparallel.registry for this scope; the import calls `attach`.
+    sys.modules.pop(f"{SCOPE}.registry", None)
 
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Install within a ``with`` block, and undo it at the end, also after an error."""
+    """Install for the time of a ``with`` block, and undo it also after an error."""
     with contextlib.ExitStack() as stack:
         if not _filled.is_set():
             stack.callback(uninstall)
@@ -130,21 +132,21 @@ def installed() -> Iterator[None]:
         yield
 
 
-def _path(safe: Any) -> str:
-    """Return the name by which a checkpoint asks for what is safe."""
+def _global_name(safe: Any) -> str:
+    """Return the name under which checkpoints refer to an item of safe globals."""
     if isinstance(safe, tuple):
         return str(safe[1])
     return f"{safe.__module__}.{safe.__qualname__}"
 
 
-def _items() -> dict[str, list[Callable[..., Any]]]:
-    """Return what configs may name, by the name of mmengine's registry."""
+def _provided_items() -> dict[str, list[Callable[..., Any]]]:
+    """Return the items to register, by the name of mmengine's registry."""
     functions = [*_upstream.provided["FUNCTIONS"], collate]
     return {**_upstream.provided, "FUNCTIONS": functions}
 
 
-def _roots() -> dict[str, Any]:
-    """Return mmengine's registries by name."""
+def _root_registries() -> dict[str, Any]:
+    """Return mmengine's root registries by name."""
     module = importlib.import_module("mmengine.registry")
     return {
         name: each
@@ -154,12 +156,12 @@ def _roots() -> dict[str, Any]:
 
 
 def _scoped_registry() -> Any:
-    """Return the class of our children of mmengine's registries."""
+    """Return the class of the child registries, a subclass of mmengine's."""
     base: Any = importlib.import_module("mmengine.registry").Registry
     find: Any = importlib.import_module("mmengine.utils").get_object_from_string
 
     def get(self: Any, key: str) -> Any:
-        """Return what a config names; see Note: [names in scope pyparallel]."""
+        """Look up a name of a config; see Note: [names in scope pyparallel]."""
         install()
         name = key.removeprefix(f"{SCOPE}.")
         found = self.module_dict.get(name)
@@ -191,9 +193,9 @@ def safe_globals() -> list[Any]:
     def get_statistic(owner: Any, name: Any) -> Any:
         if owner is not buffer or name not in _STATISTICS:
             raise pickle.UnpicklingError(
-                "torch.load: a checkpoint may take from HistoryBuffer "
-                f"{', '.join(_STATISTICS)} by getattr, but takes {name!r} from "
-                f"{owner!r}. Load it with weights_only=False if you trust it."
+                "torch.load: a checkpoint must use getattr only for "
+                f"{', '.join(_STATISTICS)} of HistoryBuffer, but uses it for {name!r} "
+                f"of {owner!r}. Load it with weights_only=False if you trust it."
             )
         return getattr(buffer, name)
 

@@ -1,4 +1,4 @@
-"""What the steps of models and wrappers share: opening, calling, updating."""
+"""The training, validation and test steps that models and wrappers share."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def run_forward(call: Callable[..., Any], data: Any, mode: str, where: str) -> A
     """Call a model or its wrapper with a preprocessed batch as its arguments.
 
     Args:
-        call: what is called.
-        data: keyword arguments, or a list or tuple of positional ones.
+        call: the model or the wrapper.
+        data: a mapping of keyword arguments, or a list or tuple of positional ones.
         mode: ``"loss"``, ``"predict"`` or ``"tensor"``.
-        where: name of the class, for the message.
+        where: the name of the class, for the message.
 
     Raises:
-        TypeError: ``data`` is neither.
+        TypeError: ``data`` is neither a mapping nor a list or tuple.
     """
     if isinstance(data, Mapping):
         return call(**data, mode=mode)
@@ -45,28 +45,30 @@ def micro_step(
     """Preprocess, compute the losses through a wrapper, and update the parameters.
 
     Args:
-        wrapper: its ``module`` is the model; its ``_run_forward`` calls itself.
-        data: a batch as the loader gives it.
+        wrapper: the wrapper, with the model as ``module``. Its ``_run_forward`` calls
+            the wrapper, not the model.
+        data: a batch of the loader.
         optim_wrapper: an `OptimWrapper`.
 
     Returns:
-        The loss that was minimised, ``()``, and what to log.
+        The minimized loss, a tensor of shape ``()``, and the values to log.
     """
     model = wrapper.module
     with optim_wrapper.optim_context(wrapper):
-        data = model.data_preprocessor(opened(data, model), training=True)
+        data = model.data_preprocessor(open_containers(data, model), training=True)
         losses = wrapper._run_forward(data, mode="loss")
     loss, log_vars = model.parse_losses(losses)
     optim_wrapper.update_params(loss)
     return loss, log_vars
 
 
-def opened(data: Any, model: Any) -> Any:
-    """Return a batch that the preprocessor of ``model`` understands.
+def open_containers(data: Any, model: Any) -> Any:
+    """Return the batch with its DataContainers opened, if the model needs that.
 
-    Ours opens DataContainers itself, and knows what is ``cpu_only``. For any other they
-    are opened here, as `pyparallel.scatter` does for the device of the preprocessor, or
-    for the host if it does not say. A batch without them is passed on as it is.
+    A preprocessor of this package opens them itself, and keeps ``cpu_only`` ones on the
+    host. For any other preprocessor they are opened here, as `pyparallel.scatter` does
+    for the device of the preprocessor, or for the host if it has no ``device``. A batch
+    without DataContainers is returned unchanged.
 
     Raises:
         TypeError, ValueError: as `pyparallel.scatter`.
@@ -82,7 +84,7 @@ def opened(data: Any, model: Any) -> Any:
 
 
 class TrainStep:
-    """The training step of a wrapper, by a forward pass of its own."""
+    """The training step of a wrapper whose ``forward`` must run, as under DDP."""
 
     module: Any
 
@@ -90,16 +92,15 @@ class TrainStep:
         """Preprocess, compute the losses, and update the parameters.
 
         Args:
-            data: a batch as the loader gives it.
+            data: a batch of the loader.
             optim_wrapper: an `OptimWrapper` over the parameters of this wrapper. It
-                says whether gradients are reduced.
+                decides whether this step reduces gradients.
 
         Returns:
-            What ``parse_losses`` of the model gave to log.
+            The values to log, from ``parse_losses`` of the model.
 
         Raises:
-            TypeError: the preprocessor returned neither keyword arguments nor a list
-                or tuple.
+            TypeError: the preprocessor returned neither a mapping nor a list or tuple.
         """
         with span("pyparallel.step"):
             loss, log_vars = micro_step(self, data, optim_wrapper)
@@ -107,7 +108,7 @@ class TrainStep:
             return log_vars
 
     def _after_update(self, loss: torch.Tensor) -> None:
-        """Do what a wrapper wants to do with a loss that was minimised."""
+        """Run after each update; a hook for subclasses."""
 
     def _run_forward(self, data: Any, mode: str) -> Any:
         call: Any = self
@@ -115,28 +116,29 @@ class TrainStep:
 
 
 class ModelSteps:
-    """The other steps of a wrapper, as the model's own."""
+    """Validation and test steps of a wrapper that call the model's own steps."""
 
     module: Any
 
     def val_step(self, data: Any) -> Any:
-        """Return ``module.val_step`` of the batch. No wrapper of it is called."""
+        """Return ``module.val_step`` of the batch, without a call of the wrapper."""
         with span("pyparallel.step"):
-            return self.module.val_step(opened(data, self.module))
+            return self.module.val_step(open_containers(data, self.module))
 
     def test_step(self, data: Any) -> Any:
-        """Return ``module.test_step`` of the batch. No wrapper of it is called."""
+        """Return ``module.test_step`` of the batch, without a call of the wrapper."""
         with span("pyparallel.step"):
-            return self.module.test_step(opened(data, self.module))
+            return self.module.test_step(open_containers(data, self.module))
 
 
 class ForwardSteps(TrainStep):
-    """The steps of a wrapper that must run every forward pass of its model itself."""
+    """The steps of a wrapper whose ``forward`` every step must run, as under FSDP."""
 
     def val_step(self, data: Any) -> Any:
-        """Return the predictions for a batch. All ranks have to call it together."""
+        """Return the predictions for a batch. All ranks must call it together."""
         with span("pyparallel.step"):
-            data = self.module.data_preprocessor(opened(data, self.module), False)
+            data = open_containers(data, self.module)
+            data = self.module.data_preprocessor(data, False)
             return self._run_forward(data, mode="predict")
 
     def test_step(self, data: Any) -> Any:

@@ -1,22 +1,22 @@
-"""The one place that knows whether mmengine can be imported.
+"""Import mmengine if possible, and provide base classes either way.
 
-Where it can, its classes are the bases of ours, so that its ``isinstance`` checks pass.
-Our classes define every method themselves and never call the ones of these bases; they
-behave the same without mmengine, where the bases are empty classes (or ``nn.Module``).
+With mmengine its classes are the bases of ours, so that its ``isinstance`` checks pass.
+Our classes define every method themselves and never call a method of these bases. So
+they behave the same without mmengine, with empty classes or torch's as bases.
 
-``PYPARALLEL_MMENGINE`` is ``auto`` (the default) or ``off``. With ``auto``, an mmengine
-that is not installed is no news; one that cannot be imported is reported by one
-``RuntimeWarning``, and it counts as absent.
+``PYPARALLEL_MMENGINE`` is ``auto`` (the default) or ``off``. With ``auto``, a missing
+mmengine is no reason for a warning. If mmengine is installed but its import fails, one
+``RuntimeWarning`` says so, and the package works as without mmengine.
 
 Attributes:
     available: True if mmengine's classes are the bases.
-    reason: why, in a sentence.
+    reason: the reason for that, as a sentence.
     OptimWrapperBase, AmpOptimWrapperBase, OptimWrapperDictBase, BaseModelBase,
     BaseDataPreprocessorBase, ImgDataPreprocessorBase, MMDistributedDataParallelBase,
-    MMSeparateDistributedDataParallelBase: what our classes derive from.
+    MMSeparateDistributedDataParallelBase: the base classes of our classes.
     BaseDataElement: mmengine's class for annotations; without mmengine, a class that
         has no instances.
-    provided: what `provides` collected.
+    provided: the classes and functions that `provides` collected, by registry.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 _Provided = TypeVar("_Provided", bound=Callable[..., Any])
 
 _VALUES = ("auto", "off")
-#: Where mmengine has what is used of it, and what stands for it without mmengine.
+#: By class of mmengine: its module, and the base of its substitute without mmengine.
 _CLASSES: dict[str, tuple[str, type]] = {
     "OptimWrapper": ("mmengine.optim", object),
     "AmpOptimWrapper": ("mmengine.optim", object),
@@ -45,6 +45,7 @@ _CLASSES: dict[str, tuple[str, type]] = {
     "MMSeparateDistributedDataParallel": ("mmengine.model", DistributedDataParallel),
     "BaseDataElement": ("mmengine.structures", object),
 }
+#: By name of any other object of mmengine: its module.
 _OTHERS = {
     "MessageHub": "mmengine.logging",
     "print_log": "mmengine.logging",
@@ -57,20 +58,20 @@ _OTHERS = {
 
 
 class Found(NamedTuple):
-    """What there is of mmengine, and why not more."""
+    """The result of the search for mmengine."""
 
     available: bool
     reason: str
-    names: dict[str, Any]  # of mmengine; empty if it is not available
-    warns: bool = False
+    names: dict[str, Any]  # objects of mmengine by name; empty if it is not available
+    warns: bool = False  # mmengine is installed, but its import failed
 
 
 def find(requested: str, load: Callable[[str], Any] = importlib.import_module) -> Found:
-    """Look for mmengine.
+    """Search for mmengine and import its modules.
 
     Args:
-        requested: value of ``PYPARALLEL_MMENGINE``.
-        load: imports a module of mmengine by name.
+        requested: the value of ``PYPARALLEL_MMENGINE``.
+        load: the function that imports a module of mmengine by name.
 
     Raises:
         ValueError: ``requested`` is neither ``auto`` nor ``off``.
@@ -81,13 +82,13 @@ def find(requested: str, load: Callable[[str], Any] = importlib.import_module) -
             "for auto."
         )
     if requested == "off":
-        return Found(False, "PYPARALLEL_MMENGINE=off asks for it.", {})
+        return Found(False, "PYPARALLEL_MMENGINE=off is set.", {})
     wanted = {name: module for name, (module, _) in _CLASSES.items()} | _OTHERS
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what mmengine does is not our news
+            warnings.simplefilter("ignore")  # mmengine's own, at its import
             modules = {name: load(name) for name in sorted({*wanted.values()})}
-        names = {each: getattr(modules[at], each) for each, at in wanted.items()}
+        names = {name: getattr(modules[path], name) for name, path in wanted.items()}
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "mmengine":
             return Found(False, "mmengine is not installed.", {})
@@ -103,58 +104,58 @@ def find(requested: str, load: Callable[[str], Any] = importlib.import_module) -
 _found = find(os.environ.get("PYPARALLEL_MMENGINE") or "auto")
 if _found.warns:
     _text = (
-        f"[PP002] {_found.reason}\nUntil then, our classes are not subclasses of "
-        "mmengine's."
+        f"[PP002] {_found.reason}\nUntil then, pyparallel's classes are not subclasses "
+        "of mmengine's."
     )
     warnings.warn(_text, RuntimeWarning, stacklevel=2)
 
 available = _found.available
 reason = _found.reason
-#: What our classes and functions are for, by the name of mmengine's registry.
+#: Our classes and functions, by the name of the mmengine registry that they are for.
 provided: dict[str, list[Callable[..., Any]]] = {}
 
 
 def provides(registry: str) -> Callable[[_Provided], _Provided]:
-    """Note a class or function for one of mmengine's registries, as a decorator.
+    """Return a decorator that adds a class or function to `provided`.
 
-    It is registered by ``pyparallel.mmengine.install``, not here: importing leaves
-    mmengine's registries as they are.
+    ``pyparallel.mmengine.install`` registers the collected items in mmengine. The
+    decorator does not, so importing this package does not change mmengine's registries.
 
     Args:
-        registry: name of the registry in ``mmengine.registry``: ``"OPTIM_WRAPPERS"``.
+        registry: the name of a registry of ``mmengine.registry``, such as
+            ``"OPTIM_WRAPPERS"``.
     """
 
-    def note(item: _Provided) -> _Provided:
+    def collect(item: _Provided) -> _Provided:
         provided.setdefault(registry, []).append(item)
         return item
 
-    return note
+    return collect
 
 
 def upstream(name: str) -> Any:
-    """Return mmengine's object of this name, or None without mmengine.
+    """Return an object of mmengine by its name, or None without mmengine.
 
     Args:
-        name: a class named above, ``"MessageHub"``, or a registry such as
-            ``"OPTIM_WRAPPERS"``.
+        name: a class, ``"MessageHub"``, or a registry such as ``"OPTIM_WRAPPERS"``.
 
     Raises:
-        KeyError: the name is in neither of the two tables above.
+        KeyError: the name is neither in ``_CLASSES`` nor in ``_OTHERS``.
     """
     if name not in _CLASSES and name not in _OTHERS:
         raise KeyError(
-            f"{name} must be one of the names that are looked up in mmengine."
+            f"{name} must be one of the names that are imported from mmengine."
         )
     return _found.names.get(name)
 
 
 def _base(name: str) -> type:
-    """Return mmengine's class of this name, or a new one that stands for it."""
+    """Return mmengine's class of this name, or its substitute without mmengine."""
     found: type | None = upstream(name)
     return found or type(name, (_CLASSES[name][1],), {"__module__": __name__})
 
 
-if TYPE_CHECKING:  # bases that are chosen at run time have no types
+if TYPE_CHECKING:  # mypy cannot check bases that are chosen at run time
 
     class OptimWrapperBase: ...
 

@@ -1,4 +1,4 @@
-"""AmpOptimWrapper: mixed precision with a loss scale, on the CPU too."""
+"""AmpOptimWrapper: mixed precision with loss scaling, also on the CPU."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from ..core.errors import SettingTypeError, SettingValueError, type_name
 from ._upstream import AmpOptimWrapperBase, provides
 from .optimizer_wrapper import OptimWrapper
 
-_NAMED = ("float16", "bfloat16", "float32", "float64")
-_ON_CPU = (torch.bfloat16, torch.float16)
+_DTYPE_NAMES = ("float16", "bfloat16", "float32", "float64")
+_CPU_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @provides("OPTIM_WRAPPERS")
 class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
-    """An `OptimWrapper` whose `optim_context` autocasts and whose losses are scaled.
+    """An `OptimWrapper` with autocasting and loss scaling.
 
-    Forward passes run under ``torch.autocast`` for the device of the parameters. The
-    loss is multiplied by a scale before the backward pass, and gradients are divided by
-    it before they are clipped and applied. If one is not finite, the step is left out
-    and the scale halved. There is a scale for bfloat16 too; a power of two, such as
-    torch's defaults, changes no bit of a result that is in range.
+    Forward passes within `optim_context` run under ``torch.autocast`` for the device of
+    the parameters. The loss is multiplied by a scale before the backward pass, and
+    gradients are divided by it before they are clipped and applied. If a gradient is
+    not finite, the step is skipped and the scale is halved. Losses of bfloat16 are
+    scaled too. A scale that is a power of two, such as torch's defaults, changes no bit
+    of a result in range.
 
     Args:
-        loss_scale: ``"dynamic"`` for torch's defaults, a number above 0 for a scale
-            that stays, or arguments of ``torch.amp.GradScaler``. It is copied.
-        dtype: ``torch.bfloat16``, ``torch.float16`` or their names; where the device
-            autocasts to them, float32 and float64 as well. None is the device's
-            default: float16 on CUDA, bfloat16 on the CPU.
-        use_fsdp: all ranks leave out the same steps, as sharded parameters need it
-            (``ShardedGradScaler``); torch.distributed must be initialised.
-        **kwargs: of `OptimWrapper`; ``optimizer`` is one of them.
+        loss_scale: ``"dynamic"`` for torch's defaults, a number above 0 for a constant
+            scale, or a dict of arguments of ``torch.amp.GradScaler``, which is copied.
+        dtype: ``torch.bfloat16``, ``torch.float16`` or their names, also float32 and
+            float64 if the device can autocast to them. None is the default of the
+            device: float16 on CUDA, bfloat16 on the CPU.
+        use_fsdp: if True, all ranks skip the same steps (``ShardedGradScaler``), as
+            sharded parameters require. torch.distributed must be initialized.
+        **kwargs: arguments of `OptimWrapper`, among them ``optimizer``.
 
     Attributes:
         loss_scaler: the ``GradScaler``.
         cast_dtype: the dtype, or None.
 
     Raises:
-        TypeError, ValueError: a setting is of the wrong kind or out of range.
+        TypeError, ValueError: a setting has the wrong type or is out of range.
 
-    From mmengine ``AmpOptimWrapper``, which refuses to work on a CPU, and whose
-    ``isinstance`` checks it passes.
+    Equivalent to mmengine's ``AmpOptimWrapper``, and passes its ``isinstance`` checks.
+    mmengine's class raises an error on the CPU.
     """
 
     def __init__(
@@ -57,17 +58,18 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.cast_dtype: torch.dtype | None = _dtype(dtype, self._device_type())
-        settings, self._scale_update_param = _scaling(loss_scale)
-        found = _scaler(use_fsdp, self._device_type(), settings)
-        self.loss_scaler: torch.amp.GradScaler = found
+        device_type = self._device_type()
+        self.cast_dtype: torch.dtype | None = _resolve_dtype(dtype, device_type)
+        settings, self._scale_update_param = _parse_loss_scale(loss_scale)
+        scaler = _make_scaler(use_fsdp, device_type, settings)
+        self.loss_scaler: torch.amp.GradScaler = scaler
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Scale the loss, call its ``backward`` and count the micro-step."""
         super().backward(self.loss_scaler.scale(loss), **kwargs)
 
     def step(self, **kwargs: Any) -> None:
-        """Clip the unscaled gradients, step unless one is infinite, set the scale."""
+        """Clip the unscaled gradients, step if all are finite, and update the scale."""
         if self.clip_grad_kwargs:
             self.loss_scaler.unscale_(self.optimizer)
             self._clip_grad()
@@ -76,19 +78,19 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """Run the forward pass of a micro-step, autocasting; see `OptimWrapper`."""
+        """Run the forward pass of a micro-step with autocasting; see `OptimWrapper`."""
         autocast = torch.autocast(self._device_type(), dtype=self.cast_dtype)
         with super().optim_context(model), autocast:
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of `OptimWrapper`, and the scale as ``loss_scaler``."""
+        """Return the state of `OptimWrapper` with the scaler's as ``loss_scaler``."""
         return {**super().state_dict(), "loss_scaler": self.loss_scaler.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; the argument stays as it is.
+        """Load a state from `state_dict`; the argument is not changed.
 
-        Without ``loss_scaler`` in it, such as from `OptimWrapper`, the scale stays.
+        A state without ``loss_scaler``, such as from `OptimWrapper`, keeps the scale.
         """
         state = dict(state_dict)
         scale = state.pop("loss_scaler", None)
@@ -102,22 +104,22 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
             raise
 
     def _device_type(self) -> str:
-        """Return the type of the device that the parameters are on now."""
+        """Return the type of the current device of the parameters."""
         groups = self.optimizer.param_groups
         parameters = (each for group in groups for each in group["params"])
         device: torch.device = next(parameters).device
         return device.type
 
 
-def _dtype(dtype: Any, device_type: str) -> torch.dtype | None:
-    """Return the dtype that is meant, if the device can autocast to it."""
+def _resolve_dtype(dtype: Any, device_type: str) -> torch.dtype | None:
+    """Return the dtype of a setting; raise if the device cannot autocast to it."""
     where = "AmpOptimWrapper: dtype"
     if dtype is None:
         return None
     if isinstance(dtype, str):
-        if dtype not in _NAMED:
+        if dtype not in _DTYPE_NAMES:
             raise SettingValueError(
-                f"{where} must be one of {', '.join(_NAMED)}, but is {dtype!r}."
+                f"{where} must be one of {', '.join(_DTYPE_NAMES)}, but is {dtype!r}."
             )
         dtype = getattr(torch, dtype)
     if not isinstance(dtype, torch.dtype):
@@ -125,7 +127,7 @@ def _dtype(dtype: Any, device_type: str) -> torch.dtype | None:
             f"{where} must be a torch.dtype, its name or None, but is {dtype!r} "
             f"({type_name(dtype)})."
         )
-    if device_type == "cpu" and dtype not in _ON_CPU:
+    if device_type == "cpu" and dtype not in _CPU_DTYPES:
         raise SettingValueError(
             f"{where} must be torch.bfloat16 or torch.float16 for parameters on the "
             f"CPU, but is {dtype}. Use OptimWrapper to train without casting."
@@ -133,8 +135,8 @@ def _dtype(dtype: Any, device_type: str) -> torch.dtype | None:
     return dtype
 
 
-def _scaling(loss_scale: Any) -> tuple[dict[str, Any], float | None]:
-    """Return the settings of the scaler, and the scale if it is to stay as it is."""
+def _parse_loss_scale(loss_scale: Any) -> tuple[dict[str, Any], float | None]:
+    """Return the settings of the scaler, and the scale if it is constant."""
     where = "AmpOptimWrapper: loss_scale"
     if isinstance(loss_scale, Mapping):
         return dict(loss_scale), None
@@ -152,11 +154,11 @@ def _scaling(loss_scale: Any) -> tuple[dict[str, Any], float | None]:
     return {"init_scale": float(loss_scale)}, float(loss_scale)
 
 
-def _scaler(
+def _make_scaler(
     sharded: bool, device_type: str, settings: dict[str, Any]
 ) -> torch.amp.GradScaler:
     cls: Callable[..., torch.amp.GradScaler] = torch.amp.GradScaler
-    if sharded:  # imports torch.distributed, which not every torch has
+    if sharded:  # needs torch.distributed, which some builds of torch lack
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
         cls = ShardedGradScaler

@@ -1,4 +1,4 @@
-"""detect_anomalous_params: parameters that a loss does not depend on."""
+"""Find parameters that a loss does not depend on: `detect_anomalous_params`."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ _logger = logging.getLogger("pyparallel.mmengine")
 
 
 def detect_anomalous_params(loss: torch.Tensor, model: nn.Module) -> list[str]:
-    """Return the names of parameters that take no part in ``loss``; log each of them.
+    """Return and log the names of parameters that ``loss`` does not depend on.
 
-    Such parameters get no gradient: DistributedDataParallel waits for them for ever
+    Such parameters get no gradient, so DistributedDataParallel waits for them forever
     unless ``find_unused_parameters`` is set.
 
     Args:
-        loss: the tensor that is minimised. The backward pass may have been run.
-        model: its parameters that require grad are looked for, by the names of
-            ``named_parameters()``: under DDP they begin with ``module.``.
+        loss: the minimized tensor, before or after its backward pass.
+        model: the model. Its parameters that require grad are checked, under the names
+            of ``named_parameters()``; under DDP they begin with ``module.``.
 
     Returns:
-        The names, in the order of the parameters. All of them, if the loss has no
-        graph.
+        The names, in the order of the parameters. Without a graph of the loss, all of
+        them.
 
     Raises:
-        TypeError: ``loss`` is no tensor.
+        TypeError: ``loss`` is not a tensor.
 
-    One message at level ERROR is logged for each: to the current logger of mmengine
-    where that is installed, otherwise to ``pyparallel.mmengine``. From mmengine, which
-    returned nothing and raised RecursionError for graphs 1,000 deep.
+    Each parameter is logged as one message of level ERROR, to the current logger of
+    mmengine, or without mmengine to ``pyparallel.mmengine``.
+
+    mmengine's function returns None, and raises RecursionError for graphs 1,000 deep.
     """
     if not isinstance(loss, torch.Tensor):
         raise BatchTypeError(
             "detect_anomalous_params: loss must be a tensor, but is "
             f"{type_name(loss)}. "
-            "Give it the sum that is minimised."
+            "Pass the minimized sum of the losses."
         )
     candidates = [
         (name, parameter)
@@ -63,41 +64,41 @@ def detect_anomalous_params(loss: torch.Tensor, model: nn.Module) -> list[str]:
     return [name for name, _ in missing]
 
 
-class _Answered(Exception):
-    """The engine has been asked, and must not go on."""
+class _BackwardAborted(Exception):
+    """Ends the backward pass before the engine runs a node of the model."""
 
 
 def _are_reached(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[bool]:
-    """Tell for each parameter whether a backward pass of the loss would reach it.
+    """Return for each parameter whether a backward pass of the loss would reach it.
 
-    Note: [the engine is asked]
-    Autograd's engine knows, before it runs anything, which nodes a pass will come by.
-    So a pass is begun at a node of our own above the loss, whose hook asks and then
-    ends it: no node of the model runs, and no hook of anybody else. To walk the graph
-    here instead would make a Python object for every node. Since torch 2.13 these live
-    as long as their nodes, and then to free a graph that is some 50,000 deep overflows
-    the stack.
+    Note: [reached parameters]
+    Autograd's engine determines the nodes of a backward pass before it runs the first
+    one. So this function starts a pass at an additional node above the loss. The hook
+    of that node queries the engine and then aborts the pass, before any node of the
+    model and any other hook runs. A walk over the graph would create a Python object
+    for every node instead. Since torch 2.13 such an object lives as long as its node,
+    and freeing a graph about 50,000 nodes deep then overflows the stack.
     """
     if loss.grad_fn is None:
         return [False] * len(parameters)
-    edge_of = torch.autograd.graph.get_gradient_edge
-    answers: list[bool] = []
+    gradient_edge = torch.autograd.graph.get_gradient_edge
+    reached: list[bool] = []
 
-    def ask(_: Any) -> None:
-        answers.extend(will_execute(node) for node in nodes)
-        raise _Answered
+    def query_engine(_: Any) -> None:
+        reached.extend(will_execute(node) for node in nodes)
+        raise _BackwardAborted
 
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        torch.autograd.set_detect_anomaly(False),  # it would warn of what we raise
+        torch.autograd.set_detect_anomaly(False),  # would warn about _BackwardAborted
     ):
-        nodes = [edge_of(parameter).node for parameter in parameters]
+        nodes = [gradient_edge(parameter).node for parameter in parameters]
         root: Any = loss.clone()
-        root.grad_fn.register_prehook(ask)
-        with contextlib.suppress(_Answered):
+        root.grad_fn.register_prehook(query_engine)
+        with contextlib.suppress(_BackwardAborted):
             torch.autograd.backward(root, torch.empty_like(root), retain_graph=True)
-    return answers
+    return reached
 
 
 def _log(message: str) -> None:

@@ -1,4 +1,4 @@
-"""BaseModel: what runners call, around the forward of a model."""
+"""BaseModel: the steps that runners call, around the forward pass of a model."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ _Losses = Mapping[str, torch.Tensor | list[torch.Tensor]]
 
 @provides("MODELS")
 class BaseModel(BaseModelBase, metaclass=ABCMeta):
-    """A model that preprocesses its batches and updates its own parameters.
+    """A model that preprocesses its batches and updates its parameters.
 
-    A subclass defines ``forward``, which gets what ``data_preprocessor`` returns and a
-    ``mode``: ``"loss"`` (return a dict of losses), ``"predict"`` (return a list of
+    A subclass defines ``forward``. It receives the result of ``data_preprocessor`` and
+    a ``mode``: ``"loss"`` (return a dict of losses), ``"predict"`` (return a list of
     results) or ``"tensor"``.
 
     Args:
-        data_preprocessor: a module; a config ``dict(type=..., **options)``, whose type
-            is a name in mmengine's ``MODELS`` (without mmengine: of a class here, a
-            dotted path or a class); None for a `BaseDataPreprocessor`.
-        init_cfg: how weights are initialised; mmengine reads it.
+        data_preprocessor: a module, or None for a `BaseDataPreprocessor`, or a config
+            ``dict(type=..., **options)``. The type is a name in mmengine's ``MODELS``;
+            without mmengine the name of a preprocessor of this package, a dotted path
+            or a class.
+        init_cfg: the initialization of the weights; mmengine reads it.
 
     Raises:
-        TypeError: a ```data_preprocessor``` of another kind.
-        ValueError: without mmengine, a type that is not known.
+        TypeError: ``data_preprocessor`` is of another type.
+        ValueError: without mmengine, an unknown type of ``data_preprocessor``.
 
-    Models written for mmengine's class run on this one unchanged. Where mmengine is
-    installed this is a subclass of it.
+    Models written for mmengine's class work with this one unchanged. With mmengine
+    installed this class is a subclass of it.
     """
 
     data_preprocessor: nn.Module
 
-    # Those of mmengine set the devices of preprocessors, which `_apply` does here.
+    # mmengine's methods set the device of preprocessors; here `_apply` does.
     to: Any = nn.Module.to
     cuda: Any = nn.Module.cuda
     cpu: Any = nn.Module.cpu
@@ -63,25 +64,25 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         nn.Module.__init__(self)
         self._is_init = False
         self.init_cfg: Any = copy.deepcopy(init_cfg)
-        self.data_preprocessor = _preprocessor(data_preprocessor)
+        self.data_preprocessor = _build_preprocessor(data_preprocessor)
 
     @abstractmethod
     def forward(
         self, inputs: Any, data_samples: Any = None, mode: str = "tensor"
     ) -> Any:
-        """Return losses, results or features, by ``mode``; see the class.
+        """Return losses, results or features, depending on ``mode``; see the class.
 
         Args:
-            inputs: what the preprocessor returns under this name.
-            data_samples: annotations, or None.
+            inputs: the entry ``inputs`` of the preprocessed batch.
+            data_samples: the annotations, or None.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"``.
         """
 
     def init_weights(self) -> None:
-        """Initialise the weights by ``init_cfg``, once, and those of all children.
+        """Initialize the weights by ``init_cfg``, once, and those of all children.
 
         Raises:
-            RuntimeError: there is an ``init_cfg``, and no mmengine to read it.
+            RuntimeError: ``init_cfg`` is set, but mmengine is missing.
         """
         initialize: Any = getattr(super(), "init_weights", None)
         if initialize is not None:  # mmengine's
@@ -92,7 +93,7 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         if self.init_cfg:
             raise RuntimeError(
                 f"{type(self).__name__}: init_cfg must be None without mmengine, which "
-                f"reads it, but is {self.init_cfg!r}. Install mmengine, or initialise "
+                f"reads it, but is {self.init_cfg!r}. Install mmengine, or initialize "
                 "the weights in __init__."
             )
         for child in self.children():
@@ -105,7 +106,7 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         """Preprocess, compute the losses, and update the parameters.
 
         Args:
-            data: a batch as the loader gives it.
+            data: a batch of the loader.
             optim_wrapper: an `OptimWrapper`.
 
         Returns:
@@ -119,7 +120,7 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         return log_vars
 
     def val_step(self, data: Any) -> Any:
-        """Return the predictions for a batch as the loader gives it."""
+        """Return the predictions for a batch of the loader."""
         return self._run_forward(self.data_preprocessor(data, False), mode="predict")
 
     def test_step(self, data: Any) -> Any:
@@ -127,39 +128,39 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         return self._run_forward(self.data_preprocessor(data, False), mode="predict")
 
     def parse_losses(self, losses: _Losses) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the loss to minimise, and what to log.
+        """Return the loss to minimize, and the values to log.
 
         Args:
-            losses: tensors, or lists of tensors, by name. A tensor counts with its
-                mean, a list with the sum of its means.
+            losses: tensors, or lists of tensors, by name. The value of a tensor is its
+                mean, the value of a list is the sum of the means of its tensors.
 
         Returns:
-            The sum of all entries whose name contains ``loss``; and an ``OrderedDict``
-            with that sum as ``loss``, followed by every entry. They are detached. When
-            there are several losses and one of them is named ``loss``, that one is
-            logged as ``loss_own``.
+            The sum of all entries whose name contains ``loss``, and an ``OrderedDict``
+            of detached values: that sum as ``loss``, followed by every entry. If there
+            are several losses and one of them is named ``loss``, it is logged as
+            ``loss_own``.
 
         Raises:
-            TypeError: an entry that is no tensor or list of tensors; tensors of
-                integers, which have no mean.
+            TypeError: an entry is not a tensor or a list of tensors, or has an integer
+                dtype, which has no mean.
             ValueError: no entry is a loss.
 
-        From mmengine, where an entry named ``loss`` took the place of the sum in the
-        log, and where what was logged kept the graph alive.
+        mmengine's method logs an entry named ``loss`` in place of the sum, and its
+        logged values keep the graph alive.
         """
         if not isinstance(losses, Mapping):
             raise BatchTypeError(
-                "parse_losses: losses must be a dict, which forward returns with "
+                "parse_losses: losses must be a dict, as forward returns for "
                 f"mode='loss', but is {type_name(losses)}."
             )
-        means = {name: _mean(name, value) for name, value in losses.items()}
+        means = {name: _entry_mean(name, value) for name, value in losses.items()}
         entries = [value for name, value in means.items() if "loss" in name]
         total: Any = sum(entries)
         if not isinstance(total, torch.Tensor):
             raise BatchValueError(
                 "parse_losses: losses must have a tensor whose name contains 'loss', "
-                f"but has {', '.join(map(repr, losses)) or 'nothing'}. Name what is to "
-                "be minimised so."
+                f"but has {', '.join(map(repr, losses)) or 'nothing'}. Rename the "
+                "losses that are to be minimized."
             )
         logged: dict[str, Any] = OrderedDict(loss=total)
         for name, value in means.items():
@@ -180,12 +181,12 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         return run_forward(self, data, mode, type(self).__name__)
 
     def _set_device(self, device: torch.device) -> None:
-        """Send batches to this device; for code that calls mmengine's method."""
+        """Set the device of batches; for code that calls mmengine's method."""
         for preprocessor in self._preprocessors():
             preprocessor._device = device
 
     def _apply(self, fn: Apply, recurse: bool = True) -> BaseModel:
-        """Let mmengine's own preprocessors follow too; ours do so by themselves."""
+        """Update the device of mmengine's own preprocessors; ours update themselves."""
         nn.Module._apply(self, fn, recurse)
         for preprocessor in self._preprocessors():
             if not isinstance(preprocessor, BaseDataPreprocessor):
@@ -193,24 +194,25 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         return self
 
     def _preprocessors(self) -> list[Any]:
-        """Return all preprocessors in this model, mmengine's own too."""
+        """Return all preprocessors of this model, including mmengine's own."""
         modules = self.modules()
         return [each for each in modules if isinstance(each, BaseDataPreprocessorBase)]
 
 
-def _mean(name: str, value: Any) -> Any:
+def _entry_mean(name: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return _mean_of(value, f"losses[{name!r}]")
+        return _tensor_mean(value, f"losses[{name!r}]")
     if not isinstance(value, list):
         raise BatchTypeError(
             f"losses[{name!r}] must be a tensor or a list of tensors, but is "
             f"{type_name(value)}."
         )
-    means = [_mean_of(each, f"losses[{name!r}][{i}]") for i, each in enumerate(value)]
-    return sum(means)
+    return sum(
+        _tensor_mean(each, f"losses[{name!r}][{i}]") for i, each in enumerate(value)
+    )
 
 
-def _mean_of(value: Any, where: str) -> torch.Tensor:
+def _tensor_mean(value: Any, where: str) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise BatchTypeError(f"{where} must be a tensor, but is {type_name(value)}.")
     if not (value.is_floating_point() or value.is_complex()):
@@ -221,29 +223,29 @@ def _mean_of(value: Any, where: str) -> torch.Tensor:
     return value.mean()
 
 
-def _preprocessor(given: Any) -> nn.Module:
-    """Return the module that is given, or that a config describes."""
-    if given is None:
+def _build_preprocessor(config: Any) -> nn.Module:
+    """Return the preprocessor from a config, a module or None."""
+    if config is None:
         return BaseDataPreprocessor()
-    if isinstance(given, nn.Module):
-        return given
-    if not isinstance(given, dict):
+    if isinstance(config, nn.Module):
+        return config
+    if not isinstance(config, dict):
         raise BatchTypeError(
             "BaseModel: data_preprocessor must be a dict, a module or None, but is "
-            f"{type_name(given)}."
+            f"{type_name(config)}."
         )
     models = upstream("MODELS")
     if models is not None:
-        built: nn.Module = models.build(given)
+        built: nn.Module = models.build(config)
         return built
-    options = dict(given)
+    options = dict(config)
     cls = options.pop("type", None)
-    made: nn.Module = (cls if isinstance(cls, type) else _named(cls))(**options)
-    return made
+    built = (cls if isinstance(cls, type) else _find_class(cls))(**options)
+    return built
 
 
-def _named(name: Any) -> Any:
-    """Return the class of a name without mmengine's registry to ask."""
+def _find_class(name: Any) -> Any:
+    """Return the class with this name, without mmengine's registry."""
     known = {
         cls.__name__: cls
         for cls in provided["MODELS"]

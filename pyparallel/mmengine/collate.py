@@ -1,4 +1,4 @@
-"""pseudo_collate and default_collate: samples become a batch as mmengine has it."""
+"""pseudo_collate, default_collate and stack_batch: samples to batches of mmengine."""
 
 from __future__ import annotations
 
@@ -29,54 +29,54 @@ from ..core.errors import (
     type_name,
 )
 from ..core.tracing import span
-from ._cast_data import is_element
+from ._cast_data import has_to_method
 from ._upstream import provides
 
 _TEXT = (str, bytes)
 
-#: What becomes of a column that is no container: the values of all samples at a path.
-_Leaves = Callable[[Any, Path], Any]
+#: A function that batches the values of all samples at the path of a leaf.
+_LeafCollate = Callable[[Any, Path], Any]
 
 
 @provides("FUNCTIONS")
 def pseudo_collate(data_batch: Sequence[Any]) -> Any:
-    """Return the samples with their containers turned inside out; nothing is stacked.
+    """Return samples as one container of lists, without stacking their values.
 
-    The result has the structure of the first sample. In the place of every leaf stand
-    the values of all samples: a list where the path to it ends in a key, a tuple where
-    it ends in an index, and the batch itself where samples have no structure.
+    The result has the structure of the first sample. Each leaf becomes the sequence of
+    the values of all samples: a list if its path ends in a key, a tuple if the path
+    ends in an index. A batch of samples without structure is returned unchanged.
 
     Args:
         data_batch: the samples, at least one.
 
     Returns:
-        The batch. Mappings and namedtuples keep their types, as do lists and other
-        sequences; tuples become lists. Keys that the first sample lacks are dropped. A
-        `DataContainer` is batched as its flags say, in one chunk.
+        The batch. Mappings, namedtuples, lists and other sequences keep their types;
+        tuples become lists. Keys that the first sample lacks are dropped. A
+        `DataContainer` is batched according to its flags, as one chunk.
 
     Raises:
-        TypeError: samples of different kinds.
-        ValueError: no samples, a missing key (a ``KeyError`` too), sequences of unequal
-            length (a ``RuntimeError`` too). The message names sample and key.
+        TypeError: samples have different structures.
+        ValueError: no samples, a missing key (also a ``KeyError``), sequences of
+            unequal length (also a ``RuntimeError``). The message names sample and key.
 
-    From mmengine, where mappings that are not made from a dict (``defaultdict``) raised
-    and a string beside a list was taken apart.
+    mmengine's function raises for mappings whose class takes no dict, such as
+    ``defaultdict``, and splits a string beside a list into its characters.
 
     Example:
         >>> pseudo_collate([{"img": 1, "box": (2, "a")}, {"img": 3, "box": (4, "b")}])
         {'img': [1, 3], 'box': [(2, 4), ('a', 'b')]}
     """
-    return _batch(data_batch, "pseudo_collate", lambda column, _: column)
+    return _collate(data_batch, "pseudo_collate", lambda column, _: column)
 
 
 @provides("FUNCTIONS")
 def default_collate(data_batch: Sequence[Any]) -> Any:
-    """Return what `pseudo_collate` does, with what can be stacked stacked.
+    """Return samples as one container of stacked tensors.
 
-    Tensors, arrays and numbers are batched as torch's ``default_collate`` does it, in a
-    ``DataLoader`` worker straight into shared memory. Strings, bytes, mmengine's data
-    elements and other objects with a method ``to`` are kept as `pseudo_collate` keeps
-    them.
+    Tensors, arrays and numbers are stacked as in torch's ``default_collate``, in a
+    ``DataLoader`` worker directly into shared memory. Strings, bytes, mmengine's data
+    elements and other objects with a method ``to`` are not stacked; the result is that
+    of `pseudo_collate`.
 
     Args:
         data_batch: the samples, at least one.
@@ -85,18 +85,18 @@ def default_collate(data_batch: Sequence[Any]) -> Any:
         The batch; see `pseudo_collate`. Tensors are ``(n, *shape)``.
 
     Raises:
-        TypeError: samples of different kinds; values that cannot be stacked, ``None``
-            for one.
-        ValueError: as `pseudo_collate`; tensors of unequal shapes (a ``RuntimeError``
-            too). The message names sample and key.
+        TypeError: samples have different structures, or values cannot be stacked, such
+            as ``None``.
+        ValueError: as `pseudo_collate`; tensors of unequal shapes (also a
+            ``RuntimeError``). The message names sample and key.
 
-    From mmengine.
+    Equivalent to mmengine's function.
 
     Example:
         >>> default_collate([{"img": 1, "name": "a"}, {"img": 3, "name": "b"}])
         {'img': tensor([1, 3]), 'name': ['a', 'b']}
     """
-    return _batch(data_batch, "default_collate", _stacked)
+    return _collate(data_batch, "default_collate", _stack_leaf)
 
 
 def stack_batch(
@@ -104,26 +104,27 @@ def stack_batch(
     pad_size_divisor: int = 1,
     pad_value: float = 0,
 ) -> torch.Tensor:
-    """Return tensors as one, padded at the ends of all dimensions but their first.
+    """Return tensors as one, padded at the end of every dimension except the first.
 
     Args:
-        tensor_list: tensors ``(C, *sizes)`` of one number of dimensions and one C, at
-            least one.
+        tensor_list: at least one tensor ``(C, *sizes)``, all with the same C and the
+            same number of dimensions.
         pad_size_divisor: padded sizes are rounded up to multiples of it.
-        pad_value: number written into the padding, converted as
-            ``torch.nn.functional.pad`` does it.
+        pad_value: the number in the padding, converted as by
+            ``torch.nn.functional.pad``.
 
     Returns:
         The tensor ``(n, C, *target)``, contiguous. Gradients flow through it.
 
     Raises:
-        TypeError: anything but a list or tuple of tensors (an ``AssertionError`` too).
+        TypeError: ``tensor_list`` is not a list or tuple of tensors (also an
+            ``AssertionError``).
         ValueError: no tensors, different C or numbers of dimensions, a
-            ``pad_size_divisor`` below 1. The tensor is named.
+            ``pad_size_divisor`` below 1. The message names the tensor.
 
     Stream: on a GPU the work is queued on the current stream.
 
-    From mmengine, where sizes above 2**24 were rounded.
+    mmengine's function rounds sizes above 2**24.
 
     Example:
         >>> stack_batch([torch.ones(1, 2), torch.ones(1, 1)], 3).tolist()
@@ -137,7 +138,7 @@ def stack_batch(
 def pad_to_batch(
     tensors: Any, pad_size_divisor: int, pad_value: float, name: Callable[[int], str]
 ) -> torch.Tensor:
-    """Do what `stack_batch` does; ``name`` names a tensor in messages."""
+    """Stack tensors as `stack_batch`; ``name`` returns the name of one in messages."""
     if not isinstance(tensors, list | tuple):
         raise BatchTypeError(
             f"stack_batch: tensor_list must be a list of tensors, but is "
@@ -172,7 +173,7 @@ def pad_to_batch(
     return stacked  # type: ignore[no-any-return]  # a Padded only with sizes or a mask
 
 
-def _batch(batch: Any, where: str, leaves: _Leaves) -> Any:
+def _collate(batch: Any, where: str, collate_leaf: _LeafCollate) -> Any:
     if not isinstance(batch, Sequence) or isinstance(batch, _TEXT):
         raise BatchTypeError(
             f"{where}: data_batch must be a sequence of samples, but is "
@@ -183,11 +184,13 @@ def _batch(batch: Any, where: str, leaves: _Leaves) -> Any:
             f"{where}: data_batch must have at least one sample, but is empty."
         )
     with span("pyparallel.collate"):
-        return _column(batch, (), leaves)
+        return _collate_column(batch, (), collate_leaf)
 
 
-def _column(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
-    """Batch what stands at ``path`` in every sample; the first decides the kind."""
+def _collate_column(
+    column: Sequence[Any], path: Path, collate_leaf: _LeafCollate
+) -> Any:
+    """Batch the values of all samples at ``path``, by the type of the first."""
     first = column[0]
     if isinstance(first, _TEXT):
         return column
@@ -195,22 +198,25 @@ def _column(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
         return batch_containers(list(column), path, len(column))
     is_mapping = isinstance(first, Mapping)
     if not is_mapping and not isinstance(first, Sequence):
-        return leaves(column, path)
+        return collate_leaf(column, path)
     if len(path) >= pytree.MAX_DEPTH:
         raise pytree.nesting_error(format_path("data_batch[0]", path[:3]) + "...")
-    return (_mappings if is_mapping else _sequences)(column, path, leaves)
+    collate_container = _collate_mappings if is_mapping else _collate_sequences
+    return collate_container(column, path, collate_leaf)
 
 
-def _mappings(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
+def _collate_mappings(
+    column: Sequence[Any], path: Path, collate_leaf: _LeafCollate
+) -> Any:
     check_types(list(column), Mapping, "a mapping", path)
     batched = {
-        key: _column(_values_of(key, column, path), (*path, key), leaves)
+        key: _collate_column(_key_values(key, column, path), (*path, key), collate_leaf)
         for key in column[0]
     }
     return pytree.rebuild_mapping(column[0], batched)
 
 
-def _values_of(key: Any, column: Sequence[Any], path: Path) -> list[Any]:
+def _key_values(key: Any, column: Sequence[Any], path: Path) -> list[Any]:
     values: list[Any] = []
     try:
         values.extend(item[key] for item in column)
@@ -223,11 +229,13 @@ def _values_of(key: Any, column: Sequence[Any], path: Path) -> list[Any]:
     return values
 
 
-def _sequences(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
+def _collate_sequences(
+    column: Sequence[Any], path: Path, collate_leaf: _LeafCollate
+) -> Any:
     first = column[0]
-    advice = "Make it a tensor or an array, which is not taken apart."
+    advice = "Convert it to a tensor or an array, which is one value."
     columns = [
-        _column(items, (*path, step), leaves)
+        _collate_column(items, (*path, step), collate_leaf)
         for step, items in sequence_columns(list(column), path, advice)
     ]
     if isinstance(first, tuple) and not pytree.is_namedtuple(first):
@@ -235,10 +243,10 @@ def _sequences(column: Sequence[Any], path: Path, leaves: _Leaves) -> Any:
     return pytree.rebuild_sequence(first, columns)
 
 
-def _stacked(column: Sequence[Any], path: Path) -> Any:
+def _stack_leaf(column: Sequence[Any], path: Path) -> Any:
     first = column[0]
     if isinstance(first, torch.Tensor):
         return batch_tensors(list(column), path)
-    if is_element(first):
+    if has_to_method(first):
         return column
     return batch_values(list(column), path)

@@ -1,4 +1,4 @@
-"""BaseDataPreprocessor and ImgDataPreprocessor."""
+"""BaseDataPreprocessor and ImgDataPreprocessor: the first step of a model."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from ..core.errors import (
 )
 from ..core.torch_private import version_of
 from ..images.preprocessor import ImagePreprocessor
-from ._cast_data import cast
+from ._cast_data import cast_data
 from ._upstream import BaseDataPreprocessorBase, ImgDataPreprocessorBase, provides
 from .collate import pad_to_batch
 
-#: What ``Module.to`` and its kind give to ``Module._apply``.
+#: The function that ``Module.to`` and similar methods pass to ``Module._apply``.
 Apply = Callable[[torch.Tensor], torch.Tensor]
-#: What the kernel reads; everything else goes by torch's operators.
-_DTYPES = (torch.uint8, torch.float32)
+#: The dtypes that the kernel reads; other images are converted with torch.
+_KERNEL_DTYPES = (torch.uint8, torch.float32)
 _SWAPPED = [2, 1, 0]
 
 
 @provides("MODELS")
 class BaseDataPreprocessor(BaseDataPreprocessorBase):
-    """Sends a batch to the device of the model that it is part of, in one copy.
+    """Copies a batch to the device of its model, in one packed copy.
 
     Args:
-        non_blocking: passed to the method ``to`` of objects that are no tensors. The
-            host waits for no tensor either way.
+        non_blocking: passed to the method ``to`` of objects that are not tensors. In
+            both cases the host does not wait for tensors.
 
-    It follows the model: whatever moves the model (``to``, ``cuda``, ``to_empty``, a
-    wrapper's ``to``) moves the target of its batches. Subclasses override `forward`.
+    The target device follows the model: every method that moves the model (``to``,
+    ``cuda``, ``to_empty``, a wrapper's ``to``) also changes the device of the batches.
+    Subclasses override `forward`.
 
-    From mmengine, where every tensor was a copy of its own, mappings became dicts and a
-    range raised. As a subclass of mmengine's class, where that is installed, it can be
-    part of models that are built by mmengine.
+    With mmengine installed this is a subclass of mmengine's class, so mmengine can
+    build it as part of a model. mmengine's class copies each tensor separately,
+    converts mappings to dicts, and raises for a range.
     """
 
-    # mmengine's ``cuda`` forgets which device it was given. Typed as Any, since the
-    # annotation would make them fields.
+    # mmengine's ``cuda`` ignores its argument and uses the current device.
     to: Any = nn.Module.to
     cuda: Any = nn.Module.cuda
     cpu: Any = nn.Module.cpu
@@ -60,40 +60,40 @@ class BaseDataPreprocessor(BaseDataPreprocessorBase):
 
     @property
     def device(self) -> torch.device:
-        """Where batches go."""
+        """The device of the batches that `cast_data` returns."""
         return self._device
 
     def cast_data(self, data: Any) -> Any:
         """Return ``data`` on the device, in new containers of the same types.
 
-        DataContainers are opened, as `pyparallel.scatter` does for one target; what is
-        ``cpu_only`` stays on the host. mmengine's data elements and other objects with
-        a method ``to`` go by it. All else (strings, arrays, ranges, ``None``) is passed
-        through.
+        DataContainers are opened, as by `pyparallel.scatter` for one target; contents
+        with ``cpu_only`` stay on the host. mmengine's data elements and other objects
+        with a method ``to`` are moved by that method. Other values (strings, arrays,
+        ranges, ``None``) are returned unchanged.
 
         Raises:
-            TypeError: a DataContainer that holds anything but tensors, without
-                ``cpu_only``.
-            ValueError: a DataContainer of several chunks; containers that hold
-                themselves.
-            RuntimeError: a device that this machine does not have.
+            TypeError: a DataContainer without ``cpu_only`` holds anything but tensors.
+            ValueError: a DataContainer has several chunks, or a container contains
+                itself.
+            RuntimeError: this machine does not have the device.
 
-        Stream: tensors of the host, those in data elements too, go in one packed copy
-        on the copy stream; the stream that is current on the device waits for it, the
-        host does not. They arrive contiguous. On the host nothing is copied.
+        Stream: host tensors, also those in data elements, are copied as one packed copy
+        on the copy stream. The current stream of the device waits for the copy, the
+        host does not. The results are contiguous. If the device is the host, nothing is
+        copied.
         """
-        return cast(data, self._device, self._non_blocking)
+        return cast_data(data, self._device, self._non_blocking)
 
     def forward(self, data: Any, training: bool = False) -> Any:
-        """Return what the model takes, on the device.
+        """Return the arguments of the model, on the device.
 
         Args:
-            data: a batch as the loader gives it.
-            training: whether this is a training step; for subclasses.
+            data: a batch of the loader.
+            training: True in a training step; for subclasses.
 
         Returns:
-            The batch; see `cast_data`. Mappings that are no dicts become dicts, because
-            they are the keyword arguments of the model.
+            The batch; see `cast_data`. A mapping becomes a dict, because it contains
+            the keyword arguments of the model.
         """
         data = self.cast_data(data)
         if isinstance(data, Mapping) and not isinstance(data, dict):
@@ -101,41 +101,41 @@ class BaseDataPreprocessor(BaseDataPreprocessorBase):
         return data
 
     def _apply(self, fn: Apply, recurse: bool = True) -> BaseDataPreprocessor:
-        """Follow the tensors of the model to their device."""
+        """Update the device of the batches along with the tensors of the model."""
         nn.Module._apply(self, fn, recurse)
         self._device = device_after(fn, self._device)
         return self
 
 
-class _Prepared(NamedTuple):
-    """What works as long as the attributes that it was made from are the same."""
+class _CachedKernel(NamedTuple):
+    """A kernel, and the attributes of the preprocessor that it was created from."""
 
-    rows: tuple[Tensor, ...]  # mean and std, or nothing; held, so that ids are theirs
+    rows: tuple[Tensor, ...]  # mean and std, or empty; the references keep ids unique
     options: tuple[Any, ...]
     kernel: ImagePreprocessor | None
 
 
 @provides("MODELS")
 class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
-    """Sends images as they are, and makes one float32 batch of them where they are.
+    """Copies images to the device, and converts them to one float32 batch there.
 
     Args:
-        mean: of every channel of the result: 3 numbers, or 1 for all. None, together
-            with ``std``: no normalisation.
-        std: as ``mean``.
+        mean: the mean of each channel of the result: 3 numbers, or 1 for all channels.
+            None, together with ``std``, for no normalization.
+        std: the standard deviation, as ``mean``.
         pad_size_divisor: height and width are rounded up to multiples of it.
-        pad_value: number in the padding, as it is: it is not normalised.
+        pad_value: the number in the padding. It is not normalized.
         bgr_to_rgb: swap the first and the third channel.
-        rgb_to_bgr: the same, by the other name.
+        rgb_to_bgr: the same as ``bgr_to_rgb``.
         non_blocking: see `BaseDataPreprocessor`.
 
     Raises:
-        ValueError: ``mean`` without ``std`` or the reverse, other than 1 or 3 numbers,
-            both swaps, a ``pad_size_divisor`` below 1 (an ``AssertionError`` too).
+        ValueError: only one of ``mean`` and ``std``, other than 1 or 3 numbers, both
+            swaps, a ``pad_size_divisor`` below 1 (also an ``AssertionError``).
 
-    Values have the very bits of mmengine's class, from which this is. Images of uint8
-    or float32 with at most 4 channels are swapped, normalised, padded and stacked in
-    one pass by `ImagePreprocessor`; others by torch's operators.
+    The values are bitwise equal to those of mmengine's class. `ImagePreprocessor`
+    swaps, normalizes, pads and stacks images of uint8 or float32 with at most 4
+    channels in one pass; torch's operators convert other images.
     """
 
     mean: Tensor
@@ -155,7 +155,7 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         if bgr_to_rgb and rgb_to_bgr:
             raise BatchValueError(
                 "ImgDataPreprocessor: only one of bgr_to_rgb and rgb_to_bgr must be "
-                "set, but both are. They do the same."
+                "set, but both are. Both swap the first and the third channel."
             )
         if (mean is None) != (std is None):
             raise BatchValueError(
@@ -176,37 +176,37 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         where = "ImgDataPreprocessor: pad_size_divisor"
         self.pad_size_divisor: int = check_int(pad_size_divisor, 1, where)
         self.pad_value = pad_value
-        self._prepared: _Prepared | None = None
+        self._cached_kernel: _CachedKernel | None = None
 
     def forward(self, data: Any, training: bool = False) -> Any:
         """Return the batch with its images as one tensor on the device.
 
         Args:
-            data: a mapping with ``inputs``: n images ``(C, h, w)`` of any size in a
-                list, or one tensor ``(n, C, h, w)``, or a DataContainer with one of
-                these; and ``data_samples``, if there are any.
-            training: changes nothing; for subclasses.
+            data: a mapping with ``inputs``, and optionally ``data_samples``. ``inputs``
+                is a list of n images ``(C, h, w)`` of any size, one tensor
+                ``(n, C, h, w)``, or a DataContainer with one of these.
+            training: not used here; for subclasses.
 
         Returns:
-            The batch as a dict, on the device; ``inputs`` is a new float32 tensor
-            ``(n, C, H, W)``, ``data_samples`` is None if there were none. What was
-            given is not changed.
+            The batch as a dict, on the device. ``inputs`` is a new float32 tensor
+            ``(n, C, H, W)``, and ``data_samples`` is None if the batch has none. The
+            argument is not changed.
 
         Raises:
-            TypeError: ``data`` is no mapping; ``inputs`` are no tensors.
-            ValueError: no ``inputs`` (a ``KeyError`` too); images of other shapes. The
-                image is named.
+            TypeError: ``data`` is not a mapping, or ``inputs`` are not tensors.
+            ValueError: no ``inputs`` (also a ``KeyError``), or an image of another
+                shape. The message names the image.
 
-        Stream: see `BaseDataPreprocessor.cast_data`; the images are made on the current
-        stream of the device.
+        Stream: see `BaseDataPreprocessor.cast_data`. The images are converted on the
+        current stream of the device.
         """
         _check_batch(data)
         batch = super().forward(data, training)
         inputs = batch["inputs"]
         if isinstance(inputs, Tensor):
-            images = self._batch_of_one_size(inputs)
+            images = self._batch_from_tensor(inputs)
         elif isinstance(inputs, list | tuple):
-            images = self._batch_of_list(list(inputs))
+            images = self._batch_from_list(list(inputs))
         else:
             raise BatchTypeError(
                 "data['inputs'] must be a list of tensors (C, h, w) or one tensor "
@@ -216,17 +216,18 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         batch.setdefault("data_samples", None)
         return batch
 
-    def _batch_of_list(self, images: list[Tensor]) -> Tensor:
+    def _batch_from_list(self, images: list[Tensor]) -> Tensor:
         for i, image in enumerate(images):
-            self._check(image, _name(i))
-        kernel = self._kernel(images)
+            self._check_image(image, _image_name(i))
+        kernel = self._kernel_for(images)
         if kernel is not None:
-            made: Any = kernel(images)
-            return made  # type: ignore[no-any-return]  # a Padded only with a mask
-        ready = [self._by_torch(image) for image in images]
-        return pad_to_batch(ready, self.pad_size_divisor, self.pad_value, _name)
+            result: Any = kernel(images)
+            return result  # type: ignore[no-any-return]  # a Padded only with a mask
+        converted = [self._convert_with_torch(image) for image in images]
+        divisor = self.pad_size_divisor
+        return pad_to_batch(converted, divisor, self.pad_value, _image_name)
 
-    def _batch_of_one_size(self, batch: Tensor) -> Tensor:
+    def _batch_from_tensor(self, batch: Tensor) -> Tensor:
         if batch.dim() != 4:
             raise BatchValueError(
                 "data['inputs'] must be a list of tensors or have 4 dimensions "
@@ -234,25 +235,25 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
             )
         self._check_channels(batch.shape, 1, "data['inputs']")
         images = list(batch) if batch.is_contiguous() else []
-        kernel = self._kernel(images)
+        kernel = self._kernel_for(images)
         if kernel is not None:
-            made: Any = kernel(images)
-            return made  # type: ignore[no-any-return]  # as above
+            result: Any = kernel(images)
+            return result  # type: ignore[no-any-return]  # a Padded only with a mask
         if self._channel_conversion:
             batch = batch[:, _SWAPPED]
-        ready = self._normalized(batch)
+        images_float = self._normalized(batch)
         divisor = self.pad_size_divisor
         height, width = (-size % divisor for size in batch.shape[2:])
-        return F.pad(ready, (0, width, 0, height), "constant", self.pad_value)
+        return F.pad(images_float, (0, width, 0, height), "constant", self.pad_value)
 
-    def _check(self, image: Any, name: str) -> None:
+    def _check_image(self, image: Any, name: str) -> None:
         if not isinstance(image, Tensor):
             raise BatchTypeError(f"{name} must be a tensor, but is {type_name(image)}.")
         self._check_channels(image.shape, 0, name)
-        of_three = self._enable_normalize and self.mean.shape[0] == 3
-        # A swap takes the first three channels of more.
+        needs_three = self._enable_normalize and self.mean.shape[0] == 3
+        # A swap selects the first three channels if there are more.
         has_three = self._channel_conversion or image.shape[:1] == (3,)
-        if of_three and not (has_three and image.dim() == 3):
+        if needs_three and not (has_three and image.dim() == 3):
             raise BatchValueError(
                 f"{name} must have the shape (3, h, w) for a mean of 3 channels, but "
                 f"has {tuple(image.shape)}."
@@ -265,17 +266,17 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
                 f"swapped, but has shape {tuple(shape)}."
             )
         num_channels = 3 if self._channel_conversion else shape[dim] if shape else 1
-        if self._of_three() and len(shape) >= 3 and num_channels not in (1, 3):
+        if self._normalizes_three() and len(shape) >= 3 and num_channels not in (1, 3):
             raise BatchValueError(
                 f"{name} must have 1 or 3 channels in dimension {dim} for mean and std "
                 f"of 3, but has shape {tuple(shape)}."
             )
 
-    def _of_three(self) -> bool:
-        """Tell whether there are numbers for three channels."""
+    def _normalizes_three(self) -> bool:
+        """Return True if mean or std has a number for each of three channels."""
         return self._enable_normalize and 3 in (self.mean.shape[0], self.std.shape[0])
 
-    def _by_torch(self, image: Tensor) -> Tensor:
+    def _convert_with_torch(self, image: Tensor) -> Tensor:
         if self._channel_conversion:
             image = image[_SWAPPED]
         return self._normalized(image)
@@ -284,16 +285,16 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         images = images.float()
         return (images - self.mean) / self.std if self._enable_normalize else images
 
-    def _kernel(self, images: list[Tensor]) -> ImagePreprocessor | None:
-        """Return what makes a batch of these images in one pass, or None."""
+    def _kernel_for(self, images: list[Tensor]) -> ImagePreprocessor | None:
+        """Return the kernel that converts these images in one pass, or None."""
         if not images:
             return None
         first = images[0]
-        of_three = self._channel_conversion or self._of_three()
+        needs_three = self._channel_conversion or self._normalizes_three()
         fits = (
-            first.dtype in _DTYPES
+            first.dtype in _KERNEL_DTYPES
             and first.dim() == 3
-            and (first.shape[0] == 3 if of_three else 1 <= first.shape[0] <= 4)
+            and (first.shape[0] == 3 if needs_three else 1 <= first.shape[0] <= 4)
             and all(
                 type(image) is Tensor
                 and image.dtype is first.dtype
@@ -307,41 +308,42 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
                 torch.is_grad_enabled() and any(image.requires_grad for image in images)
             )
         )
-        return self._made_kernel() if fits else None
+        return self._current_kernel() if fits else None
 
-    def _made_kernel(self) -> ImagePreprocessor | None:
+    def _current_kernel(self) -> ImagePreprocessor | None:
         """Return the kernel for the present attributes, which subclasses may set."""
         rows = (self.mean, self.std) if self._enable_normalize else ()
         if any(row.is_inference() for row in rows):
-            return None  # which do not tell whether they were changed
+            return None  # inference tensors have no version counter
         versions = [version_of(row) for row in rows]
         swaps = self._channel_conversion
         options = (swaps, self.pad_size_divisor, self.pad_value, *versions)
-        made = self._prepared
+        cached = self._cached_kernel
         if (
-            made is None
-            or list(map(id, made.rows)) != list(map(id, rows))
-            or made.options != options
+            cached is None
+            or list(map(id, cached.rows)) != list(map(id, rows))
+            or cached.options != options
         ):
-            made = _Prepared(rows, options, self._new_kernel(rows))
-            self._prepared = made
-        return made.kernel
+            cached = _CachedKernel(rows, options, self._make_kernel(rows))
+            self._cached_kernel = cached
+        return cached.kernel
 
-    def _new_kernel(self, rows: Sequence[Tensor]) -> ImagePreprocessor | None:
-        given: dict[str, Any] = {}
+    def _make_kernel(self, rows: Sequence[Tensor]) -> ImagePreprocessor | None:
+        """Return a new kernel, or None if it does not support the settings."""
+        normalization: dict[str, Any] = {}
         numbers = [self.pad_value] if isinstance(self.pad_value, int | float) else []
         if rows:
             if torch.float64 in [row.dtype for row in rows]:
-                return None  # as the result then is
+                return None  # the result is float64 too
             mean, std = (row.flatten().tolist() for row in rows)
-            given = {"mean": mean, "std": std}
-            if 0.0 in map(_rounded, given["std"]):
+            normalization = {"mean": mean, "std": std}
+            if 0.0 in map(_to_float32, std):
                 return None
             numbers += mean + std
-        if not all(math.isfinite(_rounded(number)) for number in numbers):
+        if not all(math.isfinite(_to_float32(number)) for number in numbers):
             return None
         return ImagePreprocessor(
-            **given,
+            **normalization,
             size_divisor=self.pad_size_divisor,
             pad_value=self.pad_value,
             swap_channels=self._channel_conversion,
@@ -349,7 +351,7 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
 
 
 def device_after(fn: Apply, device: torch.device) -> torch.device:
-    """Return where ``fn`` leaves tensors that were on ``device``."""
+    """Return the device to which ``fn`` moves tensors of ``device``."""
     return fn(torch.empty(0, device=device)).device
 
 
@@ -366,10 +368,10 @@ def _check_batch(data: Any) -> None:
         )
 
 
-def _rounded(number: float) -> float:
-    """Return the number as float32 has it."""
+def _to_float32(number: float) -> float:
+    """Return the number rounded to float32."""
     return c_float(number).value
 
 
-def _name(i: int) -> str:
+def _image_name(i: int) -> str:
     return f"data['inputs'][{i}]"

@@ -1,4 +1,4 @@
-"""MMDistributedDataParallel: DDP whose steps are those of mmengine."""
+"""MMDistributedDataParallel: DDP with mmengine's steps, and `is_model_wrapper`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .anomalous_params import detect_anomalous_params as find_anomalous
 
 
 def _registry() -> Any:
-    """Return mmengine's registry, or one with the classes that torch has."""
+    """Return mmengine's registry, or a new one with torch's wrapper classes."""
     found = upstream("MODEL_WRAPPERS")
     if found is None:
         found = Registry("model_wrapper")
@@ -25,8 +25,8 @@ def _registry() -> Any:
     return found
 
 
-#: The classes of which `is_model_wrapper` knows the instances, with all subclasses:
-#: mmengine's registry where that is installed, otherwise one with torch's classes.
+#: The registry of model wrappers, which `is_model_wrapper` searches: mmengine's if that
+#: is installed, otherwise a registry with torch's classes.
 MODEL_WRAPPERS: Any = _registry()
 
 
@@ -37,22 +37,23 @@ class MMDistributedDataParallel(
     distributed.MMDistributedDataParallel,
     MMDistributedDataParallelBase,
 ):
-    """``DistributedDataParallel`` for a `BaseModel`: it preprocesses, trains and logs.
+    """``DistributedDataParallel`` with the training, validation and test steps.
 
-    The forward pass of `train_step` is a forward of DDP, so ``static_graph``,
-    ``find_unused_parameters``, ``no_sync`` and the rest do what torch says. The second
-    argument is not ``device_ids``.
+    The forward pass of `train_step` is a forward pass of DDP, so ``static_graph``,
+    ``find_unused_parameters``, ``no_sync`` and the other features work as in torch.
+    Unlike in torch's class, the second argument is not ``device_ids``.
 
     Args:
         module: a model with ``data_preprocessor``, ``parse_losses``, ``val_step``,
             ``test_step``, and a ``forward`` that takes a ``mode``.
-        detect_anomalous_params: log, after each training step, which parameters its
-            loss did not depend on; see `detect_anomalous_params`. For debugging.
-        **kwargs: of torch's class. ``device_ids`` and ``output_device`` are left out
-            for a model on the CPU, where torch refuses them: runners always give them.
+        detect_anomalous_params: for debugging: after each training step, log the
+            parameters that its loss did not depend on; see `detect_anomalous_params`.
+        **kwargs: arguments of torch's class. For a model on the CPU ``device_ids`` and
+            ``output_device`` are ignored, because runners always pass them and torch
+            raises for them.
 
-    DataContainers of a batch are opened before the preprocessor, or by it. From
-    mmengine ``MMDistributedDataParallel``, whose ``isinstance`` checks it passes.
+    DataContainers of a batch are opened by the preprocessor or before it. The class
+    passes the ``isinstance`` checks of mmengine's ``MMDistributedDataParallel``.
     """
 
     def __init__(
@@ -70,17 +71,18 @@ class MMDistributedDataParallel(
 
 
 def is_model_wrapper(model: Any, registry: Any = MODEL_WRAPPERS) -> bool:
-    """Tell whether ``model`` wraps the real model in its attribute ``module``.
+    """Return True if ``model`` wraps the real model in its attribute ``module``.
 
-    True for instances of the classes in the registry or its children, and for their
-    subclasses; also when ``torch.compile`` wraps the wrapper. `MODEL_WRAPPERS` has the
-    wrappers of ``pyparallel.mmengine``, too. Objects that are not modules give False.
+    True for instances of the classes in the registry and its children, including
+    subclasses, and for such an instance inside ``torch.compile``. For `MODEL_WRAPPERS`
+    also True for the wrappers of ``pyparallel.mmengine``. False for an object that is
+    not a module.
 
     Args:
-        model: anything.
-        registry: where to look.
+        model: any object.
+        registry: the registry to search.
 
-    From mmengine, which did not look behind ``torch.compile``.
+    mmengine's function returns False for a wrapper inside ``torch.compile``.
     """
     model = uncompiled(model)
     ours: tuple[Any, ...] = tuple(provided.get("MODEL_WRAPPERS", ()))

@@ -1,4 +1,4 @@
-"""Models whose parameters are sharded over the ranks, by torch's two ways."""
+"""Models with parameters sharded over the ranks, by torch's FSDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ._upstream import provides, upstream
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
-if TYPE_CHECKING:  # chosen at run time
+if TYPE_CHECKING:  # mypy cannot check a base that is chosen at run time
     _Base = FullyShardedDataParallel
 else:
     _Base = upstream("MMFullyShardedDataParallel") or FullyShardedDataParallel
@@ -45,31 +45,31 @@ class MMFullyShardedDataParallel(ForwardSteps, _Base):
 
     Args:
         module: a `BaseModel`.
-        process_group: of torch's class, as everything that is not named here.
-        sharding_strategy: a ``ShardingStrategy`` or its name: ``"FULL_SHARD"``.
-        cpu_offload: a ``CPUOffload``, or whether parameters are offloaded.
-        auto_wrap_policy: a function, its name in mmengine's ``FUNCTIONS`` or dotted
-            path, or a dict of such a ``type`` and more arguments for it.
+        process_group: an argument of torch's class.
+        sharding_strategy: a ``ShardingStrategy`` or its name, such as ``"FULL_SHARD"``.
+        cpu_offload: a ``CPUOffload``, or True to offload the parameters.
+        auto_wrap_policy: a function, its name in mmengine's ``FUNCTIONS``, its dotted
+            path, or a dict with one of these as ``type`` and further arguments.
         backward_prefetch: a ``BackwardPrefetch`` or its name; None for no prefetching.
-        mixed_precision: a ``MixedPrecision`` or a dict of its arguments, in which
+        mixed_precision: a ``MixedPrecision``, or a dict of its arguments in which
             dtypes may be names.
         param_init_fn: as ``auto_wrap_policy``.
-        use_orig_params: of torch's class; True here.
-        **kwargs: ``device_id`` may be ``"cpu"``. ``ignored_modules`` and
-            ``ignored_parameters`` may be names; torch calls the latter
-            ``ignored_states``.
+        use_orig_params: an argument of torch's class, with True as default.
+        **kwargs: further arguments of torch's class. ``device_id`` may be ``"cpu"``.
+            ``ignored_modules`` and ``ignored_parameters`` may contain names; torch
+            calls the latter ``ignored_states``.
 
     Raises:
-        TypeError, ValueError, KeyError: a setting of the wrong kind, or without
-            meaning.
+        TypeError, ValueError, KeyError: a setting has the wrong type or an unknown
+            value.
         RuntimeError: there is no accelerator, and ``device_id`` is not the CPU.
 
-    What callers give stays as it is. `OptimWrapper.optim_context` pauses no reduction
-    here: FSDP looks in the backward pass, which runs outside of it. Accumulation is
-    right, and every micro-step reduces.
+    The arguments are not changed. Every micro-step reduces gradients, also within
+    `OptimWrapper.optim_context`: FSDP evaluates ``no_sync`` in the backward pass, which
+    runs outside that context. The accumulated gradients are correct.
 
-    From mmengine ``MMFullyShardedDataParallel``, where a dict as ``param_init_fn`` and
-    ``ignored_parameters`` failed.
+    Equivalent to mmengine's ``MMFullyShardedDataParallel``, which fails for a dict as
+    ``param_init_fn`` and for ``ignored_parameters``.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MMFullyShardedDataParallel(ForwardSteps, _Base):
             "sharding_strategy": resolve_enum(
                 sharding_strategy, ShardingStrategy, where + "sharding_strategy"
             ),
-            "cpu_offload": _offload(cpu_offload, where),
+            "cpu_offload": _resolve_offload(cpu_offload, where),
             "auto_wrap_policy": resolve_function(
                 auto_wrap_policy, where + "auto_wrap_policy"
             ),
@@ -102,7 +102,7 @@ class MMFullyShardedDataParallel(ForwardSteps, _Base):
             ),
             "param_init_fn": resolve_function(param_init_fn, where + "param_init_fn"),
         }
-        kwargs = _ignored(module, kwargs, where)
+        kwargs = _resolve_ignored(module, kwargs, where)
         if isinstance(kwargs.get("device_id"), str):
             kwargs["device_id"] = torch.device(kwargs["device_id"])
         if kwargs.get("device_id") is None and not torch.accelerator.is_available():
@@ -124,23 +124,23 @@ class MMFullyShardedDataParallel(ForwardSteps, _Base):
 class MMFullyShard(ForwardSteps, nn.Module):
     """A model under ``torch.distributed.fsdp.fully_shard`` (FSDP2), with the steps.
 
-    Works on the CPU with gloo as well. Make the optimizer after this: the parameters
-    become ``DTensor``s. The model is changed in place, and its ``state_dict`` keeps its
-    keys (with ``module.`` before them).
+    Also works on the CPU with gloo. Create the optimizer after this wrapper, because
+    the parameters become ``DTensor``s. The model is changed in place, and the keys of
+    its ``state_dict`` begin with ``module.``.
 
     Args:
         module: a `BaseModel`.
-        shard: which submodules are groups of their own, besides the model: names of
-            submodules or of their classes, or a function that tells of a submodule.
+        shard: the submodules that become groups of their own, besides the model: names
+            of submodules or of their classes, or a function that returns True for them.
         mixed_precision: a ``MixedPrecisionPolicy``, or a dict of its arguments in which
             dtypes may be names.
-        cpu_offload: whether parameters are offloaded.
-        ignored_parameters: parameters, or their names, that stay whole.
-        **kwargs: of ``fully_shard``: ``mesh``, ``reshard_after_forward``...
+        cpu_offload: True to offload the parameters.
+        ignored_parameters: parameters, or their names, that are not sharded.
+        **kwargs: arguments of ``fully_shard``: ``mesh``, ``reshard_after_forward``...
 
     Raises:
-        TypeError, ValueError, KeyError: a setting of the wrong kind, or without
-            meaning.
+        TypeError, ValueError, KeyError: a setting has the wrong type or an unknown
+            value.
     """
 
     def __init__(
@@ -169,25 +169,26 @@ class MMFullyShard(ForwardSteps, nn.Module):
             settings["offload_policy"] = CPUOffloadPolicy()
         if ignored is not None:
             settings["ignored_params"] = set(ignored)
-        for each in (*reversed(_chosen(module, shard, where)), module):
+        for each in (*reversed(_shard_groups(module, shard, where)), module):
             fully_shard(each, **settings)
         self.module: Any = module
         self._syncs = True
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the model; whether its backward pass reduces is settled here."""
+        """Call the model, and set whether its backward pass reduces gradients."""
         self.module.set_requires_gradient_sync(self._syncs)
         output = self.module(*inputs, **kwargs)
         if not torch.is_grad_enabled():
-            # torch leaves that of the root to the backward pass, which will not come.
+            # torch reshards the root in the backward pass, which does not follow here.
             self.module.reshard()
         return output
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keep gradients of forward passes inside on their rank, as DDP does.
+        """Disable the reduction of gradients, as in DDP.
 
-        They are whole until the next reduction, which adds them.
+        This applies to forward passes within the context. Their gradients stay
+        unsharded on their rank; the next reduction includes them.
         """
         before, self._syncs = self._syncs, False
         try:
@@ -196,7 +197,7 @@ class MMFullyShard(ForwardSteps, nn.Module):
             self._syncs = before
 
 
-def _offload(value: Any, where: str) -> CPUOffload | None:
+def _resolve_offload(value: Any, where: str) -> CPUOffload | None:
     if isinstance(value, bool):
         return CPUOffload(offload_params=value)
     if value is not None and not isinstance(value, CPUOffload):
@@ -207,8 +208,8 @@ def _offload(value: Any, where: str) -> CPUOffload | None:
     return value
 
 
-def _ignored(module: nn.Module, kwargs: Mapping[str, Any], where: str) -> Any:
-    """Return the arguments with names replaced, under the names that torch has."""
+def _resolve_ignored(module: nn.Module, kwargs: Mapping[str, Any], where: str) -> Any:
+    """Return torch's arguments, with modules and parameters in place of their names."""
     result = dict(kwargs)
     for key, named in (
         ("ignored_modules", dict(module.named_modules())),
@@ -220,8 +221,8 @@ def _ignored(module: nn.Module, kwargs: Mapping[str, Any], where: str) -> Any:
     return result
 
 
-def _chosen(module: nn.Module, shard: Any, where: str) -> list[nn.Module]:
-    """Return the submodules to shard, each before what is inside of it."""
+def _shard_groups(module: nn.Module, shard: Any, where: str) -> list[nn.Module]:
+    """Return the submodules to shard, each before its own submodules."""
     found = [
         (name, each) for name, each in module.named_modules() if each is not module
     ]
@@ -235,46 +236,46 @@ def _chosen(module: nn.Module, shard: Any, where: str) -> list[nn.Module]:
     ]
 
 
-def resolve_enum(value: Any, of: type[_Enum], where: str) -> _Enum | None:
-    """Return a member of an enum that is given by name, as it is, or as None.
+def resolve_enum(value: Any, cls: type[_Enum], where: str) -> _Enum | None:
+    """Return the member of the enum ``cls`` from a member, its name, or None.
 
     Raises:
         KeyError: no member has this name.
-        TypeError: another kind.
+        TypeError: the value has another type.
     """
     if isinstance(value, str):
-        if value not in of.__members__:
-            names = ", ".join(of.__members__)
+        if value not in cls.__members__:
+            names = ", ".join(cls.__members__)
             raise UnknownNameError(f"{where} must be one of {names}, but is {value!r}.")
-        return of[value]
-    if value is not None and not isinstance(value, of):
+        return cls[value]
+    if value is not None and not isinstance(value, cls):
         raise SettingTypeError(
-            f"{where} must be a {of.__name__}, its name or None, but is "
+            f"{where} must be a {cls.__name__}, its name or None, but is "
             f"{type_name(value)}."
         )
     return value
 
 
 def resolve_function(value: Any, where: str) -> Any:
-    """Return a function given as it is, by name, or by a dict with more arguments.
+    """Return a function from a function, its name, a dict, or None.
 
     Args:
-        value: a callable; a name in mmengine's ``FUNCTIONS``, or a dotted path; a dict
-            with either as ``type`` and arguments; None. It stays as it is.
-        where: what it is, for the messages.
+        value: a callable; a name in mmengine's ``FUNCTIONS`` or a dotted path; a dict
+            with one of these as ``type`` and arguments; None. It is not changed.
+        where: the name of the setting, for messages.
 
     Raises:
-        TypeError: another kind, or a dict without ``type``.
-        ValueError: nothing has this name.
+        TypeError: the value has another type, or the dict has no ``type``.
+        ValueError: no function has this name.
     """
     if value is None or (callable(value) and not isinstance(value, str)):
         return value
     if isinstance(value, str):
-        return _named(value, where)
+        return _find_function(value, where)
     if isinstance(value, Mapping) and "type" in value:
         arguments = dict(value)
-        named = resolve_function(arguments.pop("type"), f"{where}['type']")
-        return functools.partial(named, **arguments)
+        function = resolve_function(arguments.pop("type"), f"{where}['type']")
+        return functools.partial(function, **arguments)
     raise SettingTypeError(
         f"{where} must be a function, its name, a dict with 'type' or None, but is "
         f"{value!r} ({type_name(value)})."
@@ -285,9 +286,9 @@ def resolve_dtypes(value: Any, cls: Any, where: str) -> Any:
     """Return an object of ``cls`` from a dict in which dtypes may be names.
 
     Raises:
-        TypeError: neither a dict, an object of ``cls`` nor None; a key that ``cls``
-            does not have; a dtype of another kind.
-        ValueError: torch has no dtype of a name.
+        TypeError: the value is not a dict, an object of ``cls`` or None; ``cls`` does
+            not accept a key; a dtype has another type.
+        ValueError: torch has no dtype with such a name.
     """
     if value is None or isinstance(value, cls):
         return value
@@ -296,12 +297,14 @@ def resolve_dtypes(value: Any, cls: Any, where: str) -> Any:
             f"{where} must be a {cls.__name__}, a dict or None, but is "
             f"{type_name(value)}."
         )
-    read = {
-        key: _dtype(each, f"{where}[{key!r}]") if key.endswith("_dtype") else each
+    arguments = {
+        key: _resolve_dtype(each, f"{where}[{key!r}]")
+        if key.endswith("_dtype")
+        else each
         for key, each in value.items()
     }
     try:
-        return cls(**read)
+        return cls(**arguments)
     except TypeError as error:
         raise SettingTypeError(
             f"{where} must hold arguments of {cls.__name__}, but is {dict(value)!r}: "
@@ -312,16 +315,16 @@ def resolve_dtypes(value: Any, cls: Any, where: str) -> Any:
 def resolve_names(
     values: Iterable[Any] | None, named: Mapping[str, Any], where: str
 ) -> list[Any] | None:
-    """Return a list in which names are replaced by what they name.
+    """Return a list of parameters or modules, from themselves or their names.
 
     Args:
-        values: names, or parameters or modules themselves; None.
-        named: of the model.
-        where: what it is, for the messages.
+        values: names, parameters or modules; None.
+        named: the parameters or modules of the model by name.
+        where: the name of the setting, for messages.
 
     Raises:
-        KeyError: the model has nothing of this name.
-        TypeError: no list or the like.
+        KeyError: the model has no parameter or module with this name.
+        TypeError: ``values`` is not iterable, or a value has another type.
     """
     if values is None:
         return None
@@ -330,7 +333,9 @@ def resolve_names(
     listed = list(values)
     for each in listed:
         if isinstance(each, str) and each not in named:
-            raise UnknownNameError(f"{where} must be of the model, but has {each!r}.")
+            raise UnknownNameError(
+                f"{where} must be names of the model, but has {each!r}."
+            )
         if not isinstance(each, str | torch.nn.Parameter | torch.nn.Module):
             raise SettingTypeError(
                 f"{where} must hold names, parameters or modules, but has "
@@ -339,7 +344,7 @@ def resolve_names(
     return [named[each] if isinstance(each, str) else each for each in listed]
 
 
-def _named(name: str, where: str) -> Any:
+def _find_function(name: str, where: str) -> Any:
     functions = upstream("FUNCTIONS")
     found = None if functions is None else functions.get(name)
     if found is None:
@@ -349,13 +354,13 @@ def _named(name: str, where: str) -> Any:
             found = None
     if not callable(found):
         raise SettingValueError(
-            f"{where} must be the name of a function, but there is none for {name!r}. "
-            "Give its dotted path, or register it in mmengine's FUNCTIONS."
+            f"{where} must be the name of a function, but is {name!r}. Write its "
+            "dotted path, or register it in mmengine's FUNCTIONS."
         )
     return found
 
 
-def _dtype(value: Any, where: str) -> torch.dtype | None:
+def _resolve_dtype(value: Any, where: str) -> torch.dtype | None:
     if isinstance(value, str):
         found = getattr(torch, value, None)
         if not isinstance(found, torch.dtype):

@@ -1,9 +1,10 @@
-"""Importing this joins the process group of torchrun, before a `Runner` tries to.
+"""Initialize torch.distributed on import, in processes that torchrun started.
 
-It is for configs: ``custom_imports = dict(imports=["pyparallel.mmengine.join"])``.
-mmengine's Runner then finds the group and leaves it alone; its own way to one ends in
-an error without CUDA. In a process that torchrun did not start, and in one that has a
-group already, nothing is done. In Python, call `init_dist`, which takes a backend.
+For configs: ``custom_imports = dict(imports=["pyparallel.mmengine.join"])``. mmengine's
+Runner then uses the existing process group; its own initialization raises an error
+without CUDA. The import does nothing in a process without torchrun's environment
+variables, or if a process group exists. In Python code, call `init_dist` instead, which
+also takes a backend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""init_dist: the process group of whoever started these processes."""
+"""init_dist: initialize torch.distributed in processes that a launcher started."""
 
 from __future__ import annotations
 
@@ -23,47 +23,49 @@ def init_dist(
     init_backend: str = "torch",
     **kwargs: Any,
 ) -> None:
-    """Join the process group that a launcher has prepared, and choose the device.
+    """Initialize the process group from the launcher's environment; set the device.
 
     Args:
-        launcher: ``"pytorch"`` (torchrun: ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``
-            are set), ``"slurm"``, ``"mpi"`` (Open MPI), or ``"none"``: nothing is done.
-        backend: of torch.distributed. None: the one for the accelerator of this machine
-            (``nccl`` for CUDA), or ``gloo`` without one. Without an accelerator a
-            backend that needs one is replaced by ``gloo``, with a warning.
-        init_backend: ``"torch"``; mmengine's others are not supported.
-        **kwargs: for ``torch.distributed.init_process_group``. ``timeout`` may be in
-            seconds. With slurm, ``port`` is that of the first node.
+        launcher: ``"pytorch"`` (torchrun, which sets ``RANK``, ``WORLD_SIZE`` and
+            ``LOCAL_RANK``), ``"slurm"``, ``"mpi"`` (Open MPI), or ``"none"`` to do
+            nothing.
+        backend: the backend of torch.distributed. None selects the backend of this
+            machine's accelerator (``nccl`` for CUDA), or ``gloo`` without one. Without
+            an accelerator, ``gloo`` replaces a backend that needs one, with a warning.
+        init_backend: must be ``"torch"``; mmengine's other values are not supported.
+        **kwargs: arguments of ``torch.distributed.init_process_group``. ``timeout`` may
+            be a number of seconds. ``port`` is the port of the first node.
 
     Raises:
-        TypeError: a ``timeout`` that is neither a number nor a timedelta.
-        ValueError: an unknown launcher or ``init_backend``.
-        RuntimeError: a variable that the launcher should have set is missing; fewer
-            accelerators than processes on this machine; ``scontrol`` failed.
+        TypeError: ``timeout`` is neither a number nor a timedelta.
+        ValueError: the launcher or ``init_backend`` is unknown.
+        RuntimeError: a variable of the launcher is missing; this machine has fewer
+            accelerators than processes; ``scontrol`` failed.
 
-    With an accelerator, the process's own becomes the current device, and processes are
-    started by ``spawn`` unless the start method was chosen before, as in mmengine.
-    Without one neither is touched, where mmengine failed.
+    With an accelerator, the device of this process becomes the current device, and the
+    start method becomes ``spawn`` unless it was set before, as in mmengine. Without an
+    accelerator both stay unchanged; mmengine's function fails there.
 
-    With slurm and mpi, ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and
-    ``MASTER_PORT`` are set; the last two only if they are not yet.
+    With slurm and mpi, the function sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
+    ``MASTER_ADDR`` and ``MASTER_PORT``, the last two only if they are missing.
     """
-    if launcher not in _PREPARE:
+    if launcher not in _ENVIRONMENTS:
         raise BatchValueError(
-            f"init_dist: launcher must be {', '.join(_PREPARE)}, but is {launcher!r}."
+            f"init_dist: launcher must be one of {', '.join(_ENVIRONMENTS)}, but is "
+            f"{launcher!r}."
         )
     if init_backend != "torch":
         raise BatchValueError(
             f"init_dist: init_backend must be 'torch', but is {init_backend!r}. Call "
-            "that library's own initialisation instead."
+            "the initialization of that library instead."
         )
     if launcher == "none":
         return
     if "timeout" in kwargs:
-        kwargs["timeout"] = _duration(kwargs["timeout"])
+        kwargs["timeout"] = _to_timedelta(kwargs["timeout"])
     port = kwargs.pop("port", None)
-    os.environ.update(_PREPARE[launcher](port))
-    _require("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    os.environ.update(_ENVIRONMENTS[launcher](port))
+    _require_variables("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     backend = _backend(backend, accelerator)
     if accelerator is not None:
@@ -81,8 +83,9 @@ def _backend(requested: str | None, accelerator: torch.device | None) -> str:
     if requested is None or requested.lower() not in needs_one - {"gloo"}:
         return requested or "gloo"
     warn(
-        f"[PP003] init_dist: backend {requested} needs an accelerator, and torch "
-        f"{torch.__version__} sees none: gloo is used instead.",
+        f"[PP003] init_dist: backend {requested} needs an accelerator, but torch "
+        f"{torch.__version__} finds none. gloo is used instead, on the CPU. Pass "
+        "backend='gloo' if that is intended.",
         UserWarning,
     )
     return "gloo"
@@ -93,13 +96,13 @@ def _set_device(local_rank: int) -> None:
     if local_rank >= count:
         raise RuntimeError(
             "init_dist: LOCAL_RANK must be the number of an accelerator of this "
-            f"machine, but is {local_rank} where torch sees {count}. Start fewer "
-            "processes on it."
+            f"machine, but is {local_rank} and torch finds {count} accelerators. Start "
+            "fewer processes on it."
         )
     torch.accelerator.set_device_index(local_rank)
 
 
-def _duration(timeout: Any) -> timedelta:
+def _to_timedelta(timeout: Any) -> timedelta:
     if isinstance(timeout, timedelta):
         return timeout
     try:
@@ -111,23 +114,23 @@ def _duration(timeout: Any) -> timedelta:
         ) from None
 
 
-def _require(*names: str) -> list[str]:
+def _require_variables(*names: str) -> list[str]:
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise RuntimeError(
             "init_dist: the launcher must have set "
             f"{', '.join(names)}, but {', '.join(missing)} is missing. Start the "
-            "processes by the launcher that is named, or set it."
+            "processes with that launcher, or set the variables."
         )
     return [os.environ[name] for name in names]
 
 
-def _of_torchrun(port: Any) -> dict[str, str]:
+def _torchrun_environment(port: Any) -> dict[str, str]:
     return {} if port is None else {"MASTER_PORT": str(port)}
 
 
-def _of_mpi(port: Any) -> dict[str, str]:
-    rank, world, local = _require(
+def _mpi_environment(port: Any) -> dict[str, str]:
+    rank, world, local = _require_variables(
         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
     )
     return {
@@ -138,14 +141,14 @@ def _of_mpi(port: Any) -> dict[str, str]:
     }
 
 
-def _of_slurm(port: Any) -> dict[str, str]:
-    rank, world = _require("SLURM_PROCID", "SLURM_NTASKS")
+def _slurm_environment(port: Any) -> dict[str, str]:
+    rank, world = _require_variables("SLURM_PROCID", "SLURM_NTASKS")
     result = {"RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": _port(port)}
     local = os.environ.get("SLURM_LOCALID")
     count = torch.accelerator.device_count() or 1
     result["LOCAL_RANK"] = str(int(rank) % count) if local is None else local
     if "MASTER_ADDR" not in os.environ:
-        result["MASTER_ADDR"] = _first_node(*_require("SLURM_NODELIST"))
+        result["MASTER_ADDR"] = _first_node(*_require_variables("SLURM_NODELIST"))
     return result
 
 
@@ -154,7 +157,7 @@ def _port(port: Any) -> str:
 
 
 def _first_node(nodes: str) -> str:
-    """Return the first of the hosts that slurm writes as ``node[1-4]``."""
+    """Return the first host of a list in slurm's format, such as ``node[1-4]``."""
     command = ["scontrol", "show", "hostnames", nodes]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -166,10 +169,10 @@ def _first_node(nodes: str) -> str:
         ) from error
 
 
-#: What a launcher says of these processes, as torch's environment variables.
-_PREPARE: dict[str, Callable[[Any], dict[str, str]]] = {
-    "pytorch": _of_torchrun,
-    "slurm": _of_slurm,
-    "mpi": _of_mpi,
-    "none": _of_torchrun,
+#: By launcher: the function that returns torch's environment variables.
+_ENVIRONMENTS: dict[str, Callable[[Any], dict[str, str]]] = {
+    "pytorch": _torchrun_environment,
+    "slurm": _slurm_environment,
+    "mpi": _mpi_environment,
+    "none": _torchrun_environment,
 }

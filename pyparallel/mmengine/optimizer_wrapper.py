@@ -1,4 +1,4 @@
-"""OptimWrapper: the optimizer, with accumulation and clipping of gradients."""
+"""OptimWrapper: an optimizer with gradient accumulation and gradient clipping."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _CLIP_GRAD = "OptimWrapper: clip_grad"
 
 
 class Accumulation:
-    """The part of an optimizer wrapper that counts micro-steps.
+    """Counts the micro-steps of an optimizer wrapper.
 
-    The private attributes have mmengine's names, because code outside reads them.
+    The private attributes have mmengine's names, because other libraries read them.
     """
 
     optimizer: Optimizer
@@ -42,53 +42,57 @@ class Accumulation:
         )
         self._inner_count = 0
         self._max_counts = -1  # unknown
-        self._remainder_counts = -1  # micro-steps in the last group, if it is short
-        # Groups are counted from here; `end_group` sets it to where a short one ends.
+        self._remainder_counts = -1  # micro-steps in a shorter last group
+        # The micro-step at which a group starts, and every accumulative_counts after
+        # it. `end_group` sets it to the end of the group that it shortens.
         self._group_start = 0
-        self._short_group = 1  # micro-steps in that one
+        self._short_group_size = 1  # micro-steps in the shortened group
 
     @property
     def inner_count(self) -> int:
-        """The number of micro-steps done."""
+        """The number of completed micro-steps."""
         return self._inner_count
 
     def should_update(self) -> bool:
-        """Tell whether the micro-step that was just done ends its group."""
+        """Return True if the last completed micro-step ends its group."""
         return self._ends_group(self._inner_count)
 
     def should_sync(self) -> bool:
-        """Tell whether the next micro-step ends its group, and so reduces gradients."""
+        """Return True if the next micro-step ends its group and reduces gradients."""
         return self._ends_group(self._inner_count + 1)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss divided by the number of micro-steps in its group.
 
         Raises:
-            TypeError: the loss is no tensor.
-            RuntimeError: more micro-steps than `initialize_count_status` was told.
+            TypeError: the loss is not a tensor.
+            RuntimeError: more micro-steps than ``max_counts`` of
+                `initialize_count_status`.
         """
         if not isinstance(loss, torch.Tensor):
             raise LossTypeError(
                 f"{type(self).__name__}: loss must be a tensor, but is {loss!r} "
-                f"({type_name(loss)}). The total of a model's losses is one if it "
-                "returns a tensor under a key with 'loss' in it."
+                f"({type_name(loss)}). Return a tensor from the model, with 'loss' in "
+                "its key."
             )
-        factor = self._factor()
-        return loss if factor == 1 else loss / factor
+        size = self._group_size()
+        return loss if size == 1 else loss / size
 
     def initialize_count_status(
         self, model: nn.Module | None, init_counts: int, max_counts: int
     ) -> None:
-        """Tell how many micro-steps were done and how many there will be in all.
+        """Set the number of completed micro-steps and the total number.
 
         Args:
-            model: for a warning, once, if it has BatchNorm and gradients accumulate.
-            init_counts: micro-steps done, 0 or more. Within a group, that group goes
-                on with less; a warning says so.
-            max_counts: micro-steps in all, those done included; -1 if unknown.
+            model: the model, or None. If it has BatchNorm layers and gradients
+                accumulate, a warning is issued once.
+            init_counts: completed micro-steps, 0 or more. If they end within a group,
+                the next update has fewer micro-steps, and a warning is issued.
+            max_counts: micro-steps of the whole run, including the completed ones;
+                -1 if unknown.
 
         Raises:
-            TypeError, ValueError: a count is no integer or too small.
+            TypeError, ValueError: a count is not an integer, or is too small.
         """
         where = "OptimWrapper.initialize_count_status: "
         done = check_int(init_counts, 0, where + "init_counts")
@@ -98,37 +102,39 @@ class Accumulation:
             warn(
                 f"[PP301] {where}init_counts must be a multiple of {every} to lose no "
                 f"gradient, but is {done}. The next update lacks {done % every} of its "
-                f"{every} micro-steps.",
+                f"{every} micro-steps. Resume at a multiple of {every}.",
                 OptimWarning,
             )
-        self._warn_of_batch_norm(model)
+        self._warn_about_batch_norm(model)
         self._inner_count, self._max_counts = done, most
         self._group_start = 0
         self._remainder_counts = most % every
 
     def end_group(self) -> None:
-        """Make the next micro-step the last one of its group, whatever its number.
+        """End the current group of micro-steps with the next one.
 
-        For the last batch of a loader of unknown length. Call it on all ranks, before
-        the forward pass. That micro-step reduces and updates; the update is the mean of
-        the micro-steps that its group has, and the next group starts after it.
+        Use it for the last batch of a loader of unknown length. Call it on all ranks,
+        before the forward pass. The next micro-step then reduces gradients and updates
+        the parameters with the mean over the micro-steps of its group. The following
+        group starts after it.
 
-        What the group has collected must lie in the ``grad`` of its parameters, as it
-        does except under FSDP; there, use `initialize_count_status`.
+        The accumulated gradients must be in the ``grad`` of the parameters. Under FSDP
+        they are not; use `initialize_count_status` there.
 
         Raises:
-            RuntimeError: more micro-steps than `initialize_count_status` was told.
+            RuntimeError: more micro-steps than ``max_counts`` of
+                `initialize_count_status`.
         """
         if self._accumulative_counts == 1 or self._inner_count < self._group_start:
-            return  # every one is the last, or it was said before
+            return  # every micro-step ends its group, or this is the second call
         done = (self._inner_count - self._group_start) % self._accumulative_counts
-        factor = self._factor()
-        if done and factor != done + 1:
-            with torch.no_grad():  # they were divided by the size of a whole group
-                for parameter in self._with_gradient():
+        size = self._group_size()
+        if done and size != done + 1:
+            with torch.no_grad():  # their losses were divided by the former group size
+                for parameter in self._parameters_with_grad():
                     if parameter.grad is not None:
-                        parameter.grad.mul_(factor / (done + 1))
-        self._short_group = done + 1
+                        parameter.grad.mul_(size / (done + 1))
+        self._short_group_size = done + 1
         self._group_start = self._inner_count + 1
         left = self._max_counts - self._group_start
         self._remainder_counts = left % self._accumulative_counts
@@ -137,30 +143,30 @@ class Accumulation:
         position = (count - self._group_start) % self._accumulative_counts
         return position == 0 or count == self._max_counts
 
-    def _factor(self) -> int:
-        """Return the size of the group that the next micro-step belongs to."""
+    def _group_size(self) -> int:
+        """Return the number of micro-steps in the group of the next micro-step."""
         count, most = self._inner_count, self._max_counts
         if self._accumulative_counts == 1:
             return 1
         if count < self._group_start:
-            return self._short_group
+            return self._short_group_size
         if most == -1 or count < most - self._remainder_counts:
             return self._accumulative_counts
         if count >= most:
             raise CountError(
-                f"{type(self).__name__}: there must be at most {most} micro-steps, as "
-                f"initialize_count_status was told, but this is number {count + 1}. "
-                "Tell it the micro-steps of the whole run."
+                f"{type(self).__name__}: there must be at most {most} micro-steps "
+                f"(max_counts), but this is number {count + 1}. Pass the number of the "
+                "whole run to initialize_count_status."
             )
         return self._remainder_counts
 
-    def _with_gradient(self) -> list[torch.Tensor]:
+    def _parameters_with_grad(self) -> list[torch.Tensor]:
         """Return the parameters that have a gradient, in the optimizer's order."""
         groups = self.optimizer.param_groups
         parameters = (each for group in groups for each in group["params"])
         return [p for p in parameters if p.requires_grad and p.grad is not None]
 
-    def _warn_of_batch_norm(self, model: nn.Module | None) -> None:
+    def _warn_about_batch_norm(self, model: nn.Module | None) -> None:
         if model is None or self._accumulative_counts == 1:
             return
         found = [
@@ -171,29 +177,31 @@ class Accumulation:
                 "PP302",
                 f"OptimWrapper: {self._accumulative_counts} micro-steps give the "
                 f"gradient of one large batch, but {len(found)} BatchNorm layers "
-                f"(first: {found[0]!r}) take their statistics from each small one.",
+                f"(first: {found[0]!r}) take their statistics from each small one. Use "
+                "another normalization layer, or accumulative_counts=1.",
                 OptimWarning,
             )
 
 
-class Clip(NamedTuple):
-    """How gradients are clipped, in the words of mmengine's attributes."""
+class _GradientClipping(NamedTuple):
+    """The clipping function, with its name in logs and its arguments."""
 
-    function: Callable[..., Any]
-    name: str  # what is logged: "grad_norm", "grad_value"
+    clip_func: Callable[..., Any]
+    grad_name: str  # "grad_norm" or "grad_value"
     kwargs: dict[str, Any]
 
 
 @provides("OPTIM_WRAPPERS")
 class OptimWrapper(Accumulation, OptimWrapperBase):
-    """An optimizer together with the way in which a step is made of a loss.
+    """An optimizer with gradient accumulation and gradient clipping.
 
-    A *micro-step* is one loss. ``accumulative_counts`` of them form a group, and the
-    parameters are updated at the end of a group, with the mean of its gradients. When
-    `initialize_count_status` has told how many there will be, a last, shorter group is
-    a mean of what it has, too: 8 micro-steps in groups of 3 divide by 3, 3, 3, 3, 3, 3,
-    2, 2, and update after 3, 6 and 8. Without it, call `end_group` before the last
-    micro-step; otherwise what an unfinished group has collected is never applied.
+    A *micro-step* is the backward pass of one loss. ``accumulative_counts`` micro-steps
+    form a group. The parameters are updated at the end of a group, with the mean of its
+    gradients. If `initialize_count_status` has set the total number of micro-steps, a
+    shorter last group is averaged over its own size: 8 micro-steps in groups of 3 are
+    divided by 3, 3, 3, 3, 3, 3, 2, 2, and update after 3, 6 and 8. Otherwise call
+    `end_group` before the last micro-step, or the gradients of an incomplete last group
+    are never applied.
 
         >>> import torch
         >>> model = torch.nn.Linear(1, 1)
@@ -205,26 +213,27 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         >>> wrapper.inner_count
         2
 
-    The one thing to get right: run the forward pass inside `optim_context` and
-    `update_params` outside of it. Under DDP, gradients are then reduced once a group.
+    Run the forward pass inside `optim_context`, and `update_params` outside of it. DDP
+    then reduces gradients once in each group.
 
     Args:
-        optimizer: any optimizer of torch.
+        optimizer: a torch optimizer.
         accumulative_counts: micro-steps in a group, 1 or more.
-        clip_grad: arguments of ``torch.nn.utils.clip_grad_norm_``, or with
-            ``type="value"`` of ``clip_grad_value_``. It is copied.
+        clip_grad: arguments of ``torch.nn.utils.clip_grad_norm_``, or of
+            ``clip_grad_value_`` together with ``type="value"``. The dict is copied.
 
     Attributes:
         optimizer: the optimizer.
-        grad_norm: the norm of all gradients before the last clipping, ``()``, on their
-            device; None before the first and for ``type="value"``. With mmengine, its
-            ``MessageHub`` gets it as ``train/grad_norm``.
+        grad_norm: the norm of all gradients before the last clipping, a tensor of
+            shape ``()`` on their device. None before the first clipping, and for
+            ``type="value"``. With mmengine, its ``MessageHub`` receives the norm as
+            ``train/grad_norm``.
 
     Raises:
-        TypeError, ValueError: a setting is of the wrong kind or out of range; both are
-            ``AssertionError`` too.
+        TypeError, ValueError: a setting has the wrong type or is out of range. Both
+            are also ``AssertionError``.
 
-    From mmengine ``OptimWrapper``, whose ``isinstance`` checks it passes.
+    Equivalent to mmengine's ``OptimWrapper``, and passes its ``isinstance`` checks.
     """
 
     def __init__(
@@ -238,19 +247,20 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         self.clip_func: Callable[..., Any]
         self.grad_name: str
         if clip_grad is not None:
-            self.clip_func, self.grad_name, self.clip_grad_kwargs = clip_from(clip_grad)
+            clipping = _parse_clip_grad(clip_grad)
+            self.clip_func, self.grad_name, self.clip_grad_kwargs = clipping
         if not hasattr(optimizer, "param_groups"):
             raise SettingTypeError(
-                "OptimWrapper: optimizer must be an optimizer of torch, but is "
+                "OptimWrapper: optimizer must be a torch optimizer, but is "
                 f"{type_name(optimizer)}."
             )
         self.optimizer = optimizer
         self.grad_norm: torch.Tensor | None = None
         hub = upstream("MessageHub")
         self.message_hub: Any = None if hub is None else hub.get_current_instance()
-        # With several groups of parameters, none has the settings of the optimizer
-        # itself any more. Schedulers treat this as one more group: it is what `base_lr`
-        # is read from.
+        # With several parameter groups, no group keeps the settings of the optimizer
+        # itself. Schedulers update them here as one more group, and `base_lr` comes
+        # from it.
         self.base_param_settings: dict[str, Any] | None = None
         if len(optimizer.param_groups) > 1:
             placeholder = torch.tensor([0.0])
@@ -265,13 +275,14 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         """Do one micro-step: `scale_loss`, `backward`, and `step` at a group's end.
 
         Args:
-            loss: ``()``, with a graph.
-            step_kwargs: for ``optimizer.step``.
-            zero_kwargs: for ``optimizer.zero_grad``, after a step.
+            loss: a tensor of shape ``()`` with a graph.
+            step_kwargs: arguments of ``optimizer.step``.
+            zero_kwargs: arguments of ``optimizer.zero_grad``, which follows a step.
 
         Raises:
-            TypeError: the loss is no tensor.
-            RuntimeError: more micro-steps than `initialize_count_status` was told.
+            TypeError: the loss is not a tensor.
+            RuntimeError: more micro-steps than ``max_counts`` of
+                `initialize_count_status`.
         """
         self.backward(self.scale_loss(loss))
         if self.should_update():
@@ -290,31 +301,32 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         self.optimizer.step(**kwargs)
 
     def zero_grad(self, **kwargs: Any) -> None:
-        """Forget all gradients: ``optimizer.zero_grad``."""
+        """Clear all gradients with ``optimizer.zero_grad``."""
         self.optimizer.zero_grad(**kwargs)
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """Run the forward pass of a micro-step.
+        """Run the forward pass of a micro-step within this context.
 
-        Unless it ends its group, inside ``model.no_sync()``, if there is such a method:
-        DDP settles in the forward pass whether the backward pass will reduce.
+        A micro-step that does not end its group runs inside ``model.no_sync()``, if the
+        model has that method. DDP decides in the forward pass whether the backward pass
+        reduces gradients.
         """
         no_sync: Any = None if self.should_sync() else getattr(model, "no_sync", None)
         with nullcontext() if no_sync is None else no_sync():
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state; several groups add ``base_param_settings``."""
+        """Return the optimizer's state, with ``base_param_settings`` if it is set."""
         state = self.optimizer.state_dict()
         if self.base_param_settings is not None:
             state["base_param_settings"] = dict(self.base_param_settings)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; the argument stays as it is.
+        """Load a state from `state_dict`, of mmengine's wrapper, or of the optimizer.
 
-        States of mmengine's wrapper fit, and of the optimizer alone.
+        The argument is not changed.
         """
         state = dict(state_dict)
         base = state.pop("base_param_settings", None)
@@ -324,18 +336,18 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of the optimizer, and ``base_param_settings`` if there are."""
+        """The groups of the optimizer, then ``base_param_settings`` if it is set."""
         groups = self.optimizer.param_groups
         base = self.base_param_settings
         return groups if base is None else [*groups, base]
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The settings that the optimizer was made with."""
+        """The default settings of the optimizer."""
         return self.optimizer.defaults
 
     def get_lr(self) -> dict[str, list[float]]:
-        """Return ``lr`` of each group, and ``base_lr`` if there are several."""
+        """Return ``lr`` of each group, with ``base_lr`` if there are several groups."""
         rates = {"lr": [group["lr"] for group in self.optimizer.param_groups]}
         if self.base_param_settings is None:
             return rates
@@ -353,13 +365,13 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         )
 
     def _clip_grad(self) -> None:
-        parameters = self._with_gradient()
+        parameters = self._parameters_with_grad()
         if not parameters:
             return
         norm = self.clip_func(parameters, **(self.clip_grad_kwargs or {}))
-        if norm is None:  # clipping by value has no norm
+        if norm is None:  # clip_grad_value_ returns no norm
             return
-        # Of sharded parameters it is sharded too: each rank has a part of the sum.
+        # The norm of sharded parameters is sharded: each rank has a part of the sum.
         self.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if self.message_hub is not None:
             self.message_hub.update_scalar(
@@ -367,17 +379,17 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
             )
 
 
-def clip_from(clip_grad: Any) -> Clip:
-    """Read a ``clip_grad`` setting, which stays as it is.
+def _parse_clip_grad(clip_grad: Any) -> _GradientClipping:
+    """Parse a ``clip_grad`` setting, without a change to it.
 
     Args:
-        clip_grad: ``type`` is ``"norm"`` (the default) or ``"value"``; the rest are
+        clip_grad: ``type``, which is ``"norm"`` (the default) or ``"value"``, and the
             arguments of ``clip_grad_norm_`` or ``clip_grad_value_`` of
             ``torch.nn.utils``.
 
     Raises:
-        TypeError: it is no mapping, or torch's function does not take an argument.
-        ValueError: it is empty, or ``type`` is another one.
+        TypeError: it is not a mapping, or torch's function does not take an argument.
+        ValueError: it has no arguments, or an unknown ``type``.
     """
     if not isinstance(clip_grad, Mapping):
         raise SettingTypeError(
@@ -385,29 +397,29 @@ def clip_from(clip_grad: Any) -> Clip:
             f"({type_name(clip_grad)}). Write dict(max_norm=...)."
         )
     kwargs = dict(clip_grad)
-    way = kwargs.pop("type", "norm")
-    if way == "norm":
-        clip = Clip(torch.nn.utils.clip_grad_norm_, "grad_norm", kwargs)
-    elif way == "value":
-        clip = Clip(torch.nn.utils.clip_grad_value_, "grad_value", kwargs)
+    clip_type = kwargs.pop("type", "norm")
+    function: Callable[..., Any]
+    if clip_type == "norm":
+        function, required = torch.nn.utils.clip_grad_norm_, "max_norm"
+    elif clip_type == "value":
+        function, required = torch.nn.utils.clip_grad_value_, "clip_value"
     else:
         raise SettingValueError(
-            f"{_CLIP_GRAD}['type'] must be 'norm' or 'value', but is {way!r}."
+            f"{_CLIP_GRAD}['type'] must be 'norm' or 'value', but is {clip_type!r}."
         )
     if not kwargs:
-        needed = "max_norm" if way == "norm" else "clip_value"
         raise SettingValueError(
             f"{_CLIP_GRAD} must have arguments besides type, but is "
-            f"{dict(clip_grad)!r}. Give at least {needed}."
+            f"{dict(clip_grad)!r}. Give at least {required}."
         )
     try:
-        inspect.signature(clip.function).bind([], **kwargs)
+        inspect.signature(function).bind([], **kwargs)
     except TypeError as error:
         raise SettingTypeError(
-            f"{_CLIP_GRAD} must hold arguments of {clip.function.__name__}, but is "
+            f"{_CLIP_GRAD} must hold arguments of {function.__name__}, but is "
             f"{dict(clip_grad)!r}: {error}."
         ) from error
-    return clip
+    return _GradientClipping(function, f"grad_{clip_type}", kwargs)
 
 
 def _momentum(group: Mapping[str, Any]) -> Any:

@@ -21,12 +21,12 @@ from .optimizer_wrapper import OptimWrapper
 
 
 class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
-    """Optimizer wrappers of a model with several optimizers, by name.
+    """The optimizer wrappers of a model with several optimizers, by name.
 
-    It is read like a dict. What concerns all wrappers works: `zero_grad`, the state,
-    the groups, learning rates and momenta, each under the wrapper's name. What belongs
-    to one training step has to be done by one of them, ``wrappers["generator"]``; the
-    rest of `OptimWrapper` raises ``NotImplementedError``.
+    It can be read like a dict. `zero_grad`, the state, the parameter groups, learning
+    rates and momenta cover all wrappers, each under its name. The methods of a training
+    step must be called on one wrapper, such as ``wrappers["generator"]``; here they
+    raise ``NotImplementedError``.
 
         >>> import torch
         >>> sgd = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
@@ -35,12 +35,12 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         {'generator.lr': [0.1]}
 
     Args:
-        **optim_wrappers: the wrappers; with mmengine, its own are welcome too.
+        **optim_wrappers: the wrappers; with mmengine, also instances of its class.
 
     Raises:
-        TypeError: one is no optimizer wrapper; an ``AssertionError`` too.
+        TypeError: a value is not an optimizer wrapper (also an ``AssertionError``).
 
-    From mmengine ``OptimWrapperDict``, whose ``isinstance`` checks it passes.
+    Equivalent to mmengine's ``OptimWrapperDict``, and passes its ``isinstance`` checks.
     """
 
     def __init__(self, **optim_wrappers: OptimWrapper) -> None:
@@ -58,53 +58,53 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         step_kwargs: dict[str, Any] | None = None,
         zero_kwargs: dict[str, Any] | None = None,
     ) -> NoReturn:
-        """Raise: one wrapper has to do it."""
+        """Raise an error: call it on one wrapper."""
         self._refuse("update_params")
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> NoReturn:
-        """Raise: one wrapper has to do it."""
+        """Raise an error: call it on one wrapper."""
         self._refuse("backward")
 
     def step(self, **kwargs: Any) -> NoReturn:
-        """Raise: one wrapper has to do it."""
+        """Raise an error: call it on one wrapper."""
         self._refuse("step")
 
     def optim_context(self, model: nn.Module) -> NoReturn:
-        """Raise: one wrapper has to do it."""
+        """Raise an error: call it on one wrapper."""
         self._refuse("optim_context")
 
     def scale_loss(self, loss: torch.Tensor) -> NoReturn:
-        """Raise: one wrapper has to do it."""
+        """Raise an error: call it on one wrapper."""
         self._refuse("scale_loss")
 
     def should_update(self) -> NoReturn:
-        """Raise: each wrapper counts by itself."""
+        """Raise an error: each wrapper counts its own micro-steps."""
         self._refuse("should_update")
 
     def should_sync(self) -> NoReturn:
-        """Raise: each wrapper counts by itself."""
+        """Raise an error: each wrapper counts its own micro-steps."""
         self._refuse("should_sync")
 
     def end_group(self) -> NoReturn:
-        """Raise: each wrapper counts by itself."""
+        """Raise an error: each wrapper counts its own micro-steps."""
         self._refuse("end_group")
 
     @property
     def inner_count(self) -> NoReturn:
-        """Raise an error, since each wrapper counts by itself."""
+        """Raise an error: each wrapper counts its own micro-steps."""
         self._refuse("inner_count")
 
     def initialize_count_status(
         self, model: nn.Module | None, init_counts: int, max_counts: int
     ) -> None:
-        """Do nothing: how often each wrapper steps is known to the model alone."""
+        """Do nothing, because only the model decides how often each wrapper steps."""
 
     def zero_grad(self, **kwargs: Any) -> None:
         """Call ``zero_grad`` of every wrapper."""
         for wrapper in self.values():
             wrapper.zero_grad(**kwargs)
 
-    # That it is a dict of lists, other than for one wrapper, is mmengine's contract.
+    # mmengine's contract: a dict of lists, although OptimWrapper returns a list.
     @property
     def param_groups(self) -> dict[str, list[dict[str, Any]]]:  # type: ignore[override]
         """The groups of each wrapper by its name."""
@@ -128,10 +128,10 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         return {name: wrapper.state_dict() for name, wrapper in self.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Give each wrapper its state; warn of wrappers that there is none for.
+        """Load the state of each wrapper, and warn about wrappers without a state.
 
         Raises:
-            KeyError: there is a state for a name that no wrapper has.
+            KeyError: no wrapper has a name of ``state_dict``.
         """
         for name in state_dict:
             self._require(name, "OptimWrapperDict.load_state_dict: state_dict")
@@ -140,11 +140,12 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
             warn(
                 "[PP303] OptimWrapperDict.load_state_dict: state_dict must have a "
                 "state for every wrapper, but has none for "
-                f"{', '.join(map(repr, missing))}. They stay as they are.",
+                f"{', '.join(map(repr, missing))}. These wrappers keep their present "
+                "state. Load a complete state.",
                 OptimWarning,
             )
         for name, state in state_dict.items():
-            # mmengine's own wrappers take keys out of what they are given.
+            # A copy, because mmengine's wrappers remove keys from their argument.
             self.optim_wrappers[name].load_state_dict(dict(state))
 
     def items(self) -> Iterator[tuple[str, OptimWrapper]]:
@@ -164,12 +165,12 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         return self.keys()
 
     def __getitem__(self, name: str) -> OptimWrapper:
-        """Return the wrapper of this name."""
+        """Return the wrapper with this name."""
         self._require(name, "OptimWrapperDict: key")
         return self.optim_wrappers[name]
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether there is a wrapper of this name."""
+        """Return True if a wrapper has this name."""
         return name in self.optim_wrappers
 
     def __len__(self) -> int:
@@ -177,7 +178,7 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         return len(self.optim_wrappers)
 
     def __repr__(self) -> str:
-        """Show the wrappers as they are given to the constructor."""
+        """Show the wrappers as arguments of the constructor."""
         listed = ", ".join(f"{name}={wrapper!r}" for name, wrapper in self.items())
         return f"{type(self).__name__}({listed})"
 
@@ -197,6 +198,6 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
     def _refuse(self, method: str) -> NoReturn:
         one = next(iter(self), "name")
         raise NoSingleAnswerError(
-            f"OptimWrapperDict: {method} must be asked of one wrapper, but was asked "
-            f"of {len(self)} together. Write wrappers[{one!r}].{method}."
+            f"OptimWrapperDict: {method} must be used on one wrapper, but was used on "
+            f"{len(self)} together. Write wrappers[{one!r}].{method}."
         )

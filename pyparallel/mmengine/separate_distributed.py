@@ -1,4 +1,4 @@
-"""MMSeparateDistributedDataParallel: one DDP for each part of a model."""
+"""MMSeparateDistributedDataParallel: one DDP for each child of a model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ..core.errors import NoSingleAnswerError
 from ..core.tracing import span
 from ..parallel.distributed import broadcast_from_first
-from ._steps import ModelSteps, opened
+from ._steps import ModelSteps, open_containers
 from ._upstream import MMSeparateDistributedDataParallelBase, provides
 from .distributed import MMDistributedDataParallel
 
-#: Modules without a forward pass, which is what DDP wraps.
+#: Modules without a forward pass, so DDP cannot wrap them.
 _LISTS = (nn.ParameterList, nn.ParameterDict)
-#: How torch calls it; from 2.13 on it warns of the old name.
+#: The name of the option in this torch; since 2.13 torch warns about the old name.
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
     _SYNC_BUFFERS = "broadcast_buffers"
@@ -31,42 +31,42 @@ if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
 class MMSeparateDistributedDataParallel(
     ModelSteps, MMSeparateDistributedDataParallelBase
 ):
-    """A model whose children are wrapped in DDP one by one: for GANs and their kind.
+    """A model whose children are wrapped in DDP one by one, for example a GAN.
 
-    Each training step of such a model updates only some of its children, which one DDP
-    around all of them would wait for. The model runs its own ``train_step`` and uses
-    its children as before, with one optimizer wrapper for each::
+    Each backward pass of such a model covers only some of its children; one DDP for the
+    whole model would wait for the others. The model runs its own ``train_step`` and
+    uses its children as before, with one optimizer wrapper for each::
 
         with optim_wrapper["critic"].optim_context(self.critic):
             loss = self.critic(fake.detach()).mean()
         optim_wrapper["critic"].update_params(loss)
 
     Args:
-        module: the model; **its children are replaced** by their wrappers. A child
-            with parameters that require grad becomes a `MMDistributedDataParallel`, and
-            the same wrapper under all its names. The other children stay.
-        broadcast_buffers: whether the children's DDP broadcast their buffers before
-            each forward.
-        find_unused_parameters: of the children's DDP.
-        **kwargs: of `MMDistributedDataParallel`: ``detect_anomalous_params``,
-            ``device_ids``, ``process_group``...
+        module: the model. **Its children are replaced** by their wrappers: a child with
+            parameters that require grad by a `MMDistributedDataParallel`, one for all
+            its names. The other children are not wrapped.
+        broadcast_buffers: whether the DDP of each child broadcasts its buffers before
+            each forward pass.
+        find_unused_parameters: an argument of the DDP of each child.
+        **kwargs: further arguments of `MMDistributedDataParallel`:
+            ``detect_anomalous_params``, ``device_ids``, ``process_group``...
 
-    The model goes to the current accelerator, or to the CPU where there is none. What
-    no DDP takes care of (the model's own parameters, also in a ``ParameterList`` or
-    ``ParameterDict``, frozen children, and all buffers) becomes that of the first rank
-    at construction.
+    The constructor moves the model to the current accelerator, or to the CPU without
+    one. It broadcasts from the first rank all state that no DDP synchronizes: the
+    model's own parameters, also in a ``ParameterList`` or ``ParameterDict``, frozen
+    children, and all buffers.
 
-    From mmengine ``MMSeparateDistributedDataParallel``, whose ``isinstance`` checks it
-    passes. There the model's own parameters were trained on each rank alone, a child
-    that is None failed, and `no_sync` worked for one child only.
+    Equivalent to mmengine's ``MMSeparateDistributedDataParallel``, and passes its
+    ``isinstance`` checks. With mmengine's class each rank trains the model's own
+    parameters alone, a child that is None fails, and `no_sync` covers only one child.
 
     Note: [parameters without a forward]
-    DDP prepares its reduction in the forward pass of its module. The model's own
-    parameters are used anywhere, so a hook on each of them averages its gradient over
-    the ranks when a backward pass has accumulated it. A gradient that was averaged
-    before stays what it is under another average; hence accumulation needs nothing
-    more, and passes inside `no_sync` are made up for by the next one outside of it. The
-    ranks must use the same ones of these parameters, in every backward pass.
+    DDP prepares its reduction in the forward pass of its module, but the model's own
+    parameters have no such pass. So a hook on each of them averages its gradient over
+    the ranks after a backward pass has accumulated it. Averaging a gradient again does
+    not change its averaged part. So accumulation works without further code, and the
+    next pass outside `no_sync` also averages the gradients from within it. In every
+    backward pass, all ranks must use the same of these parameters.
     """
 
     def __init__(
@@ -76,20 +76,22 @@ class MMSeparateDistributedDataParallel(
         find_unused_parameters: bool = False,
         **kwargs: Any,
     ) -> None:
-        # Without DDP's own constructor: this one reduces nothing itself.
+        # Without DDP's constructor, because only the children reduce gradients.
         nn.Module.__init__(self)
         self._group = kwargs.get("process_group")
         self._own_sync = True
         kwargs.setdefault(_SYNC_BUFFERS, broadcast_buffers)
-        module.to(_device())
-        children = {id(child): child for child in module.children() if _trains(child)}
+        module.to(_current_device())
+        children = {
+            id(child): child for child in module.children() if _needs_ddp(child)
+        }
         wrappers = {
             key: MMDistributedDataParallel(
                 child, find_unused_parameters=find_unused_parameters, **kwargs
             )
             for key, child in children.items()
         }
-        self._synchronise(module, children)
+        self._synchronize(module, children)
         for name, child in module._modules.items():
             if id(child) in wrappers:
                 module._modules[name] = wrappers[id(child)]
@@ -99,26 +101,26 @@ class MMSeparateDistributedDataParallel(
         """Return ``module.train_step`` of the batch.
 
         Args:
-            data: a batch as the loader gives it.
-            optim_wrapper: an `OptimWrapperDict`, of which the model takes what it
-                needs.
+            data: a batch of the loader.
+            optim_wrapper: an `OptimWrapperDict`; the model selects its wrappers.
         """
         with span("pyparallel.step"):
-            return self.module.train_step(opened(data, self.module), optim_wrapper)
+            data = open_containers(data, self.module)
+            return self.module.train_step(data, optim_wrapper)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> NoReturn:
-        """Raise: the children have forward passes of their own."""
+        """Raise an error: only the children have a forward pass."""
         raise NoSingleAnswerError(
-            f"{type(self).__name__}: forward must be asked of one child, but was asked "
-            "of all together. Call train_step, val_step or test_step."
+            f"{type(self).__name__}: forward must be called on one child, but was "
+            "called on the whole model. Call train_step, val_step or test_step."
         )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let no child reduce gradients whose forward pass runs inside.
+        """Disable the reduction of gradients in all children.
 
-        As in DDP. Gradients of the model's own parameters are not reduced by backward
-        passes inside.
+        As in DDP, this applies to forward passes within the context. The model's own
+        parameters are not reduced by backward passes within the context.
         """
         before = self._own_sync
         with ExitStack() as stack:
@@ -132,13 +134,13 @@ class MMSeparateDistributedDataParallel(
                 self._own_sync = before
 
     def train(self, mode: bool = True) -> MMSeparateDistributedDataParallel:
-        """Set the mode of the model and all its children."""
+        """Set the training mode of the model and all its children."""
         self.training = mode
         self.module.train(mode)
         return self
 
-    def _synchronise(self, module: nn.Module, wrapped: dict[int, nn.Module]) -> None:
-        """Give all ranks the values of the first for what no DDP takes care of."""
+    def _synchronize(self, module: nn.Module, wrapped: dict[int, nn.Module]) -> None:
+        """Broadcast the state outside of DDP; add hooks that average its gradients."""
         lists = [child for child in module.children() if isinstance(child, _LISTS)]
         own = list(module.parameters(recurse=False))
         own += [parameter for each in lists for parameter in each.parameters()]
@@ -148,9 +150,9 @@ class MMSeparateDistributedDataParallel(
         broadcast_from_first(tensors.values(), self._group)
         for parameter in dict.fromkeys(own):
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._reduce)
+                parameter.register_post_accumulate_grad_hook(self._average_grad)
 
-    def _reduce(self, parameter: torch.Tensor) -> None:
+    def _average_grad(self, parameter: torch.Tensor) -> None:
         grad = parameter.grad
         if grad is None or not self._own_sync:
             return
@@ -160,14 +162,14 @@ class MMSeparateDistributedDataParallel(
             grad.copy_(mean)
 
 
-def _trains(child: nn.Module) -> bool:
-    """Tell whether there is something in a child that DDP can reduce."""
+def _needs_ddp(child: nn.Module) -> bool:
+    """Return True if a child has gradients that DDP can reduce."""
     return not isinstance(child, _LISTS) and any(
         parameter.requires_grad for parameter in child.parameters()
     )
 
 
-def _device() -> torch.device:
+def _current_device() -> torch.device:
     """Return the current accelerator, or the CPU."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:

@@ -128,8 +128,8 @@ def test_a_dict_of_losses_is_refused() -> None:
     with pytest.raises(TypeError) as caught:
         detect_anomalous_params({}, nn.Linear(1, 1))  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "detect_anomalous_params: loss must be a tensor, but is dict. Give it the sum "
-        "that is minimised."
+        "detect_anomalous_params: loss must be a tensor, but is dict. Pass the "
+        "minimized sum of the losses."
     )
 
 

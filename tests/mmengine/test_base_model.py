@@ -202,7 +202,7 @@ def test_an_init_cfg_needs_mmengine() -> None:
     )
     assert done.stderr == "" and done.stdout == (
         "Model: init_cfg must be None without mmengine, which reads it, but is "
-        "{'type': 'Xavier'}. Install mmengine, or initialise the weights in __init__. "
+        "{'type': 'Xavier'}. Install mmengine, or initialize the weights in __init__. "
         "0\n"
     )
 
@@ -298,7 +298,7 @@ class TestLosses:
         assert issubclass(kind, ValueError)
         assert text == (
             "parse_losses: losses must have a tensor whose name contains 'loss', but "
-            f"has {found}. Name what is to be minimised so."
+            f"has {found}. Rename the losses that are to be minimized."
         )
 
     @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ class TestLosses:
             ),
             (
                 torch.ones(1),
-                "parse_losses: losses must be a dict, which forward returns with "
+                "parse_losses: losses must be a dict, as forward returns for "
                 "mode='loss', but is torch.Tensor.",
             ),
         ],

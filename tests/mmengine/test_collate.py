@@ -178,14 +178,14 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (
         [{"a": [1, 2]}, {"a": [1, 2]}, {"a": [1]}],
         RuntimeError,
-        "batch[2]['a'] must have 2 items like batch[0]['a'], but has 1. Make it a "
-        "tensor or an array, which is not taken apart.",
+        "batch[2]['a'] must have 2 items like batch[0]['a'], but has 1. Convert "
+        "it to a tensor or an array, which is one value.",
     ),
     (
         [Point([1], 2), Point([], 2)],
         RuntimeError,
-        "batch[1].x must have 1 items like batch[0].x, but has 0. Make it a tensor or "
-        "an array, which is not taken apart.",
+        "batch[1].x must have 1 items like batch[0].x, but has 0. Convert it to a "
+        "tensor or an array, which is one value.",
     ),
     (
         [{"a": [1]}, {"a": 1}],

@@ -327,7 +327,7 @@ BOTH_SWAPS = {"bgr_to_rgb": True, "rgb_to_bgr": True}
     ("options", "text"),
     [
         (BOTH_SWAPS, "only one of bgr_to_rgb and rgb_to_bgr must be set, but both are. "
-         "They do the same."),
+         "Both swap the first and the third channel."),
         ({"mean": [1]}, "mean and std must be given together, but only mean is."),
         ({"std": [1]}, "mean and std must be given together, but only std is."),
         ({"mean": [1, 2], "std": [1]}, "mean must have 1 or 3 values, but has 2."),

@@ -121,7 +121,11 @@ REFUSED: dict[str, tuple[Any, str, type[Exception]]] = {
     "auto_wrap_policy": ("no.such", "must be the name of a function, but", ValueError),
     "param_init_fn": ({"val": 1}, "must be a function, its name, a dict", TypeError),
     "mixed_precision": ({"param_dtype": "half16"}, "must be a dtype", ValueError),
-    "ignored_modules": (["nose"], "must be of the model, but has 'nose'", KeyError),
+    "ignored_modules": (
+        ["nose"],
+        "must be names of the model, but has 'nose'",
+        KeyError,
+    ),
     "ignored_parameters": ([3], "must hold names, parameters or modules", TypeError),
 }
 
@@ -137,7 +141,7 @@ def test_settings_without_a_meaning_are_named(name: str) -> None:
 
 def test_a_submodule_to_shard_must_exist() -> None:
     with refuses(
-        "MMFullyShard: shard must be of the model, but has 'Conv2d'.", KeyError
+        "MMFullyShard: shard must be names of the model, but has 'Conv2d'.", KeyError
     ):
         mmengine.MMFullyShard(Net(), shard=["Conv2d"])
 

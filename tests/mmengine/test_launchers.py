@@ -87,8 +87,9 @@ def test_a_backend_for_accelerators_is_replaced_where_there_is_none(
     with pytest.warns(UserWarning) as caught:
         init_dist("pytorch", "nccl")
     assert [str(each.message) for each in caught] == [
-        "[PP003] init_dist: backend nccl needs an accelerator, and torch "
-        f"{torch.__version__} sees none: gloo is used instead."
+        "[PP003] init_dist: backend nccl needs an accelerator, but torch "
+        f"{torch.__version__} finds none. gloo is used instead, on the CPU. Pass "
+        "backend='gloo' if that is intended."
     ]
     assert caught[0].filename == __file__
     assert groups == [{"backend": "gloo"}]
@@ -117,7 +118,7 @@ def test_the_accelerator_of_the_rank_becomes_current(
     error, text = refused("pytorch")
     assert type(error) is RuntimeError and text == (
         "init_dist: LOCAL_RANK must be the number of an accelerator of this machine, "
-        "but is 1 where torch sees 1. Start fewer processes on it."
+        "but is 1 and torch finds 1 accelerators. Start fewer processes on it."
     )
 
 
@@ -186,7 +187,7 @@ def test_slurm_asks_for_the_first_node(
 
 MISSING = (
     "init_dist: the launcher must have set {}, but {} is missing. Start the processes "
-    "by the launcher that is named, or set it."
+    "with that launcher, or set the variables."
 )
 OMPI = [f"OMPI_COMM_WORLD_{each}" for each in ("RANK", "SIZE", "LOCAL_RANK")]
 
@@ -228,14 +229,15 @@ def test_what_a_launcher_did_not_set_is_named(
             ("lsf",),
             {},
             ValueError,
-            "init_dist: launcher must be pytorch, slurm, mpi, none, but is 'lsf'.",
+            "init_dist: launcher must be one of pytorch, slurm, mpi, none, but is "
+            "'lsf'.",
         ),
         (
             ("pytorch",),
             {"init_backend": "deepspeed"},
             ValueError,
-            "init_dist: init_backend must be 'torch', but is 'deepspeed'. Call that "
-            "library's own initialisation instead.",
+            "init_dist: init_backend must be 'torch', but is 'deepspeed'. Call the "
+            "initialization of that library instead.",
         ),
         (
             ("pytorch",),

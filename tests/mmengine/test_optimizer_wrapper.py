@@ -135,9 +135,9 @@ def test_more_micro_steps_than_announced_are_an_error_before_the_backward() -> N
         *first, extra = runs.batches(number + 1)
         runs.wrapped(model, wrapper, first)
         message = (
-            f"OptimWrapper: there must be at most {number} micro-steps, as "
-            f"initialize_count_status was told, but this is number {number + 1}. Tell "
-            "it the micro-steps of the whole run."
+            f"OptimWrapper: there must be at most {number} micro-steps "
+            f"(max_counts), but this is number {number + 1}. Pass the number of the "
+            "whole run to initialize_count_status."
         )
         with refuses(message, RuntimeError, AssertionError):
             wrapper.update_params(model(extra))
@@ -169,7 +169,7 @@ def test_resuming_within_a_group_is_told() -> None:
     message = (
         r"\[PP301\] OptimWrapper.initialize_count_status: init_counts must be a "
         "multiple of 3 to lose no gradient, but is 4. The next update lacks 1 of its 3 "
-        "micro-steps."
+        "micro-steps. Resume at a multiple of 3."
     )
     with pytest.warns(UserWarning, match=f"^{message}$"):
         wrapper.initialize_count_status(model, 4, 9)
@@ -183,7 +183,8 @@ def test_batch_norm_under_accumulation_is_told_once() -> None:
     message = (
         r"\[PP302\] OptimWrapper: 2 micro-steps give the gradient of one large batch, "
         "but 1 "
-        r"BatchNorm layers \(first: '1.0'\) take their statistics from each small one."
+        r"BatchNorm layers \(first: '1.0'\) take their statistics from each small one. "
+        "Use another normalization layer, or accumulative_counts=1."
     )
     with pytest.warns(UserWarning, match=f"^{message}$"):
         wrapper.initialize_count_status(model, 0, 4)
@@ -314,15 +315,15 @@ def test_settings_that_are_refused(
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
-    message = "OptimWrapper: optimizer must be an optimizer of torch, but is list."
+    message = "OptimWrapper: optimizer must be a torch optimizer, but is list."
     with refuses(message, TypeError, AssertionError):
         OptimWrapper([nn.Parameter(torch.ones(1))])  # type: ignore[arg-type]
 
 
 def test_a_loss_that_is_no_tensor_is_refused() -> None:
     message = (
-        "OptimWrapper: loss must be a tensor, but is 0 (int). The total of a model's "
-        "losses is one if it returns a tensor under a key with 'loss' in it."
+        "OptimWrapper: loss must be a tensor, but is 0 (int). Return a tensor from "
+        "the model, with 'loss' in its key."
     )
     _, wrapper = make()
     with refuses(message, TypeError, AttributeError):

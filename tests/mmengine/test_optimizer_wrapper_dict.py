@@ -64,10 +64,11 @@ def test_gradients_of_all_are_cleared() -> None:
         for parameter in wrapper.optimizer.param_groups[0]["params"]:
             parameter.grad = torch.ones_like(parameter)
     wrappers.zero_grad(set_to_none=False)
-    grads = [each.grad for wrapper in (one, other) for each in wrapper._with_gradient()]
+    with_grad = [*one._parameters_with_grad(), *other._parameters_with_grad()]
+    grads = [each.grad for each in with_grad]
     assert len(grads) == 6 and not any(grad.any() for grad in grads)
     wrappers.zero_grad()
-    assert not one._with_gradient() and not other._with_gradient()
+    assert not one._parameters_with_grad() and not other._parameters_with_grad()
 
 
 def test_each_wrapper_counts_and_steps_by_itself() -> None:
@@ -118,7 +119,8 @@ def test_a_wrapper_without_a_state_is_told() -> None:
     wrappers, _, other = make()
     message = (
         r"\[PP303\] OptimWrapperDict.load_state_dict: state_dict must have a state for "
-        "every wrapper, but has none for 'generator'. They stay as they are."
+        "every wrapper, but has none for 'generator'. These wrappers keep "
+        "their present state. Load a complete state."
     )
     with pytest.warns(UserWarning, match=f"^{message}$"):
         wrappers.load_state_dict({"critic": other.state_dict()})
@@ -156,7 +158,7 @@ FOR_ONE = {
 @pytest.mark.parametrize("name", FOR_ONE)
 def test_what_one_wrapper_has_to_do_is_refused(name: str) -> None:
     message = (
-        f"OptimWrapperDict: {name} must be asked of one wrapper, but was asked of 2 "
+        f"OptimWrapperDict: {name} must be used on one wrapper, but was used on 2 "
         f"together. Write wrappers['generator'].{name}."
     )
     with refuses(message, NotImplementedError, AttributeError):
@@ -166,7 +168,7 @@ def test_what_one_wrapper_has_to_do_is_refused(name: str) -> None:
 def test_there_is_no_count_of_all() -> None:
     wrappers, _, _ = make()
     message = (
-        "OptimWrapperDict: inner_count must be asked of one wrapper, but was asked of "
+        "OptimWrapperDict: inner_count must be used on one wrapper, but was used on "
         "2 together. Write wrappers['generator'].inner_count."
     )
     with refuses(message, NotImplementedError, AttributeError):

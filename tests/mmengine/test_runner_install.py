@@ -36,8 +36,8 @@ NAMES = {
     "FUNCTIONS": ["pseudo_collate", "default_collate"],
 }
 WITHOUT = (
-    "pyparallel.mmengine.install: mmengine must be what our classes derive from, "
-    "but they do without it."
+    "pyparallel.mmengine.install: pyparallel's classes must be subclasses of "
+    "mmengine's, but are not."
 )
 ITEMS = [(registry, name) for registry, names in NAMES.items() for name in names]
 
@@ -55,11 +55,11 @@ def root(name: str) -> Any:
 
 def state() -> Any:
     """Return everything that installing may change."""
-    registries = _install._roots()
+    registries = _install._root_registries()
     return (
         {name: dict(each.module_dict) for name, each in registries.items()},
         {name: dict(each.children) for name, each in registries.items()},
-        sorted(map(_install._path, torch.serialization.get_safe_globals())),
+        sorted(map(_install._global_name, torch.serialization.get_safe_globals())),
     )
 
 
@@ -175,8 +175,8 @@ def test_a_scope_that_somebody_else_has_is_refused_and_nothing_changes() -> None
         before = state()
         with refuses(
             "pyparallel.mmengine.install: scope 'pyparallel' of mmengine's HOOKS must "
-            "be free, but a registry named 'my hooks' has it. Give that one another "
-            "scope.",
+            "be free, but a registry named 'my hooks' has it. Give that "
+            "registry another scope.",
             RuntimeError,
         ):
             ours.install()
@@ -242,7 +242,7 @@ def test_a_checkpoint_gets_nothing_else_by_getattr(name: str) -> None:
     file.seek(0)
     with ours.installed(), pytest.raises(pickle.UnpicklingError) as caught:
         torch.load(file, weights_only=True)
-    assert "by getattr, but takes " + repr(name) in str(caught.value)
+    assert f"of HistoryBuffer, but uses it for {name!r} of" in str(caught.value)
 
 
 @beside_mmengine
@@ -282,7 +282,7 @@ for name in ("BaseModel", "mmengine.BaseModel"):
 """
     done = run(code, PYPARALLEL_MMENGINE="off")
     message = (
-        f"{WITHOUT} PYPARALLEL_MMENGINE=off asks for it. Start again where mmengine "
+        f"{WITHOUT} PYPARALLEL_MMENGINE=off is set. Start a new process where mmengine "
         "can be imported, with PYPARALLEL_MMENGINE unset."
     )
     assert done.stdout.splitlines() == [message, message], done.stderr

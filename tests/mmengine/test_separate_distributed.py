@@ -71,9 +71,9 @@ class TestAWrappedModel:
     def test_has_no_forward(self, results: Results) -> None:
         for rank in results["structure"]:
             assert rank["message"] == (
-                "MMSeparateDistributedDataParallel: forward must be asked of one "
-                "child, but was asked of all together. Call train_step, val_step or "
-                "test_step."
+                "MMSeparateDistributedDataParallel: forward must be called on one "
+                "child, but was called on the whole model. Call train_step, val_step "
+                "or test_step."
             )
 
     def test_is_a_model_wrapper_and_its_model_is_none(self, results: Results) -> None:

@@ -48,7 +48,7 @@ def whole(name: str) -> Any:
 
 def test_off_asks_for_no_import() -> None:
     found = _upstream.find("off", never)
-    assert found == (False, "PYPARALLEL_MMENGINE=off asks for it.", {}, False)
+    assert found == (False, "PYPARALLEL_MMENGINE=off is set.", {}, False)
 
 
 def test_all_that_is_used_comes_from_where_mmengine_has_it() -> None:
@@ -138,7 +138,7 @@ print(OptimWrapper.__mro__[-2].__module__, _upstream.available)
             "[PP002] mmengine must be importable, but importing it raised "
             "RuntimeError: built for another torch. Repair it, or set "
             "PYPARALLEL_MMENGINE=off.",
-            "Until then, our classes are not subclasses of mmengine's.",
+            "Until then, pyparallel's classes are not subclasses of mmengine's.",
             "pyparallel.mmengine._upstream False",
         ],
     )

@@ -81,9 +81,9 @@ MUTATIONS = (
         "to ask for unused parameters runs the backward pass",
         _TRAP,
         "pyparallel/mmengine/anomalous_params.py",
-        "        answers.extend(will_execute(node) for node in nodes)\n"
-        "        raise _Answered\n",
-        "        answers.extend(will_execute(node) for node in nodes)\n",
+        "        reached.extend(will_execute(node) for node in nodes)\n"
+        "        raise _BackwardAborted\n",
+        "        reached.extend(will_execute(node) for node in nodes)\n",
         (
             "tests/mmengine/test_anomalous_params.py::test_nothing_is_run_and_no_hook_is_called",
         ),

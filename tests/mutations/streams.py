@@ -81,7 +81,7 @@ MUTATIONS = (
         "mmcv's function waits by floor, copies by ceiling",
         "the consumer reads too early",
         "pyparallel/mmcv/_functions.py",
-        "        for item, part in _dealt(output, len(devices)):\n",
+        "        for item, part in _assign_parts(output, len(devices)):\n",
         """        most = len(output) // len(devices)
         parts = [i // most for i in range(most * len(devices))] if most else []
         for item, part in zip(output, parts):

@@ -68,8 +68,9 @@ def test_every_config_of_the_recipes_trains(tmp_path: Path) -> None:
     ours = "pyparallel.mmengine."
     plain = ["docs_recipes.Tiny", "docs_recipes.Several"]
     ddp = f"{ours}distributed.MMDistributedDataParallel"
-    separate = f"{ours}separate.MMSeparateDistributedDataParallel"
-    optim, amp = f"{ours}optim.OptimWrapper", f"{ours}amp.AmpOptimWrapper"
+    separate = f"{ours}separate_distributed.MMSeparateDistributedDataParallel"
+    optim = f"{ours}optimizer_wrapper.OptimWrapper"
+    amp = f"{ours}amp_optimizer_wrapper.AmpOptimWrapper"
     found = [line.split() for line in done.stdout.splitlines() if ours in line]
     found = [[name.replace("__main__", "docs_recipes") for name in it] for it in found]
     assert found == [
@@ -77,7 +78,7 @@ def test_every_config_of_the_recipes_trains(tmp_path: Path) -> None:
         [ddp, optim],
         [plain[0], optim],
         [plain[0], amp],
-        [separate, f"{ours}optim_dict.OptimWrapperDict"],
+        [separate, f"{ours}optimizer_wrapper_dict.OptimWrapperDict"],
     ]
 
 

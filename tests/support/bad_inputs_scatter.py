@@ -217,8 +217,8 @@ OPTIONS = {
         lambda: [ONES(1)] * 2,
         lambda x: _functions.scatter(x, [-1, -1], [None]),
         refused(
-            "scatter: devices and streams must be as many, at least one, but are 2 and "
-            "1.",
+            "scatter: devices and streams must have the same length, at least 1, but "
+            "have 2 and 1.",
             ValueError,
         ),
     ),
@@ -226,8 +226,8 @@ OPTIONS = {
         lambda: [ONES(1)],
         lambda x: _functions.scatter(x, []),
         refused(
-            "scatter: devices and streams must be as many, at least one, but are 0 and "
-            "0.",
+            "scatter: devices and streams must have the same length, at least 1, but "
+            "have 0 and 0.",
             ValueError,
         ),
     ),
@@ -235,8 +235,8 @@ OPTIONS = {
         lambda: [ONES(1)] * 2,
         lambda x: _functions.synchronize_stream(x, [-1, -1], [None]),
         refused(
-            "synchronize_stream: devices and streams must be as many, at least one, "
-            "but are 2 and 1.",
+            "synchronize_stream: devices and streams must have the same length, at "
+            "least 1, but have 2 and 1.",
             ValueError,
         ),
     ),
