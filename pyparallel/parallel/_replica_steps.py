@@ -1,4 +1,4 @@
-"""Steps on several replicas: their outputs become those of one on the whole batch."""
+"""Combine the outputs of a training step on several replicas."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ _Counts = Callable[[], list[int] | None]
 def combine_outputs(
     outputs: Sequence[Any], gather: _Gather, counts: _Counts, where: str
 ) -> Any:
-    """Return what one step on the whole batch would have returned.
+    """Return the output of one step on the whole batch.
 
-    In mappings ``loss`` (0-dim tensors) and the numbers and 0-dim tensors of
-    ``log_vars`` become their means, weighted by ``num_samples``, which are summed; all
-    else is gathered.
+    In mappings, ``loss`` (0-dim tensors) and the numbers and 0-dim tensors of
+    ``log_vars`` become means weighted by ``num_samples``, which are summed. All other
+    values are gathered.
 
     Args:
-        outputs: one for each replica.
-        gather: joins values of all replicas on the output's device.
-        counts: tells how many samples each replica got, if that can be told, for
+        outputs: the output of each replica.
+        gather: joins the values of all replicas on the output device.
+        counts: returns the number of samples of each replica, or None if unknown, for
             outputs without ``num_samples``.
         where: the step, for messages.
 
     Raises:
-        TypeError, ValueError: numbers of samples that are none; outputs that differ.
+        TypeError, ValueError: invalid numbers of samples, or outputs whose structures
+            differ.
     """
     first = outputs[0]
     if not all(isinstance(each, Mapping) for each in outputs):
@@ -52,24 +53,22 @@ def combine_outputs(
     rest = gather(
         [{key: each[key] for key in each if key not in special} for each in outputs]
     )
-    made = dict(rest)
-    numbers_of_samples: list[int] | None = None
+    combined = dict(rest)
+    num_samples: list[int] | None = None
     if "num_samples" in first:
-        numbers_of_samples = [
-            _check_count(each["num_samples"], where) for each in outputs
-        ]
-        made["num_samples"] = sum(numbers_of_samples)
+        num_samples = [_check_count(each["num_samples"], where) for each in outputs]
+        combined["num_samples"] = sum(num_samples)
     if means:
-        mean = _Mean(_check_counts(numbers_of_samples or counts(), where), gather)
+        mean = _Mean(_check_counts(num_samples or counts(), where), gather)
         for key in means:
-            made[key] = mean([each[key] for each in outputs], (key,))
-    return pytree.rebuild_mapping(first, {key: made[key] for key in first})
+            combined[key] = mean([each[key] for each in outputs], (key,))
+    return pytree.rebuild_mapping(first, {key: combined[key] for key in first})
 
 
 def sample_counts(arguments: Any, num_targets: int, dim: int) -> list[int] | None:
-    """Return how many samples each target got of arguments that `scatter` split.
+    """Return the number of samples of each target in arguments that `scatter` split.
 
-    None if the arguments do not tell, or not with one voice.
+    None if the arguments contain no such numbers, or different ones.
     """
     leaves, _ = pytree.flatten(arguments)
     containers = [leaf for leaf in leaves if isinstance(leaf, DataContainer)]
@@ -93,10 +92,10 @@ def sample_counts(arguments: Any, num_targets: int, dim: int) -> list[int] | Non
 
 
 def refuse_updates(arguments: Any, where: str) -> None:
-    """Raise if the step is given what updates parameters itself.
+    """Refuse arguments by which a step updates parameters itself.
 
     Raises:
-        TypeError: an optimizer wrapper of mmengine's kind.
+        TypeError: an argument is an optimizer wrapper like mmengine's.
     """
     for leaf in pytree.flatten(arguments)[0]:
         if callable(getattr(leaf, "update_params", None)):
@@ -109,7 +108,7 @@ def refuse_updates(arguments: Any, where: str) -> None:
 
 @contextmanager
 def forbid_optimizer_steps(arguments: Any, where: str) -> Iterator[None]:
-    """Make optimizers among the arguments raise when a step of theirs is called."""
+    """Make the optimizers among the arguments raise an error in ``step``."""
 
     def refuse(optimizer: Any, args: Any, kwargs: Any) -> None:
         raise BatchValueError(
@@ -126,7 +125,7 @@ def forbid_optimizer_steps(arguments: Any, where: str) -> Iterator[None]:
 
 
 class _Mean:
-    """Means over replicas, weighted by their numbers of samples."""
+    """Compute means over replicas, weighted by their numbers of samples."""
 
     def __init__(self, counts: Sequence[int], gather: _Gather) -> None:
         self._counts, self._total, self._gather = counts, sum(counts), gather
@@ -150,11 +149,11 @@ class _Mean:
         return reduce(operator.add, terms)
 
     def _weighted(self, values: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Return counts and values; a mean over no samples is none, but NaN."""
+        """Return counts and values of replicas with samples; other means are NaN."""
         return [each for each in zip(self._counts, values, strict=True) if each[0]]
 
     def _gathered(self, values: Sequence[Any], path: tuple[Any, ...]) -> Any:
-        """Gather at the place where the values stand, so that messages name it."""
+        """Gather values under their path, so that messages name it."""
         for key in reversed(path):
             values = [{key: each} for each in values]
         return reduce(operator.getitem, path, self._gather(values))
@@ -165,7 +164,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def _num_samples(chunk: Any) -> int | None:
-    """Return how many samples one chunk of a container holds, if it says so."""
+    """Return the number of samples in one chunk of a container; None if unknown."""
     known: int | None = getattr(chunk, "num_samples", None)
     if known is not None:
         return known
@@ -192,9 +191,9 @@ def _check_count(value: Any, where: str) -> int:
 def _check_counts(counts: list[int] | None, where: str) -> list[int]:
     if counts is None:
         raise BatchValueError(
-            f"{where} must return num_samples on several devices, to weight the loss "
-            "with, where the arguments do not tell, but returned none. Return "
-            "dict(loss=..., log_vars=..., num_samples=...)."
+            f"{where} must return num_samples on several devices, to weight the loss, "
+            "if its arguments do not contain the number of samples, but returned none. "
+            "Return dict(loss=..., log_vars=..., num_samples=...)."
         )
     if not sum(counts):
         raise BatchValueError(

@@ -1,4 +1,4 @@
-"""MMDataParallel: a model on one device, or several, that opens DataContainers."""
+"""MMDataParallel: run a model on one or several devices, with DataContainers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._replica_steps import (
 from .parallel_apply import parallel_apply
 from .replicate import replicate
 
-_HOST = [-1]
+_HOST_TARGETS = [-1]
 
 
 class MMDataParallel(nn.DataParallel[nn.Module]):
@@ -31,33 +31,31 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
 
     Args:
         module: the model.
-        device_ids: devices to use: a list, a range or one of what `scatter` takes as a
-            target. ``[-1]``, ``'cpu'`` and ``[]`` keep the model on the host, also on a
-            machine with accelerators; None means all accelerators, or the host if
-            there is none. A device may stand there more than once: ``['cpu', 'cpu']``
-            is the host with two replicas.
-        output_device: where outputs of several devices are gathered; the first device
-            by default.
+        device_ids: the devices: one target of `scatter`, or a list or range of them.
+            ``[-1]``, ``'cpu'`` and ``[]`` keep the model on the host, also on a machine
+            with accelerators. None means all accelerators, or the host without one. A
+            device may be named several times: ``['cpu', 'cpu']`` is the host with two
+            replicas.
+        output_device: the device on which outputs of several devices are gathered; by
+            default the first device.
         dim: the dimension along which plain tensors are split.
 
     Raises:
-        RuntimeError: a device that this machine does not have, when it has others.
+        RuntimeError: this machine has accelerators, but not one of the devices.
 
-    On several devices a call splits its arguments, replicates the model for every part
-    and gathers what the replicas return; see `pyparallel.scatter`, `replicate`,
-    `parallel_apply` and `gather`. With one part, as the last batch of an epoch may
-    have, the model itself is called. Gradients are summed in the model, which lies on
-    the first device; of what replicas write to buffers, that of the first one stays.
+    On several devices a call splits its arguments, replicates the model for each part
+    and gathers the outputs of the replicas; see `pyparallel.scatter`, `replicate`,
+    `parallel_apply` and `gather`. If there is only one part, as perhaps for the last
+    batch of an epoch, the model itself is called. Gradients are summed in the model,
+    which is on the first device. Only the first replica updates the model's buffers.
 
-    Without an accelerator ``device_ids`` becomes ``[]`` whatever was asked for, as in
-    mmcv, so that scripts written for GPUs run on the host, with a warning; unless the
-    host was asked for several times.
+    Without an accelerator ``device_ids`` becomes ``[]``, as in mmcv, so that scripts
+    for GPUs run on the host, with a warning. Several entries for the host are kept.
 
-    Subclasses may override ``scatter(inputs, kwargs, device_ids)``, which every call
-    goes through, and ``replicate(module, device_ids)``, ``parallel_apply(replicas,
-    inputs, kwargs)`` and ``gather(outputs, output_device)``, through which those on
-    several devices go. From mmcv 1.x ``MMDataParallel``, whose steps refused several
-    devices.
+    Subclasses may override ``scatter(inputs, kwargs, device_ids)``, which all calls
+    use, and ``replicate(module, device_ids)``, ``parallel_apply(replicas, inputs,
+    kwargs)`` and ``gather(outputs, output_device)``, which calls on several devices
+    use. From mmcv 1.x ``MMDataParallel``, whose steps refuse several devices.
     """
 
     def __init__(
@@ -81,24 +79,25 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
             self.output_device: Any = HOST
             if output_device is not None:
                 who = type(self).__name__
-                given = resolve_target(output_device, who, "device for outputs")
-                self.output_device = given or HOST
+                target = resolve_target(output_device, who, "device for outputs")
+                self.output_device = target or HOST
         else:
             super().__init__(module, devices, output_device, dim)
         self.dim = dim
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the model with every DataContainer opened and tensors on its device.
+        """Call the model with opened DataContainers and tensors on its device.
 
         Returns:
-            What the model returns; on several devices as `pyparallel.gather` joins it.
+            The output of the model; on several devices, the outputs joined by
+            `pyparallel.gather`.
         """
         if len(self.device_ids) > 1:
             outputs = self._on_replicas(None, inputs, kwargs)
             return self.gather(outputs, self.output_device)
         if self.device_ids:
             return super().forward(*inputs, **kwargs)
-        args, kwargs = first_arguments(self.scatter(inputs, kwargs, _HOST))
+        args, kwargs = first_arguments(self.scatter(inputs, kwargs, _HOST_TARGETS))
         return self.module(*args, **kwargs)
 
     def scatter(
@@ -108,13 +107,13 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
 
     def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
-        """Return one replica for every device; see `pyparallel.replicate`."""
+        """Return one replica for each device; see `pyparallel.replicate`."""
         return replicate(module, device_ids, detach=not torch.is_grad_enabled())
 
     def parallel_apply(
         self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any
     ) -> list[Any]:
-        """Call every replica with its arguments; see `pyparallel.parallel_apply`."""
+        """Call each replica with its arguments; see `pyparallel.parallel_apply`."""
         devices = self.device_ids[: len(replicas)]
         result: list[Any] = parallel_apply(replicas, inputs, kwargs, devices)
         return result
@@ -126,23 +125,25 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
     def train_step(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return ``module.train_step`` of the opened arguments.
 
-        Called by runners as ``train_step(data_batch, optimizer, **kwargs)``; the
-        optimizer reaches the model untouched.
+        Runners call it as ``train_step(data_batch, optimizer, **kwargs)``. The model
+        gets the optimizer unchanged.
 
-        On several devices every replica returns a dict with ``loss``, ``log_vars`` and
+        On several devices each replica returns a dict with ``loss``, ``log_vars`` and
         ``num_samples``. A ``loss`` without dimensions and the numbers in ``log_vars``
-        become means weighted by ``num_samples``, so that a loss that is a mean over
-        samples has the value and the gradients of one device with the whole batch;
-        ``num_samples`` are summed; all else, or an output that is no dict, is gathered
-        as by `forward`. Without ``num_samples`` the parts of the arguments count.
+        become means weighted by ``num_samples``. So a loss that is a mean over samples
+        has the value and the gradients of one device with the whole batch. The values
+        of ``num_samples`` are summed. All other values, and outputs that are not dicts,
+        are gathered as by `forward`. Without ``num_samples`` in the outputs, the
+        samples in the arguments are counted.
 
         Raises:
-            RuntimeError: parameters or buffers that are not on the (first) device.
-            TypeError: on several devices, an argument by which the module would update
-                its parameters: an ``OptimWrapper``. Nothing has been changed.
-            ValueError: on several devices, a call of ``step`` on an optimizer among the
-                arguments, before it changes a parameter; outputs that do not fit
-                together, or that lack ``num_samples`` where nothing else tells.
+            RuntimeError: parameters or buffers are not on the (first) device.
+            TypeError: on several devices, an argument is an ``OptimWrapper``, by which
+                the module would update its parameters. Nothing has changed.
+            ValueError: on several devices, the model calls ``step`` of an optimizer
+                among the arguments (before it changes a parameter); or the outputs
+                differ in structure; or they lack ``num_samples``, and the arguments do
+                not contain the number of samples.
         """
         if len(self.device_ids) > 1:
             refuse_updates((inputs, kwargs), f"{type(self).__name__}.train_step")
@@ -158,26 +159,26 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
                 return self._step_on_replicas(name, inputs, kwargs)
             if self.device_ids:
                 self._check_module_device()
-            device_ids = self.device_ids or _HOST
+            device_ids = self.device_ids or _HOST_TARGETS
             args, kwargs = first_arguments(self.scatter(inputs, kwargs, device_ids))
             return getattr(self.module, name)(*args, **kwargs)
 
     def _step_on_replicas(self, name: str, inputs: Any, kwargs: Any) -> Any:
-        where, given = f"{type(self).__name__}.{name}", (inputs, kwargs)
-        with forbid_optimizer_steps(given, where):
+        where, arguments = f"{type(self).__name__}.{name}", (inputs, kwargs)
+        with forbid_optimizer_steps(arguments, where):
             outputs = self._on_replicas(name, inputs, kwargs)
 
         def counts() -> list[int] | None:
-            found = sample_counts(given, len(self.device_ids), self.dim)
+            found = sample_counts(arguments, len(self.device_ids), self.dim)
             return found if found and len(found) == len(outputs) else None
 
-        def joined(values: Sequence[Any]) -> Any:
+        def gather_values(values: Sequence[Any]) -> Any:
             return self.gather(values, self.output_device)
 
-        return combine_outputs(outputs, joined, counts, where)
+        return combine_outputs(outputs, gather_values, counts, where)
 
     def _on_replicas(self, name: str | None, inputs: Any, kwargs: Any) -> list[Any]:
-        """Return what forward, or a step, returns on every device that is used."""
+        """Return the outputs of forward, or of a step, on all devices in use."""
         self._check_module_device()
         parts, kwargs_parts = self.scatter(inputs, kwargs, self.device_ids)
         if len(parts) <= 1:
@@ -196,7 +197,7 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
         return self
 
     def _check_module_device(self) -> None:
-        """Check every tensor once, and only the first one in later steps."""
+        """Check the device of all tensors once, and of the first one in later steps."""
         for tensor in chain(self.module.parameters(), self.module.buffers()):
             if tensor.device != self.src_device_obj:
                 raise RuntimeError(
@@ -210,12 +211,12 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
 
 
 def _devices(device_ids: Target | Iterable[Target] | None) -> list[Any] | None:
-    """Return the devices that are meant: none for the host, None for all."""
+    """Return the devices of ``device_ids``: [] for the host, None for all."""
     listed: list[Any] | None = None
     if device_ids is not None:
-        one = isinstance(device_ids, int | str | torch.device)
-        # A type checker does not see what follows if it is not one.
-        listed = [device_ids] if one else list(device_ids)  # type: ignore[arg-type]
+        is_one = isinstance(device_ids, int | str | torch.device)
+        # A type checker does not infer that it is iterable otherwise.
+        listed = [device_ids] if is_one else list(device_ids)  # type: ignore[arg-type]
     if listed and len(listed) > 1 and all(map(_is_host, listed)):
         return [HOST] * len(listed)
     if not torch.accelerator.is_available():
@@ -223,8 +224,8 @@ def _devices(device_ids: Target | Iterable[Target] | None) -> list[Any] | None:
             warn_once(
                 "PP004",
                 f"MMDataParallel: device_ids={listed} must be devices of this machine, "
-                f"but torch {torch.__version__} sees no accelerator. The model stays "
-                "on the host. Use -1 or 'cpu' to choose the host.",
+                f"but torch {torch.__version__} finds no accelerator. The model stays "
+                "on the host. Use -1 or 'cpu' to select the host.",
                 UserWarning,
             )
         return []

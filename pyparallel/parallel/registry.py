@@ -1,4 +1,4 @@
-"""MODULE_WRAPPERS and is_module_wrapper: which modules only wrap another one."""
+"""MODULE_WRAPPERS and is_module_wrapper: the classes of modules that wrap another."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class Registry:
-    """A register of classes by name, with the part of mmcv's interface that is used.
+    """A registry of classes by name, with the part of mmcv's interface that is used.
 
     Args:
-        name: what is registered, for messages.
-        parent: a registry that also sees the classes of this one.
-        scope: name of the library that owns the registry.
+        name: the name of the registry, for messages.
+        parent: a registry that also finds the classes of this one.
+        scope: the name of the library that owns the registry.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class Registry:
         force: bool = False,
         module: _Class | None = None,
     ) -> Any:
-        """Register a class under ``name`` or its own name; a decorator without one.
+        """Register a class under its name or other names.
 
         Args:
-            name: one name or several; the class's own by default.
-            force: replace what is registered under the name.
+            name: one name or several; by default the name of the class.
+            force: replace a class that is registered under the name.
             module: the class. Without it, a decorator is returned.
 
         Raises:
-            KeyError: the name is taken by another class and ``force`` is not set.
+            KeyError: another class has the name, and ``force`` is False.
             TypeError: ``module`` is not a class.
         """
         if isinstance(name, type):  # a bare @registry.register_module
@@ -80,14 +80,14 @@ class Registry:
         return module
 
     def get(self, key: str) -> type | None:
-        """Return the class of this name, or of ``scope.name`` in a child; else None."""
+        """Return the class of this name, or of ``scope.name`` in a child; or None."""
         scope, _, rest = key.partition(".")
         if rest and scope in self.children:
             return self.children[scope].get(rest)
         return self.module_dict.get(key)
 
     def __contains__(self, key: str) -> bool:
-        """Tell whether ``key`` is registered."""
+        """Return True if ``key`` is registered."""
         return self.get(key) is not None
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class Registry:
         return len(self.module_dict)
 
     def __repr__(self) -> str:
-        """Show name and classes."""
+        """Return the name and the classes as text."""
         return f"Registry(name={self.name!r}, items={self.module_dict})"
 
 
@@ -104,32 +104,32 @@ MODULE_WRAPPERS = Registry("module wrapper")
 MODULE_WRAPPERS.register_module(module=nn.DataParallel)
 MODULE_WRAPPERS.register_module(module=nn.parallel.DistributedDataParallel)
 
-#: All registries that count; `pyparallel.mmcv.install` adds mmcv's own to them.
+#: The registries that `is_module_wrapper` uses; `mmcv.install` adds mmcv's own.
 registries: list[Any] = [MODULE_WRAPPERS]
 
 
 def is_module_wrapper(module: Any) -> bool:
-    """Tell whether ``module`` wraps the real model in its attribute ``module``.
+    """Return True if ``module`` wraps another model in its attribute ``module``.
 
-    True for instances of the classes in `MODULE_WRAPPERS` or its children, and for
-    their subclasses; also when ``torch.compile`` wraps the wrapper. Objects that are
-    not modules give False.
+    This holds for instances of the classes in `MODULE_WRAPPERS` or its children, for
+    instances of their subclasses, and for such modules compiled by ``torch.compile``.
+    For objects that are not modules the result is False.
 
-    From mmcv 1.x, where a compiled wrapper went unrecognised.
+    From mmcv 1.x, which does not recognise a compiled wrapper.
     """
     module = uncompiled(module)
     return any(is_instance_of(module, registry) for registry in registries)
 
 
 def uncompiled(module: Any) -> Any:
-    """Return the module that ``torch.compile`` was given, or ``module`` itself."""
+    """Return the argument of ``torch.compile`` for a compiled module, or ``module``."""
     while isinstance(inner := compiled_from(module), torch.nn.Module):
         module = inner
     return module
 
 
 def is_instance_of(module: Any, registry: Any) -> bool:
-    """Tell whether a class of the registry, or of its children, has this instance."""
+    """Return True for an instance of a class of the registry or of its children."""
     return isinstance(module, tuple(registry.module_dict.values())) or any(
         is_instance_of(module, child) for child in registry.children.values()
     )

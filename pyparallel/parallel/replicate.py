@@ -1,4 +1,4 @@
-"""replicate: a module once for every device, with gradients that come together."""
+"""replicate: copy a module to several devices, with a common gradient."""
 
 from __future__ import annotations
 
@@ -19,41 +19,43 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def replicate(module: Module, devices: Targets, detach: bool = False) -> list[Module]:
-    """Return one replica of a module for every device.
+    """Return one replica of a module for each device.
 
-    The parameters of replicas are functions of the module's own: a backward pass
-    through any number of replicas leaves the sum of their gradients in the module's
-    parameters, on the device of the module. A parameter that no replica used gets none.
+    The parameters of replicas are functions of the module's parameters. A backward pass
+    through any number of replicas adds up their gradients in the module's parameters,
+    on the device of the module. Parameters that no replica used get no gradient.
 
     Args:
-        module: with all its parameters and buffers on one device, any device.
-        devices: where the replicas are to be; a device may stand there more than once,
-            the host too: ``["cpu", "cpu"]``, ``[0, 0]``. -1 is the host.
-        detach: the parameters of replicas have no history and need no gradient.
+        module: a module with all its parameters and buffers on one device.
+        devices: the devices of the replicas; -1 is the host. A device may be named
+            several times, also the host: ``["cpu", "cpu"]``, ``[0, 0]``.
+        detach: create parameters without a graph, which require no gradient.
 
     Returns:
-        The replicas, in the order of ``devices``; none for none. They live for one
-        forward and backward pass: what an optimizer changes, later replicas have. On
-        the module's own device their parameters share its memory. The first replica
-        there has the very buffers of the module, so that what it writes to them stays
-        (statistics of BatchNorm); all others have copies. Parameters, buffers and
-        modules that are used at several places are shared in a replica too. Hooks and
-        all other attributes are the module's own.
+        The replicas, in the order of ``devices``. Use them for one forward and backward
+        pass: only later replicas contain the changes of an optimizer.
+
+        On the module's device, parameters of replicas share the module's memory. The
+        first replica there uses the module's buffers, so its changes to them stay (such
+        as statistics of BatchNorm). All other replicas have copies of the buffers.
+        Parameters, buffers and modules that are shared inside the module are shared in
+        a replica too. Hooks and all other attributes are those of the module.
 
     Raises:
-        TypeError: no module; one with scripted or compiled modules in it; a device of
-            the wrong kind.
-        ValueError: parameters or buffers on several devices; a name that is no device.
-        RuntimeError: parameters that are not initialised yet; a device that this
-            machine does not have.
+        TypeError: the argument is not a module, or contains scripted or compiled
+            modules, or a device has the wrong type.
+        ValueError: parameters or buffers are on several devices, or a name is not the
+            name of a device.
+        RuntimeError: parameters are not initialised, or this machine does not have a
+            device.
 
-    Stream: each other device gets everything in packed copies, queued on, or waited for
-    by, the streams that are current when this is called.
+    Stream: the tensors for each other device are sent in packed copies. The copies are
+    queued on the current streams, or the current streams wait for them.
 
-    As in torch, replicas have no ``parameters()``: they are attributes, and in
-    ``_former_parameters`` of each module. ``_replicate_for_data_parallel`` of modules
-    is called. From ``torch.nn.parallel.replicate``, which has no replicas on the host
-    and gives zeros as the gradient of unused parameters.
+    As in torch, replicas have no ``parameters()``. Their parameters are attributes and
+    entries of ``_former_parameters`` of each module. Modules are copied by their method
+    ``_replicate_for_data_parallel``. From ``torch.nn.parallel.replicate``, which cannot
+    create replicas on the host and sets the gradient of unused parameters to zeros.
 
     Example:
         >>> net = torch.nn.Linear(2, 1, bias=False)
@@ -68,7 +70,7 @@ def replicate(module: Module, devices: Targets, detach: bool = False) -> list[Mo
         return []
     source = _check(module)
     modules = list(module.modules())
-    # Modules may refuse: ask all of them before anything is copied.
+    # A module may refuse to be copied, so call this before tensors are copied.
     shells = [
         {id(each): each._replicate_for_data_parallel() for each in modules}
         for _ in targets
@@ -99,7 +101,7 @@ def _check(module: Any) -> torch.device:
     """Return the device of the module.
 
     Raises:
-        TypeError, ValueError: it cannot be replicated.
+        TypeError, ValueError: the module cannot be replicated.
     """
     if not isinstance(module, nn.Module):
         raise BatchTypeError(
@@ -126,7 +128,7 @@ def _check(module: Any) -> torch.device:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Tell whether a call would run the module itself, also if asked of a replica."""
+    """Return True if a call of a replica would run the original module."""
     return module._compiled_call_impl is not None or compiled_from(module) is not None
 
 
@@ -137,27 +139,27 @@ def _copies(
     targets: Sequence[torch.device],
     detach: bool,
 ) -> list[dict[int, torch.Tensor]]:
-    """Return for every target the tensors that stand there for those of the module.
+    """Return, for each target, the copies of the module's tensors by their ``id``.
 
-    Note: [memory of replicas]. Forward passes read parameters, so all replicas on one
-    device share one copy of them, each with nodes of its own in the graph. They write
-    to buffers, from several threads at a time: only one replica may have a given copy.
+    Note: [memory of replicas]. Forward passes only read parameters, so all replicas on
+    one device share one copy of them, with their own nodes in the graph. They may write
+    buffers, in several threads at a time, so each replica has its own copy of them.
     """
     others = [each for each in dict.fromkeys(targets) if each != source]
-    both = [*parameters, *buffers]
+    tensors = [*parameters, *buffers]
     with torch.no_grad() if detach else nullcontext():
-        sent = dict(zip(others, copy_to_devices(both, others), strict=True))
-        sent[source] = both
+        sent = dict(zip(others, copy_to_devices(tensors, others), strict=True))
+        sent[source] = tensors
         seen: set[torch.device] = set()
         copies = []
         for target in targets:
             here = sent[target]
-            mine = [_alias(each, detach) for each in here[: len(parameters)]]
+            own = [_alias(each, detach) for each in here[: len(parameters)]]
             written = here[len(parameters) :]
             if target in seen:
                 written = [each.clone() for each in written]
             seen.add(target)
-            copies.append(dict(zip(map(id, both), [*mine, *written], strict=True)))
+            copies.append(dict(zip(map(id, tensors), [*own, *written], strict=True)))
     return copies
 
 
@@ -180,7 +182,7 @@ def _fill(
             if parameter is None:
                 shell._parameters[name] = None
             else:
-                # No Parameter any more: a plain attribute, by the class's __setattr__.
+                # The copy is not a Parameter, so it becomes a plain attribute.
                 setattr(shell, name, tensors[id(parameter)])
                 former[name] = tensors[id(parameter)]
         for name, buffer in module._buffers.items():

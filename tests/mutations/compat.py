@@ -73,7 +73,7 @@ MUTATIONS = (
         "a replica's optimizer steps on its own",
         _TRAP,
         "pyparallel/parallel/data_parallel.py",
-        "        with forbid_optimizer_steps(given, where):\n",
+        "        with forbid_optimizer_steps(arguments, where):\n",
         "        if True:\n",
         (_STEPS + "TestUpdates::test_an_optimizer_is_not_stepped_and_nothing_changes",),
     ),

@@ -135,8 +135,8 @@ class TestWithoutAnAccelerator:
             MMDataParallel(nn.Linear(1, 1), ids)
         assert [str(warning.message) for warning in caught] == [
             f"[PP004] MMDataParallel: device_ids={shown} must be devices of this "
-            f"machine, but torch {torch.__version__} sees no accelerator. The model "
-            "stays on the host. Use -1 or 'cpu' to choose the host."
+            f"machine, but torch {torch.__version__} finds no accelerator. The model "
+            "stays on the host. Use -1 or 'cpu' to select the host."
         ]
         assert caught[0].filename == __file__
 

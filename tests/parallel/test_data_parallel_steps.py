@@ -144,8 +144,8 @@ class TestCounts:
         wrapper = MMDataParallel(First({0: output(1.0), 2: output(2.0)}), ["cpu"] * 2)
         message = (
             "MMDataParallel.train_step must return num_samples on several devices, to "
-            "weight the loss with, where the arguments do not tell, but returned none. "
-            "Return dict(loss=..., log_vars=..., num_samples=...)."
+            "weight the loss, if its arguments do not contain the number of samples, "
+            "but returned none. Return dict(loss=..., log_vars=..., num_samples=...)."
         )
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             wrapper.train_step({"x": torch.arange(3), "y": torch.ones(4)})
