@@ -1,10 +1,13 @@
 """Facts and helpers that every other folder uses.
 
-``errors`` has the errors and warnings, and the helpers that write their messages.
-``devices`` resolves the targets of a call. ``thread_state`` carries the modes of torch
-from the caller's thread to others. ``torch_private`` has every private name of torch in
-use, ``versions`` the supported versions. ``tracing`` names spans for torch's profiler.
-``text`` and ``cpu_time`` format and measure.
+- ``errors``: error and warning classes, and helpers that format their messages.
+- ``devices``: converts the devices that callers name to ``torch.device``.
+- ``thread_state``: copies torch's modes from the caller's thread to another thread.
+- ``torch_private``: every private name of torch that the package uses.
+- ``versions``: the supported versions of Python and torch.
+- ``tracing``: named ranges for profilers.
+- ``text``: numbers, times and sizes as text.
+- ``cpu_time``: CPU time of processes, and the time that threads wait for a core.
 """
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""CPU time beside wall time: computing, and waiting for a core."""
+"""CPU time of a process, and the time that a thread waits for a core."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of its children that have ended."""
+    """Return the CPU time of this process and of its finished children, in seconds."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 class CoreWait:
-    """The time for which the thread that made this could run, but had no core.
+    """Measure the time that the creating thread was ready to run but had no core.
 
-    Linux counts it for each thread. Elsewhere it is always 0.
+    Linux counts this time for each thread. On other systems it is always 0.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class CoreWait:
             self._file = -1
 
     def seconds(self) -> float:
-        """Return the seconds since the thread began."""
+        """Return the waiting time since the thread started."""
         try:
             return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
         except (OSError, IndexError, ValueError):
@@ -37,4 +37,4 @@ class CoreWait:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._file >= 0:
-            close(self._file)  # at the exit of Python `os` may be gone
+            close(self._file)  # a default argument: `os` may be cleared at exit

@@ -1,4 +1,4 @@
-"""Targets: the many ways in which callers name devices."""
+"""Convert the devices that callers name to ``torch.device``."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 
 from .errors import BatchTypeError, BatchValueError, type_name
 
-#: One target: a device, its index, or -1 for "the host, as it is".
+#: One target: a device, its index, or -1 to leave the data on the host.
 Target = int | str | torch.device
 Targets = Target | Iterable[Target]
 
 #: The device of host memory.
 HOST = torch.device("cpu")
 
-# torch keeps the index of a device in eight bits, and cuts longer ones off in silence:
+# torch stores the index of a device in eight bits and silently truncates larger ones:
 # "cuda:256" would be the first device.
 _MAX_INDEX = 127
 
 
 def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
-    """Return the devices that are meant, at least one; None stands for -1.
+    """Return the devices of the targets, at least one; None represents -1.
 
     Raises:
-        TypeError: a target that is not an index, a string or a device.
-        ValueError: no targets, a name that torch does not know, hosts and accelerators
-            in one list.
-        RuntimeError: a device that this machine does not have.
+        TypeError: a target is not an index, a string or a device.
+        ValueError: there is no target, torch does not know a name, or the list mixes
+            the host and accelerators.
+        RuntimeError: this machine does not have one of the devices.
     """
     if isinstance(target_gpus, int | str | torch.device):
         target_gpus = [target_gpus]
@@ -56,36 +56,41 @@ def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
 def resolve_target(
     target: Any, who: str = "scatter", noun: str = "target"
 ) -> torch.device | None:
-    """Return one device; None stands for -1. Messages call it the ``noun`` of ``who``.
+    """Return the device of one target; None represents -1.
+
+    Args:
+        target: a device, its index or its name.
+        who: the public function that error messages name.
+        noun: the name of the argument in error messages.
 
     Raises:
-        TypeError: it is not an index, a string or a device.
+        TypeError: the target is not an index, a string or a device.
         ValueError: torch does not know the name.
         RuntimeError: this machine does not have the device.
     """
     named = isinstance(target, str | torch.device)
     if not named:
-        index = _index(target, f"{who}: a {noun}")
+        index = _to_index(target, f"{who}: a {noun}")
         if index == -1:
             return None
         if index > _MAX_INDEX:
-            raise _absent(f"cuda:{index}", "cuda", f"{who}: {noun}")
+            raise _no_such_device(f"cuda:{index}", "cuda", f"{who}: {noun}")
     try:
         device = torch.device(target if named else f"cuda:{index}")
     except RuntimeError as error:
         raise BatchValueError(
             f"{who}: a {noun} must be -1 or name a device, but is {target!r}."
         ) from error
-    # "cpu:0" is the host too, but torch would copy to it.
+    # "cpu:0" is also the host, but torch would copy to it.
     if device.type == "cpu":
         return HOST
     digits = re.search(r":(\d+)$", str(target))
     if digits is not None and int(digits[1]) != device.index:
-        raise _absent(target, device.type, f"{who}: {noun}")
-    return _present(device, f"{who}: {noun}")
+        raise _no_such_device(target, device.type, f"{who}: {noun}")
+    return _with_index(device, f"{who}: {noun}")
 
 
-def _index(target: Any, where: str) -> int:
+def _to_index(target: Any, where: str) -> int:
     try:
         if not isinstance(target, bool):
             return operator.index(target)
@@ -97,27 +102,27 @@ def _index(target: Any, where: str) -> int:
     )
 
 
-def _present(device: torch.device, where: str) -> torch.device:
-    """Return ``device`` with its index; RuntimeError if the machine has none such."""
+def _with_index(device: torch.device, where: str) -> torch.device:
+    """Return ``device`` with its index, or raise RuntimeError if it does not exist."""
     count, index = _num_devices(device.type), device.index
     if index is None and count:
         index = torch.get_device_module(device).current_device()
     if count == 0 or not 0 <= index < count:
-        raise _absent(device, device.type, where)
+        raise _no_such_device(device, device.type, where)
     return torch.device(device.type, index)
 
 
-def _num_devices(kind_of_device: str) -> int:
+def _num_devices(device_type: str) -> int:
     try:
-        module = torch.get_device_module(kind_of_device)
-    except RuntimeError:  # torch knows the type (meta, for one), but no such devices
+        module = torch.get_device_module(device_type)
+    except RuntimeError:  # a type without devices, such as "meta"
         return 0
     return module.device_count() if module.is_available() else 0
 
 
-def _absent(name: Any, kind_of_device: str, where: str) -> RuntimeError:
+def _no_such_device(name: Any, device_type: str, where: str) -> RuntimeError:
     return RuntimeError(
         f"{where} {name} must be a device of this machine, but torch "
-        f"{torch.__version__} sees {_num_devices(kind_of_device)} of type "
-        f"{kind_of_device}. Use -1 or 'cpu' to stay on the host."
+        f"{torch.__version__} sees {_num_devices(device_type)} of type "
+        f"{device_type}. Use -1 or 'cpu' to stay on the host."
     )

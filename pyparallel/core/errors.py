@@ -1,9 +1,8 @@
-"""Error classes and the one way in which messages name a place in a batch.
+"""Error and warning classes, and helpers that format their messages.
 
-Every class is also the class that mmcv, mmengine or torch raised at that place, so that
-``except AssertionError`` in old code keeps working. The builtin bases come first in
-the order of meaning: ``TypeError`` for the wrong kind, ``ValueError`` for the wrong
-value.
+Every error class derives from the class that mmcv, mmengine or torch raises in the same
+situation, so ``except AssertionError`` in existing code keeps working. The first base
+states the meaning: ``TypeError`` for a wrong type, ``ValueError`` for a wrong value.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from typing import Any
 
 
 class Error(Exception):
-    """The base of every error class of this package.
+    """Base of every error class of this package.
 
-    Each of them also has the builtin bases that fit. Some errors are plain builtin
-    ones, and errors of user code keep their class.
+    The classes also derive from the matching builtin exceptions. Some errors of the
+    package are plain builtin exceptions. Errors of user code keep their class.
     """
 
 
 class BatchValueError(ValueError, AssertionError, RuntimeError, Error):
-    """A value or a shape that the rest of the batch does not allow.
+    """A value or shape that does not match the rest of the batch.
 
-    mmcv 1.x raised a bare ``AssertionError`` or left torch to raise ``RuntimeError``.
+    mmcv 1.x raised a bare ``AssertionError``, or torch raised ``RuntimeError``.
     """
 
 
 class BatchTypeError(TypeError, AssertionError, RuntimeError, Error):
-    """An object of a kind that cannot stand at this place of a batch.
+    """An object of a type that this place of a batch does not support.
 
-    mmcv 1.x raised a bare ``AssertionError`` or ``Exception``, or left torch to raise
+    mmcv 1.x raised a bare ``AssertionError`` or ``Exception``, or torch raised
     ``RuntimeError``.
     """
 
@@ -43,7 +42,7 @@ class MissingKeyError(ValueError, KeyError, Error):
     """A sample lacks a key that the first sample has (mmcv 1.x: ``KeyError``)."""
 
     def __str__(self) -> str:
-        """Return the message as it is; ``KeyError`` would quote it."""
+        """Return the message without the quotes that ``KeyError`` adds."""
         return ValueError.__str__(self)
 
 
@@ -52,60 +51,62 @@ class EmptyBatchError(ValueError, IndexError, Error):
 
 
 class BatchMemoryError(MemoryError, RuntimeError, Error):
-    """A batch that the memory does not hold (torch: ``RuntimeError``)."""
+    """A batch that does not fit in memory (torch: ``RuntimeError``)."""
 
 
 class SplitError(ValueError, IndexError, RuntimeError, Error):
-    """A tensor that cannot be split as asked.
+    """A tensor that cannot be split as requested.
 
-    torch raised ``IndexError`` for a dimension out of range and ``RuntimeError`` for a
+    torch raises ``IndexError`` for a dimension out of range and ``RuntimeError`` for a
     tensor without dimensions.
     """
 
 
 class SettingValueError(ValueError, AssertionError, Error):
-    """A setting that is not allowed (mmengine: a bare ``AssertionError``)."""
+    """A setting with an invalid value (mmengine: a bare ``AssertionError``)."""
 
 
 class SettingTypeError(TypeError, AssertionError, Error):
-    """A setting of the wrong kind (mmengine: a bare ``AssertionError``)."""
+    """A setting of the wrong type (mmengine: a bare ``AssertionError``)."""
 
 
 class LossTypeError(TypeError, AttributeError, Error):
-    """A loss that is no tensor (mmengine: 'float' object has no 'backward')."""
+    """A loss that is not a tensor (mmengine: 'float' object has no 'backward')."""
 
 
 class CountError(RuntimeError, AssertionError, Error):
-    """More steps than were announced (mmengine: ``AssertionError``, or silence)."""
+    """More steps than announced (mmengine: ``AssertionError``, or no error)."""
 
 
 class UnknownNameError(KeyError, AssertionError, Error):
-    """A name that is not there (mmengine: a bare ``AssertionError``)."""
+    """A name that does not exist (mmengine: a bare ``AssertionError``)."""
 
     def __str__(self) -> str:
-        """Return the message as it is; ``KeyError`` would quote it."""
+        """Return the message without the quotes that ``KeyError`` adds."""
         return AssertionError.__str__(self)
 
 
 class ModelsDifferError(ValueError, RuntimeError, Error):
     """Models that differ between ranks.
 
-    torch raised ``RuntimeError`` on some of the ranks, was aborted, or said nothing.
+    torch raises ``RuntimeError`` on some ranks, aborts, or does not detect it.
     """
 
 
 class NoSingleAnswerError(NotImplementedError, AttributeError, Error):
-    """What each of several wrappers has, and all of them together have not.
+    """An attribute of each wrapper in a group that the group itself does not have.
 
-    mmengine raised ``NotImplementedError`` for some and ``AttributeError`` for others,
-    which ``hasattr`` relies on.
+    mmengine raises ``NotImplementedError`` for some of these attributes. For others it
+    raises ``AttributeError``, which ``hasattr`` relies on.
     """
 
 
 def format_path(root: str, keys: Iterable[Any]) -> str:
-    """Return ``root`` indexed by ``keys`` as the user would type it.
+    """Return ``root`` indexed by ``keys``, as Python code.
 
-    Attribute names (fields of dataclasses and namedtuples) are given as ``Field``.
+    Args:
+        root: the name of the outermost object.
+        keys: indices and keys. A `Field` is an attribute of a dataclass or namedtuple.
 
     Example:
         >>> format_path("batch[1]", ["img", 0, Field("boxes")])
@@ -117,13 +118,13 @@ def format_path(root: str, keys: Iterable[Any]) -> str:
 
 
 class Field(str):
-    """A step of a path that is an attribute, not an index."""
+    """A path component that is an attribute, not an index."""
 
     __slots__ = ()
 
 
 def type_name(value: object) -> str:
-    """Return the type of ``value`` as messages show it: ``torch.Tensor``, ``None``."""
+    """Return the type of ``value`` for messages: ``"torch.Tensor"``, ``"None"``."""
     if value is None:
         return "None"
     cls = type(value)
@@ -132,17 +133,17 @@ def type_name(value: object) -> str:
 
 
 def check_int(value: Any, least: int, where: str, rule: str = "an integer") -> int:
-    """Return an integer of ``least`` or more.
+    """Return ``value`` as an integer of ``least`` or more.
 
     Args:
-        value: anything with ``__index__``.
-        least: the smallest that is allowed.
-        where: what the value is, for the message: ``"collate: samples_per_gpu"``.
-        rule: what else is allowed, before "of ... or more".
+        value: any object with ``__index__``.
+        least: the smallest valid value.
+        where: the name of the value in messages: ``"collate: samples_per_gpu"``.
+        rule: the valid types in messages, before "of ... or more".
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is too small.
+        TypeError: ``value`` is not an integer.
+        ValueError: ``value`` is less than ``least``.
     """
     if type(value) is int and value >= least:
         return value
@@ -157,26 +158,26 @@ def check_int(value: Any, least: int, where: str, rule: str = "an integer") -> i
 
 
 class BatchWarning(UserWarning):
-    """Something in a batch that mmcv 1.x let pass in silence."""
+    """A property of a batch that mmcv 1.x silently accepted."""
 
 
 class LoaderWarning(UserWarning):
-    """A loader works, but not as well as it could; the message has the number."""
+    """A loader works, but not optimally; the message has the numbers."""
 
 
 class OptimWarning(UserWarning):
-    """An optimizer wrapper works, but its gradients are not what one may expect."""
+    """An optimizer wrapper works, but its gradients may be unexpected."""
 
 
-#: The packages between a line of the user and a warning, also in workers and threads.
-_BETWEEN = {"pyparallel", "torch", "threading", "multiprocessing"}
+#: Packages whose frames are skipped to find the user's line, also in workers.
+_INTERNAL = {"pyparallel", "torch", "threading", "multiprocessing"}
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warn at the innermost line of the stack that is the user's."""
+    """Warn at the innermost line of user code on the stack."""
     level, frame = 2, sys._getframe(1)
-    while not _is_users(frame):
-        if frame.f_back is None:  # a thread that no line of the user has started
+    while not _is_user_code(frame):
+        if frame.f_back is None:  # a thread without user code
             level = 2
             break
         level, frame = level + 1, frame.f_back
@@ -184,19 +185,19 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 def called_by_user(level: int) -> bool:
-    """Return True if the caller of this many functions above is a line of the user."""
-    return _is_users(sys._getframe(level + 1))
+    """Return True if the frame ``level`` calls above the caller is user code."""
+    return _is_user_code(sys._getframe(level + 1))
 
 
-def _is_users(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").partition(".")[0] not in _BETWEEN
+def _is_user_code(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _INTERNAL
 
 
 _warned: set[str] = set()
 
 
 def has_warned(code: str, place: str = "") -> bool:
-    """Tell whether `warn_once` would say nothing."""
+    """Return True if `warn_once` has issued this warning."""
     return f"{code} {place}" in _warned
 
 
@@ -206,13 +207,13 @@ def warn_once(
     category: type[UserWarning] = BatchWarning,
     place: str = "",
 ) -> None:
-    """Warn the first time that this process meets ``code`` at ``place``.
+    """Issue a warning once in this process for each ``code`` and ``place``.
 
     Args:
-        code: ``PP`` and three digits; `docs/warnings.md` has all of them.
-        message: what should hold, what was found, and what to do.
-        category: of the warning.
-        place: tells apart what one code may stand for.
+        code: ``PP`` and three digits; `docs/warnings.md` lists all of them.
+        message: the problem with its values, and the fix.
+        category: the class of the warning.
+        place: distinguishes several warnings of one code.
     """
     if not has_warned(code, place):
         _warned.add(f"{code} {place}")

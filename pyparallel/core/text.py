@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def nbytes_text(nbytes: float) -> str:
-    """Return a number of bytes with a decimal unit: ``"1.5 MB"``."""
+    """Format a number of bytes with a decimal unit: ``"1.5 MB"``."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
@@ -13,7 +13,7 @@ def nbytes_text(nbytes: float) -> str:
 
 
 def time_text(ns: float) -> str:
-    """Return nanoseconds with about three digits and a unit: ``"12.3 ms"``."""
+    """Format nanoseconds with about three digits and a unit: ``"12.3 ms"``."""
     ms = ns / 1e6
     if ms >= 1000:
         return f"{ms / 1e3:.2f} s"
@@ -27,10 +27,10 @@ def time_text(ns: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction as a whole number of percent."""
+    """Format a fraction as a whole percentage: ``"12 %"``."""
     return f"{100 * fraction:.0f} %"
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number with its noun: ``"2 workers"``."""
+    """Format a number and its noun: ``"1 worker"``, ``"2 workers"``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

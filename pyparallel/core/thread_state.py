@@ -1,15 +1,15 @@
-"""What torch keeps for every thread, taken down in one and entered in another.
+"""Copy torch's thread-local modes from one thread to another.
 
-Note: [thread state]. A call behaves the same on whatever thread it runs: gradient mode,
-inference mode, autocast with its dtypes and its cache, the default device and the
-current device are the caller's. Python's context variables are carried beside it, by a
-copied context. The default dtype belongs to the process, so a thread has it anyway.
+Note: [thread state]. A call behaves the same on every thread. Its gradient mode,
+inference mode, autocast state (dtypes and cache included), default device and current
+device are those of the caller's thread. Callers copy Python's context variables
+separately, with ``contextvars``. The default dtype is global to the process.
 
-A default device that is the current one of its type goes along without its index: in
-a thread of another device it means that one, as ``torch.device('cuda')`` does.
+If the default device is the current device of its type, its index is not copied. In the
+thread of another device it then means that device, as ``torch.device('cuda')`` does.
 
-What a call changes and does not put back stays in its thread, where nobody looks: the
-next call compares what it finds with what its caller has.
+Modes that a call changes and does not restore stay in its thread. The next call there
+compares the modes of the thread with those of its caller, so it does not see them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .torch_private import (
     saved_tensor_hooks,
 )
 
-#: Of device types their names, whether autocast is on, and its dtype.
+#: For each device type: its name, whether autocast is enabled, and its dtype.
 Casts = tuple[tuple[str, bool, torch.dtype], ...]
 
 
 def _autocast_types() -> tuple[str, ...]:
-    """Return the device types that this torch has autocast for."""
+    """Return the device types with autocast in this torch."""
     names = ("cpu", "cuda", "xpu", "mps", "hpu", "ipu", "xla", "mtia", "maia")
     known = []
     for name in (*names, "privateuseone"):
@@ -47,14 +47,15 @@ def _autocast_types() -> tuple[str, ...]:
 
 _TYPES = _autocast_types()
 _accelerator = torch.accelerator.current_accelerator()
-#: Those that this torch can compute with; a dtype may be set while autocast is off.
-_HERE = tuple(t for t in _TYPES if t in ("cpu", _accelerator and _accelerator.type))
-# Looking at every type, or for a default device, takes longer than handing a call to a
-# thread; nearly always there is nothing to find, which torch can tell at once.
+#: The types that this torch can compute on. Their dtypes may be set while autocast is
+#: disabled.
+_USABLE = tuple(t for t in _TYPES if t in ("cpu", _accelerator and _accelerator.type))
+# A look at every type, or at the default device, takes longer than a handover of a call
+# to a thread. Hence the cheap checks of torch that nothing is set, which is usual.
 
 
 class ThreadState(NamedTuple):
-    """The modes of one thread, a value."""
+    """The modes of one thread."""
 
     grad: bool
     inference: bool
@@ -64,8 +65,8 @@ class ThreadState(NamedTuple):
     current_device: int | None
 
 
-def take() -> ThreadState:
-    """Return the state of this thread."""
+def capture() -> ThreadState:
+    """Return the modes of this thread."""
     return ThreadState(
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -76,11 +77,11 @@ def take() -> ThreadState:
     )
 
 
-def is_plain() -> bool:
-    """Tell whether this thread is one for calls: nothing in it that is not carried.
+def is_capturable() -> bool:
+    """Return True if `capture` copies every mode of this thread.
 
-    That is any function or dispatch mode (a block of a default device is one, which no
-    call may put back), and hooks of saved tensors.
+    It does not copy function modes, dispatch modes and hooks of saved tensors. A block
+    ``with torch.device(...)`` is a function mode, which a call must not restore.
     """
     return not (
         num_function_modes() or num_dispatch_modes() or saved_tensor_hooks(True)
@@ -88,33 +89,33 @@ def is_plain() -> bool:
 
 
 @contextmanager
-def entered(state: ThreadState) -> Iterator[None]:
-    """Give a thread of ours the state of another for a block."""
-    before = take()
+def applied(state: ThreadState) -> Iterator[None]:
+    """Apply the state of another thread to this thread for the length of a block."""
+    before = capture()
     with ExitStack() as stack:
         if state.current_device not in (None, before.current_device):
             stack.enter_context(_module().device(state.current_device))
         if state.inference != before.inference:
             stack.enter_context(torch.inference_mode(state.inference))
-        _set(state)
+        _apply(state)
         yield
 
 
 @contextmanager
-def kept(state: ThreadState) -> Iterator[None]:
-    """Keep the state of this thread through a block, whatever the block does."""
+def preserved(state: ThreadState) -> Iterator[None]:
+    """Restore ``state``, that of this thread, after a block that may change it."""
     try:
         yield
     finally:
-        if take() != state:
-            _set(state)
+        if capture() != state:
+            _apply(state)
 
 
-def _set(state: ThreadState) -> None:
-    """Set what is set and not entered: modes without a guard."""
-    # Entering `torch.autocast` would clear the casts that the caller has in the cache,
-    # when it is left: the cache is the process's, and the caller's region goes on.
-    now = take()
+def _apply(state: ThreadState) -> None:
+    """Set the modes that need no context manager."""
+    # The exit of `torch.autocast` would clear the cache of casts. That cache is global
+    # to the process, and the caller's autocast region may still use it.
+    now = capture()
     for name, _, _ in now.casts:
         torch.set_autocast_enabled(name, False)
     for name, is_on, dtype in state.casts:
@@ -130,7 +131,7 @@ def _casts() -> Casts:
     return tuple(
         [
             (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name))
-            for name in (_HERE if any_autocast and not any_autocast() else _TYPES)
+            for name in (_USABLE if any_autocast and not any_autocast() else _TYPES)
         ]
     )
 
@@ -145,7 +146,7 @@ def _default_device() -> torch.device | None:
 
 
 def _current_device() -> int | None:
-    """Return the current accelerator, unless asking would be the first use of one."""
+    """Return the current accelerator, or None if that would initialize the device."""
     if _accelerator is None or not getattr(_module(), "is_initialized", bool)():
         return None
     return int(_module().current_device())

@@ -1,11 +1,11 @@
 """All private names of torch that the package uses.
 
-No other module imports a private name of torch. Each entry says what the name is for,
-and what replaces it in a torch without it. Checked with every torch of `versions`:
-tests/core/test_torch_private.py looks up each name, and runs each replacement.
+No other module imports a private name of torch. Each entry states the use of the name
+and its replacement in a torch without the name. tests/core/test_torch_private.py looks up
+each name and runs each replacement, with every torch of `versions`.
 
-Names without a replacement are required. If torch lacks one of them, the import or the
-call that needs it raises an error that names it.
+Names without a replacement are required. If torch lacks one, the import or the call
+that needs the name raises an error with the name.
 """
 
 from __future__ import annotations
@@ -76,29 +76,29 @@ _ADVICE = (
 
 # ------------------------------------------------------------------------ required
 try:
-    # Errors cross from workers in it.
+    # Carries errors from workers to the parent.
     from torch._utils import ExceptionWrapper
 
     # The base class of all batch norms.
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-    # Containers of other libraries are registered there.
+    # The registry of other libraries' containers.
     from torch.utils import _pytree as pytree
 
-    # How long a wait for a batch lasts without a timeout, in seconds.
+    # The seconds of one wait for a batch without a timeout.
     from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
-    # default_collate and its table, the worker's globals, pinning and its thread.
+    # default_collate and its table; the globals of a worker; pinning and its thread.
     from torch.utils.data._utils import collate as data_collate
     from torch.utils.data._utils import worker as data_worker
 
-    # The profiler measures them; a loader reads skipped samples with the first one.
+    # The profiler measures the fetchers; a loader reads skipped samples with the first.
     from torch.utils.data._utils.fetch import _IterableDatasetFetcher as IterableFetcher
     from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapFetcher
     from torch.utils.data._utils.pin_memory import _pin_memory_loop as pin_memory_loop
     from torch.utils.data._utils.pin_memory import pin_memory
 
-    # The iterators of a loader derive from them.
+    # The base classes of the loader's iterators.
     from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIter
     from torch.utils.data.dataloader import _DatasetKind as DatasetKind
     from torch.utils.data.dataloader import (
@@ -113,12 +113,12 @@ except ImportError as _error:
         f"{_error}. {_ADVICE}"
     ) from _error
 
-#: Private attributes of torch's classes that subclasses override or read.
+#: Private attributes of torch's classes that subclasses override or use.
 ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
     LoaderIter: {
         "_base_seed": "seeds the samples; replaced when a loader resumes",
-        "_collate_fn": "measures, and packs batches in workers",
-        "_dataset": "replaced by one that counts samples when a loader resumes",
+        "_collate_fn": "measures the collation, and packs batches in workers",
+        "_dataset": "replaced by a dataset that counts samples when a loader resumes",
         "_IterableDataset_len_called": "whether torch compares the length",
         "_index_sampler": "counts the indices",
         "_next_data": "measures the wait for a batch",
@@ -155,7 +155,7 @@ ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
         "_iterator": "the iterator whose workers persist",
     },
     nn.Module: {
-        "_apply": "notes that a model was moved",
+        "_apply": "detects that a model was moved",
         "_buffers": "filled in replicas",
         "_compiled_call_impl": "whether a module was compiled in place",
         "_modules": "filled in replicas",
@@ -173,9 +173,9 @@ ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
 
 @functools.cache
 def missing(owner: Any) -> tuple[str, ...]:
-    """Return the names of ``ATTRIBUTES[owner]`` that this torch does not use.
+    """Return the names of ``ATTRIBUTES[owner]`` that this torch does not have.
 
-    A method is an attribute of the class. The methods of the class assign the others.
+    A name exists if it is an attribute of the class or occurs in the code of a method.
     """
     known: set[Any] = set()
     for cls in owner.__mro__[:-1]:
@@ -197,8 +197,8 @@ def require(who: str, *owners: Any) -> None:
             )
 
 
-def _needed(owner: Any, name: str, who: str) -> Any:
-    """Return a function of torch, or one that says that torch lacks it."""
+def _required(owner: Any, name: str, who: str) -> Any:
+    """Return a function of torch, or one that raises the error that torch lacks it."""
 
     def lacks(*args: Any) -> Any:
         raise RuntimeError(
@@ -209,12 +209,12 @@ def _needed(owner: Any, name: str, who: str) -> Any:
     return getattr(owner, name, lacks)
 
 
-#: Whether the running backward pass will execute a node.
-will_execute: Callable[[Any], bool] = _needed(
+#: Return True if the running backward pass will execute a node.
+will_execute: Callable[[Any], bool] = _required(
     torch._C, "_will_engine_execute_node", "detect_anomalous_params"
 )
-#: How many tensors share a storage, by its address.
-_use_count: Callable[[int], int] = _needed(
+#: The number of references to a storage, by its address.
+_use_count: Callable[[int], int] = _required(
     torch._C, "_storage_Use_Count", "PYPARALLEL_DEBUG=1"
 )
 
@@ -225,7 +225,7 @@ def use_count(storage: Any) -> int:
 
 
 # ------------------------------------------------------------- with a replacement
-def _or(owner: Any, name: str, replacement: _T) -> _T:
+def _private_or(owner: Any, name: str, replacement: _T) -> _T:
     """Return a private object of torch, or its replacement."""
     found: _T = getattr(owner, name, replacement)
     return found
@@ -262,8 +262,8 @@ def _one() -> int:
     return 1
 
 
-#: Whether a transform of torch.func wrapped a tensor. Else: whether it has no storage.
-is_wrapped: Callable[[torch.Tensor], bool] = _or(
+#: Is a tensor wrapped by a transform of torch.func? Else: has it no storage?
+is_wrapped: Callable[[torch.Tensor], bool] = _private_or(
     torch._C._functorch, "is_functorch_wrapped_tensor", _has_no_storage
 )
 _keys: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_dispatch_keys", None)
@@ -276,45 +276,49 @@ def _has_python_key(tensor: torch.Tensor) -> bool:
     return found
 
 
-#: Whether Python code runs a tensor's operators. Else: whether it is of a subclass.
+#: Does Python code implement a tensor's operators? Else: is its class a subclass?
 runs_in_python: Callable[[torch.Tensor], bool] = (
     _has_python_key if _keys is not None and _PYTHON is not None else _is_subclass
 )
-#: Whether a tensor stands for zeros without memory. Else: whether its address is 0.
-is_zero_tensor: Callable[[torch.Tensor], bool] = _or(
+#: Does a tensor represent zeros without memory? Else: is its address 0?
+is_zero_tensor: Callable[[torch.Tensor], bool] = _private_or(
     torch.Tensor, "_is_zerotensor", _is_without_memory
 )
 #: Sets gradient mode in a quarter of the time. Else: the public function.
-set_grad_enabled: Callable[[bool], Any] = _or(
+set_grad_enabled: Callable[[bool], Any] = _private_or(
     torch._C, "_set_grad_enabled", torch.set_grad_enabled
 )
-#: A block whose operators skip `__torch_function__`. Else: they call it.
-without_torch_function: Callable[[], AbstractContextManager[Any]] = _or(
+#: A block in which operators skip `__torch_function__`. Else: they call it.
+without_torch_function: Callable[[], AbstractContextManager[Any]] = _private_or(
     torch._C, "DisableTorchFunctionSubclass", nullcontext
 )
-#: Copies many tensors in one call. Else: one call each.
-foreach_copy: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = _or(
-    torch, "_foreach_copy_", _copy_each
+#: Copies many tensors in one call. Else: one call for each tensor.
+foreach_copy: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = (
+    _private_or(torch, "_foreach_copy_", _copy_each)
 )
-#: A storage in shared memory. Else: made by `share_memory_`.
-new_shared: Callable[[int], torch.UntypedStorage] = _or(
+#: Creates a storage in shared memory. Else: `share_memory_` creates it.
+new_shared: Callable[[int], torch.UntypedStorage] = _private_or(
     torch.UntypedStorage, "_new_shared", _shared_storage
 )
-#: Whether autocast is on for any device type. None: each type has to be asked.
+#: Is autocast enabled for any device type? None: callers check each type.
 any_autocast: Callable[[], bool] | None = getattr(
     torch._C, "_is_any_autocast_enabled", None
 )
-#: The number of function modes of this thread. Else: 1, so that all is looked up.
-num_function_modes: Callable[[], int] = _or(torch._C, "_len_torch_function_stack", _one)
-#: The number of dispatch modes of this thread. Else: 1, so that all is looked up.
-num_dispatch_modes: Callable[[], int] = _or(torch._C, "_len_torch_dispatch_stack", _one)
+#: The number of function modes of this thread. Else: 1, so callers check further.
+num_function_modes: Callable[[], int] = _private_or(
+    torch._C, "_len_torch_function_stack", _one
+)
+#: The number of dispatch modes of this thread. Else: 1, so callers check further.
+num_dispatch_modes: Callable[[], int] = _private_or(
+    torch._C, "_len_torch_dispatch_stack", _one
+)
 #: The hooks of saved tensors in this thread; the argument includes those of tracers.
-saved_tensor_hooks: Callable[[bool], Any] = _or(
+saved_tensor_hooks: Callable[[bool], Any] = _private_or(
     torch._C._autograd, "_top_saved_tensors_default_hooks", bool
 )
 
-#: A range without costs of Python. Else: the public one.
-RangeInC: Callable[[str], AbstractContextManager[Any]] = _or(
+#: A profiler range in C. Else: the public one in Python.
+RangeInC: Callable[[str], AbstractContextManager[Any]] = _private_or(
     torch._C._profiler, "_RecordFunctionFast", profiler.record_function
 )
 
@@ -322,23 +326,25 @@ _forward_ad, _profiler = vars(forward_ad), vars(profiler)
 
 
 def in_forward_ad() -> bool:
-    """Return True inside of forward-mode differentiation, and if torch cannot say."""
+    """Return True in forward-mode differentiation, and if torch does not report it."""
     return bool(_forward_ad.get("_current_level", 0) >= 0)
 
 
 def is_profiling() -> bool:
-    """Return True while a profiler of torch is on, and if torch cannot say.
+    """Return True while a profiler of torch is active, and if torch does not report it.
 
-    ``torch.autograd._profiler_enabled`` is about its own thread only.
+    ``torch.autograd._profiler_enabled`` only reports the profiler of its own thread.
     """
     return bool(_profiler.get("_is_profiler_enabled", True))
 
 
 def forget_workers(iterator: Any) -> None:
-    """Let torch no longer raise an error when a worker of this iterator dies."""
+    """Stop torch from raising an error when a worker of this iterator dies."""
     from torch.utils.data._utils import signal_handling
 
-    forget: Callable[[int], Any] = _or(signal_handling, "_remove_worker_pids", id)
+    forget: Callable[[int], Any] = _private_or(
+        signal_handling, "_remove_worker_pids", id
+    )
     forget(id(iterator))
     iterator._worker_pids_set = False
 
@@ -354,19 +360,20 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def compiled_from(module: Any) -> Any:
-    """Return the module that ``torch.compile`` was given, or None."""
+    """Return the module that was passed to ``torch.compile``, or None."""
     return getattr(module, "_orig_mod", None)
 
 
 def ignored_by_ddp(module: nn.Module) -> set[str]:
-    """Return the names of tensors that DDP was told to leave alone."""
+    """Return the names of the tensors that DDP ignores."""
     return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def seed_locks() -> list[Any]:
-    """Return the locks of Python that ``torch.manual_seed`` takes in every process.
+    """Return the Python locks that ``torch.manual_seed`` acquires.
 
-    Without them a fork beside ``torch.manual_seed`` may leave one locked in the child.
+    A fork during ``torch.manual_seed`` in another thread may leave one locked in the
+    child, unless the forking thread holds them.
     """
     modules = (torch.cuda, torch.mtia, torch.xpu)
     locks = [getattr(module, "_initialization_lock", None) for module in modules]

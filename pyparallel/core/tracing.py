@@ -1,4 +1,4 @@
-"""Named ranges of what the package does, for profilers: nearly free without one."""
+"""Named ranges for profilers, at almost no cost without a profiler."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.autograd import profiler
 from .torch_private import is_profiling
 
 Range = AbstractContextManager[object]
-#: Makes a context manager of a range's name and the one that it is to be around.
-Around = Callable[[str, Range], Range]
+#: Takes a range's name and context manager; returns the context manager to use.
+SpanWrapper = Callable[[str, Range], Range]
 
-#: Every name that a range can have.
+#: The names of all ranges.
 SPANS = (
     "pyparallel.collate",
     "pyparallel.pack",
@@ -32,42 +32,41 @@ SPANS = (
 
 
 def span(name: str) -> Range:
-    """Return a context manager that shows its block to profilers as ``name``.
+    """Return a context manager that reports its block to profilers as ``name``.
 
-    While ``torch.profiler.profile`` or ``torch.autograd.profiler.profile`` is on, the
-    block is a ``torch.profiler.record_function``. With ``PYPARALLEL_NVTX=1`` in the
-    environment at import, and a torch built for CUDA, it is an NVTX range as well.
-    With neither, an object that does nothing is returned, always the same one, unless
-    `surround` says otherwise.
+    While ``torch.profiler.profile`` or ``torch.autograd.profiler.profile`` is active,
+    the block is a ``torch.profiler.record_function``. With ``PYPARALLEL_NVTX=1`` in the
+    environment at import, and a torch built for CUDA, it is also an NVTX range. Without
+    either, and without `wrap_spans`, the result is a shared object that does nothing.
 
     Args:
         name: one of `SPANS`.
     """
     if is_profiling():
         recorded = profiler.record_function(name)
-        return recorded if _around is None else _around(name, recorded)
-    return _OFF if _around is None else _around(name, _OFF)
+        return recorded if _wrapper is None else _wrapper(name, recorded)
+    return _NO_OP if _wrapper is None else _wrapper(name, _NO_OP)
 
 
-def surround(around: Around | None) -> Around | None:
-    """Put something else around every range from now on; return what was there."""
-    global _around
-    before, _around = _around, around
+def wrap_spans(wrapper: SpanWrapper | None) -> SpanWrapper | None:
+    """Set the wrapper of all later ranges; return the previous wrapper."""
+    global _wrapper
+    before, _wrapper = _wrapper, wrapper
     return before
 
 
 def wants_nvtx() -> bool:
-    """Tell whether NVTX ranges are asked for and can be had. Initialises nothing."""
+    """Return True if NVTX ranges are requested and available; initialize no device."""
     built = torch.version.cuda or torch.version.hip
     return os.environ.get("PYPARALLEL_NVTX") == "1" and built is not None
 
 
-class _Off:
-    """A block that nobody watches."""
+class _NoOp:
+    """A context manager that does nothing."""
 
     __slots__ = ()
-    # Methods in C halve what methods in Python cost that do nothing. This one takes
-    # any arguments, and what it returns is false: no exception is swallowed.
+    # A method in C takes half the time of an empty method in Python. This one accepts
+    # any arguments and returns a false value, so it does not suppress exceptions.
     __enter__ = __exit__ = "".format
 
 
@@ -89,5 +88,5 @@ class _Nvtx:
         torch.cuda.nvtx.range_pop()
 
 
-_OFF: Any = _Off()
-_around: Around | None = _Nvtx if wants_nvtx() else None
+_NO_OP: Any = _NoOp()
+_wrapper: SpanWrapper | None = _Nvtx if wants_nvtx() else None

@@ -1,7 +1,7 @@
 """The supported versions of Python and torch.
 
-``setup.py`` reads this file without the package, so it imports nothing of it. The same
-range appears in pyproject.toml, README.md and docs/install.md;
+``setup.py`` runs this file without the package, so it imports no other module of the
+package. pyproject.toml, README.md and docs/install.md repeat the range;
 tests/project/test_versions.py compares them.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 
-#: The versions of CPython that the tests run on.
+#: The versions of CPython in the tests.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-#: Older releases of torch are refused.
+#: The import fails with older releases of torch.
 OLDEST_TORCH = "2.8"
-#: The newest release that the tests ran with. Newer ones are not refused.
+#: The newest release in the tests. Newer releases are accepted.
 NEWEST_TORCH = "2.15"
 
 
 def supported() -> dict[str, str]:
-    """Return the supported ranges of Python and torch, in words."""
+    """Return the supported ranges of Python and torch as text."""
     return {
         "python": f"{PYTHONS[0]} to {PYTHONS[-1]}",
         "torch": f"{OLDEST_TORCH} to {NEWEST_TORCH}",
@@ -26,7 +26,7 @@ def supported() -> dict[str, str]:
 
 
 def untested(python_version: str, torch_version: str) -> list[str]:
-    """Return a sentence for each version that is newer than those of the tests."""
+    """Return a message for each version that is newer than the tested versions."""
     found = (
         ("Python", python_version, PYTHONS[-1]),
         ("torch", torch_version, NEWEST_TORCH),
@@ -40,12 +40,12 @@ def untested(python_version: str, torch_version: str) -> list[str]:
 
 
 def series(version: str) -> tuple[int, ...]:
-    """Return ``(2, 13)`` of ``"2.13.0+cpu"``, and of ``"2.13.0a0+git1234"``."""
+    """Return ``(2, 13)`` for ``"2.13.0+cpu"`` and for ``"2.13.0a0+git1234"``."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:2]))
 
 
 def too_old(torch_version: str) -> str | None:
-    """Return why this torch is refused, or None."""
+    """Return the error message for a torch that is too old, or None."""
     if series(torch_version) >= series(OLDEST_TORCH):
         return None
     return (

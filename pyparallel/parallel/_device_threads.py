@@ -82,7 +82,7 @@ class DeviceThreads:
 
         Stream: see Note [streams of jobs].
         """
-        state = thread_state.take()
+        state = thread_state.capture()
         if len(jobs) == 1 or self.pool.closed:
             both = zip(devices, jobs, strict=True)
             return [self._run_here(device, job, state) for device, job in both]
@@ -90,7 +90,7 @@ class DeviceThreads:
         group = _JobGroup(self._api, state, devices, caller_streams, uses)
         tasks = [group.task(i, job) for i, job in enumerate(jobs)]
         own = None
-        if thread_state.is_plain():
+        if thread_state.is_capturable():
             own = next(
                 (i for i, d in enumerate(devices) if d not in caller_streams), None
             )
@@ -112,7 +112,7 @@ class DeviceThreads:
         self, device: torch.device, job: Job, state: thread_state.ThreadState
     ) -> Any:
         """Run a job in this thread and restore the modes of the thread after it."""
-        with thread_state.kept(state):
+        with thread_state.preserved(state):
             if not self._has_streams(device):
                 return contextvars.copy_context().run(job)
             with self._api.using(self._api.current_stream(device)):
@@ -190,7 +190,7 @@ class _JobGroup:
 
         def task(place: Place) -> None:
             if threading.get_ident() == self._caller:
-                with thread_state.kept(self._state):
+                with thread_state.preserved(self._state):
                     self.results[i] = context.run(self._run_job, i, job, place)
                 return
             try:
@@ -217,9 +217,9 @@ class _JobGroup:
         if device in self._repeated:
             # One stream must not read an autocast result that another one computes.
             state = state._replace(cache=False)
-        if place.stream is None and thread_state.take() == state:
+        if place.stream is None and thread_state.capture() == state:
             return job()  # the next job compares the modes again
-        with thread_state.entered(state):
+        with thread_state.applied(state):
             if place.stream is None:
                 return job()
             with self._api.using(place.stream):

@@ -76,7 +76,7 @@ class PrefetchThread:
         self.stopping: bool = False  # for the thread: no more batches are wanted
         self.source: Any = None
         self.consumer_stream: Any = options.device_stage.consumer_stream()
-        self.state: thread_state.ThreadState = thread_state.take()
+        self.state: thread_state.ThreadState = thread_state.capture()
         self._activity = ("starting", time.monotonic())
         self.thread: threading.Thread = threading.Thread(
             target=_run, args=(self,), name="pyparallel-prefetch", daemon=True
@@ -244,7 +244,7 @@ def is_iterable(loader: Any) -> bool:
 
 def _run(prefetch_thread: PrefetchThread) -> None:
     try:
-        with thread_state.entered(prefetch_thread.state):
+        with thread_state.applied(prefetch_thread.state):
             _produce(prefetch_thread)
     except worker_monitor.Stopped:
         pass

@@ -39,15 +39,15 @@ def install(recorder: Recorder) -> Callable[[], None]:
     for cls, name, original in originals:
         wrap = _wrap_fetch if name == "fetch" else _wrap_next
         setattr(cls, name, wrap(original, recorder))
-    before = tracing.surround(None)
+    before = tracing.wrap_spans(None)
 
     def surround(name: str, inner: tracing.Range) -> Any:
         return recorder.range(name, inner if before is None else before(name, inner))
 
-    tracing.surround(surround)
+    tracing.wrap_spans(surround)
 
     def uninstall() -> None:
-        tracing.surround(before)
+        tracing.wrap_spans(before)
         for cls, name, original in originals:
             setattr(cls, name, original)
 

@@ -247,7 +247,9 @@ def test_without_a_name_the_slow_way_is_always_taken(without: Any) -> None:
 
 
 def test_a_missing_name_says_who_needs_it() -> None:
-    lacks: Callable[..., Any] = private._needed(torch._C, "_none", "PYPARALLEL_DEBUG=1")
+    lacks: Callable[..., Any] = private._required(
+        torch._C, "_none", "PYPARALLEL_DEBUG=1"
+    )
     with pytest.raises(RuntimeError) as caught:
         lacks(1)
     assert str(caught.value) == (

@@ -182,10 +182,10 @@ def test_the_state_is_right_without_the_shortcuts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
-        quick = thread_state.take()
+        quick = thread_state.capture()
         monkeypatch.setattr(thread_state, "any_autocast", None)
         monkeypatch.setattr(thread_state, "num_function_modes", lambda: 1)
-        assert thread_state.take() == quick
+        assert thread_state.capture() == quick
         assert ("cpu", True, torch.bfloat16) in quick.casts
         assert quick.default_device == torch.device("meta")
 
