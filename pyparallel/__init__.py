@@ -1,8 +1,8 @@
-"""pyparallel: ragged samples go to the device in one copy.
+"""PyTorch data loading for samples of different sizes, with one copy to the device.
 
-`DataContainer` says how a field is batched, `collate` makes the batch, `scatter` sends
-it, and the wrappers run the training step on it. ``pyparallel doctor`` tells which
-backend is in use and why.
+`DataContainer` sets how a field is batched, `collate` makes the batch, `scatter` copies
+it to devices, and the wrappers run the training step on it. ``pyparallel doctor``
+reports the backend in use and the reason for it.
 """
 
 import sys as _sys
@@ -35,12 +35,12 @@ from .scatter_gather.to_host import HostCopy, start_to_host, to_host
 
 try:
     __version__ = _metadata.version("pyparallel-torch")
-except _metadata.PackageNotFoundError:  # run from a source tree that is not installed
+except _metadata.PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
 
 _install_profiler()
 
-# Pickles from before the modules had folders name these paths.
+# Existing pickles use these module paths.
 for _module in (_container, _padding, _ragged):
     _sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
 
@@ -76,6 +76,6 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Offer what is public, also to completion; modules inside keep their names."""
+    """Return the public names, for completion; internal modules stay hidden."""
     imported = {"mmcv", "mmengine"}.intersection(globals())
     return sorted([*__all__, *imported, *(n for n in globals() if n[:2] == "__")])

@@ -19,13 +19,11 @@ class Command(NamedTuple):
     summary: str
 
 
-#: Each command by its name. Only the module of the one that is asked for is imported;
-#: it reads its own options.
+#: The commands by name. Only the module of the requested command is imported. It
+#: parses its own options.
 COMMANDS = {
-    "doctor": Command(
-        "doctor.command", "report what is installed here, and whether it works"
-    ),
-    "profile": Command("profiler.command", "run a script and draw its steps' time"),
+    "doctor": Command("doctor.command", "report the installation and test it"),
+    "profile": Command("profiler.command", "run a script and chart its step times"),
 }
 _DEFAULT = "doctor"
 
@@ -35,20 +33,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: the arguments, a command first; None: those of the process. Options
-            without a command are the doctor's.
+            without a command go to the doctor.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    ours = ("-h", "--help", "--version")
-    if not arguments or (arguments[0][:1] == "-" and arguments[0] not in ours):
+    own_options = ("-h", "--help", "--version")
+    if not arguments or (arguments[0][:1] == "-" and arguments[0] not in own_options):
         arguments.insert(0, _DEFAULT)
-    # What follows a command belongs to it, `--help` too.
-    chosen = _parser().parse_args(arguments[:1]).command
-    module = importlib.import_module(f"pyparallel.{COMMANDS[chosen].module}")
+    # All arguments after a command belong to it, also `--help`.
+    command = _parser().parse_args(arguments[:1]).command
+    module = importlib.import_module(f"pyparallel.{COMMANDS[command].module}")
     try:
         code = int(module.main(arguments[1:]))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `pyparallel doctor | head` has seen enough
+    except BrokenPipeError:  # as in `pyparallel doctor | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -59,9 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "pyparallel",
         usage="pyparallel [-h] [--version] [COMMAND] [OPTION ...]",
-        description="Ragged samples go to the device in one copy.",
-        epilog="commands:\n" + "\n".join(lines) + f"\n\nWithout one: {_DEFAULT}. "
-        "Each has its own help: pyparallel COMMAND --help",
+        description="PyTorch data loading for samples of different sizes.",
+        epilog="commands:\n" + "\n".join(lines) + f"\n\nThe default is {_DEFAULT}. "
+        "Help for a command: pyparallel COMMAND --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)

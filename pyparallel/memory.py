@@ -1,17 +1,16 @@
-"""The host memory of batches: how much is kept for the next one, or page-locked.
+"""Inspect and limit the recycled and the pinned host memory of batches.
 
-A large batch is written several times faster into memory that has been written before:
-the system clears every fresh page first. So with the compiled backend the memory of a
-batch of 1 MiB or more that `collate` makes in the main process is kept when its last
-tensor dies, and handed to the next batch. What is kept is bounded by a number of bytes,
-and by time: what nothing asked for is given back to the system.
+The operating system clears each fresh page, so a write of a large batch to used memory
+is several times faster. With the compiled backend, `collate` in the main process
+therefore recycles the memory of batches of 1 MiB and more: when the last tensor of a
+batch dies, its memory is kept for the next batch. A number of bytes limits the kept
+memory. Blocks that no batch takes within some seconds return to the operating system.
 
-Not affected: batches made in ``DataLoader`` workers, which lie in shared memory, and
-pure Python, where torch's allocator decides.
+Two kinds of batches do not use this memory: those of ``DataLoader`` workers, which use
+shared memory, and those of pure Python, which use torch's allocator.
 
-Batches that go to a device are packed into page-locked blocks on the way, and results
-come back to page-locked slabs. Of each no more than a limit exist: `pinned_info`,
-`set_pinned_limit`.
+Batches for a device are packed into pinned blocks, and results of `to_host` are copied
+to pinned slabs. A limit applies to each: see `pinned_info` and `set_pinned_limit`.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _LARGEST_BLOCK = 4 << 20  # kLargestBlock of csrc/transfer/staging.h
 
 
 class CacheInfo(NamedTuple):
-    """How much memory is kept for the next batches.
+    """The recycled memory of batches.
 
     Attributes:
-        in_use: bytes of recyclable blocks that tensors use now.
-        cached: bytes of blocks that wait for the next batch.
-        limit: the most bytes that may wait.
-        hits: how many batches found their memory waiting.
-        misses: how many did not.
+        in_use: bytes of recyclable blocks that tensors use.
+        cached: bytes of blocks that are kept for the next batch.
+        limit: the most bytes of kept blocks.
+        hits: the number of batches that used a kept block.
+        misses: the number of batches that needed a new block.
     """
 
     in_use: int
@@ -56,16 +55,16 @@ class CacheInfo(NamedTuple):
 
 
 class PinnedInfo(NamedTuple):
-    """How much is page-locked, for batches and results on their way.
+    """The pinned memory of copies between host and devices.
 
     Attributes:
-        in_use: bytes of blocks that are written, or read by copies under way. What a
-            failed device may read for ever counts here for ever.
-        cached: bytes of blocks that wait for the next batch: at most 64 MiB.
-        limit: the most bytes that both may be together, and again the most that
-            results may be.
-        waits: how often the host had to wait for a copy because of the limit.
-        results: bytes of slabs of `to_host` of which a tensor is alive.
+        in_use: bytes of blocks that are being packed or copied. Blocks that a failed
+            device may still read count here until the process ends.
+        cached: bytes of blocks that are kept for the next batch, at most 64 MiB.
+        limit: the most bytes of ``in_use`` and ``cached`` together, and also the most
+            bytes of ``results``.
+        waits: the number of times that the host waited for a copy due to the limit.
+        results: bytes of slabs of `to_host` that still have a live tensor.
     """
 
     in_use: int
@@ -76,7 +75,7 @@ class PinnedInfo(NamedTuple):
 
 
 def cache_info() -> CacheInfo:
-    """Return what is kept; zeros in pure Python, which keeps nothing.
+    """Return the state of the recycled memory; zeros in pure Python.
 
     Example:
         >>> cache_info().in_use >= 0
@@ -86,17 +85,17 @@ def cache_info() -> CacheInfo:
 
 
 def set_cache_limit(nbytes: int, idle_seconds: float = 10.0) -> None:
-    """Bound what is kept from now on, and give back at once what is above it.
+    """Limit the kept memory, and free the excess now.
 
     Args:
-        nbytes: the most bytes that may wait for a batch; 0 keeps nothing. Until this is
-            called it is 1 GiB, or an eighth of the machine's memory if that is less.
-        idle_seconds: how long a block may wait.
+        nbytes: the most bytes of kept blocks; 0 keeps none. The default limit is 1 GiB,
+            or an eighth of the machine's memory if that is less.
+        idle_seconds: the longest time that an unused block is kept.
 
     Raises:
         TypeError: ``nbytes`` is not an integer, or ``idle_seconds`` not a number.
-        ValueError: ``nbytes`` is negative or beyond 64 bits; ``idle_seconds`` is not
-            between a millisecond and a year.
+        ValueError: ``nbytes`` is negative or does not fit in 64 bits; ``idle_seconds``
+            is not between a millisecond and a year.
     """
     where = "set_cache_limit:"
     try:
@@ -117,15 +116,15 @@ def set_cache_limit(nbytes: int, idle_seconds: float = 10.0) -> None:
 
 
 def empty_cache() -> int:
-    """Give back to the system all that waits; return how many bytes that was."""
+    """Free all kept blocks; return the number of freed bytes."""
     return backend.clear_cache()
 
 
 def pinned_info() -> PinnedInfo:
-    """Return what is page-locked.
+    """Return the state of the pinned memory.
 
-    In pure Python only the limit and the results count: torch's allocator decides of
-    the rest.
+    In pure Python, only ``limit`` and ``results`` are known: torch's allocator manages
+    the staging memory.
 
     Example:
         >>> pinned_info().cached <= 64 << 20
@@ -135,28 +134,30 @@ def pinned_info() -> PinnedInfo:
 
 
 def set_pinned_limit(nbytes: int) -> None:
-    """Bound the page-locked memory of batches for a device, and that of results.
+    """Limit the pinned memory of batches for devices, and that of results.
 
-    Batches are packed into blocks. At the limit the host waits, without the GIL, for
-    the oldest copy of the same stream and packs into its block. So a batch of any size
-    goes to the device; what a tight limit costs is time, and ``pinned_info().waits``
-    counts it. A stream that has no block at all gets one, so that no device waits for
-    another one: with n devices the blocks may take 4 MiB more for each but the first.
+    Batches are packed into blocks. At the limit, the host waits, without the GIL, for
+    the oldest copy on the same stream and reuses its block. So a batch of any size
+    reaches the device, and a low limit only costs time: see ``pinned_info().waits``. A
+    stream without a block always gets one, so that no device waits for another device.
+    With n devices the blocks may therefore exceed the limit by 4 MiB for each device
+    but the first.
 
-    Blocks above a lower limit are given back now, or when they have been read: to
-    torch's allocator of page-locked memory, which may keep them.
+    Blocks above a lower limit are freed now, or when their copies are done. They return
+    to torch's pinned memory allocator, which may keep them.
 
-    What `to_host` returns has as much for itself. Results that would go beyond it, with
-    all that are alive, come to ordinary memory: the host waits for the copy at once,
-    also in `start_to_host`, and the first time a `LoaderWarning` says so.
+    A separate limit of the same size applies to the results of `to_host`. Results that
+    would exceed it, together with all live results, go to pageable memory. The host
+    then waits for their copy immediately, also in `start_to_host`. A `LoaderWarning`
+    reports the first such result.
 
     Args:
-        nbytes: the most bytes; at least 4 MiB, the largest block. Until this is called
-            it is 1 GiB, or an eighth of the machine's memory if that is less.
+        nbytes: the most bytes, at least 4 MiB (the largest block). The default limit is
+            1 GiB, or an eighth of the machine's memory if that is less.
 
     Raises:
         TypeError: ``nbytes`` is not an integer.
-        ValueError: it is below 4 MiB, or beyond 64 bits.
+        ValueError: ``nbytes`` is less than 4 MiB, or does not fit in 64 bits.
     """
     where = "set_pinned_limit: nbytes"
     limit = check_int(nbytes, _LARGEST_BLOCK, where)

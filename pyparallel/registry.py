@@ -1,9 +1,9 @@
-"""MODULE_WRAPPERS and is_module_wrapper, and where mmengine looks for scope pyparallel.
+"""MODULE_WRAPPERS and is_module_wrapper, and the scope "pyparallel" for mmengine.
 
-mmengine imports ``<scope>.registry`` when a config names a type with a scope. Being
-imported in a process that has mmengine's registries is therefore what gives them this
-scope. ``import pyparallel`` does not import this module, so that mmengine can be the
-first who does; whoever imports it before mmengine calls `pyparallel.mmengine.install`.
+mmengine imports ``<scope>.registry`` when a config names a type with a scope. If
+mmengine's registries are loaded, the import of this module adds the scope to them.
+``import pyparallel`` does not import this module, so that mmengine can import it later.
+Programs that import it before mmengine call `pyparallel.mmengine.install`.
 """
 
 from __future__ import annotations

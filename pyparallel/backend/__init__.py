@@ -1,26 +1,28 @@
-"""The one choice between the compiled and the pure Python backend, made at import.
+"""The operators of the compiled or the pure Python backend, chosen at import.
 
 ``PYPARALLEL_BACKEND`` is ``auto`` (the default), ``native`` or ``python``. With
-``auto``, an extension that is not there is no news; one that does not fit the installed
-torch, or that cannot be loaded, is reported by a ``RuntimeWarning`` and pure Python
-runs. With ``native``, each of these is an ``ImportError``.
+``auto``, pure Python runs without a warning if there is no extension. If the extension
+does not fit the installed torch, or fails to load, pure Python runs and a
+``RuntimeWarning`` gives the reason. With ``native``, each of these is an
+``ImportError``.
 
 Attributes:
     name: ``"native"`` or ``"python"``.
-    reason: why, in a sentence.
-    load_error: what loading the extension raised, if it did.
-    built_for: the record of the build that was found; empty if there is none.
-    ALIGNMENT: the slots of a slab start at multiples of this many bytes.
-    devices: the device types whose tensors the operators take.
-    transfers: the device types that ``send`` sends to; none in pure Python.
+    reason: the reason for the choice, in a sentence.
+    load_error: the exception from loading the extension, or None.
+    built_for: the build record of the extension; empty without an extension.
+    ALIGNMENT: the slots of a slab start at multiples of this number of bytes.
+    devices: the device types of tensors that the operators support.
+    transfers: the device types that ``send`` copies to; empty in pure Python.
     pad_copy, pad_small_batch, stack_equal, image_batch, columns, flatten, plan_slab,
-        pack, views, memory_of, send: the operators, and SlabPlan the value that some of
-        them take; ``_C.pyi`` is their contract.
-    empty, cache_info, bound_cache, clear_cache: memory for what they write.
-    pinned_info, bound_pinned: page-locked memory that ``send`` packs into.
-    Runtime, RecordedEvent: pinned memory of others, and events, of ``transfers``.
-    ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: who holds which slot
-        of memory that processes share.
+        pack, views, memory_of, send, SlabPlan: the operators, and the plan that some
+        of them take; ``_C.pyi`` is their contract.
+    empty, cache_info, bound_cache, clear_cache: recycled host memory for batches.
+    pinned_info, bound_pinned: the pinned staging memory of ``send``.
+    Runtime, RecordedEvent: the device runtime of ``transfers``: it records events and
+        pins memory of other allocators.
+    ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: the holder of each
+        slot in memory that processes share.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch  # the extension needs torch's libraries, which this loads
+import torch  # also loads the libraries that the extension needs
 
 from . import _python
 from ._checks import ALIGNMENT
-from .build_record import REBUILD, find, mismatch, of_other_pythons
+from .build_record import REBUILD, find, list_other_pythons, mismatch
 
 if TYPE_CHECKING:
     from ._C import (
@@ -128,7 +130,7 @@ _CONTRACT = (*_OPERATORS, "devices", "transfers", "build_info")
 
 
 class Choice(NamedTuple):
-    """The backend that runs, why, and what stood in the way of the other one."""
+    """The backend, the reason for it, and the error that rules out the other one."""
 
     name: str
     reason: str
@@ -148,12 +150,12 @@ def choose(
     """Choose the backend.
 
     Args:
-        requested: value of ``PYPARALLEL_BACKEND``.
-        record: record of the build; None if there is no extension.
-        torch_version: of the torch that runs.
-        cuda_version: of the torch that runs; None for a CPU build.
+        requested: the value of ``PYPARALLEL_BACKEND``.
+        record: the build record; None without an extension.
+        torch_version: the version of the running torch.
+        cuda_version: the CUDA version of the running torch; None for a CPU build.
         load: imports the extension; called only if the record fits.
-        others: the files of extensions for another Python.
+        others: the files of extensions for other Python versions.
 
     Raises:
         ValueError: ``requested`` is not one of the three values.
@@ -224,7 +226,7 @@ _choice = choose(
     torch.__version__,
     torch.version.cuda,
     _load,
-    of_other_pythons(_folder),
+    list_other_pythons(_folder),
 )
 if _choice.warns:
     _text = f"[PP001] {_choice.reason}\nUntil then, pure Python runs."
@@ -238,7 +240,7 @@ if not TYPE_CHECKING:
     _chosen = _choice.module or _python
     globals().update({each: getattr(_chosen, each) for each in _OPERATORS})
 
-#: The reference is written in torch's operators, which take every device.
+#: Pure Python uses torch's operators, which support every device.
 devices: tuple[str, ...] = (
     tuple(_choice.module.devices()) if _choice.module else ("cpu", "cuda")
 )

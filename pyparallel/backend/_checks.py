@@ -1,4 +1,7 @@
-"""What both backends demand of arguments, worded as the extension words it."""
+"""Checks of the arguments of both backends, with the messages of the extension.
+
+`image_checks` has those of image_batch, because `images` uses two of its names.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,10 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor
 
-from ..core import torch_private
-from ..core.torch_private import is_zero_tensor, runs_in_python
+from ..core.torch_private import is_wrapped, is_zero_tensor, runs_in_python
 from .plain import PLAIN, is_plain, missing_bytes
 
-_Where = str | tuple[str, int]  # an argument, or an item of one; named only in errors
+_Where = str | tuple[str, int]  # an argument, or an item of one
 
 #: Slots of a slab start at multiples of this many bytes (one cache line).
 ALIGNMENT = 64
@@ -24,19 +26,17 @@ QUANTIZED = frozenset(
     (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 )
 
-wraps = torch_private.is_wrapped
-
 
 def _is_not_strided(tensor: Tensor) -> bool:
     return tensor.layout is not torch.strided
 
 
-# What keeps the bytes of a tensor from being simply its elements.
+# Properties of tensors whose bytes are not simply their elements.
 _DEFECTS: tuple[tuple[Callable[[Tensor], bool], str, str], ...] = (
     (lambda t: t.is_nested, "nested", " Call unbind() on it first."),
     (_is_not_strided, "sparse or opaque", " Call to_dense() on it first."),
     (lambda t: t.is_quantized, "quantized", " Call dequantize() on it first."),
-    (lambda t: wraps(t) or runs_in_python(t), "a wrapper", " Unwrap it first."),
+    (lambda t: is_wrapped(t) or runs_in_python(t), "a wrapper", " Unwrap it first."),
     (lambda t: t.is_meta, "on the meta device", " Give it data first."),
     (lambda t: t.is_conj(), "conjugated", " Call resolve_conj() on it first."),
     (lambda t: t.is_neg(), "negated", " Call resolve_neg() on it first."),
@@ -44,41 +44,42 @@ _DEFECTS: tuple[tuple[Callable[[Tensor], bool], str, str], ...] = (
 )
 
 
-def name(where: _Where) -> str:
+def format_where(where: _Where) -> str:
     return where if isinstance(where, str) else f"{where[0]}[{where[1]}]"
 
 
 def error(where: _Where, rule: str, found: str, advice: str = "") -> ValueError:
-    return ValueError(f"{name(where)} must {rule}, but {found}.{advice}")
+    return ValueError(f"{format_where(where)} must {rule}, but {found}.{advice}")
 
 
-def require(where: str, kind: Any, rule: str, found: object) -> None:
-    if not isinstance(found, kind):
-        name = type(found).__name__
-        raise TypeError(f"{where} must be {rule}, but is of type {name}.")
+def check_type(where: str, cls: Any, rule: str, found: object) -> None:
+    if not isinstance(found, cls):
+        raise TypeError(
+            f"{where} must be {rule}, but is of type {type(found).__name__}."
+        )
 
 
-def items(values: Iterable[Any], where: str, rule: str) -> list[Any]:
-    require(where, Iterable, rule, values)
+def as_list(values: Iterable[Any], where: str, rule: str) -> list[Any]:
+    check_type(where, Iterable, rule, values)
     return list(values)
 
 
-def tensors(values: Iterable[Tensor], where: str) -> list[Tensor]:
-    found = items(values, where, "a sequence of tensors")
+def as_tensors(values: Iterable[Tensor], where: str) -> list[Tensor]:
+    found = as_list(values, where, "a sequence of tensors")
     for index, each in enumerate(found):
         if not isinstance(each, Tensor):
-            require(f"{where}[{index}]", Tensor, "a torch.Tensor", each)
+            check_type(f"{where}[{index}]", Tensor, "a torch.Tensor", each)
     return found
 
 
-def ints(values: Iterable[Any], where: str) -> list[int]:
-    found = items(values, where, "a sequence of ints")
-    return [integer(value, (where, at)) for at, value in enumerate(found)]
+def as_ints(values: Iterable[Any], where: str) -> list[int]:
+    found = as_list(values, where, "a sequence of ints")
+    return [as_int(value, (where, at)) for at, value in enumerate(found)]
 
 
-def integer(value: Any, where: _Where) -> int:
+def as_int(value: Any, where: _Where) -> int:
     if type(value) is not int:
-        require(name(where), SupportsIndex, "an int", value)
+        check_type(format_where(where), SupportsIndex, "an int", value)
         value = operator.index(value)
     if not -LIMIT <= value < LIMIT:
         raise error(where, "fit in 64 bits", f"is {value}")
@@ -86,15 +87,15 @@ def integer(value: Any, where: _Where) -> int:
 
 
 def check_plain(tensor: Tensor, where: _Where) -> None:
-    if not is_plain(tensor) or tensor.is_meta or wraps(tensor):
+    if not is_plain(tensor) or tensor.is_meta or is_wrapped(tensor):
         for applies, found, advice in _DEFECTS:
             if applies(tensor):
                 rule = f"must be a plain strided tensor, but is {found}"
-                raise TypeError(f"{name(where)} {rule}.{advice}")
+                raise TypeError(f"{format_where(where)} {rule}.{advice}")
 
 
 def check_memory(tensor: Tensor, where: _Where, dst: Tensor | None = None) -> None:
-    """Check that a tensor lies within its storage, and outside ``dst``."""
+    """Check that a tensor is inside its storage and does not overlap ``dst``."""
     found = missing_bytes(tensor)
     if found:
         advice = " Copy it before its storage is released."
@@ -105,12 +106,12 @@ def check_memory(tensor: Tensor, where: _Where, dst: Tensor | None = None) -> No
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two contiguous tensors share bytes."""
+    """Return True if two contiguous tensors share bytes."""
     distance = one.data_ptr() - other.data_ptr()
     return bool(one.nbytes and other.nbytes) and -one.nbytes < distance < other.nbytes
 
 
-def check_mask_kind(mask: Tensor, where: str, dst: Tensor) -> None:
+def check_mask_type(mask: Tensor, where: str, dst: Tensor) -> None:
     check_plain(mask, where)
     if mask.dtype is not torch.bool:
         rule = f"must have dtype torch.bool, but has {mask.dtype}."
@@ -153,7 +154,7 @@ def check_dst(dst: Tensor, num_samples: int, num_fill: int) -> torch.Size:
 
 
 def check_samples(dst: Tensor, target: torch.Size, samples: list[Tensor]) -> None:
-    """Look at every sample in one expression, since most are good."""
+    """Check every sample with one expression first, because most samples are valid."""
     dtype, device, size = dst.dtype, dst.device, dst.itemsize
     begin, end = dst.data_ptr(), dst.data_ptr() + dst.nbytes
     is_complex, ndim = dtype.is_complex, len(target)
@@ -163,11 +164,11 @@ def check_samples(dst: Tensor, target: torch.Size, samples: list[Tensor]) -> Non
             or t.dtype is not dtype
             or t.layout is not torch.strided
             or t.is_nested
-            or wraps(t)
+            or is_wrapped(t)
             or t.is_neg()
             or (is_complex and t.is_conj())
             or t.device != device
-            or not (address := t.data_ptr())  # zero, empty, or its memory is gone
+            or not (address := t.data_ptr())  # a zero tensor, empty, or freed
             or len(shape := t.shape) != ndim
             or (shape != target and any(map(operator.gt, shape, target)))
             or not t.is_contiguous()
@@ -178,13 +179,13 @@ def check_samples(dst: Tensor, target: torch.Size, samples: list[Tensor]) -> Non
 
 
 def check_sample(dst: Tensor, target: torch.Size, sample: Tensor, index: int) -> None:
-    """Say what is wrong with a sample; nothing is with some that are not contiguous."""
+    """Raise the error for a sample; samples that are not contiguous may be valid."""
     where, dtype, device = ("pad_copy: samples", index), dst.dtype, dst.device
     check_plain(sample, where)
     shape = sample.shape
     if sample.dtype != dtype:
         found = f"{dtype}, but has {sample.dtype}. Convert it first."
-        raise TypeError(f"{name(where)} must have the dtype of dst, {found}")
+        raise TypeError(f"{format_where(where)} must have the dtype of dst, {found}")
     if sample.device != device:
         rule, advice = f"be on the device of dst, {device}", " Move it first."
         raise error(where, rule, f"is on {sample.device}", advice)
@@ -197,9 +198,9 @@ def check_sample(dst: Tensor, target: torch.Size, sample: Tensor, index: int) ->
     check_memory(sample, where, dst)
 
 
-def starts_of(values: Iterable[Any], where: str) -> list[tuple[int, ...]]:
-    rows = items(values, where, "a sequence of sequences of ints")
-    return [tuple(ints(row, f"{where}[{at}]")) for at, row in enumerate(rows)]
+def as_starts(values: Iterable[Any], where: str) -> list[tuple[int, ...]]:
+    rows = as_list(values, where, "a sequence of sequences of ints")
+    return [tuple(as_ints(row, f"{where}[{at}]")) for at, row in enumerate(rows)]
 
 
 def check_starts(
@@ -222,7 +223,7 @@ def check_starts(
 
 def check_mask(mask: Tensor, dst: Tensor, samples: list[Tensor]) -> None:
     where = "pad_copy: mask"
-    check_mask_kind(mask, where, dst)
+    check_mask_type(mask, where, dst)
     shape, whole = tuple(mask.shape), tuple(dst.shape)
     last = whole[len(whole) - len(shape) + 1 :]
     if not 2 <= len(shape) <= len(whole) or shape != (whole[0], *last):

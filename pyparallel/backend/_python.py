@@ -1,4 +1,4 @@
-"""The contract of ``_C.pyi`` in torch operators: the backend where none is compiled."""
+"""The pure Python backend: the contract of ``_C.pyi`` in torch operators."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..core.torch_private import (
     foreach_copy,
+    is_wrapped,
     set_grad_enabled,
     without_torch_function,
 )
@@ -50,26 +51,26 @@ __all__ = [
 _Starts = Sequence[Sequence[int]]
 
 _ITEM_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Dtypes that torch copies bit by bit whatever the strides; others go as integers.
+# Dtypes that torch copies bit by bit with any strides. Others are copied as integers.
 _COPIED = frozenset(
     map(torch.__dict__.get, "uint8 int8 int16 int32 int64 float16 bfloat16".split())
 ) | {torch.float32, torch.float64, torch.complex64, torch.complex128}
-_IMAGES = 4  # dimensions of a batch of them
+_NCHW = 4  # the number of dimensions of a batch of images
 
 # The limits of `pad_small_batch`.
 _MOST_SAMPLES = 16
 _MOST_ITEMS = 16 * 1024
-# Every dtype can hold them, but for quantized ones, and one that has no zero: what
-# stands for it depends on how it is written.
+# Padding values that every dtype represents, except those of _EXCLUDED: quantized ones,
+# and a dtype without a zero, whose substitute depends on the type of the value.
 _VALUES = frozenset({0, 1})
 _NUMBERS = frozenset({bool, int, float})
-_PICKY = _checks.QUANTIZED | {getattr(torch, "float8_e8m0fnu", None)}
+_EXCLUDED = _checks.QUANTIZED | {getattr(torch, "float8_e8m0fnu", None)}
 _EXACT = {Tensor}
 
 _STRIDED = torch.strided
-#: A buffer at any address. One type for all sizes, because ctypes keeps its types.
+#: A buffer at any address. One type for all sizes, because ctypes never frees types.
 _Owner: Any = ctypes.c_uint8 * sys.maxsize
-#: The slabs of living views, each held by an owner, by their addresses.
+#: The owners of slabs with live views, by the address of the slab.
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _is_meta = attrgetter("is_meta")
 _pad = torch.constant_pad_nd
@@ -77,15 +78,19 @@ _stack = torch.stack
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+# A list, so that bound_pinned can change the value. torch's allocator ignores it.
+_pinned_limit = [
+    min(1 << 30, os.sysconf("SC_PHYS_PAGES") // 8 * os.sysconf("SC_PAGESIZE"))
+]
 
 
 def without_autograd(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run without autograd, and on tensor subclasses as on tensors."""
+    """Run a function without autograd, and without the code of tensor subclasses."""
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         before = torch.is_grad_enabled()
-        set_grad_enabled(False)  # no_grad() costs a microsecond
+        set_grad_enabled(False)  # no_grad() takes a microsecond more
         try:
             with without_torch_function():
                 return function(*args, **kwargs)
@@ -104,21 +109,21 @@ def pad_copy(
     mask: Tensor | None = None,
 ) -> None:
     """See ``_C.pyi``."""
-    _checks.require("pad_copy: dst", Tensor, "a torch.Tensor", dst)
-    tensors = _checks.tensors(samples, "pad_copy: samples")
-    _checks.require("pad_copy: fills", bytes, "bytes", fills)
+    _checks.check_type("pad_copy: dst", Tensor, "a torch.Tensor", dst)
+    tensors = _checks.as_tensors(samples, "pad_copy: samples")
+    _checks.check_type("pad_copy: fills", bytes, "bytes", fills)
     places = None
     if starts is not None:
-        places = _checks.starts_of(starts, "pad_copy: starts")
+        places = _checks.as_starts(starts, "pad_copy: starts")
     if mask is not None:
-        _checks.require("pad_copy: mask", Tensor, "a torch.Tensor", mask)
+        _checks.check_type("pad_copy: mask", Tensor, "a torch.Tensor", mask)
     target = _checks.check_dst(dst, len(tensors), len(fills))
     _checks.check_samples(dst, target, tensors)
     if places is not None:
         _checks.check_starts(places, tensors, target)
     if mask is not None:
         _checks.check_mask(mask, dst, tensors)
-        _mark(mask, tensors, places)
+        _fill_mask(mask, tensors, places)
     if dst.numel() == 0:
         return
     source = dst
@@ -131,10 +136,61 @@ def pad_copy(
         _copy_and_fill(source, tensors, fills, places)
 
 
+def _copy_and_fill(
+    dst: Tensor, samples: list[Tensor], fills: bytes, starts: _Starts | None
+) -> None:
+    """Fill all of ``dst``, then copy: separate fills of the margins are slower."""
+    itemsize, row_numel = dst.itemsize, prod(dst.shape[1:])
+    strides, first = dst.stride()[1:], dst.storage_offset()
+    origin = (0,) * len(strides)
+    # An item of 16 bytes is viewed as two integers.
+    bits = torch.view_as_real(dst) if itemsize == 16 else dst
+    bits = bits.view(_ITEM_BITS[min(itemsize, 8)])
+    if len(fills) == itemsize:
+        _fill(bits, fills)
+    else:
+        for index in range(len(samples)):
+            _fill(bits[index], fills[index * itemsize :][:itemsize])
+    corners = []
+    for index, sample in enumerate(samples):
+        start = origin if starts is None else starts[index]
+        at = first + index * row_numel + sum(map(mul, start, strides))
+        corners.append(dst.as_strided(sample.shape, strides, at))
+    foreach_copy(corners, samples)
+
+
+def _fill(bits: Tensor, fill: bytes) -> None:
+    halves = (fill[:8], fill[8:] or fill[:8])
+    words = [int.from_bytes(half, sys.byteorder, signed=True) for half in halves]
+    uniform = words[0] == words[1]
+    bits.fill_(words[0]) if uniform else bits.copy_(torch.tensor(words).to(bits.device))
+
+
+def _fill_mask(mask: Tensor, samples: list[Tensor], starts: _Starts | None) -> None:
+    """Set the mask where samples are: in each dimension, one range per sample."""
+    if mask.numel() == 0:
+        return
+    ndim, device = mask.dim() - 1, mask.device
+    sizes = torch.tensor([each.shape[-ndim:] for each in samples], device=device)
+    first = torch.zeros_like(sizes)
+    if starts is not None:
+        first = torch.tensor([each[-ndim:] for each in starts], device=device)
+    mask.fill_(True)
+    for dim in range(ndim):
+        at = torch.arange(mask.shape[dim + 1], device=device)
+        begin, size = first[:, dim : dim + 1], sizes[:, dim : dim + 1]
+        inside = (at >= begin) & (at < begin + size)
+        others = (1,) * dim, (1,) * (ndim - dim - 1)
+        mask &= inside.view(len(samples), *others[0], -1, *others[1])
+
+
 def pad_small_batch(
     samples: Sequence[Tensor], pad_dims: int | None, values: Sequence[Any]
 ) -> Tensor | None:
-    """See ``_C.pyi``."""
+    """See ``_C.pyi``.
+
+    In Python the checks of `pad_copy` take longer than a second pass over a few bytes.
+    """
     if (
         len(samples) > _MOST_SAMPLES
         or set(map(type, samples)) != _EXACT
@@ -142,7 +198,7 @@ def pad_small_batch(
         or not _VALUES.issuperset(values)
     ):
         return None
-    dtype, watched = samples[0].dtype, torch.is_grad_enabled()
+    dtype, grad_enabled = samples[0].dtype, torch.is_grad_enabled()
     shapes = []
     for each in samples:
         if (
@@ -150,11 +206,11 @@ def pad_small_batch(
             or each.layout is not _STRIDED
             or each.is_nested
             or not each.is_cpu
-            or _checks.wraps(each)
+            or is_wrapped(each)
             or not each.is_contiguous()
             or each.is_neg()
             or each.is_conj()
-            or (watched and each.requires_grad)
+            or (grad_enabled and each.requires_grad)
             or each.untyped_storage().nbytes()
             < each.nbytes + each.storage_offset() * each.itemsize
         ):
@@ -162,7 +218,7 @@ def pad_small_batch(
         shapes.append(each.shape)
     first = shapes[0]
     num_equal = len(first) - (pad_dims or 0)
-    if num_equal < 1 or dtype in _PICKY:
+    if num_equal < 1 or dtype in _EXCLUDED:
         return None
     if any(len(x) != len(first) or x[:num_equal] != first[:num_equal] for x in shapes):
         return None
@@ -177,18 +233,25 @@ def pad_small_batch(
     )
 
 
+def _margins(shape: Sequence[int], target: Sequence[int]) -> list[int]:
+    margins: list[int] = []
+    for have, size in zip(reversed(shape), reversed(target), strict=True):
+        margins += (0, size - have)
+    return margins
+
+
 def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
     """See ``_C.pyi``."""
     try:
         first = samples[0]
         if first.layout is not _STRIDED or first.is_quantized:
             return None
-        # torch reads freed memory, and imports its compiler for meta tensors.
+        # torch.stack reads freed memory, and imports the compiler for meta tensors.
         if any(map(_is_meta, samples)) or any(map(missing_bytes, samples)):
             return None
-        stacked = _stack(samples)  # type: ignore[arg-type]  # raises if not
-        # torch keeps the channels_last format of images.
-        return stacked if stacked.dim() < _IMAGES else stacked.contiguous()
+        stacked = _stack(samples)  # type: ignore[arg-type]  # checked by torch
+        # torch.stack preserves the channels_last format of images.
+        return stacked if stacked.dim() < _NCHW else stacked.contiguous()
     except (AttributeError, IndexError, TypeError, RuntimeError):
         return None
 
@@ -205,28 +268,69 @@ def image_batch(
     exact: bool,
 ) -> None:
     """See ``_C.pyi``."""
-    _checks.require("image_batch: dst", Tensor, "a torch.Tensor", dst)
-    tensors = _checks.tensors(images, "image_batch: images")
+    _checks.check_type("image_batch: dst", Tensor, "a torch.Tensor", dst)
+    tensors = _checks.as_tensors(images, "image_batch: images")
     if mask is not None:
-        _checks.require("image_batch: mask", Tensor, "a torch.Tensor", mask)
-    given = {"mean": mean, "std": std, "fill": fill}
+        _checks.check_type("image_batch: mask", Tensor, "a torch.Tensor", mask)
+    channels = {"mean": mean, "std": std, "fill": fill}
     rows = {
-        what: image_checks.floats(row, f"image_batch: {what}")
-        for what, row in given.items()
+        what: image_checks.as_floats(row, f"image_batch: {what}")
+        for what, row in channels.items()
     }
     image_checks.check_bool(swap_channels, "image_batch: swap_channels")
     image_checks.check_bool(exact, "image_batch: exact")
-    image_checks.check_target(dst, len(tensors))
+    image_checks.check_dst(dst, len(tensors))
     for what, row in rows.items():
         image_checks.check_channels(row, what, dst.shape[1])
     image_checks.check_images(tensors, dst)
     if mask is not None:
-        image_checks.check_places(mask, dst, tensors)
-        _mark_images(mask, tensors)
+        image_checks.check_mask(mask, dst, tensors)
+        _fill_image_mask(mask, tensors)
     columns = {what: _column(row, dst) for what, row in rows.items()}
     if not exact:
-        columns |= _rounded(rows, dst)
+        columns |= _scale_and_bias(rows, dst)
     _write_images(dst, tensors, columns, swap_channels)
+
+
+def _write_images(
+    dst: Tensor, images: list[Tensor], columns: dict[str, Tensor], swap_channels: bool
+) -> None:
+    fill, scale = columns["fill"], columns.get("scale")
+    sides = dst.shape[2:]
+    for row, image in zip(dst, images, strict=True):
+        height, width = image.shape[1:]
+        if image.shape[1:] != sides:
+            row[:, height:] = fill
+            row[:, :height, width:] = fill
+        pixels = image.flip(0) if swap_channels else image
+        corner = row[:, :height, :width]
+        if scale is None:
+            torch.div(pixels - columns["mean"], columns["std"], out=corner)
+        else:
+            torch.add(pixels * scale, columns["bias"], out=corner)
+
+
+def _scale_and_bias(rows: dict[str, list[float]], dst: Tensor) -> dict[str, Tensor]:
+    """Return the factors of one multiplication and one addition for each channel."""
+    mean, std = (
+        torch.tensor(rows[what], dtype=torch.float64, device="cpu")
+        for what in ("mean", "std")
+    )
+    parts = {"scale": 1 / std, "bias": -mean / std}
+    return {what: _column(part.tolist(), dst) for what, part in parts.items()}
+
+
+def _column(values: list[float], dst: Tensor) -> Tensor:
+    """Return values as float32 ``(C, 1, 1)``, without a wait of the host for a GPU."""
+    cells = [c_float(each).value for each in values]
+    cell = torch.empty((1, 1), dtype=torch.float32, device=dst.device)
+    return torch.stack([torch.full_like(cell, each) for each in cells])
+
+
+def _fill_image_mask(mask: Tensor, images: list[Tensor]) -> None:
+    mask.zero_()
+    for row, image in zip(mask, images, strict=True):
+        row[: image.shape[1], : image.shape[2]].fill_(True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,27 +343,27 @@ class SlabPlan:
     nbytes: int
 
     def __post_init__(self) -> None:
-        """Check the numbers, so that nobody has to do it again."""
-        starts = _checks.ints(self.offsets, "SlabPlan: offsets")
-        sizes = _checks.items(self.shapes, "SlabPlan: shapes", "a sequence of shapes")
-        types = _checks.items(self.dtypes, "SlabPlan: dtypes", "a sequence of dtypes")
+        """Check the plan once, so that the operators need not."""
+        starts = _checks.as_ints(self.offsets, "SlabPlan: offsets")
+        sizes = _checks.as_list(self.shapes, "SlabPlan: shapes", "a sequence of shapes")
+        types = _checks.as_list(self.dtypes, "SlabPlan: dtypes", "a sequence of dtypes")
         if not len(starts) == len(sizes) == len(types):
             found = f"have {len(starts)}, {len(sizes)} and {len(types)}"
             where = "SlabPlan: offsets, shapes and dtypes"
             raise _checks.error(where, "have the same length", found)
         for i, (dtype, shape) in enumerate(zip(types, sizes, strict=True)):
-            _checks.require(
+            _checks.check_type(
                 f"SlabPlan: dtypes[{i}]", torch.dtype, "a torch.dtype", dtype
             )
-            sizes[i] = tuple(_checks.ints(shape, f"SlabPlan: shapes[{i}]"))
-        nbytes = _checks.integer(self.nbytes, "SlabPlan: nbytes")
+            sizes[i] = tuple(_checks.as_ints(shape, f"SlabPlan: shapes[{i}]"))
+        nbytes = _checks.as_int(self.nbytes, "SlabPlan: nbytes")
         _checks.check_plan(starts, sizes, types, nbytes)
-        _set(self, tuple(starts), tuple(sizes), tuple(types), nbytes)
+        _set_fields(self, tuple(starts), tuple(sizes), tuple(types), nbytes)
 
 
 def plan_slab(leaves: Sequence[Tensor]) -> SlabPlan:
     """See ``_C.pyi``."""
-    tensors = _checks.tensors(leaves, "plan_slab: leaves")
+    tensors = _checks.as_tensors(leaves, "plan_slab: leaves")
     offsets = []
     end = 0
     for i, leaf in enumerate(tensors):
@@ -270,17 +374,24 @@ def plan_slab(leaves: Sequence[Tensor]) -> SlabPlan:
             rule = "have fewer than 2**63 bytes together"
             raise _checks.error("plan_slab: leaves", rule, f"leaves[{i}] goes beyond")
     shapes = tuple([tuple(leaf.shape) for leaf in tensors])
-    plan = object.__new__(SlabPlan)  # these numbers are good
-    _set(plan, tuple(offsets), shapes, tuple([leaf.dtype for leaf in tensors]), end)
+    plan = object.__new__(SlabPlan)  # valid by construction: skip the checks
+    _set_fields(
+        plan, tuple(offsets), shapes, tuple([leaf.dtype for leaf in tensors]), end
+    )
     return plan
+
+
+def _set_fields(plan: SlabPlan, *values: object) -> None:
+    for name, value in zip(SlabPlan.__slots__, values, strict=True):
+        object.__setattr__(plan, name, value)
 
 
 @without_autograd
 def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
     """See ``_C.pyi``."""
-    _checks.require("pack: dst", Tensor, "a torch.Tensor", dst)
-    tensors = _checks.tensors(leaves, "pack: leaves")
-    _checks.require("pack: plan", SlabPlan, "a SlabPlan", plan)
+    _checks.check_type("pack: dst", Tensor, "a torch.Tensor", dst)
+    tensors = _checks.as_tensors(leaves, "pack: leaves")
+    _checks.check_type("pack: plan", SlabPlan, "a SlabPlan", plan)
     _checks.check_slab(dst, "pack: dst", "")
     _checks.check_size(dst, plan.nbytes, "pack: dst")
     if len(tensors) != len(plan.offsets):
@@ -304,8 +415,8 @@ def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
 @without_autograd
 def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     """See ``_C.pyi``."""
-    _checks.require("views: slab", Tensor, "a torch.Tensor", slab)
-    _checks.require("views: plan", SlabPlan, "a SlabPlan", plan)
+    _checks.check_type("views: slab", Tensor, "a torch.Tensor", slab)
+    _checks.check_type("views: plan", SlabPlan, "a SlabPlan", plan)
     _checks.check_slab(slab, "views: slab", "")
     _checks.check_size(slab, plan.nbytes, "views: slab")
     own = slab.is_cpu and not _is_pinned_by_torch(slab)
@@ -328,16 +439,25 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
         elif numel:
             view = torch.frombuffer(owner, dtype=dtype, count=numel, offset=start)
             view.resize_(shape)
-        else:  # torch.frombuffer takes no empty buffers
+        else:  # torch.frombuffer rejects empty buffers
             view = torch.empty(shape, dtype=dtype)
         made.append(view)
     return made
 
 
+def _is_pinned_by_torch(slab: Tensor) -> bool:
+    """Return True for a block of torch's pinned memory allocator.
+
+    That allocator finds the block of a copy by the block's own storage, so its views
+    must share that storage.
+    """
+    return slab.untyped_storage().resizable() and slab.is_pinned()
+
+
 @without_autograd
 def memory_of(tensor: Tensor) -> Tensor:
     """See ``_C.pyi``."""
-    _checks.require("memory_of: tensor", Tensor, "a torch.Tensor", tensor)
+    _checks.check_type("memory_of: tensor", Tensor, "a torch.Tensor", tensor)
     _checks.check_plain(tensor, "memory_of: tensor")
     storage = tensor.untyped_storage()
     if tensor.is_cpu and tensor.numel():
@@ -348,38 +468,24 @@ def memory_of(tensor: Tensor) -> Tensor:
     return memory.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def _is_pinned_by_torch(slab: Tensor) -> bool:
-    """Return True for a block of torch's allocator of pinned memory.
-
-    That allocator finds the block that a copy reads by the block's own storage.
-    """
-    return slab.untyped_storage().resizable() and slab.is_pinned()
-
-
 def send(*args: Any, **kwargs: Any) -> None:
-    """See ``_C.pyi``: native only."""
+    """See ``_C.pyi``; native only."""
     raise NotImplementedError(
         "send must be native, but pure Python runs. Copy by torch's operators."
     )
 
 
 class RecordedEvent:
-    """See ``_C.pyi``: native only."""
+    """See ``_C.pyi``; native only."""
 
 
 class Runtime:
-    """See ``_C.pyi``: native only."""
+    """See ``_C.pyi``; native only."""
 
     def __init__(self, device_type: str) -> None:
         raise NotImplementedError(
             "Runtime must be native, but pure Python runs. Use torch's events."
         )
-
-
-# In a list, so that it can be changed; what of it is in use is for torch to say.
-_pinned_limit = [
-    min(1 << 30, os.sysconf("SC_PHYS_PAGES") // 8 * os.sysconf("SC_PAGESIZE"))
-]
 
 
 def pinned_info() -> tuple[int, int, int, int]:
@@ -392,18 +498,12 @@ def bound_pinned(limit: int) -> None:
     _pinned_limit[0] = limit
 
 
-def columns(dicts: list[Any], stack: bool) -> None:
-    """See ``_C.pyi``: none are gathered."""
-
-
-def flatten(tree: Any, leaf_types: AbstractSet[type]) -> None:
-    """See ``_C.pyi``: every nest is left to optree."""
-
-
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """See ``_C.pyi``."""
-    _checks.require("empty: dtype", torch.dtype, "a torch.dtype", dtype)
-    return torch.empty(_checks.ints(shape, "empty: shape"), dtype=dtype, device="cpu")
+    _checks.check_type("empty: dtype", torch.dtype, "a torch.dtype", dtype)
+    return torch.empty(
+        _checks.as_ints(shape, "empty: shape"), dtype=dtype, device="cpu"
+    )
 
 
 def cache_info() -> tuple[int, int, int, int, int]:
@@ -420,102 +520,9 @@ def clear_cache() -> int:
     return 0
 
 
-def _copy_and_fill(
-    dst: Tensor, samples: list[Tensor], fills: bytes, starts: _Starts | None
-) -> None:
-    """Fill everything, then copy: margins alone are many short calls, and slower."""
-    itemsize, row_numel = dst.itemsize, prod(dst.shape[1:])
-    strides, first = dst.stride()[1:], dst.storage_offset()
-    origin = (0,) * len(strides)
-    # Items of 16 bytes are two integers in a last dimension.
-    bits = torch.view_as_real(dst) if itemsize == 16 else dst
-    bits = bits.view(_ITEM_BITS[min(itemsize, 8)])
-    if len(fills) == itemsize:
-        _fill(bits, fills)
-    else:
-        for index in range(len(samples)):
-            _fill(bits[index], fills[index * itemsize :][:itemsize])
-    corners = []
-    for index, sample in enumerate(samples):
-        start = origin if starts is None else starts[index]
-        at = first + index * row_numel + sum(map(mul, start, strides))
-        corners.append(dst.as_strided(sample.shape, strides, at))
-    foreach_copy(corners, samples)
+def columns(dicts: list[Any], stack: bool) -> None:
+    """See ``_C.pyi``; always None, so `collate` gathers the columns."""
 
 
-def _mark(mask: Tensor, samples: list[Tensor], starts: _Starts | None) -> None:
-    """Mark the samples' places: the product, over dimensions, of where each one is."""
-    if mask.numel() == 0:
-        return
-    ndim, device = mask.dim() - 1, mask.device
-    sizes = torch.tensor([each.shape[-ndim:] for each in samples], device=device)
-    first = torch.zeros_like(sizes)
-    if starts is not None:
-        first = torch.tensor([each[-ndim:] for each in starts], device=device)
-    mask.fill_(True)
-    for dim in range(ndim):
-        at = torch.arange(mask.shape[dim + 1], device=device)
-        begin, size = first[:, dim : dim + 1], sizes[:, dim : dim + 1]
-        inside = (at >= begin) & (at < begin + size)
-        others = (1,) * dim, (1,) * (ndim - dim - 1)
-        mask &= inside.view(len(samples), *others[0], -1, *others[1])
-
-
-def _fill(bits: Tensor, fill: bytes) -> None:
-    halves = (fill[:8], fill[8:] or fill[:8])
-    words = [int.from_bytes(half, sys.byteorder, signed=True) for half in halves]
-    uniform = words[0] == words[1]
-    bits.fill_(words[0]) if uniform else bits.copy_(torch.tensor(words).to(bits.device))
-
-
-def _margins(shape: Sequence[int], target: Sequence[int]) -> list[int]:
-    margins: list[int] = []
-    for have, size in zip(reversed(shape), reversed(target), strict=True):
-        margins += (0, size - have)
-    return margins
-
-
-def _set(plan: SlabPlan, *values: object) -> None:
-    for name, value in zip(SlabPlan.__slots__, values, strict=True):
-        object.__setattr__(plan, name, value)
-
-
-def _write_images(
-    dst: Tensor, images: list[Tensor], columns: dict[str, Tensor], swap_channels: bool
-) -> None:
-    fill, scale = columns["fill"], columns.get("scale")
-    sides = dst.shape[2:]
-    for row, image in zip(dst, images, strict=True):
-        height, width = image.shape[1:]
-        if image.shape[1:] != sides:
-            row[:, height:] = fill
-            row[:, :height, width:] = fill
-        pixels = image.flip(0) if swap_channels else image
-        corner = row[:, :height, :width]
-        if scale is None:
-            torch.div(pixels - columns["mean"], columns["std"], out=corner)
-        else:
-            torch.add(pixels * scale, columns["bias"], out=corner)
-
-
-def _rounded(rows: dict[str, list[float]], dst: Tensor) -> dict[str, Tensor]:
-    """Return what one multiplication and one addition need."""
-    mean, std = (
-        torch.tensor(rows[what], dtype=torch.float64, device="cpu")
-        for what in ("mean", "std")
-    )
-    parts = {"scale": 1 / std, "bias": -mean / std}
-    return {what: _column(part.tolist(), dst) for what, part in parts.items()}
-
-
-def _column(values: list[float], dst: Tensor) -> Tensor:
-    """Return values (C, 1, 1) in float32; on a GPU the host does not wait for them."""
-    cells = [c_float(each).value for each in values]
-    cell = torch.empty((1, 1), dtype=torch.float32, device=dst.device)
-    return torch.stack([torch.full_like(cell, each) for each in cells])
-
-
-def _mark_images(mask: Tensor, images: list[Tensor]) -> None:
-    mask.zero_()
-    for row, image in zip(mask, images, strict=True):
-        row[: image.shape[1], : image.shape[2]].fill_(True)
+def flatten(tree: Any, leaf_types: AbstractSet[type]) -> None:
+    """See ``_C.pyi``; always None, so the caller flattens with optree."""

@@ -1,7 +1,7 @@
-"""The record that a build leaves beside its module, read before the module is loaded.
+"""The build record beside the extension, which is read before the extension is loaded.
 
-An extension of another torch can load without an error and then misread every tensor,
-so waiting for an undefined symbol is no check: the versions are compared instead.
+An extension that was built for another torch can load without an error and then misread
+every tensor. So the record's versions are compared with those of the running torch.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: What to type in the source folder when an extension does not fit.
+#: The command that rebuilds the extension, in the source folder.
 REBUILD = "pip install --no-build-isolation ."
 
 
 class Build(NamedTuple):
-    """A compiled module on disk and what it was built for."""
+    """A compiled module on disk, and its build record."""
 
     path: Path
     record: dict[str, Any]
@@ -25,7 +25,7 @@ class Build(NamedTuple):
 def find(folder: Path) -> Build | None:
     """Return the module that this interpreter would load from ``folder``.
 
-    A record that is absent or cannot be read is empty; `mismatch` refuses it.
+    A record that is missing or unreadable is empty; `mismatch` rejects it.
     """
     for suffix in EXTENSION_SUFFIXES:
         path = folder / f"_C{suffix}"
@@ -38,8 +38,8 @@ def find(folder: Path) -> Build | None:
     return None
 
 
-def of_other_pythons(folder: Path) -> list[str]:
-    """Return the names of the modules that this interpreter would not load."""
+def list_other_pythons(folder: Path) -> list[str]:
+    """Return the names of modules that were built for other Python versions."""
     loaded = {f"_C{suffix}" for suffix in EXTENSION_SUFFIXES}
     return sorted(p.name for p in folder.glob("_C.*.so") if p.name not in loaded)
 
@@ -53,10 +53,11 @@ def describe(torch_version: object, cuda_version: object) -> str:
 def mismatch(
     record: dict[str, Any], torch_version: str, cuda_version: str | None
 ) -> str | None:
-    """Return why the module must not be loaded, or None if it fits.
+    """Return the reason not to load the module, or None if it fits.
 
-    It fits if torch's major and minor version are those of the build, and, for a build
-    with CUDA, CUDA's major version too. A CPU build runs in every build of its torch.
+    A module fits if torch has the major and minor version of the build. For a build
+    with CUDA, CUDA's major version must also be equal. A CPU build fits every build of
+    its torch version.
     """
     rule = "pyparallel's extension must be built for the torch that runs it"
     if not record.get("torch"):

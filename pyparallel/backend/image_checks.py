@@ -1,4 +1,4 @@
-"""What both backends demand of the arguments of image_batch."""
+"""Checks of the arguments of image_batch, with the messages of the extension."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from ._checks import (
-    check_mask_kind,
+    as_list,
     check_mask_memory,
+    check_mask_type,
     check_memory,
     check_plain,
     error,
-    items,
-    name,
+    format_where,
     overlap,
 )
 
 _Where = str | tuple[str, int]
 
-#: More channels than an image with transparency has are no image.
+#: The channels of a color image with transparency.
 MOST_CHANNELS = 4
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -31,25 +31,25 @@ _SIDES_BELOW = 2**31
 _HWC = (1, 2, 0)
 
 
-def floats(values: Iterable[Any], where: str) -> list[float]:
-    """Return numbers, each rounded to float32."""
-    found = items(values, where, "a sequence of floats")
-    for index, each in enumerate(found):
+def as_floats(values: Iterable[Any], where: str) -> list[float]:
+    """Return the values as floats, each rounded to float32."""
+    numbers = as_list(values, where, "a sequence of floats")
+    for index, each in enumerate(numbers):
         if not isinstance(each, SupportsFloat | SupportsIndex):
-            found_kind = f"is of type {type(each).__name__}"
-            raise TypeError(f"{where}[{index}] must be a float, but {found_kind}.")
-    return [c_float(float(each)).value for each in found]
+            found = f"is of type {type(each).__name__}"
+            raise TypeError(f"{where}[{index}] must be a float, but {found}.")
+    return [c_float(float(each)).value for each in numbers]
 
 
 def check_bool(value: object, where: str) -> None:
-    """Raise TypeError unless a value is a bool."""
+    """Check that a value is a bool."""
     if type(value) is not bool:
         found = f"is of type {type(value).__name__}"
         raise TypeError(f"{where} must be a bool, but {found}.")
 
 
-def check_target(dst: Tensor, num_images: int) -> None:
-    """Check the tensor that the batch is written into."""
+def check_dst(dst: Tensor, num_images: int) -> None:
+    """Check the tensor that receives the batch."""
     where = "image_batch: dst"
     check_plain(dst, where)
     shape = tuple(dst.shape)
@@ -76,14 +76,14 @@ def check_target(dst: Tensor, num_images: int) -> None:
 
 
 def check_channels(values: list[float], what: str, num_channels: int) -> None:
-    """Check that there is a value for each channel."""
+    """Check that there is one value for each channel."""
     if len(values) != num_channels:
         rule = f"have {num_channels} entries, one for each channel"
         raise error(f"image_batch: {what}", rule, f"has {len(values)}")
 
 
 def check_images(images: list[Tensor], dst: Tensor) -> None:
-    """Check images against the tensor that the batch is written into."""
+    """Check the images against the tensor that receives the batch."""
     for index, image in enumerate(images):
         where = ("image_batch: images", index)
         check_plain(image, where)
@@ -94,7 +94,7 @@ def check_images(images: list[Tensor], dst: Tensor) -> None:
             rule = f"must have the dtype of images[0], {images[0].dtype}"
         if rule:
             advice = f"but has {image.dtype}. Convert it first."
-            raise TypeError(f"{name(where)} {rule}, {advice}")
+            raise TypeError(f"{format_where(where)} {rule}, {advice}")
         if image.device != dst.device:
             rule = f"be on the device of dst, {dst.device}"
             raise error(where, rule, f"is on {image.device}", " Move it first.")
@@ -112,14 +112,14 @@ def check_images(images: list[Tensor], dst: Tensor) -> None:
 
 
 def is_packed(image: Tensor) -> bool:
-    """Tell whether an image is contiguous, as it is or with its channels last."""
+    """Return True if an image ``(C, h, w)`` is contiguous as is or as ``(h, w, C)``."""
     return image.is_contiguous() or image.permute(_HWC).is_contiguous()
 
 
-def check_places(mask: Tensor, dst: Tensor, images: list[Tensor]) -> None:
-    """Check the memory of the mask, of the batch and of the images."""
+def check_mask(mask: Tensor, dst: Tensor, images: list[Tensor]) -> None:
+    """Check the mask against the batch and the images."""
     where = "image_batch: mask"
-    check_mask_kind(mask, where, dst)
+    check_mask_type(mask, where, dst)
     expected = (dst.shape[0], *dst.shape[2:])
     if mask.shape != expected:
         rule = f"have shape {expected}, one entry for each pixel of dst"

@@ -1,7 +1,7 @@
-"""Plain tensors, whose bytes are all of their value, and tensors without memory.
+"""Checks for plain tensors, and for tensors with too little memory.
 
-Sharding (FSDP) frees the storage of a tensor that is still in use. torch's operators
-read there all the same.
+The bytes of a plain tensor are its complete value. Sharding (FSDP) frees the storage of
+tensors that are still in use, and torch's operators read the freed memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def missing_bytes(tensor: torch.Tensor) -> str:
-    """Return "" if a strided tensor lies within its storage, else what is found."""
+    """Describe the bytes that a strided tensor lacks in its storage; "" if none."""
     numel, end = tensor.numel(), tensor.storage_offset() + 1
     if numel == 0:
         return ""
@@ -33,7 +33,7 @@ def missing_bytes(tensor: torch.Tensor) -> str:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return True if its bytes are the whole value of a tensor, except gradients."""
+    """Return True if the bytes of a tensor are its complete value, except gradients."""
     return (
         type(tensor) in PLAIN
         and tensor.layout is torch.strided
@@ -46,8 +46,8 @@ def check_storage(tensor: Any, where: Callable[[], str]) -> None:
     """Raise `BatchValueError` if a plain tensor has less memory than its shape needs.
 
     Args:
-        tensor: other objects are not checked.
-        where: returns the name of the tensor.
+        tensor: the value to check. Objects other than plain tensors pass.
+        where: returns the name of the tensor for the message.
     """
     if type(tensor) not in PLAIN or not is_plain(tensor) or is_wrapped(tensor):
         return

@@ -35,7 +35,7 @@ def backend(problems: list[Problem]) -> dict[str, Any]:
     requested = os.environ.get("PYPARALLEL_BACKEND") or "auto"
     if module is not None and backend_module.name == "python" and requested == "auto":
         problems.append(Problem(backend_module.reason, fails=True))
-    others = build_record.of_other_pythons(package / "backend")
+    others = build_record.list_other_pythons(package / "backend")
     if module is None and others and requested == "auto":
         problems.append(Problem(backend_module.reason, fails=False))
     newer = newer_source(module and module.path, package.parent)

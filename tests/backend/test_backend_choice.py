@@ -180,11 +180,11 @@ def test_find_pairs_the_module_of_this_python_with_its_record(tmp_path):
     (tmp_path / "_C.cpython-27-other.so").touch()
     (tmp_path / "_C.cpython-27-other.json").write_text('{"torch": "0.1"}')
     assert build_record.find(tmp_path) is None
-    assert build_record.of_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
+    assert build_record.list_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
     module = tmp_path / f"_C{suffix}"
     module.touch()
     assert build_record.find(tmp_path) == (module, {})
-    assert build_record.of_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
+    assert build_record.list_other_pythons(tmp_path) == ["_C.cpython-27-other.so"]
     for text, record in [
         ("{", {}),
         ("[1]", {}),

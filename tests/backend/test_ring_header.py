@@ -289,7 +289,7 @@ def locked():
 
 
 def test_a_claim_does_not_wait_for_who_was_stopped(locked, monkeypatch):
-    monkeypatch.setattr(_python_ring, "_PATIENCE", 0.05)
+    monkeypatch.setattr(_python_ring, "_LOCK_SECONDS", 0.05)
     header = formatted(reference, 2)
     os.kill(locked.process.pid, signal.SIGSTOP)
     assert reference.ring_claim(header, 3, locked.fd) == -1
@@ -297,7 +297,7 @@ def test_a_claim_does_not_wait_for_who_was_stopped(locked, monkeypatch):
 
 
 def test_the_lock_of_who_is_killed_is_free(locked, monkeypatch):
-    monkeypatch.setattr(_python_ring, "_PATIENCE", 60)  # the killer may be late
+    monkeypatch.setattr(_python_ring, "_LOCK_SECONDS", 60)  # the killer may be late
     header = formatted(reference, 2)
     killer = threading.Timer(0.2, os.kill, (locked.process.pid, signal.SIGKILL))
     killer.start()

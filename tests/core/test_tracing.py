@@ -127,7 +127,7 @@ def test_an_error_passes_a_recorded_range_and_ends_it():
 def nvtx(monkeypatch):
     """Ranges as NVTX would get them."""
     calls = []
-    monkeypatch.setattr(tracing, "_around", tracing._Nvtx)
+    monkeypatch.setattr(tracing, "_wrapper", tracing._Nvtx)
     monkeypatch.setattr(
         torch.cuda.nvtx, "range_push", lambda name: calls.append(f"push {name}")
     )

@@ -58,7 +58,7 @@ def test_an_extension_that_was_found_and_is_not_used_is_an_error(monkeypatch, tm
 
 def test_an_extension_for_another_python_is_advice(monkeypatch):
     monkeypatch.setattr(records, "find", lambda _: None)
-    monkeypatch.setattr(records, "of_other_pythons", lambda _: ["_C.cpython-27.so"])
+    monkeypatch.setattr(records, "list_other_pythons", lambda _: ["_C.cpython-27.so"])
     monkeypatch.setattr(backend, "reason", "Only _C.cpython-27.so.")
     monkeypatch.delenv("PYPARALLEL_BACKEND", raising=False)
     problems: list[Problem] = []

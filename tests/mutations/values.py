@@ -348,9 +348,9 @@ MUTATIONS = (
         "one sample is handed out as it is",
         "empty, single, equal and uneven batches",
         "pyparallel/backend/_python.py",
-        "        return stacked if stacked.dim() < _IMAGES else stacked.contiguous()\n",
+        "        return stacked if stacked.dim() < _NCHW else stacked.contiguous()\n",
         "        if len(samples) == 1:\n            return first[None]\n"
-        "        return stacked if stacked.dim() < _IMAGES else stacked.contiguous()\n",
+        "        return stacked if stacked.dim() < _NCHW else stacked.contiguous()\n",
         (
             "tests/backend/test_stack_equal.py::"
             "test_the_result_shares_no_memory_with_one_sample",
