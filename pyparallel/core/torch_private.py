@@ -1,8 +1,8 @@
 """All private names of torch that the package uses.
 
 No other module imports a private name of torch. Each entry states the use of the name
-and its replacement in a torch without the name. tests/core/test_torch_private.py looks up
-each name and runs each replacement, with every torch of `versions`.
+and its replacement in a torch without the name. With every torch of `versions`,
+tests/core/test_torch_private.py looks up each name and runs each replacement.
 
 Names without a replacement are required. If torch lacks one, the import or the call
 that needs the name raises an error with the name.
