@@ -127,10 +127,10 @@ bool Staging::reserve(const Block& block) {
   }
   throw std::runtime_error(
       "send: staging blocks must take at most " + std::to_string(limit_) +
-      " bytes of page-locked memory, but one of " + std::to_string(block.nbytes()) +
+      " bytes of pinned memory, but one of " + std::to_string(block.nbytes()) +
       " is needed beside " + std::to_string(abandoned_nbytes_) +
-      " that a failed device may read for ever. Start the process anew, or raise the "
-      "limit by pyparallel.memory.set_pinned_limit.");
+      " that a failed device may read for ever. Restart the process, or raise the "
+      "limit with pyparallel.memory.set_pinned_limit.");
 }
 
 // Returns true below the limit, or if other streams use all of the memory.

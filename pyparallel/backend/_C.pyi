@@ -1,10 +1,10 @@
-"""The contract of both backends; `_python.py` is its other implementation.
+"""The contract of both backends: the extension, and `_python.py` in pure Python.
 
-Errors read the same from both. ``TypeError``: an argument is of the wrong kind, also a
-tensor that is nested, sparse, quantized, a wrapper (of torch.func, or with a
+Both raise the same errors. ``TypeError`` means an argument of a wrong type. It also
+means a tensor that is nested, sparse, quantized, a wrapper (of torch.func, or with a
 ``__torch_dispatch__``), on the meta device, or has its conjugate or negative bit set.
-``ValueError``: it is of the right kind and does not fit. Nothing is written unless all
-arguments are good.
+``ValueError`` means an argument of the right type with a wrong value. All arguments are
+checked before the first write.
 
 Gradients are neither used nor recorded.
 """
@@ -25,21 +25,22 @@ def pad_copy(
 ) -> None:
     """Write samples into their places in ``dst`` and fill the rest.
 
-    The native one writes every byte of ``dst`` and of ``mask`` exactly once. Bits are
-    copied, whatever the dtype. Copies above 64 KiB release the GIL; other threads may
-    meanwhile call ``set_`` on the samples, but not shrink their storages in place.
+    The native backend writes every byte of ``dst`` and of ``mask`` exactly once. It
+    copies bits, for every dtype. Copies above 64 KiB release the GIL. Meanwhile other
+    threads may call ``set_`` on the samples, but must not shrink their storages.
 
     Args:
         dst: contiguous, ``(n, *target)``.
-        samples: n tensors with the dtype and device of ``dst``, each of at most shape
-            ``target`` in as many dimensions. Any strides; none may overlap ``dst``.
-        fills: the bytes of one item, or of one for each sample, in native order.
+        samples: n tensors with the dtype and device of ``dst``. Each has the number of
+            dimensions of ``target`` and at most its sizes. Any strides are allowed; no
+            sample may overlap ``dst``.
+        fills: the bytes of one item, or of one item per sample, in native byte order.
         starts: for each sample, one start per dimension of ``target``: sample i fills
             ``dst[i][start : start + size]`` in every dimension. None: all start at 0.
-        mask: contiguous ``torch.bool`` tensor ``(n, *target[-k:])`` for some k of at
-            least 1, on the device of ``dst``; must not overlap ``dst`` or a sample. It
-            becomes True where the start and size of sample i in its last k dimensions
-            place it, whatever its size in the others, and False elsewhere.
+        mask: contiguous ``torch.bool`` tensor ``(n, *target[-k:])`` with k of at least
+            1, on the device of ``dst``. It must not overlap ``dst`` or a sample. In row
+            i the range of sample i in its last k dimensions becomes True, whatever its
+            size in the other dimensions; all else becomes False.
 
     Raises:
         NotImplementedError: native only; ``dst`` is on a device not in `devices`.
@@ -54,9 +55,9 @@ def pad_small_batch(
 ) -> Tensor | None:
     """Return samples padded at their ends and stacked, or None for `pad_copy` to do it.
 
-    The native one always returns None: its one pass is fast for few samples too. The
-    other one takes up to 16 plain contiguous CPU tensors of up to 16384 elements
-    together, to be padded with 0 or 1, of which autograd wants nothing.
+    The native backend always returns None, because `pad_copy` is fast for few samples
+    too. Pure Python takes up to 16 plain contiguous CPU tensors without gradients to
+    record, of up to 16384 elements together, padded with 0 or 1.
 
     Args:
         samples: at least one tensor.
@@ -65,18 +66,18 @@ def pad_small_batch(
     """
 
 def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
-    """Return what ``torch.stack(samples)`` does, contiguous, or None.
+    """Return the result of ``torch.stack(samples)``, contiguous, or None.
 
-    None means that there is more to it: `pad_copy`, or torch, must have a look. The
-    native one stacks plain contiguous CPU tensors of one shape and dtype of which
-    autograd wants nothing, a sixth of torch's time for many small ones. The other one
-    stacks whatever torch stacks, but for quantized and meta tensors and freed memory.
+    None means that the caller must use `pad_copy` or torch. The native backend stacks
+    plain contiguous CPU tensors of one shape and dtype without gradients to record. For
+    many small ones it takes a sixth of torch's time. Pure Python stacks all samples
+    that torch stacks, except quantized and meta tensors and freed memory.
 
     Args:
-        samples: any number of anything.
+        samples: any number of objects.
 
     Raises:
-        TypeError: native only; they are not tensors.
+        TypeError: native only; a sample is not a tensor.
     """
 
 def image_batch(
@@ -91,10 +92,10 @@ def image_batch(
 ) -> None:
     """Write images into the low corners of ``dst``, normalised, and fill the rest.
 
-    Of image i, channel c of ``dst[i]`` becomes ``(image[k] - mean[c]) / std[c]`` in
-    float32, rounded to the dtype of ``dst`` (to the nearest, ties to even), where k is
-    c, or C - 1 - c with ``swap_channels``. Everywhere else it becomes ``fill[c]``,
-    rounded alike. All numbers are rounded to float32 first.
+    Channel c of ``dst[i]`` becomes ``(image[k] - mean[c]) / std[c]`` in float32,
+    rounded to the dtype of ``dst`` (to nearest, ties to even). Here k is c, or
+    C - 1 - c with ``swap_channels``. Outside image i it becomes ``fill[c]``, rounded
+    likewise. All numbers are rounded to float32 first.
 
     Args:
         dst: ``(n, C, H, W)`` with C of 1 to 4, float32, float16 or bfloat16, contiguous
@@ -103,17 +104,17 @@ def image_batch(
             float32, on the device of ``dst``. Each is contiguous, or a permuted view of
             a contiguous ``(h, w, C)``; none may overlap ``dst``.
         mask: contiguous ``torch.bool`` tensor ``(n, H, W)`` on the device of ``dst``,
-            or None; must not overlap ``dst`` or an image. It becomes True where the
-            images are and False elsewhere.
-        mean: of every channel of ``dst``.
-        std: of every channel of ``dst``.
-        fill: of every channel of ``dst``.
-        swap_channels: whether channels are read in the opposite order.
-        exact: whether results have the very bits of torch's subtraction and division.
-            Otherwise it is ``x * scale + bias`` (fused, or rounded in between), with
-            ``scale = 1 / std`` and ``bias = -mean / std`` computed in float64 and
-            rounded to float32: in float32 at most
-            ``2**-22 * (abs(x) + abs(mean)) / abs(std)`` from the exact value.
+            or None. It must not overlap ``dst`` or an image. Pixels of images become
+            True, all others False.
+        mean: one number per channel of ``dst``.
+        std: one number per channel of ``dst``.
+        fill: one number per channel of ``dst``.
+        swap_channels: whether channels are read in reverse order.
+        exact: whether results have the bits of torch's subtraction and division. If
+            not, they are ``x * scale + bias`` (fused, or rounded in between). Here
+            ``scale = 1 / std`` and ``bias = -mean / std`` are computed in float64 and
+            rounded to float32. In float32 their distance from the exact value is at
+            most ``2**-22 * (abs(x) + abs(mean)) / abs(std)``.
 
     Raises:
         NotImplementedError: native only; ``dst`` is on a device not in `devices`.
@@ -122,16 +123,16 @@ def image_batch(
     """
 
 class SlabPlan:
-    """Where leaves lie in one slab: a frozen value.
+    """The places of leaves in one slab: a frozen value.
 
-    Plans of one backend compare and hash by value, pickle and print. That a plan is
-    good is checked when it is made.
+    Plans of one backend compare and hash by value, pickle and print. The constructor
+    checks the plan.
 
     Args:
-        offsets: first byte of every leaf, ascending, multiples of 64, so that no leaf
-            starts before the one before it ends.
+        offsets: first byte of every leaf: ascending multiples of 64. No leaf may start
+            before the end of the leaf before it.
         shapes: of the leaves.
-        dtypes: of the leaves; not a quantized one.
+        dtypes: of the leaves; no quantized dtype.
         nbytes: size of the slab, a multiple of 64.
     """
 
@@ -161,32 +162,32 @@ def plan_slab(leaves: Sequence[Tensor]) -> SlabPlan:
 def pack(dst: Tensor, leaves: Sequence[Tensor], plan: SlabPlan) -> None:
     """Write the bytes of leaves, in row-major order, into one slab on their device.
 
-    All other bytes of the slab become zero. The GIL: as for `pad_copy`.
+    All other bytes of the slab become zero. The GIL is released as by `pad_copy`.
 
     Args:
-        dst: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)``; on a GPU, the native
-            one wants it at a multiple of 16 bytes.
+        dst: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)``. On a GPU the native
+            backend requires an alignment of 16 bytes.
         leaves: tensors on the device of ``dst`` with the shapes and dtypes of the plan,
             of any strides; none may overlap ``dst``.
-        plan: where they go.
+        plan: the places of the leaves.
 
     Raises:
         NotImplementedError: native only; ``dst`` is on a device not in `devices`.
 
     Stream:
-        As for `pad_copy`. Natively one kernel packs the leaves (more from 169 leaves
-        on, or 1363 where launches carry so much), behind one more for each leaf that is
-        not contiguous.
+        As for `pad_copy`. In the native backend one kernel packs up to 168 leaves, or
+        1362 on devices with large kernel parameters. Each leaf that is not contiguous
+        needs one more kernel before it.
     """
 
 def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     """Return contiguous tensors on the bytes of ``slab``.
 
-    They have no autograd history, and each that is not empty keeps the whole slab
-    alive. On the CPU every tensor has a storage of its own, of its own size and not
-    resizable. On other devices they share the storage of ``slab``, because
+    They have no autograd history. Each tensor that is not empty keeps the whole slab
+    alive. On the CPU every tensor has its own storage, of its own size and not
+    resizable. On other devices the tensors share the storage of ``slab``, because
     ``Tensor.record_stream`` ignores every other storage. In pure Python they also share
-    it on pinned memory of torch's allocator.
+    it if the slab is pinned memory of torch's allocator.
 
     Args:
         slab: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on any device.
@@ -196,19 +197,19 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
 def memory_of(tensor: Tensor) -> Tensor:
     """Return all bytes of the memory of a tensor as ``torch.uint8`` ``(nbytes,)``.
 
-    The memory is the slab of a tensor that `views` returned, and else the storage.
+    The memory is the slab for tensors that `views` returned, and the storage otherwise.
     """
 
 def columns(dicts: list[Any], stack: bool) -> dict[Any, list[Any] | Tensor] | None:
     """Return for every key the values of all dicts, or None.
 
-    None means that somebody must have a closer look. The native one takes dicts (of
-    exactly that class) with the same keys in the same order. The other one takes none.
+    None means that the caller must compare the dicts itself. The native backend takes
+    dicts, no subclasses, with the same keys in the same order. Pure Python takes none.
 
     Args:
         dicts: exactly a list.
-        stack: whether values that `stack_equal` takes, up to 64 KiB of them, are to be
-            stacked at once: then there is a tensor in place of their list.
+        stack: whether to stack the values of a key, if `stack_equal` takes them and
+            they have at most 64 KiB. The result then has a tensor in place of the list.
 
     Raises:
         TypeError: native only; ``dicts`` is not a list.
@@ -217,8 +218,8 @@ def columns(dicts: list[Any], stack: bool) -> dict[Any, list[Any] | Tensor] | No
 class Structure:
     """The containers of a nest: a frozen value. Native only.
 
-    Structures compare, hash and print by value; the order in which keys were inserted
-    into dicts is kept, but does not count.
+    Structures compare, hash and print by value. They keep the order of insertion of
+    dict keys, but ignore it in comparisons.
     """
 
     @property
@@ -227,7 +228,7 @@ class Structure:
         """Return new containers around leaves, with keys in the order of insertion.
 
         Raises:
-            ValueError: there are not `num_leaves` of them.
+            ValueError: their number is not `num_leaves`.
         """
 
 def flatten(
@@ -235,15 +236,15 @@ def flatten(
 ) -> tuple[list[Any], Structure] | None:
     """Return the leaves of a nest and its structure, or None.
 
-    None means that optree must do it. The native one walks dicts in the order of their
-    sorted keys. It takes nests whose containers are all exactly dict (with keys that
-    are all exactly str, or all exactly int), list or tuple, at most 200 deep. The other
-    one takes none.
+    None means that the caller must use optree. The native backend visits dicts in the
+    order of their sorted keys. It takes nests, at most 200 deep, with containers that
+    are exactly dict, list or tuple. The keys of a dict must be all exactly str, or all
+    exactly int. Pure Python takes none.
 
     Args:
-        tree: anything.
+        tree: any object.
         leaf_types: a set of the classes that are leaves. An object of another class
-            might be a container.
+            may be a container, so the result is None.
 
     Raises:
         TypeError: native only; ``leaf_types`` is not a set.
@@ -252,57 +253,58 @@ def flatten(
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return an uninitialised contiguous tensor on the CPU.
 
-    The native one takes 1 MiB and more from a cache of blocks that earlier tensors
-    gave back (`cache_info`), at a multiple of 2 MiB from that size on.
+    The native backend takes 1 MiB and more from a cache of blocks of earlier tensors
+    (`cache_info`). From 2 MiB on, blocks are aligned to 2 MiB.
 
     Args:
         shape: of the tensor.
         dtype: of the tensor.
 
     Raises:
-        RuntimeError: a negative size, or no memory.
+        RuntimeError: a size is negative, or the system has no memory left.
     """
 
 def cache_info() -> tuple[int, int, int, int, int]:
-    """Return bytes in use, bytes cached, their limit, and blocks found and not found.
+    """Return bytes in use, bytes cached, their limit, cache hits and cache misses.
 
-    Zeros in pure Python, which has no cache.
+    All are zero in pure Python, which has no cache.
     """
 
 def bound_cache(limit: int, idle_seconds: float) -> None:
     """Keep at most ``limit`` bytes, each block for at most ``idle_seconds``."""
 
 def clear_cache() -> int:
-    """Give all cached bytes back to the system; return how many they were."""
+    """Give all cached bytes back to the system; return their number."""
 
 def ring_format(header: Tensor, num_slots: int) -> None:
-    """Make memory, before anybody else sees it, the header of a ring of free slots.
+    """Format memory as the header of a ring of free slots.
 
-    A ring is memory in equal slots that processes share; its header says who holds
-    which. Line 0, of 64 bytes, says what the memory is and which backend formatted it;
-    line 1 + i is slot i. Its first 8 bytes are its holder: 0 is nobody, other numbers
-    are never used again for somebody else. The other 56 belong to the holder, and no
-    operator touches them after this one, which makes them zero.
+    A ring is shared memory in equal slots. Its header stores the holder of each slot in
+    lines of 64 bytes. Line 0 identifies the memory and the backend that formatted it;
+    line 1 + i belongs to slot i. The first 8 bytes are the number of the holder, or 0
+    for a free slot. A number is never reused for another holder. The other 56 bytes
+    belong to the holder. This operator sets them to zero, and no other one writes them.
 
-    Nobody waits for another process, which may be killed at any instruction.
+    Format the header before other processes can access it. No operator waits for
+    another process, because that may be killed at any instruction.
 
     Args:
         header: contiguous ``torch.uint8`` tensor ``(64 * (1 + num_slots),)`` on the
-            CPU, at a multiple of 64 bytes. The other operators on rings want the same,
+            CPU, aligned to 64 bytes. The other ring operators require such a header,
             formatted by either backend.
         num_slots: between 1 and 65536.
     """
 
 def ring_claim(header: Tensor, holder: int, fd: int) -> int:
-    """Take the first free slot; return its index, or -1 if there is none.
+    """Take the first free slot; return its index, or -1 if no slot is free.
 
-    What the last holder wrote into the slot is visible. -1 too if the other backend
-    formatted the header, or pure Python runs where the system has no POSIX record
-    locks: the caller uses ordinary memory.
+    The writes of the last holder into the slot are visible. The result is also -1 if
+    the other backend formatted the header, or if pure Python runs on a system without
+    POSIX record locks. The caller then uses ordinary memory.
 
     Args:
         header: of a ring.
-        holder: who claims, 1 or more.
+        holder: number of the new holder, 1 or more.
         fd: file descriptor of the shared memory, open for writing; native: ignored.
 
     Raises:
@@ -310,27 +312,27 @@ def ring_claim(header: Tensor, holder: int, fd: int) -> int:
     """
 
 def ring_pass(header: Tensor, slot: int, holder: int, to: int) -> bool:
-    """Give a slot to somebody else, or to nobody.
+    """Give a slot to another holder, or free it.
 
-    Return False, having changed nothing, if the slot is not held by ``holder``. What
-    ``holder`` wrote is visible to whom the slot is given. In pure Python only
-    ``holder`` itself may call this, and whoever knows that it is dead.
+    Return False, without a change, if ``holder`` does not hold the slot. The new holder
+    sees the writes of ``holder``. In pure Python only ``holder`` itself may call this,
+    or another process after ``holder`` died.
 
     Args:
         header: of a ring.
         slot: index of the slot.
-        holder: who has it now, 1 or more.
-        to: who has it then; 0 makes it free.
+        holder: number of the present holder, 1 or more.
+        to: number of the new holder; 0 frees the slot.
     """
 
 def ring_reclaim(header: Tensor, holder: int) -> list[int]:
-    """Make every slot of ``holder`` free, which is dead; return which they were."""
+    """Free every slot of ``holder``, which is dead; return their indices."""
 
 def ring_holders(header: Tensor) -> list[int]:
-    """Return the holder of every slot, each as it was at some moment of this call."""
+    """Return the holder of every slot, each read at some moment of this call."""
 
 class RecordedEvent:
-    """The end of all work that was queued on a stream before the event.
+    """The end of all work that was queued on a stream before the event. Native only.
 
     No method ends a graph capture in another thread. The methods that call the driver
     release the GIL. They raise RuntimeError in a process that was forked after the
@@ -340,11 +342,11 @@ class RecordedEvent:
     def is_done(self) -> bool:
         """Return True if that work is done; the host does not wait.
 
-        Return False for ever if the device took no event after copies of `send`.
+        The result stays False if the device accepted no event after copies of `send`.
         """
 
     def wait(self, stream: Any) -> None:
-        """Make ``stream``, as `send` takes it, wait; the host does not.
+        """Make ``stream``, as `send` takes it, wait; the host does not wait.
 
         Raises:
             RuntimeError: ``stream`` is under graph capture, and is not the stream of
@@ -358,7 +360,7 @@ class RecordedEvent:
         """Raise the error that stopped the copies of `send` half way, if one did."""
 
 class Fence:
-    """The end of all work on the streams that were current in a thread."""
+    """The end of all work on the streams that were current in a thread. Native only."""
 
     def is_done(self) -> bool:
         """Return True if that work is done; the host does not wait.
@@ -367,7 +369,7 @@ class Fence:
         """
 
 class Runtime:
-    """Pins memory and records events for one device type, without the GIL.
+    """Pin memory and record events for one device type, without the GIL. Native only.
 
     No method opens a context on a device that the process does not use, ends a graph
     capture, or leaves an error behind for the next call of its thread.
@@ -376,7 +378,7 @@ class Runtime:
         device_type: one of `transfers`.
 
     Raises:
-        NotImplementedError: it is another type.
+        NotImplementedError: ``device_type`` is not in `transfers`.
     """
 
     def __init__(self, device_type: str) -> None: ...
@@ -410,65 +412,65 @@ def send(
     chunk_nbytes: int = 4194304,
     lands_at_once: bool = False,
 ) -> RecordedEvent:
-    """Queue copies of CPU tensors to a device.
+    """Queue copies of CPU tensors to a device. Native only.
 
-    The leaves are packed, as `pack` does it, into page-locked memory in chunks, while
-    the device copies the chunk before: one copy for each chunk. They may be changed and
-    dropped when this returns. The GIL is released. The host waits for the device only
-    at the limit of page-locked memory (`bound_pinned`), and then for copies on
-    ``stream`` alone.
+    The leaves are packed, as by `pack`, into pinned memory in chunks, with one copy per
+    chunk. The device copies a chunk while the host packs the next one. The leaves may
+    be changed and dropped when this returns. The GIL is released. The host waits for
+    the device only at the limit of pinned memory (`bound_pinned`), and then for copies
+    on ``stream`` alone.
 
     Args:
         slab: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on the device of
             ``stream``.
         leaves: as for `pack`.
-        plan: where they go, or None: then nothing is packed.
+        plan: the places of the leaves, or None to pack none.
         targets: contiguous tensors on that device.
-        sources: for each target a contiguous CPU tensor of as many bytes. The device
-            reads it in place: it should be page-locked, and must be neither changed nor
-            dropped until the copies are done.
+        sources: for each target a contiguous CPU tensor with the same number of bytes.
+            The device reads it in place. It should be pinned, and must be neither
+            changed nor dropped until the copies are done.
         stream: of the copies: a ``torch.Stream``, or any object that has its
             ``stream_id``, ``device_index`` and ``device_type``.
         home: the stream, of the same device, on which slab and targets were allocated.
-        chunk_nbytes: between 1 and 4 MiB, the default: enough for eight threads to
-            pack, and for a copy to take twenty times as long as to queue it.
-        lands_at_once: ``home`` is made to wait as soon as this returns. Then fewer than
-            8 copies in place are queued on ``home`` itself, if it is idle and nothing
-            is packed: events and waits would cost more than they save.
+        chunk_nbytes: between 1 and 4 MiB, the default. A chunk of 4 MiB keeps eight
+            threads busy, and its copy takes twenty times as long as its queueing.
+        lands_at_once: the caller makes ``home`` wait as soon as this returns. Then
+            fewer than 8 copies in place are queued on ``home`` itself, if it is idle
+            and no leaf is packed: events and waits would cost more than they save.
 
     Raises:
         RuntimeError: one of the streams is under graph capture, or the process was
-            forked. Whatever is raised here, no copy has been queued; errors after the
-            first are in the result (`RecordedEvent.check`).
+            forked. If this function raises any error, no copy was queued. Errors after
+            the first copy are in the result (`RecordedEvent.check`).
         NotImplementedError: the device of ``stream`` is not in `transfers`.
 
     Stream: the copies wait for what was queued on ``home`` when this was called.
     """
 
 def pinned_info() -> tuple[int, int, int, int]:
-    """Return bytes in use, bytes idle, their limit, and how often the host waited.
+    """Return bytes in use, bytes idle, their limit, and the number of host waits.
 
-    They are of the page-locked blocks that `send` packs into, of all devices. In use
-    are those that are written, read by copies, or lost because a failed device may read
-    them for ever. All but the limit are 0 in a forked process, and in pure Python.
+    They count the pinned blocks into which `send` packs, for all devices. Blocks in use
+    are being written, are read by copies, or are abandoned because a failed device may
+    read them for ever. All but the limit are 0 in a forked process and in pure Python.
     """
 
 def bound_pinned(limit: int) -> None:
-    """Let the blocks of every device type take at most ``limit`` bytes.
+    """Limit the blocks of every device type to ``limit`` bytes.
 
-    Idle blocks above it are freed now, others when they have been read. A stream that
-    has no block gets one of up to 4 MiB all the same, so that it never waits for
-    another stream: with n streams of copies ``limit`` may be exceeded by n - 1 blocks.
+    Idle blocks above the limit are freed now, other blocks after their copies. A stream
+    without blocks gets one of up to 4 MiB in any case, so that it never waits for
+    another stream. With n streams, n - 1 blocks may exceed the limit.
 
     Args:
         limit: 4 MiB or more. Before the first call it is 1 GiB, or an eighth of the
-            machine's memory if that is less.
+            memory of the machine if that is less.
     """
 
 def transfers() -> tuple[str, ...]:
-    """Return the device types that `send` can send to.
+    """Return the device types that `send` copies to.
 
-    The CPU is one, on which all is done at once: for tests.
+    The CPU is one of them, with synchronous copies, for tests.
     """
 
 def devices() -> tuple[str, ...]:

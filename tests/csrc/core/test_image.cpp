@@ -1,5 +1,5 @@
 // The bodies of an image batch, as CPU threads and as CUDA warps run them, against an
-// oracle that goes from value to value.
+// oracle that computes one value at a time.
 #include <sys/mman.h>
 
 #include <cstdint>
@@ -87,7 +87,7 @@ void test_slices_of_images_make_the_whole() {
 }
 
 void test_sizes_beyond_32_bits_are_found_exactly() {
-  // Addresses without memory: nothing is read.
+  // Addresses without memory: no body reads them.
   constexpr size_t kNumBytes = size_t{70000} * 80000 * 3;
   void* const data = mmap(nullptr, kNumBytes, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -25,8 +25,8 @@ void test_random_batches() {
   }
 }
 
-// Of an address and a width that sixteen does not divide, in one piece and in those of
-// a GPU: edges, single words, and more than a lane reads ahead.
+// An address and a width that 16 does not divide, in one piece and in the pieces of a
+// GPU: edges, single words, and more words than a lane reads ahead.
 void test_rows_of_every_alignment_and_width() {
   Random random(7);
   testing::PadRuns runs;

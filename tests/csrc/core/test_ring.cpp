@@ -1,4 +1,4 @@
-// The header of a ring: one holder for a slot, whatever threads and processes do.
+// The header of a ring: a slot has one holder, for all orders of threads and processes.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -119,8 +119,8 @@ void produce(Shared* shared, int64_t id, int num_slots, bool die) {
   }
 }
 
-// Takes slots from the parent as `id`, reads and frees them, and writes into what it
-// frees: the next producer must not see that either.
+// Takes slots from the parent as `id`, reads and frees them. It also writes into freed
+// slots: the next producer must not see these bytes.
 int64_t consume(Shared* shared, int64_t id) {
   int64_t taken = 0;
   for (int64_t slot = 0; slot < shared->ring.num_slots(); ++slot) {

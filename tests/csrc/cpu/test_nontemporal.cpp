@@ -1,4 +1,4 @@
-// The movers that go past the caches, at every alignment, and when they are chosen.
+// The writers that bypass the caches: every alignment, and the choice between them.
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 using namespace pyparallel;
 using cpu::kLineBytes;
 
-// One allocation of exactly these bytes, so that a sanitizer sees what is read beyond.
+// One allocation of exactly these bytes, so that a sanitizer reports reads beyond them.
 std::vector<uint8_t> random_bytes(Random* random, int64_t size) {
   std::vector<uint8_t> bytes(static_cast<size_t>(size));
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random->next());
@@ -23,7 +23,7 @@ std::vector<uint8_t> random_bytes(Random* random, int64_t size) {
   return bytes;
 }
 
-// Consecutive pieces, each a copy or a fill, as a writer gets them from one worker.
+// Consecutive pieces, each a copy or a fill: the calls of one worker.
 template <typename RowWriter>
 void check_pieces(Random* random, int64_t alignment) {
   std::vector<uint8_t> expected;
@@ -68,7 +68,7 @@ void test_every_mover_writes_every_byte_and_no_other() {
   }
 }
 
-// What is written past the caches is seen by others behind a fence, and no earlier.
+// Other threads see non-temporal stores only after a fence.
 void test_a_worker_ends_with_a_fence() {
 #if defined(__x86_64__)
   static int num_fences = 0;

@@ -1,4 +1,4 @@
-// What a fuzz target is: one case, made from the bytes of an input.
+// The interface of a fuzz target: one case, made from the bytes of an input.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,11 @@ class FuzzedNumbers {
 
   bool done() const { return at_ == end_; }
 
-  // Contents. No branch depends on them, so there is nothing for a fuzzer to find: they
-  // only have to differ, and cost none of the input.
+  // Returns contents. No branch depends on them, so they take no bytes of the input.
   uint64_t next() { return contents_.next(); }
 
-  // In [low, high], from as few bytes as that takes; `low` once the input is used up.
+  // Returns a number in [low, high] from the fewest bytes; `low` after the end of
+  // input.
   int64_t between(int64_t low, int64_t high) {
     const uint64_t span = static_cast<uint64_t>(high) - static_cast<uint64_t>(low);
     uint64_t drawn = 0;
@@ -38,7 +38,7 @@ class FuzzedNumbers {
     return values.begin()[between(0, static_cast<int64_t>(values.size()) - 1)];
   }
 
-  // Any number, often one at which arithmetic breaks.
+  // Returns any number, often one at the limits of arithmetic.
   int64_t raw() {
     switch (between(0, 5)) {
       case 0:
@@ -56,7 +56,7 @@ class FuzzedNumbers {
     }
   }
 
-  // The same, from 0 on.
+  // Likewise, from 0 on.
   int64_t raw_size() {
     const int64_t number = raw();
     return number < 0 ? -(number + 1) : number;
@@ -68,7 +68,7 @@ class FuzzedNumbers {
   Random contents_{1};
 };
 
-// The target: each fuzz_*.cpp has one.
+// The target. Each fuzz_*.cpp defines one.
 void fuzz(FuzzedNumbers* numbers);
 
 }  // namespace pyparallel::testing

@@ -1,4 +1,4 @@
-// Any order of takes, returns and bounds, against a model of what is kept.
+// Any order of takes, returns and bounds, against a model of the cache.
 #include <vector>
 
 #include "fuzz.h"
@@ -30,7 +30,7 @@ class Model {
     CHECK(memory::clear_cache() == cached());
   }
 
-  // The smallest block that fits, the oldest of them; not if half of it lies waste.
+  // The smallest block that fits, the oldest of them, if at least half of it is used.
   void take(int64_t nbytes) {
     if (held_.size() == kMostHeld) return;
     const int64_t unit = nbytes < kHuge ? kUnit : kHuge;

@@ -1,4 +1,4 @@
-// What libFuzzer, or fuzz_replay.cpp, calls: a check that fails ends the process.
+// The entry of libFuzzer and fuzz_replay.cpp. A failed check ends the process.
 #include <cstdlib>
 
 #include "fuzz.h"

@@ -1,5 +1,5 @@
-// A batch of images from any bytes, through one of the ways it can run on a GPU and all
-// loops of the CPU.
+// A batch of images from any bytes, by one of the variants for a GPU and by all loops
+// of the CPU.
 #include "fuzz.h"
 #include "image_batch.h"
 #include "image_check.h"

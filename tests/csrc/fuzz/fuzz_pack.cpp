@@ -1,4 +1,4 @@
-// Leaves in a slab from any bytes, packed in one of the ways, whole or in slices.
+// Leaves in a slab from any bytes, packed by one of the variants, whole or in slices.
 #include "destination.h"
 #include "fuzz.h"
 #include "packed.h"
@@ -12,7 +12,7 @@ void fuzz(FuzzedNumbers* numbers) {
   const int64_t piece = alone ? numbers->between(1, 300) : 16 * numbers->between(1, 8);
   const int64_t workers = numbers->between(1, 5);
   const int lanes = static_cast<int>(numbers->one_of({2, 3, 32}));
-  // Slices begin at slots, which lanes want at multiples of a word.
+  // Slices begin at slots, and lanes need slots at multiples of a word.
   const int64_t most = numbers->one_of({100, 1, 2, 3});
   const int64_t shift = alone ? numbers->between(0, 63) : 16 * numbers->between(0, 3);
   const Packed packed = make_packed(numbers, numbers->one_of({40, 300}), 100, unit);

@@ -1,4 +1,4 @@
-// A ragged batch from any bytes, through one of the ways that a pad-copy can run.
+// A ragged batch from any bytes, by one of the variants of a pad-copy.
 #include "batch.h"
 #include "fuzz.h"
 #include "pad_copy_check.h"
@@ -8,7 +8,7 @@ namespace pyparallel::testing {
 constexpr int64_t kMostElements =
     256;  // of a sample: more inputs instead of larger ones
 
-// The way comes before the batch, so that either changes without the other.
+// The variant precedes the batch in the input, so that each can change alone.
 void fuzz(FuzzedNumbers* numbers) {
   PadRuns runs;
   runs.limits = {numbers->one_of({int64_t{1} << 40, 16, 48, 64})};

@@ -1,4 +1,4 @@
-// Sizes of any 64 bits: arithmetic against 128 bits, and plans of what no memory holds.
+// Sizes of any 64 bits: arithmetic against 128 bits, and plans larger than any memory.
 #include <cstdint>
 #include <vector>
 
@@ -16,7 +16,7 @@ using Sizes = std::vector<int64_t>;
 
 bool fits(Wide number) { return number >= kMin64 && number <= kMax64; }
 
-// What does not fit stays just beyond: nothing of it is ever subtracted.
+// Saturates just above the limit, because no result is ever subtracted.
 Wide capped(Wide number) { return fits(number) ? number : Wide{kMax64} + 1; }
 
 template <typename To>
@@ -106,7 +106,7 @@ void check_slots(FuzzedNumbers* numbers) {
   CHECK(end > slab || found == end);
   const int64_t aligned = offset - offset % kSlotAlignment;
   CHECK(is_aligned(aligned));
-  // Arithmetic that is checked may refuse what would fit but for its last step.
+  // Checked arithmetic may refuse a result that only its last step would make fit.
   const Wide next = (Wide{aligned} + nbytes + 63) / 64 * 64;
   const bool good = fits(Wide{aligned} + nbytes + 63);
   CHECK(next_slot(aligned, nbytes, &found) == good && (!good || found == next));
@@ -127,13 +127,13 @@ void check_partition(FuzzedNumbers* numbers) {
   }
 }
 
-// Shapes whose bytes fit 64 bits but no memory: addresses are found, none is read.
+// Shapes whose bytes fit 64 bits but no memory: addresses are computed, but not read.
 struct Plannable {
   PadShapes shapes;
   std::vector<bool> padded;
   int64_t nbytes = 0;
 
-  // False if there is no such plan, or if its boxes are too many to be made here.
+  // False if the plan is invalid, or has too many boxes for this test.
   bool draw(FuzzedNumbers* numbers) {
     const auto ndim = static_cast<size_t>(numbers->between(0, 6));
     const int64_t num = numbers->between(1, 3);
@@ -166,8 +166,7 @@ struct Plannable {
   static const uint8_t* base() { return reinterpret_cast<const uint8_t*>(4096); }
 };
 
-// One element of the destination, by its coordinates: whether and where its row finds
-// it in the sample.
+// One element of the destination: its row must find its place in the sample, or none.
 void check_element(FuzzedNumbers* numbers, const Plannable& made,
                    const BoxTable& table) {
   const PadShapes& shapes = made.shapes;

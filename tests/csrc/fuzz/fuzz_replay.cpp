@@ -16,14 +16,14 @@
 #include "check.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-// Of the sanitizers; null without one.
+// A function of the sanitizers; null without one.
 extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*)());
 
 namespace {
 
 constexpr int64_t kLongest = 256;
 
-char current[4096];  // the input that runs, for whoever reads that it failed
+char current[4096];  // the running input, for the report of a failure
 
 void tell() {
   const char text[] = "\nfailed on the input ";
@@ -44,7 +44,7 @@ std::vector<char> read(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Returns how many there were; in the order of their names.
+// Runs the inputs in the order of their names and returns their number.
 size_t run_folder(const char* folder) {
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {

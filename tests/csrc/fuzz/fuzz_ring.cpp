@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kLineWords = kRingLine / 8;
 
-// Exactly the bytes of a header, so that a sanitizer sees what is read beyond.
+// Exactly the bytes of a header, so that a sanitizer reports reads beyond them.
 using Header = std::unique_ptr<int64_t, decltype(&std::free)>;
 
 Header allocate(int64_t num_slots) {
@@ -23,7 +23,7 @@ Header allocate(int64_t num_slots) {
   return header;
 }
 
-// Words that another process might have left there, in the order of their places.
+// Words that another process might have left there, by place.
 void scribble(FuzzedNumbers* numbers, int64_t num_slots, std::vector<int64_t>* words) {
   const auto size = static_cast<int64_t>(words->size());
   for (int64_t left = numbers->between(0, 6); left > 0; --left) {
@@ -79,7 +79,7 @@ void fuzz(FuzzedNumbers* numbers) {
       CHECK(ring.pass(slot, from, to) == (held == from));
       if (held == from) held = to;
     }
-    // The holders, and nothing of what belongs to them.
+    // Only the words of the holders, not their other bytes.
     CHECK(memcmp(header.get(), words.data(), words.size() * 8) == 0);
   }
 }

@@ -44,7 +44,7 @@ void test_a_block_comes_back() {
   give_block(first);
   CHECK(cache_info().in_use == 0);
   CHECK(cache_info().cached == 6 * kMiB);
-  const Block again = take_block(5 * kMiB);  // not more than half of it lies waste
+  const Block again = take_block(5 * kMiB);  // at least half of it is used
   CHECK(again.data == first.data);
   CHECK(static_cast<const char*>(again.data)[3] == 7);
   const Block small = take_block(kMiB + 1);
@@ -52,7 +52,7 @@ void test_a_block_comes_back() {
   CHECK(small.capacity == kMiB + 64 * 1024);
   write(small, 1);
   give_block(again);
-  const Block other = take_block(2 * kMiB);  // 6 MiB would be too much for it
+  const Block other = take_block(2 * kMiB);  // a block of 6 MiB would be too large
   CHECK(other.data != first.data);
   give_block(other);
   give_block(small);
@@ -83,7 +83,7 @@ void test_the_limit_holds() {
   const Block newest = take_block(4 * kMiB);  // the oldest went first
   CHECK(newest.data == blocks[2].data || newest.data == blocks[3].data);
   give_block(newest);
-  give_block(take_block(12 * kMiB));  // larger than the limit: it drives nothing out
+  give_block(take_block(12 * kMiB));  // larger than the limit: no block is evicted
   CHECK(cache_info().cached == 8 * kMiB);
   bound_cache(5 * kMiB, kLong);
   CHECK(cache_info().cached == 4 * kMiB);
@@ -109,7 +109,7 @@ void test_idle_blocks_go_back_in_time() {
   CHECK(cache_info().cached == 0);
   bound_cache(64 * kMiB, kLong);
   give_block(take_block(2 * kMiB));
-  bound_cache(64 * kMiB, milliseconds(1));  // wakes the thread that waits for long
+  bound_cache(64 * kMiB, milliseconds(1));  // wakes the waiting thread
   for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
     std::this_thread::sleep_for(milliseconds(10));
   }

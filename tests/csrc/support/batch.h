@@ -1,4 +1,4 @@
-// A random ragged batch, and what padding it must give, found element by element.
+// A random ragged batch, and its padded result, computed element by element.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ using Bytes = std::vector<uint8_t>;
 
 struct Batch {
   PadShapes shapes;
-  std::vector<Bytes> samples;  // each ends with its elements: a sanitizer sees more
+  std::vector<Bytes> samples;  // without spare memory, for the sanitizers
   std::vector<Bytes> fills;    // one item each
   int64_t row_nbytes = 0;
 
@@ -27,8 +27,8 @@ inline int64_t product(const int64_t* sizes, size_t count) {
   return result;
 }
 
-// `num` samples at any address that are smaller than target in random dimensions, there
-// all at the start, or `placed` anywhere.
+// Makes `num` samples at any address, smaller than target in random dimensions. They
+// start at 0, or with `placed` anywhere.
 template <typename Numbers>
 Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t num,
                  int64_t itemsize, bool one_byte_fill, bool placed = false) {
@@ -70,7 +70,7 @@ Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t nu
   return batch;
 }
 
-// Of up to six dimensions and four samples, of at most so many elements each.
+// Makes a batch of up to six dimensions and four samples of at most `most` elements.
 template <typename Numbers>
 Batch make_any_batch(Numbers* random, int64_t most = int64_t{1} << 40) {
   std::vector<int64_t> target(static_cast<size_t>(random->between(0, 6)));
@@ -87,8 +87,8 @@ Batch make_any_batch(Numbers* random, int64_t most = int64_t{1} << 40) {
   return make_batch(random, target, num, itemsize, plain, placed);
 }
 
-// Where an element of a row of `target` is in a sample that is smaller by these sizes
-// and starts, in elements; -1 if it is not there.
+// Returns the index in a sample of an element of a row of `target`, or -1 if the sample
+// does not have it.
 inline int64_t find_element(int64_t element, size_t ndim, const int64_t* target,
                             const int64_t* sizes, const int64_t* starts) {
   int64_t source = 0;
@@ -104,7 +104,7 @@ inline int64_t find_element(int64_t element, size_t ndim, const int64_t* target,
   return inside ? source : -1;
 }
 
-// The destination, one element at a time, by its coordinates.
+// Returns the destination, computed by the coordinates of each element.
 inline Bytes padded_slowly(const Batch& batch) {
   const PadShapes& shapes = batch.shapes;
   const auto itemsize = static_cast<size_t>(shapes.itemsize);
@@ -126,7 +126,7 @@ inline Bytes padded_slowly(const Batch& batch) {
   return out;
 }
 
-// The mask of the last num_dims dimensions, one element at a time.
+// Returns the mask of the last num_dims dimensions, computed element by element.
 inline Bytes marked_slowly(const Batch& batch, size_t num_dims) {
   const PadShapes& shapes = batch.shapes;
   const size_t ndim = shapes.target.size();

@@ -40,7 +40,7 @@ void make_images(int64_t scale, int64_t width, bool placed) {
   }
 }
 
-// Many small samples: what is paid for each one.
+// Many small samples: the cost of each one.
 void make_small(int64_t scale) {
   source.assign(64, 1);
   shapes.itemsize = 4;
@@ -74,7 +74,7 @@ void pack() {
   body({0, body.num_pieces(), 1}, kAlone);
 }
 
-// Makes what a case works on, and returns its loop; none for an unknown name.
+// Makes the data of a case and returns its loop; none for an unknown name.
 Loop prepare(const char* name, int64_t scale) {
   const auto is = [&](const char* wanted) { return strcmp(name, wanted) == 0; };
   if (is("pad_copy_small")) {
@@ -96,7 +96,7 @@ Loop prepare(const char* name, int64_t scale) {
 
 }  // namespace
 
-// What the profiler counts in.
+// The function in which the profiler counts.
 extern "C" __attribute__((noinline)) void counted(const Loop& loop) { loop(); }
 
 int main(int argc, char** argv) {

@@ -1,4 +1,4 @@
-// Memory in which every byte that is written shows.
+// Memory that detects every written byte.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace pyparallel::testing {
 
-// None of it is written yet. It begins at a chosen distance from a multiple of 64, with
-// bytes on both sides that nobody may write.
+// It begins at a chosen distance from a multiple of 64. The guard bytes on both sides
+// must not be written.
 class Destination {
  public:
   explicit Destination(int64_t nbytes, int64_t shift = 0)
@@ -24,7 +24,7 @@ class Destination {
   uint8_t* data() { return room_.data() + first_; }
   void clear() { memset(room_.data(), kUntouched, room_.size()); }
 
-  // These bytes, and nothing beside them.
+  // Returns true if exactly these bytes were written.
   bool holds(const std::vector<uint8_t>& expected) {
     if (static_cast<int64_t>(expected.size()) != nbytes_) return false;
     if (nbytes_ > 0 && memcmp(data(), expected.data(), expected.size()) != 0) {

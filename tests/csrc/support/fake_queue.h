@@ -16,7 +16,7 @@
 
 namespace fake {
 
-// Opens once, for everybody.
+// Opens once, for all waiting threads.
 class Gate {
  public:
   void open() {
@@ -83,7 +83,7 @@ class Queue {
   std::mutex mutex_;
   std::condition_variable pushed_;
   std::deque<Work> work_;
-  std::atomic<int64_t> num_left_{0};  // that of the thread included
+  std::atomic<int64_t> num_left_{0};  // including the running one
   std::thread thread_;
 };
 

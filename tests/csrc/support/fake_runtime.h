@@ -1,6 +1,7 @@
-// A device of threads that records what it is asked. Streams work late and at their own
-// pace, on memory by address; a copy that reads what the host has begun to write anew
-// is counted. Runtimes that forget one protection show that the tests would find it.
+// A device of threads that records its calls. Streams work late and at their own speed,
+// on memory by address. The device counts copies that read memory which the host has
+// begun to overwrite. Runtimes without one protection show that the tests find such
+// bugs.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +45,7 @@ class Runtime : public pyparallel::transfer::Runtime {
     for (Slab* slab : slabs_) delete slab;
   }
 
-  // What pyparallel calls.
+  // The functions that pyparallel calls.
 
   Pinned allocate(int64_t nbytes, int64_t) override {
     begin("allocate");
@@ -127,9 +128,9 @@ class Runtime : public pyparallel::transfer::Runtime {
 
   std::vector<Stream> current_streams() override { return current; }
 
-  // What a model and the tests do.
+  // The functions for models and tests.
 
-  // Does `work` when it is the turn of `stream`.
+  // Queues `work` on `stream`.
   void run(const Stream& stream, Work work) { push(stream, std::move(work)); }
 
   void synchronize(const Stream& stream) {
@@ -138,7 +139,7 @@ class Runtime : public pyparallel::transfer::Runtime {
     reached->wait();
   }
 
-  // The host is about to write here: counts copies that were to read it first.
+  // Call this before the host writes: counts pending copies that read this memory.
   void check_unread(const uint8_t* data, int64_t nbytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& each : unread_) {
@@ -147,7 +148,7 @@ class Runtime : public pyparallel::transfer::Runtime {
     }
   }
 
-  // Keeps device and host from touching memory at the same time, where a bug would.
+  // Prevents data races between device and host in tests of runtimes with a bug.
   std::unique_lock<std::mutex> touch() {
     std::unique_lock<std::mutex> lock(touching_, std::defer_lock);
     if (bug_ != Bug::kNone) lock.lock();
@@ -161,21 +162,21 @@ class Runtime : public pyparallel::transfer::Runtime {
     return calls;
   }
 
-  // The n-th call from now that begins with `name` fails; 0: every one.
+  // Makes the n-th call from now that begins with `name` fail; 0: every such call.
   void fail(const std::string& name, int64_t n) {
     const std::lock_guard<std::mutex> lock(mutex_);
     failing_ = name;
     calls_until_failure_ = n;
   }
 
-  static constexpr int64_t kCopies = 0;  // the stream of the copies, by custom
+  static constexpr int64_t kCopies = 0;  // the stream of the copies in all tests
   std::atomic<int64_t> capturing{-1};
   std::vector<Stream> current;  // of every thread
-  Work before_answer;           // what others do while is_done has an answer; once
-  Work before_waiting;          // what others do when the host is about to wait; once
-  Work before_freeing;          // what others do before memory is free; once
+  Work before_answer;   // runs once, between the answer of is_done and its return
+  Work before_waiting;  // runs once, before the host waits
+  Work before_freeing;  // runs once, before memory is freed
   std::atomic<int64_t> num_overwritten{0};
-  std::atomic<int64_t> most_nbytes{0};  // that were allocated at a time
+  std::atomic<int64_t> most_nbytes{0};  // the most bytes allocated at a time
 
  private:
   using Slab = std::vector<uint8_t>;
@@ -221,7 +222,7 @@ class Runtime : public pyparallel::transfer::Runtime {
     }
   }
 
-  // A copy that was held back goes first, or after `work`.
+  // Runs a delayed copy before or after `work`.
   void push(const Stream& stream, Work work, bool held_first = true) {
     const auto id = static_cast<size_t>(stream.id);
     if (held_first) flush(id);

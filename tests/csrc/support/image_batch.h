@@ -1,4 +1,4 @@
-// A random ragged batch of images, and what it must become, found value by value.
+// A random ragged batch of images, and its result, computed value by value.
 #pragma once
 
 #include <cmath>
@@ -31,8 +31,8 @@ inline double bfloat16_value(uint16_t bits) {
   return static_cast<double>(value);
 }
 
-// The nearest of all values of sixteen bits, found by search. `infinity` has its bits,
-// and stands for `above`, which would follow the largest finite one.
+// Searches the nearest of all values of sixteen bits. `infinity` has the bits of
+// infinity, in place of `above`, the number after the largest finite one.
 template <typename ValueOf>
 uint16_t nearest(double x, uint16_t infinity, double above, const ValueOf& value_of) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
@@ -63,14 +63,14 @@ inline uint16_t nearest_bfloat16(double x) {
 
 struct ImageCase {
   ImageJob job{};
-  std::vector<Bytes> sources;  // each with its misalignment in front
+  std::vector<Bytes> sources;  // each after the bytes of its misalignment
   std::vector<Image> images;
   float mean[kMaxChannels];
   float std[kMaxChannels];
   int64_t value_nbytes = 0;
   int64_t numel = 0;
 
-  // The source value of destination channel c, or nothing outside.
+  // Returns the source value of destination channel c, or nullopt outside the image.
   bool pixel(int64_t i, int64_t c, int64_t y, int64_t x, float* value) const {
     const Image& image = images[static_cast<size_t>(i)];
     if (y >= image.height || x >= image.width) return false;
@@ -88,7 +88,8 @@ struct ImageCase {
     return true;
   }
 
-  // The bits of value (c, y, x) of image i; `float_bits` those before rounding.
+  // Returns the bits of value (c, y, x) of image i, and those before rounding in
+  // `float_bits`.
   uint32_t expected(int64_t i, int64_t c, int64_t y, int64_t x) const {
     float value = 0;
     if (pixel(i, c, y, x, &value)) {
@@ -115,7 +116,7 @@ struct ImageCase {
                     : ((i * b.channels + c) * b.height + y) * b.width + x;
   }
 
-  // The bytes of the destination, and of the mask.
+  // Return the bytes of the destination and of the mask.
   Bytes values() const {
     Bytes out(static_cast<size_t>(numel * value_nbytes));
     each([&](int64_t i, int64_t c, int64_t y, int64_t x) {
@@ -162,8 +163,8 @@ void set_levels(ImageCase* made, Numbers* random) {
   }
 }
 
-// Images of at most this height and width, at any address that their items allow.
-// Each one's memory ends where its last item does: a sanitizer sees what lies beyond.
+// Makes images of at most this height and width, at any address that their items allow.
+// The memory of each ends with its last item, so that a sanitizer reports reads beyond.
 template <typename Numbers>
 void add_images(ImageCase* made, Numbers* random) {
   const ImageBatch& b = made->job.batch;

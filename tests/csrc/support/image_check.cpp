@@ -13,7 +13,7 @@
 namespace pyparallel::testing {
 namespace {
 
-// Reads nothing but what is watched, and by words nothing but multiples of them.
+// Allows only reads of watched memory, and only aligned reads of words.
 struct WatchedMath : HostMath {
   template <typename Word>
   static Word load(const Word* from) {
@@ -72,7 +72,7 @@ void check_lanes(const ImageJob& job, const ImageRows& runs, Destination* dst,
   });
 }
 
-// What the CPU writes; not exact, its sum may be rounded twice.
+// Checks the results of the CPU. If they are not exact, sums may be rounded twice.
 void check_threads(const ImageCase& made, const ImageJob& job, size_t kind,
                    Destination* dst, Destination* mask, const Bytes& expected,
                    const Bytes& mask_bytes) {
@@ -84,7 +84,7 @@ void check_threads(const ImageCase& made, const ImageJob& job, size_t kind,
     CHECK(dst->holds(expected));
     return;
   }
-  if (job.value != ImageValue::kFloat) return;  // a rounding may tip another one
+  if (job.value != ImageValue::kFloat) return;  // one rounding may change the next one
   made.each([&](int64_t i, int64_t c, int64_t y, int64_t x) {
     float value = 0;
     if (!made.pixel(i, c, y, x, &value)) return;

@@ -9,14 +9,14 @@
 
 namespace pyparallel::testing {
 
-// In which ways: all combinations, and every loop of the CPU.
+// The variants to run: all combinations, and every loop of the CPU.
 struct ImageRows {
   std::vector<int64_t> limits{int64_t{1} << 20, 512, 24, 5};  // values of a piece
   std::vector<int64_t> warps{1, 3};
   std::vector<int> lanes{1, 2, 3, 32};
 };
 
-// Where the destination and the mask begin behind a multiple of 64; no mask below 0.
+// The offsets of destination and mask from a multiple of 64. Below 0: no mask.
 struct ImagePlaces {
   int64_t dst;
   int64_t mask;

@@ -1,4 +1,4 @@
-// Random leaves in the slots of a slab, and the bytes that it must get.
+// Random leaves in the slots of a slab, and the expected bytes of the slab.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ Packed make_packed(Numbers* random, int64_t most, int64_t gap, int64_t unit) {
   for (std::vector<uint8_t>& memory : packed.leaves) {
     const int64_t nbytes = random->between(0, most);
     const int64_t shift = unit == 1 ? 0 : random->between(0, 15);
-    // Exactly as large as it is read: the sanitizers see the first byte beyond.
+    // Without spare memory, so that sanitizers report the first byte beyond.
     memory.resize(static_cast<size_t>(shift + nbytes));
     for (uint8_t& byte : memory) byte = static_cast<uint8_t>(random->next());
     extend(random->between(0, gap));

@@ -8,7 +8,7 @@
 
 namespace pyparallel::testing {
 
-// In which ways: all combinations.
+// The variants to run: all combinations.
 struct PadRuns {
   std::vector<int64_t> limits{int64_t{1} << 40, 64, 16};  // bytes of a piece of a row
   std::vector<int64_t> threads{1, 2, 3, 7};
@@ -16,8 +16,8 @@ struct PadRuns {
   std::vector<int> lanes{1, 2, 3, 32};
 };
 
-// With its masks, and each byte that lanes read, and a destination `shift` bytes behind
-// a multiple of 64.
+// Also checks the masks and each byte that lanes read. The destination begins `shift`
+// bytes after a multiple of 64.
 void check_batch(const Batch& batch, int64_t shift, const PadRuns& runs);
 
 }  // namespace pyparallel::testing

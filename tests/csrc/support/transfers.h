@@ -1,4 +1,4 @@
-// Batches to send to the fake device, and what must arrive there.
+// Batches for the fake device, and their expected bytes.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ using pyparallel::transfer::Limits;
 using pyparallel::transfer::SendResult;
 using Bytes = std::vector<uint8_t>;
 
-// The runtime that a test runs on.
+// The runtime of a test.
 inline Runtime* now = nullptr;
 
 inline void pack(const pyparallel::Pack& body) {
@@ -51,14 +51,14 @@ struct Batch {
     }
   }
 
-  // Of all that arrives: the slab, then each direct copy.
+  // The expected bytes: the slab, then each direct copy.
   std::vector<Bytes> expected() const {
     std::vector<Bytes> all{packed};
     all.insert(all.end(), sources.begin(), sources.end());
     return all;
   }
 
-  // As a program that uses its memory again.
+  // Overwrites the leaves, as a program that reuses its memory.
   void overwrite_leaves() {
     for (Bytes& leaf : leaves) leaf.assign(leaf.size(), 0x11);
   }
@@ -138,7 +138,7 @@ inline int64_t count(const Calls& calls, const std::string& name) {
   return num;
 }
 
-// What an error says; nothing if there is none.
+// Returns the message of an error, or an empty string.
 inline std::string message(const std::exception_ptr& error) {
   if (error == nullptr) return "";
   try {

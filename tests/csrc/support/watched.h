@@ -1,4 +1,4 @@
-// Reads that a test allows: aligned, and within memory that it names.
+// The reads that a test allows: aligned, and within the watched memory.
 #pragma once
 
 #include <cstdint>

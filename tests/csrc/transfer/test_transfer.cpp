@@ -1,4 +1,4 @@
-// The engine, call by call: what it queues, and when it uses a block again.
+// The engine, call by call: its calls to the device, and its reuse of blocks.
 #include <string>
 #include <vector>
 
@@ -28,7 +28,7 @@ void test_a_small_batch_is_one_copy() {
     batch.overwrite_leaves();
     Calls expected{"create_event", "record 1", "wait 0",
                    "allocate",     "copy",     "record 0"};
-    // The mark of the first batch stands with its block until that is wanted again.
+    // The event of the first batch stays with its block until the block is reused.
     if (trial == 1)
       expected = {"create_event", "record 1", "wait 0", "copy", "record 0"};
     if (trial == 2) expected = {"record 1", "wait 0", "copy", "record 0"};
@@ -93,7 +93,7 @@ void test_a_block_is_used_again_when_it_has_been_read() {
   const auto gate = bench.stop(kCopies);
   for (size_t i = 0; i < 3; ++i) bench.send(batch, &targets[i]);
   CHECK(bench.engine.staging().info().num_allocated == 3);
-  // Another stream does not stand behind it.
+  // Another stream does not wait behind it.
   bench.send(batch, &targets[3], kOther);
   bench.runtime.synchronize(kOther);
   bench.send(batch, &targets[4], kOther);
@@ -108,7 +108,7 @@ void test_a_block_is_used_again_when_it_has_been_read() {
 }
 
 void test_a_long_transfer_uses_its_own_blocks_again() {
-  // The device has done all that was queued when a chunk is packed.
+  // The device has finished all queued work before a chunk is packed.
   const auto pack = [](const pyparallel::Pack& body) {
     fake::now->synchronize(kCopies);
     fake::pack(body);

@@ -1,4 +1,4 @@
-// The engine when something fails, is refused, or forks.
+// The engine after failures, refusals and forks.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,8 +33,8 @@ std::string thrown(const Body& body) {
   return "";
 }
 
-// Sends five chunks and two direct copies while calls of one kind begin to fail, and
-// checks that what was queued is safe and that sending goes on afterwards.
+// Sends five chunks and two direct copies while calls of one name begin to fail. Checks
+// that the queued copies are safe and that later transfers work.
 void check_failure(const std::string& call, int64_t n, int64_t num_lost) {
   Bench bench;
   Batch batch(&bench.random, 10, 60000, 2);
@@ -60,7 +60,7 @@ void check_failure(const std::string& call, int64_t n, int64_t num_lost) {
 }
 
 void test_an_error_half_way_leaves_nothing_unguarded() {
-  for (int64_t n : {1, 2}) check_failure("copy", n, 0);  // those in place
+  for (int64_t n : {1, 2}) check_failure("copy", n, 0);  // the copies in place
   for (int64_t n : {3, 5, 7}) check_failure("copy", n, 0);
   for (int64_t n : {1, 4}) check_failure("allocate", n, 0);
   for (int64_t n : {2, 4}) check_failure("create_event", n, 1);

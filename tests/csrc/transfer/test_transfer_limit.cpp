@@ -1,4 +1,4 @@
-// The engine at the limit of its memory: who waits for whom, and who never does.
+// The engine at the limit of its memory: its waits, and the absence of other waits.
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -30,7 +30,7 @@ Limits blocks(int64_t num) {
   return limits;
 }
 
-// Of one block each, to a stream that stands still.
+// Sends batches of one block each to a blocked stream.
 std::vector<Target> fill(Bench* bench, const Batch& batch, int num) {
   std::vector<Target> targets(static_cast<size_t>(num), Target(batch));
   for (Target& target : targets) CHECK(bench->send(batch, &target).error == nullptr);
@@ -45,7 +45,7 @@ void test_at_the_limit_the_host_waits_for_the_oldest_copy() {
   const auto targets = fill(&bench, batch, 4);
   bool waited = false;
   bench.runtime.before_waiting = [&] {
-    // Everybody else may send meanwhile: no lock is held here.
+    // Other threads may send meanwhile, because no lock is held here.
     waited = bench.engine.staging().info().num_waits == 1;
     gate->open();
   };
@@ -80,7 +80,7 @@ void test_a_transfer_larger_than_the_limit_arrives() {
   }
 }
 
-// Stream 0 does nothing until the host is through with stream 2, as in an all-reduce.
+// Stream 0 is blocked until the host has finished with stream 2, as in an all-reduce.
 void test_a_stream_waits_for_no_block_of_another_one() {
   Bench bench(blocks(4));
   const Batch batch(&bench.random, 9, 900);
@@ -91,7 +91,7 @@ void test_a_stream_waits_for_no_block_of_another_one() {
   Target second(batch);
   CHECK(bench.send(batch, &first, kOther).error == nullptr);
   CHECK(count(bench.runtime.take_calls(), "wait_on_host") == 0);
-  // It has one now, and waits for that alone.
+  // The stream has a block now, and waits only for that.
   bench.runtime.before_waiting = [&] { own->open(); };
   CHECK(bench.send(batch, &second, kOther).error == nullptr);
   CHECK(own->is_open() && !gate->is_open());
@@ -123,7 +123,7 @@ void test_idle_blocks_make_room_for_other_sizes() {
   const Staging::Info info = staging.info();
   CHECK(info.num_freed == 9 && info.num_idle == 0 && info.num_waits == 0);
   staging.give(large);
-  // A stream that has nothing frees idle blocks before it goes beyond the limit.
+  // A stream without blocks frees idle blocks before it exceeds the limit.
   staging.give(staging.take(1, kOther));
   CHECK(bench.runtime.most_nbytes == 8 * kSmallestBlock);
 }
@@ -142,7 +142,7 @@ void test_a_lower_limit_holds_as_soon_as_it_can() {
   bench.send(batch, &next);
   Staging::Info info = bench.engine.staging().info();
   CHECK(info.num_idle == 5 && info.nbytes == 7 * kSmallestBlock);
-  bench.engine.set_limit(3 * kSmallestBlock);  // idle ones go now
+  bench.engine.set_limit(3 * kSmallestBlock);  // idle blocks are freed now
   info = bench.engine.staging().info();
   CHECK(info.num_idle == 1 && info.nbytes == 3 * kSmallestBlock);
   bench.engine.set_limit(kSmallestBlock);  // two are still read
@@ -166,9 +166,9 @@ void test_lost_blocks_count_and_the_error_names_the_knob() {
   bench.runtime.fail("never", 0);
   CHECK(bench.engine.staging().info().abandoned_nbytes == 2 * kSmallestBlock);
   CHECK(message(bench.send(batch, &target).error) ==
-        "send: staging blocks must take at most 131072 bytes of page-locked memory, "
-        "but one of 65536 is needed beside 131072 that a failed device may read for "
-        "ever. Start the process anew, or raise the limit by "
+        "send: staging blocks must take at most 131072 bytes of pinned memory, but one "
+        "of 65536 is needed beside 131072 that a failed device may read for ever. "
+        "Restart the process, or raise the limit with "
         "pyparallel.memory.set_pinned_limit.");
   CHECK(bench.runtime.most_nbytes == 2 * kSmallestBlock);
   bench.engine.set_limit(3 * kSmallestBlock);
@@ -206,7 +206,7 @@ void test_memory_that_was_not_to_be_had_does_not_count() {
   CHECK(target.memory == batch.expected());
 }
 
-// The one block is being written: nothing is queued that could be waited for.
+// The only block is being written, so there is no event to wait for.
 void test_a_thread_waits_for_one_that_writes() {
   for (bool gives_back : {false, true}) {
     Bench bench;

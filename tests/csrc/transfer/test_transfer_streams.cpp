@@ -1,4 +1,4 @@
-// Streams of callers: fences, waits beside graph captures, copies on the home stream.
+// Streams of callers: fences, waits during graph captures, copies on the home stream.
 #include <atomic>
 #include <string>
 #include <thread>
@@ -22,7 +22,7 @@ using fake::Target;
 
 const Calls kNone;
 
-// Returns when nothing is left to do on the home stream.
+// Returns when the home stream is idle.
 void make_idle(Bench* bench) {
   bench->synchronize();
   while (!bench->runtime.is_idle(kHome)) std::this_thread::yield();
@@ -56,7 +56,7 @@ void test_copies_of_an_idle_home_need_no_wait() {
   }
 }
 
-// Whether the copies of a batch are queued on the copy stream.
+// Returns true if the copies of a batch are queued on the copy stream.
 bool are_beside(Bench* bench, const Batch& batch, bool lands_at_once) {
   Target target(batch);
   bench->runtime.take_calls();

@@ -1,4 +1,4 @@
-// Threads that send over slow streams, and how a forgotten protection would show.
+// Threads that send over slow streams, with and without each protection.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -21,8 +21,8 @@ using fake::Bytes;
 using fake::kCopies;
 using fake::Target;
 
-// A loader thread with a model on its home stream. The model gets memory of the device
-// that the batch before last lay in, as torch's allocator gives it: without a word.
+// A loader thread with a model on its home stream. The model gets the device memory of
+// the batch before last without synchronisation, as from torch's allocator.
 class Loader {
  public:
   Loader(fake::Runtime* runtime, Engine* engine, Stream home, Stream copies)
@@ -43,13 +43,13 @@ class Loader {
   }
 
   int64_t num_wrong = 0;
-  // Whether sources live on: the device of a bug may read them after their mark.
+  // Keeps sources alive: a device with a bug may read them after their event.
   bool keeps = false;
 
  private:
   static constexpr size_t kSlabBytes = 40000;
 
-  // What is alive until the device is done with it.
+  // The memory that lives until the device has finished.
   struct DeviceCopy {
     Batch batch;
     std::vector<fake::Copy> direct;
@@ -83,7 +83,7 @@ class Loader {
     copy->event = sent.event;
     copy->batch.overwrite_leaves();
     engine_->wait(home_, *copy->event);
-    // The model reads the batch; nothing keeps its memory from the batch after next.
+    // The model reads the batch. The batch after next may reuse its memory.
     DeviceCopy* const read = copy.get();
     runtime_->run(home_, [this, read, slab, nbytes] {
       {
@@ -98,7 +98,7 @@ class Loader {
   void retire() {
     DeviceCopy& copy = *copies_in_flight_.front();
     copy.read->wait();
-    // As the keeper does: sources live until their mark says so.
+    // Sources live until their event is done, as KeepAlive guarantees.
     if (!engine_->is_done(*copy.event)) runtime_->synchronize(copies_);
     Bytes expected = copy.batch.packed;
     for (const Bytes& source : copy.batch.sources) {
@@ -125,13 +125,13 @@ struct Outcome {
   int64_t num_overwritten;
 };
 
-// With a limit, in blocks, unless there is a bug to be found.
+// With a limit, in blocks, unless the runtime has a bug.
 Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us,
               int64_t limit = 1000) {
-  // Two loaders share the copy stream; the third has one of its own.
+  // Two loaders share the copy stream; the third has its own.
   fake::Runtime runtime(5, max_delay_us, bug);
   fake::now = &runtime;
-  // A bug must show as wrong values: freed or poisoned memory would be the sanitizers'.
+  // A bug must show as wrong values, not as a report of a sanitizer on freed memory.
   const Limits strict{kSmallestBlock * 4, true, kSmallestBlock * limit};
   Engine engine(&runtime, fake::pack, bug == Bug::kNone ? strict : Limits());
   std::deque<Loader> loaders;
@@ -150,7 +150,7 @@ Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us,
   if (bug != Bug::kNone) return outcome;
   const Staging::Info info = engine.staging().info();
   CHECK(info.num_idle + info.num_read == info.num_allocated - info.num_freed);
-  // Each block in a line has one event; all others are idle.
+  // Each queued block has one event; all other events are idle.
   CHECK(engine.events().num_idle() + info.num_read == engine.events().num_created());
   const int64_t num_sent = int64_t{num_loaders} * num_batches;
   CHECK(engine.events().num_created() < num_sent);
@@ -176,8 +176,7 @@ void test_every_byte_arrives_at_the_limit() {
   }
 }
 
-// These runtimes take one protection away from a correct engine: what an engine that
-// had forgotten it would do.
+// These runtimes remove one protection each from a correct engine.
 void test_a_forgotten_protection_is_found() {
   Outcome outcome = train(Bug::kReuseWithoutEvent, 1, 150, 500);
   CHECK(outcome.num_wrong > 0 && outcome.num_overwritten > 0);
