@@ -1,10 +1,15 @@
 """Load batches: ``pyparallel.DataLoader``, its workers, its state and its statistics.
 
-``data_loader`` is torch's loader with our iterators (``_iterators``). A worker collates
-into shared memory (``_worker``); ``worker_monitor`` reports workers that die or hang.
-``state_dict`` saves and restores the position, from the states of the sampler
-(``_sampler_state``) and the dataset (``_dataset_state``). ``preflight`` checks limits
-of the machine before workers start, ``stats`` measures.
+`data_loader` extends torch's loader, and `_iterators` extends torch's two iterators. In
+a worker, `_worker` collates the samples of a batch into a slab of the ring (``shm``)
+and sends one message. `_batch_receiver` in the parent returns views of that slab.
+
+- `worker_monitor` and `_worker_status` detect workers that died or hang.
+- `state_dict` saves and restores the position: `_progress` of the epoch, from
+  `_sampler_state`, `_dataset_state`, `_random_state` and, between two epochs,
+  `_loader_state`.
+- `preflight` checks limits of the machine, `stats` measures, and `tracebacks` makes
+  errors of a dataset readable.
 """
 
 __all__ = [

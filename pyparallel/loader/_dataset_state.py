@@ -33,15 +33,15 @@ from ._worker import wrap_exception
 
 
 class WorkerReport(NamedTuple):
-    """What a worker tells about itself with a batch.
+    """The state of a worker, sent with each batch.
 
     Attributes:
-        worker: which one it is.
-        state: the dataset's, and its iterator's, after the batch, or the exception
-            that its ``state_dict`` raised; None without any, or if the parent has not
-            asked for states.
-        random: the worker's random state before an iterable dataset was opened, with
-            the first batch after that.
+        worker: The number of the worker.
+        state: The state of the dataset and its iterator after the batch, or the
+            exception that ``state_dict`` raised. None if neither is stateful, or if
+            the parent has not requested states.
+        random: The worker's random state before ``iter()`` of an iterable dataset.
+            Only with the first batch after that.
     """
 
     worker: int
@@ -50,46 +50,47 @@ class WorkerReport(NamedTuple):
 
 
 class DatasetTracker:
-    """A dataset in the process that reads it.
+    """Saves and restores a dataset in the process that reads it.
 
     Attributes:
-        dataset: that of the user.
-        read_as: the dataset, or the stand-in that torch reads instead.
+        dataset: The user's dataset.
+        read_as: The dataset, or the wrapper that torch reads instead.
     """
 
     def __init__(
         self,
         dataset: Any,
-        samples: int,
+        batch_size: int,
         records: dict[int, dict[str, Any]],
-        wanted: Any,
+        wants_states: Any,
         replays: dict[int, list[Any]],
         auto_collation: bool,
     ) -> None:
-        """Prepare, in the parent.
+        """Prepare in the parent.
 
         Args:
-            dataset: a stateful dataset, or an iterable one.
-            samples: how many samples a batch has.
-            records: for every worker that had given batches: how many (``given``), the
-                last ``state``, the ``random`` state, and whether that was in an epoch
-                that has ended (``ended``).
-            wanted: a number in shared memory; workers report states while it is not 0.
-            replays: for workers of a map-style dataset whose state is unknown: the
+            dataset: A stateful dataset, or an iterable one.
+            batch_size: The number of samples in a batch.
+            records: For every worker that had delivered batches: their number
+                (``given``), the last ``state``, the ``random`` state, and whether the
+                epoch has ended (``ended``).
+            wants_states: A number in shared memory. Workers report states unless it
+                is 0.
+            replays: For workers of a map-style dataset whose state is unknown: the
                 indices that they had read, as torch sent them.
-            auto_collation: those are batches of indices.
+            auto_collation: The replayed indices are batches of indices.
         """
         self.dataset = self.read_as = dataset
-        self._samples = samples
+        self._batch_size = batch_size
         self._records = records
-        self._wanted, self._replays = wanted, replays
+        self._wants_states, self._replays = wants_states, replays
         self._auto_collation = auto_collation
         self._worker = 0
-        self._reader = StatefulIterable(dataset)
+        self._tracked = StatefulIterable(dataset)
         self._random: dict[str, Any] | None = None
 
     def enter(self, worker: int) -> None:
-        """Begin in the process that reads: the one of that worker, or the parent."""
+        """Begin in the process that reads: the process of a worker, or the parent."""
         self._worker = worker
         if isinstance(self.dataset, IterableDataset):
             return
@@ -97,215 +98,215 @@ class DatasetTracker:
         if record is not None and record["state"] is not None:
             with _random_state.preserve_in_parent():
                 self.dataset.load_state_dict(record["state"]["own"])
-        fetcher = MapFetcher(self.read_as, self._auto_collation, _drop, False)
+        fetcher = MapFetcher(self.read_as, self._auto_collation, _discard, False)
         for indices in self._replays.get(worker, ()):
-            with contextlib.suppress(Exception):  # the consumer has seen it
+            with contextlib.suppress(Exception):  # already raised in the earlier run
                 fetcher.fetch(indices)
 
     def open(self) -> Iterator[Any]:
-        """Return the iterator over an iterable dataset, after what had been given.
+        """Return the iterator over an iterable dataset, after the delivered samples.
 
         Raises:
-            RuntimeError: the dataset ends before that.
+            RuntimeError: The dataset ends before that position.
         """
         record = self._records.pop(self._worker, None)
         if record is not None and record["state"] is not None:
-            return self._restored(record)
+            return self._restore(record)
         if get_worker_info() is not None:
             if record is not None and record["random"] and not record["ended"]:
                 _random_state.restore(record["random"], {})
             self._random = _random_state.capture({})
-        samples = self._fresh()
+        samples = self._new_epoch()
         if record is not None and not record["ended"]:
             self._skip(samples, record["given"])
         return samples
 
-    def _restored(self, record: dict[str, Any]) -> Iterator[Any]:
+    def _restore(self, record: dict[str, Any]) -> Iterator[Any]:
         if not record["ended"]:
-            return self._reader.continued(record["state"])
+            return self._tracked.resume(record["state"])
         with _random_state.preserve_in_parent():
-            samples = self._reader.continued(record["state"])
-            for _ in samples:  # what drop_last had dropped, and what follows the end
+            samples = self._tracked.resume(record["state"])
+            for _ in samples:  # samples that drop_last dropped, or after the end
                 pass
-        return self._fresh()
+        return self._new_epoch()
 
-    def _fresh(self) -> Iterator[Any]:
-        self._reader = StatefulIterable(self.dataset)
-        return iter(self._reader)
+    def _new_epoch(self) -> Iterator[Any]:
+        self._tracked = StatefulIterable(self.dataset)
+        return iter(self._tracked)
 
     def _skip(self, samples: Iterator[Any], batches: int) -> None:
-        wanted = batches * self._samples
+        expected = batches * self._batch_size
         found = 0
-        while found < wanted and next(samples, END) is not END:
+        while found < expected and next(samples, END) is not END:
             found += 1
-        if found <= wanted - self._samples:  # the last batch may have been short
+        if found <= expected - self._batch_size:  # the last batch may have been short
             raise RuntimeError(
-                f"DataLoader.load_state_dict: the dataset must give its samples again, "
-                f"but worker {self._worker} had given {batches} batches of "
-                f"{self._samples} and now finds {found} samples. Give the dataset "
-                f"state_dict and load_state_dict, or the data that it had."
+                f"DataLoader.load_state_dict: the dataset must yield its samples "
+                f"again, but worker {self._worker} had delivered {batches} batches of "
+                f"{self._batch_size} and now finds {found} samples. Add state_dict and "
+                f"load_state_dict to the dataset, or restore its data."
             )
 
     def state(self) -> dict[str, Any] | None:
-        """Return a copy of the state as it is now; None without any.
+        """Return a copy of the current state, None if the dataset has no state.
 
-        For this process, after `enter` or `open`.
+        Call this in the process that reads, after `enter` or `open`.
         """
         if isinstance(self.dataset, IterableDataset):
-            return self._reader.state()
+            return self._tracked.state()
         return {"own": copy_state(self.dataset)}
 
-    def extra(self) -> bytes:
-        """Return the pickled `WorkerReport` of the batch that was just made."""
+    def report(self) -> bytes:
+        """Return the pickled `WorkerReport` of the last batch."""
         random, self._random = self._random, None
         try:
-            state = self.state() if self._wanted.value else None
+            state = self.state() if self._wants_states.value else None
             return pickle.dumps(WorkerReport(self._worker, state, random))
-        except Exception:  # for the caller of the loader's state_dict alone
-            found = wrap_exception(f"in DataLoader worker process {self._worker}")
-            return pickle.dumps(WorkerReport(self._worker, found, random))
+        except Exception:  # raised again by state_dict() of the loader, not by next()
+            error = wrap_exception(f"in DataLoader worker process {self._worker}")
+            return pickle.dumps(WorkerReport(self._worker, error, random))
 
 
-def _drop(samples: Any) -> None:
-    """Collate samples that are not needed."""
+def _discard(samples: Any) -> None:
+    """Collate samples of a batch that is only read."""
 
 
 class TrackedDataset(IterableDataset[Any]):
-    """What a loader reads in the place of an iterable dataset."""
+    """A wrapper of an iterable dataset whose iterator continues where it stopped."""
 
-    def __init__(self, source: DatasetTracker) -> None:
-        self.source, self.dataset = source, source.dataset
+    def __init__(self, tracker: DatasetTracker) -> None:
+        self.tracker, self.dataset = tracker, tracker.dataset
 
     def __iter__(self) -> Iterator[Any]:
-        return self.source.open()
+        return self.tracker.open()
 
     def __repr__(self) -> str:
         return repr(self.dataset)
 
 
-#: What this process reads, if it is a worker.
-_here: DatasetTracker | None = None
+#: The dataset of this process, if it is a worker.
+_tracker: DatasetTracker | None = None
 
 
 class StatefulWorkerInit:
-    """The ``worker_init_fn`` of workers that read a stand-in for the dataset."""
+    """The ``worker_init_fn`` of workers that read a wrapped or stateful dataset."""
 
     def __init__(
-        self, init: Callable[[int], Any] | None, source: DatasetTracker | None
+        self, init: Callable[[int], Any] | None, tracker: DatasetTracker | None
     ) -> None:
-        self.init, self.source = init, source
+        self.init, self.tracker = init, tracker
 
     def __call__(self, worker: int) -> None:
-        global _here
+        global _tracker
         info = get_worker_info()
         if info is not None and isinstance(
             info.dataset, TrackedDataset | SeededDataset
         ):
-            # get_worker_info() must show users their own dataset; it forbids setattr.
+            # get_worker_info() must show users their own dataset, but forbids setattr.
             object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.init is not None:
             self.init(worker)
-        if self.source is not None:
-            self.source.enter(worker)
-        _here = self.source
+        if self.tracker is not None:
+            self.tracker.enter(worker)
+        _tracker = self.tracker
 
 
 def worker_report() -> bytes | None:
-    """Return the pickled `WorkerReport` of the batch just made, None without a source.
+    """Return the pickled `WorkerReport` of this worker, None without a tracker.
 
-    For the worker, right after the batch has been made.
+    Call this in the worker directly after each batch.
     """
-    return None if _here is None else _here.extra()
+    return None if _tracker is None else _tracker.report()
 
 
 class DatasetStates:
-    """What is known of the dataset's states in one epoch.
+    """The states of the dataset in all processes during one epoch, for the parent.
 
     Attributes:
-        source: the dataset, if it is iterable or stateful.
-        extra: the worker's report with the batch that is about to be given.
-        records: for every worker that has given something, see `DatasetTracker`.
-        unknown: the persistent workers that went on alone in an epoch that was left.
-        turn: how many workers to pass over before the first one has its turn.
+        tracker: Tracks the dataset, if it is iterable or stateful.
+        report: The worker's report with the batch that is about to be delivered.
+        records: For every worker that has delivered a batch, see `DatasetTracker`.
+        unknown: Persistent workers that continued after the consumer left an epoch.
+        turn: The number of workers to skip before the first one that sends a batch.
     """
 
     def __init__(self, loader: Any, state: dict[str, Any], *, left: bool) -> None:
         """Begin an epoch.
 
         Args:
-            loader: the ``DataLoader``.
-            state: from which the epoch begins or continues.
-            left: the same workers were left in the middle of the epoch before.
+            loader: The ``DataLoader``.
+            state: The state from which the epoch begins or continues.
+            left: The consumer left the previous epoch of these workers before its end.
         """
-        self.source: DatasetTracker | None = None
-        self.extra: WorkerReport | None = None
+        self.tracker: DatasetTracker | None = None
+        self.report: WorkerReport | None = None
         records = copy.deepcopy(state["workers"])
         self.records: dict[int, Any] = {int(k): record for k, record in records.items()}
         self.unknown = set(self.records) if left else set()
         self.turn = 0
         self._replays: dict[int, list[Any]] = {}
-        self._samples = loader.batch_size or 1
+        self._batch_size = loader.batch_size or 1
         self._num_workers = loader.num_workers
         self._auto_collation = loader._auto_collation
         self._continued = loader._loaded is not None
-        # Persistent workers go on with their dataset, and cannot read an epoch again.
-        self._wants = loader._states_wanted or loader.persistent_workers
+        # Persistent workers keep their dataset, so they cannot read an epoch again.
+        self._wants_at_start = loader._states_wanted or loader.persistent_workers
         self._context = loader.multiprocessing_context or torch.multiprocessing
-        self._wanted: Any = None
+        self._wants_states: Any = None
 
-    def read(self, dataset: Any) -> DatasetTracker | None:
-        """Return the source of the dataset; None if it needs none."""
-        if isinstance(dataset, IterDataPipe):  # has a protocol of its own in workers
+    def track(self, dataset: Any) -> DatasetTracker | None:
+        """Return a tracker of the dataset, None if it has no state and is map-style."""
+        if isinstance(dataset, IterDataPipe):  # uses its own protocol in workers
             return None
         if isinstance(dataset, IterableDataset) or is_stateful(dataset):
             records = self.records if self._continued else {}
             if self._num_workers:
-                self._wanted = self._context.RawValue("b", self._wants)
-            self.source = DatasetTracker(
-                *(dataset, self._samples, copy.deepcopy(records), self._wanted),
-                *(self._replays, self._auto_collation),
+                self._wants_states = self._context.RawValue("b", self._wants_at_start)
+            self.tracker = DatasetTracker(
+                *(dataset, self._batch_size, copy.deepcopy(records)),
+                *(self._wants_states, self._replays, self._auto_collation),
             )
-        return self.source
+        return self.tracker
 
-    def want(self) -> None:
+    def request_states(self) -> None:
         """Let workers report states from now on."""
-        if self._wanted is not None:
-            self._wanted.value = True
+        if self._wants_states is not None:
+            self._wants_states.value = True
 
-    def find_replays(self, given: list[Any]) -> None:
-        """Note the batches of workers whose map-style dataset has an unknown state.
+    def set_replays(self, tasks: list[Any]) -> None:
+        """Set the batches that workers with an unknown state read again.
 
         Args:
-            given: the indices of the epoch until now. Workers took turns, and the
-                first one had the first batch.
+            tasks: The delivered tasks of the epoch, of a map-style dataset. Worker 0
+                had the first task, worker 1 the second, and so on in turn.
         """
         for worker, record in self.records.items():
             if record["state"] is None:
-                self._replays[worker] = given[worker :: self._num_workers]
+                self._replays[worker] = tasks[worker :: self._num_workers]
 
-    def receive(self) -> None:
-        """Take over the report that came with the batch that is given."""
-        extra, self.extra = self.extra, None
-        if extra is None:
+    def store_report(self) -> None:
+        """Store the report that came with the delivered batch."""
+        report, self.report = self.report, None
+        if report is None:
             return
-        record = self.records.get(extra.worker)
+        record = self.records.get(report.worker)
         if record is None or record["ended"]:
             record = {"given": 0, "ended": False, "random": None}
-            self.records[extra.worker] = record
+            self.records[report.worker] = record
         record["given"] += 1
-        record["state"] = extra.state
-        random = extra.random or record["random"]
-        record["random"] = random if extra.state is None else None
-        self.unknown.discard(extra.worker)
-        self.turn = extra.worker + 1
+        record["state"] = report.state
+        random = report.random or record["random"]
+        record["random"] = random if report.state is None else None
+        self.unknown.discard(report.worker)
+        self.turn = report.worker + 1
 
-    def now(self, given: int) -> dict[str, dict[str, Any]]:
-        """Return a record for every process that has given something, by its number.
+    def copy_records(self, num_delivered: int) -> dict[str, dict[str, Any]]:
+        """Return a record for every process that has delivered a batch, by its number.
 
         Args:
-            given: how many batches all of them have given.
+            num_delivered: The number of batches that all of them have delivered.
         """
-        if self._num_workers or self.source is None:
+        if self._num_workers or self.tracker is None:
             return {str(worker): dict(r) for worker, r in self.records.items()}
-        record = {"given": given, "ended": False, "random": None}
-        return {"0": {**record, "state": self.source.state()}}
+        record = {"given": num_delivered, "ended": False, "random": None}
+        return {"0": {**record, "state": self.tracker.state()}}

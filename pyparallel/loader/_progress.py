@@ -1,9 +1,10 @@
-"""How far an iterator of a loader has got in its epoch, as a state that can be saved.
+"""Track the position of a loader's iterator in its epoch, and restore it.
 
-What counts is what the consumer has been given, not what workers have prepared. The
-order of a sampler without a state of its own is found again: its random state is put
-back to where the epoch began and the indices that were drawn are drawn once more,
-without reading the dataset; a checksum tells if they are others.
+The position is the number of batches that the consumer has received, not the number
+that workers have prepared. If the sampler has no state of its own, its order is
+repeated: the random states of the start of the epoch are restored, and the same number
+of indices is drawn again, without reading the dataset. A checksum detects different
+indices.
 """
 
 from __future__ import annotations
@@ -31,38 +32,40 @@ class Progress:
     """One epoch of one iterator of a loader.
 
     Attributes:
-        dataset: the states of the dataset.
-        order: the indices, if it is not iterable.
-        given: how many batches of the epoch the consumer has got, or seen fail.
-        samples: the seed and the number of the epoch, for random states of samples.
-        base_seed: of the workers.
-        finished: the epoch has ended.
-        failed: a batch of it raised an exception.
+        dataset: The states of the dataset.
+        order: The indices, unless the dataset is iterable.
+        num_delivered: The number of batches of the epoch that the consumer has
+            received, or that raised an exception.
+        samples: The seed and the number of the epoch, for ``sample_seeds``.
+        base_seed: The base seed of the workers.
+        finished: The epoch has ended.
+        failed: A batch of the epoch raised an exception.
     """
 
     def __init__(self, loader: Any, *, reset: bool = False) -> None:
-        """Begin an epoch, or continue one if the loader has been given a state.
+        """Begin an epoch, or continue one if the loader has loaded a state.
 
         Args:
-            loader: the ``DataLoader``.
-            reset: the iterator goes on with the same workers.
+            loader: The ``DataLoader``.
+            reset: The iterator continues with the same workers.
 
         Raises:
-            RuntimeError: the sampler does not give the same indices again.
+            RuntimeError: The sampler does not yield the same indices again.
         """
-        before: Progress | None = loader._progress
+        last: Progress | None = loader._progress
         state: dict[str, Any]
-        state = loader._loaded or state_between_epochs(loader, before, asks=False)
+        state = loader._loaded or state_between_epochs(loader, last, asks_dataset=False)
         self.samples: dict[str, int] | None = state["samples"]
         self._generators = find_generators(ordering_parts(loader))
         self._sampler = loader._index_sampler
         self._iterable = state["loader"]["dataset"] == "iterable"
-        self._begun = state
+        self._initial = state
         self.order: Order | None = None
-        self.given = self._base = 0
-        self.finished = self.failed = self._lost = self._prepared = False
+        self.num_delivered = self._num_before = 0  # _num_before: by earlier iterators
+        self.finished = self.failed = self._read_after_error = False
+        self._has_replayed = False
         self.base_seed: int | None = state["base_seed"]
-        left = reset and before is not None and not before.finished
+        left = reset and last is not None and not last.finished
         self.dataset = DatasetStates(loader, state, left=left)
         self._epoch = {
             "start": state["random"],
@@ -70,36 +73,37 @@ class Progress:
             "iterators": 2 if loader.num_workers and not reset else 1,
             "seeds": self.base_seed is None,
         }
-        #: Random states for when the base seed is drawn, and for when all is set up.
-        self._seeded: dict[str, Any] | None = None
-        self._opened: dict[str, Any] | None = None
+        # Random states to restore after torch draws the base seed, and at the end.
+        self._random_after_seed: dict[str, Any] | None = None
+        self._random_at_end: dict[str, Any] | None = None
         self._continued = loader._loaded is not None
         self._has_workers = loader.num_workers > 0
         if self._continued:
             self._continue(state, loader)
 
     def _continue(self, state: dict[str, Any], loader: Any) -> None:
-        """Put samplers and random states to where the state says."""
+        """Restore samplers and random states from a state."""
         if state["epoch"] is not None:
             self._epoch = {name: state["epoch"][name] for name in self._epoch}
-            self.given = self._base = state["given"]
+            self.num_delivered = self._num_before = state["given"]
             self.dataset.turn = state["epoch"]["turn"]
             set_epochs(ordering_parts(loader), self._epoch["epochs"])
         elif state["sampler"] is not None:
             self._prepare_sampler(state)
         _random_state.restore(self._epoch["start"], self._generators)
         if self._iterable:
-            self._opened = state["random"] if self.base_seed is not None else None
+            if self.base_seed is not None:
+                self._random_at_end = state["random"]
         elif state["epoch"] is not None:
             self._replay(state, loader.generator)
-            self._seeded = state["random"]
-        elif self.base_seed is not None:  # workers that went on drew no seed
+            self._random_after_seed = state["random"]
+        elif self.base_seed is not None:  # persistent workers drew no new seed
             self.order = Order(self._sampler)
-            self._seeded = _random_state.capture(self._generators)
-        self._prepared = self.order is not None
+            self._random_after_seed = _random_state.capture(self._generators)
+        self._has_replayed = self.order is not None
 
     def _prepare_sampler(self, state: dict[str, Any]) -> None:
-        """Put a stateful sampler to where it was between two epochs."""
+        """Restore a stateful sampler that was between two epochs."""
         if not state["given"]:
             unwrap_batch_sampler(self._sampler).load_state_dict(
                 copy.deepcopy(state["sampler"]["own"])
@@ -107,66 +111,72 @@ class Progress:
         elif not Order(self._sampler, state["sampler"]).is_at_end():
             raise RuntimeError(
                 "DataLoader.load_state_dict: the sampler must be at the end of its "
-                f"epoch after {state['given']} batches, but gives more from the state "
-                "that it had there. Make its load_state_dict continue where state_dict "
-                "was."
+                f"epoch after {state['given']} batches, but yields more after its "
+                "state was restored. Make its load_state_dict continue at the position "
+                "of state_dict."
             )
 
     def _replay(self, state: dict[str, Any], generator: torch.Generator | None) -> None:
-        """Draw what had been drawn, the last ones for workers to prepare again."""
-        epoch, given = state["epoch"], state["given"]
+        """Draw the same indices again. Keep the ones that were not delivered."""
+        epoch, num_delivered = state["epoch"], state["given"]
         self.order = order = Order(self._sampler, state["sampler"])
         if epoch["seeds"]:
             torch.empty((), dtype=torch.int64).random_(generator=generator)
         try:
             if state["sampler"] is not None:
-                order.continue_at(given)
+                order.resume_counting(num_delivered)
             else:
                 if epoch["iterators"] == 2:
-                    order.again()
-                skipped = enumerate(order.skip(given))
-                self.dataset.find_replays([self._task(*task) for task in skipped])
-            order.look_ahead(epoch["drawn"] - given)
+                    order.restart()
+                skipped = enumerate(order.skip(num_delivered))
+                self.dataset.set_replays([self._task(*task) for task in skipped])
+            order.look_ahead(epoch["drawn"] - num_delivered)
         except StopIteration:
             pass
-        # A sampler may draw random numbers at its end: only if it had been there.
+        # A sampler may draw random numbers at its end, so go there only if it had.
         at_end = order.is_at_end() if epoch["exhausted"] else False
-        same = state["sampler"] is not None or order.digest == epoch["digest"]
-        if order.drawn != epoch["drawn"] or at_end != epoch["exhausted"] or not same:
+        is_same = (
+            order.num_drawn == epoch["drawn"]
+            and at_end == epoch["exhausted"]
+            and (state["sampler"] is not None or order.digest == epoch["digest"])
+        )
+        if not is_same:
             raise RuntimeError(
-                f"DataLoader.load_state_dict: the sampler must give its first "
-                f"{epoch['drawn']} batches of indices again, but gives others from the "
-                f"random state that it had. The state may be another rank's; or the "
-                f"sampler or its data changed; or it uses randomness of its own. Then "
-                f"give it state_dict and load_state_dict."
+                f"DataLoader.load_state_dict: the sampler must yield its first "
+                f"{epoch['drawn']} batches of indices again, but yields others with "
+                f"the restored random states. Load the state of the same rank, sampler "
+                f"and data. If the sampler has its own randomness, add state_dict and "
+                f"load_state_dict to it."
             )
 
     def indices(self) -> Iterator[Any]:
-        """Return the tasks of the epoch, when an iterator asks for them."""
+        """Return the tasks of the epoch. torch's iterator calls this at its start."""
         if self._iterable:
             return iter(self._sampler)
         if self.order is None:
             self.order = Order(self._sampler)
-        elif not self._prepared:
-            self.order.again()
+        elif not self._has_replayed:
+            self.order.restart()
         if self._has_workers or self.samples is not None:
-            return map(self._drawn, self.order)
+            return map(self._make_task, self.order)
         return self.order  # the indices are the tasks
 
-    def seed(self, drawn: int) -> int:
-        """Return the seed of the workers, when an iterator has drawn one."""
+    def choose_base_seed(self, drawn: int) -> int:
+        """Return the base seed of the workers: the restored one, or the one drawn."""
         if self.base_seed is None:
             self.base_seed = drawn
-        if self._seeded is not None:
-            _random_state.restore(self._seeded, self._generators)
+        if self._random_after_seed is not None:
+            _random_state.restore(self._random_after_seed, self._generators)
         return self.base_seed
 
-    def _drawn(self, indices: Any) -> Any:
-        """Return the task for the indices that were just drawn."""
+    def _make_task(self, indices: Any) -> Any:
+        """Return the task for the last indices of the order."""
         order: Any = self.order
         if order.stateful:
-            self.dataset.want()  # such a sampler does not draw past indices again
-        return self._task(order.taken - 1, indices)
+            # A restored stateful sampler does not draw past indices again, so workers
+            # could not replay them.
+            self.dataset.request_states()
+        return self._task(order.num_yielded - 1, indices)
 
     def _task(self, number: int, indices: Any) -> Any:
         """Return the task for the indices of a batch of this epoch."""
@@ -174,45 +184,45 @@ class Progress:
             return indices
         return SampleTask(self.samples["seed"], self.samples["epoch"], number, indices)
 
-    def opened(self) -> None:
-        """Note that the iterator stands."""
-        if self._opened is not None:
-            _random_state.restore(self._opened, self._generators)
+    def finish_setup(self) -> None:
+        """Restore the last random states, after torch has made its iterator."""
+        if self._random_at_end is not None:
+            _random_state.restore(self._random_at_end, self._generators)
 
-    def give_here(self) -> None:
-        """Note that the consumer gets a batch that no worker has made."""
+    def count_local_batch(self) -> None:
+        """Count a batch that the consumer receives without workers."""
         order = self.order
         if order is None:
-            self.give(0)
+            self.count_batch(0)
             return
-        self.given = order.taken
+        self.num_delivered = order.num_yielded
         if order.stateful:
-            order.pass_to(self.given)
+            order.drop_states(self.num_delivered)
 
-    def give(self, position: int) -> None:
-        """Note that the consumer gets a batch.
+    def count_batch(self, position: int) -> None:
+        """Count a batch that the consumer receives.
 
         Args:
-            position: how many batches of the order had been asked for with this one,
-                since this iterator was made.
+            position: The number of batches, including this one, that torch's iterator
+                has passed. Ignored for an iterable dataset.
         """
         order = self.order
         if order is None:
-            self.given += 1
-            self._lost = self._lost or self.failed
+            self.num_delivered += 1
+            self._read_after_error = self._read_after_error or self.failed
         else:
-            self.given = self._base + position
-            order.pass_to(self.given)
-        self.dataset.receive()
+            self.num_delivered = self._num_before + position
+            order.drop_states(self.num_delivered)
+        self.dataset.store_report()
 
     def state(self, loader: Any) -> dict[str, Any]:
-        """Return the state from which another loader gives the next batch.
+        """Return the state from which another loader yields the next batch.
 
         Raises:
-            RuntimeError: the next batch is not known.
-            Exception: an error of the dataset's ``state_dict``.
+            RuntimeError: The next batch is unknown.
+            Exception: An error of the dataset's ``state_dict``.
         """
-        self.dataset.want()
+        self.dataset.request_states()
         state = self._state(loader)
         for record in state["workers"].values():
             if isinstance(record["state"], ExceptionWrapper):
@@ -222,37 +232,37 @@ class Progress:
     def _state(self, loader: Any) -> dict[str, Any]:
         if self.dataset.unknown:
             raise RuntimeError(
-                "DataLoader.state_dict must know the state of all workers, but an "
-                "epoch was left in its middle and persistent workers "
-                f"{sorted(self.dataset.unknown)} have given nothing since. Take the "
-                "state later in this epoch, or finish epochs."
+                "DataLoader.state_dict must know the state of all workers, but the "
+                "previous epoch was left before its end and persistent workers "
+                f"{sorted(self.dataset.unknown)} have delivered no batch since. Call "
+                "state_dict later in this epoch, or finish epochs."
             )
         if self.finished:
             return state_between_epochs(loader, self)
-        if not self.given and (self._continued or self._has_workers):
-            return dict(self._begun)
-        workers = self.dataset.now(self.given)
-        if self._lost and any(r["state"] is None for r in workers.values()):
+        if not self.num_delivered and (self._continued or self._has_workers):
+            return dict(self._initial)
+        workers = self.dataset.copy_records(self.num_delivered)
+        if self._read_after_error and any(r["state"] is None for r in workers.values()):
             raise RuntimeError(
-                "DataLoader.state_dict must know which samples were given, but a batch "
-                "of this epoch raised an exception, and an iterable dataset without a "
-                "known state was read on. Give it state_dict and load_state_dict, and "
-                "the loader snapshot_every_n_steps=1."
+                "DataLoader.state_dict must know which samples were delivered, but a "
+                "batch of this epoch raised an exception, and the iterable dataset has "
+                "no known state. Add state_dict and load_state_dict to the dataset, "
+                "and set snapshot_every_n_steps=1 of the loader."
             )
-        if not self.given:
-            return {**self._begun, "workers": workers}
+        if not self.num_delivered:
+            return {**self._initial, "workers": workers}
         order = self.order
         return {
-            **self._begun,
+            **self._initial,
             "random": _random_state.capture(self._generators),
             "epochs": self._epoch["epochs"],
             "base_seed": self.base_seed,
             "sampler": order.state if order else None,
-            "given": self.given,
+            "given": self.num_delivered,
             "workers": workers,
             "epoch": {
                 **self._epoch,
-                "drawn": order.drawn if order else 0,
+                "drawn": order.num_drawn if order else 0,
                 "digest": order.digest if order else 0,
                 "exhausted": order.exhausted if order else False,
                 "turn": self.dataset.turn,

@@ -28,20 +28,20 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..core.errors import BatchTypeError, type_name
 
-#: The words of ``random`` and, without the last one, of NumPy: a Mersenne Twister's.
+#: The words of a Mersenne Twister: ``random`` appends its position to them.
 _PYTHON, _NUMPY = struct.Struct("<625I"), struct.Struct("<624I")
 
 
 def capture(generators: dict[str, torch.Generator]) -> dict[str, Any]:
     """Return the state of torch's CPU generator, ``random``, NumPy and ``generators``.
 
-    NumPy's is there if NumPy has been imported and its global generator is the
-    ordinary one, ``MT19937``.
+    The state of NumPy is included if NumPy has been imported and its global generator
+    is the default one, ``MT19937``.
     """
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": _encode_tensor(torch.get_rng_state()),
-        "python": [version, _text(_PYTHON.pack(*words)), gauss],
+        "python": [version, _encode(_PYTHON.pack(*words)), gauss],
         "generators": {
             name: _encode_tensor(g.get_state()) for name, g in generators.items()
         },
@@ -50,19 +50,19 @@ def capture(generators: dict[str, torch.Generator]) -> dict[str, Any]:
     if numpy is not None:
         found = numpy.get_state(legacy=False)
         if found["bit_generator"] == "MT19937":
-            key = _text(found["state"]["key"].astype("<u4").tobytes())
+            key = _encode(found["state"]["key"].astype("<u4").tobytes())
             rest = (found["state"]["pos"], found["has_gauss"], found["gauss"])
             state["numpy"] = [key, int(rest[0]), int(rest[1]), float(rest[2])]
     return state
 
 
 def restore(state: dict[str, Any], generators: dict[str, torch.Generator]) -> None:
-    """Put the generators back to what ``capture`` returned."""
-    torch.set_rng_state(_tensor(state["torch"]))
+    """Restore a state that `capture` returned."""
+    torch.set_rng_state(_decode_tensor(state["torch"]))
     version, words, gauss = state["python"]
     random.setstate((version, _PYTHON.unpack(base64.b64decode(words)), gauss))
-    for name, made in generators.items():
-        made.set_state(_tensor(state["generators"][name]))
+    for name, generator in generators.items():
+        generator.set_state(_decode_tensor(state["generators"][name]))
     numpy = sys.modules.get("numpy.random")
     if numpy is not None and "numpy" in state:
         key, *rest = state["numpy"]
@@ -70,13 +70,13 @@ def restore(state: dict[str, Any], generators: dict[str, torch.Generator]) -> No
 
 
 def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a capture of version 1, which had tensors, in today's form."""
+    """Convert a state of version 1, which contained tensors."""
     version, words, gauss = state["python"]
     found: dict[str, Any] = {
         "torch": _encode_tensor(state["torch"]),
-        "python": [version, _text(_PYTHON.pack(*words)), gauss],
+        "python": [version, _encode(_PYTHON.pack(*words)), gauss],
         "generators": {
-            k: _encode_tensor(made) for k, made in state["generators"].items()
+            k: _encode_tensor(each) for k, each in state["generators"].items()
         },
     }
     if "numpy" in state:
@@ -85,26 +85,26 @@ def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _text(data: bytes | bytearray) -> str:
+def _encode(data: bytes | bytearray) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
 def _encode_tensor(tensor: torch.Tensor) -> str:
     data = bytearray(tensor.nbytes)
     torch.frombuffer(data, dtype=torch.uint8).copy_(tensor.view(torch.uint8))
-    return _text(data)
+    return _encode(data)
 
 
-def _tensor(text: str) -> torch.Tensor:
+def _decode_tensor(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
 @contextlib.contextmanager
 def preserve_in_parent() -> Iterator[None]:
-    """Undo changes of the random states that the block makes, unless in a worker.
+    """Restore the random states at the end of the block, except in a worker.
 
-    A dataset may restore random states from its own state. In a worker they are the
-    dataset's; in the parent the loader has restored later ones.
+    A dataset may restore random states from its own state. In a worker these states are
+    the dataset's. In the parent, the loader has already restored later states.
     """
     if get_worker_info() is not None:
         yield
@@ -115,7 +115,14 @@ def preserve_in_parent() -> Iterator[None]:
 
 
 class SampleTask(NamedTuple):
-    """Indices to read, as they are sent to a worker."""
+    """The indices of a batch, with the numbers that seed its samples.
+
+    Attributes:
+        seed: The seed of the loader.
+        epoch: The number of the epoch.
+        number: The number of the batch in the epoch.
+        indices: The indices to read.
+    """
 
     seed: int
     epoch: int
@@ -124,18 +131,18 @@ class SampleTask(NamedTuple):
 
 
 class SeededDataset:
-    """A stand-in that a loader reads instead of a map-style dataset.
+    """A wrapper of a map-style dataset that seeds the random states for each sample.
 
-    Every sample is read after the random states were set for it. ``__getitems__`` of
-    the dataset is not called: it would read several samples in one random state.
+    It does not call ``__getitems__`` of the dataset, which would read several samples
+    with one random state.
 
     Attributes:
-        dataset: that of the user.
+        dataset: The user's dataset.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self._callers: Any = None
+        self._saved: Any = None  # the random states before a batch
 
     def __repr__(self) -> str:
         return repr(self.dataset)
@@ -150,7 +157,7 @@ class SeededDataset:
 
     def _read(self, task: SampleTask, indices: Any) -> list[Any]:
         if get_worker_info() is None:
-            self._callers = _states()
+            self._saved = _raw_states()
         samples = []
         for index in indices:
             seed_all(sample_key(task.seed, task.epoch, "sample", index))
@@ -159,8 +166,8 @@ class SeededDataset:
         return samples
 
     def restore(self) -> None:
-        """Put the random states back to those before the last batch was read."""
-        states, self._callers = self._callers, None
+        """Restore the random states from before the last batch."""
+        states, self._saved = self._saved, None
         if states is not None:
             torch.set_rng_state(states[0])
             random.setstate(states[1])
@@ -169,7 +176,7 @@ class SeededDataset:
 
 
 def check_sample_seeds(dataset: Any) -> None:
-    """Raise ``TypeError`` unless the samples of a dataset have indices."""
+    """Raise ``TypeError`` if the samples of a dataset have no indices."""
     if isinstance(dataset, IterableDataset):
         raise BatchTypeError(
             "DataLoader: with sample_seeds=True dataset must be map-style, so that "
@@ -177,17 +184,17 @@ def check_sample_seeds(dataset: Any) -> None:
             "from a generator that the dataset keeps in its state_dict."
         )
     try:
-        import numpy as np  # now: the first sample that imports it is seeded too
+        import numpy as np  # now, so that a sample which imports it is seeded, too
     except ImportError:
         return
     np.random  # noqa: B018
 
 
 def sample_key(seed: int, epoch: int, purpose: str, index: Any) -> bytes:
-    """Return 32 bytes that depend on all arguments.
+    """Return a hash of all arguments, 32 bytes.
 
     Raises:
-        TypeError: the index is neither an integer nor plain data.
+        TypeError: The index is neither an integer nor plain data.
     """
     try:
         index = operator.index(index)
@@ -204,13 +211,13 @@ def sample_key(seed: int, epoch: int, purpose: str, index: Any) -> bytes:
     return blake2b(data, digest_size=32).digest()
 
 
-def seed_all(found: bytes) -> None:
+def seed_all(key: bytes) -> None:
     """Seed torch's CPU generator, ``random`` and NumPy from the bytes of a key."""
-    torch.default_generator.manual_seed(int.from_bytes(found[:8], "little"))
-    random.seed(int.from_bytes(found[8:16], "little"))
+    torch.default_generator.manual_seed(int.from_bytes(key[:8], "little"))
+    random.seed(int.from_bytes(key[8:16], "little"))
     numpy = sys.modules.get("numpy.random")
     if numpy is not None and _is_mt19937(numpy):
-        numpy.seed(int.from_bytes(found[16:20], "little"))
+        numpy.seed(int.from_bytes(key[16:20], "little"))
 
 
 def _is_mt19937(numpy: Any) -> bool:
@@ -218,7 +225,7 @@ def _is_mt19937(numpy: Any) -> bool:
     return bool(type(numpy.mtrand._rand._bit_generator).__name__ == "MT19937")
 
 
-def _states() -> tuple[Any, Any, Any]:
+def _raw_states() -> tuple[Any, Any, Any]:
     numpy = sys.modules.get("numpy.random")
     found = None if numpy is None else numpy.get_state(legacy=False)
     return torch.get_rng_state(), random.getstate(), found

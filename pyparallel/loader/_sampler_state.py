@@ -1,4 +1,8 @@
-"""The order in which a sampler gives indices: followed, and found again."""
+"""Track the order in which a sampler yields indices, and restore it.
+
+`StatefulIterable` saves and restores something with torchdata's ``Stateful`` protocol.
+`Order` counts the indices of one epoch, with a checksum and the sampler's states.
+"""
 
 from __future__ import annotations
 
@@ -12,149 +16,148 @@ from zlib import crc32
 
 from torch.utils.data import BatchSampler
 
-#: The end of an iterator that may yield anything.
+#: Default of ``next`` for iterators that may yield any value.
 END = object()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def is_stateful(thing: object) -> bool:
-    """Tell whether a thing keeps torchdata's ``Stateful`` protocol."""
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+def is_stateful(value: object) -> bool:
+    """Return True if a value implements torchdata's ``Stateful`` protocol."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def copy_state(thing: Any) -> Any:
-    """Return a copy of the state of a stateful thing, None of another one.
+def copy_state(value: Any) -> Any:
+    """Return a copy of the state of a stateful value, None for another value.
 
-    A copy, because a thing may return what it goes on changing, and batches that have
-    been prefetched have moved it before the state is saved.
+    A copy, because ``state_dict`` may return an object that changes later. Prefetched
+    batches would change it before the state is saved.
     """
-    return copy.deepcopy(thing.state_dict()) if is_stateful(thing) else None
+    return copy.deepcopy(value.state_dict()) if is_stateful(value) else None
 
 
 def unwrap_batch_sampler(sampler: Any) -> Any:
-    """Return the sampler that may have a state: what a ``BatchSampler`` batches."""
-    # Only torch's own class is known to take no more samples than it gives.
+    """Return the sampler inside torch's ``BatchSampler``: only that has a state."""
+    # Other classes of batch samplers may draw more samples than they yield.
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
 class StatefulIterable:
-    """Something iterable, with its state and its iterator's.
-
-    It is a sampler, or an iterable dataset: what a loader reads to its end, in batches,
-    of which the last may be short.
+    """A sampler or an iterable dataset, with its state and the state of its iterator.
 
     Attributes:
-        ended: the iterator has been asked for more than it had. Then the state may be
-            that of the beginning of the next epoch.
+        ended: The iterator has raised ``StopIteration``. Its state may then be the
+            beginning of the next epoch.
     """
 
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
+    def __init__(self, iterable: Any) -> None:
+        self.iterable = iterable
         self.ended = False
         self._iterator: Any = None
 
     def __iter__(self) -> Iterator[Any]:
-        self._iterator = iter(self.thing)
-        return self._noting(self._iterator) if self.has_state() else self._iterator
+        self._iterator = iter(self.iterable)
+        return self._note_end(self._iterator) if self.has_state() else self._iterator
 
-    def _noting(self, iterator: Any) -> Iterator[Any]:
-        # ``yield from`` would call iter() again, which rewinds a data set that is its
+    def _note_end(self, iterator: Any) -> Iterator[Any]:
+        # ``yield from`` would call iter() again, which rewinds a dataset that is its
         # own iterator.
         while (sample := next(iterator, END)) is not END:
             yield sample
         self.ended = True
 
     def has_state(self) -> bool:
-        """Tell whether the thing or its iterator is stateful."""
-        return is_stateful(self.thing) or is_stateful(self._iterator)
+        """Return True if the iterable or its iterator is stateful."""
+        return is_stateful(self.iterable) or is_stateful(self._iterator)
 
     def state(self) -> dict[str, Any] | None:
-        """Return copies of the states, None without any."""
+        """Return copies of both states, or None if neither is stateful."""
         if not self.has_state():
             return None
-        # As in torchdata: what is its own iterator has one state.
-        own = None if self._iterator is self.thing else copy_state(self.thing)
+        # As in torchdata, an iterable that is its own iterator has one state.
+        own = None if self._iterator is self.iterable else copy_state(self.iterable)
         return {"own": own, "iterator": copy_state(self._iterator), "ended": self.ended}
 
-    def continued(self, state: dict[str, Any]) -> Iterator[Any]:
-        """Return the iterator from a state on."""
+    def resume(self, state: dict[str, Any]) -> Iterator[Any]:
+        """Return an iterator that continues after a state."""
         self._load(state)
         if not state["ended"]:
-            return self._restored(state)
-        # One that skips what it has given does so in the epoch that is over; one that
-        # has begun its next epoch gives something, and is put back.
-        for _ in self._restored(state):
+            return self._restore(state)
+        # Some iterables still skip samples of the epoch that has ended, and yield none.
+        # An iterable that yields has begun its next epoch, so restore its state again.
+        for _ in self._restore(state):
             self._load(state)
             break
         self.ended = True
         return iter(())
 
     def _load(self, state: dict[str, Any]) -> None:
-        is_iterator = self._iterator is self.thing
+        is_iterator = self._iterator is self.iterable
         if (own := state["iterator" if is_iterator else "own"]) is not None:
-            self.thing.load_state_dict(copy.deepcopy(own))
+            self.iterable.load_state_dict(copy.deepcopy(own))
 
-    def _restored(self, state: dict[str, Any]) -> Iterator[Any]:
+    def _restore(self, state: dict[str, Any]) -> Iterator[Any]:
         iterator = iter(self)
         if state["iterator"] is not None:
             self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))
         return iterator
 
 
-class _Continued:
-    """What a ``BatchSampler`` reads from a sampler that continues."""
+class _ResumedSampler:
+    """A sampler for ``BatchSampler`` that continues after a state."""
 
-    def __init__(self, reader: StatefulIterable, state: dict[str, Any]) -> None:
-        self.reader, self.state = reader, state
+    def __init__(self, sampler: StatefulIterable, state: dict[str, Any]) -> None:
+        self.sampler, self.state = sampler, state
 
     def __iter__(self) -> Iterator[Any]:
-        return self.reader.continued(self.state)
+        return self.sampler.resume(self.state)
 
 
 class Order:
-    """One pass over the indices of an epoch.
+    """An iterator over the indices of one epoch, in batches.
 
     Attributes:
-        drawn: how many batches of indices the sampler has given.
-        digest: the checksum of all those.
-        exhausted: it has no more.
-        state: the sampler's after the batches that ``pass_to`` was told of, None if it
-            has none.
-        stateful: the sampler or its iterator has a state; None before the first draw.
+        num_drawn: The number of batches that the sampler has yielded.
+        digest: The checksum of their indices.
+        exhausted: The sampler has ended.
+        state: The state of the sampler after the batches that the consumer has
+            received (see `drop_states`). None: it has no state.
+        stateful: The sampler or its iterator has a state. None before the first draw.
     """
 
     def __init__(self, sampler: Any, state: dict[str, Any] | None = None) -> None:
-        """Begin a pass.
+        """Begin an epoch.
 
         Args:
-            sampler: what the loader takes its indices from.
-            state: where a stateful sampler, or its iterator, continues.
+            sampler: The sampler of indices of the loader.
+            state: The state after which a stateful sampler, or its iterator, continues.
         """
         inner = unwrap_batch_sampler(sampler)
-        self._reader = StatefulIterable(inner)
-        made: Any = self._reader if state is None else _Continued(self._reader, state)
+        self._tracked = StatefulIterable(inner)
+        source: Any = self._tracked
+        if state is not None:
+            source = _ResumedSampler(self._tracked, state)
         if inner is not sampler:
-            made = BatchSampler(made, sampler.batch_size, sampler.drop_last)
-        self._made = made
-        self._indices = iter(self._made)
+            source = BatchSampler(source, sampler.batch_size, sampler.drop_last)
+        self._source = source
+        self._indices = iter(source)
         self._ahead: deque[Any] = deque()
         self._states: deque[Any] = deque()
-        self._passed, self.state = 0, state
+        self._num_dropped, self.state = 0, state
         self.stateful: bool | None = None
-        self.drawn, self.digest, self.exhausted = 0, 0, False
+        self.num_drawn, self.digest, self.exhausted = 0, 0, False
 
     @property
-    def taken(self) -> int:
-        """How many batches of indices have left this object."""
-        return self.drawn - len(self._ahead)
+    def num_yielded(self) -> int:
+        """The number of batches of indices that this iterator has yielded."""
+        return self.num_drawn - len(self._ahead)
 
-    def again(self) -> None:
-        """Ask the sampler for its iterator once more, as a loader with workers does."""
-        self._indices = iter(self._made)
+    def restart(self) -> None:
+        """Call ``iter()`` of the sampler again, as torch does if there are workers."""
+        self._indices = iter(self._source)
 
-    def continue_at(self, drawn: int) -> None:
-        """Count on from there: a stateful sampler has been put there by its state."""
-        self.drawn = self._passed = drawn
+    def resume_counting(self, num_drawn: int) -> None:
+        """Count from this number of batches on: the sampler continues after them."""
+        self.num_drawn = self._num_dropped = num_drawn
 
     def __iter__(self) -> Order:
         return self
@@ -168,44 +171,45 @@ class Order:
         except StopIteration:
             self.exhausted = True
             raise
-        self.drawn += 1
+        self.num_drawn += 1
         try:
-            # Of all ways to read integers the fastest. Version 2 writes equal values
-            # as equal bytes in every Python; later ones depend on references.
+            # The fastest way to read integers. Version 2 writes equal values as equal
+            # bytes in every Python. Later versions depend on references.
             self.digest = crc32(marshal.dumps(index, 2), self.digest)
-        except ValueError:  # no plain data
+        except ValueError:  # not plain data
             shown = index.tolist() if hasattr(index, "tolist") else index
             text = _ADDRESS.sub("", repr(shown))
             self.digest = crc32(text.encode(), self.digest)
-        if self.stateful is None:  # the iterator has been made by now
-            self.stateful = self._reader.has_state()
+        if self.stateful is None:  # now, because the iterator exists
+            self.stateful = self._tracked.has_state()
         if self.stateful:
-            self._states.append(self._reader.state())
+            self._states.append(self._tracked.state())
         return index
 
     def skip(self, count: int) -> list[Any]:
-        """Draw indices and return them: they had been given before."""
+        """Draw indices that were yielded in an earlier run, and return them."""
         return [self._draw() for _ in range(count)]
 
     def look_ahead(self, count: int) -> None:
-        """Draw indices now, as the loader that was stopped had done."""
+        """Draw indices ahead of their use, as the stopped loader had done."""
         for _ in range(count):
             self._ahead.append(self._draw())
 
     def is_at_end(self) -> bool:
-        """Tell whether there are no more indices, by asking for one."""
+        """Return True if no indices are left. This draws the next ones ahead."""
         try:
             self.look_ahead(1)
         except StopIteration:
             return True
         return False
 
-    def pass_to(self, given: int) -> None:
-        """Forget the states of the sampler before that many batches.
+    def drop_states(self, num_delivered: int) -> None:
+        """Drop the states of the sampler that are older than the consumer's position.
 
         Args:
-            given: not fewer than the time before.
+            num_delivered: The number of batches that the consumer has received. At
+                least the number of the previous call.
         """
-        while self._states and self._passed < given:
+        while self._states and self._num_dropped < num_delivered:
             self.state = self._states.popleft()
-            self._passed += 1
+            self._num_dropped += 1

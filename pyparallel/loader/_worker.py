@@ -1,4 +1,8 @@
-"""What runs in the workers of a loader: collate, serialize, and errors that arrive."""
+"""Code that runs in the workers of a loader.
+
+`WorkerInit` prepares a worker. `WorkerCollate` collates a batch into the ring and
+serializes it for the parent. `wrap_exception` makes every error picklable.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from .tracebacks import LocatingFetcher, hide_frames, rank_text
 
 
 class WorkerTimings(NamedTuple):
-    """What a worker measured while it made a batch, and what it adds to it, pickled."""
+    """Times and bytes that a worker measured for one batch, and its pickled report."""
 
     fetch_seconds: float
     collate_seconds: float
@@ -42,11 +46,11 @@ class WorkerTimings(NamedTuple):
     core_wait_seconds: float
     stacked_nbytes: int
     padding_nbytes: int
-    extra: bytes | None
+    report: bytes | None
 
 
 class _Moment(NamedTuple):
-    """A time by two clocks, in seconds."""
+    """A reading of the wall clock and the CPU clock, in seconds."""
 
     wall: float
     cpu: float
@@ -57,14 +61,14 @@ def _now() -> _Moment:
 
 
 class WorkerCollate:
-    """A collate function whose result is serialized for the journey to the parent.
+    """A collate function that writes its batch into the ring and serializes it.
 
     Args:
-        collate_fn: any.
-        ring: where to write; None: into fresh memory.
-        first_holder: the number of worker 0 in the ring.
-        extra: called after each batch; returns bytes that travel with it, or None.
-        states: where workers note that they make a batch; None: nowhere.
+        collate_fn: The user's collate function.
+        ring: The ring to write to. None: every batch takes new shared memory.
+        first_holder: The number of worker 0 in the ring.
+        make_report: Called after each batch. Returns bytes to send with it, or None.
+        status: Records which workers are making a batch. None: not recorded.
     """
 
     def __init__(
@@ -72,25 +76,25 @@ class WorkerCollate:
         collate_fn: Callable[[Any], Any],
         ring: RingMemory | None,
         first_holder: int,
-        extra: Callable[[], bytes | None],
-        states: WorkerStatus | None = None,
+        make_report: Callable[[], bytes | None],
+        status: WorkerStatus | None = None,
     ) -> None:
-        self.collate_fn, self.extra, self.states = collate_fn, extra, states
+        self.collate_fn, self.status = collate_fn, status
+        self._make_report = make_report
         self._ring, self._first_holder = ring, first_holder
-        #: When the dataset was asked for the samples of this batch.
-        self.fetching: _Moment | None = None
+        self._fetch_start: _Moment | None = None  # of this batch
         self._core_wait: CoreWait | None = None
         self._core_waited = 0.0
 
-    def begin(self) -> None:
-        """Note that the dataset is asked for the samples of a batch."""
-        if self._core_wait is None:  # here, so that it is of the thread of the worker
+    def start_fetch(self) -> None:
+        """Record that torch starts to read the samples of a batch."""
+        if self._core_wait is None:  # made here, because it measures the calling thread
             self._core_wait = CoreWait()
             self._core_waited = self._core_wait.seconds()
-        self.fetching = _now()
+        self._fetch_start = _now()
 
     def __call__(self, samples: Any) -> SerializedBatch:
-        """Return the batch of some samples, written where the parent will read it."""
+        """Return the serialized batch of the samples, in a slab if one is free."""
         slab = self._claim()
         try:
             return self._serialize(samples, slab)
@@ -106,15 +110,15 @@ class WorkerCollate:
         return self._ring.claim(self._first_holder + info.id)
 
     def _serialize(self, samples: Any, slab: Slab | None) -> SerializedBatch:
-        collating = _now()
-        fetching, self.fetching = self.fetching or collating, None
+        collate_start = _now()
+        fetch_start, self._fetch_start = self._fetch_start or collate_start, None
         with allocation.allocate_from(slab), PaddingCounter() as padding:
             batch = self.collate_fn(samples)
-        packing = _now()
+        pack_start = _now()
         with span("pyparallel.pack"):
             miss = None if slab else RingMiss("full" if self._ring else "off", 0)
             message = serialize(batch, slab, miss)
-            extra = self.extra()
+            report = self._make_report()
             del batch
             if slab is not None and not slab.finish():
                 if message.miss is None and message.location is not None:
@@ -123,21 +127,21 @@ class WorkerCollate:
                 slab.release()
         end = _now()
         timings = WorkerTimings(
-            collating.wall - fetching.wall,
-            packing.wall - collating.wall,
-            end.wall - packing.wall,
-            collating.cpu - fetching.cpu,
-            packing.cpu - collating.cpu,
-            end.cpu - packing.cpu,
-            self._core_waits(),
+            collate_start.wall - fetch_start.wall,
+            pack_start.wall - collate_start.wall,
+            end.wall - pack_start.wall,
+            collate_start.cpu - fetch_start.cpu,
+            pack_start.cpu - collate_start.cpu,
+            end.cpu - pack_start.cpu,
+            self._core_wait_seconds(),
             padding.stacked_nbytes,
             padding.padding_nbytes,
-            extra,
+            report,
         )
         return SerializedBatch(message._replace(timings=timings))
 
-    def _core_waits(self) -> float:
-        """Return the seconds without a core since the batch before this one."""
+    def _core_wait_seconds(self) -> float:
+        """Return the seconds without a core since the previous batch."""
         if self._core_wait is None:
             return 0.0
         before, self._core_waited = self._core_waited, self._core_wait.seconds()
@@ -145,95 +149,102 @@ class WorkerCollate:
 
 
 class WorkerInit:
-    """A ``worker_init_fn`` that prepares this process first.
+    """A ``worker_init_fn`` that replaces functions of torch in this process.
 
-    torch's queue pickles in a thread, whose errors nobody sees: an exception that does
-    not pickle would never arrive, and the parent would wait for ever. And torch's
-    ``default_collate`` takes shared memory of its own for every tensor, where a part of
-    the slab is ready. torch's fetchers call the dataset: the time begins there.
+    - ``ExceptionWrapper``: torch's queue pickles in a thread that drops errors. An
+      exception that does not pickle would never arrive, and the parent would wait for
+      ever. See `wrap_exception`.
+    - ``default_collate`` of tensors: torch allocates shared memory for every tensor,
+      although part of the slab is reserved for it.
+    - ``fetch`` of torch's fetchers: they call the dataset, so the time starts there.
+    - ``create_fetcher``: errors of the dataset name the samples.
+
+    Args:
+        worker_init_fn: Called after that.
+        status: Registers this process. None: not registered.
     """
 
     def __init__(
         self,
         worker_init_fn: Callable[[int], None] | None,
-        states: WorkerStatus | None = None,
+        status: WorkerStatus | None = None,
     ) -> None:
-        self.worker_init_fn, self.states = worker_init_fn, states
+        self.worker_init_fn, self.status = worker_init_fn, status
 
     def __call__(self, worker_id: int) -> None:
-        """Prepare, then do what the user asked for."""
-        if self.states is not None:
-            self.states.enter(worker_id)
+        """Replace the functions, then call the user's function."""
+        if self.status is not None:
+            self.status.enter(worker_id)
         vars(data_worker)["ExceptionWrapper"] = wrap_exception
         functions = data_collate.default_collate_fn_map
         if functions.get(torch.Tensor) is data_collate.collate_tensor_fn:
             functions[torch.Tensor] = _collate_tensors
         for fetcher in (MapFetcher, IterableFetcher):
-            vars_of: Any = fetcher
-            vars_of.fetch = _timed(fetcher.fetch)
+            untyped: Any = fetcher
+            untyped.fetch = _measure_fetch(fetcher.fetch)
         kind: Any = DatasetKind
-        kind.create_fetcher = staticmethod(_locating(kind.create_fetcher))
+        kind.create_fetcher = staticmethod(_locate_errors(kind.create_fetcher))
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 
 
-def _timed(fetch: Any) -> Any:
-    """Return torch's method ``fetch``, which notes its start in `WorkerCollate`."""
+def _measure_fetch(fetch: Any) -> Any:
+    """Wrap torch's method ``fetch`` so that `WorkerCollate` knows when it starts."""
 
     @functools.wraps(fetch)
-    def timed(fetcher: Any, index: Any) -> Any:
-        packing, info = fetcher.collate_fn, get_worker_info()
-        if not isinstance(packing, WorkerCollate):  # of a loader inside the dataset
+    def measured(fetcher: Any, index: Any) -> Any:
+        collate, info = fetcher.collate_fn, get_worker_info()
+        if not isinstance(collate, WorkerCollate):  # of a loader inside the dataset
             return fetch(fetcher, index)
-        packing.begin()
-        if packing.states is None or info is None:
+        collate.start_fetch()
+        if collate.status is None or info is None:
             return fetch(fetcher, index)
-        packing.states.mark(info.id, busy=True)
+        collate.status.mark(info.id, busy=True)
         try:
             return fetch(fetcher, index)
         finally:
-            packing.states.mark(info.id, busy=False)
+            collate.status.mark(info.id, busy=False)
 
-    return timed
+    return measured
 
 
-def _locating(create: Any) -> Any:
-    """Return torch's function that makes fetchers, whose errors name the samples."""
+def _locate_errors(create: Any) -> Any:
+    """Wrap torch's function that makes fetchers so that their errors name samples."""
 
     def create_fetcher(*arguments: Any) -> Any:
         fetcher = create(*arguments)
         if not isinstance(fetcher.collate_fn, WorkerCollate):
             return fetcher  # of a loader inside the dataset
-        return LocatingFetcher(fetcher, note_place)
+        return LocatingFetcher(fetcher, record_location)
 
     return create_fetcher
 
 
-#: The samples of the error that was raised last in this worker.
-_place = ""
+#: The samples of the last error in this worker.
+_location = ""
 
 
-def note_place(error: BaseException, place: str) -> None:
-    """Let the next `wrap_exception` of this worker name the samples of the error."""
-    global _place
-    _place = place
+def record_location(error: BaseException, location: str) -> None:
+    """Record the samples of an error for the next `wrap_exception`."""
+    global _location
+    _location = location
 
 
 def wrap_exception(where: str) -> ExceptionWrapper:
-    """Return the current exception, as it arrives at the parent."""
-    global _place
-    place, _place = _place, ""
+    """Return the current exception in a form that pickles."""
+    global _location
+    location, _location = _location, ""
     kind, error, trace = sys.exc_info()
     if error is not None:
         hide_frames(error)
         trace = error.__traceback__
     rank = rank_text()
     where = f"{where} ({rank})" if rank else where
-    where = f"{where}, {place}" if place else where
+    where = f"{where}, {location}" if location else where
     wrapper = ExceptionWrapper((kind, error, trace), where)
     try:
         ForkingPickler.dumps(wrapper)
-    except Exception:  # a class that was defined in a function, say
+    except Exception:  # such as a class that a function defines
         name = wrapper.exc_type.__qualname__
         wrapper.exc_type = RuntimeError
         wrapper.exc_msg = (
@@ -245,13 +256,13 @@ def wrap_exception(where: str) -> ExceptionWrapper:
 def _collate_tensors(
     batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None
 ) -> torch.Tensor:
-    """Do as torch's function, but where `allocation.empty` takes its memory from."""
+    """Stack tensors as torch does, but in memory of `allocation.empty`."""
     if allocation.is_packed_later() and stack.are_plain(batch):
         if all(tensor.shape == batch[0].shape for tensor in batch):
             stacked = stack.stack_equal(batch)
             if stacked is not None:
                 return stacked
             return stack.stack(batch, None, [0] * len(batch), "batch[{}]".format)
-    torchs: Any = data_collate.collate_tensor_fn
-    collated: torch.Tensor = torchs(batch, collate_fn_map=collate_fn_map)
+    original: Any = data_collate.collate_tensor_fn
+    collated: torch.Tensor = original(batch, collate_fn_map=collate_fn_map)
     return collated

@@ -1,10 +1,10 @@
-"""Whether a worker makes a batch now, and the stack of one that does not begin.
+"""Report whether a worker is making a batch, and the stack of a worker that hangs.
 
-A worker may hang before its first line of Python: it inherits the locks that other
-threads of its parent held, of any library. It is alive then, and its batch never comes.
-The parent therefore sees in shared memory whether a worker makes a batch. A worker
-writes its stack to the same memory when a signal asks for it, also while it waits for a
-lock, because ``faulthandler`` does that without Python.
+A forked worker inherits the locks that other threads of its parent held, of any
+library. It may therefore hang before its first line of Python. It is alive then, but
+its batch never comes. So each worker records in shared memory whether it makes a batch.
+On a signal, it writes its stack to the same memory. ``faulthandler`` does this without
+the interpreter, so it works while the worker waits for a lock.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 
 from ..shm import memfd
 
-#: Where the stack begins; before it there is a byte for each worker.
+#: Offset of the stack. The bytes before it are the states of the workers, one each.
 _STACK = 1 << 16
 _ABSENT, _IDLE, _BUSY = 0, 1, 2
-#: How long the parent waits for a stack, in seconds.
+#: Seconds for which the parent waits for a stack, and between two looks at its size.
 _TIMEOUT = 2.0
-_SLICE = 0.02
-#: A signal that programs rarely use. Python knows no such signals on other systems.
+_POLL_SECONDS = 0.02
+#: A signal that programs rarely use. Python has no such signals on other systems.
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
 
 
@@ -36,7 +36,7 @@ class WorkerStatus:
     """The states of the workers of one iterator, in shared memory.
 
     Raises:
-        OSError: no descriptor or no memory is left.
+        OSError: No file descriptor or no memory is left.
     """
 
     def __init__(self) -> None:
@@ -46,46 +46,45 @@ class WorkerStatus:
         self._fd = fd
         weakref.finalize(self, os.close, fd).atexit = False
         self._memory = mmap.mmap(fd, _STACK)
-        #: Workers that were forked.
-        self._num_forked = 0
+        self._num_forked = 0  # workers
 
     def __reduce__(self) -> Any:
-        # Only while a worker is started: the descriptor travels with its arguments.
+        # Only while a worker starts: its arguments include the descriptor.
         return _attach, (memfd.picklable_descriptor(self._fd),)
 
     # ------------------------------------------------------------- in the worker
 
     def enter(self, worker: int) -> None:
-        """Let this process write its stack when the parent asks for it."""
+        """Register this process as a worker, which writes its stack on a signal."""
         if self._memory[worker] == _ABSENT:
             faulthandler.register(_SIGNAL, file=self._fd)
             self._memory[worker] = _IDLE
 
     def mark(self, worker: int, busy: bool) -> None:
-        """Note whether the worker makes a batch."""
+        """Record whether the worker is making a batch."""
         self._memory[worker] = _BUSY if busy else _IDLE
 
     # ------------------------------------------------------------- in the parent
 
     def is_busy(self, worker: int) -> bool:
-        """Return whether the worker makes a batch now."""
+        """Return True if the worker is making a batch."""
         return self._memory[worker] == _BUSY
 
     def stack(self, worker: int, pid: int) -> str:
-        """Return the stacks of the threads of a worker; empty if there is none to get.
+        """Return the stacks of a worker's threads. Empty if the worker does not answer.
 
         Args:
-            worker: its number in the loader.
-            pid: of its process.
+            worker: The number of the worker in its loader.
+            pid: The process id of the worker.
         """
-        if self._memory[worker] == _ABSENT:  # the signal would end the process
+        if self._memory[worker] == _ABSENT:  # the signal would kill the process
             return ""
         os.ftruncate(self._fd, _STACK)
-        os.lseek(self._fd, _STACK, os.SEEK_SET)  # the worker has the same file offset
+        os.lseek(self._fd, _STACK, os.SEEK_SET)  # the worker shares this file offset
         os.kill(pid, _SIGNAL)
         end, size = time.monotonic() + _TIMEOUT, -1
         while time.monotonic() < end:
-            time.sleep(_SLICE)
+            time.sleep(_POLL_SECONDS)
             before, size = size, os.fstat(self._fd).st_size
             if size == before > _STACK:
                 break
@@ -94,40 +93,43 @@ class WorkerStatus:
 
 
 def _attach(sent: Any) -> WorkerStatus:
-    states = WorkerStatus.__new__(WorkerStatus)
-    states._attach(sent.detach())
-    return states
+    status = WorkerStatus.__new__(WorkerStatus)
+    status._attach(sent.detach())
+    return status
 
 
 class _Starting(threading.local):
-    """The states of the iterator whose workers this thread starts now."""
+    """The status of the iterator whose workers this thread is starting."""
 
-    states: WorkerStatus | None = None
+    status: WorkerStatus | None = None
 
 
-_here = _Starting()
+_starting = _Starting()
 
 
 @contextlib.contextmanager
-def starting_workers(states: WorkerStatus | None) -> Iterator[None]:
-    """Take the processes that this thread forks as the workers of one iterator."""
-    _here.states = states
+def starting_workers(status: WorkerStatus | None) -> Iterator[None]:
+    """Register processes that this thread forks in the block as workers."""
+    _starting.status = status
     try:
         yield
     finally:
-        _here.states = None
+        _starting.status = None
 
 
-def _enter_child() -> None:
-    states, _here.states = _here.states, None  # not for the children of this process
-    if states is not None:
-        states.enter(states._num_forked)
+def _enter_forked_worker() -> None:
+    # Children of this process are no workers of this iterator.
+    status, _starting.status = _starting.status, None
+    if status is not None:
+        status.enter(status._num_forked)
 
 
-def _count() -> None:
-    if _here.states is not None:
-        _here.states._num_forked += 1
+def _count_forked_worker() -> None:
+    if _starting.status is not None:
+        _starting.status._num_forked += 1
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_enter_child, after_in_parent=_count)
+    os.register_at_fork(
+        after_in_child=_enter_forked_worker, after_in_parent=_count_forked_worker
+    )

@@ -1,4 +1,4 @@
-"""DataLoader: torch's, whose workers write a batch where its reader finds it."""
+"""``pyparallel.DataLoader``: torch's ``DataLoader`` with batches in shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..batch.collate import collate, collate_one_chunk
 from ..core.errors import BatchTypeError, check_int, type_name, warn
 from ..core.torch_private import WorkersIter, require
 from . import _random_state
-from ._iterators import BatchReceiver, InProcessIterator, WorkersIterator
+from ._batch_receiver import BatchReceiver
+from ._iterators import InProcessIterator, WorkersIterator
 from .preflight import Finding, num_cores
 from .state_dict import StatefulLoader
 from .stats import LoaderStats
@@ -24,52 +25,53 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 
 class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
-    """torch's ``DataLoader``; what its workers make lies in recycled shared memory.
+    """torch's ``DataLoader``, whose workers write batches into reused shared memory.
 
-    Workers write every tensor of a batch, whatever the ``collate_fn``, into one slab of
-    a ring; `pyparallel.collate` and torch's ``default_collate`` write there at once.
-    One short message and no file descriptor crosses to the parent, whose tensors are
-    views of the slab. The slab is used again when the last of them dies. With
-    ``pin_memory`` and CUDA the slabs are page-locked while there are workers: copies to
-    the device read what the worker wrote.
+    Workers write all tensors of a batch into one slab of a ring, with any
+    ``collate_fn``. `pyparallel.collate` and torch's ``default_collate`` write directly
+    into the slab. The worker sends one short message and no file descriptor. The
+    tensors in the parent are views of the slab, which is reused when the last of them
+    is freed. With ``pin_memory`` and CUDA, the slabs are pinned while workers exist, so
+    copies to the device read the slab directly.
 
-    A batch that finds no slab takes other shared memory, as with torch: nothing waits,
-    `stats` counts it, and one warning has the number to raise. So does all else that
-    has no place in the ring; tensors that are not dense CPU tensors cross as torch
-    sends them. Without workers, and on systems other than Linux, there is no ring.
+    If no slab is free or large enough, the batch is allocated in other shared memory,
+    as in torch. Nothing waits. `stats` counts such a batch, and one warning names the
+    argument to change. torch sends tensors that are not dense CPU tensors. There is no
+    ring without workers, or on systems other than Linux.
 
-    With ``collate_fn=pyparallel.collate`` itself a batch is one chunk, also a smaller
-    last one: ``samples_per_gpu`` is the number of its samples. `MMDataParallel` on
-    several devices needs a chunk for each: ``partial(collate, samples_per_gpu=n)``.
-    With ``batch_size=None`` `collate` is called as it is.
+    With ``collate_fn=pyparallel.collate``, each batch is one chunk, also a smaller last
+    batch: ``samples_per_gpu`` is the number of its samples. `MMDataParallel` with
+    several devices needs one chunk for each device:
+    ``partial(collate, samples_per_gpu=n)``. With ``batch_size=None``, the loader calls
+    `collate` with its own default.
 
-    `state_dict` says how far the last iterator has got; after `load_state_dict` the
-    next one continues with the very next batch.
+    `state_dict` saves the position of the last iterator. After `load_state_dict`, the
+    next iterator continues with the next batch.
+
+    The tensors of one batch share memory, so one small tensor keeps the whole slab in
+    use. Tensors of a batch that shared memory with each other no longer do.
 
     Args:
-        dataset: as for torch, and so are all arguments that are not below.
-        ring_slabs: how many slabs there are, one for every batch that is on its way
-            or in use; 0: no ring. None: enough for all that workers are asked for,
-            and 6 more.
-        max_ring_bytes: the most bytes of memory that the ring ever takes, its header
-            and the rest of every page included; 0: no ring. A slab takes what the
-            batches in it need, and keeps it as long as the loader lives. None: half of
-            the memory that is available now.
-        sample_seeds: set the random states of torch (CPU), ``random`` and NumPy before
+        dataset: As in torch. So are all arguments that are not described here.
+        ring_slabs: The number of slabs. Every batch that is prepared, sent or in use
+            needs one. 0 disables the ring. None: the number of batches that workers
+            prepare, and 6 more.
+        max_ring_bytes: The upper limit of the memory of the ring in bytes, with its
+            header and whole pages. 0 disables the ring. A slab allocates the bytes that
+            its batches need, and keeps them as long as the loader exists. None: half of
+            the available memory.
+        sample_seeds: Set the random states of torch (CPU), ``random`` and NumPy before
             each sample of a map-style dataset, from a seed, the number of the epoch and
             the index of the sample. See ``docs/resume.md``.
-        snapshot_every_n_steps: 1 or more: workers report the state of a stateful
-            dataset from the first batch on. None or 0: after the first call of
-            ``state_dict``. The state is exact at every step, whatever the number is.
+        snapshot_every_n_steps: If 1 or more, workers report the state of a stateful
+            dataset from the first batch on. If None or 0, they do so after the first
+            call of ``state_dict``. The state is exact at every step, for any number.
 
     Raises:
         TypeError: ``ring_slabs``, ``max_ring_bytes`` or ``snapshot_every_n_steps`` is
-            not an integer, or ``sample_seeds`` not a bool; ``sample_seeds`` with an
-            iterable dataset.
-        ValueError: a number is negative; as torch.
-
-    The tensors of one batch share memory: one small tensor that is kept keeps the slab.
-    Tensors of one batch that shared memory before no longer do.
+            not an integer, ``sample_seeds`` is not a bool, or ``sample_seeds`` is True
+            with an iterable dataset.
+        ValueError: A number is negative, or torch's ``DataLoader`` raises it.
 
     Example:
         >>> loader = DataLoader(torch.arange(4), batch_size=2)
@@ -118,7 +120,7 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
             _random_state.check_sample_seeds(dataset)
         has_batches = batch_size is not None or batch_sampler is not None
         if collate_fn is collate and has_batches:
-            # As an attribute, so that loaders which others make from this one have it.
+            # Set here, so that other libraries that copy this loader copy it, too.
             collate_fn = collate_one_chunk
         super().__init__(
             dataset,
@@ -147,20 +149,23 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
         self._receiver = BatchReceiver(ring_slabs, max_ring_bytes)
 
     def stats(self) -> LoaderStats:
-        """Return what has been measured since the loader was made."""
+        """Return the statistics since the loader was made."""
         found = self._receiver.meter.snapshot()
         return replace(found, num_workers=self.num_workers, cores=num_cores())
 
     def preflight(self) -> list[Finding]:
-        """Return what this machine is short of for this loader, each with its number.
+        """Check whether limits of this machine are too low for this loader.
 
-        The same is looked at when workers first start; what puts batches at risk is
-        then a `LoaderWarning`.
+        The loader does this as well when its workers start for the first time. It then
+        warns of findings that put batches at risk, with a `LoaderWarning`.
+
+        Returns:
+            One finding for each limit that is too low, with the required number.
         """
         return self._receiver.preflight(self)
 
     def check_worker_number_rationality(self) -> None:
-        """Warn, at the user's line, of more workers than there are processors."""
+        """Warn of more workers than processors, with the user's line as the source."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             super().check_worker_number_rationality()
@@ -177,7 +182,7 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
         return super().__iter__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process can use."""
+        """Return the attributes that another process can use."""
         fresh = BatchReceiver(self.ring_slabs, self.max_ring_bytes)
         local = {"_receiver": fresh, "_iterator": None, "_progress": None}
         return {**self.__dict__, **local}

@@ -1,7 +1,7 @@
-"""What this machine allows a loader that is about to start, and which number is short.
+"""Check the limits of this machine before the workers of a loader start.
 
-Nothing here initialises a device or changes a limit. What cannot be read, as on another
-system than Linux, is not judged.
+Nothing here initialises a device or changes a limit. Limits that cannot be read, as on
+systems other than Linux, produce no finding.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import torch
 
 from ..core.text import nbytes_text
 
-#: Docker gives a container that much /dev/shm unless told otherwise.
+#: The size of /dev/shm in a Docker container by default.
 DOCKER_SHM_NBYTES = 64 << 20
-# What torch's iterator opens in the parent: measured with 1 to 8 workers and all start
-# methods, 4 pipe ends for each worker and up to 3 besides. The ring takes 2, and a
-# batch that misses it one while it arrives.
+# Files that torch's iterator opens in the parent, measured with 1 to 8 workers and all
+# start methods: 4 pipe ends for each worker, and up to 3 more. The ring opens 2. A
+# batch outside the ring opens 1 while it arrives.
 FILES_PER_WORKER = 4
 MORE_FILES = 6
 _CAP_IPC_LOCK = 14
-# Files of a control group: its limit, its usage; and the cached part in memory.stat.
+# Files of a control group: its limit, its usage, and the cached part in memory.stat.
 _GROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _GROUP_V2 = ("memory.max", "memory.current", "inactive_file")
 
 
 class Finding(NamedTuple):
-    """Something a loader should know before it starts.
+    """A limit of this machine that is too low for a loader.
 
     Attributes:
-        name: ``memory``, ``/dev/shm``, ``open files``, ``locked memory``, ``fork``.
-        text: what must hold, what was found, and what to do.
-        warns: whether batches are at risk; otherwise it is a note.
+        name: ``memory``, ``/dev/shm``, ``open files``, ``locked memory`` or ``fork``.
+        text: The requirement, the value that was found, and how to fix it.
+        warns: Whether batches are at risk. If not, the finding is a note.
     """
 
     name: str
@@ -58,13 +58,13 @@ def initialised_device() -> str | None:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the numbers are read; tests put others in the place of each.
+    """The sources of the numbers. Tests replace them.
 
     Attributes:
-        root: the folder in which ``proc``, ``sys`` and ``dev`` stand.
-        statvfs: tells the free space of a file system.
-        getrlimit: tells the soft and the hard limit of this process.
-        device: tells which accelerator has been initialised.
+        root: The folder that contains ``proc``, ``sys`` and ``dev``.
+        statvfs: Returns the free space of a file system.
+        getrlimit: Returns the soft and the hard limit of this process.
+        device: Returns the accelerator that has been initialised.
     """
 
     root: Path = Path("/")
@@ -73,10 +73,10 @@ class Machine:
     device: Callable[[], str | None] = initialised_device
 
     def memory_left(self) -> tuple[int, str] | None:
-        """Return how many bytes can still be had, and what the limit is.
+        """Return the available memory in bytes, and a text that names the limit.
 
-        A memfd is limited by the memory of the machine and of the process's control
-        groups, not by the size of /dev/shm.
+        The memory of the machine and of the process's control groups limits a memfd.
+        The size of /dev/shm does not.
         """
         left = [*self._system_left(), *self._groups_left()]
         return min(left, default=None)
@@ -87,7 +87,7 @@ class Machine:
                 yield int(line.split()[1]) << 10, "the machine's memory"
 
     def cores_left(self) -> float | None:
-        """Return for how many cores the control groups give time; None: for all."""
+        """Return the CPU quota of the control groups in cores, None without a quota."""
         left = []
         for group, is_v2 in self._groups("cpu"):
             if is_v2:
@@ -100,7 +100,7 @@ class Machine:
         return min(left, default=None)
 
     def _groups(self, controller: str) -> Iterator[tuple[Path, bool]]:
-        """Yield every control group around this process, and whether it is of v2."""
+        """Yield each control group of this process, and whether its version is 2."""
         for line in self._lines("proc/self/cgroup"):
             _, controllers, path = line.split(":", 2)
             base = self.root / "sys/fs/cgroup"
@@ -108,27 +108,27 @@ class Machine:
                 base /= controller
             elif controllers:
                 continue
-            # Without a namespace of its own a container sees its group as the base.
+            # Without its own namespace, a container sees its group as the base.
             folder = base / path.lstrip("/")
             for group in (folder, *folder.parents):
                 if group.is_relative_to(base):
                     yield group.relative_to(self.root), not controllers
 
     def _groups_left(self) -> Iterator[tuple[int, str]]:
-        """Yield what memory every control group around this process leaves."""
+        """Yield the memory that is left in each control group of this process."""
         for where, is_v2 in self._groups("memory"):
             limit, usage, reclaimed = _GROUP_V2 if is_v2 else _GROUP_V1
             most, used = self._number(where / limit), self._number(where / usage)
             if most is None or used is None:
                 continue
             for line in self._lines(where / "memory.stat"):
-                if line.split()[0] == reclaimed:  # cached files, given up when asked
+                if line.split()[0] == reclaimed:  # cached files, freed on demand
                     used -= int(line.split()[1])
             text = f"the limit of {nbytes_text(most)} in {self.root / where / limit}"
             yield max(0, most - used), text
 
     def shm_left(self) -> int | None:
-        """Return how many bytes are free in /dev/shm."""
+        """Return the free space in /dev/shm in bytes."""
         try:
             found = self.statvfs(self.root / "dev/shm")
         except OSError:
@@ -136,14 +136,14 @@ class Machine:
         return int(found.f_bavail * found.f_frsize)
 
     def open_files(self) -> int | None:
-        """Return how many file descriptors this process has open."""
+        """Return the number of open file descriptors of this process."""
         try:
-            return len(os.listdir(self.root / "proc/self/fd")) - 1  # one is the listing
+            return len(os.listdir(self.root / "proc/self/fd")) - 1  # of listdir
         except OSError:
             return None
 
     def may_lock(self) -> bool:
-        """Tell whether the limit of locked memory does not hold for this process."""
+        """Return True if this process may exceed the limit of locked memory."""
         for line in self._lines("proc/self/status"):
             if line.startswith("CapEff:"):
                 return bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)
@@ -169,15 +169,15 @@ def check(
     start_method: str | None,
     machine: Machine | None = None,
 ) -> list[Finding]:
-    """Return what stands in the way of a loader; nothing without workers.
+    """Return a finding for each limit that is too low for a loader with workers.
 
     Args:
-        num_workers: of the loader.
-        prefetch_factor: batches under way for each worker; None: torch's 2.
-        ring_nbytes: size of the ring that is yet to be allocated; 0 for no ring.
-        pin_memory: whether the ring will be page-locked.
-        start_method: ``fork``, ``spawn``, ``forkserver``; None: the default.
-        machine: where the numbers are read.
+        num_workers: The number of workers. Without workers, there are no findings.
+        prefetch_factor: Batches that each worker prepares. None: torch's default, 2.
+        ring_nbytes: The size of the ring, which is not allocated yet. 0: no ring.
+        pin_memory: Whether the ring will be pinned.
+        start_method: ``fork``, ``spawn`` or ``forkserver``. None: the default.
+        machine: The sources of the numbers.
     """
     if not num_workers:
         return []
@@ -197,24 +197,25 @@ def _check_memory(machine: Machine, ring_nbytes: int) -> Finding | None:
     if left is None or ring_nbytes <= left[0]:
         return None
     text = (
-        "DataLoader: memory should have room for a ring that grows to "
-        f"{nbytes_text(ring_nbytes)}, but {nbytes_text(left[0])} is left of {left[1]}. "
-        "A slab takes what its batches need, and where none is left, they take the way "
-        "around. Lower ring_slabs or max_ring_bytes, or give the job more memory."
+        f"DataLoader: the ring may grow to {nbytes_text(ring_nbytes)}, but only "
+        f"{nbytes_text(left[0])} is left of {left[1]}. If the memory runs out, batches "
+        "are allocated outside the ring, which is slower. Decrease ring_slabs or "
+        "max_ring_bytes, or give the job more memory."
     )
     return Finding("memory", text, False)
 
 
 def _check_shm(machine: Machine, ring_nbytes: int, num_batches: int) -> Finding | None:
-    """Look where torch puts what it sends itself: neither the ring nor its misses."""
+    """Check /dev/shm, which only tensors that torch sends itself use."""
     left = machine.shm_left()
     if left is None or left > max(DOCKER_SHM_NBYTES, ring_nbytes):
         return None
     text = (
-        "DataLoader: /dev/shm should have room for the tensors of up to "
-        f"{num_batches} batches that cross as torch sends them (not dense, or with "
-        f"gradients), but has {nbytes_text(left)} free. Dense tensors do not need "
-        "it. Else give a container --shm-size or --ipc=host, or remount it larger."
+        f"DataLoader: /dev/shm has only {nbytes_text(left)} free. torch sends tensors "
+        "that are not dense, or that have gradients, through it, for up to "
+        f"{num_batches} batches. Other tensors do not need it. If you use such "
+        "tensors, start the container with --shm-size or --ipc=host, or remount "
+        "/dev/shm with a larger size."
     )
     return Finding("/dev/shm", text, False)
 
@@ -236,17 +237,17 @@ def _check_files(machine: Machine, num_workers: int) -> Finding | None:
 def _check_locked(machine: Machine, ring_nbytes: int) -> Finding | None:
     """Compare the ring with a limit that NVIDIA's driver does not apply.
 
-    It pins pages itself (``os_lock_user_pages`` in its open kernel module) without
-    counting them as the process's locked memory.
+    The driver pins pages itself (``os_lock_user_pages`` in its open kernel module). It
+    does not count them as locked memory of the process.
     """
     soft, _ = machine.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or ring_nbytes <= soft or machine.may_lock():
         return None
     text = (
-        "DataLoader: RLIMIT_MEMLOCK should cover the ring of "
-        f"{nbytes_text(ring_nbytes)} where the device's driver counts page-locked "
-        f"memory, but is {nbytes_text(soft)}. NVIDIA's driver does not count it: "
-        "raise the limit (ulimit -l) only if page-locking fails."
+        f"DataLoader: RLIMIT_MEMLOCK is {nbytes_text(soft)}, less than the ring of "
+        f"{nbytes_text(ring_nbytes)}. This matters only if the device's driver counts "
+        "pinned memory, which NVIDIA's driver does not. Increase the limit (ulimit -l) "
+        "only if pinning fails."
     )
     return Finding("locked memory", text, False)
 
@@ -258,30 +259,30 @@ def _check_fork(machine: Machine, start_method: str | None) -> Finding | None:
     if device is None:
         return None
     text = (
-        f"DataLoader: workers should be forked before {device} is initialised, but it "
-        "is initialised already. They may use CPU tensors and the ring, but neither "
-        f"{device} nor tensors that were page-locked before; if the dataset does, give "
+        f"DataLoader: {device} is already initialised, and the workers will be forked. "
+        "They can use CPU tensors and the ring, but neither "
+        f"{device} nor tensors that are already pinned. If the dataset uses them, set "
         "multiprocessing_context='forkserver' or 'spawn'."
     )
     return Finding("fork", text, False)
 
 
 def cores_allowed() -> int:
-    """Return the number of cores that this process may run on."""
+    """Return the number of cores on which this process may run."""
     ask = getattr(os, "sched_getaffinity", None)
     return len(ask(0)) if ask else os.cpu_count() or 1
 
 
 @functools.cache
 def num_cores() -> int:
-    """Return the number of cores that this process has the time of, rounded up."""
+    """Return the number of cores that this process may use, rounded up."""
     quota = Machine().cores_left()
     allowed = cores_allowed()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
 def default_start_method() -> str:
-    """Return how processes start here, without settling it."""
+    """Return the start method of processes, without fixing it."""
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or multiprocessing.get_all_start_methods()[0]
 

@@ -30,34 +30,36 @@ from .tracebacks import hide_frames
 
 
 class StatefulLoader:
-    """A loader that can be stopped and continued."""
+    """A base class of loaders whose iteration can be saved and restored."""
 
-    #: The progress of the last iterator; a state that waits for the next one.
+    #: The progress of the last iterator.
     _progress: Progress | None = None
+    #: The state from which the next iterator continues.
     _loaded: dict[str, Any] | None = None
     #: Whether workers report the states of their dataset from the first batch on.
     _states_wanted = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the last iterator has got, to be continued by another loader.
+        """Return the position of the last iterator, from which a loader can continue.
 
-        The form is torchdata's ``StatefulDataLoader``'s: these two methods, and
-        datasets, samplers and their iterators with the same two methods are asked for
-        their state. The contents are our own: nests of dicts, lists, strings and
-        numbers, which ``json``, ``torch.save`` and ``torch.load(weights_only=True)``
-        take and ``==`` compares, if the states of datasets and samplers are such.
+        The protocol is that of torchdata's ``StatefulDataLoader``: these two methods.
+        Datasets, samplers and their iterators that have the same two methods save and
+        restore their own state. The contents differ from torchdata's. They are nested
+        dicts, lists, strings and numbers, if the states of datasets and samplers are.
+        ``json``, ``torch.save`` and ``torch.load(weights_only=True)`` support them, and
+        ``==`` compares them.
 
-        Batches count once ``next()`` has returned them. The random states of torch
-        (CPU), ``random``, NumPy and of the loader's generators are part of the state.
+        A batch counts once ``next()`` has returned it. The state includes the random
+        states of torch (CPU), ``random``, NumPy and the loader's generators.
 
         Returns:
-            A new dict. After the last batch it still belongs to this epoch, of which
-            nothing is left; after the ``StopIteration`` to the next one.
+            A new dict. After the last batch, it is the end of this epoch, with no batch
+            left. After ``StopIteration``, it is the start of the next epoch.
 
         Raises:
-            RuntimeError: ``in_order=False`` with workers; or which samples were given
-                is not known, as the message tells.
-            TypeError: the dataset is an ``IterDataPipe``.
+            RuntimeError: ``in_order=False`` with workers, or the delivered samples are
+                unknown. The message gives the reason.
+            TypeError: The dataset is an ``IterDataPipe``.
         """
         self._must_be_resumable("state_dict")
         self._states_wanted = True
@@ -68,33 +70,34 @@ class StatefulLoader:
         return self._progress.state(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next ``iter()`` continue where the state was taken.
+        """Let the next ``iter()`` continue from a state.
 
-        The loader must have been made with the same arguments, and the dataset must
-        have the same data. Workers of a map-style dataset may be more or fewer, unless
-        the dataset has a state. When ``iter()`` returns, the random states are those of
-        the moment of ``state_dict()``: seed afterwards if you want others. Persistent
-        workers are started anew.
+        The loader must have the same arguments, and the dataset the same data. The
+        number of workers may differ for a map-style dataset without a state. When
+        ``iter()`` returns, the random states are those at the time of ``state_dict()``.
+        To use other random states, seed after ``iter()``. Persistent workers are
+        started anew.
 
         Args:
-            state_dict: what ``state_dict()`` returned; ``{}`` forgets an earlier one.
+            state_dict: A return value of ``state_dict()``. ``{}`` discards a state that
+                was loaded before.
 
         Raises:
-            ValueError: the state is of another kind or version, or of a loader with
-                other arguments. Nothing has been changed then.
-            RuntimeError: raised by ``iter()``, if the sampler does not give the same
-                indices again; or as by ``state_dict``.
-            TypeError: the dataset is an ``IterDataPipe``.
+            ValueError: The state has another format or version, or belongs to a loader
+                with other arguments. The loader is unchanged.
+            RuntimeError: ``in_order=False`` with workers. ``iter()`` raises this as
+                well, if the sampler does not yield the same indices again.
+            TypeError: The dataset is an ``IterDataPipe``.
         """
         self._must_be_resumable("load_state_dict")
         if state_dict:
-            state_dict = _checked(self, state_dict)
+            state_dict = _check_state(self, state_dict)
             self._states_wanted = True
-        self._iterator: Any = None  # persistent workers have gone on
+        self._iterator: Any = None  # its persistent workers are at another position
         self._progress = None
         self._loaded = copy.deepcopy(state_dict) or None
         if state_dict and state_dict["epoch"] is None:
-            # Now, so that a set_epoch() before iter() is heard.
+            # Now, because the user may call set_epoch() before iter().
             set_epochs(ordering_parts(self), state_dict["epochs"])
 
     def _must_be_resumable(self, method: str) -> None:
@@ -102,52 +105,52 @@ class StatefulLoader:
         if loader.num_workers and not loader.in_order:
             raise RuntimeError(
                 f"DataLoader.{method} must know the order of batches, but the loader "
-                f"has in_order=False. Leave in_order away."
+                f"has in_order=False. Remove in_order=False."
             )
         if isinstance(loader.dataset, IterDataPipe):
             raise TypeError(
                 f"DataLoader.{method} must have a Dataset or an IterableDataset, but "
-                f"has an IterDataPipe. Wrap it into an IterableDataset."
+                f"has an IterDataPipe. Wrap it in an IterableDataset."
             )
 
 
-def _checked(loader: Any, state: Any) -> Any:
-    """Return a state of a loader like this one in today's form; else ``ValueError``."""
+def _check_state(loader: Any, state: Any) -> Any:
+    """Return a state in the current format. Raise ``ValueError`` if it does not fit."""
     where = "DataLoader.load_state_dict: the state must"
     if not isinstance(state, dict) or "version" not in state or "loader" not in state:
         found = list(state)[:4] if isinstance(state, dict) else type(state).__name__
         raise ValueError(
             f"{where} come from DataLoader.state_dict(), but is {found}. "
-            f"The state of another kind of loader cannot be continued."
+            f"States of other loaders are not supported."
         )
     if state["version"] == 1:
         state = from_version_1(state)
     if state["version"] != VERSION:
         raise ValueError(
             f"{where} be of version {VERSION}, but is of version {state['version']!r}. "
-            f"Continue it with the pyparallel that wrote it."
+            f"Load it with the version of pyparallel that saved it."
         )
-    of_workers = state["loader"]["num_workers"] > 0 or loader.num_workers > 0
-    fixed = bool(state["workers"]) and of_workers
+    has_workers = state["loader"]["num_workers"] > 0 or loader.num_workers > 0
+    is_fixed = bool(state["workers"]) and has_workers
     for name, value in saved_arguments(loader).items():
         found = state["loader"][name]
-        if found != value and (name != "num_workers" or fixed):
+        if found != value and (name != "num_workers" or is_fixed):
             raise ValueError(
                 f"{where} be of a loader with {name}={value!r} like this one, but is "
-                f"of one with {name}={found!r}. Make the loader as it was."
+                f"of one with {name}={found!r}. Make the loader with {name}={found!r}."
             )
     names = sorted(find_generators(ordering_parts(loader)))
     found = sorted(state["random"]["generators"])
     if found != names:
         raise ValueError(
             f"{where} have the generators of this loader, {names}, but has {found}. "
-            f"Make the loader and its samplers with generators as they were."
+            f"Make the loader and its samplers with the same generators."
         )
     return state
 
 
-class _Indices:
-    """A sampler as torch's iterators see it."""
+class _TrackedSampler:
+    """The sampler that torch's iterators read: it yields the tasks of a `Progress`."""
 
     def __init__(self, sampler: Any, progress: Progress) -> None:
         self.sampler, self.progress = sampler, progress
@@ -160,14 +163,14 @@ class _Indices:
 
 
 class InterceptedAttribute:
-    """An attribute that is changed when torch's iterator assigns it.
+    """An attribute whose value is replaced when torch's iterator assigns it.
 
     Args:
-        change: given the iterator and the value, returns what the attribute becomes.
+        replace: Returns the new value, from the iterator and the assigned value.
     """
 
-    def __init__(self, change: Callable[[Any, Any], Any]) -> None:
-        self.change = change
+    def __init__(self, replace: Callable[[Any, Any], Any]) -> None:
+        self.replace = replace
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -176,59 +179,61 @@ class InterceptedAttribute:
         return iterator.__dict__[self.name]
 
     def __set__(self, iterator: Any, value: Any) -> None:
-        iterator.__dict__[self.name] = self.change(iterator, value)
+        iterator.__dict__[self.name] = self.replace(iterator, value)
 
 
-def _read(iterator: Any, dataset: Any) -> Any:
+def _track_dataset(iterator: Any, dataset: Any) -> Any:
     progress = iterator._progress
-    source: DatasetTracker | None = progress.dataset.read(dataset)
+    tracker: DatasetTracker | None = progress.dataset.track(dataset)
     read_as = dataset
     if progress.samples is not None:
         read_as = SeededDataset(dataset)
-    elif isinstance(dataset, IterableDataset) and source is not None:
-        read_as = TrackedDataset(source)
-    if source is not None:
-        source.read_as = read_as
-        if not iterator._by_workers:
-            source.enter(0)
+    elif isinstance(dataset, IterableDataset) and tracker is not None:
+        read_as = TrackedDataset(tracker)
+    if tracker is not None:
+        tracker.read_as = read_as
+        if not iterator._has_workers:
+            tracker.enter(0)
     return read_as
 
 
-def enter(iterator: Any, init: Callable[[int], Any] | None) -> Any:
+def wrap_worker_init(iterator: Any, init: Callable[[int], Any] | None) -> Any:
     """Return the ``worker_init_fn`` of an iterator's workers."""
     progress = iterator._progress
-    if progress.dataset.source is None and progress.samples is None:
+    if progress.dataset.tracker is None and progress.samples is None:
         return init
-    return StatefulWorkerInit(init, progress.dataset.source)
+    return StatefulWorkerInit(init, progress.dataset.tracker)
 
 
 class StatefulIterator:
-    """An iterator of a loader whose progress is known.
+    """A base class of iterators that tracks the progress of an epoch.
 
-    It stands before one of torch's iterators among a class's bases. A type checker sees
-    neither that one nor its types, so it is told not to ask at each use of it.
+    A subclass inherits from this class first and then from one of torch's iterators.
+    Type checkers do not know torch's iterator here, hence each ``type: ignore``.
     """
 
-    # torch's __del__ asks for it, also if a state was refused before torch's __init__.
+    # torch's __del__ reads it, also after an error before torch's __init__.
     _shutdown = True
 
-    _dataset = InterceptedAttribute(_read)
+    _dataset = InterceptedAttribute(_track_dataset)
     _index_sampler = InterceptedAttribute(
-        lambda it, value: _Indices(value, it._progress)
+        lambda it, value: _TrackedSampler(value, it._progress)
     )
-    _base_seed = InterceptedAttribute(lambda it, value: it._progress.seed(value))
-    _worker_init_fn = InterceptedAttribute(enter)
+    _base_seed = InterceptedAttribute(
+        lambda it, value: it._progress.choose_base_seed(value)
+    )
+    _worker_init_fn = InterceptedAttribute(wrap_worker_init)
 
     def __init__(self, loader: Any) -> None:
         self._progress = progress = Progress(loader)
-        self._by_workers = loader.num_workers > 0
-        # The worker whose turn it is; none has a turn in the process itself.
+        self._has_workers = loader.num_workers > 0
+        # The worker that sends the next batch.
         self._turn = (
-            progress.dataset.turn % loader.num_workers if self._by_workers else 0
+            progress.dataset.turn % loader.num_workers if self._has_workers else 0
         )
         super().__init__(loader)  # type: ignore[call-arg]
-        progress.opened()
-        self._num_yielded = progress.given
+        progress.finish_setup()
+        self._num_yielded = progress.num_delivered
         loader._progress, loader._loaded = progress, None
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -251,8 +256,8 @@ class StatefulIterator:
         finally:
             if progress.samples is not None:
                 self._dataset.restore()
-        if self._by_workers:
-            progress.give(self._rcvd_idx)  # type: ignore[attr-defined]
+        if self._has_workers:
+            progress.count_batch(self._rcvd_idx)  # type: ignore[attr-defined]
         else:
-            progress.give_here()
+            progress.count_local_batch()
         return batch

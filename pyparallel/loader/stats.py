@@ -1,4 +1,4 @@
-"""What a loader measures: time waited, time hidden, bytes, padding, and a verdict."""
+"""Measure a loader: times, bytes, padding, and a verdict on the bottleneck."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from typing import Any
 from ..core.errors import BatchTypeError, LoaderWarning, has_warned, warn_once
 from ..core.text import nbytes_text, percent
 
-#: A step that waits for more than this fraction of the time is bound by its input.
+#: A loop is input-bound if its step waits for more than this fraction of the time.
 INPUT_BOUND = 0.1
-#: Advice is given from this fraction of padding bytes on.
+#: The verdict and a warning report padding above this fraction of the bytes.
 MUCH_PADDING = 0.4
-#: The fewest batches and bytes of a loader before a warning about padding.
-_PADDED_BATCHES, _PADDED_NBYTES = 20, 10_000_000
-#: Advice is given from this fraction of batches without a place in the ring on.
+#: A warning about padding needs at least these numbers of batches and bytes.
+_MIN_BATCHES, _MIN_NBYTES = 20, 10_000_000
+#: The verdict reports batches outside the ring above this fraction of the batches.
 MANY_MISSES = 0.01
-#: A worker needs up to this time to send a batch: faster batches gain nothing there.
+#: The time in which a worker sends a batch. Workers do not speed up faster batches.
 SEND_SECONDS = 1e-3
-#: No more workers than this for each core are advised, however little they compute.
+#: The most workers for each core that the verdict suggests.
 _WORKERS_PER_CORE = 8
 
 
 def suggest_num_workers(
     work: float, busy: float, cpu: float, core_wait: float, cores: int
 ) -> int:
-    """Return the number of workers that have a batch ready in time.
+    """Return the number of workers that prepare each batch in time.
 
-    Workers that compute need a core each, workers that wait for a disk share one. The
-    number is at most the one at which the workers use all cores.
+    Workers that compute need one core each. Workers that wait for a disk share cores.
+    The result is at most the number of workers that use all cores.
 
     Args:
-        work: the time that a worker needs for a batch.
-        busy: the time of a step that has its batch at once; in the same unit.
-        cpu: the CPU time in ``work``; 0: not known.
-        core_wait: the part of ``work`` in which the worker waited for a core.
-        cores: that the process may use; 0: not known, as 1.
+        work: The time that a worker needs for a batch.
+        busy: The time of a step whose batch is ready, in the same unit.
+        cpu: The CPU time in ``work``. 0: unknown.
+        core_wait: The part of ``work`` in which the worker waited for a core.
+        cores: The number of cores that the process may use. 0: unknown, taken as 1.
     """
     cores, share = max(1, cores), 1.0
     if cpu:
@@ -53,38 +53,38 @@ def suggest_num_workers(
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader has counted since it was made, over all its epochs and iterators.
+    """Statistics of a loader since it was made, for all its epochs and iterators.
 
-    Times are of the wall clock, in seconds, but for CPU times. What happens in workers
-    or in a thread happens while the step runs, so the times do not sum to anything.
+    Times are wall-clock times in seconds, except CPU times. Workers and threads run at
+    the same time as the step, so the times do not add up to a total.
 
     Attributes:
-        batches: how many were handed out.
-        wait_seconds: what the consumer spent in ``next()``.
-        busy_seconds: what it spent between one ``next()`` and another: the step.
-            Time between epochs is not counted.
-        fetch_seconds: the time in the dataset to get samples, summed over workers.
-        collate_seconds: the time in ``collate_fn``, summed over workers.
-        pack_seconds: the time to write batches into the ring, summed over workers.
-        copy_seconds: the time of a `PreDataLoader` to start copies to the device, and
+        batches: The number of batches that the loader returned.
+        wait_seconds: The time of the consumer in ``next()``.
+        busy_seconds: The time of the consumer between two calls of ``next()``: the
+            step. Time between epochs does not count.
+        fetch_seconds: The time in the dataset to get samples, summed over workers.
+        collate_seconds: The time in ``collate_fn``, summed over workers.
+        pack_seconds: The time to write batches into the ring, summed over workers.
+        copy_seconds: The time of a `PreDataLoader` to start copies to the device, and
             in its ``transform``.
-        nbytes: bytes of the tensors in all batches.
-        padding_nbytes: how many of ``stacked_nbytes`` are padding.
-        stacked_nbytes: bytes of the tensors that `collate` or `pad_stack` stacked.
-        ring_hits: batches that came through the ring.
-        ring_misses: batches that found no place in it and took ordinary memory.
-        fetch_cpu_seconds: CPU time in ``fetch_seconds``, of all threads. The rest is
-            waiting: for a disk, a network, another process, or a core.
-        collate_cpu_seconds: CPU time in ``collate_seconds``; 0 without workers, where
-            it is not measured.
-        pack_cpu_seconds: CPU time in ``pack_seconds``.
-        core_wait_seconds: the time for which workers could run but had no core, as
-            Linux counts it; 0 elsewhere and without workers.
-        load_seconds: the time of a `PreDataLoader`'s thread to get batches from its
+        nbytes: The bytes of the tensors in all batches.
+        padding_nbytes: The bytes of padding in ``stacked_nbytes``.
+        stacked_nbytes: The bytes of the tensors that `collate` or `pad_stack` stacked.
+        ring_hits: The number of batches that were sent in the ring.
+        ring_misses: The number of batches that were allocated outside the ring.
+        fetch_cpu_seconds: The CPU time in ``fetch_seconds``, of all threads. The rest
+            is waiting for a disk, a network, another process or a core.
+        collate_cpu_seconds: The CPU time in ``collate_seconds``. 0 without workers,
+            where it is not measured.
+        pack_cpu_seconds: The CPU time in ``pack_seconds``.
+        core_wait_seconds: The time in which workers were ready to run but had no core,
+            as counted by Linux. 0 on other systems and without workers.
+        load_seconds: The time of a `PreDataLoader`'s thread to get batches from its
             loader.
-        first_wait_seconds: the part of ``wait_seconds`` for first batches of epochs.
-        num_workers: of the loader; 0: it works in the process.
-        cores: that the process may use; 0: not known.
+        first_wait_seconds: The part of ``wait_seconds`` for first batches of epochs.
+        num_workers: The number of workers. 0: the loader has no workers.
+        cores: The number of cores that the process may use. 0: unknown.
     """
 
     batches: int = 0
@@ -110,17 +110,17 @@ class LoaderStats:
 
     @property
     def waited(self) -> float:
-        """The fraction of the time that the step waited for its input; 0 at first."""
+        """The fraction of the time in which the step waited for a batch. At first 0."""
         total = self.wait_seconds + self.busy_seconds
         return self.wait_seconds / total if total else 0.0
 
     @property
     def hidden(self) -> float | None:
-        """The fraction of the work on batches that the step did not wait for.
+        """The fraction of the work on batches that was hidden behind the step.
 
-        The work is that of a `PreDataLoader`'s thread, or fetch, collate and pack; None
-        if it was not measured. Waiting longer than the work took, as for workers to
-        start, hides nothing: 0.
+        The work is the time of a `PreDataLoader`'s thread, or of fetch, collate and
+        pack. None if it was not measured. 0 if the step waited longer than the work
+        took, as for workers to start.
         """
         work = self.load_seconds or self._work_seconds
         if not work:
@@ -129,21 +129,21 @@ class LoaderStats:
 
     @property
     def padding_fraction(self) -> float:
-        """The fraction of ``stacked_nbytes`` that is padding; 0 without any."""
+        """The fraction of ``stacked_nbytes`` that is padding. 0 without stacking."""
         stacked = self.stacked_nbytes
         return self.padding_nbytes / stacked if stacked else 0.0
 
     @property
     def verdict(self) -> str:
-        """The bound of the loop, and the next step to take, in one line.
+        """The bottleneck of the loop and the next step to take, in one line.
 
         ``input-bound`` means that the step waited for more than 10 % of the time.
         """
         if not self.batches:
             return "no batch yet: iterate over the loader"
         bound = self.waited > INPUT_BOUND
-        kind = "input-bound" if bound else "compute-bound"
-        text = f"{kind}: the step waited {percent(self.waited)} of the time"
+        bottleneck = "input-bound" if bound else "compute-bound"
+        text = f"{bottleneck}: the step waited {percent(self.waited)} of the time"
         if bound:
             return f"{text}; {self._input_advice()}"
         return f"{text}; {self._padding_advice() or 'make the step itself faster'}"
@@ -158,28 +158,28 @@ class LoaderStats:
             return None
         return (
             f"{percent(self.padding_fraction)} of the stacked bytes are padding: "
-            "batch samples of like sizes together"
+            "batch samples of similar size together"
         )
 
     def _input_advice(self) -> str:
-        """Return the next step for a loop that waits."""
+        """Return the next step for an input-bound loop."""
         making, workers = self._work_seconds, self.num_workers
         if self.copy_seconds > max(making / max(1, workers), self.load_seconds):
             return (
-                "most of the thread's time goes into copies and the transform: give "
-                "the loader pin_memory=True, or make the transform cheaper"
+                "most of the thread's time goes into copies and the transform: set "
+                "pin_memory=True of the loader, or make the transform cheaper"
             )
         if workers and self.first_wait_seconds > self.wait_seconds / 2:
             return (
                 f"{percent(self.first_wait_seconds / self.wait_seconds)} of that was "
                 "for the first batches of epochs: set persistent_workers=True"
             )
-        if self.fetch_seconds <= making / 2:  # else a batch is waited for, not moved
+        if self.fetch_seconds <= making / 2:  # otherwise the dataset is the bottleneck
             sent = self.ring_hits + self.ring_misses
             if self.ring_misses > MANY_MISSES * sent:
                 return (
-                    f"{self.ring_misses} of {sent} batches found no place in the ring: "
-                    "raise ring_slabs or max_ring_bytes"
+                    f"{self.ring_misses} of {sent} batches did not fit into the ring: "
+                    "increase ring_slabs or max_ring_bytes"
                 )
             if padding := self._padding_advice():
                 return padding
@@ -187,13 +187,13 @@ class LoaderStats:
             return self._batch_advice()
         if self.load_seconds:
             return (
-                "its thread waits for the loader below, which measures nothing: use "
+                "its thread waits for the wrapped loader, which has no statistics: use "
                 "pyparallel.DataLoader there, or run pyparallel profile"
             )
         return "run pyparallel profile to see where the time goes"
 
     def _batch_advice(self) -> str:
-        """Return the next step where making batches takes too long."""
+        """Return the next step if making batches takes too long."""
         making, workers = self._work_seconds, self.num_workers
         parts = {
             "fetch": self.fetch_seconds,
@@ -215,27 +215,29 @@ class LoaderStats:
         if not workers:
             return f"{most}: make batches in workers, num_workers={number}"
         if self.core_wait_seconds > making / 2:
-            crowd = 0 < self.cores < workers
+            advice = "free some cores"
+            if 0 < self.cores < workers:
+                advice = "use fewer workers"
             return (
                 f"workers waited for a core {percent(self.core_wait_seconds / making)}"
-                f" of their time: {'use fewer workers' if crowd else 'free some cores'}"
+                f" of their time: {advice}"
             )
         if number > workers:
             return f"{most}: use more workers, num_workers={number}"
         if making <= workers * self.busy_seconds:
             return (
-                "workers are fast enough on average, but some batches come late: raise "
-                "prefetch_factor"
+                "workers are fast enough on average, but some batches come late: "
+                "increase prefetch_factor"
             )
         cheaper = {
             "fetch": "make samples cheaper",
             "collate": "make batches smaller, as with images in uint8",
-            "pack": "let pyparallel.collate write batches into the ring",
+            "pack": "use pyparallel.collate, which writes batches into the ring",
         }[part]
-        return f"{most}, and more workers have no cores: {cheaper}"
+        return f"{most}, and there are no cores for more workers: {cheaper}"
 
     def __str__(self) -> str:
-        """Return the verdict and every figure with its unit, on lines of their own."""
+        """Return the verdict, and a line for each figure with its unit."""
         hidden = "not measured" if self.hidden is None else percent(self.hidden)
         made = {}
         for part in ("fetch", "collate", "pack"):
@@ -266,7 +268,7 @@ class LoaderStats:
         return "\n".join([self.verdict, *lines])
 
 
-#: What only the loader that makes the batches can count.
+#: Counters that only the loader that makes the batches has.
 _INNER_COUNTERS = (
     *("fetch_seconds", "collate_seconds", "pack_seconds", "core_wait_seconds"),
     *("fetch_cpu_seconds", "collate_cpu_seconds", "pack_cpu_seconds"),
@@ -275,12 +277,12 @@ _INNER_COUNTERS = (
 
 
 class Meter:
-    """Counts what a loader does, from any thread; see `LoaderStats`.
+    """Counts the statistics of a loader, from any thread: see `LoaderStats`.
 
-    A copy of a meter, pickled or deep, is a new one that has counted nothing.
+    A pickled or deep copy of a meter is a new meter with empty counters.
 
     Args:
-        clock: the time in nanoseconds; never goes back.
+        clock: Returns the time in nanoseconds. Must be monotonic.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -288,45 +290,45 @@ class Meter:
         self._lock = threading.Lock()
         self._counts: dict[str, float] = asdict(LoaderStats())
         self._wait = self._busy = self._first_wait = 0
-        self._mine = _Times()
+        self._thread = _ThreadTimes()
         _meters.add(self)
 
     def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
-        """Pickle as a new meter: a lock and the times of threads have no copy."""
+        """Pickle as a new meter: locks and thread-local times cannot be copied."""
         return type(self), ()
 
     def add(self, **counters: float) -> None:
         """Add numbers to the counters of these names.
 
         Raises:
-            TypeError: `LoaderStats` has no such counter; nothing is added.
+            TypeError: `LoaderStats` has no such counter. Nothing is added.
         """
         counts = self._counts
         for name in counters:
             if name not in counts:
                 raise BatchTypeError(
-                    "Meter.add must be given counters of LoaderStats, but is given "
+                    "Meter.add: the names must be counters of LoaderStats, but one is "
                     f"{name!r}."
                 )
         with self._lock:
             for name, number in counters.items():
                 counts[name] += number
 
-    def padding(self) -> tuple[int, int, int]:
+    def padding_totals(self) -> tuple[int, int, int]:
         """Return the number of batches, the bytes stacked, and the bytes of padding."""
         counts = self._counts
         with self._lock:
-            found = (
+            totals = (
                 counts["batches"],
                 counts["stacked_nbytes"],
                 counts["padding_nbytes"],
             )
-        return int(found[0]), int(found[1]), int(found[2])
+        return int(totals[0]), int(totals[1]), int(totals[2])
 
-    def made(
+    def count_batch(
         self,
-        started: int,
-        collating: int,
+        start: int,
+        collate_start: int,
         collate_ns: int,
         fetch_cpu_seconds: float,
         nbytes: int,
@@ -335,28 +337,28 @@ class Meter:
     ) -> None:
         """Count a batch that this thread made while its consumer waited.
 
-        It does as `waiting` and `add` do, in one call.
+        One call replaces `waiting` and `add`, because it is on the hot path.
 
         Args:
-            started: the reading of ``clock`` when the wait began. It ends now.
-            collating: the reading when the samples were there.
-            collate_ns: the time of ``collate_fn``.
-            fetch_cpu_seconds: as in `LoaderStats`, of this batch, and so are the rest.
-            nbytes: of this batch.
-            stacked_nbytes: of this batch.
-            padding_nbytes: of this batch.
+            start: The reading of ``clock`` at the start of the wait, which ends now.
+            collate_start: The reading when the samples were complete.
+            collate_ns: The duration of ``collate_fn``.
+            fetch_cpu_seconds: As in `LoaderStats`, for this batch.
+            nbytes: As in `LoaderStats`, for this batch.
+            stacked_nbytes: As in `LoaderStats`, for this batch.
+            padding_nbytes: As in `LoaderStats`, for this batch.
         """
-        mine, counts = self._mine, self._counts
-        before, mine.ended = mine.ended, (now := self.clock())
-        took = now - started
+        thread, counts = self._thread, self._counts
+        last_end, thread.last_end = thread.last_end, (now := self.clock())
+        wait = now - start
         with self._lock:
-            self._wait += took
-            if before is not None:
-                self._busy += started - before
+            self._wait += wait
+            if last_end is not None:
+                self._busy += start - last_end
             else:
-                self._first_wait += took
+                self._first_wait += wait
             counts["batches"] += 1
-            counts["fetch_seconds"] += (collating - started) * 1e-9
+            counts["fetch_seconds"] += (collate_start - start) * 1e-9
             counts["fetch_cpu_seconds"] += fetch_cpu_seconds
             counts["collate_seconds"] += collate_ns * 1e-9
             counts["nbytes"] += nbytes
@@ -364,47 +366,49 @@ class Meter:
                 counts["stacked_nbytes"] += stacked_nbytes
                 counts["padding_nbytes"] += padding_nbytes
 
-    def waited(self, started: int) -> None:
+    def count_wait(self, start: int) -> None:
         """Count a wait of this thread's consumer that ends now.
 
         Args:
-            started: the reading of ``clock`` when it began.
+            start: The reading of ``clock`` at the start of the wait.
         """
-        mine = self._mine
-        before, mine.ended = mine.ended, (now := self.clock())
+        thread = self._thread
+        last_end, thread.last_end = thread.last_end, (now := self.clock())
         with self._lock:
-            self._wait += now - started
-            if before is not None:
-                self._busy += started - before
+            self._wait += now - start
+            if last_end is not None:
+                self._busy += start - last_end
             else:
-                self._first_wait += now - started
+                self._first_wait += now - start
 
     def waiting(self) -> _Waiting:
         """Return a context manager for the block in which the consumer waits.
 
-        What the same thread does between two such blocks is counted as busy. Blocks
-        of one meter are not nested.
+        The time of the same thread between two such blocks counts as busy. Do not nest
+        blocks of one meter.
         """
         return _Waiting(self)
 
     def pause(self) -> None:
-        """Do not count as busy what this thread does from here to its next wait.
+        """Do not count the time until this thread's next wait as busy.
 
-        Called where an iterator starts and where it ends, so that what happens between
-        two epochs, as validation, is not taken for a step.
+        Iterators call this at their start and end, so that the time between two epochs,
+        such as validation, does not count as a step.
         """
-        self._mine.ended = None
+        self._thread.last_end = None
 
     def snapshot(
-        self, below: LoaderStats | None = None, before: LoaderStats | None = None
+        self,
+        inner: LoaderStats | None = None,
+        inner_before: LoaderStats | None = None,
     ) -> LoaderStats:
-        """Return the counters as they are now.
+        """Return the current statistics.
 
         Args:
-            below: those of a loader that this one wraps. What only that one can count
-                is taken from there: fetch, collate, pack, bytes, padding, the ring and
-                its workers.
-            before: those of that loader when counting began here.
+            inner: Statistics of the loader that this one wraps. They provide the
+                counters that only that loader has: fetch, collate, pack, bytes,
+                padding, the ring and its workers.
+            inner_before: Statistics of that loader when counting began here.
         """
         with self._lock:
             counts = dict(self._counts)
@@ -412,43 +416,43 @@ class Meter:
         counts["wait_seconds"] += wait / 1e9
         counts["busy_seconds"] += busy / 1e9
         counts["first_wait_seconds"] += first_wait / 1e9
-        # Counts are whole where the fields are; one dict has no such type.
+        # Counters of integer fields are integers, but the dict has one type for all.
         stats = LoaderStats(**counts)  # type: ignore[arg-type]
-        if below is None:
+        if inner is None:
             return stats
-        before = before or LoaderStats()
-        counted = {k: getattr(below, k) - getattr(before, k) for k in _INNER_COUNTERS}
+        old = inner_before or LoaderStats()
+        counted = {k: getattr(inner, k) - getattr(old, k) for k in _INNER_COUNTERS}
         return replace(
-            stats, num_workers=below.num_workers, cores=below.cores, **counted
+            stats, num_workers=inner.num_workers, cores=inner.cores, **counted
         )
 
 
-class _Times(threading.local):
-    """When the last wait of this thread ended; None: what follows is no step."""
+class _ThreadTimes(threading.local):
+    """The end of this thread's last wait. None: no step follows it."""
 
-    ended: int | None = None
+    last_end: int | None = None
 
 
 class _Waiting:
     """One wait of one thread."""
 
-    __slots__ = ("_meter", "_started")
+    __slots__ = ("_meter", "_start")
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
 
     def __enter__(self) -> None:
-        self._started = self._meter.clock()
+        self._start = self._meter.clock()
 
     def __exit__(self, *error: Any) -> None:
-        self._meter.waited(self._started)
+        self._meter.count_wait(self._start)
 
 
 _meters: weakref.WeakSet[Meter] = weakref.WeakSet()
 
 
 def _unlock_after_fork() -> None:
-    """Give meters new locks: the thread that held one does not exist in the child."""
+    """Give meters new locks: a thread that held one does not exist in the child."""
     for meter in list(_meters):
         meter._lock = threading.Lock()
 
@@ -458,25 +462,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def warn_about_padding(meter: Meter, stacked_nbytes: int, padding_nbytes: int) -> None:
-    """Warn if much of the stacked bytes of a loader is padding.
+    """Warn if a large fraction of the stacked bytes of a loader is padding.
 
     Args:
-        meter: of the loader, with this batch in it.
-        stacked_nbytes: of this batch.
-        padding_nbytes: of this batch.
+        meter: The meter of the loader, which has counted this batch.
+        stacked_nbytes: The stacked bytes of this batch.
+        padding_nbytes: The bytes of padding in this batch.
     """
     if padding_nbytes <= MUCH_PADDING * stacked_nbytes or has_warned("PP211"):
         return
-    batches, stacked, padding = meter.padding()
-    if batches < _PADDED_BATCHES or stacked < _PADDED_NBYTES:
+    batches, stacked, padding = meter.padding_totals()
+    if batches < _MIN_BATCHES or stacked < _MIN_NBYTES:
         return
     if padding <= MUCH_PADDING * stacked:
         return
     warn_once(
         "PP211",
-        f"DataLoader: at most {percent(MUCH_PADDING)} of the stacked bytes should "
-        f"be padding, but {percent(padding / stacked)} of {nbytes_text(stacked)} in "
-        f"{batches} batches are. Batch samples of like sizes together, or leave them "
-        "ragged: DataContainer(..., ragged=True).",
+        f"DataLoader: {percent(padding / stacked)} of the {nbytes_text(stacked)} "
+        f"stacked in {batches} batches are padding, which costs memory and computing "
+        "time. Batch samples of similar size together, or leave them ragged: "
+        "DataContainer(..., ragged=True).",
         LoaderWarning,
     )

@@ -21,7 +21,8 @@ from ._random_state import SampleTask, SeededDataset
 def hide_frames(error: BaseException) -> None:
     """Remove the frames of this package from the tracebacks of an error and its causes.
 
-    The innermost frame of an unexpected error stays. ``PYPARALLEL_DEBUG=1`` keeps all.
+    The innermost frame of an unexpected error stays. ``PYPARALLEL_DEBUG=1`` keeps all
+    frames.
     """
     seen: set[int] = set()
     link: BaseException | None = error
@@ -36,20 +37,20 @@ def hide_frames(error: BaseException) -> None:
 def _without_own_frames(
     trace: TracebackType | None, hides_innermost: bool
 ) -> TracebackType | None:
-    steps = []
+    entries = []
     while trace is not None:
-        steps.append(trace)
+        entries.append(trace)
         trace = trace.tb_next
     kept: TracebackType | None = None
-    for number, step in enumerate(reversed(steps)):
-        if _is_own_frame(step) and (number or hides_innermost):
+    for i, entry in enumerate(reversed(entries)):
+        if _is_own_frame(entry) and (i or hides_innermost):
             continue
-        kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return kept
 
 
-def _is_own_frame(step: TracebackType) -> bool:
-    name = str(step.tb_frame.f_globals.get("__name__", ""))
+def _is_own_frame(entry: TracebackType) -> bool:
+    name = str(entry.tb_frame.f_globals.get("__name__", ""))
     return name.partition(".")[0] == "pyparallel"
 
 
@@ -59,27 +60,27 @@ _repr.maxstring = _repr.maxother = 200
 
 
 def format_indices(indices: Any) -> str:
-    """Return an index, or the indices of a batch, as messages show it."""
+    """Return a short text for an index or for the indices of a batch."""
     return _repr.repr(indices)
 
 
 def rank_text() -> str:
-    """Return ``"rank 3"`` in a process of a distributed job, else an empty string."""
+    """Return ``"rank 3"`` in a distributed job, and an empty string elsewhere."""
     rank = os.environ.get("RANK", "")
     if dist.is_available() and dist.is_initialized():
         rank = str(dist.get_rank())
     return f"rank {rank}" if rank else ""
 
 
-#: Positions in a batch as the messages of this package and of torch name them.
+#: Positions in a batch, in the form of this package's messages and torch's.
 _POSITION = re.compile(r"\b(batch\[(\d+)\]|entry (\d+))")
-_MOST_POSITIONS = 4
-#: Methods that read samples one by one, in the order of the indices.
+_MAX_POSITIONS = 4
+#: ``__getitems__`` methods that read samples one by one, in the order of the indices.
 _ONE_BY_ONE = (Subset.__getitems__, SeededDataset.__getitems__)
 
 
 class _Indices(list[Any]):
-    """The indices of a batch, which know how many of them were read."""
+    """The indices of a batch. Records how many of them were read."""
 
     _iterator: Iterator[Any] | None = None
 
@@ -88,7 +89,7 @@ class _Indices(list[Any]):
         return self._iterator
 
     def take_position(self) -> int | None:
-        """Return the position that was read last; None if all were read, or none."""
+        """Return the last position that was read, None at the end and at the start."""
         iterator, self._iterator = self._iterator, None  # it refers to this list
         if iterator is None or not iterator.__reduce__()[1][0]:
             return None
@@ -96,11 +97,11 @@ class _Indices(list[Any]):
 
 
 class LocatingFetcher:
-    """A fetcher of torch's whose errors name the samples that were read.
+    """Wraps a fetcher of torch so that its errors name the samples that were read.
 
     Args:
-        fetcher: torch's.
-        report: called with an error and a description of its place.
+        fetcher: The fetcher.
+        report: Called with an error and a text that locates its samples.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class LocatingFetcher:
         self._num_read = 0  # samples of an iterable dataset
 
     def fetch(self, index: Any) -> Any:
-        """Return a batch, as torch's fetcher."""
+        """Return a batch, as torch's fetcher does."""
         indices = index
         if self._auto_collation and self._is_one_by_one:
             if isinstance(index, SampleTask):
@@ -131,27 +132,27 @@ class LocatingFetcher:
         except StopIteration:
             raise
         except Exception as error:
-            self._report(error, self._place(error, indices))
+            self._report(error, self._locate(error, indices))
             raise
         if self._is_iterable:
             self._num_read += len(indices) if self._auto_collation else 1
         return batch
 
-    def _place(self, error: Exception, indices: Any) -> str:
+    def _locate(self, error: Exception, indices: Any) -> str:
         position = None
         if isinstance(indices, _Indices):
             position = indices.take_position()
         if self._is_iterable:
-            return self._place_in_stream(error, position, indices)
+            return self._locate_in_stream(error, position, indices)
         if isinstance(indices, SampleTask):
             indices = indices.indices
         if not self._auto_collation:
             return f"at index {format_indices(indices)}"
         if position is not None:
             return f"at index {format_indices(indices[position])}"
-        return _place_in_batch("index", "indices", error, list(indices))
+        return _locate_in_batch("index", "indices", error, list(indices))
 
-    def _place_in_stream(
+    def _locate_in_stream(
         self, error: Exception, position: int | None, indices: Any
     ) -> str:
         first = self._num_read
@@ -162,17 +163,17 @@ class LocatingFetcher:
             self._num_read += position + 1
             return f"at sample {first + position}"
         self._num_read += len(indices) if position is None else position
-        return _place_in_batch(
+        return _locate_in_batch(
             "sample", "samples", error, [*range(first, self._num_read)]
         )
 
 
-def _place_in_batch(one: str, many: str, error: Exception, numbers: list[Any]) -> str:
+def _locate_in_batch(one: str, many: str, error: Exception, numbers: list[Any]) -> str:
     text = f"in the batch of {many} {format_indices(numbers)}"
     named: dict[str, str] = {}
     for found in _POSITION.finditer(_message(error)):
         position = int(found[2] or found[3])
-        if position < len(numbers) and len(named) < _MOST_POSITIONS:
+        if position < len(numbers) and len(named) < _MAX_POSITIONS:
             named[found[1]] = f"{found[1]} is {one} {format_indices(numbers[position])}"
     return f"{text} ({', '.join(named.values())})" if named else text
 
@@ -184,8 +185,8 @@ def _message(error: Exception) -> str:
         return ""
 
 
-def add_note(error: BaseException, place: str) -> None:
-    """Add the place of an error to its traceback (Python 3.11 and later)."""
+def add_note(error: BaseException, location: str) -> None:
+    """Add the location of an error to its traceback (Python 3.11 and later)."""
     if hasattr(error, "add_note"):
         rank = rank_text()
-        error.add_note(f"DataLoader{f' ({rank})' if rank else ''}: {place}.")
+        error.add_note(f"DataLoader{f' ({rank})' if rank else ''}: {location}.")

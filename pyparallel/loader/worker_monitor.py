@@ -45,21 +45,22 @@ from ..batch import pytree
 from ..core.torch_private import forget_workers, pin_memory_loop, seed_locks
 from .tracebacks import format_indices, rank_text
 
-#: How often a wait looks whether the workers live, in seconds.
+#: The interval at which a wait checks the workers, in seconds.
 SLICE = 0.1
-#: How long one that died may take to be known as dead, or an error to arrive from it.
+#: The longest time in seconds until a dead worker is known as dead, or until its error
+#: arrives.
 GRACE = 0.3
-#: How long one that lives may hold a lock that all of them take, in seconds.
-_LOCKED = 5.0
-#: What a broken connection to a worker looks like.
+#: The longest time in seconds for which a live worker holds a lock of all workers.
+_LOCK_SECONDS = 5.0
+#: Errors of a broken connection to a worker.
 _BROKEN = (EOFError, FileNotFoundError, ConnectionError)
-#: Signals of a process whose code is at fault.
+#: Signals that end a process after a fault in native code.
 _CRASHES = {
     *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE),
     *(signal.SIGILL, signal.SIGSEGV),
 }
-#: How many batches a message shows.
-_MOST_SHOWN = 8
+#: The most batches that a message lists.
+_MAX_SHOWN = 8
 _ITERATOR = (
     *("_workers", "_try_get_data", "_shutdown_workers", "_persistent_workers"),
     "_worker_pids_set",
@@ -67,27 +68,27 @@ _ITERATOR = (
 _TORCH_SAYS_DEAD = "DataLoader worker (pid"
 _TORCH_SAYS_LATE = "DataLoader timed out after"
 
-#: Keeps the queues of an iterator alive until the iterator is dead, by its `id`.
+#: Keeps the queues of each iterator alive as long as the iterator, by its `id`.
 #:
-#: Note: [garbage]. The garbage collector frees an iterator in a reference cycle. It
-#: first calls the finalizers of each ``multiprocessing.Queue``, which end the thread
-#: that feeds it. Then the iterator's ``__del__`` cannot send its workers the order to
-#: end, waits 5 s for each and kills them. The collector leaves alone the queues of
-#: this dict.
+#: Note: [garbage]. When the garbage collector frees an iterator in a reference cycle,
+#: it first calls the finalizers of each ``multiprocessing.Queue``. These end the thread
+#: that feeds the queue. The iterator's ``__del__`` can then not send its workers the
+#: order to end, so it waits 5 s for each and kills them. The collector does not touch
+#: the queues in this dict.
 _queues: dict[int, list[Any]] = {}
 
 
 class Stopped(Exception):
-    """Nobody wants the batch that the thread waits for."""
+    """The wait for a batch was cancelled."""
 
 
 def has_workers(source: Any) -> bool:
-    """Tell whether an iterator is torch's, or torchdata's, with processes below."""
+    """Return True for an iterator of torch or torchdata with worker processes."""
     return all(hasattr(source, name) for name in _ITERATOR) and bool(source._workers)
 
 
 def shares_iterator(loader: Any) -> bool:
-    """Tell whether persistent workers make every ``iter(loader)`` the same object."""
+    """Return True if ``iter(loader)`` returns the same iterator every time."""
     return bool(
         getattr(loader, "persistent_workers", False)
         and getattr(loader, "num_workers", 0)
@@ -95,27 +96,28 @@ def shares_iterator(loader: Any) -> bool:
 
 
 def persistent_iterator(loader: Any) -> Any:
-    """Return the iterator whose persistent workers the next epoch needs alive, or None.
+    """Return the iterator whose persistent workers the next epoch needs, or None.
 
-    `pyparallel.DataLoader` starts others for those that died.
+    None for `pyparallel.DataLoader`, which replaces workers that died.
     """
     source = getattr(loader, "_iterator", None) if shares_iterator(loader) else None
     return None if hasattr(source, "has_lost_worker") else source
 
 
 class _DoneEvent:
-    """The event that tells workers to end, for the process that sets it.
+    """The event that makes workers end, in the process that sets it.
 
-    Workers look at it between batches, under its lock. One that is killed there takes
-    the lock along, and torch waits for it without limit when it notes that death and
-    when it ends the other workers. Here nobody has to ask, because nobody else sets it,
-    and who cannot have the lock ends the workers, which could not get it either.
+    Workers read the event between batches, under its lock. A worker that is killed
+    there never releases the lock. torch would then wait for it without limit when it
+    handles the death, and when it ends the other workers. This class reads the event
+    without the lock, because only this process sets it. If it cannot acquire the lock
+    to set the event, it terminates the workers, which could not acquire it either.
     """
 
     def __init__(
         self, event: synchronize.Event, workers: Sequence[Any], is_set: bool
     ) -> None:
-        # multiprocessing keeps the parts of its events to itself.
+        # The parts of multiprocessing's events are private.
         parts: Any = event
         self._lock, self._flag = parts._cond, parts._flag
         self._workers, self._is_set = workers, is_set
@@ -125,9 +127,9 @@ class _DoneEvent:
 
     def set(self) -> None:
         self._is_set = True
-        lost = any(worker.exitcode for worker in self._workers)
-        if self._lock.acquire(True, GRACE if lost else _LOCKED):
-            self._flag.acquire(False)  # it counts to one
+        has_lost = any(worker.exitcode for worker in self._workers)
+        if self._lock.acquire(True, GRACE if has_lost else _LOCK_SECONDS):
+            self._flag.acquire(False)  # its highest value is one
             self._flag.release()
             self._lock.release()
             return
@@ -136,54 +138,56 @@ class _DoneEvent:
 
 
 def guard(source: Any) -> None:
-    """Keep waits for this iterator's workers from waiting for what died with one.
+    """Let waits for this iterator's workers end if a worker died.
 
-    That is a lock, or the rest of a message. To be called as soon as the workers have
-    started.
+    Otherwise they could wait for a lock of that worker, or for the rest of its message.
+    Call this as soon as the workers have started.
     """
     event = getattr(source, "_workers_done_event", None)
     if isinstance(event, synchronize.Event):
         done = _DoneEvent(event, source._workers, source._shutdown)
         source._workers_done_event = done
     if has_workers(source):
-        queue, workers = getattr(source, "_worker_result_queue", None), source._workers
-        key = id(source)
-        _queues[key] = [queue, *getattr(source, "_index_queues", ())]
+        workers, key = source._workers, id(source)
+        results = getattr(source, "_worker_result_queue", None)
+        _queues[key] = [results, *getattr(source, "_index_queues", ())]
         weakref.finalize(source, _queues.pop, key, None).atexit = False
-        weak = weakref.ref(source)  # whose queue this is
-        outlive_writers(queue, lambda: _has_lost_worker(workers, weak()))
+        weak = weakref.ref(source)  # the iterator owns the queue: no cycle
+        outlive_writers(results, lambda: _has_lost_worker(workers, weak()))
 
 
 def serves_queue() -> bool:
     """Return whether this thread feeds or reads a queue of an iterator.
 
-    The garbage collector may free an iterator in such a thread. To end workers there
+    The garbage collector may free an iterator in such a thread. Ending workers there
     would wait for a lock that the thread holds, or for the thread itself.
     """
     target = getattr(threading.current_thread(), "_target", None)
-    # A staticmethod, which typeshed does not have.
+    # A static method that typeshed does not declare.
     feed: Any = queues.Queue._feed  # type: ignore[attr-defined]
     return target in (feed, pin_memory_loop)
 
 
 def _has_lost_worker(workers: Sequence[Any], source: Any) -> bool:
-    """Tell whether a worker has ended though somebody waits for what it sends.
+    """Return True if a worker has ended while the parent waits for its messages.
 
-    One that was at its end, and was told so, ends by itself with code 0.
+    A worker that has read its whole dataset ends by itself with code 0: that is no
+    loss.
     """
     codes = [worker.exitcode for worker in workers]
     if any(codes) or None not in codes:
         return True
-    waited_for = getattr(source, "_workers_status", codes)
-    return (0, True) in zip(codes, waited_for, strict=True)
+    is_waited_for = getattr(source, "_workers_status", codes)
+    return (0, True) in zip(codes, is_waited_for, strict=True)
 
 
 def take_over(source: Any) -> None:
-    """Let torch forget the workers of this iterator, because they are watched here.
+    """Monitor the workers of this iterator here, and make torch forget them.
 
-    Once some iterator was made in the main thread, the death of any worker that torch
-    knows of is raised there, in the middle of anything. Who goes on with persistent
-    workers in the main thread is told within five seconds, as in any other thread.
+    Once an iterator was made in the main thread, torch raises the death of any worker
+    that it knows in that thread, in the middle of other code. If the main thread
+    continues to use persistent workers, torch reports a death there within five
+    seconds, as in any other thread.
     """
     guard(source)
     if has_workers(source) and source._worker_pids_set:
@@ -191,10 +195,16 @@ def take_over(source: Any) -> None:
 
 
 def watch(source: Any, stopped: Callable[[], bool]) -> None:
-    """Let waits of this iterator end `SLICE` after a stop or the death of a worker."""
+    """Let waits of this iterator end within `SLICE` after a stop or a worker's death.
+
+    Args:
+        source: The iterator.
+        stopped: Returns True if the batch is not needed any more. The wait then raises
+            `Stopped`.
+    """
     if not has_workers(source):
         return
-    weak = weakref.ref(source)  # an iterator that holds itself would outlive its epoch
+    weak = weakref.ref(source)  # a reference cycle would outlive the epoch
 
     def try_get_data(timeout: float | None = None) -> tuple[bool, Any]:
         inner: Any = weak()
@@ -206,7 +216,7 @@ def watch(source: Any, stopped: Callable[[], bool]) -> None:
             if deadline is not None:
                 wait = min(SLICE, max(0.0, deadline - time.monotonic()))
             done, data = type(inner)._try_get_data(inner, wait)
-            # Without a timeout the caller loops, and looks at its own thread.
+            # Without a timeout, the caller loops and checks its own thread.
             if done or deadline is None or time.monotonic() >= deadline:
                 return done, data
 
@@ -214,20 +224,20 @@ def watch(source: Any, stopped: Callable[[], bool]) -> None:
 
 
 def release(source: Any, loader: Any) -> None:
-    """End an iterator that may be in the middle of its epoch."""
-    if source is loader:  # it is not ours: it may go on elsewhere
+    """End an iterator, also in the middle of its epoch."""
+    if source is loader:  # the user's iterator, which may be used elsewhere
         return
-    with contextlib.suppress(AttributeError, TypeError):  # slots; no __dict__
+    with contextlib.suppress(AttributeError, TypeError):  # no __dict__
         vars(source).pop("_try_get_data", None)
     if has_workers(source):
-        if not source._persistent_workers:  # those are the loader's
+        if not source._persistent_workers:  # persistent workers belong to the loader
             source._shutdown_workers()
     elif callable(close := getattr(source, "close", None)):
         close()
 
 
 def terminate(source: Any) -> None:
-    """End workers that would not end by themselves for as long as their batch takes."""
+    """Terminate workers, which would otherwise end after their current batch."""
     if has_workers(source) and not source._persistent_workers:
         for worker in source._workers:
             if worker.is_alive():
@@ -238,10 +248,10 @@ class DeadWorker(NamedTuple):
     """A worker that died.
 
     Attributes:
-        number: of the worker in its loader.
-        pid: of its process.
-        code: its exit code; negative: the signal that killed it.
-        pending: the indices of each of its batches that did not arrive, if known.
+        number: The number of the worker in its loader.
+        pid: Its process id.
+        code: Its exit code. Negative: the signal that killed it.
+        pending: The indices of each of its batches that did not arrive, if known.
     """
 
     number: int
@@ -251,15 +261,15 @@ class DeadWorker(NamedTuple):
 
 
 def find_dead_worker(source: Any, *, any_code: bool = False) -> DeadWorker | None:
-    """Return a worker that died; None if all live or finished.
+    """Return a worker that died, None if all are alive or have finished.
 
     Args:
-        source: the iterator.
-        any_code: take one that exited with code 0 too: it may have called ``exit``.
+        source: The iterator.
+        any_code: Include workers with exit code 0, which may have called ``exit``.
     """
     workers = list(enumerate(getattr(source, "_workers", ())))
-    dead = [found for found in workers if found[1].exitcode is not None]
-    failed = [found for found in dead if found[1].exitcode]
+    dead = [pair for pair in workers if pair[1].exitcode is not None]
+    failed = [pair for pair in dead if pair[1].exitcode]
     for number, worker in failed or (dead if any_code else []):
         pending = source.pending(number) if hasattr(source, "pending") else []
         return DeadWorker(number, worker.pid, worker.exitcode, pending)
@@ -273,11 +283,11 @@ def dead_worker_error(dead: DeadWorker) -> RuntimeError:
         with contextlib.suppress(ValueError):
             name = f", {signal.Signals(-dead.code).name}"
     rank = rank_text()
-    pending = ", ".join(map(format_indices, dead.pending[:_MOST_SHOWN]))
+    pending = ", ".join(map(format_indices, dead.pending[:_MAX_SHOWN]))
     if pending:
-        more = ", ..." if len(dead.pending) > _MOST_SHOWN else ""
+        more = ", ..." if len(dead.pending) > _MAX_SHOWN else ""
         pending = f" Indices of its pending batches: {pending}{more}."
-    advice = "Look for its traceback above, or for what ends processes in the dataset."
+    advice = "Look for its traceback above, or for code in the dataset that exits."
     if dead.code == -signal.SIGKILL:
         advice = (
             "Look for an out-of-memory kill in the system's log (dmesg). Use fewer "
@@ -296,17 +306,18 @@ def dead_worker_error(dead: DeadWorker) -> RuntimeError:
 
 
 def is_torch_report(error: BaseException) -> bool:
-    """Tell whether this is torch's report of a dead worker."""
+    """Return True for torch's report of a dead worker."""
     return isinstance(error, RuntimeError) and str(error).startswith(_TORCH_SAYS_DEAD)
 
 
 def explain_error(error: BaseException, source: Any) -> BaseException:
-    """Return the error for a dead worker if that is what ``error`` comes from.
+    """Return an error that explains ``error``, or ``error`` itself.
 
-    An error for a batch that is late gets the state of its worker.
+    If a dead worker is the reason, the new error names it. If a batch is late, the new
+    error describes the worker that makes it.
     """
-    if str(error).startswith(_TORCH_SAYS_LATE) and hasattr(source, "unfinished"):
-        return RuntimeError(f"{error}: {source.unfinished()}")
+    if str(error).startswith(_TORCH_SAYS_LATE) and hasattr(source, "describe_late"):
+        return RuntimeError(f"{error}: {source.describe_late()}")
     if not has_workers(source) or not (
         is_torch_report(error) or isinstance(error, _BROKEN)
     ):
@@ -316,17 +327,17 @@ def explain_error(error: BaseException, source: Any) -> BaseException:
         if time.monotonic() >= deadline:
             return error
         time.sleep(GRACE / 30)
-    found = dead_worker_error(dead)
-    # torch's report says less. A broken connection may have another reason.
-    found.__cause__ = None if is_torch_report(error) else error
-    return found
+    explanation = dead_worker_error(dead)
+    # torch's report adds nothing. A broken connection may have another reason.
+    explanation.__cause__ = None if is_torch_report(error) else error
+    return explanation
 
 
 class ExplainedErrors:
-    """Raises the error for a dead worker in the place of torch's report.
+    """A context manager that raises explained errors: see `explain_error`.
 
     Args:
-        source: the iterator that waits in the block.
+        source: The iterator that waits in the block.
     """
 
     def __init__(self, source: Any) -> None:
@@ -337,19 +348,20 @@ class ExplainedErrors:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception):
-            found = explain_error(error, self._source)
+            explanation = explain_error(error, self._source)
             try:
-                if found is not error:
-                    raise found from found.__cause__
+                if explanation is not error:
+                    raise explanation from explanation.__cause__
             finally:
-                del found, error  # or a cycle would keep the iterator's workers
+                del explanation, error  # a cycle would keep the iterator's workers
 
 
 def clear_error_frames(error: BaseException, source: Any) -> None:
-    """Empty the frames of an error that came out of an iterator with workers.
+    """Clear the frames of an error from an iterator with workers.
 
-    They hold the iterator, hence queues and descriptors, for as long as somebody keeps
-    the error. The dataset's own frames are in the worker, and in the message.
+    The frames refer to the iterator, and so keep its queues and descriptors as long as
+    the error lives. The frames of the dataset were in the worker. The message of the
+    error contains them.
     """
     link: BaseException | None = error
     while link is not None and has_workers(source):
@@ -357,20 +369,20 @@ def clear_error_frames(error: BaseException, source: Any) -> None:
         link = link.__cause__ or link.__context__
 
 
-#: How often a read in the middle of a message looks whether its writer lives.
+#: The interval at which a read inside a message checks its writer.
 _SLICE_MS = 100
-#: How much is thrown away at a time.
+#: The most bytes to discard with one read.
 _CHUNK = 1 << 16
 
-_base: Any = connection.Connection  # it keeps the parts of a message to itself
+_base: Any = connection.Connection  # its methods that read messages are private
 
 
 class _PipeReader(_base):  # type: ignore[misc]  # of a class that is Any
-    """The reading end of a pipe whose writers may die.
+    """The reading end of a pipe whose writers may die: see Note [half a message].
 
     Attributes:
-        is_lost: tells whether a writer has died that may have been at a message.
-        is_broken: a message was given up, so nobody knows where the next one begins.
+        is_lost: Returns True if a writer has died, possibly inside a message.
+        is_broken: A message was abandoned, so the start of the next one is unknown.
     """
 
     is_lost: Callable[[], bool]
@@ -381,43 +393,44 @@ class _PipeReader(_base):  # type: ignore[misc]  # of a class that is Any
         return received
 
     def _read(self, fd: int, size: int) -> bytes:
-        """Return some bytes; as soon as none can come any more, say: no message."""
+        """Return bytes. Raise ``queue.Empty`` if no more bytes can come."""
         ready = select.poll()
         ready.register(fd, select.POLLIN)
         timeout = 0
         while not self.is_broken:
-            was_lost = timeout > 0 and self.is_lost()  # known before the last wait
+            was_lost = timeout > 0 and self.is_lost()  # checked before the last wait
             if ready.poll(timeout):
                 return os.read(fd, size)
             self.is_broken, timeout = was_lost, _SLICE_MS
         while ready.poll(0) and os.read(fd, _CHUNK):
-            pass  # or who asks again is told at once that something can be read
+            pass  # otherwise the next poll would report readable bytes at once
         raise queue.Empty
 
 
 def outlive_writers(messages: Any, is_lost: Callable[[], bool]) -> None:
-    """Let ``messages.get()`` raise `queue.Empty` for a message whose rest cannot come.
+    """Let ``messages.get()`` raise ``queue.Empty`` if the rest of a message is lost.
 
     Args:
-        messages: a ``multiprocessing.Queue``; anything else is left as it is.
-        is_lost: tells whether a writer has died; asked when a message has a pause.
+        messages: A ``multiprocessing.Queue``. Other objects are left unchanged.
+        is_lost: Returns True if a writer has died. Called while a message pauses.
     """
     reader = getattr(messages, "_reader", None)
     if type(reader) is connection.Connection and hasattr(select, "poll"):
         untyped: Any = reader
-        untyped.__class__ = _PipeReader  # the queue has taken down its methods
+        # The queue holds bound methods of this object, so replace only its class.
+        untyped.__class__ = _PipeReader
         untyped.is_lost = is_lost
 
 
-#: The longest wait for a lock, in seconds. After that the process forks without it.
+#: The longest wait for a lock before a fork, in seconds. See Note [fork locks].
 _FORK_LOCK_SECONDS = 1.0
 
 
 def _locks_of_workers() -> list[Any]:
-    """Return the locks, in the order of their acquisition."""
+    """Return the locks that every worker acquires, in the order of acquisition."""
     locks: list[Any] = [pytree.registration_lock, *seed_locks()]
     numpy = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy.random, "get_bit_generator"):  # 1.24
+    if numpy is not None and hasattr(numpy.random, "get_bit_generator"):  # since 1.24
         locks.append(numpy.random.get_bit_generator().lock)
     return locks
 

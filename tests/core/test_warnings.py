@@ -92,8 +92,8 @@ def padded(meter: Meter, batches: int, stacked: int, padding: int) -> None:
 
 
 PADDING = (
-    "[PP211] DataLoader: at most 40 % of the stacked bytes should be padding, but {} "
-    "batches are. Batch samples of like sizes together, or leave them ragged: "
+    "[PP211] DataLoader: {} batches are padding, which costs memory and computing "
+    "time. Batch samples of similar size together, or leave them ragged: "
     "DataContainer(..., ragged=True)."
 )
 
@@ -102,7 +102,7 @@ def test_much_padding_is_told_once_with_its_fraction():
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         padded(Meter(), 30, 1_000_000, 570_000)
         padded(Meter(), 30, 1_000_000, 570_000)
-    assert messages(caught) == [PADDING.format("57 % of 20.0 MB in 20")]
+    assert messages(caught) == [PADDING.format("57 % of the 20.0 MB stacked in 20")]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_padding_of_some_batches_is_weighed_with_all_others():
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         padded(meter, 15, 1_000_000, 900_000)
     # 0.9 n > 0.4 (30 + n) from n = 25 on: 22.5 of 55.
-    assert messages(caught) == [PADDING.format("41 % of 55.0 MB in 55")]
+    assert messages(caught) == [PADDING.format("41 % of the 55.0 MB stacked in 55")]
 
 
 class Wide(torch.utils.data.Dataset):
@@ -149,7 +149,7 @@ def test_a_loader_tells_of_padding(num_workers):
     )
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         assert len(list(map(len, loader))) == 30
-    assert messages(caught) == [PADDING.format("45 % of 32.0 MB in 20")]
+    assert messages(caught) == [PADDING.format("45 % of the 32.0 MB stacked in 20")]
     assert loader.stats().padding_fraction == pytest.approx(0.45)
 
 

@@ -45,7 +45,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     # Whole epochs are held here, and whichever test is the first is warned of it.
-    pytest.mark.filterwarnings("ignore:DataLoader. a batch must find one of"),
+    pytest.mark.filterwarnings("ignore:DataLoader. all .* ring slabs are in use"),
     pytest.mark.timeout(120),
 ]
 

@@ -293,7 +293,7 @@ def end(by: int) -> Callable[[], torch.Tensor]:
     return ending
 
 
-OTHER = "Look for its traceback above, or for what ends processes in the dataset."
+OTHER = "Look for its traceback above, or for code in the dataset that exits."
 CRASH = (
     "Native code crashed. To see the line, run the loader with num_workers=0 under "
     "python -X faulthandler."

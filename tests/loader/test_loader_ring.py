@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
-REST = " Until then such batches take memory that is slow to write."
+OUTSIDE = "this batch was allocated outside the ring, which is slower"
 
 
 @pytest.fixture(autouse=True)
@@ -121,8 +121,8 @@ def test_a_list_of_more_batches_than_slabs() -> None:
     with pytest.warns(LoaderWarning) as caught:
         batches = list(loader)
     assert messages(caught) == [
-        "[PP201] DataLoader: a batch must find one of 4 slabs free, but all were in "
-        f"use. Raise ring_slabs, or let go of batches earlier.{REST}"
+        f"[PP201] DataLoader: all 4 ring slabs are in use, so {OUTSIDE}. Increase "
+        "ring_slabs, or release batches sooner."
     ]
     assert [batch[0].tolist() for batch in batches] == [[i] * 3 for i in range(40)]
     stats = loader.stats()
@@ -142,9 +142,9 @@ def test_a_batch_too_large_for_a_slab_and_the_advice_that_it_gives() -> None:
     with pytest.warns(LoaderWarning) as caught:
         assert [batch[0, 999] for batch in small] == [0, 1, 2]
     assert messages(caught) == [
-        "[PP202] DataLoader: a batch of 8000 bytes must fit a slab, but slabs have "
-        "3968 (max_ring_bytes / ring_slabs, in whole pages). Raise max_ring_bytes to "
-        f"36864.{REST}"
+        "[PP202] DataLoader: a batch of 8000 bytes does not fit into a ring slab of "
+        f"3968 bytes (max_ring_bytes / ring_slabs, in whole pages), so {OUTSIDE}. "
+        "Increase max_ring_bytes to 36864."
     ]
     assert small.stats().ring_misses == 3
     enough = loader(36_864)
@@ -171,9 +171,8 @@ def test_without_memory_for_slabs_batches_arrive_all_the_same() -> None:
     with pytest.warns(LoaderWarning) as caught:
         assert [batch[0, 0] for batch in loader] == [0, 1, 2, 3]
     assert messages(caught) == [
-        "[PP203] DataLoader: a slab must get 64 bytes of memory, but the system has no "
-        "more. "
-        f"Lower max_ring_bytes, or free memory.{REST}"
+        "[PP203] DataLoader: the system has no memory for a ring slab of 64 bytes, so "
+        f"{OUTSIDE}. Decrease max_ring_bytes, or free memory."
     ]
     assert loader.stats().ring_misses == 4
     assert not any(holders(loader))
@@ -198,8 +197,9 @@ def test_a_tensor_that_a_worker_keeps_does_not_change() -> None:
     with pytest.warns(LoaderWarning) as caught:
         batches = list(loader)
     assert messages(caught) == [
-        "[PP204] DataLoader: no tensor of a batch must be kept in the worker that made "
-        f"it, but one was. Clone what collate_fn keeps.{REST}"
+        "[PP204] DataLoader: the worker keeps a tensor of a batch that is in a ring "
+        "slab, so the batch was copied out of the ring, which is slower. Clone tensors "
+        "that collate_fn keeps."
     ]
     for i, batch in enumerate(batches):
         assert batch["same"].unique().tolist() == [0]
@@ -233,9 +233,9 @@ def test_an_iterator_that_began_without_a_ring_goes_on_beside_one(
             ring = loader._receiver.ring_for(1, 2)
     assert ring is None
     assert messages(caught) == [
-        "[PP207] DataLoader: the system must give memory for a ring, but says 'Cannot "
-        "allocate memory'. Raise the limit of open files (ulimit -n) or of memory. "
-        "Until then every batch takes fresh memory."
+        "[PP207] DataLoader: the memory of the ring could not be allocated: Cannot "
+        "allocate memory. Every batch is allocated outside the ring, which is slower. "
+        "Increase the limit of open files (ulimit -n) or of memory."
     ]
     with monkeypatch.context() as patch:
         patch.setattr(type(loader._receiver), "ring_for", lambda *_: None)

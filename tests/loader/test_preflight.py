@@ -59,10 +59,10 @@ def test_memory_of_the_machine_is_compared_with_the_ring(tmp_path):
     assert run(at, ring_nbytes=1024 * 10**6 + 1) == [
         Finding(
             "memory",
-            "DataLoader: memory should have room for a ring that grows to 1.0 GB, but "
-            "1.0 GB is left of the machine's memory. A slab takes what its batches "
-            "need, and where none is left, they take the way around. Lower ring_slabs "
-            "or max_ring_bytes, or give the job more memory.",
+            "DataLoader: the ring may grow to 1.0 GB, but only 1.0 GB is left of the "
+            "machine's memory. If the memory runs out, batches are allocated outside "
+            "the ring, which is slower. Decrease ring_slabs or max_ring_bytes, or give "
+            "the job more memory.",
             False,
         )
     ]
@@ -105,7 +105,7 @@ def test_memory_of_control_groups_counts_what_they_can_give_up(tmp_path, files, 
     limit = f"the limit of 3.0 GB in {tmp_path}/sys/fs/cgroup/{where}"
     assert at.memory_left() == (900_000_000, limit)
     (finding,) = run(at)
-    assert f"grows to 1.0 GB, but 900.0 MB is left of {limit}. A slab" in finding.text
+    assert f"grow to 1.0 GB, but only 900.0 MB is left of {limit}. If" in finding.text
 
 
 def test_the_machine_may_be_shorter_than_the_group(tmp_path):
@@ -136,10 +136,11 @@ def test_small_shared_memory_is_noted(tmp_path, shm, ring, noted):
     for finding in found:
         assert (finding.name, finding.warns) == ("/dev/shm", False)
         assert finding.text == (
-            "DataLoader: /dev/shm should have room for the tensors of up to 12 batches "
-            "that cross as torch sends them (not dense, or with gradients), but has "
-            "67.1 MB free. Dense tensors do not need it. Else give a container "
-            "--shm-size or --ipc=host, or remount it larger."
+            "DataLoader: /dev/shm has only 67.1 MB free. torch sends tensors that are "
+            "not dense, or that have gradients, through it, for up to 12 batches. "
+            "Other tensors do not need it. If you use such tensors, start the "
+            "container with --shm-size or --ipc=host, or remount /dev/shm with a "
+            "larger size."
         )
 
 
@@ -165,10 +166,9 @@ def test_locked_memory_is_a_note_and_only_with_pinning(tmp_path):
     assert run(at, pin_memory=True) == [
         Finding(
             "locked memory",
-            "DataLoader: RLIMIT_MEMLOCK should cover the ring of 1.0 GB where the "
-            "device's driver counts page-locked memory, but is 8.4 MB. NVIDIA's "
-            "driver does not count it: raise the limit (ulimit -l) only if "
-            "page-locking fails.",
+            "DataLoader: RLIMIT_MEMLOCK is 8.4 MB, less than the ring of 1.0 GB. This "
+            "matters only if the device's driver counts pinned memory, which NVIDIA's "
+            "driver does not. Increase the limit (ulimit -l) only if pinning fails.",
             False,
         )
     ]
@@ -186,10 +186,10 @@ def test_a_device_before_the_fork_is_a_note(tmp_path):
     assert run(at) == [
         Finding(
             "fork",
-            "DataLoader: workers should be forked before cuda is initialised, but it "
-            "is initialised already. They may use CPU tensors and the ring, but "
-            "neither cuda nor tensors that were page-locked before; if the dataset "
-            "does, give multiprocessing_context='forkserver' or 'spawn'.",
+            "DataLoader: cuda is already initialised, and the workers will be forked. "
+            "They can use CPU tensors and the ring, but neither cuda nor tensors that "
+            "are already pinned. If the dataset uses them, set "
+            "multiprocessing_context='forkserver' or 'spawn'.",
             False,
         )
     ]
@@ -323,9 +323,8 @@ def test_a_container_with_little_shared_memory_is_found():
         pytest.skip(f"may not mount in a namespace of its own: {tried.stderr.strip()}")
     command = f"{MOUNT} {sys.executable} -c '{REAL}' 0"
     found = real("unshare", "-m", "sh", "-c", command)
-    text = "/dev/shm: DataLoader: /dev/shm should have room for the tensors of up to 16"
-    assert text in found
-    assert "but has 67.1 MB free" in found
+    assert "/dev/shm: DataLoader: /dev/shm has only 67.1 MB free." in found
+    assert "for up to 16 batches" in found
 
 
 def test_memory_that_is_taken_is_no_longer_left():

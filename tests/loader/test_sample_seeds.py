@@ -178,7 +178,7 @@ def test_a_state_without_seeds_is_refused() -> None:
     assert str(caught.value) == (
         "DataLoader.load_state_dict: the state must be of a loader with "
         "sample_seeds=True like this one, but is of one with sample_seeds=False. Make "
-        "the loader as it was."
+        "the loader with sample_seeds=False."
     )
 
 

@@ -35,49 +35,49 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         lambda: state_of(Case(batch_size=2)),
         Case(batch_size=3),
         "be of a loader with batch_size=3 like this one, but is of one with "
-        "batch_size=2. Make the loader as it was.",
+        "batch_size=2. Make the loader with batch_size=2.",
     ),
     "last batch": (
         lambda: state_of(Case()),
         Case(options={"drop_last": True}),
         "be of a loader with drop_last=True like this one, but is of one with "
-        "drop_last=False. Make the loader as it was.",
+        "drop_last=False. Make the loader with drop_last=False.",
     ),
     "workers of an iterable dataset": (
         lambda: state_of(ITERABLE),
         Case("", dataset=resumed.Uneven((9, 9)), options={"num_workers": 1}),
         "be of a loader with num_workers=1 like this one, but is of one with "
-        "num_workers=2. Make the loader as it was.",
+        "num_workers=2. Make the loader with num_workers=2.",
     ),
     "kind of dataset": (
         lambda: state_of(Case()),
         ITERABLE,
         "be of a loader with dataset='iterable' like this one, but is of one with "
-        "dataset='map-style'. Make the loader as it was.",
+        "dataset='map-style'. Make the loader with dataset='map-style'.",
     ),
     "generator": (
         lambda: state_of(Case("shuffle, generator")),
         Case("shuffle"),
         "have the generators of this loader, [], but has ['generator']. Make the "
-        "loader and its samplers with generators as they were.",
+        "loader and its samplers with the same generators.",
     ),
     "version": (
         lambda: changed(state_of(Case()), version=7),
         Case(),
-        "be of version 2, but is of version 7. Continue it with the pyparallel that "
-        "wrote it.",
+        "be of version 2, but is of version 7. Load it with the version of pyparallel "
+        "that saved it.",
     ),
     "another class": (
         lambda: {"_snapshot": {}, "_steps": 1},
         Case(),
-        "come from DataLoader.state_dict(), but is ['_snapshot', '_steps']. The state "
-        "of another kind of loader cannot be continued.",
+        "come from DataLoader.state_dict(), but is ['_snapshot', '_steps']. States of "
+        "other loaders are not supported.",
     ),
     "no dict": (
         lambda: [1],
         Case(),
-        "come from DataLoader.state_dict(), but is list. The state of another kind of "
-        "loader cannot be continued.",
+        "come from DataLoader.state_dict(), but is list. States of other loaders are "
+        "not supported.",
     ),
 }
 
@@ -96,10 +96,10 @@ def test_a_state_of_another_loader_is_refused(name: str) -> None:
 
 
 OTHERS = (
-    "DataLoader.load_state_dict: the sampler must give its first {} batches of indices "
-    "again, but gives others from the random state that it had. The state may be "
-    "another rank's; or the sampler or its data changed; or it uses randomness of its "
-    "own. Then give it state_dict and load_state_dict."
+    "DataLoader.load_state_dict: the sampler must yield its first {} batches of "
+    "indices again, but yields others with the restored random states. Load the state "
+    "of the same rank, sampler and data. If the sampler has its own randomness, add "
+    "state_dict and load_state_dict to it."
 )
 
 
@@ -132,7 +132,7 @@ def test_a_dataset_of_another_length_is_an_error(length: int) -> None:
     case = Case("shuffle", 8, 2)
     loader = Case("shuffle", length, 2).loader()
     loader.load_state_dict(state_of(case))
-    with pytest.raises(RuntimeError, match="gives others"):
+    with pytest.raises(RuntimeError, match="yields others"):
         iter(loader)
 
 
@@ -141,7 +141,7 @@ def test_the_state_of_another_rank_is_an_error() -> None:
     sampler = torch.utils.data.DistributedSampler(range(12), 2, 0)  # type: ignore[arg-type]
     loader = DataLoader(resumed.Numbers(12), 2, sampler=sampler)
     loader.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="may be another rank's"):
+    with pytest.raises(RuntimeError, match="the state of the same rank"):
         iter(loader)
 
 
@@ -149,7 +149,7 @@ def test_a_consumer_that_draws_in_between_is_found_out() -> None:
     case = Case("python", 12, 2)
     loader = case.loader()
     loader.load_state_dict(state_of(case))
-    with pytest.raises(RuntimeError, match="gives others"):
+    with pytest.raises(RuntimeError, match="yields others"):
         iter(loader)
 
 
@@ -168,8 +168,8 @@ def test_a_stateful_sampler_that_gives_more_at_its_end_is_an_error() -> None:
     loader.load_state_dict(state)
     expected = (
         "DataLoader.load_state_dict: the sampler must be at the end of its epoch after "
-        "2 batches, but gives more from the state that it had there. Make its "
-        "load_state_dict continue where state_dict was."
+        "2 batches, but yields more after its state was restored. Make its "
+        "load_state_dict continue at the position of state_dict."
     )
     with pytest.raises(RuntimeError, match=re.escape(expected)):
         iter(loader)

@@ -120,9 +120,9 @@ def test_a_dataset_that_has_become_shorter_is_an_error() -> None:
         case = case_of(resumed.Uneven, (9,), **options)
         _, stops = uninterrupted(case)
         expected = (
-            r"DataLoader.load_state_dict: the dataset must give its samples again, but "
-            r"worker 0 had given 4 batches of 2 and now finds 3 samples. Give the "
-            r"dataset state_dict and load_state_dict, or the data that it had."
+            r"DataLoader.load_state_dict: the dataset must yield its samples again, "
+            r"but worker 0 had delivered 4 batches of 2 and now finds 3 samples. Add "
+            r"state_dict and load_state_dict to the dataset, or restore its data."
         )
         with pytest.raises(RuntimeError, match=expected):
             continued(case_of(resumed.Uneven, (3,), **options), stops[5])
@@ -149,10 +149,10 @@ def test_after_an_exception_only_a_state_tells_what_was_given() -> None:
     assert loader.state_dict()["given"] == 2  # the batch that failed comes next
     assert next(batches).tolist() == [12, 13]
     expected = (
-        r"DataLoader.state_dict must know which samples were given, but a batch of "
-        r"this epoch raised an exception, and an iterable dataset without a known "
-        r"state was read on. Give it state_dict and load_state_dict, and the loader "
-        r"snapshot_every_n_steps=1."
+        r"DataLoader.state_dict must know which samples were delivered, but a batch of "
+        r"this epoch raised an exception, and the iterable dataset has no known state. "
+        r"Add state_dict and load_state_dict to the dataset, and set "
+        r"snapshot_every_n_steps=1 of the loader."
     )
     with pytest.raises(RuntimeError, match=expected):
         loader.state_dict()
@@ -166,7 +166,7 @@ def test_workers_that_went_on_alone_are_waited_for() -> None:
     first = iter(loader)
     next(first), next(first)
     second = iter(loader)
-    expected = r"persistent workers \[0, 1\] have given nothing since. Take the state"
+    expected = r"persistent workers \[0, 1\] have delivered no batch since"
     with pytest.raises(RuntimeError, match=expected):
         loader.state_dict()
     next(second), next(second)

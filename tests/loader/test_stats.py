@@ -65,7 +65,7 @@ def test_a_batch_made_in_the_wait_has_all_its_counts():
     for _ in range(2):
         started = clock()
         clock.passes(2)
-        meter.made(started, started + SECOND, SECOND // 2, 0.25, 100, 80, 20)
+        meter.count_batch(started, started + SECOND, SECOND // 2, 0.25, 100, 80, 20)
         clock.passes(3)
     with meter.waiting():
         clock.passes(1)
@@ -203,7 +203,7 @@ def test_an_unknown_counter_is_named_and_nothing_is_added():
     with pytest.raises(TypeError) as caught:
         meter.add(batches=1, bytes=2)
     assert str(caught.value) == (
-        "Meter.add must be given counters of LoaderStats, but is given 'bytes'."
+        "Meter.add: the names must be counters of LoaderStats, but one is 'bytes'."
     )
     assert meter.snapshot() == LoaderStats()
 
@@ -265,7 +265,9 @@ def test_a_child_counts_although_its_parent_forked_in_the_middle():
 
 
 PROFILE = "run pyparallel profile to see where the time goes"
-PADDING = "41 % of the stacked bytes are padding: batch samples of like sizes together"
+PADDING = (
+    "41 % of the stacked bytes are padding: batch samples of similar size together"
+)
 
 
 @pytest.mark.parametrize(
@@ -337,8 +339,8 @@ ROWS = {
     ),
     "computes, without": (
         {"cores": 1},
-        "fetch is 90 % of the work on a batch, and more workers have no cores: make "
-        "samples cheaper",
+        "fetch is 90 % of the work on a batch, and there are no cores for more "
+        "workers: make samples cheaper",
     ),
     "sleeps, without free cores": (  # 8 ms of CPU time in 40 ms: ten share two cores
         {**SLEEPS, "num_workers": 2},
@@ -358,23 +360,23 @@ ROWS = {
     ),
     "late at times": (
         {"num_workers": 4},
-        "workers are fast enough on average, but some batches come late: raise "
+        "workers are fast enough on average, but some batches come late: increase "
         "prefetch_factor",
     ),
     "collate": (
         {**COLLATE, "cores": 1},
-        "collate is 90 % of the work on a batch, and more workers have no cores: make "
-        "batches smaller, as with images in uint8",
+        "collate is 90 % of the work on a batch, and there are no cores for more "
+        "workers: make batches smaller, as with images in uint8",
     ),
     "pack": (
         {"fetch_seconds": 0.1, "pack_seconds": 3.6, "cores": 1},
-        "pack is 90 % of the work on a batch, and more workers have no cores: let "
-        "pyparallel.collate write batches into the ring",
+        "pack is 90 % of the work on a batch, and there are no cores for more "
+        "workers: use pyparallel.collate, which writes batches into the ring",
     ),
     "misses": (
         {**COLLATE, "ring_hits": 98, "ring_misses": 2, "padding_nbytes": 41}
         | {"stacked_nbytes": 100},
-        "2 of 100 batches found no place in the ring: raise ring_slabs or "
+        "2 of 100 batches did not fit into the ring: increase ring_slabs or "
         "max_ring_bytes",
     ),
     "misses beside a slow dataset": (
@@ -391,12 +393,12 @@ ROWS = {
     ),
     "copy": (
         {"copy_seconds": 4.1, "load_seconds": 0.1},
-        "most of the thread's time goes into copies and the transform: give the loader "
-        "pin_memory=True, or make the transform cheaper",
+        "most of the thread's time goes into copies and the transform: set "
+        "pin_memory=True of the loader, or make the transform cheaper",
     ),
     "a loader without stats": (
         {**NOT_MADE, "load_seconds": 4.0, "num_workers": 0},
-        "its thread waits for the loader below, which measures nothing: use "
+        "its thread waits for the wrapped loader, which has no statistics: use "
         "pyparallel.DataLoader there, or run pyparallel profile",
     ),
     "no figure of the input": ({**NOT_MADE, "num_workers": 0}, PROFILE),
@@ -482,7 +484,7 @@ def test_text_has_every_figure_with_its_unit():
         str(stats)
         == """\
 input-bound: the step waited 41 % of the time; workers are fast enough on average, but \
-some batches come late: raise prefetch_factor
+some batches come late: increase prefetch_factor
   batches  1200, 48.0 GB
   wait     4.100 s, 41 % of the time; 1.500 s for first batches
   step     5.900 s

@@ -93,7 +93,7 @@ def test_a_timeout_of_a_worker_that_makes_its_batch() -> None:
     assert str(caught.value) == (
         f"DataLoader timed out after 3 seconds: worker 0 (pid "
         f"{batches._workers[0].pid}) has not finished the batch of indices [2, 3]. "
-        "Raise timeout, or look for what blocks in the dataset."
+        "Increase timeout, or look for a call in the dataset that blocks."
     )
 
 
@@ -119,9 +119,9 @@ def test_a_slow_dataset_gives_no_warning(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.0)
     made, event = loader("fork")
     batches = iter(made)
-    states = batches._states
+    status = batches._status
     deadline = time.monotonic() + 30
-    while not states.is_busy(0) and time.monotonic() < deadline:
+    while not status.is_busy(0) and time.monotonic() < deadline:
         pass
     monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.3)
     assert next(batches).tolist() == [0, 1]
@@ -130,8 +130,8 @@ def test_a_slow_dataset_gives_no_warning(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_worker_without_a_handler_gets_no_signal() -> None:
-    states = _iterators.WorkerStatus()
-    assert states.stack(0, 1) == ""
-    states.enter(0)
-    states.mark(0, busy=True)
-    assert states.is_busy(0) and not states.is_busy(1)
+    status = _iterators.WorkerStatus()
+    assert status.stack(0, 1) == ""
+    status.enter(0)
+    status.mark(0, busy=True)
+    assert status.is_busy(0) and not status.is_busy(1)

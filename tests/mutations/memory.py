@@ -139,7 +139,7 @@ MUTATIONS = (
     Mutation(
         "a ring is as large as its slabs times the limit",
         "page-locked memory without bounds",
-        "pyparallel/loader/_iterators.py",
+        "pyparallel/loader/_batch_receiver.py",
         "        slab_nbytes = largest_slab(num_slabs, limit)\n",
         "        slab_nbytes = limit\n",
         (_BUDGETS + "test_the_ring_of_a_loader_stays_within_max_ring_bytes",),

@@ -100,7 +100,7 @@ MUTATIONS = (
     Mutation(
         "a forked child uses its parent's ring",
         "locks and threads across a fork",
-        "pyparallel/loader/_iterators.py",
+        "pyparallel/loader/_batch_receiver.py",
         "        if self.ring is None or not self.ring.created_here:\n",
         "        if self.ring is None:\n",
         (_LOADER + "test_a_forked_child_has_workers_and_a_ring_of_its_own",),
@@ -238,7 +238,7 @@ MUTATIONS = (
         "a lock that died with a worker is waited for",
         "waits that nobody ends",
         "pyparallel/loader/worker_monitor.py",
-        "        if self._lock.acquire(True, GRACE if lost else _LOCKED):\n",
+        "        if self._lock.acquire(True, GRACE if has_lost else _LOCK_SECONDS):\n",
         "        if self._lock.acquire(True):\n",
         (
             _PREFETCH + "test_a_worker_killed_under_the_lock_of_all_is_named_and_"

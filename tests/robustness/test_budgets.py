@@ -75,8 +75,8 @@ def test_the_ring_of_a_loader_stays_within_max_ring_bytes() -> None:
             assert ring is not None and taken(ring) <= MIB
     stats = loader.stats()
     assert stats.ring_hits > 0 and stats.ring_misses >= 8  # 300,000 and 100,000
-    found = [str(w.message) for w in caught if "must fit a slab" in str(w.message)]
-    assert len(found) == 1 and "Raise max_ring_bytes to " in found[0]
+    found = [str(w.message) for w in caught if "[PP202]" in str(w.message)]
+    assert len(found) == 1 and "Increase max_ring_bytes to " in found[0]
 
 
 def test_a_ring_that_may_have_too_little_is_a_warning_that_names_the_number() -> None:
@@ -86,9 +86,9 @@ def test_a_ring_that_may_have_too_little_is_a_warning_that_names_the_number() ->
     with pytest.warns(LoaderWarning) as caught:
         assert len(list(loader)) == 1
     assert messages(caught) == [
-        "[PP206] DataLoader: a ring of 4 slabs must have 20480 bytes or more, but may "
-        "have 20000. Raise max_ring_bytes, or lower ring_slabs; 0 is no ring. Until "
-        "then every batch takes fresh memory."
+        "[PP206] DataLoader: a ring of 4 slabs needs at least 20480 bytes, but the "
+        "limit is 20000. Every batch is allocated outside the ring, which is slower. "
+        "Increase max_ring_bytes, or decrease ring_slabs (0 disables the ring)."
     ]
     enough = pyparallel.DataLoader(
         Sizes([3]), num_workers=1, ring_slabs=4, max_ring_bytes=20_480

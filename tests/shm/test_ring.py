@@ -222,12 +222,12 @@ def test_what_a_worker_keeps_of_a_slab_stays_as_it_is() -> None:
     samples = [torch.full((70_000,), 5.0)]
     first = worker.make(samples)
     assert first.message.miss is not None and first.message.miss.reason == "kept"
-    assert ring.holders() == [worker.packing._first_holder, FREE]
+    assert ring.holders() == [worker.collate._first_holder, FREE]
     assert first.deserialize()["small"].tolist() == [7, 7, 7]
     second = worker.make(samples)
     assert second.message.miss is None
     assert second.deserialize()["other"].unique().tolist() == [5]
-    worker.packing.collate_fn = torch.stack
+    worker.collate.collate_fn = torch.stack
     assert ring.holders()[0] == FREE
 
 
@@ -249,7 +249,7 @@ def test_no_byte_of_an_earlier_batch_can_be_reached(kept: bool, used: bool) -> N
             cache.append(made[0])
         return [*made[not used :], torch.ones(5, dtype=torch.uint8), torch.tensor(1.0)]
 
-    worker.packing.collate_fn = collate_fn
+    worker.collate.collate_fn = collate_fn
     received = worker.make(None)
     batch = received.deserialize()
     assert received.message.is_in_ring is not kept

@@ -19,7 +19,7 @@ class Worker:
     """Collate batches into a ring as a worker does."""
 
     def __init__(self, ring: Ring, collate_fn: Any) -> None:
-        self.packing = WorkerCollate(
+        self.collate = WorkerCollate(
             collate_fn, ring, ring.new_holders(1), lambda: None
         )
 
@@ -28,7 +28,7 @@ class Worker:
             id=0, num_workers=1, seed=0, dataset=None
         )
         try:
-            message = self.packing(samples).message
+            message = self.collate(samples).message
         finally:
             _utils.worker._worker_info = None
         return ReceivedBatch(*message)
