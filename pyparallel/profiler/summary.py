@@ -97,7 +97,7 @@ class Summary:
         steps: the steps after the warm-up.
         left_out: the number of warm-up steps before them.
         interrupted: the number of skipped steps in which another loader was used.
-        loader: the number of the loader of the steps; 0 if no loader was seen.
+        loader: the number of the loader of the steps; 0 if no loader was recorded.
         others: the number and the batch count of every other loader.
         lane: the lane of the loop.
     """
@@ -148,7 +148,7 @@ class Summary:
     def verdict(self) -> str:
         """The verdict in a line."""
         if self.is_input_bound is None:
-            return "input or compute: not known, since no loader was seen in the loop"
+            return "input or compute: not known, since no loader was recorded in the loop"
         share = percent(self.waited)
         return f"{self.bottleneck}: {share} of a step went into getting its batch"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import profile_script
 import pytest
 import torch
+from repository import ROOT
 from torch.utils.data import DataLoader as TorchLoader
 
 import pyparallel
@@ -510,7 +511,7 @@ def test_what_ends_the_command_before_the_script_begins_ends_both(tmp_path):
 
 
 def test_the_script_of_the_documentation_can_be_profiled(tmp_path, monkeypatch):
-    page = SCRIPT.parents[1] / "docs" / "profile-command.md"
+    page = ROOT / "docs" / "profile-command.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     path = tmp_path / "train.py"
     path.write_text(code, encoding="utf-8")
