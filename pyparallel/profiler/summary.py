@@ -148,7 +148,7 @@ class Summary:
     def verdict(self) -> str:
         """The verdict in a line."""
         if self.is_input_bound is None:
-            return "input or compute: not known, since no loader was recorded in the loop"
+            return "input or compute: not known, since no loader was recorded"
         share = percent(self.waited)
         return f"{self.bottleneck}: {share} of a step went into getting its batch"
 
