@@ -38,8 +38,8 @@ class Rule(NamedTuple):
 _WORDS = "a store takes 4 or 8 bytes of an image, and lanes read adjacent words"
 # Of the stores of images one is the mask's, and one writes padding alone.
 RULES = [
-    Rule("PadCopy<CachedMover>", loads=8, stores=6, ahead=4, shifts=16, blocks=4),
-    Rule("PadCopy<MarkMover>", 0, 3, "a mask is made of sizes alone", blocks=4),
+    Rule("PadCopy<CachedWriter>", loads=8, stores=6, ahead=4, shifts=16, blocks=4),
+    Rule("PadCopy<MaskWriter>", 0, 3, "a mask is made of sizes alone", blocks=4),
     Rule("InlinePack<", loads=8, stores=4, ahead=4, shifts=16),
     Rule("ImageLanes<unsigned char, [^,]+, [^,]+, planes>", 0, 4, _WORDS),
     Rule(
@@ -169,7 +169,7 @@ def shorten(name: str) -> str:
     """Reduce a demangled kernel to its body and the room in its parameters."""
     kinds = ("planes", "planes of pixels", "pixels")
     for index, kind in enumerate(kinds):
-        name = name.replace(f"(pyparallel::ImageRows){index}", kind)
+        name = name.replace(f"(pyparallel::RowLayout){index}", kind)
     name = name.replace("(anonymous namespace)::", "")
     name = re.sub(r"pyparallel::(cuda::)?", "", name).replace(", DeviceMath", "")
     body = re.search(r"run_body<\d+, (?:Inline<(.+), (\d+)l?>|(.+?)) ?>\(", name)

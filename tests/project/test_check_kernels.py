@@ -61,9 +61,9 @@ KERNEL = (
 )
 IMAGE = (
     "pyparallel::ImageLanes<unsigned char, pyparallel::BFloat16, true, "
-    "(pyparallel::ImageRows)1, pyparallel::cuda::(anonymous namespace)::DeviceMath>"
+    "(pyparallel::RowLayout)1, pyparallel::cuda::(anonymous namespace)::DeviceMath>"
 )
-BOXES = "pyparallel::PadCopy<pyparallel::CachedMover>"
+BOXES = "pyparallel::PadCopy<pyparallel::CachedWriter>"
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_names_are_short(script: ModuleType) -> None:
     assert script.shorten(image) == (
         "ImageLanes<unsigned char, BFloat16, true, planes of pixels> x 246"
     )
-    assert script.shorten(boxes) == "PadCopy<CachedMover> x 3984"
+    assert script.shorten(boxes) == "PadCopy<CachedWriter> x 3984"
     plain = (
         "void pyparallel::cuda::run_body<1, pyparallel::Pack>(pyparallel::Pack, long)"
     )
@@ -165,7 +165,7 @@ def test_names_are_short(script: ModuleType) -> None:
 
 
 def test_what_is_wrong_is_said(script: ModuleType) -> None:
-    name = "PadCopy<CachedMover> x 3984"
+    name = "PadCopy<CachedWriter> x 3984"
     good = script.Usage(54, 0, 0), script.Accesses(8, 6, 0, 4, 22)
     assert script.faults(name, *good, script.RULES) == []
     usage, accesses = script.Usage(72, 0, 0), script.Accesses(4, 2, 0, 1, 6)

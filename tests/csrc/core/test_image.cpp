@@ -27,7 +27,7 @@ void test_random_batches() {
     const bool wide = random.between(0, 5) == 0;
     testing::make_case(&made, &random, random.between(0, 3), wide ? 3 : 9,
                        wide ? 700 : 70);
-    testing::check_case(made, &random, testing::ImageRows{});
+    testing::check_case(made, &random, testing::ImageRuns{});
   }
 }
 

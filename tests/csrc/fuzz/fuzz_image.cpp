@@ -7,7 +7,7 @@
 namespace pyparallel::testing {
 
 void fuzz(FuzzedNumbers* numbers) {
-  ImageRows runs;
+  ImageRuns runs;
   runs.limits = {numbers->one_of({int64_t{1} << 20, 64, 24, 5})};
   runs.warps = {numbers->between(1, 3)};
   runs.lanes = {static_cast<int>(numbers->one_of({1, 2, 3, 32}))};

@@ -33,7 +33,7 @@ struct WatchedMath : HostMath {
 };
 
 template <typename Source, typename Value, bool exact, RowLayout kind>
-void check_body(const ImageJob& job, const ImageRows& runs, Destination* dst,
+void check_body(const ImageJob& job, const ImageRuns& runs, Destination* dst,
                 Destination* mask, const Bytes& expected, const Bytes& mask_bytes) {
   using Body = ImageLanes<Source, Value, exact, kind, WatchedMath>;
   for (int64_t limit : runs.limits) {
@@ -52,7 +52,7 @@ void check_body(const ImageJob& job, const ImageRows& runs, Destination* dst,
 }
 
 template <bool exact>
-void check_lanes(const ImageJob& job, const ImageRows& runs, Destination* dst,
+void check_lanes(const ImageJob& job, const ImageRuns& runs, Destination* dst,
                  Destination* mask, const Bytes& expected, const Bytes& mask_bytes) {
   visit_types(job, [&](auto source, auto value) {
     using Source = decltype(source);
@@ -100,7 +100,7 @@ void check_threads(const ImageCase& made, const ImageJob& job, size_t kind,
 
 }  // namespace
 
-void check_images(const ImageCase& made, ImagePlaces places, const ImageRows& runs) {
+void check_images(const ImageCase& made, ImagePlaces places, const ImageRuns& runs) {
   const bool masked = places.mask >= 0;
   const Bytes expected = made.values();
   const Bytes mask_bytes = made.mask_bytes();
