@@ -255,7 +255,7 @@ CASES: dict[str, tuple[Any, type, type, str]] = {
     ),
     "an object": (
         [Mute()], TypeError, TypeError,
-        f"batch[0] {LEAF.format('refused.Mute')}",
+        f"batch[0] {LEAF.format('collate_errors.Mute')}",
     ),
     "a number after a tensor": (
         [torch.ones(2), 1], TypeError, TypeError,
