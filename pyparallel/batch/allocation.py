@@ -1,4 +1,4 @@
-"""Memory for results: where their consumer gets them without another copy."""
+"""Allocate results in memory that their consumer can use without copying."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from torch.utils.data import get_worker_info
 from .. import backend
 from ..core.torch_private import new_shared
 
-#: Results up to this size are better copied into a slab than written there one by one.
+#: Several results up to this size are cheaper to copy into a slab together than to
+#: write into it one by one.
 SMALL_NBYTES = 64 * 1024
 
 
 class Slab(Protocol):
-    """Memory that will be sent as a whole."""
+    """Memory that a worker sends to the parent as a whole."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return a tensor on the next bytes; None if they do not fit."""
+        """Return a tensor on the next free bytes; None if they are too few."""
 
 
 class _Local(threading.local):
-    """What this thread writes to: a worker may have other threads besides."""
+    """The slab of this thread; other threads of the worker do not write into it."""
 
     slab: Slab | None = None
 
@@ -36,7 +37,7 @@ _local = _Local()
 
 @contextlib.contextmanager
 def allocate_from(slab: Slab | None) -> Iterator[None]:
-    """Let `empty` take memory from a slab, in this thread."""
+    """Let `empty` allocate from a slab in this thread, within the block."""
     _local.slab = slab
     try:
         yield
@@ -45,37 +46,38 @@ def allocate_from(slab: Slab | None) -> Iterator[None]:
 
 
 def is_packed_later() -> bool:
-    """Tell whether this thread's results will be copied into a slab anyway."""
+    """Return True if all results of this thread end up in a slab."""
     return _local.slab is not None
 
 
 def in_worker() -> bool:
-    """Tell whether this process is a ``DataLoader`` worker."""
+    """Return True in a ``DataLoader`` worker process."""
     return get_worker_info() is not None
 
 
 def empty(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return an uninitialised contiguous tensor that its consumer gets without a copy.
+    """Return an uninitialised contiguous tensor that its consumer can use in place.
 
-    In a worker of `pyparallel.DataLoader` it lies in a slab of the ring. In a worker of
-    torch's it lies in shared memory, so that the parent maps the very bytes written
-    here; torch's ``default_collate`` does the same. Elsewhere a large one on the host
-    lies in recycled memory (`pyparallel.memory`).
+    The memory depends on the process:
+
+    * worker of `pyparallel.DataLoader`: a slab of the ring;
+    * worker of torch's ``DataLoader``: shared memory, which the parent maps without a
+      copy, as for the results of torch's ``default_collate``;
+    * any other process: for large host tensors, recycled memory (`pyparallel.memory`).
     """
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     if _local.slab is not None:
-        made = _local.slab.empty(shape, dtype)
-        # What does not fit is copied into other memory later.
-        return backend.empty(shape, dtype) if made is None else made
+        result = _local.slab.empty(shape, dtype)
+        # A result that does not fit into the slab is copied into other memory later.
+        return backend.empty(shape, dtype) if result is None else result
     if not in_worker():
         return backend.empty(shape, dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     storage = new_shared(nbytes)
-    untyped: Any = torch.empty(
-        0, dtype=dtype, device=device
-    )  # torch's stub: no storage
-    result: torch.Tensor = untyped.set_(storage, 0, shape)
-    return result
+    # torch's stub does not know this signature of set_.
+    untyped: Any = torch.empty(0, dtype=dtype, device=device)
+    shared: torch.Tensor = untyped.set_(storage, 0, shape)
+    return shared

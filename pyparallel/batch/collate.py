@@ -1,4 +1,4 @@
-"""collate: samples of one batch become one batch, ready to be scattered."""
+"""Collate the samples of one batch: batch the values at each path by their type."""
 
 from __future__ import annotations
 
@@ -38,58 +38,60 @@ from .container import DataContainer
 
 _TEXT = (str, bytes)
 _BUILTIN = (dict, list, tuple)
-_HANDLED_PACKAGES = ("builtins", "numpy", "torch")  # their classes have a rule of ours
+# `collate` has its own rules for the classes of these packages.
+_HANDLED_PACKAGES = ("builtins", "numpy", "torch")
 
-#: Whether code for mmcv 1.x runs here.
+#: True if code for mmcv 1.x runs in this process.
 _mmcv_mode = False
 
 
 def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
     """Return the samples of ``batch`` as one batch.
 
-    Containers are taken apart together: the result has the structure of the first
-    sample. What stands in it is batched by kind:
+    The result has the structure of the first sample. The values at one place of all
+    samples are batched by their type:
 
     * `DataContainer` with ``stack``: one padded tensor ``(chunk, *target)`` for every
-      ``samples_per_gpu`` samples. Only trailing ends are padded, each sample with its
-      own ``padding_value``, up to the largest size in the chunk, unless its `Padding`
-      says otherwise; with sizes or a mask the chunk is a `Padded`;
+      ``samples_per_gpu`` samples. By default, each sample is padded at the end of its
+      trailing dimensions, with its own ``padding_value``, to the largest size in the
+      chunk. A `Padding` changes this. With sizes or a mask the chunk is a `Padded`.
     * `DataContainer` with ``ragged``: one `Ragged` for every ``samples_per_gpu``
-      samples, joined along dimension 0;
-    * `DataContainer` with none of these, or with ``cpu_only``: a list of chunks, each
-      the list of its samples' values, not copied;
-    * tensors, numpy arrays and numbers: stacked over the whole batch as torch's
-      ``default_collate`` does;
-    * strings and bytes: a list;
-    * classes registered in torch's ``default_collate_fn_map``, such as TensorDict: as
-      registered there;
-    * dicts, other mappings, namedtuples and dataclasses: the same type; lists and
+      samples, joined along dimension 0.
+    * `DataContainer` with neither, or with ``cpu_only``: a list of chunks. Each chunk
+      is the list of the values of its samples, which are not copied.
+    * Tensors, numpy arrays and numbers: stacked over the whole batch, as torch's
+      ``default_collate`` does.
+    * Strings and bytes: a list.
+    * Classes registered in torch's ``default_collate_fn_map``, such as TensorDict: by
+      the registered function.
+    * Dicts, other mappings, namedtuples and dataclasses: the same type. Lists and
       tuples: a list.
 
     Args:
         batch: the samples, at least one.
-        samples_per_gpu: how many samples make a chunk (one chunk goes to one device).
-            The last chunk may be smaller. None: 1, as in mmcv; `DataLoader` makes its
-            whole batch one chunk then. Code that reads ``data`` of several chunks that
-            were made by this default is warned (PP104).
+        samples_per_gpu: the number of samples in a chunk (one chunk goes to one
+            device). The last chunk may be smaller. None: 1, as in mmcv, except in
+            `DataLoader`, which then makes its whole batch one chunk. Reading ``data``
+            of several chunks of this default emits a warning (PP104).
 
     Returns:
         The batch. A stacked tensor is contiguous, never aliases its samples, and has
         the dtype that ``torch.stack`` gives. Gradients flow through it in the main
-        process. In a ``DataLoader`` worker it is written once, straight into shared
+        process. In a ``DataLoader`` worker it is written once, directly into shared
         memory.
 
     Raises:
-        TypeError: samples of different kinds, a kind that cannot be batched, a
-            container to stack that holds no tensor.
+        TypeError: samples of different types, a type that cannot be batched, or a
+            container with ``stack`` that holds no tensor.
         ValueError: an empty batch, unequal lengths, a missing key, shapes that differ
             outside the padded dimensions, a sample too large for its `Padding`, a
-            padding value that the dtype cannot hold, containers that hold themselves.
-            The message names key and sample.
+            padding value that the dtype cannot hold, or containers that contain
+            themselves. The message names the key and the sample.
         RuntimeError: a tensor that requires grad in a ``DataLoader`` worker.
 
-    The behaviour is that of mmcv 1.x ``collate``; its silent truncation of ragged
-    lists, endless recursion on strings and loss of container types are fixed.
+    The behaviour is that of mmcv 1.x ``collate``, without three of its defects: silent
+    truncation of ragged lists, endless recursion on strings, and loss of container
+    types.
 
     Example:
         >>> ragged = [DataContainer(torch.ones(1, n), stack=True, pad_dims=1)
@@ -115,7 +117,7 @@ def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
 
 
 def collate_one_chunk(batch: Sequence[Any]) -> Any:
-    """Return the samples of ``batch`` as one batch whose containers have one chunk."""
+    """Collate ``batch`` into one chunk for each container."""
     return collate(batch, sys.maxsize)
 
 
@@ -163,7 +165,7 @@ def _collate_text(column: list[Any], path: Path) -> list[Any]:
 
 
 def _registered_class(value: Any) -> Any:
-    """Return the class of ``value`` that another library registered with torch."""
+    """Return the class by which another library registered ``value`` with torch."""
     for cls in data_collate.default_collate_fn_map:
         package = "" if isinstance(cls, tuple) else cls.__module__.split(".")[0]
         if package and package not in _HANDLED_PACKAGES and isinstance(value, cls):
@@ -174,16 +176,14 @@ def _registered_class(value: Any) -> Any:
 def _collate_mappings(
     column: list[Mapping[Any, Any]], path: Path, chunk: int | None
 ) -> Any:
-    first = column[0]
+    first, counter = column[0], stack.active.counter
     columns = backend.columns(column, stack.may_stack_equal())
     if columns is None:
         columns = _columns_by_key(column, path)
-    elif (
-        stack.active.counter is not None
-    ):  # those that the backend has stacked by itself
+    elif counter is not None:  # the backend has stacked some columns itself
         for items in columns.values():
             if isinstance(items, torch.Tensor):
-                stack.active.counter.add(items.nbytes)
+                counter.add(items.nbytes)
     batched = {
         key: _collate_column(items, (*path, key), chunk)
         if type(items) is list
@@ -194,16 +194,16 @@ def _collate_mappings(
 
 
 def _columns_by_key(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any]:
-    """Return the values of every key of the first sample."""
+    """Return the column of every key of the first sample."""
     plain = list(map(type, column)).count(dict) == len(column)
     if not plain:
         check_types(column, Mapping, "a mapping", path)
-    # Dicts of one length have the same keys if each has those of the first.
+    # Dicts of equal length have equal keys if each has the keys of the first one.
     if not plain or list(map(len, column)).count(len(column[0])) < len(column):
         _check_keys(column, path)
     keys = tuple(column[0])
     try:
-        if len(keys) < 2:  # of one key itemgetter returns no tuple
+        if len(keys) < 2:  # itemgetter returns a tuple only for two or more keys
             return {key: [item[key] for item in column] for key in keys}
         rows = map(operator.itemgetter(*keys), column)
         return dict(zip(keys, map(list, zip(*rows, strict=True)), strict=True))
@@ -215,7 +215,7 @@ def _columns_by_key(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, An
 def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
     first = column[0]
     for i, item in enumerate(column):
-        # A mapping with __missing__, as a defaultdict or a Counter, has every key.
+        # A mapping with __missing__, such as a defaultdict, has every key.
         if not hasattr(type(item), "__missing__"):
             missing = [repr(key) for key in first if key not in item]
             if missing:
@@ -229,8 +229,9 @@ def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
             warn_once(
                 "PP101",
                 f"{sample_path(path, i)} should have the keys of "
-                f"{sample_path(path, 0)}, but also has {', '.join(extra)}: dropped, as "
-                "mmcv does. Give every sample the same keys.",
+                f"{sample_path(path, 0)}, but also has {', '.join(extra)}. The batch "
+                "does not contain these keys, as in mmcv. Give every sample the same "
+                "keys.",
                 place=str(path),
             )
 
@@ -261,20 +262,20 @@ def _collate_sequences(column: list[Any], path: Path, chunk: int | None) -> Any:
 
 
 def set_mmcv_mode(value: bool) -> None:
-    """Set whether code for mmcv 1.x runs here, which expects tensors of bytes."""
+    """Set whether this process runs code for mmcv 1.x, which makes bytes tensors."""
     global _mmcv_mode
     _mmcv_mode = value
 
 
 def _warn_about_bytes(where: str, num_samples: int) -> None:
-    """Warn if code for mmcv 1.x collates bytes: mmcv made tensors of them."""
+    """Warn if code for mmcv 1.x collates bytes, which mmcv converts to tensors."""
     if _mmcv_mode:
         warn_once(
             "PP102",
             f"collate: {where} should not be bytes in code for mmcv 1.x, but is, in "
-            f"{num_samples} samples: here they become a list, there they became "
+            f"{num_samples} samples. pyparallel returns a list of bytes. mmcv returned "
             "tensors of their values, cut to the shortest. If the model needs tensors, "
-            "make them in the dataset.",
+            "create them in the dataset.",
             BatchWarning,
             where,
         )

@@ -1,4 +1,4 @@
-"""Columns of DataContainers: what stands at one place of every sample, batched."""
+"""Batch one column: the values at one place of every sample."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .padding import Padded
 from .ragged import Ragged, join_samples
 from .stack import as_tensor, is_array
 
-#: The keys and indices that lead to a place in a sample.
+#: The keys and indices that lead to a value in a sample.
 Path = tuple[Any, ...]
 
 _TEXT = (str, bytes)
 
 _CONTAINER_ONLY = {DataContainer}
-_get_own_data = operator.attrgetter("_data")  # a subclass may have its own idea of data
-_get_data = operator.attrgetter("data")
+_get_own_data = operator.attrgetter("_data")
+_get_data = operator.attrgetter("data")  # a subclass may override the property
 _get_padding = operator.attrgetter("_padding")
 
 
@@ -32,7 +32,7 @@ def batch_containers(
 ) -> DataContainer:
     """Return the containers at ``path`` as one, in chunks of ``chunk`` samples.
 
-    None is the default: chunks of one sample.
+    None is the default of `collate`: chunks of one sample.
     """
     data_of = _get_own_data
     if set(map(type, column)) != _CONTAINER_ONLY:
@@ -110,15 +110,15 @@ def _as_tensors(
 def sequence_columns(
     column: list[Any], path: Path, advice: str
 ) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Return the step to every item of the sequences at ``path``, and all its values.
+    """Return each item of the sequences at ``path`` as a path step and its column.
 
     Args:
-        column: what stands there in every sample; the first is a sequence.
-        path: where it stands.
-        advice: what to do about sequences of unequal length.
+        column: the values at ``path`` of every sample; the first is a sequence.
+        path: the path of the column.
+        advice: the fix for sequences of unequal length, for the error.
 
     Raises:
-        TypeError: something else than a sequence, or text.
+        TypeError: a value is not a sequence, or is text.
         ValueError: unequal lengths.
     """
     first = column[0]
@@ -135,18 +135,25 @@ def sequence_columns(
 
 
 def sample_path(path: Path, i: int) -> str:
-    """Name what stands at ``path`` of sample ``i``: ``batch[3]['img']``."""
+    """Return the name of the value at ``path`` of sample ``i``: ``batch[3]['img']``."""
     return format_path(f"batch[{i}]", path)
 
 
 def check_types(column: list[Any], cls: Any, expected: str, path: Path) -> None:
-    """Raise if not all of a column are of a class; the first at fault is named."""
+    """Raise if a value of a column is not an instance of ``cls``; name the first one.
+
+    Args:
+        column: the values at ``path`` of every sample.
+        cls: the expected class.
+        expected: the name of the class with its article, for the error.
+        path: the path of the column.
+    """
     found = set(map(type, column))
     if len(found) == 1 and cls in found:
         return
-    strange = {each for each in found if not _has_type(each, cls)}
-    if strange:
-        i = next(i for i, item in enumerate(column) if type(item) in strange)
+    wrong = {each for each in found if not _has_type(each, cls)}
+    if wrong:
+        i = next(i for i, item in enumerate(column) if type(item) in wrong)
         raise BatchTypeError(
             f"{sample_path(path, i)} must be {expected} like {sample_path(path, 0)}, "
             f"but is {type_name(column[i])}."
@@ -157,15 +164,15 @@ def _has_type(found: type, cls: type) -> bool:
     return issubclass(found, cls) and not (cls is Sequence and issubclass(found, _TEXT))
 
 
-# --- Columns of plain values: tensors, arrays and numbers of every sample, batched.
+# --- Columns of plain values: tensors, arrays and numbers.
 
 
-#: The dtypes that default_collate gives to numbers; None: by what stands in the column.
+#: The dtypes that default_collate gives to numbers; None: inferred from the column.
 NUMBER_DTYPES = {bool: None, int: None, float: torch.float64}
 
 
 def batch_tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
-    """Return the tensors at ``path`` of every sample, stacked; none may be padded."""
+    """Stack the tensors at ``path`` of every sample, which must have equal shapes."""
     stacked = stack.stack_equal(column)
     if stacked is not None:
         return stacked
@@ -174,7 +181,7 @@ def batch_tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
 
 
 def batch_values(column: list[Any], path: Path) -> Any:
-    """Batch numbers and numpy arrays by torch's ``default_collate``."""
+    """Batch numbers and numpy arrays as torch's ``default_collate`` does."""
     try:
         if type(column[0]) in NUMBER_DTYPES:
             return torch.tensor(column, dtype=NUMBER_DTYPES[type(column[0])])
@@ -187,18 +194,18 @@ def batch_values(column: list[Any], path: Path) -> Any:
         raise unsupported_value_error(column, path) from error
 
 
-# --- Which value of a column it was that torch refused to batch, and why.
+# --- The error for a column that torch refuses: the first wrong value and the reason.
 
 
 def unsupported_value_error(column: list[Any], path: Path) -> Exception:
-    """Return the error for values that torch refuses; it names the first at fault."""
+    """Return the error for values that torch refuses; it names the first of them."""
 
     def place(i: int) -> str:
         return sample_path(path, i)
 
     i = next((i for i, item in enumerate(column) if _is_unsupported(item)), None)
     if i is None:
-        # Each alone would do, so it is their mixture.
+        # torch accepts each value alone, so their combination is wrong.
         i = next((i for i, x in enumerate(column) if type(x) is not type(column[0])), 0)
         if i == 0:
             i, error = _mismatch(column)
@@ -226,7 +233,7 @@ def unsupported_value_error(column: list[Any], path: Path) -> Exception:
 
 
 def _mismatch(column: list[Any]) -> tuple[int, Exception | None]:
-    """Return the first value that cannot be joined with the first one, and why."""
+    """Return the index of the first value that does not fit value 0, and the error."""
     for i, value in enumerate(column):
         try:
             default_collate([column[0], value])

@@ -1,4 +1,4 @@
-"""DataContainer: a value with the instructions for batching it."""
+"""The class `DataContainer`: a value with the instructions for batching it."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ _STATE = ("_data", "_stack", "_padding_value", "_cpu_only", "_pad_dims")
 
 
 class DataContainer:
-    """Holds one field of a sample, or of a batch, and how to batch it.
+    """Hold one field of a sample or of a batch, and the instructions for batching it.
 
-    `collate` reads three kinds from the flags:
+    The flags select the rule of `collate`:
 
-    * ``cpu_only``: the values are kept in lists and never leave the host (metadata);
+    * ``cpu_only``: values are kept in lists and never leave the host (metadata);
     * ``stack``: tensors are padded to a common shape and stacked;
     * ``ragged``: tensors are joined along dimension 0 without padding, see `Ragged`;
-    * none of them: tensors are kept in lists, one list for each device.
+    * no flag: tensors are kept in lists, one list for each device.
 
     Args:
-        data: any object; a tensor when ``stack`` is set.
+        data: any object; a tensor if ``stack`` is set.
         stack: pad and stack this field.
-        padding_value: number written into the padding of this sample. It is converted
-            as ``torch.nn.functional.pad`` does it for the dtype of ``data``.
+        padding_value: the number written into the padding of this sample. It is
+            converted to the dtype of ``data`` as ``torch.nn.functional.pad`` does.
         cpu_only: keep this field on the host.
-        pad_dims: how many trailing dimensions may differ between samples and are
-            padded at their end: 1, 2 or 3; None if all shapes are equal.
-        padding: to which shape and at which side these dimensions are padded, and
-            whether sizes and a mask are wanted; the same for all samples. With it a
-            sample may also have exactly ``pad_dims`` dimensions, as tokens have.
+        pad_dims: the number of trailing dimensions that may differ between samples and
+            are padded at their end: 1, 2 or 3; None if all shapes are equal.
+        padding: the target shape and the sides of the padding, and whether to return
+            sizes and a mask; the same for all samples. With it a sample may also have
+            exactly ``pad_dims`` dimensions, as tokens have.
         ragged: keep this field ragged in one tensor; samples differ in dimension 0.
 
     Raises:
-        TypeError: ``pad_dims`` is not an integer, ``padding`` no `Padding`.
+        TypeError: ``pad_dims`` is not an integer, or ``padding`` is not a `Padding`.
         ValueError: ``pad_dims`` is not None, 1, 2 or 3 (an ``AssertionError`` too);
             ``padding`` without ``stack`` or for another number of dimensions;
             ``ragged`` together with ``stack`` or ``cpu_only``.
 
-    The five positional arguments are those of mmcv 1.x, and so are the attributes and,
-    without the others, the pickled state: pickles of its containers load here. `to`,
-    `pin_memory`, indexing and iteration are additions: with them a container travels
+    The five positional arguments, the attributes and, without the keyword arguments,
+    the pickled state are those of mmcv 1.x. So pickles of mmcv's containers load here.
+    `to`, `pin_memory`, indexing and iteration are additions. They let a container pass
     through ``DataLoader(pin_memory=True)``, accelerate and Lightning.
 
     Example:
@@ -62,10 +62,11 @@ class DataContainer:
         torch.Size([3, 4, 5])
     """
 
-    # Attributes of the instance only where given: else the state is that of mmcv.
+    # Instances have these attributes only if they are set, so that the pickled state
+    # is otherwise that of mmcv.
     _padding: Padding | None = None
     _ragged: bool = False
-    # The chunks are several because `collate` was given no size for them.
+    # True if there are several chunks because `collate` got no samples_per_gpu.
     _has_default_chunks: bool = False
 
     def __init__(
@@ -94,20 +95,20 @@ class DataContainer:
 
     @property
     def data(self) -> Any:
-        """The value itself.
+        """The value; in a batch, the list of chunks.
 
-        In a batch it is the list of chunks. ``(images,) = batch["img"].data`` takes the
-        only chunk, and fails if there are several.
+        ``(images,) = batch["img"].data`` returns the only chunk, and raises if the
+        batch has several.
         """
-        # A list of another class would not be a list for torch's pytree, so all reads
-        # are looked at, not only those of [0].
+        # A subclass of list could warn at [0] only, but torch's pytree would not treat
+        # it as a list. So every read of the list warns.
         if self._has_default_chunks:
             self._warn_about_chunks()
         return self._data
 
     @property
     def datatype(self) -> type | str:
-        """The type, of a tensor its legacy string as in ``'torch.FloatTensor'``."""
+        """The type; for a tensor its legacy name, such as ``'torch.FloatTensor'``."""
         if isinstance(self._data, torch.Tensor):
             return self._data.type()
         return type(self._data)
@@ -124,17 +125,17 @@ class DataContainer:
 
     @property
     def padding_value(self) -> float:
-        """The number written into the padding."""
+        """The number that is written into the padding."""
         return self._padding_value
 
     @property
     def pad_dims(self) -> int | None:
-        """How many trailing dimensions are padded, or None."""
+        """The number of padded trailing dimensions, or None."""
         return self._pad_dims
 
     @property
     def padding(self) -> Padding | None:
-        """How the padded dimensions become equal; None is the same as ``Padding()``."""
+        """The padding of these dimensions; None is the same as ``Padding()``."""
         return self._padding
 
     @property
@@ -163,25 +164,26 @@ class DataContainer:
     ) -> DataContainer:
         """Return a container with every tensor inside on ``device``.
 
-        A ``cpu_only`` container is returned as it is. Nested lists, tuples, dicts,
+        A ``cpu_only`` container is returned unchanged. Nested lists, tuples, dicts,
         dataclasses and containers are walked; other values are kept by reference.
 
         Stream: copies are queued on the current stream of ``device``. With
-        ``non_blocking`` the source must be pinned and stay alive until they are done.
+        ``non_blocking`` the source must be pinned, and must stay alive until the copies
+        are done.
         """
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: Any = None) -> DataContainer:
-        """Return a container with every CPU tensor inside in page-locked memory.
+        """Return a container with every CPU tensor inside in pinned memory.
 
-        ``torch.utils.data.DataLoader(pin_memory=True)`` calls this. A ``cpu_only``
-        container is returned as it is.
+        ``torch.utils.data.DataLoader(pin_memory=True)`` calls this method. A
+        ``cpu_only`` container is returned unchanged.
 
         Args:
-            device: accepted because some torch versions pass it; it changes nothing.
+            device: ignored; some torch versions pass it.
 
         Raises:
-            RuntimeError: torch finds no accelerator to lock pages for.
+            RuntimeError: torch finds no accelerator to pin memory for.
         """
         return self._map(lambda leaf: leaf.pin_memory() if leaf.is_cpu else leaf)
 
@@ -196,11 +198,11 @@ class DataContainer:
         return iter(self._data)
 
     def __len__(self) -> int:
-        """Return ``len(data)``; TypeError if the data has none."""
+        """Return ``len(data)``; raise TypeError if the data has no length."""
         return len(self._data)
 
     def __bool__(self) -> bool:
-        """Tell whether the data has items; True when it has no length."""
+        """Return True if the data has items, or has no length."""
         try:
             return len(self._data) > 0
         except TypeError:
@@ -237,13 +239,13 @@ class DataContainer:
         self.__dict__.update(state)
 
     def _with_chunks(self, chunks: list[Any], *, is_default: bool) -> DataContainer:
-        """Return the container of a batch whose samples are like this one.
+        """Return the container of a batch, with the flags of this container.
 
-        It has the default ``pad_dims``, as in mmcv: its tensors are padded already.
+        It has the default ``pad_dims``, as in mmcv, since its tensors are padded.
 
         Args:
-            chunks: the data.
-            is_default: their size was not given.
+            chunks: the data of the batch.
+            is_default: True if `collate` got no samples_per_gpu.
         """
         result = object.__new__(DataContainer)
         result._data, result._pad_dims = chunks, 2
@@ -256,17 +258,17 @@ class DataContainer:
         return result
 
     def _warn_about_chunks(self) -> None:
-        """Warn a user who reads the data; it is called by the method that reads."""
+        """Warn if user code reads the data; call it directly from the read method."""
         if has_warned("PP104") or not called_by_user(2):
             return
         num = len(self._data)
         warn_once(
             "PP104",
             "DataContainer: a batch should have one chunk for each device, but has "
-            f"{num} chunks of 1 sample, because collate was given no samples_per_gpu. "
+            f"{num} chunks of 1 sample, because collate got no samples_per_gpu. "
             f"data[0] is 1 sample of {num}. For one device use partial(collate, "
             f"samples_per_gpu={num}), or collate_fn=collate in pyparallel.DataLoader. "
-            "Give samples_per_gpu=1 if you want these chunks.",
+            "Pass samples_per_gpu=1 to keep these chunks.",
         )
 
     def _tensor_attribute(self, name: str) -> Any:
@@ -277,7 +279,7 @@ class DataContainer:
         return getattr(self._data, name)
 
     def _map(self, function: _TensorFunction, depth: int = 0) -> DataContainer:
-        """Return a container of the same kind with ``function`` on every tensor."""
+        """Return a container of the same class with ``function`` on every tensor."""
         if self._cpu_only:
             return self
         if depth > pytree.MAX_DEPTH:
@@ -293,7 +295,7 @@ DataContainer.__module__ = "pyparallel"
 
 
 def map_tensors(function: _TensorFunction, tree: Any, depth: int = 0) -> Any:
-    """Return ``tree`` with ``function`` on all tensors but those in ``cpu_only``."""
+    """Apply ``function`` to the tensors of ``tree`` outside ``cpu_only`` containers."""
 
     def apply(leaf: Any) -> Any:
         if isinstance(leaf, DataContainer):
@@ -343,45 +345,45 @@ def _check_ragged(stack: bool, cpu_only: bool) -> None:
         )
 
 
-# --- A batch without some of its tensors, for as long as they are on their way.
+# --- A batch without the tensors that are being moved.
 
 
 _PLACEHOLDER = torch.empty(0)
 
 
 class TensorSkeleton:
-    """A batch whose tensors are being moved, and those tensors.
+    """The containers of a batch, with placeholders for the tensors that are moved.
 
     Args:
-        batch: of any containers; what is in ``cpu_only`` DataContainers stays there.
-        takes: tells which tensors are moved.
+        batch: any containers; the content of ``cpu_only`` DataContainers is not moved.
+        is_moved: returns True for the tensors that are moved.
 
     Attributes:
-        tensors: those that are moved, in the order of the batch.
+        tensors: the tensors that are moved, in the order of the batch.
     """
 
-    def __init__(self, batch: Any, takes: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, batch: Any, is_moved: Callable[[torch.Tensor], bool]) -> None:
         self.tensors: list[torch.Tensor] = []
 
-        def cut_out(tensor: torch.Tensor) -> torch.Tensor:
-            if not takes(tensor):
+        def extract(tensor: torch.Tensor) -> torch.Tensor:
+            if not is_moved(tensor):
                 return tensor
             self.tensors.append(tensor)
             return _PLACEHOLDER
 
-        # It may wait for long: it must not hold the tensors' memory meanwhile.
-        self._batch = map_tensors(cut_out, batch)
+        # A skeleton may be kept for long, so it must not keep the tensors alive.
+        self._batch = map_tensors(extract, batch)
 
     def take_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors and forget them."""
+        """Return the tensors and drop the references to them."""
         taken, self.tensors = self.tensors, []
         return taken
 
     def restore(self, tensors: list[torch.Tensor]) -> Any:
-        """Return the batch with these tensors in their places."""
-        following = iter(tensors)
+        """Return the batch with these tensors in place of the moved ones."""
+        remaining = iter(tensors)
 
-        def place(tensor: torch.Tensor) -> torch.Tensor:
-            return next(following) if tensor is _PLACEHOLDER else tensor
+        def insert(tensor: torch.Tensor) -> torch.Tensor:
+            return next(remaining) if tensor is _PLACEHOLDER else tensor
 
-        return map_tensors(place, self._batch)
+        return map_tensors(insert, self._batch)

@@ -1,9 +1,9 @@
 """The operator ``torch.ops.pyparallel.pad_stack``.
 
-A graph of torch.compile contains it as one node. It is functional. Shapes of its
-results follow from the sizes of the samples, so that graphs may have dynamic shapes.
-Eager code does not call it: torch's dispatch of a list of tensors takes longer than
-padding a few small ones.
+A graph of torch.compile contains it as one node. It is functional. The shapes of its
+results are computed from the sizes of the samples, so graphs may have dynamic shapes.
+Eager code does not call it, because torch's dispatch of a list of tensors takes longer
+than padding a few small ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pad_stack(
     padding_value: float | None,
     padding: Padding,
 ) -> Tensor | Padded:
-    """Return what `stack.stack_padded` does, as one node of a graph."""
+    """Run `stack.stack_padded` as one node of a graph."""
     buckets = [size for bucket in padding.buckets for size in bucket]
     data: Tensor
     data, sizes, mask = _pad_stack(
@@ -106,7 +106,7 @@ _pad_stack.register_autograd(_pad_stack_backward, setup_context=_save_for_backwa
 
 def one_per_dim(value: Any, num_dims: int) -> list[Any]:
     """Return one value for each dimension, as a list."""
-    # Never empty: torch's autograd of operators takes an empty list for one of tensors.
+    # Never empty, because torch's autograd treats an empty list as a list of tensors.
     return list(value) if isinstance(value, tuple) else [value] * max(num_dims, 1)
 
 
@@ -134,7 +134,7 @@ def _padding(
 
 
 def padded_sizes(padding: Padding, samples: Sequence[Tensor], pad_dims: int) -> Any:
-    """Return the padded sizes; where these are symbols, without a look at them."""
+    """Return the padded sizes, without reading the values of symbolic sizes."""
     sizes = [tuple(sample.shape[sample.dim() - pad_dims :]) for sample in samples]
     largest = tuple(
         reduce(torch.sym_max, column) for column in zip(*sizes, strict=True)
@@ -143,5 +143,5 @@ def padded_sizes(padding: Padding, samples: Sequence[Tensor], pad_dims: int) -> 
 
 
 def empty_if_none(part: Tensor | None, data: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a part of the result; an empty tensor stands for None in an operator."""
+    """Return ``part``, or an empty tensor, since an operator cannot return None."""
     return data.new_empty((0,), dtype=dtype) if part is None else part

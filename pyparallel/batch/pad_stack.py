@@ -1,4 +1,4 @@
-"""pad_stack: ragged tensors become one padded tensor, without containers."""
+"""The function `pad_stack`: pad and stack tensors without containers."""
 
 from __future__ import annotations
 
@@ -32,31 +32,35 @@ def pad_stack(
     """Return ragged tensors as one contiguous tensor, padded and stacked in one pass.
 
     Args:
-        samples: tensors, numeric arrays or PIL images (as arrays ``(h, w, C)``) of one
-            number of dimensions, at least one.
-        pad_dims: how many trailing dimensions may differ; None: all of them.
-        padding_value: number written into the padding, converted as
-            ``torch.nn.functional.pad`` does it for the dtype of the samples.
-        padding: to which shape and where, and whether sizes and a mask are wanted.
-        out: memory for the result, of the very shape and dtype, contiguous: a plain
-            tensor on the samples' device that shares no memory with them. Together
-            with ``Padding(shape=...)`` one block serves every batch.
-        **options: those of `Padding` by their names, instead of ``padding``.
+        samples: tensors, numeric arrays or PIL images (as arrays ``(h, w, C)``) with
+            the same number of dimensions, at least one.
+        pad_dims: the number of trailing dimensions that may differ; None: all.
+        padding_value: the number written into the padding. It is converted to the dtype
+            of the samples as ``torch.nn.functional.pad`` does.
+        padding: the target shape and the sides of the padding, and whether to return
+            sizes and a mask.
+        out: a plain contiguous tensor for the result, with its shape and dtype, on the
+            device of the samples. It must not share memory with them. With
+            ``Padding(shape=...)``, one ``out`` can be used for every batch.
+        **options: the options of `Padding` by name, instead of ``padding``.
 
     Returns:
         The tensor ``(n, *target)`` (``out``, if given), or a `Padded` with it if sizes
-        or a mask are wanted. Gradients flow through it.
+        or a mask are requested. Gradients flow through it.
 
     Raises:
-        TypeError: anything else; a padding value that is no real number.
+        TypeError: ``samples`` has another type, or the padding value is not a real
+            number.
         ValueError: no samples, shapes that differ outside the padded dimensions or do
             not fit the padding, a padding value that the dtype cannot hold, an ``out``
-            of another form or where autograd records. The sample is named.
+            with another shape, dtype, device or layout, or an ``out`` while autograd
+            records. The message names the sample.
 
     Stream: on a GPU the work is queued on the current stream.
 
-    Like ``torch.nn.utils.rnn.pad_sequence(batch_first=True)`` for any dimensions; in a
-    ``DataLoader`` worker the result is written straight into shared memory.
+    The function is like ``torch.nn.utils.rnn.pad_sequence(batch_first=True)``, for any
+    number of dimensions. In a ``DataLoader`` worker the result is written directly into
+    shared memory.
 
     Example:
         >>> pad_stack([torch.ones(2), torch.ones(3)], side="left")
@@ -83,7 +87,8 @@ def pad_stack(
 
 
 def _checked(samples: Any) -> list[torch.Tensor]:
-    # A tuple, here and below: torch.compile of torch 2.8 does not take unions.
+    # isinstance gets tuples in this file, because torch.compile of torch 2.8 does not
+    # support unions.
     if not isinstance(samples, Sequence) or isinstance(samples, (str, bytes)):
         raise BatchTypeError(
             "pad_stack: samples must be a sequence of tensors, but is "
@@ -115,7 +120,7 @@ def _padding(padding: Any, options: dict[str, Any]) -> Padding:
     if options:
         raise BatchTypeError(
             "pad_stack: padding must not be given together with its options, but "
-            f"{', '.join(options)} is too. Put it into the Padding."
+            f"{', '.join(options)} is also given. Put it into the Padding."
         )
     return padding
 
@@ -133,8 +138,8 @@ def _check_out(
             )
         if torch.is_grad_enabled() and tensor.requires_grad:
             raise BatchValueError(
-                f"pad_stack: {where} must not require grad with out=, since autograd "
-                "cannot follow, but it does. Detach it, or leave out= away."
+                f"pad_stack: {where} must not require grad with out=, because autograd "
+                "cannot record it, but it does. Detach it, or omit out=."
             )
     _check_equal("shape", tuple(out.shape), shape)
     _check_equal("dtype", out.dtype, torch_stack.promoted_dtype(samples))
@@ -148,7 +153,7 @@ def _check_out(
         if _overlap(sample, out):
             raise BatchValueError(
                 f"pad_stack: out must not share memory with {sample_name(i)}, but "
-                "overlaps it. Clone the sample, or give other memory."
+                "overlaps it. Clone the sample, or pass another out."
             )
 
 
@@ -161,7 +166,7 @@ def _check_equal(what: str, found: Any, expected: Any) -> None:
 
 
 def _overlap(sample: torch.Tensor, out: torch.Tensor) -> bool:
-    """Tell whether the bytes between the first and last of a sample are in ``out``."""
+    """Return True if the byte range of a sample overlaps that of ``out``."""
     if sample.is_meta or not sample.numel() or not out.numel():
         return False
     reach = zip(sample.shape, sample.stride(), strict=True)

@@ -1,4 +1,4 @@
-"""Padding: to which shape ragged samples are padded, where, and what is told of it."""
+"""The classes `Padding`, options for padding, and `Padded`, a batch with its mask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
 from .tensor_fields import TensorFields
 
-#: The most dimensions that a `DataContainer` pads, as in mmcv.
+#: The largest number of dimensions that a `DataContainer` pads, as in mmcv.
 MOST_PAD_DIMS = 3
 
 _SIDES = ("right", "left", "center")
@@ -24,33 +24,33 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Padding:
-    """How the padded dimensions of samples become equal.
+    """Options for padding samples to a common shape.
 
     The padded dimensions are the last ``pad_dims`` of every sample. By default they
-    are padded at their end to the largest size among the samples that are stacked.
+    are padded at their end, to the largest size among the stacked samples.
 
     Args:
-        size_divisor: the sizes are rounded up to multiples of it: one number for all
-            padded dimensions, or one for each of them.
-        shape: exactly these sizes instead, one for each padded dimension.
-        buckets: shapes to choose from instead: the smallest that holds every sample
-            that is stacked, by number of elements, and of equal ones the first. Few
-            shapes mean few compilations by ``torch.compile`` or cuDNN.
-        side: where padding goes: ``"right"`` (the end), ``"left"`` or ``"center"``
-            (an odd cell goes to the end); one for all padded dimensions, or one for
-            each of them.
+        size_divisor: round the sizes up to multiples of this number: one for all padded
+            dimensions, or one for each of them.
+        shape: pad to exactly these sizes, one for each padded dimension.
+        buckets: pad to one of these shapes: the smallest, by number of elements, that
+            every stacked sample fits into; of equally small ones, the first. Few shapes
+            mean few compilations by ``torch.compile`` or cuDNN.
+        side: the side of the padding: ``"right"`` (the end), ``"left"`` or ``"center"``
+            (of an odd number of cells, one more at the end). One for all padded
+            dimensions, or one for each of them.
         sizes: also return the sizes of the padded dimensions before padding.
-        mask: also return where the data are.
+        mask: also return a mask that is True where the data are.
 
     Raises:
-        TypeError: an option is of the wrong kind.
+        TypeError: an option has the wrong type.
         ValueError: an option has an impossible value; ``shape`` and ``buckets``
             together, or one of them with a ``size_divisor``; options for different
             numbers of dimensions.
 
-    With ``sizes`` or ``mask`` the result is a `Padded` instead of a tensor. The values
-    are equal by value, hashable and picklable. ``size_divisor`` is mmengine's
-    ``pad_size_divisor`` and detectron2's ``size_divisibility``, ``side`` extends
+    With ``sizes`` or ``mask`` the result is a `Padded` instead of a tensor. Instances
+    compare by value, are hashable and can be pickled. ``size_divisor`` is mmengine's
+    ``pad_size_divisor`` and detectron2's ``size_divisibility``. ``side`` extends
     ``padding_side`` of ``torch.nn.utils.rnn.pad_sequence``.
 
     Example:
@@ -91,7 +91,7 @@ class Padding:
 
     @property
     def num_dims(self) -> int | None:
-        """How many padded dimensions the options are for, or None for any number."""
+        """The number of padded dimensions of the options; None if any number fits."""
         return next((len(sizes) for _, sizes in _per_dim_options(self)), None)
 
     def __repr__(self) -> str:
@@ -105,17 +105,17 @@ class Padding:
 
 
 class Padded(TensorFields):
-    """Samples in one tensor, and the places of their data in it.
+    """Padded samples in one tensor, with their sizes and a mask.
 
     Attributes:
         data: ``(n, *target)``.
-        sizes: ``torch.int64`` ``(n, pad_dims)``, the sizes of every sample's padded
-            dimensions before padding; None if not asked for.
+        sizes: ``torch.int64`` ``(n, pad_dims)``, the sizes of the padded dimensions of
+            every sample before padding; None if not requested.
         mask: ``torch.bool`` ``(n, *target[-pad_dims:])``, True where the data are;
-            None if not asked for.
+            None if not requested.
 
-    All are on one device, and travel to others as any tensors in a batch do. ``len``,
-    iteration and indexing count samples: ``padded[i]`` is ``data[i]`` and its padding.
+    All tensors are on one device, and are moved like any tensors in a batch. ``len``,
+    iteration and indexing count samples: ``padded[i]`` is ``data[i]`` with its padding.
     """
 
     _names = ("data", "sizes", "mask")
@@ -134,7 +134,7 @@ class Padded(TensorFields):
 
     @property
     def num_samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return self.data.shape[0]
 
     @property
@@ -171,9 +171,9 @@ def target_sizes(
 
     Args:
         padding: the options.
-        sizes: of the padded dimensions of every sample, at least one.
-        largest: of these, in every dimension.
-        name: names sample ``i`` in an error.
+        sizes: the sizes of the padded dimensions, for every sample; at least one.
+        largest: the largest of these sizes in every dimension.
+        name: returns the name of sample ``i`` for an error.
 
     Raises:
         ValueError: a sample is larger than the shape, or than every bucket.
@@ -190,7 +190,7 @@ def target_sizes(
 
 
 def start_offsets(padding: Padding, sizes: Sizes, target: Sizes) -> Sizes:
-    """Return where data of these sizes start in the padded dimensions."""
+    """Return the index at which data of these sizes start, in each padded dimension."""
     sides = _one_per_dim(padding.side, len(target))
     margins = map(operator.sub, target, sizes)
     shares = {"right": 0, "center": 1, "left": 2}
@@ -200,7 +200,7 @@ def start_offsets(padding: Padding, sizes: Sizes, target: Sizes) -> Sizes:
 
 
 def check_num_dims(padding: Padding, num_dims: int, where: str) -> None:
-    """Raise if options are given one by one for another number of dimensions."""
+    """Raise if options per dimension have another number of entries than dimensions."""
     for option, value in _per_dim_options(padding):
         if len(value) != num_dims:
             dims = "dimension" if num_dims == 1 else "dimensions"
@@ -244,14 +244,14 @@ def _one_per_dim(value: Any, num_dims: int) -> tuple[Any, ...]:
 
 
 def _per_dim_options(padding: Padding) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the options that are given one by one for the padded dimensions."""
-    given: list[tuple[str, Any]] = [
+    """Return the options that have one entry for each padded dimension."""
+    options: list[tuple[str, Any]] = [
         ("size_divisor", padding.size_divisor),
         ("shape", padding.shape),
         ("side", padding.side),
     ]
-    given += [(f"buckets[{i}]", each) for i, each in enumerate(padding.buckets)]
-    return [(option, value) for option, value in given if isinstance(value, tuple)]
+    options += [(f"buckets[{i}]", each) for i, each in enumerate(padding.buckets)]
+    return [(option, value) for option, value in options if isinstance(value, tuple)]
 
 
 def _check_side(padding: Padding) -> None:
@@ -282,13 +282,13 @@ def _check_combination(padding: Padding) -> None:
                 f"Padding: size_divisor must be 1 with {option}, but is "
                 f"{padding.size_divisor}. Give sizes that are multiples of it."
             )
-    given = _per_dim_options(padding)
-    for option, value in given:
-        first, expected = given[0]
+    options = _per_dim_options(padding)
+    for option, value in options:
+        first, expected = options[0]
         if len(value) != len(expected):
             raise BatchValueError(
-                f"Padding: {option} must have as many entries as {first}, but has "
-                f"{len(value)} where {len(expected)} was expected."
+                f"Padding: {option} must have {len(expected)} entries like {first}, but "
+                f"has {len(value)}."
             )
 
 

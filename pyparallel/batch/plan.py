@@ -1,7 +1,7 @@
-"""Plans of stacks, made from shapes and dtypes alone, and the partition of a batch.
+"""Plan a stack from the shapes and dtypes of its samples alone.
 
-A plan is a frozen value. Equal batches make equal plans; a plan can be compared,
-pickled and printed, and it is tested without data, device or extension.
+A plan is a frozen value. Equal batches have equal plans. A plan can be compared,
+pickled and printed, and tests of plans need no data, device or extension.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .padding import MOST_PAD_DIMS, Padding, start_offsets, target_sizes
 
 _MAX_BYTES = 2**63 - 1
 
-#: Names sample ``i`` of the batch in an error: ``batch[3]['img']``.
+#: Returns the name of sample ``i`` for an error, such as ``batch[3]['img']``.
 Name = Callable[[int], str]
 
 
@@ -32,13 +32,13 @@ def sample_name(i: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """How samples become one tensor.
+    """The layout of samples in one tensor.
 
     Attributes:
-        shape: of the result, ``(num_samples, *target)``.
-        padded: for every sample, whether it is smaller than the target.
-        starts: for every sample, where in the target it starts, one index for each
-            dimension; None if all start in the low corner.
+        shape: the shape of the result, ``(num_samples, *target)``.
+        padded: for every sample, True if it is smaller than the target.
+        starts: for every sample, its first index in the target, in each dimension;
+            None if all samples start at index 0 in all dimensions.
     """
 
     shape: tuple[int, ...]
@@ -55,14 +55,14 @@ def plan_stack(
     """Plan one tensor from samples whose last ``pad_dims`` dimensions may differ.
 
     Args:
-        shapes: one for each sample, at least one.
+        shapes: the shape of every sample, at least one.
         pad_dims: number of trailing dimensions to pad, or None if all must be equal.
-        name: names sample ``i`` in an error.
-        padding: how to pad them; None: at the end, to the largest size.
+        name: returns the name of sample ``i`` for an error.
+        padding: the options for padding; None: at the end, to the largest size.
 
     Raises:
-        ValueError: shapes that cannot stand in one tensor; the first sample at fault
-            is named.
+        ValueError: shapes that do not fit into one tensor. The message names the first
+            wrong sample.
     """
     first = shapes[0]
     if pad_dims is not None and len(first) < pad_dims + (padding is None):
@@ -100,14 +100,14 @@ def padding_patterns(
 ) -> bytes:
     """Return the bit patterns that the backend writes into the padding.
 
-    One pattern that serves all samples, or one for each if their values differ. The
-    value of a sample without padding is not looked at.
+    The result is one pattern for all samples, or one for each if their values differ.
+    The value of a sample without padding is not checked.
 
     Args:
-        plan: of the stack.
-        dtype: of all samples.
+        plan: the plan of the stack.
+        dtype: the dtype of all samples.
         values: padding value of every sample.
-        name: names sample ``i`` in an error.
+        name: returns the name of sample ``i`` for an error.
 
     Raises:
         TypeError: a padding value is not a real number.
@@ -116,7 +116,7 @@ def padding_patterns(
     zero = bytes(dtype.itemsize)
     if not any(plan.padded):
         return zero
-    if len(set(map(id, values))) == 1:  # nearly always, and then looked at once
+    if len(set(map(id, values))) == 1:  # nearly always; convert it once
         return padding_pattern(values[0], dtype, name, plan.padded.index(True))
     patterns = [
         padding_pattern(value, dtype, name, i) if padded else None
@@ -148,18 +148,18 @@ def padding_pattern(value: Any, dtype: torch.dtype, name: Name, i: int) -> bytes
 def padding_value_as_float(value: Any, name: Name, i: int) -> float:
     """Return a padding value as the double that ``torch.nn.functional.pad`` takes.
 
-    None is 0, as there.
+    None means 0, as in that function.
     """
     if value is None:
         return 0.0
-    # float() would parse strings and drop imaginary parts.
+    # float() would parse strings and discard imaginary parts.
     if not isinstance(value, (str, bytes)) and not _is_complex(value):
         try:
             return float(value)
         except OverflowError as error:
             raise BatchValueError(
                 f"{name(i)} must have a padding_value that a double can hold, but has "
-                "an integer beyond it."
+                "a larger integer."
             ) from error
         except (TypeError, ValueError, RuntimeError):
             pass
@@ -196,7 +196,7 @@ def _apply_padding(
     pad_dims: int,
     name: Name,
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
-    """Return the target and the starts for shapes that agree where they must."""
+    """Return the target and the starts for shapes with equal fixed dimensions."""
     fixed = len(largest) - pad_dims
     sizes = [tuple(shape[fixed:]) for shape in shapes]
     end = target_sizes(padding, sizes, largest[fixed:], name)
@@ -238,10 +238,10 @@ def _shape_error(
 def _advise_padding(
     dim: int, num_dims: int, pad_dims: int | None, padding: Padding | None
 ) -> str:
-    """Return the options that pad all dimensions from ``dim`` on, as advice."""
+    """Return advice with the options that pad all dimensions from ``dim`` on."""
     num_padded = num_dims - dim
     options = f"pad_dims={num_padded}"
-    if dim == 0 and padding is None:  # without one the first dimension is never padded
+    if dim == 0 and padding is None:  # only a Padding can pad the first dimension
         options += ", padding=Padding()"
     if pad_dims is not None:
         other = f", or pad it too with {options}" if num_padded <= MOST_PAD_DIMS else ""
@@ -255,7 +255,7 @@ def _advise_padding(
 
 
 def _advise_pad_dims(num_dims: int, padding: Padding | None) -> str:
-    """Return the options that pad samples of so few dimensions; "" without any."""
+    """Return advice for samples with fewer dimensions than pad_dims; "" if none."""
     if num_dims == 0:
         return "" if padding is not None else "Set pad_dims=None."
     if padding is not None:
@@ -265,13 +265,13 @@ def _advise_pad_dims(num_dims: int, padding: Padding | None) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _convert_number(number: bytes, dtype: torch.dtype) -> bytes:
-    """Convert a double as ``fill_`` does; keyed by its bits, for -0.0 and NaN."""
+    """Convert a double as ``fill_`` does; its bits are the key, for -0.0 and NaN."""
     (value,) = struct.unpack("d", number)
-    # torch compares with the limit as a double, and so lets 2**63 and 2**64 through.
+    # torch compares with the limit as a double, so it accepts 2**63 and 2**64.
     limits = {torch.int64: 2.0**63, torch.uint64: 2.0**64}
     if dtype in limits and value >= limits[dtype]:
         raise RuntimeError("value cannot be converted without overflow")
-    # Two cells, since torch checks the range of a half by other rules for one. The
-    # device is named, since the default one is the user's to choose.
+    # Two cells, because for one cell torch checks the range of a half differently. The
+    # device is explicit, because users can change the default device.
     cells = torch.empty(2, dtype=dtype, device="cpu").fill_(value)
     return bytes(cells.view(torch.uint8).tolist()[: dtype.itemsize])

@@ -1,16 +1,16 @@
-"""Nested containers as a flat list of leaves and a structure.
+"""Flatten nested containers to a list of leaves and a structure, and rebuild them.
 
-The backend walks nests of exactly dict, list and tuple; all other walks are optree's.
-Containers that optree does not know by exact type (subclasses of dict and list, other
-mappings, dataclasses) are registered the first time one is met, so that every later
-walk runs in compiled code. Both walks take the keys of a dict in sorted order, so that
-a batch has one order of leaves whoever walks it.
+The backend walks nested containers of the exact types dict, list and tuple. optree
+walks all others. optree must know the exact type of a container, so subclasses of dict
+and list, other mappings and dataclasses are registered at their first occurrence. Every
+later walk runs in compiled code. Both walks visit the keys of a dict in sorted order,
+so the leaves of a batch have the same order in both.
 
-What is a container: dict, list, tuple, namedtuple, deque, OrderedDict, defaultdict,
-other mappings, subclasses of list and tuple, dataclass instances, and classes that
-another library has registered with optree or ``torch.utils._pytree``, such as
-TensorDict: that library splits and rebuilds them. Everything else is a leaf: tensors,
-arrays, strings, bytes, ``None``, ``range``, DataContainers.
+Containers are dict, list, tuple, namedtuple, deque, OrderedDict, defaultdict, other
+mappings, subclasses of list and tuple, and dataclass instances. Classes that another
+library has registered with optree or ``torch.utils._pytree``, such as TensorDict, are
+containers too: that library splits and rebuilds them. All other values are leaves:
+tensors, arrays, strings, bytes, ``None``, ``range``, DataContainers.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from ..core.torch_private import pytree as _pytree
 if TYPE_CHECKING:
     from ..backend._C import Structure as _Structure
 
-    #: A value: equal for equal nests, whatever the order of keys in their dicts.
+    #: Structures compare by value; the order of the keys in a dict does not matter.
     Structure = optree.PyTreeSpec | _Structure
 
 _NAMESPACE = "pyparallel"
 
-#: How deep containers may nest. A deeper nest is nearly always a cycle.
+#: The maximum depth of nested containers. A deeper nest is nearly always a cycle.
 MAX_DEPTH = 64
 
-# What optree asks of a split: the children, what the join needs, steps for the paths.
+# The result of a split for optree: children, argument of the join, steps of the paths.
 _Split = tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]
 
 #: Held while classes are registered.
 registration_lock = threading.Lock()
-# Classes of leaves that need no second look, and those of containers, registered here.
+# Known classes of leaves, and the classes of containers registered by this module.
 _leaf_types: set[type] = {type(None), str, bytes, int, float, bool}
 _registered: set[type] = set()
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves of ``tree`` and its structure, a value.
+    """Return the leaves of ``tree`` and its structure.
 
-    Dictionaries are walked in the order of their sorted keys; ``unflatten`` restores
+    Dictionaries are walked in the order of their sorted keys. ``unflatten`` restores
     the order of insertion.
 
     Raises:
-        ValueError: a container holds itself, or they nest by the hundreds.
+        ValueError: a container contains itself, or the nest is hundreds deep.
     """
     while True:
         flat = backend.flatten(tree, _leaf_types)
         if flat is not None:
             return flat
-        # A walk is only good if no thread registers a class while it is under way.
+        # The result is valid only if no thread registers a class during the walk.
         num_registered = len(_registered)
         try:
             leaves, structure = optree.tree_flatten(
@@ -69,11 +69,11 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
             )
         except RecursionError:
             raise nesting_error("the batch") from None
-        strange = {type(leaf): leaf for leaf in leaves if type(leaf) not in _leaf_types}
-        for leaf in strange.values():
+        unknown = {type(leaf): leaf for leaf in leaves if type(leaf) not in _leaf_types}
+        for leaf in unknown.values():
             _register_container(leaf)
-        # Of classes now known the backend may have been waiting for the last one.
-        if not strange and len(_registered) == num_registered:
+        # Repeat after new classes: the backend may know all leaf types of the tree now.
+        if not unknown and len(_registered) == num_registered:
             return leaves, structure
 
 
@@ -83,7 +83,7 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
 
 
 def accessors(structure: Structure) -> list[optree.PyTreeAccessor]:
-    """Return the paths of all leaves. For messages: it is slow."""
+    """Return the paths of all leaves. This is slow; use it for messages only."""
     if not isinstance(structure, optree.PyTreeSpec):
         tree = structure.unflatten([None] * structure.num_leaves)
         structure = optree.tree_structure(tree, none_is_leaf=True)
@@ -91,12 +91,12 @@ def accessors(structure: Structure) -> list[optree.PyTreeAccessor]:
 
 
 def find_container(structure: Structure, cls: type) -> int | None:
-    """Return the number of the first leaf inside a container of exactly this class.
+    """Return the index of the first leaf inside a container of exactly this class.
 
-    It looks at every container: only for what is not done for every batch.
+    This visits every container, so do not call it for every batch.
     """
     if not isinstance(structure, optree.PyTreeSpec):
-        return None  # the backend's walk knows dict, list and tuple alone
+        return None  # such trees contain only dict, list and tuple
     if structure.type is cls:
         return 0
     before = 0
@@ -109,31 +109,31 @@ def find_container(structure: Structure, cls: type) -> int | None:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return ``tree`` with ``function`` applied to every leaf; containers are new."""
+    """Return a new tree with ``function`` applied to every leaf."""
     leaves, structure = flatten(tree)
     return unflatten(structure, map(function, leaves))
 
 
 def nesting_error(where: str) -> BatchValueError:
-    """Return the error for a nest that is a cycle or as good as one."""
+    """Return the error for containers that are nested too deeply or in a cycle."""
     return BatchValueError(
         f"{where} must nest its containers at most {MAX_DEPTH} deep, but it nests "
-        "deeper. Look for a container that holds itself."
+        "deeper. Look for a container that contains itself."
     )
 
 
 def is_namedtuple(value: object) -> bool:
-    """Tell whether ``value`` is an instance of a namedtuple class."""
+    """Return True for an instance of a namedtuple class."""
     return isinstance(value, tuple) and hasattr(type(value), "_fields")
 
 
 def is_dataclass(value: object) -> bool:
-    """Tell whether ``value`` is an instance (not the class) of a dataclass."""
+    """Return True for an instance of a dataclass, but not for the class."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return ``items`` in the type of ``like``, or as they are if it refuses a dict."""
+    """Return ``items`` in the type of ``like``, or unchanged if it refuses a dict."""
     cls: Any = type(like)
     if cls is dict:
         return items
@@ -141,12 +141,12 @@ def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         if isinstance(like, defaultdict):
             return cls(like.default_factory, items)
         return cls(items)
-    except Exception:  # a constructor may refuse its argument in any way it likes
+    except Exception:  # a constructor may raise any error
         return items
 
 
 def rebuild_sequence(like: Sequence[Any], values: list[Any]) -> Any:
-    """Return ``values`` in the type of ``like``, or as they are if it refuses them."""
+    """Return ``values`` in the type of ``like``, or unchanged if it refuses them."""
     cls: Any = type(like)
     if cls is list:
         return values
@@ -159,8 +159,8 @@ def rebuild_sequence(like: Sequence[Any], values: list[Any]) -> Any:
 def rebuild_dataclass(like: Any, values: Iterable[Any]) -> Any:
     """Return a new instance of the class of ``like`` with its fields set to ``values``.
 
-    ``__init__`` and ``__post_init__`` are not run, because what holds for one sample
-    need not hold for a batch of fields. Frozen and slotted classes work.
+    ``__init__`` and ``__post_init__`` are not run, because their checks are for one
+    sample and may fail for the fields of a batch. Frozen and slotted classes work.
     """
     result = object.__new__(type(like))
     for field, value in zip(dataclasses.fields(like), values, strict=True):
@@ -169,7 +169,7 @@ def rebuild_dataclass(like: Any, values: Iterable[Any]) -> Any:
 
 
 def field_values(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass instance, not copied, in field order."""
+    """Return the fields of a dataclass instance in field order, without copies."""
     names = [field.name for field in dataclasses.fields(value)]
     return {name: getattr(value, name) for name in names}
 
@@ -177,13 +177,13 @@ def field_values(value: Any) -> dict[str, Any]:
 def split_registered(
     value: Any,
 ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]] | None:
-    """Return the children of an instance of a class that torch's pytree knows.
+    """Return the children of an instance of a class in torch's pytree registry.
 
     Returns:
-        The children, the argument of `join_registered`, and the step to each child; or
-        None for an instance of any other class.
+        The children, the argument of `join_registered`, and the path step of each
+        child; None for an instance of any other class.
     """
-    # torch leaves `is_child` in a reference cycle, which must not hold the value.
+    # torch leaves `is_child` in a reference cycle, which must not keep the value alive.
     whole = [value]
 
     def is_child(each: Any) -> bool:
@@ -191,7 +191,7 @@ def split_registered(
 
     try:
         found, spec = _pytree.tree_flatten_with_path(value, is_child)
-    except ValueError:  # the class was registered without a function for paths
+    except ValueError:  # the class is registered without a function for paths
         children, spec = _pytree.tree_flatten(value, is_child)
         steps: tuple[Any, ...] = tuple(range(len(children)))
     else:
@@ -205,11 +205,11 @@ def split_registered(
 
 
 def join_registered(like: tuple[Any, Any], children: Iterable[Any]) -> Any:
-    """Return an instance with these children, made by the library of its class."""
+    """Let the library of the class build an instance with these children."""
     spec, batch_dims = like
     result: Any = _pytree.tree_unflatten(list(children), spec)
     if batch_dims is not None and result.batch_dims != batch_dims:
-        result.auto_batch_size_(batch_dims)  # TensorDict guesses it from the shapes
+        result.auto_batch_size_(batch_dims)  # TensorDict guesses it from shapes
     return result
 
 
@@ -220,7 +220,7 @@ def _path_step(key: Any) -> Any:
 
 
 def _register_container(value: Any) -> None:
-    """Make optree walk into the class of ``value`` if it is a container."""
+    """Register the class of ``value`` with optree if it is a container."""
     cls = type(value)
     split: Callable[[Any], Any]
     join: Callable[[Any, Any], Any]

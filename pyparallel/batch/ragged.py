@@ -1,4 +1,4 @@
-"""Ragged: samples of different lengths in one tensor, without padding."""
+"""The class `Ragged`: samples of different lengths in one tensor, without padding."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from .tensor_fields import TensorFields
 
 
 class Ragged(TensorFields):
-    """Samples that differ in dimension 0, one behind the other in one tensor.
+    """Samples that differ in dimension 0, concatenated in one tensor.
 
     Attributes:
         values: ``(sum of the lengths, *rest)``.
         offsets: ``torch.int64`` ``(n + 1,)``: sample ``i`` is
             ``values[offsets[i]:offsets[i + 1]]``. On the device of ``values``.
 
-    That is the jagged layout of torch's NestedTensor, and that of cu_seqlens in
-    attention without padding. ``len``, iteration and indexing count samples. It travels
-    as any tensors in a batch do; to be split over several devices it must be the chunk
-    of a `DataContainer`, as ``DataContainer(..., ragged=True)`` makes it.
+    This is the jagged layout of torch's NestedTensor, and the cu_seqlens layout of
+    attention without padding. ``len``, iteration and indexing count samples. The
+    tensors are moved like any tensors in a batch. To be split over several devices, a
+    `Ragged` must be the chunk of a `DataContainer`, as
+    ``DataContainer(..., ragged=True)`` creates it.
 
     Raises:
-        TypeError: ``values`` or ``offsets`` is no tensor.
-        ValueError: ``offsets`` is no ``torch.int64`` tensor of one dimension on the
-            device of ``values``, or does not ascend from 0 to ``len(values)``. The
-            numbers are checked on the CPU only: elsewhere the host would wait.
+        TypeError: ``values`` or ``offsets`` is not a tensor.
+        ValueError: ``offsets`` is not a ``torch.int64`` tensor with one dimension on
+            the device of ``values``, or does not ascend from 0 to ``len(values)``. The
+            numbers are checked only on the CPU, so that the host never waits.
 
     Example:
         >>> ragged = Ragged.from_tensors([torch.ones(2), torch.zeros(1)])
@@ -56,15 +57,15 @@ class Ragged(TensorFields):
 
     @classmethod
     def from_tensors(cls, samples: Sequence[torch.Tensor]) -> Ragged:
-        """Return tensors that differ in dimension 0 as one, copied in one pass.
+        """Concatenate tensors that differ in dimension 0, copied in one pass.
 
-        In a ``DataLoader`` worker they are written straight into shared memory.
-        Gradients flow through; mixed dtypes are promoted as ``torch.cat`` does it.
+        In a ``DataLoader`` worker they are written directly into shared memory.
+        Gradients flow through. Mixed dtypes are promoted as ``torch.cat`` does.
 
         Raises:
-            TypeError: anything but dense tensors.
+            TypeError: a sample is not a dense tensor.
             ValueError: no samples, or shapes that differ outside dimension 0; the
-                first sample at fault is named.
+                message names the first wrong sample.
         """
         if not isinstance(samples, Sequence) or isinstance(samples, str | bytes):
             raise BatchTypeError(
@@ -86,13 +87,14 @@ class Ragged(TensorFields):
 
     @classmethod
     def from_nested(cls, nested: torch.Tensor) -> Ragged:
-        """Return a NestedTensor of either layout as `Ragged`.
+        """Convert a NestedTensor of either layout to `Ragged`.
 
-        One that is jagged in dimension 1 and has no holes shares its memory. Ragged
-        dimensions other than dimension 1 are refused as in `from_tensors`.
+        The result shares the memory of a NestedTensor that is jagged in dimension 1 and
+        has no holes. Ragged dimensions other than dimension 1 raise the errors of
+        `from_tensors`.
 
         Raises:
-            TypeError: it is no NestedTensor.
+            TypeError: ``nested`` is not a NestedTensor.
         """
         if not isinstance(nested, torch.Tensor) or not nested.is_nested:
             raise BatchTypeError(
@@ -107,12 +109,12 @@ class Ragged(TensorFields):
 
     @property
     def num_samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return self.offsets.shape[0] - 1
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """``n``, None for the lengths, which differ, and the rest of each shape."""
+        """``n``, None for the lengths, which differ, and the rest of the shape."""
         return (self.num_samples, None, *self.values.shape[1:])
 
     def lengths(self) -> torch.Tensor:
@@ -157,23 +159,22 @@ class Ragged(TensorFields):
         """Return the samples padded and stacked.
 
         Args:
-            padding_value: number written into the padding.
-            padding: for the one padded dimension, dimension 0 of the samples.
+            padding_value: the number written into the padding.
+            padding: options for the one padded dimension, dimension 0 of the samples.
 
         Returns:
-            ``(n, max, *rest)``, or a `Padded` with it and, as far as asked for,
-            ``sizes`` ``(n, 1)`` and ``mask`` ``(n, max)``.
+            ``(n, max, *rest)``, or a `Padded` with it and, if requested, ``sizes``
+            ``(n, 1)`` and ``mask`` ``(n, max)``.
 
         Raises:
-            ValueError: no samples; as `pad_stack`.
+            ValueError: no samples, or an error of `pad_stack`.
 
         Stream: on a GPU the host waits for the offsets.
         """
         lengths = self.lengths().tolist()
         if not lengths:
             raise EmptyBatchError(
-                "Ragged.to_padded: offsets must tell of at least one sample, but tell "
-                "of none."
+                "Ragged.to_padded: there must be at least one sample, but there are 0."
             )
         padding = padding or Padding()
         check_num_dims(padding, 1, "Ragged.to_padded")
@@ -189,7 +190,7 @@ class Ragged(TensorFields):
         return Padded(data, sizes if padding.sizes else None, mask)
 
     def to_nested(self) -> torch.Tensor:
-        """Return a NestedTensor of the jagged layout that shares the memory."""
+        """Return a NestedTensor of the jagged layout that shares this memory."""
         nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
             self.values, self.offsets
         )
@@ -201,11 +202,11 @@ Ragged.__module__ = "pyparallel"
 
 
 def join_samples(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
-    """Return tensors as one `Ragged`.
+    """Concatenate tensors to one `Ragged`.
 
     Args:
         samples: at least one tensor.
-        name: names sample ``i`` in an error.
+        name: returns the name of sample ``i`` for an error.
     """
     torch_stack.check_layouts(samples, name)
     shapes = [sample.shape for sample in samples]
@@ -224,12 +225,12 @@ def _check_fields(values: Any, offsets: Any) -> None:
                 f"Ragged: {name} must be a tensor, but is {type_name(field)}. Use "
                 "Ragged.from_tensors for a list of samples."
             )
-    form = f"{offsets.dtype} of shape {tuple(offsets.shape)} on {offsets.device}"
-    good = offsets.dtype == torch.int64 and offsets.dim() == 1 and offsets.numel()
-    if not good or offsets.device != values.device or not values.dim():
+    found = f"{offsets.dtype} of shape {tuple(offsets.shape)} on {offsets.device}"
+    is_valid = offsets.dtype == torch.int64 and offsets.dim() == 1 and offsets.numel()
+    if not is_valid or offsets.device != values.device or not values.dim():
         raise BatchValueError(
             "Ragged: offsets must be torch.int64 of shape (n + 1,) on the device of "
-            f"values, {values.device}, but is {form} for values of shape "
+            f"values, {values.device}, but is {found} for values of shape "
             f"{tuple(values.shape)}. Use Ragged.from_tensors for a list of samples."
         )
     if type(offsets) is not torch.Tensor or not offsets.is_cpu:
@@ -261,15 +262,15 @@ def _check_shapes(shapes: Sequence[torch.Size], name: Callable[[int], str]) -> N
 
 
 def _mask(plan: StackPlan, lengths: torch.Tensor) -> torch.Tensor:
-    at = torch.arange(plan.shape[1], device=lengths.device)
+    index = torch.arange(plan.shape[1], device=lengths.device)
     if plan.starts is None:
-        return at < lengths
+        return index < lengths
     starts = stack.int64_tensor(plan.starts, tuple(lengths.shape), lengths.device)
-    return (at >= starts) & (at < starts + lengths)
+    return (index >= starts) & (index < starts + lengths)
 
 
 def _add_dimensions(plan: StackPlan, values: torch.Tensor) -> StackPlan:
-    """Return the plan of lengths for samples with further dimensions."""
+    """Return a plan of lengths as a plan of samples with further dimensions."""
     rest = tuple(values.shape[1:])
     starts = plan.starts
     if starts is not None:

@@ -1,4 +1,4 @@
-"""stack: ragged tensors become one padded tensor, in one pass where possible."""
+"""Pad and stack tensors into one tensor, in one pass where possible."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def stack(
     """Return the samples as one new contiguous tensor ``(len(samples), *target)``.
 
     Values, dtype and conversions are those of ``torch.nn.functional.pad`` on every
-    sample followed by ``torch.stack``. Plain dense tensors of one dtype that need no
-    gradient are written in one pass by the backend; all others go that very way.
+    sample followed by ``torch.stack``. The backend writes plain dense tensors of one
+    dtype that need no gradient in one pass. For all others, these torch functions run.
 
     Args:
         samples: at least one tensor.
         pad_dims: number of trailing dimensions that may differ, or None.
         values: padding value of every sample.
-        name: names sample ``i`` in an error.
+        name: returns the name of sample ``i`` for an error.
     """
     if may_stack_equal():
-        few = backend.pad_small_batch(samples, pad_dims, values)
-        if few is not None:
-            return count_padding(few, samples)
+        small = backend.pad_small_batch(samples, pad_dims, values)
+        if small is not None:
+            return count_padding(small, samples)
     plain = are_plain(samples)
     if not plain:
         torch_stack.check_layouts(samples, name)
@@ -63,15 +63,15 @@ def stack_padded(
     padding: Padding,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | Padded:
-    """Return the samples as one tensor, padded as asked for; see `stack`.
+    """Return the samples as one tensor with a given padding; see `stack`.
 
     Args:
         samples: at least one tensor.
         pad_dims: number of trailing dimensions that may differ.
         values: padding value of every sample.
-        name: names sample ``i`` in an error.
-        padding: to which shape and where, and what else to return.
-        out: plain contiguous memory of the resulting shape and dtype.
+        name: returns the name of sample ``i`` for an error.
+        padding: the target shape, the sides, and whether to return sizes and a mask.
+        out: a plain contiguous tensor with the shape and dtype of the result.
     """
     plain = are_plain(samples)
     if not plain:
@@ -89,8 +89,9 @@ def stack_padded(
     if mask is not None and (data is not None or not pad_dims):
         mask.fill_(True)
     if data is None:
-        box = mask if pad_dims else None  # of no dimensions a backend makes no mask
-        data = stack_planned(samples, plan, values, name, plain, out, box)
+        # The backend cannot write a mask without dimensions; it is filled above.
+        unfilled = mask if pad_dims else None
+        data = stack_planned(samples, plan, values, name, plain, out, unfilled)
     if padding.sizes:
         rows = [tuple(shape[fixed - 1 :]) for shape in shapes]
         sizes = int64_tensor(rows, (len(samples), pad_dims), samples[0].device)
@@ -106,16 +107,16 @@ def stack_planned(
     out: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the planned tensor: one pass where the samples are plain, else torch's.
+    """Return the planned tensor, written by the backend or by torch's operators.
 
     Args:
-        samples: dense tensors of the shapes that were planned.
-        plan: of the stack.
+        samples: dense tensors of the planned shapes.
+        plan: the plan of the stack.
         values: padding value of every sample.
-        name: names sample ``i`` in an error.
-        plain: what `are_plain` says of the samples.
-        out: memory for the result, fit for it; None: new.
-        mask: ``(n, *target[-k:])`` or None; it becomes True where the data are.
+        name: returns the name of sample ``i`` for an error.
+        plain: the result of `are_plain` for the samples.
+        out: a tensor for the result; None: a new one is allocated.
+        mask: ``(n, *target[-k:])`` or None; True is written where the data are.
     """
     if plain:
         dtype = samples[0].dtype
@@ -126,7 +127,7 @@ def stack_planned(
         try:
             backend.pad_copy(result, samples, patterns, plan.starts, mask)
             return count_padding(result, samples)
-        except (TypeError, ValueError):  # and nothing is written; see are_plain
+        except (TypeError, ValueError):  # before any write; see are_plain
             torch_stack.check_layouts(samples, name)
     result = torch_stack.pad_and_stack(samples, plan, values, name, out)
     if mask is not None:
@@ -140,18 +141,18 @@ def _allocate(
     try:
         return allocation.empty(plan.shape, dtype, device)
     except RuntimeError as error:
-        if device.type != "cpu":  # torch has a class for memory of devices
+        if device.type != "cpu":  # torch has its own error for device memory
             raise
         nbytes = math.prod(plan.shape) * dtype.itemsize
         raise BatchMemoryError(
             f"{name(0)} and the samples stacked with it must fit into memory, but the "
-            f"padded shape {plan.shape} of {dtype} takes {nbytes} bytes. Put fewer "
-            "samples into a batch, or smaller ones."
+            f"padded shape {plan.shape} of {dtype} takes {nbytes} bytes. Use a smaller "
+            "batch, or smaller samples."
         ) from error
 
 
 def may_stack_equal() -> bool:
-    """Tell whether `stack_equal` may give more than None now."""
+    """Return True if `stack_equal` can return a tensor in this thread now."""
     if allocation.in_worker() and not allocation.is_packed_later():
         return False
     return not in_forward_ad()
@@ -160,11 +161,12 @@ def may_stack_equal() -> bool:
 def stack_equal(
     samples: Sequence[torch.Tensor], pad_dims: int | None = None
 ) -> torch.Tensor | None:
-    """Return ``torch.stack(samples)`` if that is all there is to do, else None.
+    """Return ``torch.stack(samples)`` if no sample needs padding, else None.
 
-    Without padding one look at every sample is enough. In a worker the result would lie
-    in the wrong memory, unless it is small and will be packed; where the backend
-    refuses, `stack` finds out why.
+    This path reads the properties of every sample only once. In a worker it is used
+    only for small results that are packed into a slab later, because it does not write
+    into the slab. It also returns None if the backend raises: `stack` then raises an
+    error that names the sample.
     """
     if not may_stack_equal():
         return None
@@ -175,7 +177,7 @@ def stack_equal(
             and first.nbytes > allocation.SMALL_NBYTES // len(samples)
         ):
             return None
-        # Ragged samples nearly always differ in the first and the last.
+        # A cheap check: the first and the last of ragged samples usually differ.
         if pad_dims is not None and (
             first.dim() <= pad_dims or first.shape != last.shape
         ):
@@ -187,7 +189,7 @@ def stack_equal(
 
 
 def is_array(value: Any, numeric: bool = True) -> bool:
-    """Tell whether this is a (numeric) numpy array, without importing numpy."""
+    """Return True for a (numeric) numpy array, without importing numpy."""
     return type_name(value) in ("numpy.ndarray", "numpy.memmap") and not (
         numeric and re.search("[SaUO]", value.dtype.str)
     )
@@ -202,7 +204,7 @@ def is_image(value: Any) -> bool:
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """View an array as a tensor; copy it first if torch could not, or would warn."""
+    """View an array as a tensor; copy arrays that torch cannot view or warns about."""
     if is_image(value):
         import numpy
 
@@ -217,17 +219,18 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def as_tensors(values: Sequence[Any]) -> list[Any]:
-    """Return numeric arrays and PIL images as tensors, and all else unchanged."""
+    """Convert numeric arrays and PIL images to tensors; keep other values."""
     return [as_tensor(x) if is_array(x) or is_image(x) else x for x in values]
 
 
 def are_plain(samples: Sequence[torch.Tensor]) -> bool:
-    """Tell whether the backend may be asked to copy the bytes of these samples.
+    """Return True if the backend may copy the bytes of these samples.
 
-    It looks at every sample itself, before it writes, and refuses what is sparse,
-    conjugated, wrapped by torch.func, on another device, or freed. So only those are
-    sorted out here that it would take (gradients, subclasses), that cannot be planned
-    (quantized and nested ones), or that are common (mixed dtypes).
+    The backend checks every sample before it writes. It refuses tensors that are
+    sparse, conjugated, wrapped by torch.func, on another device, or without storage.
+    So this function only excludes three kinds: tensors that the backend would accept
+    (gradients, subclasses), tensors without a plan (quantized, nested), and a common
+    case (mixed dtypes).
     """
     first = samples[0]
     return (
@@ -257,7 +260,7 @@ def int64_tensor(
     return sent
 
 
-# --- The number of bytes that were stacked, and of the padding among them.
+# --- The number of stacked bytes, and of padding bytes among them.
 
 
 class PaddingCounter:

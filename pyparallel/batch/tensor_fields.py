@@ -1,4 +1,4 @@
-"""Batches of samples in a few tensors: the base of `Padded` and `Ragged`."""
+"""The base class of `Padded` and `Ragged`: a batch of samples in a few tensors."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _Self = TypeVar("_Self", bound="TensorFields")
 
 
 class TensorFields:
-    """Samples in tensors under names; the first tensor has the data.
+    """Samples in named tensors; the first tensor holds the data.
 
     Instances are pytree nodes of torch and of optree, so torch.compile, torch.export
-    and tree_map of both walk their tensors. They are no sequences, because programs
-    that walk sequences would take them apart into samples.
+    and tree_map of both walk their tensors. They are not sequences, because code that
+    walks sequences would split them into samples.
     """
 
     _names: ClassVar[tuple[str, ...]]
 
     def __new__(cls: type[_Self], *tensors: Any, **by_name: Any) -> _Self:
-        """Take the fields too: older pickles of these classes have no state."""
-        made = super().__new__(cls)
+        """Set the fields here too, because older pickles have no state."""
+        result = super().__new__(cls)
         for name, tensor in zip(cls._names, tensors, strict=False):
-            setattr(made, name, tensor)
-        return made
+            setattr(result, name, tensor)
+        return result
 
     def __init_subclass__(cls) -> None:
         """Register the class as a pytree node."""
@@ -64,11 +64,11 @@ class TensorFields:
 
     @classmethod
     def from_fields(cls: type[_Self], fields: Iterable[Any]) -> _Self:
-        """Return an instance with these fields, unchecked: they may be no tensors."""
+        """Return an instance with these fields; they need not be tensors."""
         return cls.__new__(cls, *fields)
 
     def fields(self) -> tuple[Any, ...]:
-        """Return the tensors, or None, in the order of the constructor."""
+        """Return the fields, tensors or None, in the order of the constructor."""
         return tuple([getattr(self, name) for name in self._names])
 
     @property
@@ -90,10 +90,10 @@ class TensorFields:
         non_blocking: bool = False,
         copy: bool = False,
     ) -> _Self:
-        """Return the samples on ``device``, their data as ``dtype``.
+        """Return the samples on ``device``, with their data as ``dtype``.
 
-        The arguments are those of ``Tensor.to``. If nothing changes, ``self`` is
-        returned.
+        The arguments are those of ``Tensor.to``. If nothing changes, the method returns
+        ``self``.
         """
         if isinstance(device, torch.dtype):
             device, dtype = None, device
@@ -130,7 +130,7 @@ class TensorFields:
         return (self._sample(i) for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return one sample, or with a slice of step 1 several of them, as views."""
+        """Return one sample, or the samples of a slice of step 1, as views."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
@@ -139,8 +139,8 @@ class TensorFields:
                     f"{step}. Index the samples one by one."
                 )
             return self.part(start, max(start, stop))
-        place = range(len(self))[index]  # raises as a list does
-        return self._sample(place)
+        position = range(len(self))[index]  # raises the errors of a list
+        return self._sample(position)
 
     def __eq__(self, other: object) -> bool:
         """Compare the values of all tensors; on a GPU the host waits."""
@@ -159,5 +159,6 @@ class TensorFields:
 def _equal(one: Any, other: Any) -> bool:
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
         return one is other
-    same_form = one.dtype == other.dtype and one.device == other.device
-    return same_form and torch.equal(one, other)
+    if one.dtype != other.dtype or one.device != other.device:
+        return False
+    return torch.equal(one, other)

@@ -1,4 +1,7 @@
-"""The way of torch's own operators: they promote, differentiate and dispatch."""
+"""Pad, stack and concatenate by torch's operators, for all but plain tensors.
+
+They promote dtypes, record gradients and dispatch to subclasses.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ def pad_and_stack(
     """Return ``F.pad`` on every sample followed by ``torch.stack``, contiguous.
 
     Args:
-        samples: dense tensors of the shapes that were planned.
-        plan: of the stack.
+        samples: dense tensors of the planned shapes.
+        plan: the plan of the stack.
         values: padding value of every sample.
-        name: names sample ``i`` in an error.
-        out: where to write, if the caller has memory.
+        name: returns the name of sample ``i`` for an error.
+        out: a tensor for the result, or None.
     """
     padded = []
-    # For meta tensors torch's operators import its compiler, which takes seconds.
+    # torch's operators import its compiler for meta tensors, which takes seconds.
     shapes_only = out is None and all(
         each.is_meta and type(each) in PLAIN and not each.requires_grad
         for each in samples
@@ -52,18 +55,18 @@ def pad_and_stack(
     if out is None:
         out = _allocate_out(padded, plan.shape)
     if out is None:
-        # torch keeps a channels_last format; the promise here is a contiguous result.
+        # torch keeps the channels_last format, but the result must be contiguous.
         return torch.stack(padded).contiguous()
     torch.stack(padded, out=out)
     return out
 
 
 def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
-    """Return samples of equal ``shape[1:]`` joined along dimension 0, contiguous."""
+    """Concatenate samples of equal ``shape[1:]`` along dimension 0, contiguous."""
     check_grad = torch.is_grad_enabled() and allocation.in_worker()
     device, itemsize = samples[0].device, samples[0].element_size()
     for i, each in enumerate(samples):
-        # One expression for the most usual; whatever else is looked at in turn.
+        # This expression is cheap for the most common samples; check all others.
         if (
             check_grad
             or type(each) not in PLAIN
@@ -87,7 +90,7 @@ def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
 def fill_mask(
     mask: torch.Tensor, plan: StackPlan, shapes: Sequence[tuple[int, ...]]
 ) -> None:
-    """Set ``mask``, ``(n, *target[-k:])``, to where the samples have data."""
+    """Write True into ``mask``, ``(n, *target[-k:])``, where the samples have data."""
     if not any(plan.padded):
         mask.fill_(True)
         return
@@ -97,13 +100,13 @@ def fill_mask(
         box = mask[i]
         starts = plan.starts[i] if plan.starts else (0,) * len(shape)
         for dim in range(num_dims):
-            at = dim - num_dims + len(shape)
-            box = box.narrow(dim, starts[at], shape[at])
+            source_dim = dim - num_dims + len(shape)
+            box = box.narrow(dim, starts[source_dim], shape[source_dim])
         box.fill_(True)
 
 
 def pad_argument(plan: StackPlan, shape: Sequence[int], i: int) -> list[int]:
-    """Return the ``pad`` argument of F.pad for sample ``i``: last dimension first."""
+    """Return the argument ``pad`` of F.pad for sample ``i``: last dimension first."""
     result: list[int] = []
     starts = plan.starts[i] if plan.starts else (0,) * len(shape)
     for have, size, start in zip(
@@ -114,9 +117,9 @@ def pad_argument(plan: StackPlan, shape: Sequence[int], i: int) -> list[int]:
 
 
 def pad(tensor: torch.Tensor, sides: Sequence[int], value: float = 0) -> torch.Tensor:
-    """Return ``F.pad(tensor, sides, value=value)``, also if that has no elements.
+    """Return ``F.pad(tensor, sides, value=value)``.
 
-    torch 2.8 refuses to pad to an empty shape.
+    Unlike F.pad of torch 2.8, it can pad to an empty shape.
     """
     shape = list(tensor.shape)
     for i in range(len(sides) // 2):
@@ -137,7 +140,7 @@ def check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
 
 
 def check_sample(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
-    """Raise if sample ``i`` cannot be read, or not be joined with the first one."""
+    """Raise if sample ``i`` cannot be read, or cannot be joined with the first one."""
     sample = samples[i]
     if sample.requires_grad and torch.is_grad_enabled() and allocation.in_worker():
         raise BatchValueError(
@@ -154,7 +157,7 @@ def check_sample(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
 
 
 def _check_quantization(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
-    """Raise if torch could not stack quantized samples, or would round them anew."""
+    """Raise if torch cannot stack quantized samples, or would round them again."""
     if not (samples[i].is_quantized or samples[0].is_quantized):
         return
     if not samples[i].is_quantized:
@@ -177,7 +180,7 @@ def _quantization(sample: torch.Tensor) -> str:
 
 
 def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
-    """Raise if the memory of a sample has been freed under it, as sharding does."""
+    """Raise if the storage of a sample has been freed, as sharding does."""
     if type(sample) not in PLAIN or is_wrapped(sample):
         return
     found = missing_bytes(sample)
@@ -191,7 +194,7 @@ def _check_storage(sample: torch.Tensor, name: Name, i: int) -> None:
 def _allocate_out(
     samples: Sequence[torch.Tensor], shape: Sequence[int]
 ) -> torch.Tensor | None:
-    """Return shared memory for the result in a worker, if torch can write into it."""
+    """Return memory for the result in a worker, if torch can write into it."""
     if not allocation.in_worker() or not all(map(_supports_out, samples)):
         return None
     return allocation.empty(shape, promoted_dtype(samples), samples[0].device)
@@ -203,6 +206,6 @@ def promoted_dtype(samples: Sequence[torch.Tensor]) -> torch.dtype:
 
 
 def _supports_out(sample: torch.Tensor) -> bool:
-    """Tell whether torch can stack this sample into memory that it is given."""
+    """Return True if torch can stack this sample into an ``out`` tensor."""
     cls, device = type(sample), sample.device.type
     return cls in PLAIN and device == "cpu" and not sample.is_quantized

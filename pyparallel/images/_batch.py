@@ -1,4 +1,4 @@
-"""Images of different sizes become one normalised, padded batch."""
+"""Normalise and pad images of different sizes into one batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Numbers = tuple[float, ...]
 
 
 class ChannelConstants(NamedTuple):
-    """Numbers for every channel of the result, each one of float32."""
+    """One number for every channel of the result, each rounded to float32."""
 
     mean: _Numbers
     std: _Numbers
@@ -34,20 +34,20 @@ class ChannelConstants(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """The form of a batch of images: a frozen value.
+    """The options of `ImagePreprocessor` as a frozen value.
 
     Attributes:
         mean: one for every channel of the result, or one for all; None: no
             normalisation.
         std: as ``mean``.
         pad_value: one for every channel, or one for all.
-        pad_first: whether ``pad_value`` stands for pixels that are normalised too, with
-            channels in the order of the images; else it lands in the result as it is.
-        swap_channels: whether the channels of the result are in the opposite order.
+        pad_first: True: ``pad_value`` is normalised like a pixel, with channels in the
+            order of the images. False: it is written into the result unchanged.
+        swap_channels: reverse the order of the channels.
         exact: see `backend.image_batch`.
-        padding: what the sizes are multiples of, and whether there is a mask.
-        dtype: of the result.
-        channels_last: whether the result has this memory format.
+        padding: the divisor of the sizes, and whether to return a mask.
+        dtype: the dtype of the result.
+        channels_last: True if the result has this memory format.
     """
 
     mean: _Numbers | None
@@ -61,18 +61,18 @@ class ImageOptions:
     channels_last: bool
 
     def channel_constants(self, num_channels: int) -> ChannelConstants:
-        """Return the numbers for so many channels.
+        """Return the constants for a number of channels.
 
         Raises:
-            ValueError: an option is for another number.
+            ValueError: an option has another number of entries.
         """
         for option in ("mean", "std", "pad_value"):
             value = getattr(self, option)
             if value is not None and len(value) not in (1, num_channels):
                 raise BatchValueError(
                     f"ImagePreprocessor: images[0] must have {len(value)} channels, "
-                    f"since {option} has as many entries, but has {num_channels}. Give "
-                    "one for each channel, or one for all."
+                    f"because {option} has {len(value)} entries, but has "
+                    f"{num_channels}. Pass one for each channel, or one for all."
                 )
         spread = partial(_spread, num=num_channels)
         mean = spread((0.0,) if self.mean is None else self.mean)
@@ -81,7 +81,7 @@ class ImageOptions:
         if self.pad_first:
             if self.swap_channels:
                 fill = fill[::-1]
-            # In doubles, then rounded: what one operation on float32 gives.
+            # Computing in double and rounding gives the result of a float32 operation.
             less = [_float32(v - m) for v, m in zip(fill, mean, strict=True)]
             fill = tuple(_float32(v / s) for v, s in zip(less, std, strict=True))
         return ChannelConstants(mean, std, fill)
@@ -97,17 +97,17 @@ def _float32(value: float) -> float:
 
 
 def image_name(i: int) -> str:
-    """Name image ``i`` in an error."""
+    """Return the name of image ``i`` for an error."""
     return f"images[{i}]"
 
 
 def check_images(images: Sequence[Any]) -> None:
-    """Raise unless these are images that can stand in one batch.
+    """Raise unless these are images that fit into one batch.
 
     Raises:
-        TypeError: one is no dense tensor of real numbers.
-        ValueError: there is none, or the first at fault has another number of
-            dimensions or channels than it must.
+        TypeError: an image is not a tensor of real numbers.
+        ValueError: there are no images, or an image has a wrong number of dimensions or
+            channels. The message names the first one.
     """
     if not images:
         raise EmptyBatchError(
@@ -139,14 +139,14 @@ def check_images(images: Sequence[Any]) -> None:
 def image_batch(
     images: Sequence[torch.Tensor], options: ImageOptions
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the batch, and the mask if the form has one.
+    """Return the batch, and the mask if the options request it.
 
-    Plain images go by the backend, in one pass; those that need gradients, or that the
-    backend does not take, by torch's operators.
+    The backend processes plain images in one pass. torch's operators process images
+    that need gradients or that the backend refuses.
 
     Args:
-        images: that `check_images` has passed; all on one device.
-        options: of the batch.
+        images: images that have passed `check_images`, all on one device.
+        options: the options of the batch.
     """
     torch_stack.check_layouts(images, image_name)
     constants = options.channel_constants(images[0].shape[0])
@@ -157,7 +157,7 @@ def image_batch(
     if stack.are_plain(images):
         try:
             data, mask = _run_backend(images, options, plan, constants)
-        except (TypeError, ValueError):  # and nothing is written; see are_plain
+        except (TypeError, ValueError):  # before any write; see are_plain
             data, mask = _run_torch(images, options, plan, constants)
     else:
         data, mask = _run_torch(images, options, plan, constants)
@@ -194,11 +194,11 @@ def _run_torch(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     first = images[0]
     mean, std, fill = (
-        torch.tensor(row, dtype=torch.float32, device=first.device).view(-1, 1, 1)
-        for row in constants
+        torch.tensor(values, dtype=torch.float32, device=first.device).view(-1, 1, 1)
+        for values in constants
     )
-    done = []
-    marks = []
+    rows = []
+    masks = []
     for i, image in enumerate(images):
         torch_stack.check_sample(images, image_name, i)
         pixels = (image.flip(0) if options.swap_channels else image).float()
@@ -211,9 +211,9 @@ def _run_torch(
         inside = torch.ones(image.shape[1:], dtype=torch.bool, device=first.device)
         inside = torch_stack.pad(inside, sides)
         padded = torch_stack.pad(pixels, sides)
-        done.append(torch.where(inside, padded, fill).to(options.dtype))
-        marks.append(inside)
-    data = torch.stack(done).contiguous()
+        rows.append(torch.where(inside, padded, fill).to(options.dtype))
+        masks.append(inside)
+    data = torch.stack(rows).contiguous()
     if options.channels_last:
         data = data.contiguous(memory_format=torch.channels_last)
-    return data, torch.stack(marks) if options.padding.mask else None
+    return data, torch.stack(masks) if options.padding.mask else None

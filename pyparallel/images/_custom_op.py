@@ -1,9 +1,9 @@
 """The operator ``torch.ops.pyparallel.image_batch``.
 
-A graph of torch.compile contains it as one node. It is functional. Shapes of its
-results follow from the sizes of the images, so that graphs may have dynamic shapes.
-Eager code does not call it: torch's dispatch of a list of tensors takes longer than
-the work on a few small ones.
+A graph of torch.compile contains it as one node. It is functional. The shapes of its
+results are computed from the sizes of the images, so graphs may have dynamic shapes.
+Eager code does not call it, because torch's dispatch of a list of tensors takes longer
+than the work on a few small ones.
 """
 
 from __future__ import annotations

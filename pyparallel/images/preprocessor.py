@@ -1,4 +1,4 @@
-"""ImagePreprocessor: images of different sizes become one normalised batch."""
+"""The module `ImagePreprocessor`: normalise images of different sizes into a batch."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ _Numbers = float | Iterable[float]
 
 
 class ImagePreprocessor(nn.Module):
-    """Images go to the device as they are, and become one batch there in one kernel.
+    """Copy images to the device unchanged, and make one batch of them in one kernel.
 
-    It moves, swaps channels, normalises, casts, pads and stacks. It has no parameters
-    and nothing in a state dict; it can be the first layer of a model, or part of a
-    ``collate_fn``.
+    The module copies to the device, swaps channels, normalises, casts, pads and stacks.
+    It has no parameters and an empty state dict. It can be the first layer of a model,
+    or part of a ``collate_fn``.
 
     Args:
-        mean: of every channel of the result, after a swap, or one number for all.
-            None, together with ``std``: no normalisation.
+        mean: the mean of every channel of the result, after a swap, or one number for
+            all. None, together with ``std``: no normalisation.
         std: as ``mean``; not 0.
-        scale: ``mean`` and ``std`` are those of the images multiplied by this number:
-            ``1/255`` for bytes and the means of torchvision. They are divided by it
-            here, in double precision. Without a mean the images are multiplied by it.
-        size_divisor: height and width of the batch are rounded up to multiples of it;
-            one number, or one for each.
-        pad_value: number in the padding, or one for every channel of the result. It
-            lands there as it is, as with mmengine.
-        pad_before_normalize: ``pad_value`` stands for pixels that are normalised like
-            all others, as if images had been padded first (mmcv). Values for every
-            channel are then in the order of the *images*, before a swap.
-        swap_channels: reverse the order of the channels, all of them (BGR to RGB).
-        dtype: of the result: ``torch.float32``, ``torch.float16`` or
+        scale: ``mean`` and ``std`` are for images multiplied by this number: ``1/255``
+            for uint8 images and the means of torchvision. The module divides them by
+            it, in double precision. Without a mean the images are multiplied by it.
+        size_divisor: round height and width of the batch up to multiples of this
+            number; one number, or one for each.
+        pad_value: the number in the padding, or one for every channel of the result. It
+            is written unchanged, as in mmengine.
+        pad_before_normalize: normalise ``pad_value`` like a pixel, as if the images
+            were padded first (mmcv). Its values for every channel are then in the order
+            of the *images*, before a swap.
+        swap_channels: reverse the order of all channels (BGR to RGB).
+        dtype: the dtype of the result: ``torch.float32``, ``torch.float16`` or
             ``torch.bfloat16``.
-        memory_format: of the result: ``torch.contiguous_format`` or
+        memory_format: the memory format of the result: ``torch.contiguous_format`` or
             ``torch.channels_last``.
-        return_mask: return a `Padded`, with a mask that is True where images are.
-        exact: compute ``(x - mean) / std`` in float32, each step rounded as torch does
-            it; then round to ``dtype``. Otherwise ``x * scale + bias``, before that
-            rounding at most ``2**-22 * (abs(x) + abs(mean)) / std`` from the true
-            value, without a division.
-        device: where images go first: an index, ``"cuda"``, a `torch.device`. None:
-            they stay where they are.
+        return_mask: return a `Padded`, with a mask that is True inside the images.
+        exact: compute ``(x - mean) / std`` in float32, with each step rounded as in
+            torch, then round to ``dtype``. False: compute ``x * scale + bias`` without
+            a division. Before rounding to ``dtype``, its error is at most
+            ``2**-22 * (abs(x) + abs(mean)) / std``.
+        device: the device to which images are copied first: an index, ``"cuda"``, or a
+            `torch.device`. None: images stay on their device.
 
     Raises:
-        TypeError: an option is of the wrong kind.
+        TypeError: an option has the wrong type.
         ValueError: an option has an impossible value.
         RuntimeError: this machine does not have the device.
 
-    Numbers are rounded to float32. In exact mode results have the very bits of
+    Numbers are rounded to float32. In exact mode, results are bit-identical to those of
     mmengine's ``ImgDataPreprocessor`` and of the same steps in torch.
 
     Example:
@@ -129,28 +129,28 @@ class ImagePreprocessor(nn.Module):
         """Return one batch ``(n, C, H, W)``, or a `Padded` with it and its mask.
 
         Args:
-            images: n tensors ``(C, h, w)`` with C of 1 to 4, equal for all, on one
-                device; or one tensor ``(n, C, h, w)``; or a list of numeric arrays
-                ``(C, h, w)`` or of PIL images. Of any dtype of real numbers:
-                all but uint8 are converted to float32 first, so of float64 the digits
-                beyond it are lost. Permuted views of ``(h, w, C)``, as image libraries
-                decode, are read as they lie.
+            images: n tensors ``(C, h, w)`` on one device, with the same C of 1 to 4 for
+                all; or one tensor ``(n, C, h, w)``; or a list of numeric arrays
+                ``(C, h, w)`` or of PIL images. The dtype is any dtype of real numbers.
+                All but uint8 are converted to float32 first, so float64 images lose
+                precision. Permuted views of ``(h, w, C)``, the layout of image
+                decoders, are read without a copy.
 
         Returns:
-            A new tensor. The images are in its low corners. Gradients flow to images of
-            floating point. In a ``DataLoader`` worker it is written straight into
-            shared memory.
+            A new tensor. Each image starts at row 0 and column 0. Gradients flow to
+            floating-point images. In a ``DataLoader`` worker it is written directly
+            into shared memory.
 
         Raises:
-            TypeError: anything but dense tensors and arrays of real numbers.
-            ValueError: no images; the first that has another shape than it must, or
-                stands on another device, is named.
+            TypeError: an image is not a dense tensor or an array of real numbers.
+            ValueError: no images, or an image with a wrong shape or on another device.
+                The message names the first one.
 
-        Stream: with a ``device``, images on the host go in one packed copy on its copy
-        stream, their bytes as they are; its current stream waits for them and runs the
-        kernel. The host waits for neither, unless staging memory is at its limit
-        (`memory.set_pinned_limit`). Page-locked images may be dropped at once, but not
-        changed before the copy is done.
+        Stream: with a ``device``, images on the host are copied in one packed copy on
+        its copy stream, with their bytes unchanged. Its current stream waits for the
+        copy and runs the kernel. The host waits for neither, unless staging memory is
+        at its limit (`memory.set_pinned_limit`). References to pinned images may be
+        dropped at once, but the images must not be changed before the copy is done.
         """
         tensors = _as_image_list(images)
         _batch.check_images(tensors)
@@ -181,8 +181,8 @@ class ImagePreprocessor(nn.Module):
             ("exact", options.exact, True),
             ("device", self.device, None),
         ]
-        given = [(name, value) for name, value, usual in shown if value != usual]
-        return ", ".join(f"{name}={value}" for name, value in given)
+        changed = [(name, value) for name, value, default in shown if value != default]
+        return ", ".join(f"{name}={value}" for name, value in changed)
 
 
 def _as_image_list(images: Any) -> list[Any]:
@@ -200,53 +200,53 @@ def _as_image_list(images: Any) -> list[Any]:
         return list(images)
     tensors = stack.as_tensors(images)
     for i, image in enumerate(images):
-        if stack.is_image(image):  # its array is (h, w, C), or (h, w) of one channel
+        if stack.is_image(image):  # its array is (h, w, C), or (h, w) for one channel
             pixels = tensors[i]
             tensors[i] = pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
     return tensors
 
 
 def _check_scale(images: list[Tensor], options: ImageOptions) -> None:
-    """Warn of bytes that are normalised by the mean of values up to 1."""
+    """Warn if uint8 images are normalised with a mean for values up to 1."""
     if options.mean is None or options.std is None or images[0].dtype != torch.uint8:
         return
     if any(options.mean) and max(options.mean) <= 1 and max(options.std) < 1:
         warn_once(
             "PP103",
-            "ImagePreprocessor: images have bytes up to 255, but the mean is "
-            f"{options.mean} and the standard deviation {options.std}, as of values up "
-            "to 1. The result is too large. Pass scale=1/255, or multiply both by 255.",
+            "ImagePreprocessor: images are uint8 with values up to 255, but mean "
+            f"{options.mean} and std {options.std} are for values up to 1. The result "
+            "is too large. Pass scale=1/255, or multiply both by 255.",
         )
 
 
 def _copy_to_device(images: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Return the images on the device; those with channels last travel as they lie."""
+    """Copy the images to the device; permuted views keep their channels-last layout."""
     if torch.compiler.is_compiling():
         return [image.to(device) for image in images]
-    turned = [not each.is_contiguous() for each in images]
+    permuted = [not each.is_contiguous() for each in images]
     rows = [
-        each.permute(1, 2, 0) if turn else each
-        for each, turn in zip(images, turned, strict=True)
+        each.permute(1, 2, 0) if is_permuted else each
+        for each, is_permuted in zip(images, permuted, strict=True)
     ]
     if device.type == "cpu":
         for i, row in enumerate(rows):
             check_storage(row, partial("images[{}]".format, i))
     sent = to_device.start_copy(rows, device)()
     return [
-        each.permute(2, 0, 1) if turn else each
-        for each, turn in zip(sent, turned, strict=True)
+        each.permute(2, 0, 1) if is_permuted else each
+        for each, is_permuted in zip(sent, permuted, strict=True)
     ]
 
 
 def _parse_numbers(option: str, value: Any) -> tuple[float, ...]:
     where = f"ImagePreprocessor: {option}"
     single = isinstance(value, (str, bytes)) or getattr(value, "ndim", None) == 0
-    given = [value] if single or not isinstance(value, Iterable) else list(value)
-    if not all(isinstance(each, SupportsFloat) for each in given):
+    entries = [value] if single or not isinstance(value, Iterable) else list(value)
+    if not all(isinstance(each, SupportsFloat) for each in entries):
         raise BatchTypeError(
             f"{where} must be a number or one for each channel, but is {value!r}."
         )
-    numbers = tuple(map(float, given))
+    numbers = tuple(map(float, entries))
     if not 1 <= len(numbers) <= 4:
         raise BatchValueError(
             f"{where} must have 1 to 4 entries, but has {len(numbers)}."
@@ -263,7 +263,7 @@ def _parse_numbers(option: str, value: Any) -> tuple[float, ...]:
 def _divide_by_scale(
     mean: Any, std: Any, scale: Any
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
-    """Return mean and std of the images themselves; those of scaled ones are given."""
+    """Convert the mean and std of scaled images to those of the images themselves."""
     if not isinstance(scale, SupportsFloat):
         raise BatchTypeError(
             f"ImagePreprocessor: scale must be a number, but is {scale!r}."

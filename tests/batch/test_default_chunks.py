@@ -29,10 +29,10 @@ from pyparallel.core.errors import _warned
 
 TEXT = (
     "[PP104] DataContainer: a batch should have one chunk for each device, but has 3 "
-    "chunks of 1 sample, because collate was given no samples_per_gpu. data[0] is 1 "
-    "sample of 3. For one device use partial(collate, samples_per_gpu=3), or "
-    "collate_fn=collate in pyparallel.DataLoader. Give samples_per_gpu=1 if you want "
-    "these chunks."
+    "chunks of 1 sample, because collate got no samples_per_gpu. data[0] is 1 sample "
+    "of 3. For one device use partial(collate, samples_per_gpu=3), or "
+    "collate_fn=collate in pyparallel.DataLoader. Pass samples_per_gpu=1 to keep these "
+    "chunks."
 )
 
 

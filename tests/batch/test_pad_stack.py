@@ -116,18 +116,18 @@ def outs() -> dict[str, tuple[Any, list[torch.Tensor], type[Exception], str]]:
         ),
         "a sample that requires grad": (
             block, [RAGGED[0], leaf], ValueError,
-            "samples[1] must not require grad with out=, since autograd cannot follow, "
-            "but it does. Detach it, or leave out= away.",
+            "samples[1] must not require grad with out=, because autograd cannot record "
+            "it, but it does. Detach it, or omit out=.",
         ),
         "an out that requires grad": (
             torch.empty(2, 3, requires_grad=True), RAGGED, ValueError,
-            "out must not require grad with out=, since autograd cannot follow, but it "
-            "does. Detach it, or leave out= away.",
+            "out must not require grad with out=, because autograd cannot record it, "
+            "but it does. Detach it, or omit out=.",
         ),
         "memory": (
             large[:2], [torch.ones(3), large[1]], ValueError,
             "out must not share memory with samples[1], but overlaps it. Clone the "
-            "sample, or give other memory.",
+            "sample, or pass another out.",
         ),
     }  # fmt: skip
 
@@ -177,8 +177,8 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         RAGGED,
         {"padding": Padding(), "mask": True},
         TypeError,
-        "padding must not be given together with its options, but mask is too. Put it "
-        "into the Padding.",
+        "padding must not be given together with its options, but mask is also given. "
+        "Put it into the Padding.",
     ),
     (
         RAGGED,

@@ -110,13 +110,12 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"shape": (4, 4), "side": ("left",)},
         ValueError,
-        "side must have as many entries as shape, but has 1 where 2 was expected.",
+        "side must have 2 entries like shape, but has 1.",
     ),
     (
         {"buckets": [(4, 4), (8,)]},
         ValueError,
-        "buckets[1] must have as many entries as buckets[0], but has 1 where 2 was "
-        "expected.",
+        "buckets[1] must have 2 entries like buckets[0], but has 1.",
     ),
 ]
 

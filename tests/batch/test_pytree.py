@@ -121,7 +121,7 @@ def test_cycles_and_bottomless_nests_are_refused() -> None:
             pytree.flatten(tree)
         assert str(caught.value) == (
             "the batch must nest its containers at most 64 deep, but it nests deeper. "
-            "Look for a container that holds itself."
+            "Look for a container that contains itself."
         )
     while isinstance(deep, list):  # freed one by one, or the C stack may overflow
         deep = deep.pop()

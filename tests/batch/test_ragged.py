@@ -228,7 +228,7 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: Ragged(torch.ones(0), torch.zeros(1, dtype=torch.int64)).to_padded(),
         ValueError,
-        "Ragged.to_padded: offsets must tell of at least one sample, but tell of none.",
+        "Ragged.to_padded: there must be at least one sample, but there are 0.",
     ),
     (
         lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(4, 4))),

@@ -371,10 +371,9 @@ def test_bytes_with_a_mean_of_values_up_to_1_are_a_warning() -> None:
         ImagePreprocessor(mean, std)(photos())
     (warning,) = caught
     assert str(warning.message) == (
-        "[PP103] ImagePreprocessor: images have bytes up to 255, but the mean is "
-        "(0.485, 0.456, 0.406) and the standard deviation (0.229, 0.224, 0.225), as of "
-        "values up to 1. The result is too large. Pass scale=1/255, or multiply both "
-        "by 255."
+        "[PP103] ImagePreprocessor: images are uint8 with values up to 255, but mean "
+        "(0.485, 0.456, 0.406) and std (0.229, 0.224, 0.225) are for values up to 1. "
+        "The result is too large. Pass scale=1/255, or multiply both by 255."
     )
 
 

@@ -149,8 +149,8 @@ BATCHES: list[tuple[Any, type[Exception], str]] = [
     (
         [image(1, 4, 5)],
         ValueError,
-        "[0] must have 3 channels, since mean has as many entries, but has 1. Give one "
-        "for each channel, or one for all.",
+        "[0] must have 3 channels, because mean has 3 entries, but has 1. Pass one for "
+        "each channel, or one for all.",
     ),
     (
         [image(), image().to("meta")],

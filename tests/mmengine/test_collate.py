@@ -223,7 +223,7 @@ def test_a_cycle_is_an_error(collate: Any) -> None:
         collate([sample])
     assert str(caught.value) == (
         "data_batch[0][0][0][0]... must nest its containers at most 64 deep, but it "
-        "nests deeper. Look for a container that holds itself."
+        "nests deeper. Look for a container that contains itself."
     )
 
 

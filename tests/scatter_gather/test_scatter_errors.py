@@ -293,7 +293,7 @@ def test_places_are_written_as_the_user_would_index_them():
 
 DEEP = (
     "the batch must nest its containers at most 64 deep, but it nests deeper. Look for "
-    "a container that holds itself."
+    "a container that contains itself."
 )
 
 

@@ -87,8 +87,9 @@ NESTS = {
         collate,
         lambda: {"odd": torch.tensor([1, 2])},
         (
-            "[PP101] batch[1] should have the keys of batch[0], but also has 'more': "
-            "dropped, as mmcv does. Give every sample the same keys.",
+            "[PP101] batch[1] should have the keys of batch[0], but also has 'more'. "
+            "The batch does not contain these keys, as in mmcv. Give every sample the "
+            "same keys.",
         ),
     ),
     "broken-mapping": Case(

@@ -127,8 +127,8 @@ def thin(length: int) -> list[torch.Tensor]:
 def takes(shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
     message = (
         "batch[0] and the samples stacked with it must fit into memory, but the padded "
-        f"shape {shape} of {dtype} takes {nbytes} bytes. Put fewer samples into a "
-        "batch, or smaller ones."
+        f"shape {shape} of {dtype} takes {nbytes} bytes. Use a smaller batch, or "
+        "smaller samples."
     )
     return refused(message, MemoryError, RuntimeError)
 

@@ -61,7 +61,7 @@ HOLD_TENSOR = "must hold a tensor or a numeric array because stack=True, but hol
 HELD = "Convert it with torch.as_tensor, or use stack=False."
 TOO_DEEP = (
     " must nest its containers at most 64 deep, but it nests deeper. Look for a "
-    "container that holds itself."
+    "container that contains itself."
 )
 LEAF = (
     "must be a tensor, a numeric array, a number, a string or a container of these, "
@@ -179,8 +179,8 @@ CASES: dict[str, tuple[Any, type, type, str]] = {
     ),
     "a huge integer": (
         padded(10**400), ValueError, ValueError,
-        "batch[0] must have a padding_value that a double can hold, but has an integer "
-        "beyond it.",
+        "batch[0] must have a padding_value that a double can hold, but has a larger "
+        "integer.",
     ),
     "complex padding": (
         padded(1j), TypeError, TypeError, f"batch[0] {NUMBER}1j (complex).",
