@@ -287,8 +287,8 @@ def _check_combination(padding: Padding) -> None:
         first, expected = options[0]
         if len(value) != len(expected):
             raise BatchValueError(
-                f"Padding: {option} must have {len(expected)} entries like {first}, but "
-                f"has {len(value)}."
+                f"Padding: {option} must have {len(expected)} entries like {first}, "
+                f"but has {len(value)}."
             )
 
 

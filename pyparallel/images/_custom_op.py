@@ -29,7 +29,7 @@ _IMAGE_BATCH = (
 def image_batch(
     images: Sequence[Tensor], options: ImageOptions
 ) -> tuple[Tensor, Tensor]:
-    """Run `_batch.image_batch` as one node; the mask is empty if there is none."""
+    """Run `_batch.image_batch` as one node; without a mask it returns an empty one."""
     data: Tensor
     data, mask = _image_batch(
         list(images),

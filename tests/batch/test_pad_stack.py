@@ -116,8 +116,8 @@ def outs() -> dict[str, tuple[Any, list[torch.Tensor], type[Exception], str]]:
         ),
         "a sample that requires grad": (
             block, [RAGGED[0], leaf], ValueError,
-            "samples[1] must not require grad with out=, because autograd cannot record "
-            "it, but it does. Detach it, or omit out=.",
+            "samples[1] must not require grad with out=, because autograd cannot "
+            "record it, but it does. Detach it, or omit out=.",
         ),
         "an out that requires grad": (
             torch.empty(2, 3, requires_grad=True), RAGGED, ValueError,

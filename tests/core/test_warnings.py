@@ -208,8 +208,8 @@ def test_bytes_are_told_where_code_for_mmcv_runs():
         assert pyparallel.collate(samples) == expected
         assert pyparallel.collate([{"key": b"a"}]) == {"key": [b"a"]}
     rest = (
-        "pyparallel returns a list of bytes. mmcv returned tensors of their values, cut "
-        "to the shortest. If the model needs tensors, create them in the dataset."
+        "pyparallel returns a list of bytes. mmcv returned tensors of their values, "
+        "cut to the shortest. If the model needs tensors, create them in the dataset."
     )
     assert messages(caught) == [
         f"[PP102] collate: batch[0]['{key}'] should not be bytes in code for mmcv 1.x, "
