@@ -142,7 +142,7 @@ def _collate_column(column: list[Any], path: Path, chunk: int | None) -> Any:
 
 
 def _collate_nested(column: list[Any], path: Path, chunk: int | None) -> Any:
-    """Batch the containers at ``path`` item by item, and other values as they are."""
+    """Batch the containers at ``path`` item by item; batch other values whole."""
     first = column[0]
     if len(path) >= pytree.MAX_DEPTH:
         raise pytree.nesting_error(format_path("batch[0]", path[:3]) + "...")
@@ -156,7 +156,7 @@ def _collate_nested(column: list[Any], path: Path, chunk: int | None) -> Any:
 
 
 def _collate_text(column: list[Any], path: Path) -> list[Any]:
-    """Return a column of strings or bytes as it is."""
+    """Check a column of strings or bytes and return it unchanged."""
     text = str if isinstance(column[0], str) else bytes
     check_types(column, text, text.__name__, path)
     if text is bytes:
@@ -167,8 +167,9 @@ def _collate_text(column: list[Any], path: Path) -> list[Any]:
 def _registered_class(value: Any) -> Any:
     """Return the class by which another library registered ``value`` with torch."""
     for cls in data_collate.default_collate_fn_map:
-        package = "" if isinstance(cls, tuple) else cls.__module__.split(".")[0]
-        if package and package not in _HANDLED_PACKAGES and isinstance(value, cls):
+        if isinstance(cls, tuple) or cls.__module__.split(".")[0] in _HANDLED_PACKAGES:
+            continue
+        if isinstance(value, cls):
             return cls
     return None
 
