@@ -77,8 +77,9 @@ def test_extra_keys_are_dropped_with_one_warning(
         assert collate(batch)["a"].tolist() == [1, 2]
         assert list(collate(batch)) == ["a"]
     assert [str(warning.message) for warning in caught] == [
-        "[PP101] batch[1] should have the keys of batch[0], but also has 'b': dropped, "
-        "as mmcv does. Give every sample the same keys."
+        "[PP101] batch[1] should have the keys of batch[0], but also has 'b'. The "
+        "batch does not contain these keys, as in mmcv. Give every sample the same "
+        "keys."
     ]
 
 

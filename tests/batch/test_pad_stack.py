@@ -112,7 +112,7 @@ def outs() -> dict[str, tuple[Any, list[torch.Tensor], type[Exception], str]]:
         "subclass": (
             block, [RAGGED[0].as_subclass(Named), RAGGED[1]], TypeError,
             "samples[0] must be a plain tensor with out=, but is of type "
-            "test_pad_stack.Named and dtype torch.float32.",
+            f"{Named.__module__}.Named and dtype torch.float32.",
         ),
         "a sample that requires grad": (
             block, [RAGGED[0], leaf], ValueError,
