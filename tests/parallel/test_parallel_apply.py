@@ -15,7 +15,7 @@ from torch import nn
 
 from pyparallel import parallel_apply
 from pyparallel.core.errors import BatchTypeError, BatchValueError
-from pyparallel.core.thread_state import take
+from pyparallel.core.thread_state import capture
 from pyparallel.parallel.parallel_apply import split_evenly
 
 pytestmark = pytest.mark.one_backend
@@ -344,4 +344,4 @@ def test_the_host_has_many_names() -> None:
 
 
 def test_take_is_a_value() -> None:
-    assert take() == take()
+    assert capture() == capture()
