@@ -242,7 +242,7 @@ MUTATIONS = (
         "pyparallel/backend/_checks.py",
         "    if start < begin or start % ALIGNMENT:\n",
         "    if start < begin:\n",
-        ("tests/csrc/test_slab_errors.py",),
+        ("tests/backend/test_slab_errors.py",),
         backend="python",
     ),
     Mutation(
@@ -251,7 +251,7 @@ MUTATIONS = (
         "pyparallel/backend/_checks.py",
         "    if start < begin or start % ALIGNMENT:\n",
         "    if start % ALIGNMENT:\n",
-        ("tests/csrc/test_slab_errors.py",),
+        ("tests/backend/test_slab_errors.py",),
         backend="python",
     ),
     Mutation(
@@ -284,7 +284,7 @@ MUTATIONS = (
         "pyparallel/backend/plain.py",
         'have} are left" if need > have else ""',
         'have} are left" if need > have < 0 else ""',
-        ("tests/csrc/test_native_errors.py", "tests/csrc/test_slab_errors.py"),
+        ("tests/backend/test_native_errors.py", "tests/backend/test_slab_errors.py"),
         backend="python",
     ),
     Mutation(

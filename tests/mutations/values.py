@@ -53,7 +53,7 @@ MUTATIONS = (
         "",
         (
             _COLLATE + "test_conjugated_negated_and_zero_tensors_are_resolved",
-            "tests/csrc/test_native_errors.py",
+            "tests/backend/test_native_errors.py",
         ),
         backend="python",
     ),
@@ -100,7 +100,7 @@ MUTATIONS = (
         "pyparallel/backend/_checks.py",
         "    if dst is not None and tensor.is_contiguous() and overlap(tensor, dst):\n",
         "    if False:\n",
-        ("tests/csrc/test_native_errors.py", "tests/csrc/test_slab_errors.py"),
+        ("tests/backend/test_native_errors.py", "tests/backend/test_slab_errors.py"),
         backend="python",
     ),
     Mutation(

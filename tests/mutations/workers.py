@@ -222,7 +222,7 @@ MUTATIONS = (
         "        if words[:2] == [_MAGIC, num_slots] and words[2] in (_NATIVE, "
         "_PYTHON):\n",
         "        if True:\n",
-        ("tests/csrc/test_ring_errors.py",),
+        ("tests/backend/test_ring_errors.py",),
         backend="python",
     ),
     Mutation(
