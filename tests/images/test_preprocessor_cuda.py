@@ -141,7 +141,7 @@ def test_a_compiled_model_has_it_in_its_graph() -> None:
 
 def test_images_on_another_device_are_named() -> None:
     with pytest.raises(ValueError, match=r"images\[1\] must be on cuda:0 like images"):
-        _batch.batch(
+        _batch.image_batch(
             [torch.ones(3, 2, 2, device="cuda"), torch.ones(3, 2, 2)],
             ImagePreprocessor(MEAN, STD)._options,
         )

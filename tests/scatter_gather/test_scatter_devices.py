@@ -29,7 +29,7 @@ FAST = {"copy_delay": 0.0, "compute_delay": 0.0}
 
 @pytest.fixture(autouse=True)
 def _every_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_present", lambda device, where: device)
+    monkeypatch.setattr(devices, "_with_index", lambda device, where: device)
     monkeypatch.setattr(to_device, "has_streams", lambda device: True)
 
 
