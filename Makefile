@@ -236,7 +236,7 @@ test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the bench
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
 		$(VPEER)/bin/python $(PYTEST) -m "peers or also_peers" $(PYTEST_ARGS)
 
-bench: peers ## measure; write JSON, the tables of README.md and benchmarks/README.md, the charts
+bench: peers ## measure; write JSON and tables to benchmarks/results, the charts, the tables of README.md
 	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)
 	$(VPEER)/bin/python -m benchmarks.loader $(LOADER_ARGS)
 	$(VPEER)/bin/python -m benchmarks.summary

@@ -1,8 +1,7 @@
 """The whole benchmark: ``python -m benchmarks --help``.
 
-It measures in one process for each mode of the allocator, and writes the JSON, the
-table in the README, all tables beside the JSON, and the charts: the last three from the
-JSON alone.
+It measures in one process for each mode of the allocator. It writes the records as
+JSON. From the JSON alone it writes the tables beside it, and draws the charts.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def _child(args: argparse.Namespace, mode: str, sections: list[str]) -> dict[str
         command += ["--quick"] if args.quick else []
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
         environment = {**kept, **MALLOC[mode]}
-        # The tables come once, at the end, of all processes together.
+        # The tables of all processes are written at the end.
         options: Any = {"env": environment, "cwd": _HERE.parent}
         done = subprocess.run(command, stdout=subprocess.DEVNULL, **options)
         if done.returncode:  # it has said why
@@ -62,28 +61,17 @@ def _child(args: argparse.Namespace, mode: str, sections: list[str]) -> dict[str
         return json.loads(path.read_text(encoding="utf-8"))
 
 
-def write(results: dict[str, Any], path: Path, folder: Path, charts: bool) -> None:
-    """Write the reports of results that are kept at ``path``, into ``folder``."""
-    images: list[str] = []
-    if charts:
-        images = _draw(results, folder / "charts")
-    link = Path(os.path.relpath(path, folder)).with_suffix("").as_posix()
-    text = report.block(results, link, [f"charts/{name}" for name in images])
-    report.write_block(folder / "README.md", text)
-    path.with_suffix(".md").write_text(report.details(results), encoding="utf-8")
-
-
-def _draw(results: dict[str, Any], folder: Path) -> list[str]:
+def _draw(results: dict[str, Any], folder: Path) -> None:
     try:
         from . import charts
     except ImportError as error:
         print(f"No charts: {error}. Install matplotlib.", file=sys.stderr)
-        return []
-    return charts.draw(results, folder)
+        return
+    charts.draw(results, folder)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure or read records, write the reports, and say what needs a look."""
+    """Measure or read records, write the reports, and print the problems found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     collate.add_options(parser, sorted({1, min(2, cores())}))
     modes = list(MALLOC)
@@ -92,9 +80,9 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_options(parser)
     args = parser.parse_args(arguments)
     results, path, folder = command.obtain(args, "cpu", partial(measure, args))
-    write(results, path, folder, not args.no_charts)
-    print(report.details(results))
-    print(f"Records: {path}\nTable and charts: {folder}", file=sys.stderr)
+    command.write_page(path, report.page(results))
+    if not args.no_charts:
+        _draw(results, folder / "charts")
     for line in [] if results.get("quick") else report.complaints(results):
         print(f"Look at this: {line}", file=sys.stderr)
 

@@ -1,9 +1,10 @@
-"""What the commands have in common: where records come from, and where they go."""
+"""Options and paths that the commands share."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help="folder for README.md, charts and results; benchmarks/ by default, and "
+        help="folder for charts and results; benchmarks/ by default, and "
         "build/benchmarks/scratch with --quick or --only",
     )
 
@@ -37,7 +38,7 @@ def folder(keep: bool) -> Path:
 def obtain(
     args: argparse.Namespace, suffix: str, measure: Callable[[], dict[str, Any]]
 ) -> tuple[dict[str, Any], Path, Path]:
-    """Return records, the JSON that they are in, and the folder of the reports.
+    """Return records, the path of their JSON, and the folder of the charts.
 
     Args:
         args: with ``records``, ``out``, ``json``, ``quick`` and ``only``.
@@ -53,3 +54,11 @@ def obtain(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return results, path, reports
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write and print the tables of the records at ``path``."""
+    tables = path.with_suffix(".md")
+    tables.write_text(page, encoding="utf-8")
+    print(page)
+    print(f"Records: {path}\nTables: {tables}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """A GPU: ``python -m benchmarks.gpu --help``.
 
 Transfers, kernels, pinned rings and the prefetcher, beside their peers and their goals.
-Every case is printed, and the JSON written, as soon as it is measured; at the
-end come the table in the README and all contenders beside the JSON.
+Each case is printed, and the JSON written, as soon as the case is measured. At the
+end the tables are written beside the JSON.
 
 The exit code is 1 if a case failed: contenders whose results differ are never timed.
 """
@@ -34,7 +34,6 @@ from . import (
 from ._harness import Record
 from .case import QUICK, Effort
 from .gpu_target import DryRun, describe, target
-from .report import write_block
 
 #: Modules with cases. Each returns its most important case first.
 MODULES = (
@@ -125,14 +124,6 @@ def measure(args: argparse.Namespace, path: Path | None) -> Run:
     return run
 
 
-def write(results: Record, path: Path, folder: Path) -> None:
-    """Write the reports of results that are kept at ``path``, into ``folder``."""
-    link = Path(os.path.relpath(path, folder)).with_suffix("").as_posix()
-    text = gpu_report.block(results, link)
-    write_block(folder / "README.md", text, gpu_report.BEGIN, gpu_report.END)
-    path.with_suffix(".md").write_text(gpu_report.details(results), encoding="utf-8")
-
-
 def options() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
@@ -172,7 +163,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--goals",
         action="store_true",
-        help="measure nothing; list the goals of all cases in README.md",
+        help="measure nothing; list the goals of all cases in results/gpu-goals.md",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
     parser.add_argument("--json", type=Path, help="where the records go")
@@ -188,32 +179,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(part in case.title for part in args.only for case in cases(True)):
         parser.error(f"--cases must be parts of titles of cases, but is {args.only}")
     if args.goals:
-        readme = (args.out or command.folder(keep=True)) / "README.md"
-        write_block(readme, gpu_report.goals_block(cases(False)), *gpu_report.GOALS)
+        page = (args.out or command.folder(keep=True)) / "results" / "gpu-goals.md"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(gpu_report.goals_page(cases(False)), encoding="utf-8")
         return 0
-    path, folder = _places(args)
+    path = _records_path(args)
     if args.records:
         run = Run(json.loads(args.records.read_text(encoding="utf-8")), None)
     else:
         run = measure(args, path)
     if path is not None:
-        write(run.results, path, folder)
-        print(f"Records: {path}\nTable: {folder}", file=sys.stderr)
+        tables = path.with_suffix(".md")
+        tables.write_text(gpu_report.page(run.results), encoding="utf-8")
+        print(f"Records: {path}\nTables: {tables}", file=sys.stderr)
     for line in run.failed:
         print(f"Failed: {line}", file=sys.stderr)
     return 1 if run.failed else 0
 
 
-def _places(args: Any) -> tuple[Path | None, Path]:
-    """Return where the records go, or None, and the folder of the reports."""
+def _records_path(args: Any) -> Path | None:
+    """Return the path of the records, or None for a dry run that keeps none."""
     whole = args.only == [""] and not args.quick and args.device == "cuda"
     folder = args.out or command.folder(keep=whole or bool(args.records))
     if args.records:
-        return args.records, folder
+        records: Path = args.records
+        return records
     if args.device == "cpu" and not (args.out or args.json):
-        return None, folder
+        return None
     name = f"{datetime.date.today().isoformat()}-gpu.json"
-    return args.json or folder / "results" / name, folder
+    return args.json or folder / "results" / name
 
 
 if __name__ == "__main__":

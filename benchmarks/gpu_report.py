@@ -7,11 +7,12 @@ from typing import Any
 
 from ._harness import Record
 from .gpu_case import COLUMNS, GpuCase, judge
-from .report import _head, _ratio, _row, duration, links
+from .report import ALL, _head, _ratio, _row, duration, head, machine
 
-BEGIN, END = "<!-- gpu table -->", "<!-- end of gpu table -->"
-GOALS = ("<!-- gpu goals -->", "<!-- end of gpu goals -->")
-
+_GOALS = (
+    "*Ours* is the time of pyparallel. *Returns*, *usable* and *device* are the three "
+    "clocks of [the benchmark](../README.md#gpu)."
+)
 _MARKS = {True: "reached", False: "**missed**", None: "-"}
 _COUNTS = ("launches", "copies", "waits", "page_locks")
 
@@ -27,7 +28,7 @@ def case_table(case: Record) -> str:
     hidden = any("hidden" in row for row in case["rows"])
     titles = [""]
     for column in columns:
-        titles += [COLUMNS[column], f"/ {ours}" if ours else ""]
+        titles += [COLUMNS[column], f"relative to {ours}" if ours else ""]
     titles += [name.replace("_", " ") for name in _COUNTS] * counted
     titles += ["hidden"] * hidden
     lines = [head, "", *_head(titles)]
@@ -48,7 +49,7 @@ def case_table(case: Record) -> str:
 
 
 def goals(case: Record) -> list[tuple[bool | None, str]]:
-    """Return whether each goal of a case is reached, and a line that says by what."""
+    """Return for each goal of a case whether it is reached, and the figures."""
     found = judge(case)
     if "must_hide" in case:
         for row in case["rows"]:
@@ -73,21 +74,10 @@ def slower(case: Record) -> list[str]:
     return found
 
 
-def block(results: Record, name: str) -> str:
-    """Return what stands between the markers of the README; see `report.block`."""
-    lines = [
-        f"{links(results, name)}. Medians; times of ours in three clocks, and how many "
-        "times as long others take, in brackets the quartiles round by round.",
-    ]
-    for run in results["runs"]:
-        lines += ["", *_summary(run["cases"]), "", *_conclusions(run["cases"]), ""]
-        lines += [f"- {key}: {value}" for key, value in run["machine"].items() if value]
-    return "\n".join(lines) + "\n"
-
-
-def goals_block(cases: Sequence[GpuCase]) -> str:
+def goals_page(cases: Sequence[GpuCase]) -> str:
     """Return the table of all cases with their goals, in the order of a run."""
-    lines = list(_head(["case", "goal"], left=2))
+    lines = ["# Goals of the benchmark on a GPU", "", _GOALS, ""]
+    lines += _head(["case", "goal"], left=2)
     for case in cases:
         first = case.title
         for _, text in judge({"goals": [goal._asdict() for goal in case.goals]}):
@@ -96,14 +86,15 @@ def goals_block(cases: Sequence[GpuCase]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def details(results: Record) -> str:
-    """Return all cases: what lies beside the JSON."""
-    parts = ["# All contenders of all cases: a GPU\n"]
+def page(results: Record) -> str:
+    """Return the page of a record: the summary, then all contenders."""
+    lines = ["# pyparallel and its peers on a GPU\n", head(results)]
     for run in results["runs"]:
-        parts += [f"{key}: {value}  " for key, value in run["machine"].items() if value]
-        parts += ["", *map(case_table, run["cases"])]
-        parts += ["\n".join(_conclusions(run["cases"])), ""]
-    return "\n".join(parts)
+        lines += ["", *_summary(run["cases"]), "", *_conclusions(run["cases"]), ""]
+        lines += machine(run)
+    lines += ["", f"{ALL}\n"]
+    lines += [case_table(case) for run in results["runs"] for case in run["cases"]]
+    return "\n".join(lines)
 
 
 def _summary(cases: Sequence[Record]) -> Iterator[str]:
@@ -127,13 +118,16 @@ def _conclusions(cases: Sequence[Record]) -> Iterator[str]:
     judged = [(case, *goal) for case in cases for goal in goals(case)]
     known = [each for each in judged if each[1] is not None]
     reached = sum(bool(each[1]) for each in known)
-    yield f"Of {len(judged)} goals {len(known)} were measured and {reached} reached."
+    yield f"{reached} of {len(known)} measured goals are reached."
+    unknown = len(judged) - len(known)
+    if unknown:
+        yield f"{unknown} goals were not measured."
     missed = [f"- {case['title']}: {text}" for case, met, text in known if not met]
     if missed:
         yield from ["", "Missed:", "", *missed]
     losses = [line for case in cases for line in slower(case)]
     if losses:
-        yield from ["", "Peers that are faster, by medians:", ""]
+        yield from ["", "Peers with a shorter median:", ""]
         yield from (f"- {line}" for line in losses)
 
 

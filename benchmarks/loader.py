@@ -1,15 +1,14 @@
 """Loaders: ``python -m benchmarks.loader --help``.
 
-From samples in memory to a consumer in the parent, through workers: ours beside torch's
-loader with the collate functions of others. It writes the JSON, the table in the README
-and all contenders beside the JSON: the last two from the JSON alone.
+From samples in memory to a consumer in the parent, through workers: pyparallel's
+loader and torch's loader with other collate functions. It writes the records as JSON,
+and the tables beside them from the JSON alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,6 @@ from .backends import AS_LOADED, use_backend
 from .case import QUICK, Effort
 from .loader_cases import Comparison
 from .loader_epochs import Counted
-from .report import write_block
 
 
 def cases(quick: bool, workers: Sequence[int]) -> list[Comparison]:
@@ -116,17 +114,8 @@ def measure(
         torch.set_num_threads(before)
 
 
-def write(results: Record, path: Path, folder: Path) -> None:
-    """Write the reports of results that are kept at ``path``, into ``folder``."""
-    link = Path(os.path.relpath(path, folder)).with_suffix("").as_posix()
-    text = loader_report.block(results, link)
-    begin, end = loader_report.BEGIN, loader_report.END
-    write_block(folder / "README.md", text, begin, end)
-    path.with_suffix(".md").write_text(loader_report.details(results), "utf-8")
-
-
 def main(arguments: list[str] | None = None) -> None:
-    """Measure or read records, write the reports, and say what needs a look."""
+    """Measure or read records, write the page, and print the problems found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loader")
     parser.description = __doc__
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
@@ -151,10 +140,8 @@ def main(arguments: list[str] | None = None) -> None:
         date = datetime.date.today().isoformat()
         return {"date": date, "quick": args.quick, "runs": [run]}
 
-    results, path, folder = command.obtain(args, "loader-cpu", records)
-    write(results, path, folder)
-    print(loader_report.details(results))
-    print(f"Records: {path}\nTable: {folder}", file=sys.stderr)
+    results, path, _ = command.obtain(args, "loader-cpu", records)
+    command.write_page(path, loader_report.page(results))
     for line in [] if results["quick"] else loader_report.complaints(results):
         print(f"Look at this: {line}", file=sys.stderr)
 

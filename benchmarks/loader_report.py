@@ -8,9 +8,7 @@ from . import report
 from ._harness import Record
 from .loader_cases import FILL, MMCV, ONE_PASS, TORCH, TORCH_IN_OURS
 from .loader_overlap import COMPUTE, FETCH, HIDDEN
-from .report import _head, _losses, _ratio, _row, duration
-
-BEGIN, END = "<!-- loader table -->", "<!-- end of loader table -->"
+from .report import _head, _ratio, _row, duration
 
 #: Columns of the summary of images: a contender and its heading.
 _COLUMNS = {
@@ -22,7 +20,7 @@ _COLUMNS = {
 
 
 def goals(case: Record) -> Iterator[tuple[bool, str]]:
-    """Yield whether each goal of a case is met, and a line that says by what."""
+    """Yield for each goal of a case whether it is met, and the figures."""
     rows = {row["name"]: row for row in case["rows"] if row["installed"]}
     for goal in case["goals"]:
         name, of = _ours(case), goal["of"]
@@ -51,43 +49,40 @@ def goals(case: Record) -> Iterator[tuple[bool, str]]:
 
 
 def complaints(results: Record) -> list[str]:
-    """Return what somebody must look at: losses nobody explains, goals missed."""
+    """Return the losses without a known reason and the missed goals."""
     cases = [case for run in results["runs"] for case in run["cases"]]
     missed = [text for case in cases for met, text in goals(case) if not met]
     return [*report.complaints(results), *missed]
 
 
-def block(results: Record, name: str) -> str:
-    """Return what stands between the markers of the README; see `report.block`."""
-    lines = [
-        f"{report.links(results, name)}. Ratios of medians, in brackets the quartiles "
-        "round by round; *limits* in italics.",
-    ]
+def page(results: Record) -> str:
+    """Return the page of a record: the summary, then all contenders."""
+    parts = ["# Loaders: pyparallel and its peers\n", _summaries(results)]
+    parts += [f"{report.ALL}\n"]
     for run in results["runs"]:
-        parts = (("images", _images), ("fields", _fields), ("overlap", _overlap))
-        for kind, part in parts:
-            cases = [case for case in run["cases"] if case["kind"] == kind]
-            if cases:
-                lines += ["", *part(cases)]
-        lines += ["", *_goals(run["cases"]), "", *_losses(run), ""]
-        lines += [f"- {key}: {value}" for key, value in run["machine"].items() if value]
-    return "\n".join(lines) + "\n"
-
-
-def details(results: Record) -> str:
-    """Return all runs: what lies beside the JSON."""
-    parts = ["# All contenders of all cases: loaders\n"]
-    for run in results["runs"]:
-        parts += [report.table(run), "## What a batch costs besides\n"]
+        parts += [report.table(run), "## Other costs of a batch\n"]
         for case in run["cases"]:
             if any("facts" in row for row in case["rows"]):
                 parts.append("\n".join([*costs(case), ""]))
     return "\n".join(parts)
 
 
+def _summaries(results: Record) -> str:
+    lines = [report.head(results)]
+    for run in results["runs"]:
+        parts = (("images", _images), ("fields", _fields), ("overlap", _overlap))
+        for kind, part in parts:
+            cases = [case for case in run["cases"] if case["kind"] == kind]
+            if cases:
+                lines += ["", *part(cases)]
+        lines += ["", *_goals(run["cases"]), ""]
+        lines += [*report.loss_table(report.losses(run)), "", *report.machine(run)]
+    return "\n".join(lines) + "\n"
+
+
 def costs(case: Record) -> Iterator[str]:
-    """Yield the table of what a batch costs besides time."""
-    yield f"**{case['title']}**, per batch; the memory at the end:"
+    """Yield the table of the costs of a batch other than time."""
+    yield f"**{case['title']}**, costs per batch and memory at the end:"
     yield ""
     titles = ["", "worker CPU", "parent CPU", "worker faults", "parent faults"]
     titles += ["descriptors", "mappings", "worker RSS", "ring", "hits / misses"]
@@ -114,9 +109,9 @@ _SIDES = ("worker", "parent")
 
 
 def _images(cases: Sequence[Record]) -> Iterator[str]:
-    yield "### Batches of images: how many times as long as ours others take"
+    yield "## Batches of images: time relative to pyparallel (2.0 = twice as slow)"
     yield ""
-    titles = ["case", "MB", "native", "GB/s", "ours, Python", *_COLUMNS.values()]
+    titles = ["case", "MB", "ours, native", "GB/s", "ours, Python", *_COLUMNS.values()]
     yield from _head([*titles, "*default_collate, our loader*"])
     for case in cases:
         rows = {row["name"]: row for row in case["rows"] if row["installed"]}
@@ -134,13 +129,14 @@ def _images(cases: Sequence[Record]) -> Iterator[str]:
 
 
 def _fields(cases: Sequence[Record]) -> Iterator[str]:
-    yield "### Small fields"
+    yield "## Small fields"
     for case in cases:
         name = _ours(case)
         yield ""
         yield f"**{case['title']}** ({case['note']}):"
         yield ""
-        titles = ["", "median", f"/ {name}", "above the floor", f"/ {name}"]
+        relative = f"relative to {name}"
+        titles = ["", "median", relative, "above the floor", relative]
         yield from _head(titles)
         for row in case["rows"]:
             if not row["installed"]:
@@ -160,12 +156,12 @@ def _fields(cases: Sequence[Record]) -> Iterator[str]:
 
 
 def _overlap(cases: Sequence[Record]) -> Iterator[str]:
-    yield "### Data while a step runs"
+    yield "## Loading while a step runs"
     for case in cases:
         rows = {row["name"]: row for row in case["rows"] if row["installed"]}
         data = rows[FETCH]["median"] / rows[COMPUTE]["median"]
         yield ""
-        yield f"{case['note']}. Data take {data:.2f} of a step here."
+        yield f"{case['note']}. Loading takes {data:.2f} of a step."
         yield ""
         yield from _head(["", "per step", "hidden"])
         for row in case["rows"]:
@@ -184,7 +180,7 @@ def _overlap(cases: Sequence[Record]) -> Iterator[str]:
 def _goals(cases: Sequence[Record]) -> Iterator[str]:
     found = [goal for case in cases for goal in goals(case)]
     missed = [text for met, text in found if not met]
-    yield f"Of {len(found)} goals {len(found) - len(missed)} are met."
+    yield f"{len(found) - len(missed)} of {len(found)} goals are met."
     if missed:
         yield "Missed:"
         yield ""

@@ -1,7 +1,7 @@
-"""Why a peer is faster: the known reason of every loss in the table.
+"""The known reasons for which a peer is faster.
 
-A loss that matches no entry is reported as ``reason unknown``, in the table and at the
-end of the run; an entry is added only when the reason has been found.
+A loss without an entry is reported as ``reason unknown``, in the table and at the end
+of the run. Add an entry only after the reason has been found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ UNKNOWN = "reason unknown"
 
 
 class Reason(NamedTuple):
-    """The reason for a loss; patterns as for file names say where it holds."""
+    """The reason for a loss, with patterns of the names to which it applies."""
 
     case: str
     peer: str
@@ -22,36 +22,40 @@ class Reason(NamedTuple):
 
 
 _ONE_CASE = (
-    "written for the one case, it looks at nothing: no containers, no dtypes, no "
-    "devices, no gradients, and a wrong sample is not named; mmcv, which looks too, is "
-    "slower"
+    "The peer is written for this one case. It checks no containers, dtypes, devices "
+    "or gradients, and its errors do not name the wrong sample. mmcv has these checks "
+    "and is slower."
 )
 _SAME_WAY = (
-    "pure Python does what this does, one fill and one copy, and has looked at every "
-    "sample before"
+    "pyparallel's Python path does the same work, one fill and one copy, after a check "
+    "of every sample."
 )
 _LEFT_OVERS = (
-    "malloc lays this batch where the padded copies of the call before lay; ours makes "
-    "no copies, so that in pure Python its memory is new to the process every time"
+    "malloc places the peer's batch in the memory of the padded copies of the previous "
+    "call. pyparallel makes no such copies, so the memory of its batch is always new."
 )
 _COLUMN = (
-    "both spend their time inside torch.stack; pure Python looks at the types of each "
-    "column first"
+    "Both spend their time in torch.stack. pyparallel's Python path first checks the "
+    "types of each column."
 )
 _NO_PADDING = (
-    "without padding to do torch.stack is all the work and all that this does; ours "
-    "has looked at the containers first"
+    "Without padding, torch.stack is all of the work. pyparallel checks the containers "
+    "before it."
 )
 _RECURSION = (
-    "knows dicts, lists, tuples and tensors and nothing else; ours finds out whether "
-    "there are chunks, checks that all leaves agree, and can name the one that does not"
+    "The peer supports only dicts, lists, tuples and tensors. pyparallel also finds "
+    "chunks, compares all leaves, and names the leaf that differs."
 )
 _MANY_CALLS = (
-    "pure Python needs several calls into torch for each sample or leaf (a slice, a "
-    "copy, the margins or a view), where this needs one or two"
+    "pyparallel's Python path calls torch several times for each sample or leaf "
+    "(slice, copy, padding, view). The peer makes one or two calls."
+)
+_FRESH_PAGES = (
+    "Each operator allocates megabytes. With the default allocator these are fresh "
+    "pages, and the threads of a process wait for each other to get them."
 )
 
-#: Neither mmcv nor mmengine, which know no special case: a loss to them is a defect.
+#: Neither mmcv nor mmengine: they have no special cases, so a loss to them is a defect.
 _NOT_MM = "[!m]*"
 
 #: The first entry that matches counts.
@@ -76,11 +80,12 @@ REASONS = (
     Reason("32 images near 224", "new_full + copy_", "ours, Python", _SAME_WAY),
     Reason("detection *", "F.pad + stack", "ours, Python", _LEFT_OVERS),
     Reason("detection *", "mmengine*", "ours, Python", _LEFT_OVERS),
+    Reason("torch: blur", "a loop, *", "ours", _FRESH_PAGES),
 )
 
 
 def reason(case: str, peer: str, ours: str) -> str:
-    """Return why ``peer`` is faster than ``ours``, or that nobody knows."""
+    """Return the reason for which ``peer`` is faster than ``ours``, or `UNKNOWN`."""
     for each in REASONS:
         if all(map(fnmatchcase, (case, peer, ours), each[:3])):
             return each.text

@@ -1,15 +1,14 @@
 """Calls on two threads: ``python -m benchmarks.parallel_apply --help``.
 
-Work that releases the GIL on two threads beside one, and what a call costs beside
-torch's, which starts new threads for each. It writes the JSON, the table in the README
-and all contenders beside the JSON: the last two from the JSON alone.
+It compares work that releases the GIL on one thread and on two, and the cost of a call
+with that of torch's function, which starts new threads each time. It writes the records
+as JSON, and the tables beside them from the JSON alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,11 +20,10 @@ from ._harness import Record, compare
 from .case import QUICK, Effort
 from .report import _head, _ratio, _row, duration
 
-BEGIN, END = "<!-- parallel table -->", "<!-- end of parallel table -->"
-#: Of each kind of case its title, and the contenders with a column.
+#: For each kind of case: its title and the contenders with a column.
 _COLUMNS = {
     "work": (
-        "Work: how many times as long as ours others take",
+        "Work: time relative to pyparallel (2.0 = twice as slow)",
         (
             parallel_cases.LOOP,
             parallel_cases.POOL,
@@ -34,7 +32,7 @@ _COLUMNS = {
         ),
     ),
     "overhead": (
-        "Calls of nothing: how many times as long as ours others take",
+        "Empty functions: time relative to pyparallel (2.0 = twice as slow)",
         (parallel_cases.TORCH, parallel_cases.POOL),
     ),
 }
@@ -63,7 +61,7 @@ def measure(effort: Effort, only: str = "", quick: bool = False) -> Record:
 
 
 def complaints(results: Record) -> list[str]:
-    """Return what somebody must look at: goals missed, losses nobody explains."""
+    """Return the missed goals and the losses without a known reason."""
     cases = [case for run in results["runs"] for case in run["cases"]]
     goals = [
         text for case in cases for met, text in loader_report.goals(case) if not met
@@ -71,20 +69,18 @@ def complaints(results: Record) -> list[str]:
     return [*goals, *report.complaints(results)]
 
 
-def block(results: Record, name: str) -> str:
-    """Return what stands between the markers of the README; see `report.block`."""
-    lines = [
-        f"{report.links(results, name)}. Ratios of medians, in brackets the quartiles "
-        "round by round; *limits* in italics.",
-    ]
+def page(results: Record) -> str:
+    """Return the page of a record: the summary, then all contenders."""
+    lines = ["# Calls on two threads\n", report.head(results)]
     for run in results["runs"]:
         for kind, (title, columns) in _COLUMNS.items():
             cases = [case for case in run["cases"] if case["kind"] == kind]
             if cases:
-                lines += ["", f"### {title}", "", *_table(cases, columns)]
+                lines += ["", f"## {title}", "", *_table(cases, columns)]
         lines += ["", *_goals(run["cases"]), ""]
-        lines += [f"- {key}: {value}" for key, value in run["machine"].items() if value]
-    return "\n".join(lines) + "\n"
+        lines += [*report.loss_table(report.losses(run)), "", *report.machine(run)]
+    lines += ["", report.ALL, *map(report.table, results["runs"])]
+    return "\n".join(lines)
 
 
 def _table(cases: Sequence[Record], columns: Sequence[str]) -> Iterator[str]:
@@ -106,7 +102,7 @@ def _goals(cases: Sequence[Record]) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure or read records, write the reports, and say what needs a look."""
+    """Measure or read records, write the page, and print the problems found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parallel_apply")
     parser.description = __doc__
     parser.add_argument("--only", default="", help="part of the titles of cases to run")
@@ -123,12 +119,8 @@ def main(arguments: list[str] | None = None) -> None:
         date = datetime.date.today().isoformat()
         return {"date": date, "quick": args.quick, "runs": [run]}
 
-    results, path, folder = command.obtain(args, "parallel-cpu", records)
-    link = Path(os.path.relpath(path, folder)).with_suffix("").as_posix()
-    report.write_block(folder / "README.md", block(results, link), BEGIN, END)
-    path.with_suffix(".md").write_text(report.details(results), "utf-8")
-    print(report.details(results))
-    print(f"Records: {path}\nTable: {folder}", file=sys.stderr)
+    results, path, _ = command.obtain(args, "parallel-cpu", records)
+    command.write_page(path, page(results))
     for line in [] if results["quick"] else complaints(results):
         print(f"Look at this: {line}", file=sys.stderr)
 

@@ -12,7 +12,15 @@ from .environment import malloc_mode
 from .growth import LINEAR, TOLERANCE, is_linear
 from .losses import UNKNOWN, reason
 
-BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+#: The scale of all tables.
+SCALE = "Time relative to pyparallel (2.0 = twice as slow)"
+_NOTE = (
+    f"{SCALE}: the ratio of the medians, with the quartiles of the ratios of all "
+    "rounds in parentheses. In the tables pyparallel is called *ours*. Limits are in "
+    "italics: they do only a part of the work."
+)
+#: The heading between the summary of a page and its complete tables.
+ALL = "## All contenders"
 
 #: Columns of the summary: a contender and its heading.
 _COLUMNS = {
@@ -33,11 +41,15 @@ class Loss(NamedTuple):
     over: Record
     reason: str
 
-    def __str__(self) -> str:
+    @property
+    def ratio(self) -> str:
+        """The time relative to pyparallel, with quartiles."""
         spread = f"{self.over['q1']:.3g} - {self.over['q3']:.3g}"
         draw = ", a draw" if self.over["q3"] >= 1 else ""
-        times = f"{self.over['of_medians']:.3g} of {self.ours} ({spread}{draw})"
-        return f"{self.case}: {self.peer} takes {times}: {self.reason}"
+        return f"{self.over['of_medians']:.3g} ({spread}{draw})"
+
+    def __str__(self) -> str:
+        return f"{self.case}: {self.peer} takes {self.ratio} of the time of {self.ours}"
 
 
 def losses(record: Record) -> list[Loss]:
@@ -69,9 +81,9 @@ def run_label(record: Record) -> str:
 
 
 def complaints(results: Record) -> list[str]:
-    """Return what somebody must look at: losses nobody explains, costs not linear."""
+    """Return the losses without a known reason and the costs that are not linear."""
     found = [
-        f"{loss.run}: {loss}"
+        f"{loss.run}: {loss}: {UNKNOWN}"
         for run in results["runs"]
         for loss in losses(run)
         if loss.reason == UNKNOWN
@@ -89,25 +101,23 @@ def complaints(results: Record) -> list[str]:
 
 # ------------------------------------------------------------------- whole tables
 def table(record: Record) -> str:
-    """Return a whole run."""
-    lines = [f"{key}: {value}  " for key, value in record["machine"].items()]
+    """Return all contenders of all cases of a run."""
+    lines: list[str] = []
     for case in record["cases"]:
         head = f"**{case['title']}** ({case['note']}; {case['rounds']} rounds)"
         names = _ours(case)
-        titles = ["", "min", "median", "quartiles", *(f"/ {name}" for name in names)]
+        relative = (f"relative to {name}" for name in names)
+        titles = ["", "min", "median", "quartiles", *relative]
         lines += ["", head, "", *_head(titles)]
         lines += [_row(_cells(row, names)) for row in case["rows"]]
-    slower = losses(record)
-    lines += ["", "Peers that are faster than ours, by medians:", ""]
-    lines += [f"- {line}" for line in slower] or ["- none"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, ""])
 
 
-def details(results: Record) -> str:
-    """Return all runs: what lies beside the JSON."""
-    parts = ["# All contenders of all cases\n"]
+def page(results: Record) -> str:
+    """Return the page of a record: the summary, then all contenders."""
+    parts = ["# pyparallel and its peers\n", _summaries(results), f"{ALL}\n"]
     for run in results["runs"]:
-        parts += [f"## {run_label(run)}\n", table(run)]
+        parts += [f"### {run_label(run)}: all contenders\n{table(run)}"]
     return "\n".join(parts)
 
 
@@ -133,38 +143,31 @@ def _ratio(row: Record, other: str) -> str:
     return f"{over['of_medians']:.3g} ({over['q1']:.3g} - {over['q3']:.3g})"
 
 
-# ------------------------------------------------------------------- the README
-def block(results: Record, name: str, charts: Sequence[str] = ()) -> str:
-    """Return what stands between the markers of the README.
-
-    Args:
-        results: all records of a run.
-        name: path of the JSON file, without its ending, as the README must write it.
-        charts: paths of images to show, as the README must write them.
-    """
-    lines = [
-        f"{links(results, name)}. Ratios of medians, in brackets the "
-        "quartiles round by round; *limits* in italics.",
-        "",
-    ]
-    lines += [f"![{Path(path).stem.replace('_', ' ')}]({path})" for path in charts]
+# ------------------------------------------------------------------- summaries
+def _summaries(results: Record) -> str:
+    lines = [head(results)]
     for run in results["runs"]:
-        lines += ["", f"### {run_label(run)}", "", *_summary(run), "", *_losses(run)]
+        lines += ["", f"## {run_label(run)}", "", *_summary(run), ""]
+        lines += [*loss_table(losses(run)), "", *machine(run)]
     if results.get("growth"):
-        lines += ["", "### Growth", "", *_growth(results["growth"])]
-    machine = results["runs"][0]["machine"] if results["runs"] else {}
-    lines += ["", "### Machine", ""]
-    lines += [f"- {key}: {value}" for key, value in machine.items() if value]
+        lines += ["", "## Growth of the cost", "", *_growth(results["growth"])]
     return "\n".join(lines) + "\n"
 
 
-def links(results: Record, name: str) -> str:
-    """Return the day of a run and links to what lies beside a report; see `block`."""
-    day = results.get("date") or Path(name).name
-    return f"{day}: [all numbers]({name}.json), [all contenders]({name}.md)"
+def head(results: Record) -> str:
+    """Return the first paragraph of a page: its day, and how to read the tables."""
+    day = results.get("date")
+    return f"Measured on {day}. {_NOTE}" if day else _NOTE
 
 
-def write_block(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
+def machine(run: Record) -> Iterator[str]:
+    """Yield the description of the machine of a run."""
+    yield "Machine:"
+    yield ""
+    yield from (f"- {key}: {value}" for key, value in run["machine"].items() if value)
+
+
+def write_block(path: Path, text: str, begin: str, end: str) -> None:
     """Put ``text`` between two markers of a file, which is made if it is not there.
 
     Raises:
@@ -184,8 +187,9 @@ def write_block(path: Path, text: str, begin: str = BEGIN, end: str = END) -> No
 
 
 def _summary(run: Record) -> Iterator[str]:
-    titles = ["case", "native", "GB/s", *_COLUMNS.values(), "fastest peer"]
-    yield from _head([*titles, "mmcv / Python", "fastest peer / Python"], left=1)
+    titles = ["case", "ours, native", "GB/s", *_COLUMNS.values(), "fastest peer"]
+    relative = ["mmcv / ours, Python", "fastest peer / ours, Python"]
+    yield from _head([*titles, *relative], left=1)
     for case in run["cases"]:
         rows = {row["name"]: row for row in case["rows"] if row["installed"]}
         name, python = _ours(case)[0], "ours, Python"
@@ -219,18 +223,16 @@ def _fastest(rows: dict[str, Record], ours: str) -> str:
     return f"{row['over'][ours]['of_medians']:.3g} {row['name']}"
 
 
-def _losses(run: Record) -> Iterator[str]:
-    slower = losses(run)
-    if not slower:
-        yield "No peer is faster, by medians."
+def loss_table(found: Sequence[Loss]) -> Iterator[str]:
+    """Yield the table of losses: one row for each case and peer."""
+    if not found:
+        yield "No peer has a shorter median."
         return
-    yield "Peers that are faster, by medians, and why:"
+    yield "Peers with a shorter median:"
     yield ""
-    for text in dict.fromkeys(loss.reason for loss in slower):
-        yield f"- {text}:"
-        for loss in slower:
-            if loss.reason == text:
-                yield f"  - {str(loss).removesuffix(f': {text}')}"
+    yield from _head(["case", "peer", "faster than", "time relative", "reason"], left=5)
+    for loss in found:
+        yield _row([loss.case, loss.peer, loss.ours, loss.ratio, loss.reason])
 
 
 def _growth(growths: Sequence[Record]) -> Iterator[str]:

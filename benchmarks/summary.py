@@ -1,8 +1,9 @@
-"""Write the figures and tables of the project's README from the newest records.
+"""Write the figures and tables of two pages from the newest records.
 
     python -m benchmarks.summary
 
-`make bench` and `make bench-loader` end with it. Nothing is measured here.
+The pages are the project's README and the list of losses in benchmarks/README.md.
+`make bench` and `make bench-loader` end with this command. It measures nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .report import _head, _row
 
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 HEAD_BEGIN, HEAD_END = "<!-- figures -->", "<!-- end of figures -->"
+LOST_BEGIN, LOST_END = "<!-- losses -->", "<!-- end of losses -->"
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 NATIVE, PYTHON = "ours, native", "ours, Python"
@@ -172,6 +174,24 @@ def figures(results: Record, loader: Record) -> str:
     )
 
 
+def lost(*records: Record) -> str:
+    """Return the table of the losses: for each case the peer with the least time."""
+    worst: dict[tuple[str, str], report.Loss] = {}
+    for results in records:
+        for run in results["runs"]:
+            for loss in report.losses(run):
+                key = loss.case, loss.ours
+                known = worst.setdefault(key, loss)
+                if loss.over["of_medians"] < known.over["of_medians"]:
+                    worst[key] = loss
+    titles = ["case", "peer", "faster than", "time relative", "run", "reason"]
+    lines = [*_head(titles, left=len(titles))]
+    for loss in worst.values():
+        cells = [loss.case, loss.peer, loss.ours, loss.ratio, loss.run, loss.reason]
+        lines.append(_row(cells))
+    return "\n".join(lines) + "\n"
+
+
 def read(path: Path) -> Record:
     """Return the records of a file."""
     records: Record = json.loads(path.read_text(encoding="utf-8"))
@@ -179,12 +199,15 @@ def read(path: Path) -> Record:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the figures of the newest records into the README."""
+    """Write the figures of the newest records into both pages."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.summary")
     parser.description = __doc__
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "benchmarks" / "README.md")
     args = parser.parse_args(arguments)
     records = read(newest("cpu")), read(newest("loader-cpu"))
+    table = lost(*records, read(newest("parallel-cpu")))
+    report.write_block(args.page, table, LOST_BEGIN, LOST_END)
     report.write_block(args.readme, figures(*records), HEAD_BEGIN, HEAD_END)
     report.write_block(args.readme, block(*records), BEGIN, END)
 

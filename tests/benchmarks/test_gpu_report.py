@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +72,8 @@ def test_a_case_is_one_table_with_its_goals_below() -> None:
         == """\
 **case** (n; 3 rounds)
 
-|  | returns | / ours | usable | / ours | launches | copies | waits | page locks |
+|  | returns | relative to ours | usable | relative to ours | launches | copies | \
+waits | page locks |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | **ours** | 100 us |  | 2.00 ms |  | 3 | 1 | 2 |  |
 | peer | - |  | 30.0 ms | 15 (15 - 15) |  |  |  |  |
@@ -91,13 +90,14 @@ def test_the_summary_has_every_goal_and_losses_stay() -> None:
     found = record([GOALS[0], GOALS[5]], ours=2e-3, peer=1e-3)
     failed = {"title": "other", "note": "n", "error": "failed: ValueError: x"}
     runs = [{"machine": {"device": "fake", "commit": ""}, "cases": [found, failed]}]
+    page = gpu_report.page({"date": "d", "runs": runs})
+    assert page.startswith(
+        "# pyparallel and its peers on a GPU\n\nMeasured on d. Time "
+    )
+    summary, found_all, tables = page.partition("## All contenders\n")
     assert (
-        gpu_report.block({"date": "d", "runs": runs}, "results/x")
+        summary.partition(" of the work.\n\n")[2]
         == """\
-d: [all numbers](results/x.json), [all contenders](results/x.md). Medians; times of \
-ours in three clocks, and how many times as long others take, in brackets the \
-quartiles round by round.
-
 | case | returns | usable | device | goal |  |  |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 | case | 100 us | 2.00 ms |  | peer: at least 20 times ours (usable) | \
@@ -105,19 +105,23 @@ quartiles round by round.
 |  |  |  |  | at most 120 us (returns) | 100 us | reached |
 | other |  |  |  | failed: ValueError: x |  |  |
 
-Of 2 goals 2 were measured and 1 reached.
+1 of 2 measured goals are reached.
 
 Missed:
 
 - case: peer: at least 20 times ours (usable): 0.5 (0.5 - 0.5)
 
-Peers that are faster, by medians:
+Peers with a shorter median:
 
 - case: peer takes 0.5 of ours (0.5 - 0.5), usable
 
+Machine:
+
 - device: fake
+
 """
     )
+    assert found_all and gpu_report.case_table(runs[0]["cases"][0]) in tables
 
 
 def test_what_must_be_hidden_is_a_goal() -> None:
@@ -127,19 +131,19 @@ def test_what_must_be_hidden_is_a_goal() -> None:
     assert gpu_report.goals(found) == [(False, text)]
 
 
-def test_the_readme_lists_the_goals_of_all_cases(tmp_path: Path) -> None:
-    found = ROOT / "benchmarks" / "README.md"
-    readme = tmp_path / "README.md"
-    readme.write_bytes(found.read_bytes())
+def test_the_page_of_goals_has_those_of_all_cases(tmp_path: Path) -> None:
     assert gpu.main(["--goals", "--out", str(tmp_path)]) == 0
-    assert readme.read_text(encoding="utf-8") == found.read_text(encoding="utf-8")
+    path = Path("results", "gpu-goals.md")
+    shown = (ROOT / "benchmarks" / path).read_text(encoding="utf-8")
+    assert (tmp_path / path).read_text(encoding="utf-8") == shown
 
 
 def test_a_case_has_one_row_for_each_goal() -> None:
     case = gpu_case.GpuCase("case", "note", lambda where: None, GOALS[:2] + GOALS[5:7])
     bare = gpu_case.GpuCase("other", "note", lambda where: None)
+    page = gpu_report.goals_page([case, bare])
     assert (
-        gpu_report.goals_block([case, bare])
+        page[page.index("| case |") :]
         == """\
 | case | goal |
 | --- | --- |
@@ -151,17 +155,7 @@ def test_a_case_has_one_row_for_each_goal() -> None:
     )
 
 
-def test_the_readme_has_the_newest_records_or_says_that_there_are_none() -> None:
+def test_the_readme_says_so_while_there_are_no_records() -> None:
     readme = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    begin, end = (readme.index(mark) for mark in (gpu_report.BEGIN, gpu_report.END))
-    shown = readme[begin + len(gpu_report.BEGIN) : end].strip()
-    found = sorted((ROOT / "benchmarks" / "results").glob("*-gpu.json"))
-    if not found:
-        assert shown == "No GPU has run these yet: there are no figures."
-        return
-    (name,) = re.findall(r"\[all numbers\]\((.*)\.json\)", shown)
-    assert ROOT / "benchmarks" / f"{name}.json" == found[-1]
-    records = json.loads(found[-1].read_text(encoding="utf-8"))
-    assert shown == gpu_report.block(records, name).strip()
-    beside = found[-1].with_suffix(".md").read_text(encoding="utf-8")
-    assert beside == gpu_report.details(records)
+    found = list((ROOT / "benchmarks" / "results").glob("*-gpu.json"))
+    assert ("No GPU has run these benchmarks yet." in readme) == (not found)

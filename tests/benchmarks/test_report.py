@@ -17,8 +17,13 @@ report = importlib.import_module("benchmarks.report")
 losses = importlib.import_module("benchmarks.losses")
 run = importlib.import_module("benchmarks.__main__")
 cases = importlib.import_module("benchmarks.cases")
+parallel_cases = importlib.import_module("benchmarks.parallel_cases")
 _harness = importlib.import_module("benchmarks._harness")
+parallel_apply = importlib.import_module("benchmarks.parallel_apply")
+loader_report = importlib.import_module("benchmarks.loader_report")
+gpu_report = importlib.import_module("benchmarks.gpu_report")
 
+BEGIN, END = "<!-- begin -->", "<!-- end -->"
 MACHINE = {"cpu": "fake", "threads": "1", "malloc": "default"}
 
 
@@ -44,19 +49,21 @@ def a_run(*cases: dict[str, Any], **machine: str) -> dict[str, Any]:
 def test_losses_stay_in_the_table_and_are_listed_with_a_reason() -> None:
     record = a_run(case(ours=2.0, faster=1.0, slower=3.0, limit=0.5))
     (loss,) = report.losses(record)
-    expected = "case: faster takes 0.5 of ours (0.5 - 0.5): reason unknown"
-    assert str(loss) == expected
+    assert str(loss) == "case: faster takes 0.5 (0.5 - 0.5) of the time of ours"
     text = report.table(record)
     assert "| absent | not installed |" in text
     times = "1.00 s | 1.00 s | 1.00 s - 1.00 s"
     assert f"| faster | {times} | 0.5 (0.5 - 0.5) |" in text
-    assert f"- {expected}" in text
-    block = report.block({"runs": [record]}, "results/x")
-    assert "- reason unknown:\n  - case: faster takes 0.5" in block
+    page = report.page({"runs": [record]})
+    row = "| case | faster | ours | 0.5 (0.5 - 0.5) | reason unknown |"
+    assert page.splitlines().count(row) == 1
+    assert page.endswith(text)
 
 
 def test_a_reason_holds_for_its_case_peer_and_backend_only() -> None:
-    assert "looks at nothing" in losses.reason("tiny", "F.pad + stack", "ours, Python")
+    assert "It checks no containers" in losses.reason(
+        "tiny", "F.pad + stack", "ours, Python"
+    )
     assert losses.reason("tiny", "F.pad + stack", "ours, native") == losses.UNKNOWN
     assert losses.reason("new case", "F.pad + stack", "ours, Python") == losses.UNKNOWN
 
@@ -76,6 +83,7 @@ def test_a_loss_to_mmcv_is_only_explained_where_both_do_the_same() -> None:
 
 def test_every_reason_is_used_by_a_case_that_exists() -> None:
     titles = {case.title for case in cases.cases(True)}
+    titles |= {case.title for case in parallel_cases.cases(True)}
     titles |= {"glyph crops", "photos uint8"}  # where their packages are installed
     for each in losses.REASONS:
         assert any(losses.fnmatchcase(title, each.case) for title in titles), each
@@ -94,7 +102,10 @@ def test_a_run_ends_by_naming_what_nobody_has_explained() -> None:
         "growth": [{"title": "curve", "series": series}],
     }
     first, second = report.complaints(results)
-    assert first.startswith("1 thread, default malloc: case: faster takes 0.5")
+    assert first == (
+        "1 thread, default malloc: case: faster takes 0.5 (0.5 - 0.5) of the time of "
+        "ours: reason unknown"
+    )
     assert second.startswith(
         "curve: ours 1 must grow as n^1.0 +- 0.1, but grows as n^2"
     )
@@ -117,10 +128,10 @@ def test_durations_are_for_people(seconds: float, text: str) -> None:
 
 def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
-    path.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for _ in range(2):  # and the second time gives the same
-        report.write_block(path, "new")
-        expected = f"before\n{report.BEGIN}\n\nnew\n{report.END}\nafter\n"
+        report.write_block(path, "new", BEGIN, END)
+        expected = f"before\n{BEGIN}\n\nnew\n{END}\nafter\n"
         assert path.read_text() == expected
 
 
@@ -128,9 +139,9 @@ def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
     "text",
     [
         "none",
-        f"{report.BEGIN}\n",
-        f"{report.END}\n{report.BEGIN}\n",
-        f"{report.BEGIN}\n{report.END}\n{report.BEGIN}\n{report.END}\n",
+        f"{BEGIN}\n",
+        f"{END}\n{BEGIN}\n",
+        f"{BEGIN}\n{END}\n{BEGIN}\n{END}\n",
     ],
 )
 def test_a_file_without_the_two_markers_is_left_alone(
@@ -139,24 +150,30 @@ def test_a_file_without_the_two_markers_is_left_alone(
     path = tmp_path / "README.md"
     path.write_text(text)
     with pytest.raises(ValueError, match="must have the lines"):
-        report.write_block(path, "new")
+        report.write_block(path, "new", BEGIN, END)
     assert path.read_text() == text
 
 
-def test_the_table_of_the_readme_is_that_of_its_records() -> None:
-    readme = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    begin, end = readme.index(report.BEGIN), readme.index(report.END)
-    shown = readme[begin + len(report.BEGIN) : end].strip()
-    (name,) = re.findall(r"\[all numbers\]\((.*)\.json\)", shown)
-    path = ROOT / "benchmarks" / f"{name}.json"
-    results = json.loads(path.read_text(encoding="utf-8"))
-    charts = re.findall(r"!\[.*\]\((.*)\)", shown)
-    assert shown == report.block(results, name, charts).strip()
-    assert path.with_suffix(".md").read_text(encoding="utf-8") == report.details(
-        results
-    )
-    for chart in charts:
-        assert (ROOT / "benchmarks" / chart).exists()
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = {"parallel": parallel_apply.page, "loader": loader_report.page}
+PAGES |= {"overlap": loader_report.page, "gpu": gpu_report.page}
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)
+def test_the_page_of_each_record_is_made_of_it(path: Path) -> None:
+    (page,) = [PAGES[k] for k in PAGES if k in path.stem] or [report.page]
+    shown = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert shown == page(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_the_readme_shows_all_charts_and_links_all_results() -> None:
+    folder = ROOT / "benchmarks"
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    charts = {f"charts/{path.name}" for path in folder.glob("charts/*.svg")}
+    assert set(re.findall(r"!\[.*\]\((.*)\)", readme)) == charts
+    linked = set(re.findall(r"\(results/([^)]*)\)", readme))
+    unlinked = {path.name for path in RESULTS.iterdir()} - linked
+    assert unlinked == {"2026-11-20-cpu.json", "2026-11-20-cpu.md"}, "older ones"
 
 
 @pytest.fixture(scope="module")
@@ -180,10 +197,10 @@ def test_one_command_measures_with_both_allocators(quick: Path) -> None:
         "warm"
     ] * 3
     assert {each["x"] for each in results["growth"]} == {"samples", "leaves", "threads"}
-    text = (quick / "README.md").read_text()
-    assert text.count("\n| tiny |") == 2
+    text = path.with_suffix(".md").read_text()
+    summary, _, table = text.partition(report.ALL)
+    assert summary.count("\n| tiny | ") >= 2
     rows = sum(len(c["rows"]) for each in results["runs"] for c in each["cases"])
-    table = path.with_suffix(".md").read_text()
     assert len(re.findall(r"^\| (?!---)(?! ).*\|$", table, re.MULTILINE)) == rows
 
 
@@ -198,9 +215,10 @@ def test_a_case_that_does_not_exist_is_said_so(
 
 def test_reports_can_be_made_again(quick: Path, tmp_path: Path) -> None:
     (path,) = (quick / "results").glob("*-cpu.json")
-    before = (quick / "README.md").read_text()
+    before = path.with_suffix(".md").read_text()
+    path.with_suffix(".md").unlink()
     run.main(["--from", str(path), "--no-charts", "--out", str(quick)])
-    assert (quick / "README.md").read_text() == before
+    assert path.with_suffix(".md").read_text() == before
 
 
 def test_the_same_records_give_the_same_charts(quick: Path, tmp_path: Path) -> None:

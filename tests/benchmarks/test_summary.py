@@ -30,6 +30,21 @@ def test_the_tables_of_the_readme_are_those_of_the_newest_records(
     assert shown.strip() == summary.block(*records).strip()
     shown = readme.partition(summary.HEAD_BEGIN)[2].partition(summary.HEAD_END)[0]
     assert shown.strip() == summary.figures(*records).strip()
+    page = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
+    shown = page.partition(summary.LOST_BEGIN)[2].partition(summary.LOST_END)[0]
+    parallel = summary.read(summary.newest("parallel-cpu"))
+    assert shown.strip() == summary.lost(*records, parallel).strip()
+
+
+def test_each_case_has_its_largest_loss_once(records: tuple[Any, Any]) -> None:
+    report = importlib.import_module("benchmarks.report")
+    everything = [loss for run in records[0]["runs"] for loss in report.losses(run)]
+    rows = summary.lost(*records).splitlines()[2:]
+    for row in rows:
+        case, _, ours, ratio = row.strip("| ").split(" | ")[:4]
+        same = [e for e in everything if (e.case, e.ours) == (case, ours)]
+        assert ratio == min(same, key=lambda each: each.over["of_medians"]).ratio
+    assert len(rows) == len({(each.case, each.ours) for each in everything}) > 0
 
 
 def test_another_figure_is_another_table(records: tuple[Any, Any]) -> None:
@@ -57,14 +72,20 @@ def test_the_command_writes_between_its_marks_only(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     head = f"{summary.HEAD_BEGIN}\n{summary.HEAD_END}\n"
     readme.write_text(f"{head}above\n{summary.BEGIN}\nold\n{summary.END}\nbelow\n")
-    summary.main(["--readme", str(readme)])
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{summary.LOST_BEGIN}\nold\n{summary.LOST_END}\nbelow\n")
+    command = ["--readme", str(readme), "--page", str(page)]
+    summary.main(command)
+    losses = page.read_text()
+    assert losses.startswith(f"above\n{summary.LOST_BEGIN}\n\n| case | peer |")
+    assert losses.endswith(f"|\n\n{summary.LOST_END}\nbelow\n")
     text = readme.read_text()
     assert text.startswith(f"{summary.HEAD_BEGIN}\n\n- Batches of photographs")
     assert f"above\n{summary.BEGIN}\n\nTime relative to pyparallel" in text
     assert text.endswith(f"of mmcv's time.\n\n{summary.END}\nbelow\n")
     assert "\nold\n" not in text
-    summary.main(["--readme", str(readme)])
-    assert readme.read_text() == text
+    summary.main(command)
+    assert readme.read_text() == text and page.read_text() == losses
 
 
 def test_records_of_other_kinds_are_not_taken() -> None:
