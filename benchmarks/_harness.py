@@ -252,9 +252,11 @@ def summarise(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(times: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
-    """Return how many times as long as ours.
+    """Return the times of a contender relative to those of pyparallel.
 
-    Of medians, of minima, and the quartiles of the ratios round by round.
+    Returns:
+        The ratios of the medians and of the minima, and the quartiles of the ratios of
+        all rounds.
     """
     rounds = summarise([time / our for time, our in zip(times, ours, strict=True)])
     of_medians = statistics.median(times) / statistics.median(ours)

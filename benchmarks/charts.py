@@ -73,8 +73,12 @@ def draw(results: Record, folder: Path) -> list[str]:
     return [f"{name}.svg" for name in figures]
 
 
+#: The label of an axis of ratios.
+_SCALE = "time relative to pyparallel"
+
+
 def ratio_by_case(runs: Sequence[Record]) -> Figure:
-    """Return a dot for every peer of every case: how many times as long as ours."""
+    """Return a dot for the relative time of every peer in every case."""
     runs = [run for run in runs if run["cases"]]
     tallest = max(len(run["cases"]) for run in runs)
     figure, panels = _panels(
@@ -100,7 +104,7 @@ def ratio_by_case(runs: Sequence[Record]) -> Figure:
         _plain_axis(axes.xaxis, (1, 2, 5))
         axes.axvline(1, color="black", linewidth=1)
         axes.grid(True)
-        axes.set_xlabel("times as long as ours")
+        axes.set_xlabel(_SCALE)
     figure.suptitle(
         f"Peers against {_first(runs[0]['cases'][0])}: right of 1 the peer is slower"
     )
@@ -108,7 +112,7 @@ def ratio_by_case(runs: Sequence[Record]) -> Figure:
 
 
 def ratio_by_batch_size(sweeps: Sequence[Record]) -> Figure:
-    """Return the ratio of each peer to ours over the number of images."""
+    """Return the relative time of each peer over the number of images."""
     figure, panels = _panels(len(sweeps), 2, 4.2, 3.0)
     for axes, sweep in zip(panels, sweeps, strict=False):
         for name, kind in _names(sweep["points"]):
@@ -128,7 +132,7 @@ def ratio_by_batch_size(sweeps: Sequence[Record]) -> Figure:
             )
         axes.axhline(1, color="black", linewidth=1)
         axes.set_title(f"{sweep['title'].partition(': ')[2]}, {sweep['malloc']} malloc")
-        _log_axes(axes, sweep["points"], "images in the batch", "times as long as ours")
+        _log_axes(axes, sweep["points"], "images in the batch", _SCALE)
         _plain_axis(axes.yaxis)
     base = _first(sweeps[0]["points"][0])
     figure.suptitle(f"Peers against {base} by batch size: above 1 the peer is slower")

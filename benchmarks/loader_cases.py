@@ -35,12 +35,12 @@ TORCH_IN_OURS = "default_collate, our loader"
 
 
 class Goal(NamedTuple):
-    """What was asked for: a peer takes so many times as long as ours.
+    """A goal: the least time of a peer relative to pyparallel.
 
     Attributes:
-        peer: its name.
-        factor: at least.
-        of: the figure: ``"seconds"``, or ``"net"`` of the floor.
+        peer: The name of the peer.
+        factor: The least ratio.
+        of: The figure to compare: ``"seconds"``, or ``"net"`` of the floor.
     """
 
     peer: str
