@@ -28,17 +28,17 @@ CHAPTERS = {
 _HEAD = """\
 # Traps
 
-What code between a dataset and a device falls into, what keeps it out here, and the
-test that fails when that is taken out. These pages are made from `tests/mutations/`, by
-`python scripts/mutations.py --table`; a test compares the two.
+Common defects of code between a dataset and a device, the protection of this library
+against each, and the test that fails without the protection. These pages are written by
+`python scripts/mutations.py --table` from `tests/mutations/`.
 
-`make mutations` copies the tree, takes one protection out at a time, and runs the tests
-that must notice. A test that hangs, or a process that dies, has noticed. Whoever
-survives makes the exit code 1. `python scripts/mutations.py --only "event"` tries those
-with a word in their names.
+`make mutations` copies the tree, removes one protection at a time, and runs the tests
+that must fail. A test that hangs and a process that dies count as failures. The exit code
+is 1 if no test fails. `python scripts/mutations.py --only "event"` runs the entries with a
+word in their names.
 
-Figures: {total} mutations, {noticed} noticed, {seconds:.0f} s on two busy cores, first
-builds not counted.
+Figures: {total} mutations, {noticed} noticed, {seconds:.0f} s on two busy cores without the
+first builds.
 """
 
 
