@@ -80,13 +80,12 @@ def test_registered_classes_that_do_not_fit_are_named() -> None:
         collate(batch)
     assert str(caught.value) == (
         "batch[2]['c'] must fit batch[0]['c'], but default_collate cannot join two "
-        f"test_other_containers.Cloud objects: {torchs.value}"
+        f"{__name__}.Cloud objects: {torchs.value}"
     )
     with pytest.raises(TypeError) as caught:
         collate([{"c": Cloud(torch.ones(2), "m")}, {"c": 5}])
     assert str(caught.value) == (
-        "batch[1]['c'] must be a test_other_containers.Cloud like batch[0]['c'], but "
-        "is int."
+        f"batch[1]['c'] must be a {__name__}.Cloud like batch[0]['c'], but is int."
     )
 
 

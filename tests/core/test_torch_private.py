@@ -23,7 +23,8 @@ PACKAGE = Path(pyparallel.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: Private names of Python's library: of tuples and processes, frames and locks.
 OF_PYTHON = {"_replace", "_fields", "_asdict", "_exit", "_getframe", "_cond", "_flag"}
-OF_PYTHON |= {"_feed", "_target", "_is_gil_enabled"}  # of queues, threads and sys
+OF_PYTHON |= {"_feed", "_reader"}  # of queues
+OF_PYTHON |= {"_target", "_is_gil_enabled"}  # of threads and sys
 #: Of NumPy's global generator, and the package's own marks on objects of torch.
 OF_OTHERS = {"_rand", "_bit_generator", "_former_parameters", "_profiled_epoch"}
 #: Names with a replacement: the object that has each.

@@ -33,12 +33,12 @@ against each, and the test that fails without the protection. These pages are wr
 `python scripts/mutations.py --table` from `tests/mutations/`.
 
 `make mutations` copies the tree, removes one protection at a time, and runs the tests
-that must fail. A test that hangs and a process that dies count as failures. The exit code
-is 1 if no test fails. `python scripts/mutations.py --only "event"` runs the entries with a
-word in their names.
+that must fail. A test that hangs and a process that dies count as failures. The exit
+code is 1 if no test fails. `python scripts/mutations.py --only "event"` runs the
+entries with a word in their names.
 
-Figures: {total} mutations, {noticed} noticed, {seconds:.0f} s on two busy cores without the
-first builds.
+Figures: {total} mutations, {noticed} noticed, {seconds:.0f} s on two busy cores
+without the first builds.
 """
 
 
