@@ -88,6 +88,9 @@ COVERED: dict[str, Step | In | Not] = {
         "tests/benchmarks/test_parallel_apply.py", "benchmark.main("
     ),
     "python -m benchmarks.gpu": In("tests/benchmarks/test_gpu.py", "gpu.main("),
+    "python -m benchmarks.summary": In(
+        "tests/benchmarks/test_summary.py", "summary.main("
+    ),
     "python -m benchmarks.collate": In(
         "benchmarks/__main__.py", '"-m", "benchmarks.collate"'
     ),
