@@ -56,6 +56,7 @@ default_role = "py:obj"
 nitpick_ignore_regex = [
     ("py:.*", r"(?!pyparallel)\w+\..*"),
     ("py:class", r"_?[A-Z]\w*|optional|pyparallel\.parallel\.replicate\.Module"),
+    ("py:class", r"pyparallel\.loader\.preflight\.Finding"),
 ]
 
 html_theme = "furo"

@@ -43,7 +43,7 @@ def install() -> None:
     keep their meaning. A second call does nothing.
 
     mmengine calls this function at the first name of the scope. Call it yourself in a
-    script that imports `pyparallel.registry` before mmengine, or that resumes a run
+    script that imports ``pyparallel.registry`` before mmengine, or that resumes a run
     without any name of the scope.
 
     To resume, ``torch.load`` must read a checkpoint of mmengine 0.10. Since torch 2.6

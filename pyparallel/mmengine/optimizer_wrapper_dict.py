@@ -78,20 +78,20 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         self._refuse("scale_loss")
 
     def should_update(self) -> NoReturn:
-        """Raise an error: each wrapper counts its own micro-steps."""
+        """Refuse, because each wrapper counts its own micro-steps."""
         self._refuse("should_update")
 
     def should_sync(self) -> NoReturn:
-        """Raise an error: each wrapper counts its own micro-steps."""
+        """Refuse, because each wrapper counts its own micro-steps."""
         self._refuse("should_sync")
 
     def end_group(self) -> NoReturn:
-        """Raise an error: each wrapper counts its own micro-steps."""
+        """Refuse, because each wrapper counts its own micro-steps."""
         self._refuse("end_group")
 
     @property
     def inner_count(self) -> NoReturn:
-        """Raise an error: each wrapper counts its own micro-steps."""
+        """Refuse, because each wrapper counts its own micro-steps."""
         self._refuse("inner_count")
 
     def initialize_count_status(
