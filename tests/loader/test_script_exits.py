@@ -118,10 +118,11 @@ def test_a_session_ends_without_a_message_of_ours(
     if is_interactive:  # prompts go to stderr, and an exception does not end it
         code = f"import sys; sys.ps1 = sys.ps2 = ''\n{code}1 / 0\n"
         options = ["-q", "-i"]
+        shown = "    1 / 0\n    ~~^~~\n" if sys.version_info >= (3, 13) else ""
         expected = (
             ">>> Traceback (most recent call last):\n"
             '  File "<stdin>", line 1, in <module>\n'
-            "ZeroDivisionError: division by zero\n\n"
+            f"{shown}ZeroDivisionError: division by zero\n\n"
         )
     started = start(code, tmp_path / "lines", *options, way="lines")
     assert finish(started) == (0, "True True\n", expected)

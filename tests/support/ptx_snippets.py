@@ -1,4 +1,4 @@
-"""Instructions of PTX in the interpreter of this folder, on numpy arrays."""
+"""Instructions of PTX in the interpreter of ``tests/fakecuda``, on numpy arrays."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from repository import ROOT
 
-HERE = Path(__file__).resolve().parent
-BUILD = HERE.parents[1] / "build" / "ptx"
-SOURCES = sorted(HERE.glob("ptx*.cpp"))
+FOLDER = ROOT / "tests" / "fakecuda"
+BUILD = ROOT / "build" / "ptx"
+SOURCES = sorted(FOLDER.glob("ptx*.cpp"))
 # Undefined behaviour ends the process.
 FLAGS = """
     -std=c++17 -O1 -fPIC -Wall -Wextra -Werror -fsanitize=undefined,float-cast-overflow
@@ -67,7 +68,7 @@ class PtxError(Exception):
 @functools.cache
 def library_path() -> Path:
     """Return the interpreter, compiled once for each content of its sources."""
-    content = b"".join(path.read_bytes() for path in sorted(HERE.glob("ptx*.[ch]*")))
+    content = b"".join(path.read_bytes() for path in sorted(FOLDER.glob("ptx*.[ch]*")))
     key = hashlib.sha256(content + " ".join(FLAGS).encode()).hexdigest()[:16]
     built = BUILD / f"{key}.so"
     if not built.exists():
