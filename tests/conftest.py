@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move slow files to the front, so that no slow file runs alone at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    # A failed device may read pinned memory for ever, which counts in later tests.
+    items.sort(key=lambda item: item.get_closest_marker("device_failures") is not None)
 
 
 @pytest.fixture
