@@ -153,6 +153,8 @@ def _contiguous(part: Any, where: Callable[[], str]) -> Any:
         return [_contiguous(each, where) for each in part]
     if isinstance(part, TensorFields):
         return part.from_fields(_contiguous(each, where) for each in part.fields())
-    if part.layout is torch.strided and not part.is_contiguous():
+    if part.layout is torch.strided:
+        if part.is_contiguous():
+            return part
         check_memory(part, where)
     return to_device.contiguous(part)
