@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +20,7 @@ CPU, FAR, FARTHER = torch.device("cpu"), torch.device("meta"), torch.device("met
 
 
 def scripted() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of its own
-        return nn.Sequential(torch.jit.trace(nn.Linear(1, 1), torch.ones(1, 1)))
+    return nn.Sequential(torch.jit.trace(nn.Linear(1, 1), torch.ones(1, 1)))
 
 
 def compiled_in_place() -> nn.Module:
