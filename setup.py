@@ -1,4 +1,4 @@
-"""Decides what to compile, prints the decision, and compiles it.
+"""Choose a CPU, CUDA or pure-Python build, print the choice, and build it.
 
 Environment: ``PYPARALLEL_BUILD=native|python``; switches ``FORCE_CUDA``, ``DEBUG``,
 ``FORCE_ONLY_CPU``, ``WERROR``; ``TORCH_CUDA_ARCH_LIST NVCC_FLAGS MAX_JOBS CUDA_HOME
@@ -28,7 +28,7 @@ MODULE = "pyparallel.backend._C"
 FOLDERS = ("bindings", "cpu", "memory", "ops", "pytree", "transfer")
 COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"}
 COMPILING.add("develop")
-#: Commands whose metadata are those of an installation.
+#: Commands whose metadata equal those of an installation.
 INSTALLING = COMPILING | {"dist_info"}
 NO_TORCH = """
 pyparallel's extension must be built against the torch that will run it, but torch \
@@ -55,14 +55,14 @@ class Nvcc(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What is built, and why."""
+    """The kind of build, and the reason for it."""
 
     kind: str  # "cpu" or "cuda"
     reason: str
 
 
 def on(env: Mapping[str, str], name: str) -> bool:
-    """Tell whether a switch is set; only unset, empty and 0 are off."""
+    """Return True if a switch is set to anything but 0 or an empty string."""
     return env.get(name, "0") not in ("", "0")
 
 
@@ -78,7 +78,7 @@ def versions() -> dict[str, Any]:
 
 
 def requirements(torch_version: str | None) -> list[str]:
-    """Return the dependencies: of the source, or of an extension for one torch."""
+    """Return the dependencies of the sources, or of an extension for one torch."""
     torch = f"torch>={versions()['OLDEST_TORCH']}"
     if torch_version is not None:
         major, minor = versions()["series"](torch_version)
@@ -87,7 +87,7 @@ def requirements(torch_version: str | None) -> list[str]:
 
 
 def installed_torch() -> str | None:
-    """Return the version of the torch that a build would use, without an import."""
+    """Return the version of the torch for the build, without importing it."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -95,7 +95,7 @@ def installed_torch() -> str | None:
 
 
 def nvcc_candidates(env: Mapping[str, str], site: Path) -> list[str]:
-    """List where nvcc may be, in the order in which it is looked for."""
+    """List the possible paths of nvcc, in search order."""
     homes = [env[name] for name in ("CUDA_HOME", "CUDA_PATH") if env.get(name)]
     paths = [*(f"{home}/bin/nvcc" for home in homes)]
     paths += filter(None, [shutil.which("nvcc", path=env.get("PATH"))])
@@ -104,7 +104,7 @@ def nvcc_candidates(env: Mapping[str, str], site: Path) -> list[str]:
 
 
 def find_nvcc(candidates: list[str]) -> Nvcc | None:
-    """Return the first nvcc that runs; it knows its toolkit, even behind a wrapper."""
+    """Return the first nvcc that runs; its output names the toolkit's folder."""
     for path in filter(shutil.which, candidates):
         command = [path, "--dryrun", "-x", "cu", "-c", os.devnull]
         dryrun = subprocess.run(command, capture_output=True, text=True)
@@ -124,7 +124,7 @@ def choose(
     nvcc: Nvcc | None,
     looked: list[str],
 ) -> Choice:
-    """Choose CPU or CUDA. ``FORCE_CUDA=1`` ends in CUDA or in an error."""
+    """Choose CPU or CUDA. ``FORCE_CUDA=1`` selects CUDA or raises an error."""
     forced = on(env, "FORCE_CUDA")
     if forced and on(env, "FORCE_ONLY_CPU"):
         raise SystemExit("FORCE_CUDA and FORCE_ONLY_CPU are both set. Unset one.")
@@ -145,7 +145,7 @@ def choose(
     if forced:
         raise SystemExit(
             f"FORCE_CUDA=1 must build for CUDA, but {'; and '.join(missing)}. Install "
-            "what is missing, point CUDA_HOME at the toolkit, or unset FORCE_CUDA."
+            "the missing part, point CUDA_HOME at the toolkit, or unset FORCE_CUDA."
         )
     return Choice("cpu", "; ".join(missing))
 
@@ -153,7 +153,7 @@ def choose(
 def arch_list(
     env: Mapping[str, str], visible: list[tuple[int, int]], compiled: str, known: str
 ) -> str:
-    """Choose TORCH_CUDA_ARCH_LIST: as set, for the visible GPUs, or as torch has it.
+    """Choose TORCH_CUDA_ARCH_LIST: its value, the visible GPUs, or torch's own.
 
     ``visible`` are compute capabilities of the GPUs here, ``compiled`` are torch's own
     architectures (``"sm_80 sm_90"``), ``known`` are nvcc's; empty if unknown.
@@ -173,21 +173,21 @@ def arch_list(
 
 
 def default_jobs(meminfo: Path, cores: int) -> int:
-    """Return how many compilers run at a time: one per core and per 3 GB of memory."""
+    """Return the number of parallel compilers: one per core and per 3 GB of memory."""
     text = meminfo.read_text() if meminfo.exists() else ""
     free = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return max(1, min(cores, int(free[1]) // 3_000_000 if free else cores))
 
 
 def sanitizers(env: Mapping[str, str], cuda: bool) -> list[str]:
-    """Return the flags that ``PYPARALLEL_SANITIZE`` asks for."""
+    """Return the flags for ``PYPARALLEL_SANITIZE``."""
     known = runpy.run_path(str(ROOT / "scripts" / "sanitizers.py"))
     return known["flags"](env, cuda)
 
 
 def flags(env: Mapping[str, str], cuda: bool) -> dict[str, list[str]]:
-    """Return the compilers' flags. torch passes the -std that its headers need."""
-    # A user's newer compiler may warn of more: it must not stop an installation.
+    """Return the compilers' flags, without -std, which torch adds."""
+    # A newer compiler may print more warnings: these must not stop an installation.
     strict = ["-Wall", "-Wextra", *(["-Werror"] if on(env, "WERROR") else [])]
     usual = ["-O0", "-g"] if on(env, "DEBUG") else ["-O3", "-g0"]
     level = sanitizers(env, cuda) or usual
@@ -199,16 +199,17 @@ def flags(env: Mapping[str, str], cuda: bool) -> dict[str, list[str]]:
 
 
 def sources(cuda: bool) -> list[str]:
-    """List the files to compile; a device is present because its files are."""
+    """List the files to compile; CUDA builds add csrc/cuda."""
     patterns = [f"csrc/{folder}/*.cpp" for folder in FOLDERS]
     patterns += ["csrc/cuda/*.cpp", "csrc/cuda/*.cu"] if cuda else []
     return sorted(str(p.relative_to(ROOT)) for q in patterns for p in ROOT.glob(q))
 
 
 def system_headers(dirs: list[str], nvcc: Nvcc | None, site: Path) -> list[str]:
-    """Return flags that make foreign headers exempt from our warnings.
+    """Return flags that turn off our warnings in headers of other projects.
 
-    A bare toolkit lacks cuSPARSE's, say, which torch's include; torch's wheels do not.
+    torch's headers include those of cuSPARSE and others. A minimal toolkit lacks them,
+    but torch's wheels contain them.
     """
     if nvcc and not Path(nvcc.home, "include", "cusparse.h").exists():
         dirs = [*dirs, *map(str, sorted(site.glob("nvidia/*/include")))]
@@ -216,13 +217,13 @@ def system_headers(dirs: list[str], nvcc: Nvcc | None, site: Path) -> list[str]:
 
 
 def print_table(record: Mapping[str, Any]) -> None:
-    """Print what was decided, one line for each thing."""
+    """Print the choices, one per line."""
     rows = [f"  {name:<10} {value or '-'}" for name, value in record.items()]
     print("pyparallel is built as follows:", *rows, sep="\n", flush=True)
 
 
 def compiler() -> str:
-    """Return the first line of the C++ compiler's own description."""
+    """Return the first line of the C++ compiler's version text."""
     command = [*os.environ.get("CXX", "c++").split(), "--version"]
     try:
         return subprocess.check_output(command, text=True).splitlines()[0]
@@ -234,7 +235,7 @@ def compiler() -> str:
 
 
 def native() -> dict[str, Any]:
-    """Return the arguments of ``setup`` for the compiled form."""
+    """Return the arguments of ``setup`` for a package with an extension."""
     try:
         import torch
     except ImportError as error:
@@ -272,11 +273,11 @@ def native() -> dict[str, Any]:
 
 def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str, Any]:
     """Return the extension and the command that builds it and writes its record."""
-    # After CUDA_HOME is known: this module reads it once.
+    # Imported after CUDA_HOME is set, because this module reads it once.
     from torch.utils import cpp_extension
 
     class Build(cpp_extension.BuildExtension):
-        """Leaves, beside the module, a record of what it was built for."""
+        """Write a record of the build's torch and CUDA beside the module."""
 
         def run(self) -> None:
             super().run()
@@ -302,14 +303,14 @@ def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str
     extension.extra_compile_args = {
         tool: [*ours, *headers] for tool, ours in flags(os.environ, bool(nvcc)).items()
     }
-    # Builds for different torches share no object file.
+    # Builds for different versions of torch share no object file.
     base = f"build/{record['kind']}{record['sanitize']}-torch{record['torch']}"
     options, commands = {"build": {"build_base": base}}, {"build_ext": Build}
     return {"ext_modules": [extension], "cmdclass": commands, "options": options}
 
 
 def main() -> None:
-    """Build what was asked for; commands that only read metadata need no torch."""
+    """Build the package; commands that only read metadata do not need torch."""
     wanted = os.environ.get("PYPARALLEL_BUILD", "native")
     if wanted not in ("native", "python"):
         found = repr(wanted)

@@ -1,13 +1,12 @@
-"""What must hold of the files that are published: one sdist and one wheel.
+"""Check the files to publish: one sdist and one wheel.
 
     python scripts/check_dist.py DIST [NAMES]
 
-The sdist has every tracked file and no other. The wheel has the modules, stubs, HTML
-and CSS files and ``py.typed``, the stripped extension and its record, is tagged for
-this Python and Linux, requires the torch of the record, and has nothing of tests or
-sources.
-``NAMES`` is a file with the tracked files, as ``git ls-files`` lists them; by default
-git is asked.
+The sdist must contain every tracked file and no other. The wheel must contain the
+modules, stubs, HTML and CSS files and ``py.typed``, the stripped extension and its
+record. It must be tagged for this Python and Linux, require the torch of the record,
+and contain no tests and no sources. ``NAMES`` is a file with the tracked files, as
+``git ls-files`` lists them; by default the script calls git.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from email.parser import Parser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Tracked, but of use in a checkout only.
+#: Tracked, but useful in a checkout only.
 NOT_IN_SDIST = (".ci/", ".gitignore", ".pre-commit-config.yaml")
-#: Made by setuptools.
+#: Created by setuptools.
 MADE = re.compile(r"PKG-INFO|setup\.cfg|pyparallel_torch\.egg-info/.*")
 EXTENSION = re.compile(r"pyparallel/backend/_C\.[\w.-]+\.(so|json)")
 
 
 def tag() -> str:
-    """Return what a wheel of the extension is tagged with."""
+    """Return the tag of a wheel with the extension."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return f"{python}-{python}-linux_"
 
@@ -45,7 +44,7 @@ def in_sdist(path: Path) -> set[str]:
 
 
 def of_sdist(path: Path, tracked: set[str]) -> Iterator[str]:
-    """Yield what is wrong with an sdist."""
+    """Yield the faults of an sdist."""
     wanted = {name for name in tracked if not name.startswith(NOT_IN_SDIST)}
     found = {name for name in in_sdist(path) if not MADE.fullmatch(name)}
     for name in sorted(wanted - found):
@@ -55,7 +54,7 @@ def of_sdist(path: Path, tracked: set[str]) -> Iterator[str]:
 
 
 def of_wheel(path: Path, tracked: set[str], version: str) -> Iterator[str]:
-    """Yield what is wrong with a wheel."""
+    """Yield the faults of a wheel."""
     beginning = f"pyparallel_torch-{version}-{tag()}"
     if not path.name.startswith(beginning):
         yield f"{path.name} must begin with {beginning}, but does not."
@@ -88,7 +87,7 @@ def of_wheel(path: Path, tracked: set[str], version: str) -> Iterator[str]:
 
 
 def symbols(content: bytes) -> str:
-    """Return the names of sections that a stripped module has not."""
+    """Return the names of sections that a stripped module must not have."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
@@ -98,7 +97,7 @@ def symbols(content: bytes) -> str:
 
 
 def problems(dist: Path, tracked: set[str], version: str) -> Iterator[str]:
-    """Yield what is wrong in a folder of files to publish."""
+    """Yield the faults in a folder of files to publish."""
     files = sorted(path.name for path in dist.iterdir())
     sdists, wheels = sorted(dist.glob("*.tar.gz")), sorted(dist.glob("*.whl"))
     if (len(sdists), len(wheels), len(files)) != (1, 1, 2):
@@ -111,7 +110,7 @@ def problems(dist: Path, tracked: set[str], version: str) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is wrong; return 1 if anything is."""
+    """Print the faults; return 1 if there are any."""
     if arguments[1:]:
         listed = Path(arguments[1]).read_text(encoding="utf-8")
     else:

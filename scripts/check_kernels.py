@@ -1,9 +1,9 @@
-"""Compile the kernels; fail if one spills, is narrow, or waits for each load.
+"""Compile the kernels; fail on spills, narrow accesses, or a wait for each load.
 
     python scripts/check_kernels.py [--nvcc NVCC] [--archs 80 90] [--python PYTHON]
 
-It needs nvcc, c++filt, and cuobjdump or nvdisasm: from PATH, from CUDA_HOME, or from
-the triton that PYTHON has. Torch and a GPU it does not need.
+The script needs nvcc, c++filt, and cuobjdump or nvdisasm: from PATH, from CUDA_HOME, or
+from PYTHON's triton. It needs neither torch nor a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLAGS = ["-std=c++17", "-O3", "-cubin", "-Xptxas", "-v", "-Werror=all-warnings"]
 
 
 class Rule(NamedTuple):
-    """The least that kernels of such a name must show; accesses are of 16 bytes."""
+    """The minimum counts of kernels with such a name; accesses have 16 bytes."""
 
     pattern: str
     loads: int
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
 
 
 _WORDS = "a store takes 4 or 8 bytes of an image, and lanes read adjacent words"
-# Of the stores of images one is the mask's, and one writes padding alone.
+# One of the stores of images writes the mask, and one writes padding only.
 RULES = [
     Rule("PadCopy<CachedWriter>", loads=8, stores=6, ahead=4, shifts=16, blocks=4),
     Rule("PadCopy<MaskWriter>", 0, 3, "a mask is made of sizes alone", blocks=4),
@@ -62,11 +62,11 @@ _INSTRUCTION = re.compile(r"/\*(\w+)\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);
 _LABEL = re.compile(r"(\.L_\w+):")
 _TARGET = re.compile(r"0x([0-9a-f]+)|(\.L_\w+)")
 _BRANCHES = {"BRA", "BRX", "CALL", "EXIT", "JMP", "RET"}
-_REGISTERS = 65536 // 256  # of a multiprocessor for each thread of a block
+_REGISTERS = 65536 // 256  # registers of a multiprocessor for each thread of a block
 
 
 class Usage(NamedTuple):
-    """What ptxas says of a kernel, in registers and bytes."""
+    """The output of ptxas for a kernel, in registers and bytes."""
 
     registers: int = 0
     stack: int = 0
@@ -74,14 +74,14 @@ class Usage(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """The blocks whose registers fit one multiprocessor."""
+        """The number of blocks whose registers fit in one multiprocessor."""
         return _REGISTERS // max(-(-self.registers // 8) * 8, 8)  # in units of 8
 
 
 class Accesses(NamedTuple):
     """Instructions of a kernel that access memory, and funnel shifts."""
 
-    wide_loads: int = 0  # of sixteen bytes
+    wide_loads: int = 0  # of 16 bytes
     wide_stores: int = 0
     local: int = 0
     ahead: int = 0
@@ -98,7 +98,7 @@ class Instruction(NamedTuple):
 
 
 def parse_usage(log: str) -> dict[str, Usage]:
-    """Read the output of ``nvcc -Xptxas -v``, by the mangled names of kernels."""
+    """Parse the output of ``nvcc -Xptxas -v``, by the mangled names of kernels."""
     found: dict[str, Usage] = {}
     name = ""
     for line in log.splitlines():
@@ -107,7 +107,7 @@ def parse_usage(log: str) -> dict[str, Usage]:
             found[name] = Usage()
         elif name and (frame := _FRAME.search(line)):
             stack, stores, loads = map(int, frame.groups())
-            before = found[name]  # of a function that it calls, perhaps
+            before = found[name]  # possibly of a function that it calls
             spills = before.spills + stores + loads
             found[name] = Usage(0, before.stack + stack, spills)
         elif name and (used := re.search(r"Used (\d+) registers", line)):
@@ -117,7 +117,7 @@ def parse_usage(log: str) -> dict[str, Usage]:
 
 
 def parse_sass(text: str) -> dict[str, Accesses]:
-    """Read the output of ``cuobjdump -sass`` or of ``nvdisasm``, by mangled names."""
+    """Parse the output of ``cuobjdump -sass`` or ``nvdisasm``, by mangled names."""
     found: dict[str, list[Instruction]] = {}
     name = ""
     for line in text.splitlines():
@@ -166,7 +166,7 @@ def loads_ahead(code: list[Instruction]) -> int:
 
 
 def shorten(name: str) -> str:
-    """Reduce a demangled kernel to its body and the room in its parameters."""
+    """Shorten a demangled kernel to its body and the capacity of its parameters."""
     kinds = ("planes", "planes of pixels", "pixels")
     for index, kind in enumerate(kinds):
         name = name.replace(f"(pyparallel::RowLayout){index}", kind)
@@ -202,7 +202,7 @@ def faults(name: str, usage: Usage, accesses: Accesses, rules: list[Rule]) -> li
 
 
 def places(tool: str, python: str) -> Iterator[str]:
-    """List where a tool may be, in the order in which it is looked for."""
+    """List the possible paths of a tool, in search order."""
     yield from filter(None, [shutil.which(tool)])
     for home in filter(None, [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]):
         yield f"{home}/bin/{tool}"
@@ -215,7 +215,7 @@ def places(tool: str, python: str) -> Iterator[str]:
 
 
 def find(tool: str, python: str) -> str | None:
-    """Return the first place of a tool that can be run."""
+    """Return the first path of a tool that runs."""
     return next((each for each in places(tool, python) if shutil.which(each)), None)
 
 
@@ -231,7 +231,7 @@ def disassemble(cubin: Path, python: str) -> str:
 
 
 def run(command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command that must succeed."""
+    """Run a command; raise if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, input=given)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -245,7 +245,7 @@ def demangle(names: list[str]) -> dict[str, str]:
 
 
 def check(source: Path, arch: str, nvcc: str, python: str, seen: set[str]) -> int:
-    """Print the kernels of one file; return how many faults they have."""
+    """Print the kernels of one file; return the number of their faults."""
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernels.cubin")
         include = f"-I{ROOT / 'csrc'}"

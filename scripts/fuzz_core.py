@@ -3,7 +3,7 @@
     python scripts/fuzz_core.py --seconds 60        # in all
     python scripts/fuzz_core.py --keep              # keep inputs in the corpus
 
-What inputs a run finds stays in build/fuzz, where the next one goes on.
+A run saves the inputs that it finds in build/fuzz, and the next run continues there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "fuzz"
 FUZZ = ROOT / "tests" / "csrc" / "fuzz"
 KEPT = FUZZ / "corpus"
-#: Longer inputs make larger cases, not other ones.
+#: Longer inputs make larger cases, but no new kinds of cases.
 LONGEST = "-max_len=256"
 MOST_KEPT = 32  # inputs of one target, so that the corpus stays small
 ABSENT = (
@@ -34,7 +34,7 @@ ABSENT = (
 
 
 class Run(NamedTuple):
-    """What fuzzing one target came to."""
+    """The result of fuzzing one target."""
 
     name: str
     executions: int
@@ -73,7 +73,7 @@ def build(clang: str, cmake: str) -> list[str]:
 
 
 def folders(name: str) -> tuple[Path, Path]:
-    """Return where inputs grow, and where some are kept."""
+    """Return the folder of all inputs and the folder of the corpus."""
     grown = BUILD / "corpus" / name
     grown.mkdir(parents=True, exist_ok=True)
     (KEPT / name).mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def folders(name: str) -> tuple[Path, Path]:
 
 
 def fuzz(name: str, seconds: float) -> Run:
-    """Run one target for so long, or until it fails."""
+    """Run one target for some seconds, or until it fails."""
     grown, kept = folders(name)
     command = [str(BUILD / f"fuzz_{name}"), LONGEST, "-print_final_stats=1"]
     command += [f"-max_total_time={max(1, round(seconds))}", "-timeout=20"]
@@ -103,7 +103,7 @@ def keep(name: str) -> None:
     command = [str(BUILD / f"fuzz_{name}"), LONGEST, "-set_cover_merge=1"]
     command += ["-use_counters=0", str(small), str(grown), str(kept)]
     subprocess.run(command, check=True, capture_output=True)
-    # An even choice: they are named by their contents.
+    # Names are hashes of the contents, so this choice is uniform.
     chosen = sorted(small.iterdir())[:MOST_KEPT]
     shutil.rmtree(kept)
     kept.mkdir(parents=True)
@@ -113,7 +113,7 @@ def keep(name: str) -> None:
 
 
 def report(runs: list[Run], seconds: float) -> int:
-    """Print what was run and what was found; return how many targets failed."""
+    """Print the runs and the findings; return the number of failed targets."""
     print(f"{'target':<14}{'executions':>12}{'inputs':>9}  findings")
     for run in runs:
         found = 1 if run.failure else 0
@@ -130,7 +130,7 @@ def report(runs: list[Run], seconds: float) -> int:
 
 
 def main() -> int:
-    """Build, then fuzz or keep."""
+    """Build the targets, then fuzz them or reduce the corpus."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="of all targets")
     parser.add_argument("--cmake", default="cmake")

@@ -8,8 +8,8 @@ exit code is 1 if a step failed. Settings are environment variables:
 
 GPU_STAGE       1, 2, 3 or 4: the steps of `STAGES`, together below 540 s
 GPU_STEPS       the steps to run, in this order, instead of those of the stage
-GPU_LIMIT       the most seconds of each step, instead of its own limit
-GPU_COMMIT      the commit, where git does not know it
+GPU_LIMIT       the limit of each step in seconds, instead of its own limit
+GPU_COMMIT      the commit, if the tree is no git repository
 GPU_WHEELS      the folder of wheels to install (wheels/)
 GPU_JUNIT       the report of the tests that the step retest repeats (tests.xml in OUT)
 GPU_BENCH_ARGS  options of python -m benchmarks.gpu
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Step(NamedTuple):
-    """The most and the expected seconds of a step."""
+    """The limit and the expected time of a step, in seconds."""
 
     limit: float
     expected: float
@@ -229,7 +229,7 @@ def main() -> int:
     tree, python = Path(sys.argv[1]).resolve(), shutil.which(sys.argv[2])
     if python is None:
         stop(f"PYTHON must be an interpreter, but is {sys.argv[2]}.", 2)
-    # So that the steps end with this process.
+    # This ends the steps together with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     machine = Machine(os.path.abspath(python), tree)
     out = Path(env.get("OUT") or ROOT / "build/gpu-check").resolve()

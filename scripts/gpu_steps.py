@@ -34,7 +34,7 @@ PYTEST = "-m pytest -q -p pytest_timeout -p _hypothesis_pytestplugin".split()
 #: An mmengine for the benchmark may lack packages that its import needs.
 TESTED = {"PYPARALLEL_MMENGINE": "off"}
 HANGS = "--timeout 60 -o faulthandler_timeout=45".split()
-# In short: a long traceback prints the arguments, which are tensors on the device.
+# Short tracebacks: long ones print the arguments, which are tensors on the device.
 REPORT = "-o junit_family=xunit1 --maxfail=50 --durations=5 --tb=short".split()
 SANITIZER = "--error-exitcode 86 --target-processes application-only --print-limit 20"
 NCU = "--target-processes application-only --clock-control none --csv"
@@ -76,7 +76,7 @@ class Machine:
             stop(f"gpu-check must see a GPU, but torch {self.torch} sees none.")
         home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
         self._bins = [f"{home}/bin", *found["bins"]]
-        # The packages of the interpreter itself stay as they are. Its ninja, without
+        # The packages of the interpreter itself do not change. Its ninja, without
         # which torch compiles one file at a time, need not be in PATH.
         self._site = tree / "build" / f"site-{self.version}"
         path = [f"{self._site}/bin", os.path.dirname(python)]
@@ -110,7 +110,7 @@ class Machine:
             subprocess.run([*pip, "--no-index", "--no-deps", *found], env=self.env)
         if missing := self._ask(MISSING, *TOOLS.split()).split():
             names = [name.replace("_", "-") for name in missing]
-            offline = ["--retries", "0", "--timeout", "5"]  # then it is soon over
+            offline = ["--retries", "0", "--timeout", "5"]  # then the step is short
             subprocess.run([*pip, *offline, *names], env=self.env)
         if missing := self._ask(MISSING, *TOOLS.split()).split():
             stop(
@@ -128,7 +128,7 @@ class Commands:
         self._commit = commit
 
     def of(self, step: str, seconds: float) -> list[Command]:
-        """Return the commands of a step, which has these seconds."""
+        """Return the commands of a step with this limit in seconds."""
         make: Callable[[float], list[Command]] = getattr(self, f"_{step}")
         return make(seconds)
 
@@ -137,7 +137,7 @@ class Commands:
 
     def _build(self, _: float) -> list[Command]:
         jobs = os.environ.get("MAX_JOBS") or str(min(os.cpu_count() or 1, 16))
-        # A newer compiler may warn of more, which must not prevent the other steps.
+        # A newer compiler may print more warnings, which must not stop the other steps.
         env = {"FORCE_CUDA": "1", "WERROR": "0", "MAX_JOBS": jobs}
         return [self._python("setup.py", "-q", "build_ext", "--inplace", **env)]
 
@@ -160,7 +160,7 @@ class Commands:
         return self._python(*PYTEST, *arguments, **TESTED, PYPARALLEL_NO_SKIP="1")
 
     def _retest(self, _: float) -> list[Command]:
-        """Repeat each red test in a process that no other test has disturbed."""
+        """Repeat each failed test in a process of its own."""
         report = Path(os.environ.get("GPU_JUNIT") or self._out / "tests.xml")
         if not report.exists():
             why = f"{report} must be the report of the step tests, but does not exist."
@@ -178,12 +178,12 @@ class Commands:
         return [self._python("-m", "benchmarks.gpu", *options)]
 
     def _memcheck(self, _: float) -> list[Command]:
-        # torch asks for features that a driver may refuse: those errors are handled.
+        # torch requests features that a driver may not have, and handles those errors.
         options = ["--report-api-errors", "no", "--kernel-name", f"kns={KERNEL}"]
         return self._sanitized("memcheck", *options)
 
     def _initcheck(self, _: float) -> list[Command]:
-        # Of all kernels: those of torch initialize memory that ours read.
+        # For all kernels: torch's kernels initialize memory that our kernels read.
         return self._sanitized("initcheck")
 
     def _sanitized(self, tool: str, *options: str) -> list[Command]:
@@ -198,7 +198,7 @@ class Commands:
         argv = [found, "--tool", tool, *SANITIZER.split(), *options]
         argv += [self._machine.python, *PYTEST, "--timeout", "0"]
         argv += ["-m", "cuda and kernel", *self._marked()]
-        # Without torch's cache every tensor is an allocation with bounds of its own.
+        # Without torch's cache, every tensor is an allocation with its own bounds.
         return [Command(argv, {**TESTED, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})]
 
     def _ncu(self, _: float) -> list[Command]:
@@ -212,7 +212,7 @@ class Commands:
 
 
 def red_tests(report: Path) -> list[str]:
-    """Return the ids of the tests that failed in a report of pytest's."""
+    """Return the ids of the failed tests in a report of pytest."""
     found = []
     for case in ET.parse(report).iter("testcase"):
         if case.find("failure") is None and case.find("error") is None:

@@ -1,14 +1,15 @@
-"""Take one protection out at a time, and see a test fail: tests/mutations/ has them.
+"""Remove one protection of tests/mutations/ at a time and check that a test fails.
 
-    python scripts/mutations.py                  # all; says noticed or SURVIVED
+    python scripts/mutations.py                  # all; prints noticed or SURVIVED
     python scripts/mutations.py --only "landing" # those whose names contain it
     python scripts/mutations.py --changed        # those without a recorded outcome
     python scripts/mutations.py --list
     python scripts/mutations.py --record         # keep outcomes, write docs/traps.md
     python scripts/mutations.py --table          # write docs/traps.md
 
-Everything happens in a copy of the tree. The tests must pass there first. A test that
-hangs or dies has noticed. The exit code is 1 if a mutation survives or does not apply.
+The script works in a copy of the tree. The tests must pass there first. A test that
+hangs or dies counts as failed. The exit code is 1 if a mutation survives or does not
+apply.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def write_pages() -> None:
 
 
 def main() -> int:
-    """Do as asked."""
+    """Run the chosen command; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], help="part of a name")
     parser.add_argument("--changed", action="store_true", help="without an outcome")

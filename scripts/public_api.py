@@ -1,11 +1,11 @@
 """The public interface as text: every name with its signature, one to a line.
 
     python scripts/public_api.py           # compare with tests/public_api.txt
-    python scripts/public_api.py --write   # note what changed in it, with + and -
-    python scripts/public_api.py --freeze  # a release: this is what is promised now
+    python scripts/public_api.py --write   # mark the changes in it with + and -
+    python scripts/public_api.py --freeze  # for a release: remove the marks
 
-What changed since the last `--freeze` must stand in the first section of CHANGELOG.md,
-under ``### Interface``; ``tests/project/test_public_api.py`` holds on to both.
+The first section of CHANGELOG.md must list the changes since the last ``--freeze``
+under ``### Interface``. ``tests/project/test_public_api.py`` checks both files.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Any, ForwardRef
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "tests" / "public_api.txt"
 PACKAGE = "pyparallel"
-#: Documented modules: what is in their ``__all__`` is public.
+#: Documented modules: all names in their ``__all__`` are public.
 MODULES = [PACKAGE, *(f"{PACKAGE}.{n}" for n in ("memory", "mmcv", "mmengine"))]
 MODULES += [f"{PACKAGE}.registry"]
-#: Their classes are not exported, but which builtins catch them is promised.
+#: Their classes are not exported, but the builtins that catch them are part of the API.
 ERRORS = f"{PACKAGE}.core.errors"
-#: Not exported either, but public functions return them: modules and names.
+#: Not exported, but returned by public functions: modules and names.
 RESULTS = [
     (f"{PACKAGE}.profiler.profile", "Profile"),
     (f"{PACKAGE}.loader.preflight", "Finding"),
 ]
-#: Special methods that are part of how a class is used; others come with the class.
+#: Special methods that users call through operators and statements.
 SPECIAL = {"__call__", "__contains__", "__enter__", "__exit__", "__getitem__"}
 SPECIAL |= {"__iter__", "__len__", "__next__"}
 HEAD = """\
@@ -44,7 +44,7 @@ HEAD = """\
 
 
 def annotation(value: Any) -> str:
-    """Return an annotation as it is written, whatever the version of Python shows."""
+    """Return the text of an annotation, the same in all versions of Python."""
     if isinstance(value, ForwardRef):
         return value.__forward_arg__
     if value is None or isinstance(value, str):
@@ -53,13 +53,13 @@ def annotation(value: Any) -> str:
 
 
 def default(value: Any) -> str:
-    """Return a default; of objects that change in use, the class."""
+    """Return the text of a default, or the class of a mutable object."""
     plain = value is None or type(value).__module__ in ("builtins", "torch")
     return repr(value) if plain else f"<{type(value).__qualname__}>"
 
 
 def signature(function: Any) -> str:
-    """Return parameters with kinds, annotations and defaults, and what comes back."""
+    """Return parameters with kinds, annotations and defaults, and the return type."""
     found = inspect.signature(function)
     shown: list[str] = []
     kind: Any = None
@@ -87,7 +87,7 @@ def signature(function: Any) -> str:
 
 
 def of_function(name: str, function: Any) -> Iterator[str]:
-    """Yield the line of a function, or those of its overloads."""
+    """Yield the line of a function, or the lines of its overloads."""
     source = inspect.getsource(sys.modules[function.__module__])
     overloads = [
         node
@@ -103,7 +103,7 @@ def of_function(name: str, function: Any) -> Iterator[str]:
 
 
 def is_ours(value: Any) -> bool:
-    """Tell whether something was written here; the rest is torch's or mmengine's."""
+    """Return True if this package defines an object, not torch or mmengine."""
     return str(getattr(value, "__module__", "")).split(".")[0] == PACKAGE
 
 
@@ -160,7 +160,7 @@ def of_errors(module: ModuleType) -> Iterator[str]:
 
 
 def present() -> list[str]:
-    """Return the lines of what is importable here, sorted."""
+    """Return the lines of all importable modules, sorted."""
     modules = [importlib.import_module(name) for name in MODULES]
     lines = [line for module in modules for line in of_module(module)]
     lines += of_errors(importlib.import_module(ERRORS))
@@ -171,7 +171,7 @@ def present() -> list[str]:
 
 
 def parse(text: str) -> tuple[list[str], list[str]]:
-    """Return the lines that were frozen, and those that are noted as present."""
+    """Return the lines of the last release, and the lines recorded as current."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     frozen = [line[2:] for line in lines if line[:2] in ("  ", "- ")]
     return sorted(frozen), sorted(
@@ -180,21 +180,21 @@ def parse(text: str) -> tuple[list[str], list[str]]:
 
 
 def noted(frozen: Iterable[str], now: Iterable[str]) -> str:
-    """Return the text of the file: all lines, those that differ marked."""
+    """Return the text of the file: all lines, with marks on changed lines."""
     old, new = set(frozen), set(now)
     marks = {(True, True): " ", (True, False): "-", (False, True): "+"}
-    # What went stands before what came in its place.
+    # A removed line comes before the line that replaces it.
     lines = sorted(old | new, key=lambda line: (name_of(line), line in new, line))
     return HEAD + "".join(f"{marks[x in old, x in new]} {x}\n" for x in lines)
 
 
 def name_of(line: str) -> str:
-    """Return the name that a line is about, without the package's."""
+    """Return the name in a line, without the package name."""
     return re.split(r"[(:]", line, maxsplit=1)[0].removeprefix(f"{PACKAGE}.")
 
 
 def changed(frozen: Iterable[str], now: Iterable[str]) -> list[str]:
-    """Return the names whose lines differ; a class that came or went stands for all."""
+    """Return the names of changed lines; a new or removed class counts once."""
     old, new = set(frozen), set(now)
     names = {name_of(line) for line in old ^ new}
     whole = {
@@ -207,20 +207,20 @@ def changed(frozen: Iterable[str], now: Iterable[str]) -> list[str]:
 
 
 def interface(changelog: str) -> str:
-    """Return what CHANGELOG's first section says under "### Interface"."""
+    """Return the text under "### Interface" in CHANGELOG's first section."""
     first = changelog.split("\n## ")[1] if "\n## " in changelog else ""
     parts = first.split("\n### Interface\n")
     return parts[1].split("\n### ")[0] if len(parts) == 2 else ""
 
 
 def unnamed(names: Iterable[str], section: str) -> list[str]:
-    """Return the names that a section does not have between backticks."""
+    """Return the names that a section does not quote in backticks."""
     quoted = "\n".join(re.findall(r"`([^`]+)`", section))
     return [n for n in names if not re.search(rf"(?<![\w.]){re.escape(n)}\b", quoted)]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compare, or write the file; return 1 if it is not what is here."""
+    """Compare or write the file; return 1 if it differs from the code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--write", action="store_true", help="note what changed")
@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
         FILE.write_text(noted(now if args.freeze else frozen, now), encoding="utf-8")
     elif recorded != now:
         names = ", ".join(changed(recorded, now))
-        print(f"{FILE.name} must say what the code has, but these differ: {names}.")
+        print(f"{FILE.name} must match the code, but these differ: {names}.")
         print("Run scripts/public_api.py --write, and name them in CHANGELOG.md.")
         return 1
     return 0

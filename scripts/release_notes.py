@@ -1,9 +1,9 @@
-"""The notes of a version, from CHANGELOG.md, if all that must agree with it does.
+"""Print the notes of a version from CHANGELOG.md, if all files agree on it.
 
     python scripts/release_notes.py 0.1.0 > notes.md
 
-pyproject.toml must have the version, CHANGELOG.md a section of it with the day of the
-release as its first, and tests/public_api.txt no marked change: it is frozen.
+pyproject.toml must contain the version. The first section of CHANGELOG.md must name the
+version and the date of the release. tests/public_api.txt must contain no marked change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def sections(changelog: str) -> dict[str, str]:
-    """Return what stands under each heading of the second level."""
+    """Return the text under each heading of the second level."""
     parts = re.split(r"^## (.+)$", changelog, flags=re.MULTILINE)[1:]
     return {
         title.strip(): text.strip()
@@ -27,7 +27,7 @@ def sections(changelog: str) -> dict[str, str]:
 
 
 def is_day(text: str) -> bool:
-    """Tell whether a text is a day that has been."""
+    """Return True if a text is a date that is not in the future."""
     try:
         return datetime.date.fromisoformat(text) <= datetime.date.today()
     except ValueError:
@@ -35,7 +35,7 @@ def is_day(text: str) -> bool:
 
 
 def problems(version: str, project: str, changelog: str, api: str) -> Iterator[str]:
-    """Yield what keeps a version from being released.
+    """Yield the reasons against the release of a version.
 
     Args:
         version: ``1.2.3``.
@@ -65,7 +65,7 @@ def problems(version: str, project: str, changelog: str, api: str) -> Iterator[s
 
 
 def notes(version: str, changelog: str) -> str:
-    """Return the text of a version's section; empty if there is none."""
+    """Return the text of a version's section, or an empty string."""
     found = [
         text
         for title, text in sections(changelog).items()
@@ -75,7 +75,7 @@ def notes(version: str, changelog: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the notes of a version, or what is wrong; then return 1."""
+    """Print the notes of a version, or print the errors and return 1."""
     if len(arguments) != 1:
         print((__doc__ or "").split("\n\n")[1].strip(), file=sys.stderr)
         return 2

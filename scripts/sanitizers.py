@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""What sanitizers need: flags for setup.py, an environment for what runs with them.
+"""Flags for builds with sanitizers, and the environment for running them.
 
 ``python scripts/sanitizers.py address,undefined python -m pytest`` runs a command with
-an extension that was built with ``PYPARALLEL_SANITIZE=address,undefined``. Note:
-[sanitizer runtimes]. Python is not built with them, so theirs must be loaded before it:
-AddressSanitizer's together with libstdc++, whose ``__cxa_throw`` it looks up once, at
-its start. Python's own allocator would hide what is freed. Leaks are looked for by
-tests/robustness/test_leaks.py, because no sanitizer sees references of Python.
-ThreadSanitizer does not see what OpenMP's runtime does: our threads are
-``std::thread`` there and torch's are one. Workers of loaders may start threads after a
-fork. Reports go to files,
-and from there to the end of the output: pytest drops what is printed in a test that
-passes, and a child of it may end with any code.
+an extension that was built with ``PYPARALLEL_SANITIZE=address,undefined``.
+
+Note: [sanitizer runtimes]. Python is not built with sanitizers, so their runtimes are
+preloaded. AddressSanitizer's is loaded together with libstdc++, because it looks up
+``__cxa_throw`` once, at its start. Python's own allocator is off, because it would hide
+freed memory. tests/robustness/test_leaks.py checks for leaks, because no sanitizer sees
+references of Python. ThreadSanitizer does not see OpenMP's synchronization: so our
+threads are ``std::thread``, and torch uses one thread. Workers of loaders may start
+threads after a fork. Reports go to files and from there to the end of the output:
+pytest drops the output of tests that pass, and a child process may end with any code.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: For every value, what it takes beside -fsanitize. UBSan leaves out casts of floats by
-#: itself; vptr needs torch's own type information.
+#: The flags of every value besides -fsanitize. UBSan does not check casts of floats by
+#: default; vptr needs torch's type information.
 _UNDEFINED = ["-fno-sanitize=vptr", "-fsanitize=float-cast-overflow"]
 FLAGS = {
     "address": [],
@@ -32,7 +32,7 @@ FLAGS = {
     "thread": ["-DPP_STD_THREADS"],
     "undefined": _UNDEFINED,
 }
-#: What is loaded first, and settings; those of the caller stay.
+#: Libraries to preload, and settings; the caller's settings have priority.
 RUNTIMES = {
     "address": (
         ["libasan.so", "libstdc++.so"],
@@ -44,17 +44,17 @@ RUNTIMES = {
     ),
     "undefined": ([], {"UBSAN_OPTIONS": "print_stacktrace=1"}),
 }
-#: Where each runtime reads what to do.
+#: The variable that each runtime reads its options from.
 OPTIONS = {
     "address": "ASAN_OPTIONS",
     "thread": "TSAN_OPTIONS",
     "undefined": "UBSAN_OPTIONS",
 }
-REPORTED = 66  # the exit code of a command that ended well, but for reports
+REPORTED = 66  # the exit code of a command that succeeded, but with reports
 
 
 def flags(env: Mapping[str, str], cuda: bool) -> list[str]:
-    """Return the compiler's flags for ``PYPARALLEL_SANITIZE``; none if it is empty."""
+    """Return the compiler's flags for ``PYPARALLEL_SANITIZE``; empty without it."""
     rule, wanted = "PYPARALLEL_SANITIZE must", env.get("PYPARALLEL_SANITIZE", "")
     if not wanted:
         return []
@@ -68,14 +68,14 @@ def flags(env: Mapping[str, str], cuda: bool) -> list[str]:
     done = subprocess.run(probe, input="int main() {}", capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(
-            f"{rule} be what the C++ compiler can do, but {compiler[0]} says:\n"
+            f"{rule} be supported by the C++ compiler, but {compiler[0]} says:\n"
             f"{done.stderr}Install its sanitizers, or unset the variable."
         )
     return ["-O1", "-g", *found, "-fno-omit-frame-pointer"]
 
 
 def environment(wanted: str, compiler: list[str]) -> dict[str, str]:
-    """Return the variables under which a module built with ``wanted`` can be loaded."""
+    """Return the environment variables for a module built with ``wanted``."""
     found: dict[str, str] = {}
     preload = []
     for name in wanted.split(","):
@@ -90,7 +90,7 @@ def environment(wanted: str, compiler: list[str]) -> dict[str, str]:
 
 
 def run(wanted: str, command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a command, show what the sanitizers report, and return an exit code."""
+    """Run a command, print the sanitizers' reports, and return an exit code."""
     with tempfile.TemporaryDirectory(prefix="sanitizers-") as folder:
         logged = {
             option: f"log_path={folder}/{name} {variables.get(option, '')}".strip()
@@ -107,7 +107,7 @@ def run(wanted: str, command: Sequence[str], variables: Mapping[str, str]) -> in
 
 
 def main() -> None:
-    """Run the command that is given, under the environment of the sanitizers."""
+    """Run the given command in the environment of the sanitizers."""
     if len(sys.argv) < 3 or sys.argv[1] not in FLAGS:
         raise SystemExit(f"usage: {sys.argv[0]} {'|'.join(FLAGS)} command ...")
     compiler = os.environ.get("CXX", "c++").split()

@@ -2,16 +2,16 @@
 
     python scripts/test_matrix.py                    # all cells, one after the other
     python scripts/test_matrix.py --cells 3.13:2.15  # some; newest:newest is the newest
-    python scripts/test_matrix.py --quick            # operators, loader, wrappers alone
+    python scripts/test_matrix.py --quick            # only operators, loader, wrappers
     python scripts/test_matrix.py --wheels dist --torch 2.13  # a wheel for each Python
     python scripts/test_matrix.py --cells 3.13:2.15 --prepare FOLDER   # all but tests
     python scripts/test_matrix.py --cells 3.13:2.15 --prepared FOLDER  # the tests
 
-Each cell gets a virtual environment and a copy of the tree in a temporary folder, and
-loses both at its end. At most 12 GB of disk are in use at a time. An interpreter is
-taken from PYTHON_3_13, say, from PATH, from pyenv, or is the one that runs this script.
-A cell without one fails, unless --skip-missing is given. Options of pip for torch:
-TORCH_PIP, as in the Makefile.
+Each cell has a virtual environment and a copy of the tree in a temporary folder, which
+is removed at its end. The script uses at most 12 GB of disk at a time. An interpreter
+comes from a variable such as PYTHON_3_13, from PATH, from pyenv, or is the one that
+runs this script. A cell without an interpreter fails, unless --skip-missing is given.
+TORCH_PIP has the options of pip for torch, as in the Makefile.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ PYTHONS: tuple[str, ...] = VERSIONS["PYTHONS"]
 OWN = ".".join(map(str, sys.version_info[:2]))
 DISK = 12 << 30
 TOOLS = ("setuptools>=77,<81", "wheel", "ninja", "pybind11>=2.11")
-#: Folders of the tests of a quick cell. Both kinds run them in pure Python.
+#: Test folders of a quick cell. Quick and full cells run them in pure Python.
 QUICK = ("core", "backend", "batch", "images", "scatter_gather", "loader", "parallel")
 #: Folders of tests of the repository.
 LEFT_OUT = ("benchmarks", "fakecuda", "project")
 
 
-#: A name, a command, and what it needs in the environment.
+#: A name, a command, and its environment variables.
 Step = tuple[str, list[str], dict[str, str]]
 CHECK = "import pyparallel.backend as b; assert b.name == 'native', b.reason"
 
@@ -72,7 +72,7 @@ def interpreter(version: str, pyenv: Path) -> str | None:
     named = os.environ.get(f"PYTHON_{version.replace('.', '_')}")
     kept = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
     own = sys.executable if version == OWN else None
-    # pyenv puts a shim on PATH for versions that are not enabled: it does not run.
+    # pyenv also puts shims of disabled versions on PATH: they do not run.
     for path in (named, shutil.which(f"python{version}"), *map(str, kept), own):
         if (
             path
@@ -94,7 +94,7 @@ def cells_of(texts: Sequence[str]) -> list[Cell]:
 
 
 def newest_python() -> str:
-    """Return the newest supported version that has an interpreter here."""
+    """Return the newest supported version with an installed interpreter."""
     for version in reversed(PYTHONS):
         if interpreter(version, pyenv_root()):
             return version
@@ -103,7 +103,7 @@ def newest_python() -> str:
 
 
 def pyenv_root() -> Path:
-    """Return the folder of pyenv, which need not exist."""
+    """Return the folder of pyenv, which may not exist."""
     return Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 
 
@@ -117,7 +117,7 @@ def test_folders(tree: Path, quick: bool) -> list[str]:
 def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> str:
     """Build, import and test one cell in a folder; return the failed step, or ""."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL")}
-    # Libraries of torch's build for CUDA are not cached: they are most of the disk.
+    # Libraries of torch's CUDA build are not cached: they take most of the disk.
     env |= {"PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     if not env.get("FORCE_CUDA"):
         env["FORCE_ONLY_CPU"] = "1"
@@ -137,13 +137,13 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
         steps += [
             ("wheel", [*wheel, "-w", str(made), "."], {}),
             ("install", [*pip, "--find-links", str(made), "pyparallel-torch"], {}),
-            # -I leaves the sources in the working folder out of sys.path.
+            # -I removes the sources in the working folder from sys.path.
             ("import", [own, "-I", "-c", CHECK], {}),
         ]
     else:
         steps += build_steps(own)
     if options.prepared:
-        del steps[1:]  # the copy alone is repeated
+        del steps[1:]  # only the copy is repeated
     if not options.wheels and not options.prepare:
         steps += test_steps(own, options)
     for name, command, more in steps:

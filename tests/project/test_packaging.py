@@ -63,7 +63,7 @@ def test_different_cuda_majors_are_named(setup_py):
     with pytest.raises(SystemExit) as caught:
         setup_py.choose({"FORCE_CUDA": "1"}, "2.11.0", "13.0", nvcc, [])
     assert caught.value.code == (
-        f"FORCE_CUDA=1 must build for CUDA, but {reason}. Install what is missing, "
+        f"FORCE_CUDA=1 must build for CUDA, but {reason}. Install the missing part, "
         "point CUDA_HOME at the toolkit, or unset FORCE_CUDA."
     )
 
@@ -158,7 +158,7 @@ def test_sanitizers_replace_the_optimised_build(setup_py):
         (
             {"PYPARALLEL_SANITIZE": "thread", "CXX": "false"},
             False,
-            "be what the C++ compiler can do, but false says:\n"
+            "be supported by the C++ compiler, but false says:\n"
             "Install its sanitizers, or unset the variable.",
         ),
     ],

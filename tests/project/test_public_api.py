@@ -167,7 +167,7 @@ def test_the_command_compares_notes_and_freezes(
     file.write_text(api.noted(was, was))
     assert api.main([]) == 1
     assert capsys.readouterr().out == (
-        "public_api.txt must say what the code has, but these differ: collate, old.\n"
+        "public_api.txt must match the code, but these differ: collate, old.\n"
         "Run scripts/public_api.py --write, and name them in CHANGELOG.md.\n"
     )
     assert api.main(["--write"]) == api.main([]) == 0
