@@ -1,7 +1,7 @@
 """The whole benchmark: ``python -m benchmarks --help``.
 
-It measures in one process for each mode of the allocator. It writes the records as
-JSON. From the JSON alone it writes the tables beside it, and draws the charts.
+The command measures in one process for each mode of the allocator and writes the
+records as JSON. It makes the tables and the charts from the JSON alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for mode in args.malloc:
         sections = ["cases"]
         if not args.only:
-            # Growth is of instructions: where pages are faulted in, it is the kernel's.
+            # In the last mode only: page faults would add growth of the kernel's.
             sections += ["sweeps", *(["growth"] if mode == args.malloc[-1] else [])]
         for key, records in _child(args, mode, sections).items():
             results[key] += records
@@ -56,7 +56,7 @@ def _child(args: argparse.Namespace, mode: str, sections: list[str]) -> dict[str
         # The tables of all processes are written at the end.
         options: Any = {"env": environment, "cwd": _HERE.parent}
         done = subprocess.run(command, stdout=subprocess.DEVNULL, **options)
-        if done.returncode:  # it has said why
+        if done.returncode:  # the process has printed the reason
             sys.exit(done.returncode)
         return json.loads(path.read_text(encoding="utf-8"))
 

@@ -1,9 +1,9 @@
-"""One way to compare functions: agree first, then take turns.
+"""Compare functions: check that their results are equal, then time them in turn.
 
-`compare` calls every contender once and refuses to time them unless their results are
-equal. It then times them in rounds: every round times each of them once, in an order of
-its own, so that whatever slows the machine for a while slows all of them. What comes
-out is a plain record, made for JSON; tables and charts are made from records alone.
+`compare` calls every contender once and raises an error unless their results are equal.
+It then times them in rounds. Every round times each contender once, in a new random
+order, so that a temporary slowdown of the machine affects all contenders. The result is
+a record for JSON. Tables and charts are made from records alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 Record = dict[str, Any]
-#: Calls a function so many times; returns what a call took, in seconds, by what was
-#: watched. One of these is ``seconds``, which decides how often a fast one is called.
+#: Calls a function ``repeats`` times; returns the seconds per call for each quantity.
+#: The quantity ``seconds`` decides how often a fast function is called.
 Timer = Callable[[Callable[[], Any], int], Mapping[str, float]]
 
-#: However slow a case is, its quartiles are of this many rounds.
+#: The minimum number of rounds, also for slow cases.
 MIN_ROUNDS = 5
 
 
@@ -39,11 +39,11 @@ class Contender:
 
     Attributes:
         name: as shown in the table.
-        call: takes nothing; None if what it needs is not installed.
-        kind: ``ours``, ``peer``, or ``limit``: less work than the others do, as a
-            yardstick. A limit's result is not compared.
-        view: gives the result in the form in which the others give it. It is called
-            when results are compared, and never timed.
+        call: has no arguments; None if its package is not installed.
+        kind: ``ours``, ``peer``, or ``limit``: less work than the others, for
+            comparison. The result of a limit is not compared.
+        view: converts the result to the form of the other results. It is called only
+            when results are compared, and is not timed.
     """
 
     name: str
@@ -70,15 +70,15 @@ def compare(
     Args:
         title: of the case.
         contenders: at least one of kind ``ours`` must be installed.
-        rounds: how often each is timed.
-        note: what the data are.
+        rounds: the number of rounds.
+        note: a description of the data.
         clock: returns seconds; tests pass a fake.
-        min_seconds: a fast function is called so often per round that this passes.
-        max_seconds: no round starts after this much time, once there are `MIN_ROUNDS`.
-        watch: tells the time for ``max_seconds``, where ``clock`` counts something
-            else, as contenders that add to it what they have measured themselves.
-        timer: watches more than ``clock`` tells. What it returns besides ``seconds``
-            gets a place of its own in the rows, made in the same way.
+        min_seconds: each round repeats a fast function for at least this time.
+        max_seconds: no round starts after this time, once `MIN_ROUNDS` are done.
+        watch: returns the time for ``max_seconds``, if ``clock`` is not a real clock:
+            some contenders measure themselves and add their times to ``clock``.
+        timer: measures more than ``clock``. Each quantity besides ``seconds`` gets its
+            own entry in the rows, of the same form.
         differ: see `check`.
 
     Raises:
@@ -125,14 +125,14 @@ def check(
 ) -> int:
     """Raise `Disagreement` unless all contenders that are installed agree.
 
-    ``differ`` returns where two results do, and nothing if they do not; by default it
-    is `difference`.
+    ``differ`` returns the place of a difference between two results, or an empty
+    string; by default it is `difference`.
 
-    Memory that torch allocates is filled with junk first, so that a function which
-    leaves bytes unwritten is caught.
+    torch fills new memory with junk during the calls, so that the check detects a
+    function that leaves bytes unwritten.
 
     Returns:
-        The bytes of all tensors in a result, for what is measured in bytes.
+        The bytes of all tensors in a result, for figures in bytes per second.
     """
     first: tuple[str, Any] | None = None
     for contender in contenders:
@@ -153,7 +153,7 @@ def check(
 
 
 def payload(result: Any) -> int:
-    """Return how many bytes the tensors of a result have."""
+    """Return the bytes of all tensors in a result."""
     if isinstance(result, torch.Tensor):
         return result.nbytes
     if hasattr(result, "cpu_only"):
@@ -164,7 +164,7 @@ def payload(result: Any) -> int:
 
 
 def difference(a: Any, b: Any, path: str = "") -> str:
-    """Return where two results differ, bit by bit; empty if they do not."""
+    """Return the first place where two results differ in a bit, or an empty string."""
     if hasattr(a, "cpu_only") and hasattr(b, "cpu_only"):  # two kinds of DataContainer
         return difference(a.data, b.data, path)
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -193,7 +193,7 @@ def measure(
 ) -> dict[str, list[float]]:
     """Return seconds per call of every installed contender, one figure per round.
 
-    Results are not compared: that is for `compare`, whose arguments these are.
+    The results are not compared. The arguments are those of `compare`.
     """
     options = (rounds, by(clock), min_seconds, max_seconds, watch or clock)
     found = measure_all(contenders, *options)
@@ -208,7 +208,7 @@ def measure_all(
     max_seconds: float,
     watch: Callable[[], float],
 ) -> dict[str, dict[str, list[float]]]:
-    """Return as `measure` does all that ``timer`` watches, by its names."""
+    """Return, like `measure`, all quantities of ``timer`` by their names."""
     with _quiet():
         calls = {c.name: c.call for c in contenders if c.call is not None}
         repeats = {}
@@ -231,7 +231,7 @@ def measure_all(
 
 
 def by(clock: Callable[[], float]) -> Timer:
-    """Return a timer that watches nothing but a clock."""
+    """Return a timer that measures only ``seconds``, with a clock."""
 
     def timer(call: Callable[[], Any], repeats: int) -> dict[str, float]:
         start = clock()
@@ -267,7 +267,7 @@ def ratio(times: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
 
 @contextmanager
 def junk_in_new_memory() -> Iterator[None]:
-    """Make torch fill what it allocates with NaN, or the largest integer."""
+    """Make torch fill new tensors with NaN, or with the largest integer."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:

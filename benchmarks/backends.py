@@ -13,7 +13,7 @@ from pyparallel.batch import pytree
 
 from ._harness import Contender
 
-#: What differs between the backends; `use_backend` replaces it in `backend`.
+#: The attributes that differ between the backends; `use_backend` sets them.
 _OPERATORS = tuple(backend._OPERATORS)
 AS_LOADED = {each: getattr(backend, each) for each in ("name", *_OPERATORS)}
 IN_PYTHON = {
@@ -23,7 +23,7 @@ IN_PYTHON = {
 
 
 def use_backend(functions: Mapping[str, Any]) -> None:
-    """Make pyparallel use these functions; `AS_LOADED` is what was there at first."""
+    """Make pyparallel use these functions; `AS_LOADED` restores the original ones."""
     for name, function in functions.items():
         setattr(backend, name, function)
 
@@ -46,9 +46,9 @@ def ours(call: Callable[[], Any]) -> list[Contender]:
 
 
 def pack_and_rebuild(tree: Any) -> Any:
-    """Return a copy of nested CPU tensors that lie in one slab.
+    """Return a copy of nested CPU tensors, packed into one slab.
 
-    It is what `scatter` does on the host for one device, but for the device's copy.
+    This is the work of `scatter` on the host for one device, without the device's copy.
     """
     leaves, structure = pytree.flatten(tree)
     plan = backend.plan_slab(leaves)

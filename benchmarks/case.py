@@ -1,4 +1,4 @@
-"""What a comparison is, and how much time it may take."""
+"""The definition of a comparison, and the time that it may take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._harness import Contender
 
 
 class Effort(NamedTuple):
-    """How long each comparison is measured; see `_harness.compare`."""
+    """The time to measure each comparison; see `_harness.compare`."""
 
     rounds: int = 30
     max_seconds: float = 20.0
@@ -21,7 +21,7 @@ class Effort(NamedTuple):
         return self._replace(max_seconds=self.max_seconds * of)
 
 
-#: Proves that something runs; its figures mean nothing.
+#: Enough to prove that a case runs; its figures are meaningless.
 QUICK = Effort(rounds=2, max_seconds=1.0, min_seconds=0.0)
 
 
@@ -30,11 +30,11 @@ class Case:
     """One comparison.
 
     Attributes:
-        title: for the table.
-        note: what the data are, synthetic or not.
-        contenders: makes the data and the functions.
-        main: it is also measured with more than one thread.
-        copies: it writes its output; else bytes per second mean nothing.
+        title: the title of its table.
+        note: a description of the data: synthetic or real.
+        contenders: creates the data and the functions.
+        main: the case is also measured with more than one thread.
+        copies: it writes its output, so bytes per second are meaningful.
     """
 
     title: str
@@ -49,11 +49,11 @@ class Curves:
     """One curve for each contender.
 
     Attributes:
-        title: of the curves.
-        note: what the data are, synthetic or not.
-        x: what the sizes are.
-        sizes: ascending.
-        contenders: makes the data and the functions for a size.
+        title: the title of the curves.
+        note: a description of the data: synthetic or real.
+        x: the label of the sizes.
+        sizes: the sizes, in ascending order.
+        contenders: creates the data and the functions for a size.
     """
 
     title: str

@@ -9,6 +9,6 @@ __all__ = ["Case", "cases"]
 
 
 def cases(quick: bool) -> list[Case]:
-    """Return all cases; with ``quick``, tiny versions that only prove that they run."""
+    """Return all cases; with ``quick``, small versions only, to prove that they run."""
     modules = (cases_images, cases_leaves, cases_preprocess)
     return [case for module in modules for case in module.cases(quick)]

@@ -1,4 +1,4 @@
-"""Cases of one field: ragged or equal tensors become one tensor."""
+"""Cases of one field: batch ragged or equal tensors into one tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def _real(quick: bool) -> list[Case]:
-    """Return what is cut out of photographs and fonts, where these are installed."""
+    """Return tensors cut out of installed photographs and fonts."""
     size = (50, 83) if quick else (800, 1333)
     num_photos = len(data.photos(50, 83))
     note = f"{num_photos} real photos, resized to {size[1]}x{size[0]}"
@@ -88,7 +88,7 @@ def _synthetic(quick: bool) -> list[Case]:
 
 
 def near_224(num: int) -> list[data.Shape]:
-    """Return ragged shapes as they are frequent in classification."""
+    """Return ragged shapes that are common in classification."""
     rng = random.Random(1)
     return [(3, rng.randint(200, 256), rng.randint(200, 256)) for _ in range(num)]
 
@@ -132,7 +132,7 @@ def stacks(samples: list[Tensor], pad_dims: int, value: int = 0) -> list[Contend
         contenders.append(
             Contender("torch default_collate", lambda: default_collate(samples))
         )
-    # Without padding to do, torch.stack does the whole work; else it does a part.
+    # Without padding, torch.stack does all of the work; otherwise only a part.
     kind = "peer" if equal else "limit"
     return [
         *contenders,
@@ -142,7 +142,7 @@ def stacks(samples: list[Tensor], pad_dims: int, value: int = 0) -> list[Contend
 
 
 def collates(samples: list[Tensor], pad_dims: int, value: int = 0) -> list[Contender]:
-    """Return ours and mmcv's: they get their samples in DataContainers."""
+    """Return ours and mmcv's, which take samples in DataContainers."""
     options: Any = {"stack": True, "pad_dims": pad_dims, "padding_value": value}
     batch = [DataContainer(sample, **options) for sample in samples]
     mmcv = None
@@ -158,7 +158,7 @@ def collates(samples: list[Tensor], pad_dims: int, value: int = 0) -> list[Conte
 def _of_images(
     samples: list[Tensor], pad_dims: int, target: list[int], value: int
 ) -> list[Contender]:
-    """Return what takes images only, and what takes nothing but floats."""
+    """Return the contenders that take only images, and those that take only floats."""
     found = []
     if pad_dims == 2:
         mmengine = None

@@ -128,7 +128,7 @@ def _fields(num: int, num_fields: int = 10) -> list[Contender]:
 
 
 def _scattered_dicts(num: int) -> list[Contender]:
-    """Compare ways to take a collated batch out of its containers, on the host."""
+    """Compare ways to take the tensors of a collated batch out of their containers."""
     raw = data.detection_samples(near_224(num))
     batch, mmcv = collate(_boxed(raw, DataContainer), num), None
     if peers.mmcv_scatter is not None:
@@ -146,9 +146,9 @@ def _scattered_dicts(num: int) -> list[Contender]:
 
 
 def scattered(num_leaves: int = NUM_LEAVES) -> list[Contender]:
-    """Compare ways to go through a nest of tensors that stay on the host.
+    """Compare ways to walk nested tensors that stay on the host.
 
-    Nothing is copied: there is one target, and all tensors are contiguous.
+    No tensor is copied: there is one target, and all tensors are contiguous.
     """
     batch, mmcv = data.nested_batch(num_leaves), None
     if peers.mmcv_scatter is not None:
@@ -161,10 +161,10 @@ def scattered(num_leaves: int = NUM_LEAVES) -> list[Contender]:
 
 
 def packed(num_leaves: int = NUM_LEAVES) -> list[Contender]:
-    """Compare ways to copy a nest of tensors; ours and tensordict's is one block."""
+    """Compare ways to copy nested tensors; ours and tensordict's make one block."""
     batch, tensordict = data.nested_batch(num_leaves), None
     if peers.TensorDict is not None:
-        # Made beforehand and not timed: who uses it has a TensorDict already.
+        # Created beforehand and not timed: its users already have a TensorDict.
         theirs = peers.TensorDict(peers.in_mappings(batch), batch_size=[])
         tensordict = theirs.consolidate
     return [

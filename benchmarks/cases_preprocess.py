@@ -1,4 +1,4 @@
-"""Cases of images in bytes that become one normalised batch."""
+"""Cases of uint8 images that become one normalised batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _case(title: str, note: str, shapes: Sequence[data.Shape]) -> Case:
 
 
 def _ways(images: Sequence[Tensor]) -> list[Contender]:
-    """Compare ways from ragged bytes, BGR, to a batch of floats, RGB."""
+    """Compare ways to turn ragged uint8 images, BGR, into a batch of floats, RGB."""
     images = list(images)
     preprocess = ImagePreprocessor(MEAN, STD, size_divisor=DIVISOR, swap_channels=True)
     theirs: Callable[[], Any] | None = None
@@ -81,7 +81,7 @@ def _numbers() -> list[Tensor]:
 
 
 def _each(images: Sequence[Tensor]) -> Tensor:
-    """Do image by image what torchvision's transforms do: flip, float, normalise."""
+    """Flip, convert and normalise each image, as torchvision's transforms do."""
     mean, std = _numbers()
     done = [image.flip(0).float().sub_(mean).div_(std) for image in images]
     return peers.pad_then_stack(done, _target(images), 0)
@@ -90,7 +90,7 @@ def _each(images: Sequence[Tensor]) -> Tensor:
 def _whole(images: Sequence[Tensor]) -> Tensor:
     """Batch bytes first, and normalise them together, as timm's loader does.
 
-    Padding is then normalised too, so that it is written anew.
+    This also normalises the padding, so the padding is written again.
     """
     mean, std = _numbers()
     batch = peers.full_then_copy(images, _target(images), 0)

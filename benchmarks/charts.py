@@ -1,4 +1,4 @@
-"""Charts, made from the records alone: the same records give the same bytes."""
+"""Charts, made from records alone: equal records give equal files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from ._harness import Record
 from .report import run_label
 
-#: Colour (of Okabe and Ito, who chose them for all eyes), marker and line by contender.
+#: Colour (Okabe and Ito, safe for colour blindness), marker and line by contender.
 _STYLES = {
     "ours, native": ("#0072B2", "o", "-"),
     "ours, Python": ("#56B4E9", "o", "--"),
@@ -46,7 +46,7 @@ _RC = {
 
 
 def draw(results: Record, folder: Path) -> list[str]:
-    """Draw what the records are enough for, as SVG and PNG.
+    """Draw all charts that the records have data for, as SVG and PNG.
 
     Returns:
         The names of the SVG files.
@@ -266,14 +266,14 @@ def _style(name: str) -> tuple[str, str, str]:
 
 
 def _family(name: str) -> str:
-    """Return what the legend calls a contender: those of one style are one entry."""
+    """Return the name of a contender in the legend; one style has one name."""
     if name.startswith("by hand") or _style(name) == _OTHER:
         return "others"
     return "mmcv 1.x" if name.startswith("mmcv") else name
 
 
 def _place(label: str) -> int:
-    """Return where a label stands in the legend: as in ``_STYLES``."""
+    """Return the position of a label in the legend, in the order of ``_STYLES``."""
     places = [i for i, start in enumerate(_STYLES) if label.startswith(start)]
     return places[0] if places else len(_STYLES)
 

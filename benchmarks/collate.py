@@ -1,6 +1,6 @@
 """Measure in this process: ``python -m benchmarks.collate --help``.
 
-``python -m benchmarks`` runs it once for each mode of the allocator and reports on all.
+``python -m benchmarks`` runs this once for each mode of the allocator.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure_sweeps(effort: Effort, quick: bool) -> list[Record]:
 
 
 def measure_growth(effort: Effort, quick: bool) -> list[Record]:
-    """Time how the cost grows; return the records, that of the threads last."""
+    """Measure how the time grows; return the records, the one of the threads last."""
 
     def records() -> Iterator[Record]:
         for each in growth.growths(quick):
@@ -76,7 +76,7 @@ def measure_growth(effort: Effort, quick: bool) -> list[Record]:
 
 
 def _with_one_thread(records: Callable[[], Iterator[Record]]) -> list[Record]:
-    """Collect records, and note the allocator in each."""
+    """Collect records, and add the allocator to each."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     mode = "warm" if environment.is_warm() else "default"
@@ -92,7 +92,7 @@ def _say(text: str) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser, threads: list[int]) -> None:
-    """Add the options that the whole run hands on to every process."""
+    """Add the options that the main command passes to every process."""
     parser.add_argument(
         "--threads", type=int, nargs="+", default=threads, help="of torch"
     )
@@ -109,12 +109,12 @@ def add_options(parser: argparse.ArgumentParser, threads: list[int]) -> None:
 
 
 def effort(args: argparse.Namespace) -> Effort:
-    """Return what the options ask for."""
+    """Return the cases that the options select."""
     return QUICK if args.quick else Effort(args.rounds, args.max_seconds)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print the tables, and write the JSON that was asked for."""
+    """Measure, print the tables, and write the JSON file of the options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.collate")
     add_options(parser, [1])
     parser.add_argument(
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     results: Record = {"runs": []}
     if "cases" in args.sections:
         for num in args.threads:
-            # What is asked for by name runs with every number of threads.
+            # Cases that are selected by name run with every number of threads.
             more = args.main_only and not args.only and num != args.threads[0]
             run = measure(num, effort(args), args.only, args.quick, more)
             results["runs"].append(run)

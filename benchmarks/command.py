@@ -1,4 +1,4 @@
-"""Options and paths that the commands share."""
+"""Options and paths of all commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
-#: Where a run writes that is not to be kept.
+#: The folder of runs whose results are not kept.
 _SCRATCH = _HERE.parent / "build" / "benchmarks" / "scratch"
 
 
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def folder(keep: bool) -> Path:
-    """Return the folder of the reports: for runs to keep, or for others."""
+    """Return the folder of the reports, for kept results or for others."""
     return _HERE if keep else _SCRATCH
 
 
@@ -42,8 +42,8 @@ def obtain(
 
     Args:
         args: with ``records``, ``out``, ``json``, ``quick`` and ``only``.
-        suffix: of the JSON's name, behind the date.
-        measure: makes the records, if none are given.
+        suffix: the end of the JSON's name, after the date.
+        measure: makes the records, if the options name no file.
     """
     reports = args.out or folder(keep=not (args.quick or args.only))
     if args.records:

@@ -1,7 +1,7 @@
 """The data: photographs and glyphs out of installed packages, and synthetic draws.
 
-Nothing is downloaded and nothing is kept here: what a package that is not installed
-would give is left out, and the notes of the cases say how much there was.
+Nothing is downloaded or stored here. Without a package, its data are left out; the
+notes of the cases state the number of images and glyphs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 try:
     from PIL import Image, ImageFont
 
-    # Letter by letter; the other engine refuses code points of unfinished syllables.
+    # Draws single letters; the other engine rejects code points of partial syllables.
     _BASIC = ImageFont.Layout.BASIC
 except ImportError:
     Image = ImageFont = _BASIC = None
 
 Shape = tuple[int, ...]
 
-#: Photographs (and two micrographs) in colour, by the package in whose wheel they lie.
+#: Colour photographs (and two micrographs), by the package that contains them.
 PHOTOS = {
     "skimage": [
         "data/astronaut.png",
@@ -45,7 +45,7 @@ PHOTOS = {
 
 _FONT = "mpl-data/fonts/ttf/DejaVuSans.ttf"
 
-#: (height, width) and how many of 100 COCO images have it, roughly.
+#: (height, width) and the approximate share of COCO images with it, in percent.
 _COCO = [
     ((480, 640), 42),
     ((640, 480), 16),
@@ -59,9 +59,9 @@ _COCO = [
 
 
 def rescaled(height: int, width: int, short: int, long: int) -> tuple[int, int]:
-    """Return the size to which mmdet's ``Resize(keep_ratio=True)`` brings an image.
+    """Return the size of an image after mmdet's ``Resize(keep_ratio=True)``.
 
-    The largest that fits into ``(long, short)`` whichever way round it lies.
+    It is the largest size within ``(long, short)``, in either orientation.
     """
     factor = min(short / min(height, width), long / max(height, width))
     return int(height * factor + 0.5), int(width * factor + 0.5)
@@ -96,8 +96,8 @@ def _photo(path: Path, short: int, long: int) -> Tensor:
 def glyphs(num: int, size: int = 32) -> list[Tensor]:
     """Return glyphs of DejaVu Sans, cut out: uint8 ``(1, H, W)``, at most ``num``.
 
-    Their raggedness is that of writing: the sizes are those of the letters. There are
-    none if matplotlib, which brings the font, is not installed.
+    Their sizes are the sizes of the letters. The list is empty without matplotlib,
+    which contains the font.
     """
     path = _installed("matplotlib", _FONT)
     if path is None or ImageFont is None:
@@ -118,14 +118,14 @@ def glyphs(num: int, size: int = 32) -> list[Tensor]:
 
 
 def coco_shapes(num: int, short: int, long: int) -> list[Shape]:
-    """Draw image shapes ``(3, H, W)`` as they come out of COCO, resized."""
+    """Draw shapes ``(3, H, W)`` with the distribution of resized COCO images."""
     sizes, weights = zip(*_COCO, strict=True)
     drawn = random.Random(0).choices(sizes, weights, k=num)
     return [(3, *rescaled(*size, short, long)) for size in drawn]
 
 
 def random_tensors(shapes: Sequence[Shape], dtype: torch.dtype) -> list[Tensor]:
-    """Return one random tensor for each shape, always the same."""
+    """Return one random tensor for each shape, with a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     return [random_tensor(shape, dtype, generator) for shape in shapes]
 
@@ -157,10 +157,10 @@ def detection_samples(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
 
 
 def nested_batch(num_leaves: int) -> list[dict[str, Any]]:
-    """Return nested dicts, lists and tuples around exactly so many small tensors.
+    """Return nested dicts, lists and tuples with exactly ``num`` small tensors.
 
-    Each sample has 33: those of six cameras, a lidar, annotations and a pose, as in a
-    dataset for driving; the last one is cut short. On average about 280 bytes.
+    Each sample has 33 tensors, with about 280 bytes on average: six cameras, a lidar,
+    annotations and a pose, as in a driving data set. The last sample may have fewer.
     """
     generator = torch.Generator().manual_seed(0)
     rng = random.Random(0)

@@ -1,4 +1,4 @@
-"""Where figures come from: the machine, its load, the allocator, the versions."""
+"""The source of figures: the machine, its load, the allocator, the versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARM = {
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
 
-#: What is added to the environment for each mode of the allocator.
+#: Additional environment variables for each mode of the allocator.
 MALLOC = {"default": {}, "warm": WARM}
 
 PACKAGES = (
@@ -37,17 +37,17 @@ _ROOT = Path(__file__).parent.parent
 
 
 def is_warm() -> bool:
-    """Tell whether this process runs with the allocator that keeps memory."""
+    """Return True if this process uses the allocator that keeps freed memory."""
     return all(os.environ.get(key) == value for key, value in WARM.items())
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def machine() -> dict[str, str]:
-    """Describe where the figures come from."""
+    """Describe the source of the figures."""
     malloc = [f"{k}={v}" for k, v in sorted(os.environ.items()) if "MALLOC_" in k]
     return {
         "cpu": f"{_model()}, {cores()} cores for this process",
@@ -68,12 +68,12 @@ def malloc_mode(machine: dict[str, str]) -> str:
 
 
 def load() -> str:
-    """Return the load average: a busy machine measures badly, and it should show."""
+    """Return the load average, because figures of a busy machine are unreliable."""
     return "{:.2f} {:.2f} {:.2f}".format(*os.getloadavg())
 
 
 def commit() -> str:
-    """Return what git calls this tree; empty outside of a checkout."""
+    """Return git's description of this tree; empty outside a checkout."""
     command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
 """A GPU: ``python -m benchmarks.gpu --help``.
 
-Transfers, kernels, pinned rings and the prefetcher, beside their peers and their goals.
-Each case is printed, and the JSON written, as soon as the case is measured. At the
-end the tables are written beside the JSON.
+Compares transfers, kernels, pinned rings and the prefetcher with peers and with goals.
+The command prints each case and writes the JSON as soon as the case is measured. At the
+end it writes the tables beside the JSON.
 
 The exit code is 1 if a case failed: contenders whose results differ are never timed.
 """
@@ -49,29 +49,29 @@ MODULES = (
 def cases(quick: bool) -> list[gpu_case.GpuCase]:
     """Return all cases: the first of each module, then the second of each, and so on.
 
-    A run that is stopped early has then measured the most important ones.
+    So a run that is stopped early has measured the most important cases.
     """
     turns = itertools.zip_longest(*(module.cases(quick) for module in MODULES))
     return [case for turn in turns for case in turn if case is not None]
 
 
 def measure_case(case: gpu_case.GpuCase, where: DryRun, effort: Effort) -> Record:
-    """Return the record of a case; of one that failed it says why."""
+    """Return the record of a case; after a failure, with the reason."""
     try:
         return gpu_case.measure(case, where, effort)
-    except Exception as error:  # the others are still worth measuring
+    except Exception as error:  # the other cases can still be measured
         why = f"failed: {type(error).__name__}: {error}"
         return {"title": case.title, "note": case.note, "error": why}
 
 
 class Run:
-    """Measures cases one by one, and keeps the JSON up to date."""
+    """Measure cases one by one, and write the JSON after each."""
 
     def __init__(self, results: Record, path: Path | None) -> None:
         self.results, self._path = results, path
 
     def add(self, record: Record) -> None:
-        """Add a case, print it and write all there is."""
+        """Add a case, print it, and write all records."""
         (run,) = self.results["runs"]
         run["cases"].append(record)
         print(gpu_report.case_table(record), flush=True)
@@ -90,7 +90,7 @@ class Run:
 
 
 def write_json(results: Record, path: Path) -> None:
-    """Write records, so that a reader sees the old ones or the new ones."""
+    """Write records atomically: a reader sees the old or the new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
     beside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -98,7 +98,7 @@ def write_json(results: Record, path: Path) -> None:
 
 
 def measure(args: argparse.Namespace, path: Path | None) -> Run:
-    """Run the cases that are asked for."""
+    """Run the selected cases."""
     where = target(args.device)
     quick = args.quick or where.dry
     effort = QUICK if quick else Effort(args.rounds, args.max_seconds)
@@ -118,7 +118,7 @@ def measure(args: argparse.Namespace, path: Path | None) -> Run:
             run.add({"title": case.title, "note": case.note, "error": error})
             continue
         print(f"{args.total_seconds - left:.0f} s: {case.title} ...", flush=True)
-        # Slow cases shorten the later ones, so that all of them fit.
+        # Slow cases shorten the later ones, so that all cases fit in the time.
         share = min(effort.max_seconds, left / (len(chosen) - i))
         run.add(measure_case(case, where, effort._replace(max_seconds=share)))
     return run

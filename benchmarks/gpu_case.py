@@ -1,4 +1,4 @@
-"""A comparison on a device: its data in turn, three clocks, counts, and its goals."""
+"""A comparison on a device: rotating inputs, three clocks, counts, and goals."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .case import Effort
 from .gpu_target import DryRun
 from .loader_epochs import Counted
 
-#: What is timed, and its heading.
+#: The measured times and their headings.
 COLUMNS = {"host": "returns", "seconds": "usable", "device": "device"}
 
 
 class Goal(NamedTuple):
-    """What was asked for, of the one contender of a case that is ours.
+    """A goal for the contender of a case that is ours.
 
     Attributes:
-        peer: takes at least ``factor`` times as long as ours without ``plus`` seconds;
-            if none is named, ours takes at most ``plus`` seconds.
+        peer: must take at least ``factor`` times as long as ours without ``plus``
+            seconds; if empty, ours must take at most ``plus`` seconds.
         factor: see ``peer``.
         plus: see ``peer``.
         of: the column: ``host``, ``seconds`` or ``device``.
-        count: what is counted instead, of which there may be ``most``.
-        most: see ``count``.
+        count: an event to count instead of a time.
+        most: the limit of ``count``.
     """
 
     peer: str = ""
@@ -48,16 +48,16 @@ class Goal(NamedTuple):
 
 
 class Rotation:
-    """Inputs of one form that are used in turn, so that no cache holds the next one.
+    """Inputs of one form, used in turn, so that the next one is in no cache.
 
-    All contenders of a case share it, and it turns between calls, not within them.
+    All contenders of a case share it. It advances between calls.
     """
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self._inputs, self._at = list(inputs), 0
 
     def turn(self) -> None:
-        """Go on to the next input."""
+        """Advance to the next input."""
         self._at = (self._at + 1) % len(self._inputs)
 
     @property
@@ -67,7 +67,7 @@ class Rotation:
 
     @property
     def num(self) -> int:
-        """How many there are."""
+        """The number of inputs."""
         return len(self._inputs)
 
 
@@ -75,10 +75,10 @@ class Made(NamedTuple):
     """Data and functions of a comparison.
 
     Attributes:
-        contenders: of which one is ours.
-        inputs: what they read.
+        contenders: the functions; one of them is ours.
+        inputs: the inputs of the functions.
         differ: as for `_harness.check`.
-        why: by the name of a contender that cannot be had, why.
+        why: the reason for each missing contender, by its name.
     """
 
     contenders: list[Contender]
@@ -92,11 +92,11 @@ class GpuCase:
     """One comparison on a device.
 
     Attributes:
-        title: for the table.
-        note: what the data are, synthetic or not.
-        make: makes the data and the functions, for a target.
-        goals: what was asked for.
-        measure: compares and returns the record, if `measure` does not fit.
+        title: the title of its table.
+        note: a description of the data: synthetic or real.
+        make: creates the data and the functions for a target.
+        goals: the goals of our contender.
+        measure: compares and returns the record, in place of `measure`.
     """
 
     title: str
@@ -107,9 +107,9 @@ class GpuCase:
 
 
 class Clocks:
-    """Times a call until it returns, until its result is there, and on the device.
+    """Times a call until it returns, until its result is usable, and on the device.
 
-    The first two in one go, from a device that has nothing to do. Results die after the
+    One call gives the first two times, on an idle device. Results are freed after the
     clocks have stopped.
     """
 
@@ -117,7 +117,7 @@ class Clocks:
         self._where, self._turn = where, turn
 
     def __call__(self, call: Callable[[], Any], repeats: int) -> dict[str, float]:
-        """Return the means of so many calls; see `_harness.Timer`."""
+        """Return the means of ``repeats`` calls; see `_harness.Timer`."""
         host = usable = 0.0
         for _ in range(repeats):
             self._turn()
@@ -138,8 +138,8 @@ class Clocks:
 def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
     """Compare, count, and return the record of a case.
 
-    A peer that fails is left out, and the record says why: what others do with this
-    torch is not ours to mend. If ours fails, so does the case.
+    A failing peer is left out, and the record has the reason. If ours fails, the case
+    fails.
 
     Raises:
         Disagreement: before anything is timed.
@@ -149,7 +149,7 @@ def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
     else:
         made = case.make(where)
         contenders, why = without_failures(made.contenders, where)
-        # compare does this with one input; a result of the last one shows with two.
+        # compare checks one input; two inputs also show a result of the previous call.
         for _ in range(min(made.inputs.num - 1, 1)):
             check(case.title, contenders, made.differ)
             made.inputs.turn()
@@ -177,8 +177,8 @@ def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
 def measure_epochs(case: GpuCase, where: DryRun, effort: Effort) -> Record:
     """Compare the epochs of loaders, and return the record of their case.
 
-    ``case.make(where)`` must return a function that makes the contenders, with their
-    epochs, for a clock. Epochs measure themselves and move this clock.
+    ``case.make(where)`` must return a function that creates the contenders and their
+    epochs for a clock. Epochs measure themselves and advance this clock.
     """
     clock = Counted()
     found = case.make(where)(clock)
@@ -196,7 +196,7 @@ def measure_epochs(case: GpuCase, where: DryRun, effort: Effort) -> Record:
 def without_failures(
     contenders: Sequence[Contender], where: DryRun
 ) -> tuple[list[Contender], dict[str, str]]:
-    """Return the contenders, of which no peer fails any more, and why some did."""
+    """Return the contenders without the failing peers, and the reasons of failures."""
     found, why = [], {}
     for contender in contenders:
         if contender.call is not None and contender.kind != "ours":
@@ -204,7 +204,7 @@ def without_failures(
                 with junk_in_new_memory():
                     contender.call()
                     where.sync()
-            except Exception as error:  # whatever it is, the others can be timed
+            except Exception as error:  # the other contenders can still be timed
                 first = str(error).strip().partition("\n")[0]
                 why[contender.name] = f"fails: {type(error).__name__}: {first[:200]}"
                 contender = replace(contender, call=None)
@@ -213,7 +213,7 @@ def without_failures(
 
 
 def absent(name: str) -> str:
-    """Return why a contender of this name is not there."""
+    """Return the reason for a missing contender."""
     for package, error in peers.ABSENT.items():
         if name.startswith(package):
             return f"not installed: {error}"
@@ -221,7 +221,7 @@ def absent(name: str) -> str:
 
 
 def close_to(tolerance: float) -> Callable[[Any, Any], str]:
-    """Return a `difference` for tensors whose values may lie so far apart.
+    """Return a `difference` for tensors whose values may differ by ``tolerance``.
 
     Shapes, dtypes and strides must be the same.
     """
@@ -236,9 +236,9 @@ def close_to(tolerance: float) -> Callable[[Any, Any], str]:
         if a.dtype == torch.bool:
             return difference(a, b)
         worst = 0.0
-        for x, y in zip(a, b, strict=True):  # by samples: no copies of all in float64
+        for x, y in zip(a, b, strict=True):  # by sample: smaller float64 copies
             gap = (x.double() - y.double()).abs().max() if x.numel() else torch.zeros(1)
-            if not bool(gap <= tolerance):  # nor NaN
+            if not bool(gap <= tolerance):  # also fails for NaN
                 worst = max(worst, float(gap)) if gap == gap else float("nan")
                 return f": by {worst:.3g}, where {tolerance:.3g} is allowed"
         return ""
@@ -247,7 +247,7 @@ def close_to(tolerance: float) -> Callable[[Any, Any], str]:
 
 
 def judge(case: Record) -> list[tuple[bool | None, str]]:
-    """Return for each goal of a case whether it is reached, and a line that says it.
+    """Return for each goal of a case if it is reached, and a line of text.
 
     None: it was not measured.
     """

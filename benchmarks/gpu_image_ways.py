@@ -21,7 +21,7 @@ DIVISOR = 32
 
 
 class Form(NamedTuple):
-    """What comes out: dtype, layout of memory, and whether channels are swapped."""
+    """The form of results: dtype, memory layout, and whether channels are swapped."""
 
     dtype: torch.dtype
     layout: torch.memory_format
@@ -38,7 +38,7 @@ Numbers = tuple[Tensor, Tensor]
 
 
 def numbers(device: torch.device) -> Numbers:
-    """Return mean and std, to be broadcast over an image."""
+    """Return mean and std in a shape that broadcasts over an image."""
     mean, std = (torch.tensor(n, device=device).view(3, 1, 1) for n in (MEAN, STD))
     return mean, std
 
@@ -52,7 +52,7 @@ def normalised(image: Tensor) -> Tensor:
 def ours(
     form: Form, device: torch.device | None, exact: bool = True
 ) -> Callable[[Sequence[Tensor]], Any] | None:
-    """Return our preprocessor, which sends images to a device first; None: absent."""
+    """Return our preprocessor, which first sends images to a device, or None."""
     kind: Any = getattr(pyparallel, "ImagePreprocessor", None)
     if kind is None:
         return None
@@ -72,19 +72,19 @@ def ours(
 
 @functools.cache
 def mmengine_class() -> tuple[Any, str]:
-    """Return mmengine's preprocessor, or None and why."""
+    """Return mmengine's preprocessor, or None and the reason."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return importlib.import_module("mmengine.model").ImgDataPreprocessor, ""
     except ImportError as error:
         return None, f"not installed: {error}"
-    except Exception as error:  # whatever it does with this torch
+    except Exception as error:  # any failure with this version of torch
         return None, f"fails: {type(error).__name__}: {error}"
 
 
 def mmengine(form: Form, where: DryRun) -> Callable[[Sequence[Tensor]], Tensor] | None:
-    """Return mmengine's preprocessor; None where it is not installed."""
+    """Return mmengine's preprocessor; None if mmengine is not installed."""
     kind, _ = mmengine_class()
     if kind is None:
         return None
@@ -99,7 +99,7 @@ def _as(batch: Tensor, form: Form) -> Tensor:
 def style(
     images: Sequence[Tensor], form: Form, target: Sequence[int], numbers: Numbers
 ) -> Tensor:
-    """Do what mmengine does, by torch's operators: for each image, then for all."""
+    """Use mmengine's sequence of torch operators: for each image, then for all."""
     mean, std = numbers
     if form.swap:
         images = [image[[2, 1, 0]] for image in images]
@@ -108,7 +108,7 @@ def style(
 
 
 def timm(padded: Tensor, form: Form, numbers: Numbers) -> Tensor:
-    """Do what timm's loader does with a padded batch, in as few passes as it can."""
+    """Normalise a padded batch as timm's loader does, in as few passes as possible."""
     mean, std = numbers
     batch = padded.to(torch.float32, memory_format=form.layout, copy=True)
     return batch.sub_(mean).div_(std).to(form.dtype)
@@ -117,7 +117,7 @@ def timm(padded: Tensor, form: Form, numbers: Numbers) -> Tensor:
 def compiled(
     form: Form, numbers: Numbers, **options: Any
 ) -> Callable[[Tensor], Tensor]:
-    """Return a chain for padded batches of which torch.compile makes one kernel."""
+    """Return a chain for padded batches that torch.compile fuses into one kernel."""
     mean, std = numbers
 
     def chain(padded: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Cases of images: ragged uint8 ones become one normalised, padded batch."""
+"""Cases of images: ragged uint8 images become one normalised, padded batch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def cases(quick: bool) -> list[GpuCase]:
 
 
 class Batch(NamedTuple):
-    """One batch of images in the forms in which the contenders take it."""
+    """One batch of images in all forms that the contenders take."""
 
     images: list[Tensor]
     floats: list[Tensor]
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
 
 def _batches(shapes: Sequence[data.Shape]) -> list[Batch]:
-    """Return three batches: with what comes out of them, more than a cache holds."""
+    """Return three batches; with their results, they are larger than a cache."""
     found = []
     for i in range(3):
         images = drawn(tuple(shapes), i)
@@ -112,7 +112,7 @@ def _target(shapes: Sequence[data.Shape]) -> tuple[int, int, int]:
 
 
 def _valid(shapes: Sequence[data.Shape], where: DryRun) -> Tensor:
-    """Return where the images are, ``(n, H, W)``."""
+    """Return a mask of the images in their batch, ``(n, H, W)``."""
     _, height, width = _target(shapes)
     valid = torch.zeros(len(shapes), height, width, dtype=torch.bool)
     for i, (_, h, w) in enumerate(shapes):
@@ -121,7 +121,7 @@ def _valid(shapes: Sequence[data.Shape], where: DryRun) -> Tensor:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Return how far values up to 3 may be apart by one more rounding."""
+    """Return the difference that one more rounding causes in values up to 3."""
     return 1e-5 if dtype is torch.float32 else 2.0**-6
 
 
@@ -131,11 +131,11 @@ def _kernel(shapes: Sequence[data.Shape], form: ways.Form, where: DryRun) -> Mad
     valid, numbers = _valid(shapes, where), ways.numbers(where.device)
     make, fast = ways.ours(form, None), ways.ours(form, None, exact=False)
     engine, chain = ways.mmengine(form, where), None
-    if not where.dry:  # to compile takes seconds
+    if not where.dry:  # compilation takes seconds
         chain = ways.compiled(form, numbers)
 
     def with_mask(result: Any) -> Any:
-        """Take masks from those who make one; who pads first has other padding."""
+        """Return the batch with zeros as padding, and the mask if the form has one."""
         batch, mask = result, valid
         if not isinstance(result, Tensor):  # a Padded
             batch, mask = result.data, result.mask
@@ -173,7 +173,7 @@ def _of_nested(target: Sequence[int], nested: Any) -> Tensor:
 
 
 def _end_to_end(shapes: Sequence[data.Shape], form: ways.Form, where: DryRun) -> Made:
-    """Compare ways from images on the host to a batch on the device."""
+    """Compare ways to turn images on the host into a batch on the device."""
     batches, target = Rotation(_batches(shapes)), _target(shapes)
     valid, numbers = _valid(shapes, where), ways.numbers(where.device)
     make = ways.ours(form, None if where.dry else where.device)
@@ -198,7 +198,7 @@ def _end_to_end(shapes: Sequence[data.Shape], form: ways.Form, where: DryRun) ->
         return batch.to(where.device, non_blocking=True)
 
     def fill(out: Tensor, samples: Sequence[Tensor]) -> Tensor:
-        where.sync()  # the copy before may still read it
+        where.sync()  # the previous copy may still read it
         out.zero_()
         for sample, slot in zip(samples, out, strict=True):
             slot[tuple(map(slice, sample.shape))].copy_(sample)

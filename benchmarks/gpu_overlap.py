@@ -1,4 +1,4 @@
-"""Cases of PreDataLoader: how much of the data's time passes while the GPU works."""
+"""Cases of PreDataLoader: the share of the data's time during the GPU's work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .loader_overlap import (
 )
 
 _BATCH = 4
-#: The time for data in the case that no prefetching can hide, in steps.
+#: The time for data in steps, for the case where no prefetching can hide it.
 _LONG_DATA = 2.0
 _TORCHS = "DataLoader(pin_memory) + .to(non_blocking)"
 
@@ -56,7 +56,7 @@ def cases(quick: bool) -> list[GpuCase]:
         GpuCase(
             "data that take longer than the step",
             note.format(_LONG_DATA),
-            # The last step of an epoch has no data to hide: one of 24.
+            # The last of the 24 steps of an epoch has no data to hide.
             partial(_contenders, 3 if quick else 24, nbytes, _LONG_DATA),
             [Goal(FETCH, 1 / 1.05), Goal(f"{_TORCHS}, no workers", 1.3)],
             measure=_measure,
@@ -79,7 +79,7 @@ class Sent:
 
 
 def _measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
-    """Compare for twice the time: epochs are long."""
+    """Compare for twice the time, because epochs are long."""
     longer = effort._replace(max_seconds=2 * effort.max_seconds)
     return measure_epochs(case, where, longer)
 
@@ -110,7 +110,7 @@ def _contenders(
 
     def make(clock: Counted) -> list[Any]:
         seconds = min(fetch_alone(Sent(plain(), where)) for _ in range(3))
-        seconds *= num / (num - 1) / data  # fetch_alone leaves a batch out
+        seconds *= num / (num - 1) / data  # fetch_alone leaves one batch out
 
         def step(batch: Any = None) -> None:
             where.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Cases of padding alone: ragged tensors on the device become one padded batch."""
+"""Cases of padding only: ragged tensors on the device become one padded batch."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _pad(shapes: Sequence[data.Shape], dtype: torch.dtype, where: DryRun) -> Mad
 def _batch(
     shapes: Sequence[data.Shape], seed: int, dtype: torch.dtype, where: DryRun
 ) -> tuple[list[Tensor], Any]:
-    """Return images, and the same as a nested tensor if their dtype allows it."""
+    """Return images, also as a nested tensor if their dtype allows it."""
     images = [x.to(where.device).to(dtype) for x in drawn(tuple(shapes), seed)]
     if not dtype.is_floating_point:
         return images, None

@@ -49,7 +49,7 @@ def case_table(case: Record) -> str:
 
 
 def goals(case: Record) -> list[tuple[bool | None, str]]:
-    """Return for each goal of a case whether it is reached, and the figures."""
+    """Return for each goal of a case if it is reached, and the figures."""
     found = judge(case)
     if "must_hide" in case:
         for row in case["rows"]:

@@ -1,4 +1,4 @@
-"""Cases of the way back: results of a step come to the host."""
+"""Cases of copies to the host: the results of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = ".cpu() of each"
 QUEUED = ".to('cpu', non_blocking) of each, one wait"
 BLOCKING = "ours, to_host"
 STARTED = "ours, start_to_host"
-#: The kernel that runs beside a copy of 64 MB, which takes a little less.
+#: The kernel that runs beside a copy of 64 MB; the copy takes slightly less time.
 _STEP_SECONDS = 1.5e-3
 
 
@@ -83,7 +83,7 @@ def _beside_step(nbytes: int, num: int, where: DryRun) -> Made:
 
 
 def _small(num: int, where: DryRun) -> Made:
-    """Compare ways to bring many small tensors to the host."""
+    """Compare ways to copy many small tensors to the host."""
     generator = torch.Generator().manual_seed(0)
     sizes = [1 + 7 * i % 64 for i in range(64)]
     turns = [

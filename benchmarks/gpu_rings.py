@@ -65,7 +65,7 @@ class Sent:
 
 
 def _loader(kind: Any, nbytes: int, num: int, workers: int, **options: Any) -> Any:
-    """Return a loader of ``num`` batches, whose workers are forked and stay."""
+    """Return a loader of ``num`` batches with forked, persistent workers."""
     samples = [torch.full((nbytes,), i, dtype=torch.uint8) for i in range(_BATCH + 3)]
     return kind(
         Items(samples, num * _BATCH),
@@ -133,7 +133,7 @@ def _epochs(nbytes: int, num: int, where: DryRun) -> Callable[[Counted], list[An
 
 
 def _until_done(where: DryRun, run: Callable[[Any], float], loader: Any) -> float:
-    """Return the seconds of an epoch for each batch, with the device's last copy."""
+    """Return the seconds of an epoch per batch, including the device's last copy."""
     seconds = run(loader)
     start = time.perf_counter()
     where.sync()

@@ -1,4 +1,4 @@
-"""The GPU that is measured, and the host that stands in for it in a dry run."""
+"""The measured GPU, and the host that replaces it in a dry run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from . import environment
 from ._harness import Record
 
-#: What the host calls to wait for the device.
+#: The CUDA functions that wait for the device.
 WAITS = (
     *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
     *("cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cudaMemcpy"),
 )
-#: The host's calls that start kernels.
+#: The CUDA functions that start kernels.
 LAUNCHES = (
     *("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch"),
     *("cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch"),
 )
-#: What it calls for page-locked memory that it does not have yet.
+#: The CUDA functions that allocate pinned memory.
 PAGE_LOCKS = ("cudaHostAlloc", "cudaMallocHost", "cudaHostRegister", "cuMemHostAlloc")
 
 _RANGE = "the call that is counted"
@@ -39,15 +39,15 @@ _ASKED += ",pcie.link.width.current,power.limit,temperature.gpu"
 
 
 class DryRun:
-    """The host: everything runs, nothing is sent, and no figure means anything."""
+    """The host: all code runs, no copy is sent, and all figures are meaningless."""
 
     dry = True
     device = torch.device("cpu")
-    #: What `pyparallel.scatter` is given for this target.
+    #: The argument of `pyparallel.scatter` for this target.
     index = -1
 
     def sync(self) -> None:
-        """Return when the target has done everything."""
+        """Wait until the target has finished all work."""
 
     def sleep(self, seconds: float) -> None:
         """Keep the current stream busy."""
@@ -58,19 +58,19 @@ class DryRun:
         return tensor.clone()
 
     def raw_copy(self, dst: Tensor, src: Tensor) -> None:
-        """Copy bytes between the host and the target or within it, and nothing else."""
+        """Copy bytes, to or from the target or within it, without other work."""
         dst.copy_(src)
 
     def device_seconds(self, call: Callable[[], Any], host: float) -> float | None:
-        """Return what the call takes on the target; None if that cannot be told."""
+        """Return the time of the call on the target, or None if it is unknown."""
         return None
 
     def counts(self, call: Callable[[], Any]) -> Record:
-        """Return what a call does besides taking time."""
+        """Return counts of a call: launches, copies, waits and allocations."""
         return {}
 
     def machine(self) -> dict[str, str]:
-        """Describe where the figures come from."""
+        """Describe the source of the figures."""
         return {"device": "dry run on the CPU: no figure means anything"}
 
 
@@ -92,7 +92,7 @@ class Gpu(DryRun):
         torch.cuda.synchronize()
 
     def sleep(self, seconds: float) -> None:
-        """Queue a kernel that does nothing for so long."""
+        """Queue a kernel that sleeps."""
         torch.cuda._sleep(max(1, int(seconds * self._hertz)))
 
     def pin(self, tensor: Tensor) -> Tensor:
@@ -113,13 +113,13 @@ class Gpu(DryRun):
     def device_seconds(self, call: Callable[[], Any], host: float) -> float | None:
         """Return the time between two events around a call.
 
-        The stream sleeps while the host queues the call, so that the device is never
-        seen waiting for the host. If that cannot be, because the call waits for the
-        device itself, or takes longer to queue than the longest sleep, it is None.
+        The stream sleeps while the host queues the call, so that the result does not
+        include waits of the device for the host. The result is None if the call itself
+        waits for the device, or takes longer to queue than the longest sleep.
 
         Args:
-            call: what is timed.
-            host: how long it takes to queue, about.
+            call: the call to time.
+            host: the approximate time to queue it.
         """
         asleep = self._asleep.setdefault(call, 2 * host + 1e-4)
         while asleep < 0.2:
@@ -134,16 +134,16 @@ class Gpu(DryRun):
             del result
             if all_queued:
                 return begin.elapsed_time(end) / 1e3
-            # A call that blocks sees every sleep to its end: try a few longer ones.
+            # A call that blocks waits for every sleep: try a few longer sleeps.
             asleep = self._asleep[call] = 3 * asleep
         self._asleep[call] = asleep
         return None
 
     def counts(self, call: Callable[[], Any]) -> Record:
-        """Return launches, copies to and from the device, waits and page-locking.
+        """Return launches, copies to and from the device, waits and pinned allocations.
 
-        None of them is known where the profiler sees no device. Page-locking also
-        includes the allocations of torch's host allocator, which counts all threads.
+        They are unknown if the profiler sees no device. Pinned allocations include
+        those of torch's host allocator, which counts all threads.
         """
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
         profiles, self._profiles = self._profiles, 1
@@ -171,7 +171,7 @@ class Gpu(DryRun):
         }
 
     def ceilings(self) -> dict[str, float]:
-        """Return the rates of the two copies that bound everything, in GB/s."""
+        """Return the rates of the two copies that are the upper bounds, in GB/s."""
         found = {}
         for name, nbytes, home in (
             ("ceiling: page-locked 64 MB to the device", 64 << 20, "cpu"),
@@ -191,8 +191,8 @@ class Gpu(DryRun):
         return found
 
     def _clock_rate(self) -> float:
-        """Return how many cycles of a sleep pass in a second, at full clock."""
-        torch.cuda._sleep(200_000_000)  # clocks go up
+        """Return the number of sleep cycles in a second, at full clock rate."""
+        torch.cuda._sleep(200_000_000)  # clock rates rise
         rates, cycles = [], 10_000_000
         for _ in range(3):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -221,7 +221,7 @@ def target(name: str) -> DryRun:
 
 
 def count(events: Any, host_allocations: int = 0) -> Record:
-    """Count in the events of a profile what belongs to the range of one call."""
+    """Count the events of a profile that belong to the range of one call."""
     on_device = [e for e in events if e.device_type == DeviceType.CUDA]
     found = [e for e in events if e.name == _RANGE and e not in on_device]
     if not on_device or not found:
@@ -253,7 +253,7 @@ def _runtime() -> Any:
     maps = Path("/proc/self/maps").read_text().splitlines()
     paths = [line.rpartition(" ")[2] for line in maps]
     loaded = [p for p in paths if Path(p).name.startswith("libcudart.so")]
-    for path in [None, *loaded[:1]]:  # a preloaded library comes first, as for torch
+    for path in [None, *loaded[:1]]:  # a preloaded library has priority, as for torch
         found = ctypes.CDLL(path)
         if hasattr(found, "cudaMemcpyAsync"):
             pointers = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -263,7 +263,7 @@ def _runtime() -> Any:
 
 
 def _driver() -> dict[str, str]:
-    """Return what nvidia-smi says; nothing if there is none, or it fails."""
+    """Return the output of nvidia-smi, or nothing if it fails or is missing."""
     command = shutil.which("nvidia-smi")
     if not command:
         return {}
@@ -280,6 +280,6 @@ def _driver() -> dict[str, str]:
 
 
 def describe(where: DryRun, commit: str = "") -> dict[str, str]:
-    """Return all that a record says of its machine."""
+    """Return the description of the machine for a record."""
     found = {"system": platform.platform(), **where.machine(), **environment.machine()}
     return {**found, "commit": commit or found["commit"]}

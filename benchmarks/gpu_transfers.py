@@ -1,4 +1,4 @@
-"""Cases of transfers: many small tensors and large ones, to a device and back."""
+"""Cases of transfers: many small tensors and large tensors, in both directions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .gpu_case import Goal, GpuCase, Made, Rotation
 from .gpu_target import DryRun
 
 MIB = 1 << 20
-#: All inputs of a rotation together have at least so many bytes.
+#: The least total size of the inputs of a rotation, in bytes.
 _TURNING = 512 * MIB
 
 LEAVES = ".to(device) of each"
@@ -28,7 +28,7 @@ RAW = "cudaMemcpyAsync"
 TORCH, TORCH_PINNED = ".to(device)", ".to(device, non_blocking)"
 PIN_FIRST = ".pin_memory().to(non_blocking)"
 ONE = "ours, [0]"
-#: Its name begins as in `peers.ABSENT`.
+#: The name begins with a key of `peers.ABSENT`.
 COPIER = f"{peers.COPIER} start_copy().get()"
 
 
@@ -64,7 +64,7 @@ def cases(quick: bool) -> list[GpuCase]:
         if size == 4:
             continue
         goals = [Goal(TORCH, 2), Goal(PIN_FIRST, 1.3), Goal(RAW, 0.75)]
-        if size < 64:  # staging takes a larger share
+        if size < 64:  # staging takes a larger share here
             goals = [Goal(TORCH, 1.5), Goal(PIN_FIRST, 1.3)]
         make = partial(_large, size * unit, False)
         note = f"synthetic: random bytes; {RAW} reads page-locked ones"
@@ -78,7 +78,7 @@ def cases(quick: bool) -> list[GpuCase]:
 
 
 def each(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Apply a function to all tensors of nested dicts, lists and tuples, by hand."""
+    """Apply a function to all tensors of nested dicts, lists and tuples."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, dict):
@@ -93,7 +93,7 @@ def _small(num: int, where: DryRun) -> Made:
     batches, mapped = Rotation(turns), {}
     device = where.device
     if peers.TensorDict is not None:
-        # Made beforehand and not timed: who uses it has a TensorDict already.
+        # Created beforehand and not timed: its users already have a TensorDict.
         for batch in turns:
             wrapped = peers.TensorDict(peers.in_mappings(batch), batch_size=[])
             mapped[id(batch)] = wrapped
@@ -148,14 +148,14 @@ def _now(function: Callable[[Any], Any], inputs: Rotation) -> Any:
 
 
 def _turns(nbytes: int, pinned: bool, where: DryRun) -> Rotation:
-    """Return blocks of random bytes, more than a cache holds."""
+    """Return blocks of random bytes, larger than a cache in total."""
     num = 2 if where.dry else max(2, -(-_TURNING // nbytes))
     block = torch.randint(256, (nbytes,), dtype=torch.uint8)
     copy = where.pin if pinned else Tensor.clone
     turns = []
     for i in range(num):
         turns.append(copy(block))
-        turns[-1][:16] = i % 251  # each is another
+        turns[-1][:16] = i % 251  # each target gets its own tensors
     return Rotation(turns)
 
 

@@ -1,16 +1,19 @@
-"""Growth: how the cost rises with samples, leaves and threads.
+"""Growth: the increase of time with samples, leaves and threads.
 
-Two fits of the minima over the rounds, from two samples or leaves on: one has nothing
-to be padded to, and takes a shorter way. ``a + b * n`` by least squares of the relative
-errors, with ``a`` not below zero: the fixed cost of a call and that of one more. And
-``(cost - a) ~ n ** e`` by least squares in log-log, over the sizes at which
-``b * n >= a``: the exponent. There the fixed part, which would flatten the curve, is at
-most half of what was measured, and it has been taken off. The exponent of the cost as
-it was measured, over the same sizes, is reported beside it.
+Two functions are fitted to the minima over the rounds. Sizes begin at two samples or
+leaves, because a single one needs no padding and takes a shorter path.
 
-Calls are repeated so that the largest size, too, finds in the caches what the call
-before left there. Without that small sizes would be timed with warm caches and large
-ones with cold caches, and the step between them would pass for growth.
+1. ``a + b * n``, by least squares of the relative errors, with ``a >= 0``. ``a`` is the
+   fixed time of a call, and ``b`` the time of one more sample or leaf.
+2. ``(time - a) ~ n ** e``, by least squares in log-log, over the sizes with
+   ``b * n >= a``. ``e`` is the exponent. At these sizes the fixed part is at most half
+   of the time, and it is subtracted, because it would flatten the curve.
+
+The report also has the exponent without the subtraction, over the same sizes.
+
+Calls are repeated so that caches are warm at the largest size too. Otherwise small
+sizes would be timed with warm caches and large sizes with cold caches, and the
+difference would look like growth.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ from .cases_images import collates as collate_images
 from .cases_images import stacks
 from .cases_leaves import collate_samples, packed, scattered
 
-#: The exponent that is asked for, and how far it may be off.
+#: The expected exponent and its tolerance.
 LINEAR, TOLERANCE = 1.0, 0.1
 
-#: How much longer than elsewhere a contender is called at a time.
+#: The factor by which each contender is called longer at a time than elsewhere.
 _LONGER = 15
 
 
@@ -73,7 +76,7 @@ def growths(quick: bool) -> list[Curves]:
 
 
 def _ragged(num: int, low: int, high: int, channels: int) -> list[data.Shape]:
-    """Return shapes whose raggedness is the same for every number of them."""
+    """Return shapes whose distribution does not depend on their number."""
     steps = high - low + 1
     return [(channels, high - i % steps, high - i * 3 % steps) for i in range(num)]
 
@@ -132,14 +135,14 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Record:
 
 
 def is_linear(fit: Record) -> bool:
-    """Tell whether the cost grows as it should."""
+    """Return True if the exponent is within its tolerance."""
     exponent = fit["exponent"]
     return exponent is not None and abs(exponent - LINEAR) <= TOLERANCE
 
 
 def _fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
     """Return a >= 0 and b of ``a + b * n``, by least squares of relative errors."""
-    # With u = 1/t and v = n/t, (a u + b v - 1) ** 2 is summed and made least.
+    # With u = 1/t and v = n/t, this minimises the sum of (a u + b v - 1) ** 2.
     uu = math.fsum(1 / t**2 for t in seconds)
     uv = math.fsum(n / t**2 for n, t in zip(sizes, seconds, strict=True))
     vv = math.fsum((n / t) ** 2 for n, t in zip(sizes, seconds, strict=True))
@@ -162,7 +165,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 def measure_threads(quick: bool, effort: Effort) -> list[Record]:
     """Time two cases with 1 thread to all cores, interleaved; return their records.
 
-    There is no exponent to ask for: the memory, which the threads share, is the limit.
+    No exponent is expected: the shared memory bandwidth is the limit.
     """
     counts = sorted({1, 2, *(2**i for i in range(2, 10)), environment.cores()})
     counts = [count for count in counts if count <= environment.cores()]
@@ -188,7 +191,7 @@ def _by_threads(
         return run
 
     for count in counts:
-        torch.set_num_threads(count)  # the limits are made for a number of threads
+        torch.set_num_threads(count)  # the limits are built for a number of threads
         calls += [(each, count) for each in stacks(samples, 2) if _shown(each)]
     try:
         renamed = [

@@ -1,6 +1,6 @@
-"""Each kernel once, on more data than a cache holds, for a profiler of kernels.
+"""Run each kernel once for a kernel profiler, on more data than fit in a cache.
 
-ncu profiles ``python -m benchmarks.kernels``; it times nothing itself.
+Use it with ncu, as ``python -m benchmarks.kernels``; it measures no time itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 def pad_copy(device: torch.device, num: int, side: int) -> tuple[Tensor, list[Tensor]]:
-    """Pad float32 images, most of them of an odd width; return the batch and them."""
+    """Pad float32 images, mostly of odd widths; return the batch and the images."""
     shapes = [(3, side - i % 7, side - 3 * i % 64) for i in range(num)]
     samples = [torch.rand(shape, device=device) for shape in shapes]
     batch = torch.empty(num, 3, side, side, device=device)
@@ -26,7 +26,7 @@ def pad_copy(device: torch.device, num: int, side: int) -> tuple[Tensor, list[Te
 
 
 def pack(device: torch.device, num: int, side: int) -> tuple[Tensor, list[Tensor]]:
-    """Pack leaves of an odd number of bytes; return the slab and them."""
+    """Pack leaves with odd numbers of bytes; return the slab and the leaves."""
     nbytes = [128 * side - 1 - 2 * (i % 50) for i in range(60 * num)]
     leaves = [
         torch.randint(0, 256, (n,), dtype=torch.uint8, device=device) for n in nbytes
@@ -40,7 +40,7 @@ def pack(device: torch.device, num: int, side: int) -> tuple[Tensor, list[Tensor
 def image_batch(
     device: torch.device, num: int, side: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Normalise and pad uint8 images; return the batch and them."""
+    """Normalise and pad uint8 images; return the batch and the images."""
     shapes = [(3, side - i % 7, side - 3 * i % 64) for i in range(num)]
     images = [
         torch.randint(0, 256, shape, dtype=torch.uint8, device=device)

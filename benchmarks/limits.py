@@ -1,7 +1,7 @@
-"""Limits: what copying the bytes of an output costs at least.
+"""Limits: the least time to copy the bytes of an output.
 
-Both copies go from one warm buffer to another, by as many threads as torch has. The
-non-temporal one is compiled from ``limits.c`` when it is first needed.
+Both copies go from one warm buffer to another, with torch's number of threads. The
+non-temporal copy is compiled from ``limits.c`` at its first use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ._harness import Contender
 
 _SOURCE = Path(__file__).with_name("limits.c")
 _BUILD = Path(__file__).parent.parent / "build" / "benchmarks"
-#: A part for a thread of its own; handing it over costs some 30 us.
+#: The bytes of the part of one thread; handing over a part takes about 30 us.
 _PART = 4 << 20
 
 _Copy = Callable[[int, int, int], object]
@@ -58,7 +58,7 @@ def _copier(copy: _Copy, dst: Tensor, src: Tensor) -> Callable[[], None]:
     ]
 
     def run() -> None:
-        # The closure keeps both tensors: their memory lives while it is copied.
+        # The closure keeps both tensors alive during the copy.
         assert dst.nbytes == src.nbytes
         others = [_pool().submit(copy, *part) for part in parts[1:]]
         for part in parts[:1]:
@@ -76,7 +76,7 @@ def _pool() -> ThreadPoolExecutor:
 
 @functools.lru_cache(maxsize=1)
 def nontemporal_memcpy() -> _Copy | None:
-    """Return the copy of ``limits.c``, or None, after saying why there is none."""
+    """Return the copy of ``limits.c``, or print the reason and return None."""
     try:
         library = ctypes.CDLL(str(compiled(_SOURCE, _BUILD)))
     except OSError as error:
@@ -89,14 +89,14 @@ def nontemporal_memcpy() -> _Copy | None:
     function = library.nontemporal_memcpy
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     function.restype = None
-    return function  # type: ignore[no-any-return]  # ctypes tells no types
+    return function  # type: ignore[no-any-return]  # ctypes has no types
 
 
 def compiled(source: Path, folder: Path) -> Path:
-    """Return the shared library of a C file, compiled unless it has been before.
+    """Return the shared library of a C file, compiled at first use.
 
     Raises:
-        OSError: there is no compiler, or it refuses.
+        OSError: there is no compiler, or it fails.
     """
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if not compiler:

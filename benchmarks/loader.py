@@ -1,8 +1,8 @@
 """Loaders: ``python -m benchmarks.loader --help``.
 
-From samples in memory to a consumer in the parent, through workers: pyparallel's
-loader and torch's loader with other collate functions. It writes the records as JSON,
-and the tables beside them from the JSON alone.
+Samples in memory go through workers to a consumer in the parent. The command compares
+pyparallel's loader with torch's loader and other collate functions. It writes the
+records as JSON, and makes the tables beside them from the JSON alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def cases(quick: bool, workers: Sequence[int]) -> list[Comparison]:
 
 
 def measure_case(case: Comparison, effort: Effort) -> Record:
-    """Compare, then see what a batch costs besides time; return the record."""
+    """Compare, then measure the other costs of a batch; return the record."""
     clock = Counted()
     found = case.contenders(clock)
     contenders = [contender for contender, _ in found]
@@ -79,7 +79,7 @@ def measure_case(case: Comparison, effort: Effort) -> Record:
 
 
 def add_net(record: Record, floors: Mapping[str, str]) -> None:
-    """Add to the rows of a case what is left of their times above a floor."""
+    """Add to the rows of a case their times above a floor."""
     rows = {row["name"]: row for row in record["rows"] if row["installed"]}
     net = {
         name: [a - b for a, b in zip(rows[name]["seconds"], under, strict=True)]

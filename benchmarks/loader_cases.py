@@ -52,12 +52,12 @@ class Comparison(NamedTuple):
     """One comparison of loaders.
 
     Attributes:
-        title: for the table.
-        kind: which table it belongs to: ``images``, ``fields`` or ``overlap``.
-        note: what the data are, synthetic or not, and who does what.
-        contenders: makes them, with their epochs, for a clock.
-        goals: what was asked for, of the first contender.
-        floors: by contender, the one that does the same without the work in question.
+        title: the title in its table.
+        kind: its table: ``images``, ``fields`` or ``overlap``.
+        note: a description of the data and of the work in each process.
+        contenders: creates the contenders, with their epochs, for a clock.
+        goals: the goals of the first contender.
+        floors: by contender, another one that lacks only the work in question.
     """
 
     title: str
@@ -90,7 +90,7 @@ def cases(quick: bool, workers: Sequence[int]) -> list[Comparison]:
 
 
 def _data(quick: bool) -> dict[str, tuple[str, Callable[[], list[Tensor]], int, Any]]:
-    """Return what is batched: batches have 40 MB and more."""
+    """Return the samples to batch: batches have 40 MB and more."""
     size = (50, 83) if quick else (800, 1333)
     num_photos = len(data.photos(*size))
     note = f"{num_photos} real photos, resized to {size[1]}x{size[0]}"

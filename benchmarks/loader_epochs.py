@@ -1,4 +1,4 @@
-"""Epochs of a loader: the unit in which loaders are timed, and what one costs."""
+"""Epochs of a loader, the unit for timing loaders, and the costs of an epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .backends import ours
 
 
 class Counted:
-    """A clock that only moves when a contender adds what it has measured."""
+    """A clock that only advances when a contender adds its own measurement."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -30,7 +30,7 @@ class Counted:
 
 
 class Items(Dataset[Any]):
-    """Samples from memory, over and over: fetching one costs nothing."""
+    """Samples from memory, repeated: fetching one costs no time."""
 
     def __init__(self, samples: Sequence[Any], num: int) -> None:
         self.samples, self.num = samples, num
@@ -45,15 +45,15 @@ class Items(Dataset[Any]):
 
 
 class Epochs:
-    """One epoch for each call, with workers that stay and that wait when it is over.
+    """One epoch for each call, with persistent workers that wait after its end.
 
-    Between two calls nothing runs, so that loaders can take turns.
+    No worker runs between two calls, so that loaders can be measured in turn.
 
     Args:
-        make: makes the loader. Its workers start with the first epoch.
-        run: iterates over the loader once; returns what is to be added to the clock.
-        clock: what the harness reads.
-        batch: what is compared of a batch.
+        make: creates the loader. Its workers start with the first epoch.
+        run: iterates over the loader once; returns the time to add to the clock.
+        clock: the clock of the harness.
+        batch: returns the part of a batch to compare.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Epochs:
 
     @property
     def loader(self) -> Any:
-        """The loader; made if there is none."""
+        """The loader, created at first use."""
         if self._loader is None:
             self._loader = self._make()
         return self._loader
@@ -81,7 +81,8 @@ class Epochs:
     def batches(self) -> list[Any]:
         """Return copies of an epoch's batches, and end the workers.
 
-        They were started while torch fills new memory with junk, and would go on so.
+        The workers were forked while torch fills new memory with junk, and would keep
+        this mode.
         """
         found = [_copy(self._batch(batch)) for batch in self.loader]
         self.close()
@@ -93,10 +94,10 @@ class Epochs:
         gc.collect()
 
     def facts(self, call: Callable[[], Any]) -> Record:
-        """Run two epochs more; return what a batch costs besides time.
+        """Run two more epochs; return the costs of a batch other than time.
 
         Args:
-            call: runs an epoch of this, in the right surroundings.
+            call: runs one of these epochs in the environment of a measurement.
         """
         loader = self.loader
         workers = pids(loader)
@@ -117,7 +118,7 @@ class Epochs:
 def contenders(
     make: Callable[[Callable[[], Any]], Epochs], loader: Callable[[], Any]
 ) -> list[tuple[Contender, Epochs]]:
-    """Return ours with either backend, each with workers of its own."""
+    """Return ours with each backend; each has its own workers."""
     both = make(loader), make(loader)
     return [
         (replace(ours(epochs)[i], view=Epochs.batches), epochs)
@@ -126,7 +127,7 @@ def contenders(
 
 
 def in_our_loader(name: str, epochs: Epochs) -> tuple[Contender, Epochs]:
-    """Return a contender of our loader with the best backend there is."""
+    """Return a contender of our loader with the best available backend."""
     native, python = ours(epochs)
     best = python if native.call is None else native
     return replace(best, name=name, view=Epochs.batches), epochs
@@ -135,7 +136,7 @@ def in_our_loader(name: str, epochs: Epochs) -> tuple[Contender, Epochs]:
 def peer(
     name: str, epochs: Epochs | None, kind: str = "peer"
 ) -> tuple[Contender, Epochs | None]:
-    """Return a contender of one loader; None: it is not installed."""
+    """Return a contender of one loader; None if it is not installed."""
     return Contender(name, epochs, kind, Epochs.batches), epochs
 
 
@@ -152,13 +153,13 @@ def _leaves(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def touch_pages(batch: Any) -> None:
-    """Read a byte of every page of every tensor: this process has them all mapped."""
+    """Read a byte of each page of all tensors, so that this process maps all pages."""
     for leaf in _leaves(batch):
         leaf.view(-1).view(torch.uint8)[::4096].sum()
 
 
 class CopyWhole:
-    """Reads all of a batch, into warm memory: as a copy to a device does."""
+    """Copies a batch into warm memory, which reads it like a copy to a device."""
 
     def __init__(self) -> None:
         self._warm = torch.empty(0, dtype=torch.uint8)
@@ -172,7 +173,7 @@ class CopyWhole:
 
 
 def per_batch(use: Callable[[Any], None]) -> Callable[[Any], float]:
-    """Return a run: seconds of a whole epoch, its start included, for each batch."""
+    """Return a run that returns the seconds of an epoch per batch, with its start."""
 
     def run(loader: Any) -> float:
         num, start = 0, time.perf_counter()
@@ -193,15 +194,15 @@ def _copy(tree: Any) -> Any:
     return type(tree)(map(_copy, tree)) if isinstance(tree, list | tuple) else tree
 
 
-# --------------------------------------------------------------------- what it costs
+# ----------------------------------------------------------------------- other costs
 def pids(loader: Any) -> list[int]:
-    """Return the processes of a loader's workers, while it keeps them."""
+    """Return the process ids of a loader's workers."""
     workers = getattr(getattr(loader, "_iterator", None), "_workers", ())
     return [worker.pid for worker in workers]
 
 
 def held(loader: Any) -> Record:
-    """Return how many descriptors and mappings of this process end with a batch."""
+    """Return the descriptors and mappings that this process frees with a batch."""
     counts: dict[str, list[int]] = {"descriptors": [], "mappings": []}
     for batch in loader:
         before = _open_things()
@@ -212,7 +213,7 @@ def held(loader: Any) -> Record:
 
 
 def ring(loader: Any) -> Record:
-    """Return the memory of a loader's ring, and what went through it."""
+    """Return the memory of a loader's ring, and its hits and misses."""
     inner = getattr(getattr(loader, "_receiver", None), "ring", None)
     if inner is None:
         return {}
@@ -228,9 +229,9 @@ def _open_things() -> tuple[int, int]:
 
 
 def _of_process(pid: int) -> tuple[int, float]:
-    """Return the page faults of a process that were served from memory, and its CPU."""
+    """Return the minor page faults and the CPU time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    # clock_getcpuclockid(3), which Python does not have: all threads of a process.
+    # As clock_getcpuclockid(3), which Python lacks: the CPU time of all threads.
     return int(fields[7]), time.clock_gettime((~pid << 3) | 2)
 
 
@@ -239,6 +240,6 @@ def _of_this_process() -> tuple[int, float]:
 
 
 def _resident(pid: int) -> int:
-    """Return the bytes of a process that are in memory and its own or shared memory."""
+    """Return the resident bytes of a process, including shared memory."""
     fields = Path(f"/proc/{pid}/statm").read_text().split()
     return int(fields[1]) * resource.getpagesize()

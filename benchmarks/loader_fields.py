@@ -1,4 +1,4 @@
-"""Small fields: what it costs to bring many tensors from a worker to the parent."""
+"""Small fields: the time to send many tensors from a worker to the parent."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NOTE = (
 
 
 def cases(quick: bool) -> list[Comparison]:
-    """Return the cases: how long a batch travels, and how many travel in a second."""
-    # One floor for all: ours must pay for what it adds to a message without tensors.
+    """Return the cases: the time to send a batch, and the batches in a second."""
+    # One floor for all: so our own overhead in a message without tensors counts.
     floors = dict.fromkeys(("ours, native", "ours, Python", BY_TORCH, BY_NAME), FLOOR)
     return [
         Comparison(
@@ -55,7 +55,7 @@ def cases(quick: bool) -> list[Comparison]:
 def _contenders(
     num: int, pause: float, run: Callable[[Any], float], clock: Counted
 ) -> list[Any]:
-    """Return loaders of ``num`` batches, whose worker pauses before each."""
+    """Return loaders of ``num`` batches with a pause of the worker before each."""
 
     def loader(kind: Any, sends: bool, **options: Any) -> Callable[[], Any]:
         return partial(
@@ -85,12 +85,12 @@ def _contenders(
 
 
 class Remaking:
-    """A collate function that copies a batch, and notes when it was ready.
+    """A collate function that copies a batch, and records the time when it is ready.
 
     Args:
-        sends: the batch goes to the parent; else only the time does.
-        pause: how many seconds to sleep first, so that the parent waits when the batch
-            is ready, and nothing of its journey is hidden.
+        sends: send the batch to the parent, not only the time.
+        pause: seconds to sleep first, so that the parent already waits when the batch
+            is ready, and the measurement covers the whole transfer.
     """
 
     def __init__(self, sends: bool, pause: float) -> None:
@@ -104,7 +104,7 @@ class Remaking:
 
 
 def share_by_name(worker_id: int) -> None:
-    """Let a worker send the names of files in place of descriptors."""
+    """Let a worker send the names of files instead of descriptors."""
     torch.multiprocessing.set_sharing_strategy("file_system")
 
 
@@ -124,10 +124,10 @@ def targets() -> list[dict[str, torch.Tensor]]:
 
 
 def _crossing(loader: Any) -> float:
-    """Return how long a batch of an epoch is on its way, on average.
+    """Return the mean time to send a batch of an epoch.
 
-    The monotonic clock of Linux is one for all processes. The first batch is left out:
-    the worker makes it while the epoch starts.
+    All processes on Linux share one monotonic clock. The first batch is left out,
+    because the worker makes it while the epoch starts.
     """
     seconds, num = 0.0, 0
     for batch in loader:

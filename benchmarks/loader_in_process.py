@@ -1,4 +1,4 @@
-"""Loaders without workers: the CPU time that a batch of cheap samples costs."""
+"""Loaders without workers: the CPU time for a batch of cheap samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GOALS = (Goal(BY_TORCH, 1 / 1.1),)
 
 
 def cases(quick: bool) -> list[Comparison]:
-    """Return the cases: batches of samples that cost nothing to fetch."""
+    """Return the cases: batches of samples that need no time to fetch."""
     num = 16 if quick else 1024
     kinds = {"tensors of 4 floats": _vectors(), "dicts of 3 fields": _dicts()}
     return [
@@ -54,7 +54,7 @@ def _contenders(samples: Sequence[Any], num: int, clock: Counted) -> list[Any]:
 
 
 def cpu_per_batch(loader: Any) -> float:
-    """Return the CPU time of an epoch in this thread, for each batch."""
+    """Return the CPU time of an epoch in this thread, per batch."""
     num, start = 0, time.thread_time()
     for _ in loader:
         num += 1

@@ -1,4 +1,4 @@
-"""Overlap: how much of the time for data passes while a step computes."""
+"""Overlap: the share of the time for data that passes during a step."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ._harness import Record, summarise
 from .loader_cases import Comparison
 from .loader_epochs import Counted, Epochs, peer
 
-#: How long data take, in steps.
+#: The time for data, in steps.
 DATA = 0.8
 _BATCH = 4
-#: What of it must be hidden.
+#: The share of it that must be hidden.
 HIDDEN = 0.95
 
 COMPUTE, FETCH = "the step alone", "the data alone"
@@ -59,11 +59,11 @@ def cases(quick: bool) -> list[Comparison]:
 
 
 class Inflated(Dataset[Tensor]):
-    """Images that have to be inflated."""
+    """Compressed images."""
 
     def __init__(self, num: int, nbytes: int) -> None:
         generator = torch.Generator().manual_seed(0)
-        # A byte has 8 values: zlib has something to do.
+        # A byte has one of 8 values, so that zlib can compress.
         values = torch.randint(8, (nbytes,), dtype=torch.uint8, generator=generator)
         self._deflated, self._nbytes = [], nbytes
         for i in range(num):
@@ -75,13 +75,13 @@ class Inflated(Dataset[Tensor]):
 
     def __getitem__(self, i: int) -> Tensor:
         raw = zlib.decompress(self._deflated[i], bufsize=self._nbytes)
-        with warnings.catch_warnings():  # nobody writes to it: it is stacked next
+        with warnings.catch_warnings():  # not written to: it is stacked next
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(raw, dtype=torch.uint8)
 
 
 class Awaited(Dataset[Tensor]):
-    """Images that come from far away."""
+    """Images that arrive after a delay."""
 
     def __init__(self, num: int, nbytes: int) -> None:
         self._image = torch.zeros(nbytes, dtype=torch.uint8)
@@ -96,7 +96,7 @@ class Awaited(Dataset[Tensor]):
 
 
 class Bare:
-    """The least that a thread can do: what it costs is the price of two threads."""
+    """The minimal thread, to measure the cost of a second thread."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -119,7 +119,7 @@ class Bare:
 
 
 class Step:
-    """Computes in the calling thread for about so many seconds, and sleeps nowhere."""
+    """Computes in the calling thread for about ``seconds``, without sleeping."""
 
     def __init__(self, seconds: float, size: int = 192) -> None:
         self._a = torch.rand(size, size)
@@ -135,7 +135,7 @@ class Step:
         return time.perf_counter() - start
 
     def __call__(self, batch: Any = None) -> None:
-        """Compute; the batch is there, and that is all."""
+        """Compute; the batch is not used."""
         for _ in range(self._times):
             torch.mm(self._a, self._b, out=self._out)
 
@@ -183,7 +183,7 @@ def _ahead(
 
 
 def with_step(step: Callable[[Any], None], loader: Iterable[Any]) -> float:
-    """Return the time from the first batch on, for each step."""
+    """Return the time after the first batch, per step."""
     batches = iter(loader)
     batch = next(batches)
     num, start = 0, time.perf_counter()
@@ -195,7 +195,7 @@ def with_step(step: Callable[[Any], None], loader: Iterable[Any]) -> float:
 
 
 def step_alone(step: Callable[[Any], None], loader: Any) -> float:
-    """Return the time of as many steps as there are batches, for each."""
+    """Return the time of a step, without loading."""
     start = time.perf_counter()
     for _ in range(len(loader)):
         step(None)
@@ -203,7 +203,7 @@ def step_alone(step: Callable[[Any], None], loader: Any) -> float:
 
 
 def fetch_alone(loader: Any) -> float:
-    """Return the time of all batches but the first, for each step."""
+    """Return the time per step of all batches but the first."""
     batches = iter(loader)
     next(batches)
     start = time.perf_counter()
@@ -213,7 +213,7 @@ def fetch_alone(loader: Any) -> float:
 
 
 def _fastest(loader: Any) -> float:
-    """Return the shortest time that a batch takes."""
+    """Return the shortest time of a batch."""
     times = []
     for _ in range(2):
         last = time.perf_counter()
@@ -225,9 +225,9 @@ def _fastest(loader: Any) -> float:
 
 
 def add_hidden(case: Record) -> None:
-    """Add to every row of a case how much of the data's time the step did not pay.
+    """Add to every row of a case the share of the data's time that was hidden.
 
-    It is 1 - (with - step) / data, round by round and of the medians.
+    It is 1 - (with - step) / data, for each round and for the medians.
     """
     rows = {row["name"]: row for row in case["rows"] if row["installed"]}
     compute, fetch = rows[COMPUTE], rows[FETCH]

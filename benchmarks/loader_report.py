@@ -20,7 +20,7 @@ _COLUMNS = {
 
 
 def goals(case: Record) -> Iterator[tuple[bool, str]]:
-    """Yield for each goal of a case whether it is met, and the figures."""
+    """Yield for each goal of a case if it is met, and the figures."""
     rows = {row["name"]: row for row in case["rows"] if row["installed"]}
     for goal in case["goals"]:
         name, of = _ours(case), goal["of"]
@@ -117,7 +117,7 @@ def _images(cases: Sequence[Record]) -> Iterator[str]:
         rows = {row["name"]: row for row in case["rows"] if row["installed"]}
         name = _ours(case)
         time = rows[name]["median"]
-        # The bytes are those of a whole epoch, which is what was compared.
+        # The bytes are those of a whole epoch, because whole epochs were compared.
         nbytes = case["nbytes"] / case["batches"]
         others = ["ours, Python", *_COLUMNS, TORCH_IN_OURS]
         cells = [_ratio(rows.get(other, {}), name) for other in others]

@@ -1,8 +1,8 @@
 """Calls on two threads: ``python -m benchmarks.parallel_apply --help``.
 
-It compares work that releases the GIL on one thread and on two, and the cost of a call
-with that of torch's function, which starts new threads each time. It writes the records
-as JSON, and the tables beside them from the JSON alone.
+Compares work that releases the GIL on one thread and on two. It also compares the cost
+of a call with torch's function, which starts new threads each time. It writes the
+records as JSON, and makes the tables beside them from the JSON alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What calls on two threads are compared with: real work, and no work at all."""
+"""Cases of calls on two threads: real work, and no work."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ INSIDE = "a loop, 2 threads inside of torch"
 POOL = "concurrent.futures, kept"
 TORCH = "torch, new threads"
 TWO = ["cpu", "cpu"]
-#: So many times as long takes one thread what two do.
+#: The goal for work: the time of one thread relative to two threads.
 SPEED_UP = Goal(LOOP, 1.7)
-#: So many times as long takes torch to call what does nothing.
+#: The goal for overhead: the time of torch relative to ours for empty functions.
 OVERHEAD = Goal(TORCH, 5.0)
 
 
@@ -77,7 +77,7 @@ def cases(quick: bool) -> list[Comparison]:
 
 
 class _Work(NamedTuple):
-    """One function over eight items: by a loop and by two threads."""
+    """One function over eight items: in a loop and on two threads."""
 
     make: Callable[[bool], list[Any]]
     function: Callable[[Any], Any]
@@ -117,7 +117,7 @@ class _Work(NamedTuple):
 
 
 def each_view(contender: Contender) -> Contender:
-    """Let arrays be compared bit by bit, as tensors are."""
+    """Convert arrays to tensors, which are compared bit by bit."""
 
     def view(results: list[Any]) -> list[Tensor]:
         return [torch.as_tensor(result) for result in results]
@@ -126,7 +126,7 @@ def each_view(contender: Contender) -> Contender:
 
 
 class _Nothing(NamedTuple):
-    """So many functions that do nothing, one on each thread, in torch's own form."""
+    """Empty functions, one on each thread, in torch's form of the call."""
 
     number: int
 
@@ -142,7 +142,7 @@ class _Nothing(NamedTuple):
                 TORCH,
                 lambda: torch_on_host.parallel_apply(functions, inputs, None, devices),
             ),
-            # It carries no modes, and starts no threads either.
+            # It passes on no modes and starts no threads.
             Contender(POOL, lambda: list(pool.map(_same, inputs)), "limit"),
         ]
 
@@ -168,7 +168,7 @@ def _fourier(plane: Any) -> Any:
 
 def _photos(quick: bool) -> list[Any]:
     found = data.photos(200, 300)[:8]
-    if len(found) < 8:  # they come with packages that may be absent
+    if len(found) < 8:  # these packages may be absent
         found = data.random_tensors([(3, 200, 300)] * 8, torch.uint8)
     return [photo[:, :32, :32] if quick else photo for photo in found]
 

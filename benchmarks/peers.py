@@ -1,4 +1,4 @@
-"""Peers: other libraries, where installed, and what one writes by hand."""
+"""Peers: other libraries, if installed, and code written by hand."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree, cpp_extension
 
-#: Why a package cannot be imported, by its name.
+#: The import error of each missing package, by its name.
 ABSENT: dict[str, str] = {}
 
 COPIER = "multi_tensor_copier"
 #: The C++ source of NVIDIA's multi_tensor_copier (ACCV-Lab): a file or a folder.
 COPIER_SOURCE = "ACCVLAB_MULTI_TENSOR_COPIER"
 
-with warnings.catch_warnings():  # deprecations of their own dependencies, and theirs
+with warnings.catch_warnings():  # deprecations of the peers and their dependencies
     warnings.simplefilter("ignore")
     try:
         from mmcv.parallel import DataContainer as MmcvContainer
@@ -54,7 +54,7 @@ __all__ = [
 
 
 def give_mmcv_its_streams() -> None:
-    """Let mmcv 1.7.2 copy to a GPU: its number is no longer what torch wants there."""
+    """Fix copies of mmcv 1.7.2 to a GPU: torch no longer accepts its device number."""
     if mmcv_scatter is not None:
         functions = importlib.import_module("mmcv.parallel._functions")
         functions._get_stream = functools.cache(torch.cuda.Stream)
@@ -62,16 +62,16 @@ def give_mmcv_its_streams() -> None:
 
 @functools.cache
 def multi_tensor_copier() -> Callable[[Any, str], Any] | None:
-    """Return ``start_copy`` of NVIDIA's multi_tensor_copier, or None and note why.
+    """Return ``start_copy`` of NVIDIA's multi_tensor_copier, or note the error.
 
-    The function is compiled if `COPIER_SOURCE` is set, and else imported.
+    The function is compiled if `COPIER_SOURCE` is set, and imported otherwise.
     """
     try:
         path = os.environ.get(COPIER_SOURCE)
         package = f"accvlab.{COPIER}"
         module = _copier(Path(path)) if path else importlib.import_module(package)
         start_copy: Callable[[Any, str], Any] = module.start_copy
-    except Exception as error:  # of a compiler, too: the other peers can be timed
+    except Exception as error:  # also of a compiler: others can be timed
         first = str(error).strip().partition("\n")[0]
         ABSENT[COPIER] = f"{type(error).__name__}: {first[:200]}"
         return None
@@ -79,7 +79,7 @@ def multi_tensor_copier() -> Callable[[Any, str], Any] | None:
 
 
 def _copier(path: Path) -> Any:
-    """Compile the extension; its own defaults are those of the Python package."""
+    """Compile the extension, with the defaults of its Python package."""
     sources = [path] if path.is_file() else sorted(path.rglob("csrc/*.cpp"))
     if not sources:
         raise FileNotFoundError(
@@ -93,7 +93,7 @@ def _copier(path: Path) -> Any:
 
 
 def first_chunk(collate: Callable[..., Any], batch: Sequence[Any]) -> Tensor:
-    """Return the one tensor that a collate function makes of the whole batch."""
+    """Return the tensor that a collate function makes of the whole batch."""
     result: Tensor = collate(batch, len(batch)).data[0]
     return result
 
@@ -109,7 +109,7 @@ def pad(sample: Tensor, target: Sequence[int], value: float) -> Tensor:
 def pad_then_stack(
     samples: Sequence[Tensor], target: Sequence[int], value: float
 ) -> Tensor:
-    """Pad each sample, then stack: two passes over everything."""
+    """Pad each sample, then stack: two passes over all data."""
     return torch.stack([pad(sample, target, value) for sample in samples])
 
 
@@ -126,7 +126,7 @@ def full_then_copy(
 def nested_then_padded(
     samples: Sequence[Tensor], target: Sequence[int], value: float
 ) -> Tensor:
-    """Make a nested tensor of the samples, and a padded one of that."""
+    """Make a nested tensor of the samples, and a padded tensor of it."""
     with warnings.catch_warnings():  # that the API is a prototype
         warnings.simplefilter("ignore")
         nested = torch.nested.nested_tensor(list(samples))
@@ -134,7 +134,7 @@ def nested_then_padded(
 
 
 def contiguous(tree: Any) -> Any:
-    """Return nested tensors, contiguous: a scatter to the host written by hand."""
+    """Return nested tensors, made contiguous: a scatter to the host written by hand."""
     if isinstance(tree, Tensor):
         return tree.contiguous()
     if isinstance(tree, dict):
@@ -143,12 +143,12 @@ def contiguous(tree: Any) -> Any:
 
 
 def clone_each(tree: Any) -> Any:
-    """Return nested tensors, each copied into memory of its own."""
+    """Return nested tensors, each copied to its own memory."""
     return _pytree.tree_map(torch.clone, tree)
 
 
 def cat_then_split(tree: Any) -> Any:
-    """Return nested tensors, copied by one `torch.cat` for each dtype."""
+    """Return nested tensors, copied with one `torch.cat` for each dtype."""
     leaves, structure = _pytree.tree_flatten(tree)
     by_dtype: dict[torch.dtype, list[int]] = {}
     for i, leaf in enumerate(leaves):
@@ -163,7 +163,7 @@ def cat_then_split(tree: Any) -> Any:
 
 
 def in_mappings(tree: Any) -> Any:
-    """Return a nest with lists and tuples as dicts: what a TensorDict can hold."""
+    """Return nested tensors with lists and tuples as dicts, for a TensorDict."""
     if isinstance(tree, list | tuple):
         tree = {str(i): value for i, value in enumerate(tree)}
     if isinstance(tree, dict):

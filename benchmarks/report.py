@@ -73,7 +73,7 @@ def losses(record: Record) -> list[Loss]:
 
 
 def run_label(record: Record) -> str:
-    """Name a run by what differs between the runs of one file."""
+    """Name a run by the settings that differ between the runs of one file."""
     threads = record["machine"].get("threads", "?")
     plural = "" if threads == "1" else "s"
     mode = malloc_mode(record["machine"]) if "malloc" in record["machine"] else "?"
@@ -155,7 +155,7 @@ def _summaries(results: Record) -> str:
 
 
 def head(results: Record) -> str:
-    """Return the first paragraph of a page: its day, and how to read the tables."""
+    """Return the first paragraph of a page: its date, and how to read the tables."""
     day = results.get("date")
     return f"Measured on {day}. {_NOTE}" if day else _NOTE
 
@@ -168,7 +168,7 @@ def machine(run: Record) -> Iterator[str]:
 
 
 def write_block(path: Path, text: str, begin: str, end: str) -> None:
-    """Put ``text`` between two markers of a file, which is made if it is not there.
+    """Put ``text`` between two markers of a file; create a missing file.
 
     Raises:
         ValueError: the file does not have both markers, once each and in order.
@@ -210,7 +210,7 @@ def _summary(run: Record) -> Iterator[str]:
 
 
 def _same(column: str, rows: dict[str, Record]) -> str:
-    """Return the contender of a column: mmcv's scatter stands for its collate."""
+    """Return the contender of a column; mmcv's scatter also counts as its collate."""
     other = column.replace("collate", "scatter")
     return column if column in rows else other
 
@@ -275,7 +275,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds for people, with three digits."""
+    """Return seconds with a unit and three digits."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if seconds * factor >= 1 or unit == "us":
             value = seconds * factor

@@ -26,7 +26,7 @@ LOST_BEGIN, LOST_END = "<!-- losses -->", "<!-- end of losses -->"
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 NATIVE, PYTHON = "ours, native", "ours, Python"
-#: The cases of the two kinds of records in the README, and their names there.
+#: The cases of both kinds of records in the README, and their names there.
 CASES = {
     "photos float32": "12 photographs for 1333x800, float32",
     "photos uint8": "the same in uint8",
@@ -100,12 +100,12 @@ def batches(results: Record) -> Iterator[str]:
 
 
 def _first(rows: dict[str, Record], name: str) -> str:
-    """Return the times of the contender whose name begins like that."""
+    """Return the times of the contender whose name begins with ``name``."""
     return next((times(row) for full, row in rows.items() if full.startswith(name)), "")
 
 
 def pure_python(results: Record) -> str:
-    """Return how much of mmcv's time pure Python takes: the least and the most."""
+    """Return the least and the greatest time of pure Python relative to mmcv."""
     shares = [
         1 / row["over"][PYTHON]["of_medians"]
         for run in results["runs"]

@@ -12,7 +12,7 @@ from ._harness import Contender, Record, compare
 from .case import Curves, Effort
 from .cases_images import stacks
 
-#: Of all that `stacks` compares, what the charts show.
+#: The contenders of `stacks` that the charts show.
 _BY_BYTES = ("ours", "mmcv", "new_full", "memcpy", "non-temporal")
 _BY_IMAGES = ("ours", "mmcv", "new_full", "F.pad", "mmengine", "torch.nested")
 
@@ -54,7 +54,7 @@ def _of_bytes(nbytes: int) -> list[Contender]:
 
 
 def _shapes(nbytes: int) -> list[data.Shape]:
-    """Return 8 ragged shapes that are padded to about so many bytes of float32."""
+    """Return 8 ragged shapes; padded as float32 they have about ``nbytes`` bytes."""
     side = max(8, round(math.sqrt(nbytes / (8 * 3 * 4))))
     short = side - side // 8
     return [(3, side, side), *[(3, short + i % 3, side - i % 4) for i in range(7)]]

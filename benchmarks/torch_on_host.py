@@ -1,8 +1,8 @@
-"""torch's own parallel_apply, led past the accelerators that it asks for.
+"""torch's own parallel_apply, on a machine without an accelerator.
 
-The function is torch's, byte for byte; only the names that it looks up are others:
-without an accelerator there is no device index and no stream. What is left out on the
-host would cost it time on a device, so nothing here makes it slower.
+The code of the function is torch's. Only the globals that it looks up are replaced:
+without an accelerator there is no device index and no stream. The omitted parts would
+take time on a device, so the replacement does not make torch slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _accelerator = SimpleNamespace(
 
 
 class _Torch:
-    """torch, with an accelerator that is the host."""
+    """torch, with the host as its accelerator."""
 
     accelerator = _accelerator
 
