@@ -157,7 +157,7 @@ def detection_samples(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
 
 
 def nested_batch(num_leaves: int) -> list[dict[str, Any]]:
-    """Return nested dicts, lists and tuples with exactly ``num`` small tensors.
+    """Return nested dicts, lists and tuples with exactly ``num_leaves`` tensors.
 
     Each sample has 33 tensors, with about 280 bytes on average: six cameras, a lidar,
     annotations and a pose, as in a driving data set. The last sample may have fewer.

@@ -1,4 +1,4 @@
-"""A checkpoint that a crash cannot tear, for a job of one or more processes."""
+"""A checkpoint that stays intact in a crash, for one or more processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pyparallel import DataLoader
 class Checkpoint:
     """One file, and the objects whose state goes into it.
 
-    Only the first rank reads and writes the file, so it need not be visible to others.
+    Only the first rank reads and writes the file; other ranks need no access to it.
 
     Args:
-        path: the file; None for none, then `load` and `save` do nothing.
-        loader: its state is each rank's own: the place in the data, and the random
-            states of torch, ``random`` and NumPy.
-        **parts: have ``state_dict`` and ``load_state_dict``, and are the same on all
+        path: the file; with None, `load` and `save` do nothing.
+        loader: each rank saves its own state of the loader: the position in the data,
+            and the random states of torch, ``random`` and NumPy.
+        **parts: objects with ``state_dict`` and ``load_state_dict``, equal on all
             ranks: the model, the optimizer, the schedule.
     """
 
@@ -41,7 +41,7 @@ class Checkpoint:
             **progress: returned if there is no file yet.
 
         Raises:
-            ValueError: the file is of a job with another number of processes.
+            ValueError: the file belongs to a job with another number of processes.
         """
         if self.path is None:
             return progress
@@ -70,11 +70,11 @@ class Checkpoint:
         return saved
 
     def save(self, **progress: Any) -> None:
-        """Write the file; return on every rank when it is safely there.
+        """Write the file; every rank returns when it is on disk.
 
         Args:
-            **progress: numbers and lists of them, such as the epoch. All ranks will get
-                those of the first.
+            **progress: numbers and lists of numbers, such as the epoch. `load` gives
+                all ranks the values of the first.
         """
         if self.path is None:
             return
@@ -83,7 +83,7 @@ class Checkpoint:
             parts = {name: part.state_dict() for name, part in self.parts.items()}
             states = [loads(each) for each in loaders]
             write({"parts": parts, "loaders": states, "progress": progress}, self.path)
-        # Nobody goes on, or ends, relying on a file that is not there yet.
+        # No rank continues or ends before the file exists.
         dist.barrier()
 
 
@@ -91,13 +91,13 @@ UNFINISHED = ".unfinished"
 
 
 def write(state: Any, path: Path) -> None:
-    """Write a file as a whole: at any moment there is the old one or the new one.
+    """Write a file atomically: at any moment the old or the new file is complete.
 
-    `os.replace` is atomic, but the disk may see a name before what it stands for: so
-    the content is brought there first, and the name, which is the folder's, after it.
+    `os.replace` is atomic, but the disk may store the name before the content. So the
+    content is flushed first, and then the folder, which contains the name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # No two writers share a file, even if one of them has been given up for dead.
+    # Each writer has its own file, even if another one still runs unnoticed.
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
     try:
         with unfinished.open("xb") as file:
@@ -123,12 +123,12 @@ def dumps(state: Any) -> bytes:
 
 
 def loads(content: bytes) -> Any:
-    """Return a state of tensors, numbers and containers; refuse anything else."""
+    """Return a state of tensors, numbers and containers; reject anything else."""
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
 def from_first_rank(content: bytes) -> bytes:
-    """Return what the first rank calls this with."""
+    """Return the argument of the first rank, on all ranks."""
     size = torch.tensor([len(content)])
     dist.broadcast(size, 0)
     received, there = buffer(int(size), content if dist.get_rank() == 0 else b"")
@@ -138,9 +138,9 @@ def from_first_rank(content: bytes) -> bytes:
 
 
 def from_all_ranks(content: bytes) -> list[bytes]:
-    """Return what each rank calls this with.
+    """Return the arguments of all ranks.
 
-    Torch's collectives for objects would do, but they unpickle whatever arrives.
+    torch's collectives for objects would unpickle data from other ranks.
     """
     world = dist.get_world_size()
     sizes = [torch.zeros(1, dtype=torch.long) for _ in range(world)]
@@ -152,6 +152,6 @@ def from_all_ranks(content: bytes) -> list[bytes]:
 
 
 def buffer(size: int, content: bytes = b"") -> tuple[bytearray, Tensor]:
-    """Return bytes that begin with ``content``, and a tensor ``(size,)`` on them."""
+    """Return bytes that begin with ``content``, and a tensor ``(size,)`` of them."""
     there = bytearray(content.ljust(size, b"\0"))
     return there, torch.frombuffer(there or bytearray(1), dtype=torch.uint8)[:size]

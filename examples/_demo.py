@@ -1,4 +1,4 @@
-"""What the digit example needs around its training: options, watch, scores, end."""
+"""Options, stopwatch, scores and report of the digit example."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ except ImportError as error:
 
 
 class Timed:
-    """A function that adds up the seconds spent in it."""
+    """A function that adds up the time of its calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.seconds = function, 0.0
@@ -64,21 +64,21 @@ class Demo:
         return {**options, "collate_fn": merge}
 
     def timed(self, function: Callable[..., Any]) -> Timed:
-        """Return the function; the report will have its share of the time."""
+        """Return the function with a stopwatch; the report has its total time."""
         self.watches.append(Timed(function))
         return self.watches[-1]
 
     def each_once(self, scenes: Any, merge: Callable[..., Any]) -> DataLoader[Any]:
-        """Return a loader of this rank's share, in which no scene is there twice.
+        """Return a loader of this rank's scenes, without repetitions.
 
         ``DistributedSampler`` would repeat scenes to give every rank the same number.
-        Counts are added up over the ranks, so each scene must belong to exactly one.
+        Counts are summed over the ranks, so each scene must belong to exactly one.
         """
         share: Any = range(dist.get_rank(), len(scenes), dist.get_world_size())
         return DataLoader(scenes, sampler=share, **self.loading(merge))
 
     def log(self, loss: float) -> None:
-        """Keep the loss of a step."""
+        """Record the loss of a step."""
         self.losses.append(loss)
 
     def epochs(
@@ -88,7 +88,7 @@ class Demo:
         val_loader: DataLoader[Any],
         checkpoint: Checkpoint,
     ) -> Iterator[Any]:
-        """Yield the batches of all epochs that are left; score after each epoch."""
+        """Yield the batches of all remaining epochs; score after each epoch."""
         progress = checkpoint.load(epoch=0, losses=[], scores=[])
         self.losses, self.scores = progress["losses"], progress["scores"]
         quiet = dist.get_rank() > 0
@@ -114,12 +114,12 @@ class Demo:
 
     @torch.no_grad()
     def _score(self, model: MMDistributedDataParallel, loader: DataLoader[Any]) -> None:
-        """Score what all ranks find; keep what this one did."""
+        """Score the detections of all ranks; keep those of this rank."""
         model.eval()
         counts, self.found = torch.zeros(3, dtype=torch.long), []
         for data in loader:
             results = model(return_loss=False, **data)
-            # The batch itself is still closed: its containers have one chunk each.
+            # The batch itself still has DataContainers, with one chunk each.
             (boxes,), (labels,) = data["gt_bboxes"].data, data["gt_labels"].data
             for result, *there in zip(results, boxes, labels, strict=True):
                 counts += count_matches(result, *there)
@@ -130,7 +130,7 @@ class Demo:
             print("held-out:", *(f"{k} {v:.3f} " for k, v in self.scores[-1].items()))
 
     def result(self) -> dict[str, Any]:
-        """Return what the summary and the pictures need."""
+        """Return the data for the summary and the pictures."""
         # This rank has seen every world-th held-out scene, in order.
         own = range(dist.get_rank(), self.args.val_scenes, dist.get_world_size())
         shown = list(zip(own, self.found, strict=False))[:16]
@@ -139,7 +139,7 @@ class Demo:
             "losses": self.losses,
             "scores": self.scores,
             "shown": [(compose(index, True), found) for index, found in shown],
-            # Workers collate in their own processes, which the watch does not see.
+            # Workers collate in their own processes, which the stopwatch does not see.
             "share": None if self.args.workers else share,
         }
 

@@ -1,6 +1,6 @@
-"""Digit scenes: real pixels, a composed layout, and how detections are counted.
+"""Digit scenes: real digits in random layouts, and the scores of detections.
 
-Plain numpy and torch; how the scenes become batches is in ``ragged_digits.py``.
+This uses numpy and torch only; ``ragged_digits.py`` makes batches of the scenes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIDE = 8  # pixels of a digit; every box is 8 x 8, so a detector only finds cent
 STRIDE = 2  # pixels of a heat-map cell
 NUM_CLASSES = 10
 NUM_HELD_OUT = 360
-OUTSIDE = -1.0  # heat-map cells in the padding, where the loss must not look
+OUTSIDE = -1.0  # heat-map cells in the padding, which the loss must ignore
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ def digits(held_out: bool) -> tuple[Tensor, Tensor]:
 
 
 def split(num_digits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the digits for training and of those held out."""
+    """Return the indices of the digits for training and for validation."""
     order = np.random.default_rng(0).permutation(num_digits)
     return order[NUM_HELD_OUT:], order[:NUM_HELD_OUT]
 
 
 def compose(index: int, held_out: bool) -> Scene:
-    """Make scene ``index``: always the same, and of its own size."""
+    """Make scene ``index``, with a fixed seed and its own size."""
     rng = np.random.default_rng((int(held_out), index))
     images, labels = digits(held_out)
     height, width = int(rng.integers(16, 49)), int(rng.integers(24, 129))
@@ -96,14 +96,14 @@ def draw_heatmap(scene: Scene) -> Tensor:
 
 
 def network(channels: int = 24) -> nn.Sequential:
-    """Return six convolutions from ``(n, 1, h, w)`` to scores of every cell."""
+    """Return six convolutions from ``(n, 1, h, w)`` to the scores of all cells."""
     layers: list[nn.Module] = []
     for i in range(5):
         inputs, stride = (1 if i == 0 else channels), (STRIDE if i == 1 else 1)
         layers.append(nn.Conv2d(inputs, channels, 3, stride, 1, bias=False))
         layers += [nn.GroupNorm(4, channels), nn.ReLU()]
     head = nn.Conv2d(channels, NUM_CLASSES, 3, padding=1)
-    # 1 % of cells. That a bias may be None is what mypy sees of it.
+    # 1 % of cells. For mypy, a bias may be None.
     nn.init.constant_(head.bias, -4.6)  # type: ignore[arg-type]
     return nn.Sequential(*layers, head)
 
@@ -125,7 +125,7 @@ def find_peaks(
     found = []
     for i, (height, width) in enumerate(shapes):
         y, x = is_peak[i, : -(-height // STRIDE), : -(-width // STRIDE)].nonzero().T
-        # A cell stands for its middle.
+        # The position of a cell is its centre.
         corner = torch.stack([x, y], 1) * STRIDE + (STRIDE - 1 - SIDE) / 2
         boxes = torch.cat([corner, corner + SIDE], 1)
         found.append(
@@ -142,8 +142,8 @@ def count_matches(found: dict[str, Tensor], boxes: Tensor, labels: Tensor) -> Te
 
     Args:
         found: ``boxes``, ``labels`` and ``scores`` of the detections.
-        boxes: of the digits that are there.
-        labels: of the digits that are there.
+        boxes: the boxes of the digits in the scene.
+        labels: the labels of the digits in the scene.
     """
     free = torch.ones(len(boxes), dtype=torch.bool)
     for i in found["scores"].argsort(descending=True).tolist():

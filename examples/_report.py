@@ -1,4 +1,4 @@
-"""What the digit example leaves behind: a summary and two pictures."""
+"""The report of the digit example: a summary and two pictures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Shown = list[tuple[Scene, dict[str, torch.Tensor]]]
 def write_report(
     args: argparse.Namespace, result: dict[str, Any], seconds: float
 ) -> None:
-    """Write ``summary.json`` and the pictures to ``args.out``, and say where."""
+    """Write ``summary.json`` and the pictures to ``args.out``, and print the path."""
     score, share = result["scores"][-1], result["share"]
     summary = {
         **{name: round(value, 4) for name, value in score.items()},
@@ -61,7 +61,7 @@ def write_report(
 def plot_training(
     losses: list[float], scores: list[dict[str, float]], path: Path
 ) -> None:
-    """Draw the loss of every step and the quality after every epoch."""
+    """Draw the loss of every step and the scores after every epoch."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     smooth, value = [], losses[0]
     for loss in losses:
@@ -86,7 +86,7 @@ def plot_training(
 
 
 def plot_predictions(shown: Shown, path: Path, width: int = 280) -> None:
-    """Draw scenes in rows, all at one scale, with what was found in them."""
+    """Draw scenes in rows, all at one scale, with their detections."""
     places, x, y, tallest = [], 0, 0, 0
     for scene, _ in shown:
         height, needed = scene.img.shape[1:]

@@ -3,9 +3,9 @@
     python examples/filter_photos.py edges
     python examples/filter_photos.py blur --photos ~/Pictures --out blurred
 
-Without a folder it takes the photographs that scikit-learn brings. Photographs of any
-sizes are read, filtered by torch and written as PNG files, by one function for each, on
-as many threads as torch computes with.
+Without a folder, the script uses the photographs of scikit-learn. One function reads a
+photograph of any size, filters it with torch and writes a PNG file. It runs on torch's
+number of threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def sharpen(image: Tensor) -> Tensor:
 
 
 def edges(image: Tensor) -> Tensor:
-    """Return how steep a photograph ``(3, H, W)`` is at each place, by Sobel."""
+    """Return the Sobel gradient of a photograph ``(3, H, W)`` at each pixel."""
     across = torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]], device=image.device)
     grey = F.pad(image.mean(0)[None, None], (1,) * 4, mode="replicate")
     x, y = (F.conv2d(grey, k[None, None])[0] for k in (across, across.T))
@@ -60,20 +60,20 @@ def read(path: Path) -> Tensor:
 
 
 def write(image: Tensor, path: Path) -> None:
-    """Write ``(3, H, W)``, cut to [0, 1], as a PNG file."""
+    """Write ``(3, H, W)``, clamped to [0, 1], as a PNG file."""
     pixels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu()
     Image.fromarray(pixels.numpy()).save(path)
 
 
 def filter_photo(path: Path, name: str, out: Path) -> Path:
-    """Filter one file; return the file that it made. It runs on the host."""
+    """Filter one file on the host; return the path of the new file."""
     written = out / f"{path.stem}-{name}.png"
     write(FILTERS[name](read(path)), written)
     return written
 
 
 def main() -> None:
-    """Filter the photographs of a folder; print what was written."""
+    """Filter the photographs of a folder; print the paths of the new files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("filter", choices=FILTERS)
     parser.add_argument(

@@ -4,8 +4,8 @@
     python examples/lightning_accelerate.py accelerate
     python examples/lightning_accelerate.py lightning
 
-accelerate moves what is in a batch by its ``.to``, which containers have; Lightning has
-a hook. `scatter` opens the batch: what is on the device is not copied again.
+accelerate calls the ``.to`` of objects in a batch, which DataContainers have. Lightning
+has a hook. `scatter` returns the tensors; those on the device are not copied again.
 """
 
 import functools
@@ -19,7 +19,7 @@ from pyparallel import DataLoader, collate, scatter
 
 
 def loaders(batch: int, every: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Return loaders of every n-th name for training, and of held-out ones."""
+    """Return loaders of every n-th name: for training and for validation."""
     names: Any = samples()[::every]
     merge = functools.partial(collate, samples_per_gpu=batch)
     options: Any = {"batch_size": batch, "collate_fn": merge}
@@ -30,7 +30,7 @@ def loaders(batch: int, every: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
 
 
 def by_accelerate(args: Any) -> float:
-    """Train; return the share of held-out names whose kind is right."""
+    """Train; return the accuracy on held-out names."""
     from accelerate import Accelerator
 
     accelerator = Accelerator()
@@ -53,7 +53,7 @@ def by_accelerate(args: Any) -> float:
 
 
 def by_lightning(args: Any) -> float:
-    """Train; return the share of held-out names whose kind is right."""
+    """Train; return the accuracy on held-out names."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -62,7 +62,7 @@ def by_lightning(args: Any) -> float:
             self.reader = Reader()
 
         def transfer_batch_to_device(self, batch: Any, device: Any, _: int) -> Any:
-            """Open the batch and send it in one copy; Lightning would call ``.to``."""
+            """Send the batch in one copy; Lightning would call ``.to`` of each part."""
             return scatter(batch, [device])[0]
 
         def training_step(self, data: dict[str, torch.Tensor]) -> Any:
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trainer", choices=["accelerate", "lightning"])
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--every", type=int, default=1, help="take one name of so many")
+    parser.add_argument("--every", type=int, default=1, help="use every n-th name")
     args = parser.parse_args()
     torch.manual_seed(0)
     train = {"accelerate": by_accelerate, "lightning": by_lightning}[args.trainer]

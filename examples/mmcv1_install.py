@@ -1,9 +1,9 @@
-"""Code of mmcv 1.x as it stands in many repositories; new are the first two lines.
+"""Code for mmcv 1.x as found in many repositories; only the first two lines are new.
 
     python examples/mmcv1_install.py
 
-The model counts the digits in pictures of different sizes. With mmcv 1.x its runner
-trains it; without, or with mmcv 2.x, which has none, a loop does the same.
+The model counts the digits in pictures of different sizes. The runner of mmcv 1.x
+trains it. Without mmcv, or with mmcv 2.x, which has no runner, a loop does the same.
 """
 
 import pyparallel.mmcv
@@ -22,12 +22,12 @@ from torch.utils.data import DataLoader, Dataset
 
 try:
     from mmcv.runner import EpochBasedRunner
-except (ImportError, AttributeError):  # mmcv 2.x, or the stand-in for no mmcv at all
+except (ImportError, AttributeError):  # mmcv 2.x, or the replacement for a missing mmcv
     EpochBasedRunner = None
 
 
 class Pictures(Dataset):
-    """Scenes of one to eight digits, each on a canvas of its own size."""
+    """Scenes with one to eight digits, each of its own size."""
 
     def __init__(self, num_scenes, held_out=False):
         self.scenes = [compose(i, held_out) for i in range(num_scenes)]
@@ -44,7 +44,7 @@ class Pictures(Dataset):
 
 
 class Counter(nn.Module):
-    """What is added up of a picture has nothing of its padding: zeros, and no bias."""
+    """Sums over a picture: its padding adds nothing, with zeros and no bias."""
 
     def __init__(self):
         super().__init__()
@@ -52,19 +52,19 @@ class Counter(nn.Module):
         self.conv2 = nn.Conv2d(8, 8, 5, padding=2, bias=False)
 
     def forward(self, img, img_metas, return_loss=True, gt_num=None):
-        """Return how far off the counts are, or the counts."""
+        """Return the error of the counts, or the counts."""
         found = self.conv2(self.conv1(img).relu()).relu().sum((1, 2, 3)) / 100
         return (found - torch.cat(gt_num)).abs().mean() if return_loss else found
 
     def train_step(self, data, optimizer):
-        """Return what mmcv's runner and its hooks expect."""
+        """Return the values that mmcv's runner and its hooks expect."""
         loss = self(**data)
         log_vars, num_samples = dict(loss=loss.item()), len(data["img_metas"])
         return dict(loss=loss, log_vars=log_vars, num_samples=num_samples)
 
 
 def train(model, data_loader, max_epochs):
-    """Train as mmcv 1.x does it."""
+    """Train like mmcv 1.x."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     if EpochBasedRunner is not None:
         log = logging.getLogger("mmcv1")

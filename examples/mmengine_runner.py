@@ -3,8 +3,9 @@
     torchrun --nproc_per_node=2 examples/mmengine_runner.py [FOLDER]
     python examples/mmengine_runner.py [FOLDER]            # one process
 
-Real, ragged data: names of Unicode characters, 3 to 75 letters. The model learns of
-what kind they are. In a FOLDER that was used before the run continues.
+The data are real and ragged: names of Unicode characters with 3 to 75 letters. The
+model learns the kind of each character. With a FOLDER of an earlier run, that run
+continues.
 """
 
 import os
@@ -48,7 +49,7 @@ class CharacterNames(torch.utils.data.Dataset):
 
 @MODELS.register_module()
 class NameReader(BaseModel):
-    """A convolution over five letters, and what is strongest in the name."""
+    """A convolution over five letters, and the maximum over the name."""
 
     def __init__(self, data_preprocessor):
         super().__init__(data_preprocessor)

@@ -1,4 +1,4 @@
-"""Eight images through a small network, on every device there is.
+"""Run eight images through a small network, on all available devices.
 
     python examples/parallel_apply.py
     python examples/parallel_apply.py --devices cpu cpu cpu
@@ -18,7 +18,7 @@ from pyparallel import parallel_apply
 
 
 def network() -> nn.Module:
-    """Return a network of images ``(n, 3, 32, 32)``, to ten classes: ``(n, 10)``."""
+    """Return a network from images ``(n, 3, 32, 32)`` to ten classes, ``(n, 10)``."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.ReLU(),
@@ -35,7 +35,7 @@ def classify(model: nn.Module, images: Tensor, devices: list[str] | None) -> Ten
 
 
 def main() -> None:
-    """Compare calls on devices with one call; print what was found."""
+    """Compare calls on several devices with a single call; print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", nargs="+", help="all there are by default")
     args = parser.parse_args()

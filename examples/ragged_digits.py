@@ -3,17 +3,18 @@
     torchrun --nproc_per_node=2 examples/ragged_digits.py
     python examples/ragged_digits.py
 
-Real handwritten digits (scikit-learn's), composed into scenes: canvases of different
-sizes with one to eight digits each. Those of held-out scenes are never trained on.
+Real handwritten digits of scikit-learn are composed into scenes of different sizes,
+with one to eight digits each. Digits of validation scenes are not used for training.
 
-Each field says in a `DataContainer` how it is batched; `collate` makes the batch; the
-wrapper opens it and runs ``train_step``. The rest is in `_demo.py`, `_digits.py`.
+A `DataContainer` defines how each field is batched. `collate` makes the batch. The
+wrapper takes out the tensors and runs ``train_step``. The rest is in `_demo.py` and
+`_digits.py`.
 """
 
 from functools import partial
 from typing import Any
 
-import _demo  # first: it says how to install what the example needs
+import _demo  # first: it prints how to install missing packages
 import torch
 from _checkpoint import Checkpoint
 from _digits import OUTSIDE, compose, draw_heatmap, find_peaks, focal_loss, network
@@ -25,7 +26,7 @@ from pyparallel import DataContainer, DataLoader, MMDistributedDataParallel, col
 
 
 class Scenes(Dataset[dict[str, DataContainer]]):
-    """Ragged samples: no two fields are batched in the same way."""
+    """Ragged samples: each field is batched in its own way."""
 
     def __init__(self, num_scenes: int, held_out: bool) -> None:
         self.num_scenes, self.held_out = num_scenes, held_out
@@ -42,10 +43,10 @@ class Scenes(Dataset[dict[str, DataContainer]]):
             "img": DataContainer(scene.img, stack=True),
             # The same, but padding must not count as "no digit here".
             "heatmap": DataContainer(heatmap, stack=True, padding_value=OUTSIDE),
-            # As many as there are digits: kept as a list of tensors.
+            # One box for each digit: kept as a list of tensors.
             "gt_bboxes": DataContainer(scene.boxes),
             "gt_labels": DataContainer(scene.labels),
-            # Any Python objects: kept as a list, and never sent to a device.
+            # Python objects: kept as a list, and never sent to a device.
             "img_metas": DataContainer(meta, cpu_only=True),
         }
 
@@ -58,7 +59,7 @@ class Detector(nn.Module):
         self.layers = network()
 
     def forward(self, return_loss: bool = True, **data: Any) -> Any:
-        """Return the loss, or what was found in every scene."""
+        """Return the loss, or the detections in every scene."""
         scores = self.layers(data["img"]).sigmoid().clamp(1e-4, 1 - 1e-4)
         if return_loss:
             return focal_loss(scores, data["heatmap"])
@@ -72,7 +73,7 @@ class Detector(nn.Module):
 
 
 def train(demo: _demo.Demo) -> None:
-    """Train on this rank, from where the checkpoint stands."""
+    """Train on this rank, starting from the checkpoint."""
     torch.manual_seed(0)
     scenes = Scenes(demo.args.scenes, held_out=False)
     sampler: Any = DistributedSampler(scenes, drop_last=True)

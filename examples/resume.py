@@ -1,9 +1,9 @@
-"""Go on after a crash as if there had been none: same batches, same parameters.
+"""Resume after a crash with the same batches and the same parameters.
 
     torchrun --standalone --nproc_per_node=2 --max-restarts=2 examples/resume.py
 
-Kill a process while it runs: torchrun starts all of them again, and they go on from the
-last checkpoint, in the middle of an epoch. Started after its end it has nothing to do.
+Kill a process while it runs: torchrun restarts all processes, and they continue from
+the last checkpoint, in the middle of an epoch. After its end, a new start does nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyparallel import DataContainer, DataLoader, collate, mmengine
 
 
 class Signals(Dataset[dict[str, DataContainer]]):
-    """Noise of 10 to 25 values in 4 channels; to be found is how loud each one is."""
+    """Noise of 10 to 25 values in 4 channels; the target is the volume of each."""
 
     def __len__(self) -> int:
         return 48
@@ -47,7 +47,7 @@ class Net(mmengine.BaseModel):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, inputs: Tensor, loudness: Any = None, mode: str = "loss") -> Any:
-        """Return the loss, or how loud each channel is: ``(batch, 4)``."""
+        """Return the loss, or the volume of each channel, ``(batch, 4)``."""
         found = self.layers(inputs).mean(2)
         if mode != "loss":
             return found
@@ -55,7 +55,7 @@ class Net(mmengine.BaseModel):
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train on this rank, from where the checkpoint stands."""
+    """Train on this rank, starting from the checkpoint."""
     rank, signals, batch = dist.get_rank(), Signals(), 4
     torch.manual_seed(rank)  # each rank has its own dropout
     sampler: Any = DistributedSampler(signals, seed=0)
@@ -73,7 +73,7 @@ def train(args: argparse.Namespace) -> None:
     print(f"rank {rank} begins after step {step}", flush=True)
     for epoch in range(progress["epoch"], args.epochs):
         sampler.set_epoch(epoch)
-        for data in loader:  # after a crash: what was left of the epoch
+        for data in loader:  # after a crash: the rest of the epoch
             model.train_step(data, wrapper)
             schedule.step()
             step += 1
@@ -89,7 +89,7 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--timeout", type=float, default=60, help="seconds to wait")
     args = parser.parse_args()
-    # After it a rank that hangs is an error on the others; torch waits half an hour.
+    # If a rank hangs, the others raise after this time; torch waits half an hour.
     mmengine.init_dist("pytorch", timeout=args.timeout)
     train(args)
     dist.destroy_process_group()

@@ -1,9 +1,10 @@
-"""Learn of what kind a character of Unicode is from its name, in ten seconds.
+"""Learn the kind of a Unicode character from its name, in ten seconds.
 
     python examples/unicode_names.py
 
-Names have 2 to 88 letters. A worker pads batches of like lengths to the longest name of
-each; the next is fetched while the model trains. Every tenth name is held out.
+Names have 2 to 88 letters. A worker batches names of similar lengths and pads them to
+the longest in the batch. The next batch is fetched while the model trains. Every tenth
+name is held out.
 """
 
 import functools
@@ -23,7 +24,7 @@ Sample = dict[str, DataContainer]
 
 
 def samples() -> list[Sample]:
-    """Return every character's name as numbers of letters, with its kind."""
+    """Return the name of every character as numbers, and its kind."""
     found: list[Sample] = []
     for char in map(chr, range(0x110000)):
         name, kind = unicodedata.name(char, ""), unicodedata.category(char)
@@ -37,7 +38,7 @@ def samples() -> list[Sample]:
 
 
 def of_like_sizes(names: list[Sample], batch: int) -> list[Sample]:
-    """Return names batch by batch, each of like lengths, in an order by chance."""
+    """Return batches of names with similar lengths, in random order."""
     names = sorted(names, key=lambda name: name["letters"].size(1))
     starts = (torch.randperm(len(names) // batch) * batch).tolist()
     order = [name for start in starts for name in names[start : start + batch]]
@@ -45,7 +46,7 @@ def of_like_sizes(names: list[Sample], batch: int) -> list[Sample]:
 
 
 class Reader(nn.Module):
-    """A convolution over five letters, and what is strongest in the name."""
+    """A convolution over five letters, and the maximum over the name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,16 +60,16 @@ class Reader(nn.Module):
         return self.kind(words.relu().amax(2))
 
     def train_step(self, data: dict[str, Tensor], optimizer: Any) -> dict[str, Any]:
-        """Return the loss of a batch; its containers have been opened."""
+        """Return the loss of a batch of tensors."""
         return {"loss": nn.functional.cross_entropy(self(**data), data["kind"])}
 
     def val_step(self, data: dict[str, Tensor], optimizer: Any) -> Tensor:
-        """Return how many kinds are right."""
+        """Return the number of correct kinds."""
         return (self(**data).argmax(1) == data["kind"]).sum()
 
 
 def main() -> None:
-    """Train, then count on names that were held out."""
+    """Train, then print the accuracy on held-out names."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64)
