@@ -3,9 +3,8 @@
     torchrun --nproc_per_node=2 examples/mmengine_runner.py [FOLDER]
     python examples/mmengine_runner.py [FOLDER]            # one process
 
-The data are real and ragged: names of Unicode characters with 3 to 75 letters. The
-model learns the kind of each character. With a FOLDER of an earlier run, that run
-continues.
+The model learns the kind of a Unicode character from its name, of 3 to 75 letters. With
+the FOLDER of an earlier run, that run continues.
 """
 
 import os
