@@ -7,8 +7,7 @@ Real handwritten digits of scikit-learn are composed into scenes of different si
 with one to eight digits each. Digits of validation scenes are not used for training.
 
 A `DataContainer` defines how each field is batched. `collate` makes the batch. The
-wrapper takes out the tensors and runs ``train_step``. The rest is in `_demo.py` and
-`_digits.py`.
+wrapper passes tensors to ``train_step``. The rest is in `_demo.py`, `_digits.py`.
 """
 
 from functools import partial

@@ -2,9 +2,8 @@
 
     python examples/unicode_names.py
 
-Names have 2 to 88 letters. A worker batches names of similar lengths and pads them to
-the longest in the batch. The next batch is fetched while the model trains. Every tenth
-name is held out.
+A worker batches names of similar lengths, 2 to 88 letters, pads them to the longest,
+and prepares the next batch while the model trains. Every tenth name is held out.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The two implementations of the contract, and how a test runs on both."""
+"""The two backends, and functions to run a test on both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ each_backend = [
     pytest.param(reference, id="reference"),
     pytest.param(native, id="native", marks=needs_native),
 ]
-#: Without memory and rings: what one of them made, the other one cannot take back.
+#: Without memory and rings: one backend cannot free an object of the other.
 _SWAPPED = ("pad_copy", "pad_small_batch", "stack_equal", "image_batch", "SlabPlan")
 _SWAPPED += ("plan_slab", "pack", "views", "send", "columns", "flatten")
 both = pytest.mark.parametrize("backend", each_backend)
@@ -33,7 +33,7 @@ both = pytest.mark.parametrize("backend", each_backend)
 
 @contextmanager
 def using(backend: ModuleType) -> Iterator[None]:
-    """Run on this implementation, whichever was chosen at import."""
+    """Run on this backend, regardless of the choice at import."""
     chosen: dict[str, Any] = {each: getattr(backend, each) for each in _SWAPPED}
     chosen["name"] = "python" if backend is reference else "native"
     before = {name: getattr(backend_module, name) for name in chosen}
@@ -55,5 +55,5 @@ def check(
 
 
 def last(case: tuple[Any, ...]) -> Any:
-    """Name a case after the message that it ends with."""
+    """Name a case after its message."""
     return case[-1]

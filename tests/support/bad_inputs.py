@@ -1,6 +1,6 @@
-"""How a bad input is tried: what comes of it, and what it leaves as it was.
+"""Run bad inputs: check the result, and that global state does not change.
 
-Nothing here relies on ``assert``: the same tables run under ``python -O``.
+This module does not use ``assert``: the same tables run under ``python -O``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from pyparallel import DataContainer, memory
 from pyparallel.batch import allocation, stack
 
-#: No input, however bad, takes longer. Most take a thousandth of it.
+#: The limit for one input. Most take a thousandth of it.
 SECONDS = 2.0
 clock = time.monotonic
 _name = operator.attrgetter("__name__")
@@ -33,12 +33,12 @@ _ATOMS = (int, float, complex, str, bytes, range, torch.dtype, torch.device, sli
 
 
 class Case(NamedTuple):
-    """An input, what is done with it, and what must come of it.
+    """An input, a call, and the expected result.
 
     Attributes:
-        make: a fresh input.
-        call: of that input.
-        expected: `Refused`, or a function that returns an equal of the result.
+        make: returns a new input.
+        call: is called with the input.
+        expected: `Refused`, or a function that returns the expected result.
         warns: the message of every warning, in order.
     """
 
@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An error of all these classes, with this very message."""
+    """An error of all these classes, with exactly this message."""
 
     classes: tuple[type[BaseException], ...]
     message: str
@@ -60,9 +60,9 @@ def refused(message: str, *classes: type[BaseException]) -> Refused:
 
 
 def attempt(case: Case) -> None:
-    """Try a case; raise AssertionError unless all is as it must be."""
+    """Run a case; raise AssertionError unless all checks pass."""
     given = case.make()
-    gc.disable()  # what others left would be freed now, and be missed in what is around
+    gc.disable()  # a collection inside would free objects of earlier cases
     try:
         around, before = surroundings(), picture(given, whole=True)
         begun = clock()
@@ -87,7 +87,7 @@ def same(what: str, found: Any, expected: Any) -> None:
 
 
 def _outcome(case: Case, given: Any) -> tuple[Any, Any]:
-    """Return what came of a case and what should have, as plain values."""
+    """Return the result of a case and the expected result, as plain values."""
     try:
         result = case.call(given)
     except BaseException as error:
@@ -104,7 +104,7 @@ def _outcome(case: Case, given: Any) -> tuple[Any, Any]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what no call may change: random states, modes, threads, memory."""
+    """Return state that no call may change: random states, modes, threads, memory."""
     state = np.random.get_state(legacy=True)
     return {
         "torch's random state": torch.get_rng_state().numpy().tobytes(),
@@ -130,13 +130,13 @@ def surroundings() -> dict[str, Any]:
 
 
 def picture(root: Any, whole: bool = False) -> list[Any]:
-    """Return all that there is to see of a value: types, bits, and what holds what.
+    """Return a description of a value: types, bits, and references.
 
     Args:
-        root: anything; it may hold itself, and nest deeper than Python's stack.
-        whole: look at identities too, and at all memory that tensors refer to.
+        root: any value; it may contain itself, and be deeper than Python's stack.
+        whole: include identities, and all memory that tensors refer to.
     """
-    seen: dict[int, tuple[int, Any]] = {}  # with the object: ids of the dead come back
+    seen: dict[int, tuple[int, Any]] = {}  # with the object: ids are reused
     result: list[Any] = []
     waiting = [root]
     while waiting:
@@ -155,7 +155,7 @@ def picture(root: Any, whole: bool = False) -> list[Any]:
 
 
 def _look(value: Any, whole: bool) -> tuple[tuple[Any, ...], list[Any]]:
-    """Return what is to see of one object, and what it holds."""
+    """Return the description of one object, and the objects inside it."""
     if isinstance(value, torch.Tensor):
         return _look_at_tensor(value, whole), []
     if isinstance(value, np.ndarray):
@@ -201,7 +201,7 @@ def _look_at_tensor(value: Any, whole: bool) -> tuple[Any, ...]:
 
 
 def _parts(value: Any) -> list[torch.Tensor] | None:
-    """Return the dense tensors that an odd one consists of; None if it is dense."""
+    """Return the dense parts of a tensor; None if the tensor is dense."""
     if value.is_nested:
         return list(value.unbind())
     if value.layout is torch.sparse_coo:

@@ -1,4 +1,4 @@
-"""All bad inputs in one table, and the run of it without ``assert``."""
+"""All bad inputs in one table, and a run of it without ``assert``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CASES = {
 
 
 def main() -> None:
-    """Try all; print each that fails, and how many there were."""
+    """Run all cases; print the failed ones and the number of cases."""
     if sys.flags.optimize == 0:
         sys.exit("run this with -O")
     cases = {name: case for name, case in CASES.items() if name[:5] != "slow/"}

@@ -21,11 +21,11 @@ Pair = namedtuple("Pair", "a b")
 
 
 class Lines(list[Any]):
-    """A list of somebody's own."""
+    """A user's list class."""
 
 
 class Broken(dict[str, Any]):
-    """A mapping whose values are on a disk that is gone."""
+    """A mapping that fails to read its values."""
 
     def __getitem__(self, key: str) -> Any:
         raise OSError(f"no {key} any more")

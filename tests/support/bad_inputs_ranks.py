@@ -1,4 +1,4 @@
-"""What two ranks do in `test_bad_inputs_ranks`: one of them is given bad batches."""
+"""The work of two ranks in `test_bad_inputs_ranks`: one gets bad batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 3
 
 
 class Stepping(nn.Module):
-    """A model with buffers, whose steps and forward do the same."""
+    """A model with buffers, whose steps all call forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def good_batch(step: int, rank: int) -> Any:
 
 
 def bad_batches() -> list[Case]:
-    """Return the batches that a single target does not take either."""
+    """Return the batches that also fail with a single target."""
     return [
         case
         for name, case in CASES.items()
@@ -57,14 +57,14 @@ def _is_refused(call: Any) -> bool:
 
 
 def num_collectives() -> int:
-    """Return how many collectives this rank has been in."""
+    """Return the number of collectives that this rank has joined."""
     group: Any = dist.group.WORLD
     return int(group._get_sequence_number_for_group())
 
 
 @case
 def refused_batches(rank: int, world: int) -> Any:
-    """Train beside an undisturbed model; rank 1 tries bad batches before every step."""
+    """Train beside a reference model; rank 1 gets bad batches before every step."""
     torch.manual_seed(0)
     undisturbed = MMDistributedDataParallel(Stepping())
     model = MMDistributedDataParallel(Stepping())

@@ -61,11 +61,11 @@ def unsplit(make: Any, layout: str, targets: Any = CPU2) -> Case:
 
 
 def whole(make: Any, targets: Any = -1) -> Case:
-    """One target gets it as it is."""
+    """A single target gets the value unchanged."""
 
     def is_same(x: Any) -> bool:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of layouts that are young
+            warnings.simplefilter("ignore")  # of new layouts
             return scatter({"x": x}, targets)[0]["x"] is x
 
     return Case(make, is_same, lambda: True)
@@ -80,7 +80,7 @@ def lacks(place: str, need: int) -> Refused:
 
 
 def turned() -> torch.Tensor:
-    """Return six floats without memory that are not contiguous either."""
+    """Return six floats without memory, not contiguous."""
     return freed(ONES(2, 3).t())
 
 
@@ -338,7 +338,7 @@ BATCHES = {
     ),
 }
 
-#: To make these takes longer, for what torch imports, than to try all others.
+#: Slow to create, because of torch's imports: slower than all other cases together.
 SLOW = {
     "jagged-whole": whole(lambda: ragged_nest(torch.jagged)),
     "jagged-to-two": unsplit(lambda: ragged_nest(torch.jagged), "nested"),

@@ -1,4 +1,4 @@
-"""Samples to stack: what is refused, and what is odd but has one right answer."""
+"""Samples to stack: invalid ones, and unusual ones with one correct result."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ QUANTIZED = "Call dequantize() before collating."
 
 
 class Named(torch.Tensor):
-    """A subclass without rules of its own."""
+    """A subclass of Tensor without overrides."""
 
 
 def quiet(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make a tensor that torch warns of: prototypes, layouts that it will drop."""
+    """Make a tensor for which torch warns: prototypes and deprecated layouts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return function(*args, **kwargs)
@@ -51,7 +51,7 @@ def held(*tensors: Any, **flags: Any) -> list[DataContainer]:
 
 
 def within_a_tebibyte(batch: Any) -> Any:
-    """Collate where no system may give more, however much it promises."""
+    """Collate under a limit of memory."""
     old = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + 2**40
@@ -63,18 +63,18 @@ def within_a_tebibyte(batch: Any) -> Any:
 
 
 def one(batch: Any) -> Any:
-    """Collate to one chunk; return what the container then holds."""
+    """Collate to one chunk; return the content of the container."""
     (chunk,) = collate(batch, len(batch)).data
     return chunk
 
 
 def ragged_pair(dtype: Any = torch.float32, **flags: Any) -> Any:
-    """Return two samples of 1 and 2 ones in a row."""
+    """Return two samples with 1 and 2 ones."""
     return lambda: held(ONES(1, 1).to(dtype), ONES(1, 2).to(dtype), pad_dims=1, **flags)
 
 
 def row_of(dtype: Any, value: Any) -> Any:
-    """Return what is to come of `ragged_pair`."""
+    """Return the expected result of `ragged_pair`."""
 
     def make() -> torch.Tensor:
         result = ONES(2, 1, 2).to(dtype)
@@ -91,7 +91,7 @@ def bad_dims(value: Any, shown: str, cls: type) -> Case:
 
 
 def unpickled(pad_dims: Any, shown: str, cls: type) -> Case:
-    """Pickle a container as it was never made, and load it."""
+    """Pickle a container with invalid attributes, and load it."""
 
     def load(data: torch.Tensor) -> Any:
         odd = DC(data)

@@ -1,7 +1,7 @@
-"""The last step of an interpreter's exit, done early: modules lose their globals.
+"""Simulate the last step of an interpreter's exit early: clear the globals of modules.
 
-Their order differs from program to program. So a script assigns a `Clearing` first: it
-dies before all other objects of the script, and no later code finds any global.
+The order of modules differs between programs. So a script first assigns a `Clearing`:
+it is freed before all other objects of the script, and later code finds no globals.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Clearing:
-    """Sets the globals of all modules of the package to None when it dies."""
+    """Sets the globals of all modules of the package to None when it is freed."""
 
     def __init__(self) -> None:
         self._write: Callable[[str], Any] = sys.stdout.write
@@ -21,7 +21,7 @@ class Clearing:
         self._modules = sys.modules
 
     def find(self) -> None:
-        """Find the modules: before the exit, which forgets them."""
+        """Find the modules before the exit, which removes them."""
         self._globals = [
             vars(module)
             for name, module in self._modules.items()

@@ -1,4 +1,4 @@
-"""Batches that collate refuses, and how it must say so."""
+"""Batches that collate rejects, and the expected messages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ RESHAPE = "Reshape the samples to one number of dimensions, or keep a list."
 
 
 def padding(options: str) -> str:
-    """Return the advice for tensors that were to be stacked without padding."""
+    """Return the advice for tensors that cannot be stacked without padding."""
     return (
         f"Pad the field with DataContainer(..., stack=True, {options}), or keep a list "
         "with DataContainer(...)."

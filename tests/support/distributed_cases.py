@@ -1,4 +1,4 @@
-"""What the ranks of test_distributed.py run: each case gives a result on each rank."""
+"""The cases of test_distributed.py: each returns a result on each rank."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def naive_training(rank: int, world: int) -> Any:
 
 @case
 def no_sync(rank: int, world: int) -> Any:
-    """Three micro steps of which the last one synchronises; then once more."""
+    """Twice three micro-steps; the last one of each group synchronises."""
     result = {}
     for name in ("plain", "unused_output", "small_buckets"):
         net = make_net()
@@ -111,7 +111,7 @@ def no_sync(rank: int, world: int) -> Any:
 
 
 def _norms(rank: int, world: int, cls: Any) -> list[torch.Tensor]:
-    """Train, validate and train on; return the BatchNorm mean that each step met."""
+    """Train, validate and train; return the BatchNorm mean before each step."""
     net = make_net(norm=True)
     model = cls(net)
     for step in range(6):
@@ -161,7 +161,7 @@ Point = namedtuple("Point", "x y")
 
 @case
 def calls(rank: int, world: int) -> Any:
-    """What reaches the model, in every way of calling it."""
+    """The arguments of the model, for each way to call it."""
     model = Recorder()
     ddp = MMDistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -244,10 +244,10 @@ def subclasses(rank: int, world: int) -> Any:
 
 @case
 def on_a_device(rank: int, world: int) -> Any:
-    """Only our scatter may move arguments: it knows what stays on the host.
+    """Only our scatter may move arguments, because some must stay on the host.
 
-    It is replaced by one that leaves all on the host, so that whatever ends up on
-    "meta" was moved by torch.
+    A replacement leaves all arguments on the host. So arguments on "meta" were moved by
+    torch.
     """
     model = Recorder()
     ddp, theirs = MMDistributedDataParallel(model), DDP(model)
@@ -286,7 +286,7 @@ def on_a_device(rank: int, world: int) -> Any:
 
 @case
 def failing_step(rank: int, world: int) -> Any:
-    """An exception in the step leaves the wrapper as it leaves torch's."""
+    """After an exception in the step, the wrapper has the state of torch's wrapper."""
     result = {}
     for name, cls in {"ours": MMDistributedDataParallel, "torch": DDP}.items():
         net = make_net(norm=True)
@@ -320,14 +320,14 @@ def reducer_in_the_step(rank: int, world: int) -> Any:
 
 @case
 def python_reducer(rank: int, world: int) -> Any:
-    """torch leaves out most of its bracket where Python hooks reduce the gradients."""
+    """torch skips most of its preparation if Python hooks reduce the gradients."""
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         return train(rank, world, MMDistributedDataParallel, steps=3)
 
 
 @case
 def on_a_gpu(rank: int, world: int) -> Any:
-    """Where tensors are when they reach the model, and what two gradient steps give."""
+    """The devices of tensors in the model, and the results of two gradient steps."""
     model = Recorder().cuda()
     ddp = MMDistributedDataParallel(model, device_ids=[0])
     result: dict[str, Any] = {}

@@ -16,7 +16,7 @@ SAMPLES = 4  # for one rank and step
 
 
 class Net(nn.Module):
-    """A classifier whose gradients do not depend on how far its images are padded."""
+    """A classifier whose gradients do not depend on the padding of its images."""
 
     def __init__(self, norm: bool = False, unused: bool = False) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 
 class StepIsForward(nn.Module):
-    """The model as torch's DDP wants it: the training step is ``forward``."""
+    """The model in the form for torch's DDP: the training step is ``forward``."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class StepIsForward(nn.Module):
 
 
 class NaiveDDP(MMDistributedDataParallel):
-    """Steps as mmcv 1.x ran them: arguments as they are, the reducer driven by hand."""
+    """The steps of mmcv 1.x: unchanged arguments, and direct calls of the reducer."""
 
     def _step(self, name: str, inputs: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -90,7 +90,7 @@ class Reference:
 
 
 class Recorder(nn.Module):
-    """A model that keeps what it was called with, and returns what it is told."""
+    """A model that records its arguments and returns a given value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Recorder(nn.Module):
 
 
 class OldFix(MMDistributedDataParallel):
-    """The forward that code bases put in to repair mmcv on recent torch."""
+    """The forward that projects use to fix mmcv with recent torch."""
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         inputs, kwargs = self.to_kwargs(inputs, kwargs, -1)
@@ -114,7 +114,7 @@ class OldFix(MMDistributedDataParallel):
 
 
 class Marked(MMDistributedDataParallel):
-    """Adds a keyword where the arguments are opened."""
+    """Adds a keyword argument in ``to_kwargs`` and ``scatter``."""
 
     def to_kwargs(self, inputs: Any, kwargs: Any, device_id: Any) -> Any:
         kwargs = kwargs | {"by": "to_kwargs", "target": device_id}
@@ -126,7 +126,7 @@ class Marked(MMDistributedDataParallel):
 
 
 class Failing(StepIsForward):
-    """A step that fails when it is told to."""
+    """A step that fails on request."""
 
     def train_step(self, data: Any, fail: bool) -> Any:
         if fail:

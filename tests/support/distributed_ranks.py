@@ -1,7 +1,7 @@
-"""Real ranks in processes of their own: `launch` starts them, `run_rank` is each.
+"""Ranks in separate processes: `launch` starts them, and each calls `run_rank`.
 
-Results come back through files. A rank ends without tearing the group down, because a
-process that does so sometimes aborts after all its work.
+Results are returned through files. A rank ends without destroying the group, because
+that sometimes aborts a process after all its work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def case(function: Case) -> Case:
 
 
 class Results(dict[str, list[Any]]):
-    """What each case gave, rank by rank. Asking for one that failed raises."""
+    """The result of each case, rank by rank. Access to a failed case raises."""
 
     errors: str = ""
 
@@ -88,7 +88,7 @@ def _collect(
     errors = []
     for name in cases:
         files = [folder / f"{name}.{rank}.pt" for rank in range(world)]
-        # Written by our own ranks, and not only tensors.
+        # Our own ranks wrote it, and it contains more than tensors.
         found = [torch.load(f, weights_only=False) for f in files if f.exists()]
         errors += [part["error"] for part in found if part["error"]]
         if len(found) == world and not any(part["error"] for part in found):
@@ -124,7 +124,7 @@ def run_rank() -> None:
         unfinished = folder / f"{name}.{rank}.part"
         torch.save({"error": error, "result": result}, unfinished)
         unfinished.rename(unfinished.with_suffix(".pt"))
-        if error:  # the other ranks are out of step from here on
+        if error:  # the other ranks are no longer in step
             break
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,7 +15,7 @@ SETTING = re.compile(r"[A-Z_]+=")
 
 
 class Block(NamedTuple):
-    """What stands between two fences."""
+    """The content between two fences."""
 
     page: str  # its path from the root
     line: int  # of the opening fence
@@ -28,7 +28,7 @@ class Block(NamedTuple):
 
 
 def pages() -> list[str]:
-    """Return every page that people read, by its path from the root."""
+    """Return the path of every page, relative to the root."""
     found = [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
@@ -69,12 +69,12 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def run_page(page: str, *languages: str, before: str = "") -> int:
-    """Run the blocks of a page as one session; return how many there are.
+    """Run the blocks of a page as one session; return their number.
 
     Args:
         page: its path from the root.
-        languages: ``pycon``, of which the output is compared, and ``python``.
-        before: what runs before each block of ``python``.
+        languages: ``pycon``, whose output is compared, and ``python``.
+        before: code that runs before each block of ``python``.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
     found = [block for block in blocks(page) if block.language in languages]
@@ -88,7 +88,7 @@ def run_page(page: str, *languages: str, before: str = "") -> int:
 
 
 def _run_session(block: Block, names: dict[str, Any]) -> None:
-    """Run what is typed, and compare what is printed."""
+    """Run the input of a session, and compare the output."""
     runner = doctest.DocTestRunner(verbose=False)
     parser = doctest.DocTestParser()
     test = parser.get_doctest(block.text, names, block.name, None, None)

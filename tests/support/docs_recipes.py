@@ -2,7 +2,7 @@
 
     docs_recipes.py FOLDER
 
-The table of the page is about two ranks; ``test_runner.py`` has those.
+``test_runner.py`` covers the table of the page, for two ranks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Letters(torch.utils.data.Dataset[Any]):
 
 @MODELS.register_module()
 class Tiny(BaseModel):
-    """Learns nothing in particular."""
+    """A minimal model."""
 
     def __init__(self, data_preprocessor: Any = None) -> None:
         super().__init__(data_preprocessor)
@@ -78,7 +78,7 @@ class ByName:
     """Makes an OptimWrapperDict."""
 
     def __init__(self, **_: Any) -> None:
-        """Take what mmengine gives."""
+        """Accept the arguments of mmengine."""
 
     def __call__(self, model: nn.Module) -> OptimWrapperDict:
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -2,11 +2,11 @@
 
     elastic_job.py FAULTS FOLDER [arguments of resume.py]
 
-FAULTS is empty or ``kind:rank:step,...``, and each strikes once: ``step`` kills the
-rank in the backward pass of that step, ``write`` while it writes the checkpoint after
-it; ``cut`` takes the link of its host down in the backward pass, where ranks give up
-after `GIVE_UP` seconds from that step on; so does ``blink``, but only for `BLINK`
-seconds. What has struck is a file in FOLDER: a job that is started again must get
+FAULTS is empty or ``kind:rank:step,...``. Each fault occurs once. ``step`` kills the
+rank in the backward pass of that step, and ``write`` during the write of the checkpoint
+after it. ``cut`` takes the network of its host down in the backward pass; from that
+step on, ranks give up after `GIVE_UP` seconds. ``blink`` does the same, but for only
+`BLINK` seconds. A file in FOLDER records each fault, so that a restarted job gets
 further.
 """
 
@@ -40,7 +40,7 @@ GIVE_UP, BLINK = 8.0, 2.0
 
 
 def set_link(up: bool) -> None:
-    """Take the network card that gloo uses up or down, as ``ip link set`` does."""
+    """Take gloo's network interface up or down, as ``ip link set`` does."""
     name = os.environ["GLOO_SOCKET_IFNAME"].encode()
     get, put, is_up, request = 0x8913, 0x8914, 1, "16sH22x"  # of <linux/sockios.h>
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -51,7 +51,7 @@ def set_link(up: bool) -> None:
 
 
 class Faults:
-    """Do what this process was told to; each fault only once in a job."""
+    """Cause the faults of this process, each only once in a job."""
 
     def __init__(self, faults: str, folder: Path) -> None:
         self.faults, self.folder, self.step = faults.split(","), folder, 0
@@ -59,7 +59,7 @@ class Faults:
         self.fsync = os.fsync
 
     def install(self) -> None:
-        """Put all faults into what the example calls."""
+        """Patch the functions of the example with all faults."""
 
         def load(checkpoint: Checkpoint, **progress: Any) -> dict[str, Any]:
             found = self.load(checkpoint, **progress)
@@ -70,7 +70,7 @@ class Faults:
             self.step += 1
             loss.register_hook(lambda gradient: self.strike_backward())
             if any(f"{each}:{self.step}" in self.faults for each in ("cut:0", "cut:1")):
-                # From here on, because both are there, however long their start took.
+                # From here on, because both ranks have started, however long that took.
                 dist.distributed_c10d._set_pg_timeout(
                     timedelta(seconds=GIVE_UP), dist.group.WORLD
                 )
@@ -93,7 +93,7 @@ class Faults:
         os.fsync = fsync
 
     def strike_backward(self) -> None:
-        """Die here, or take the link down, if this is the place."""
+        """Die here, or take the network down, if a fault is planned here."""
         self.strike("step")
         if self.begins("cut"):
             set_link(False)
@@ -102,7 +102,7 @@ class Faults:
             threading.Timer(BLINK, set_link, [True]).start()
 
     def strike(self, kind: str, file: int | None = None) -> None:
-        """Die here, if this is the place; a file keeps half of its content."""
+        """Die here if a fault is planned; the file keeps half of its content."""
         if not self.begins(kind):
             return
         if file is not None:
@@ -110,7 +110,7 @@ class Faults:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def begins(self, kind: str) -> bool:
-        """Return whether a fault strikes here; it is noted as one that has."""
+        """Return True if a fault is planned here, and record it."""
         fault = f"{kind}:{os.environ['RANK']}:{self.step}"
         struck = self.folder / fault
         if fault not in self.faults or struck.exists():

@@ -1,4 +1,4 @@
-"""What single ranks run in the tests of crashes, in processes of a fork server."""
+"""The work of single ranks in the tests of crashes, in processes of a fork server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what DDP imports, which takes longer than a step
+import torch._dynamo  # imports of DDP, which take longer than a step
 import torch.distributed as dist
 from mmengine_training import Net, batch, sgd
 from torch.utils.data import DistributedSampler
@@ -41,7 +41,7 @@ def undisturbed(rank: int, folder: str) -> None:
 
 
 def together(rank: int, folder: str) -> None:
-    """Save in two ranks; the one that writes waits whether the other runs ahead."""
+    """Save in two ranks; the writer waits, to see if the other rank continues early."""
     import _checkpoint
 
     join(rank, folder)
@@ -68,16 +68,17 @@ def together(rank: int, folder: str) -> None:
 
 
 def survive(rank: int, folder: str, how: int, timeout: float) -> None:
-    """Send a signal to rank 1 in the middle of a step; print what rank 0 sees of it.
+    """Send a signal to rank 1 in the middle of a step; print the effect on rank 0.
 
-    Printed are the error and the seconds until it was raised. Signal 0 is an end.
+    It prints the error and the seconds until it was raised. Signal 0 means a normal
+    exit.
     """
     join(rank, folder)
     net = Net()
     wrapper = mmengine.OptimWrapper(sgd(net))
     pids = [torch.zeros(1, dtype=torch.long) for _ in range(2)]
     dist.all_gather(pids, torch.tensor([os.getpid()]))
-    # The bound begins when both are here, however long their start took.
+    # The limit begins when both have started, however long that took.
     group = dist.new_group(timeout=timedelta(seconds=timeout))
     model = mmengine.MMDistributedDataParallel(net, process_group=group)
     struck = Path(folder) / "struck"
@@ -96,6 +97,6 @@ def survive(rank: int, folder: str, how: int, timeout: float) -> None:
         except RuntimeError as error:
             seconds = time.time() - struck.stat().st_mtime
             print(f"{seconds:.2f} s, step {step}: {error}", flush=True)
-            if how == signal.SIGSTOP:  # it is still there
+            if how == signal.SIGSTOP:  # it still runs
                 os.kill(int(pids[1]), signal.SIGKILL)
             os._exit(0)

@@ -1,4 +1,4 @@
-"""Jobs under torchrun: `start` and `finish` them, and what they leave behind."""
+"""Jobs under torchrun: `start` and `finish` them, and read their results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from repository import ROOT, SUPPORT
 
 import pyparallel
 
-# The job must import the package that is tested, wherever that is.
+# The job must import the tested package.
 PACKAGE = Path(pyparallel.__file__).resolve().parents[1]
 PATHS = [str(PACKAGE), str(SUPPORT), str(ROOT / "examples")]
 JOB = SUPPORT / "elastic_job.py"
-#: Seconds that a job may take on a busy machine.
+#: The limit of a job on a busy machine, in seconds.
 LIMIT = 400
 
 
@@ -68,7 +68,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start the example with faults; ``within`` is a command that starts it elsewhere.
 
-    What has struck is a file beside the log.
+    A file beside the log records each fault.
     """
     paths = [*PATHS, os.environ.get("PYTHONPATH", "")]
     environment = {
@@ -79,7 +79,7 @@ def start(
         **command.variables,
     }
     job = [str(JOB), faults, str(log.parent), "--checkpoint", str(checkpoint)]
-    job += ["--timeout", "120"]  # also for ranks that take long to start
+    job += ["--timeout", "120"]  # also with ranks that start slowly
     torchrun = [sys.executable, "-m", "torch.distributed.run", *command.options]
     with log.open("wb") as file:
         return subprocess.Popen(
@@ -88,7 +88,7 @@ def start(
 
 
 def finish(*agents: subprocess.Popen[bytes]) -> list[int]:
-    """Wait for all; return their exit codes. Nothing of theirs is left behind."""
+    """Wait for all jobs, and return their exit codes; no process is left."""
     deadline = time.monotonic() + LIMIT
     started = [psutil.Process(agent.pid) for agent in agents]
     try:
@@ -105,7 +105,7 @@ def finish(*agents: subprocess.Popen[bytes]) -> list[int]:
 
 
 def beginnings(*logs: Path) -> dict[int, list[int]]:
-    """Return after which steps each rank began, one for each time it was started."""
+    """Return the steps after which each rank started, one for each start."""
     text = "\n".join(log.read_text() for log in logs)
     found: dict[int, list[int]] = {}
     # Both ranks write to one log, and a line's end may follow the other's line.
@@ -115,13 +115,13 @@ def beginnings(*logs: Path) -> dict[int, list[int]]:
 
 
 def trained(checkpoint: Path) -> dict[str, Any]:
-    """Return the state of model, optimizer and schedule, and how far they are."""
+    """Return the state of model, optimizer and schedule, and the progress."""
     state = torch.load(checkpoint, weights_only=True)
     return {"parts": state["parts"], "progress": state["progress"]}
 
 
 def undisturbed(folder: Path) -> dict[str, Any]:
-    """Return what two processes that nobody disturbs have trained."""
+    """Return the results of an uninterrupted run of two processes."""
     done = in_two(f"undisturbed({{rank}}, {str(folder)!r})")
     assert [code for code, _ in done] == [0, 0], done
     return trained(folder / "undisturbed.pt")
@@ -135,7 +135,7 @@ def in_two(call: str) -> list[tuple[int | None, str]]:
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Return where two states differ in the least bit."""
+    """Return the places where two states differ in a bit."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         same = one.dtype == other.dtype and torch.equal(one, other)
         return [] if same else [path]

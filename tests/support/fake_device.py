@@ -1,10 +1,10 @@
 """A device on threads: slow streams, events, and allocators that reuse memory eagerly.
 
-It implements `DeviceApi` of `transfer`, and what the way back asks for besides, as
-CUDA and torch's allocators behave, with every delay made long and random, so that a
-missing wait shows as a wrong value. Streams touch memory by address, as a GPU does:
-queued work keeps no tensor alive. There may be several devices: a stream that touches
-the memory of another one is an error.
+It implements `DeviceApi` of `transfer` and the interface for copies to the host. It
+behaves like CUDA and torch's allocators, but with long random delays, so that a missing
+wait leads to a wrong value. Streams access memory by address, like a GPU: queued work
+keeps no tensor alive. With several devices, an access to the memory of another device
+is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def memory(address: int, nbytes: int) -> np.ndarray:
 
 
 class Stream:
-    """A queue of work that a thread does in order, each piece after a random delay."""
+    """A queue of work; a thread runs it in order, with random delays."""
 
     def __init__(self, delay: float, device: torch.device = DEVICE) -> None:
         self.delay, self.device = delay, device
@@ -61,14 +61,14 @@ class Stream:
 
 
 class Pool:
-    """Memory that is handed out again as soon as its owner and its streams are done."""
+    """An allocator that reuses memory when its owner and its streams are done."""
 
     def __init__(self) -> None:
-        self.blocks: list[np.ndarray] = []  # never freed: streams hold bare addresses
+        self.blocks: list[np.ndarray] = []  # never freed: streams store addresses only
         self.free: dict[int, list[tuple[np.ndarray, list]]] = defaultdict(list)
         self.streams: dict[int, set[Stream]] = defaultdict(set)
         self.num_reused = 0
-        self.lock = threading.RLock()  # a finalizer may run while it is held
+        self.lock = threading.RLock()  # a finalizer may run while the lock is held
 
     def take(self, nbytes: int) -> torch.Tensor:
         size = max(64, 1 << (nbytes - 1).bit_length()) if nbytes else 64
@@ -87,7 +87,7 @@ class Pool:
                 self.blocks.append(block)
             else:
                 self.num_reused += 1
-        owner = block[:nbytes]  # a new object: it dies with the tensor's storage
+        owner = block[:nbytes]  # a new object, freed with the tensor's storage
         weakref.finalize(owner, self.give_back, block).atexit = False
         return torch.from_numpy(owner)
 
@@ -126,7 +126,7 @@ def record(stream: Stream) -> threading.Event:
 
 
 class FakeDevice:
-    """The correct device. Subclasses below leave one protection out."""
+    """The correct device. Each subclass below lacks one protection."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class FakeDevice:
         finally:
             current[stream.device] = before
 
-    # What pyparallel calls.
+    # The interface for pyparallel.
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return self.host.owns(tensor.untyped_storage().data_ptr())
@@ -257,11 +257,11 @@ class FakeDevice:
         return TorchFence(self.current_stream(device), self)
 
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
-        address = tensor.untyped_storage().data_ptr()  # as torch: of the whole block
+        address = tensor.untyped_storage().data_ptr()  # as in torch: the whole block
         home = next(pool for pool in list(self.pools.values()) if pool.owns(address))
         home.use(address, stream)
 
-    # What a model does.
+    # The work of a model.
 
     def put(self, tensor: torch.Tensor, device: torch.device = DEVICE) -> torch.Tensor:
         """Return a tensor of the same strides on a device, written by a kernel."""
@@ -295,7 +295,7 @@ class FakeDevice:
 
 
 class LentMemory(FakeDevice):
-    """It can read memory of a ring that sees no copies: what is dropped is free."""
+    """It reads ring memory in place, but the ring reuses dropped memory at once."""
 
     def __init__(self, **delays: float) -> None:
         super().__init__(**delays)
@@ -315,7 +315,7 @@ class NoWaitAtLanding(FakeDevice):
 
 
 class NoWaitBeforeCopy(FakeDevice):
-    """The copy does not wait for those who still use the memory."""
+    """The copy does not wait for earlier users of the memory."""
 
     def wait(self, stream, event):
         if stream not in self.copy_streams.values():
@@ -323,7 +323,7 @@ class NoWaitBeforeCopy(FakeDevice):
 
 
 class HastyHostPool(FakeDevice):
-    """Page-locked memory is reused while a copy still reads it."""
+    """Pinned memory is reused while a copy still reads it."""
 
     def copy(self, dst, src, stream):
         super().copy(dst, src, stream)
@@ -331,14 +331,14 @@ class HastyHostPool(FakeDevice):
 
 
 class NoWaitOnHost(FakeDevice):
-    """The host reads what arrives without waiting for it."""
+    """The host reads results without waiting for the copy."""
 
     def wait_on_host(self, event):
         pass
 
 
 class NoKeep(FakeDevice):
-    """The allocator is not told of a consumer on another stream."""
+    """No stream is recorded for a consumer on another stream."""
 
     def keep(self, tensor, stream):
         pass

@@ -1,4 +1,4 @@
-"""What four ranks do in test_distributed_faults.py; rank 1 is the one with a fault."""
+"""The work of four ranks in test_distributed_faults.py; rank 1 has the fault."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def case(function: Case) -> Case:
     return function
 
 
-# ------------------------------------------------------------- a rank that is lost
+# --------------------------------------------------------------------- lost ranks
 def _signalled(rank: Rank, number: int, timeout: float | None = None) -> None:
-    """Send rank 1 a signal in its backward pass, where the others wait for its sum."""
+    """Send rank 1 a signal in its backward pass, while the others wait for its sum."""
     training = rank.training()
 
     def strike(gradient: torch.Tensor) -> None:
@@ -49,7 +49,7 @@ def is_killed(rank: Rank) -> None:
 
 
 def is_killed_and_nobody_ends(rank: Rank) -> None:
-    """As above, but those that are told of it stay, and so do their connections."""
+    """As above, but ranks that get the error stay, and keep their connections."""
     in_rank(lambda rank: _signalled(rank, signal.SIGKILL, SHORT), rank)
     rank.wait_for_the_others()
 
@@ -94,9 +94,9 @@ def raises_in_the_dataset(rank: Rank) -> None:
         training.step(data)
 
 
-# ------------------------------------------------------- ranks that are out of step
+# -------------------------------------------------------------- ranks out of step
 def _fewer(rank: Rank, timeout: float | None = None) -> None:
-    """Train for five steps, but on rank 1 for two."""
+    """Train for five steps, but on rank 1 for two steps."""
     training = rank.training()
     for step, data in rank.batches():
         if step == STRUCK_STEP:
@@ -180,11 +180,11 @@ for name, what in {
     CASES[name] = functools.partial(in_rank, part)
     part = functools.partial(_out_of_step, what=what, buffers=True)
     CASES[f"{name}_with_buffers"] = functools.partial(in_rank, part)
-# Its next step broadcasts buffers as the others do, so it is as without them.
+# Its next step broadcasts buffers like the others, so buffers make no difference.
 del CASES["skips_a_step_with_buffers"]
 
 
-# ------------------------------------------------------------- models that differ
+# --------------------------------------------------------------- different models
 @case
 def all_leave_parameters_out(rank: Rank) -> None:
     training = rank.training(Net(unused=True))
@@ -216,7 +216,7 @@ def _wider(net: Net) -> None:
 
 
 def _deeper(net: Net) -> None:
-    net.body.append(nn.PReLU(3))  # its weight is like the tensor before it
+    net.body.append(nn.PReLU(3))  # its weight has the shape of the previous tensor
 
 
 def _frozen(net: Net) -> None:
@@ -247,9 +247,9 @@ def _ignored(net: Net) -> None:
 
 @case
 def builds_another_model(rank: Rank) -> Any:
-    """Build models that differ, one after the other, and then train one that does not.
+    """Build several different models, and then train equal models.
 
-    Returned are the errors, whether each left the model alone, and what was trained.
+    Returns the errors, if each left the model unchanged, and the trained parameters.
     """
     found = []
     for change in (_wider, _deeper, _frozen, _all_frozen, _double, _buffer):
@@ -272,7 +272,7 @@ def builds_another_model(rank: Rank) -> Any:
 
 @case
 def builds_another_model_that_will_do(rank: Rank) -> Any:
-    """Build models that differ in what DDP does not send."""
+    """Build models that differ only in tensors that DDP does not send."""
     taken = []
     for change in (_renamed, _ignored):
         net = Net()

@@ -1,8 +1,8 @@
 """Four ranks for each case of `fault_cases`, forked from one process: `run`.
 
-That process has imported all there is to import, and no thread. So a rank costs a tenth
-of a second, all cases run at the same time, and those that wait for a timeout do so
-together. A rank ends as a script does whose error nobody catches: at once.
+That process has imported all modules and has no other thread. So a rank starts in a
+tenth of a second, all cases run at the same time, and their timeouts overlap. An error
+ends a rank at once, like an uncaught error in a script.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what DDP imports, which takes longer than all that a rank does
+import torch._dynamo  # imports of DDP, which take longer than all work of a rank
 import torch.distributed as dist
 from distributed_ranks import join
 from mmengine_training import Net, batch, sgd
@@ -29,9 +29,9 @@ from pyparallel import MMDistributedDataParallel, mmengine
 
 WORLD, FAULTY = 4, 1
 STEPS, STRUCK_STEP = 5, 2
-#: Seconds after which a rank that waits gives up, in the cases that are about that.
+#: The timeout of waiting ranks in seconds, in the cases about timeouts.
 SHORT = 6.0
-#: Seconds that all cases may take on a busy machine.
+#: The limit of all cases on a busy machine, in seconds.
 LIMIT = 100.0
 
 
@@ -77,7 +77,7 @@ class Training:
 
 
 class Rank:
-    """One rank of a case: its group, and when the fault struck."""
+    """One rank of a case: its group, and the time of the fault."""
 
     def __init__(self, rank: int, folder: Path, protocol: str) -> None:
         self.rank, self.folder, self.protocol = rank, folder, protocol
@@ -96,9 +96,9 @@ class Rank:
             yield self.number, batch(self.number, WORLD, self.rank)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Set the timeout of the group, from a moment on when all ranks are there.
+        """Set the timeout of the group when all ranks have started.
 
-        So no case depends on how long the start of its ranks takes.
+        So no case depends on the time that its ranks take to start.
         """
         dist.barrier()
         dist.distributed_c10d._set_pg_timeout(
@@ -106,18 +106,18 @@ class Rank:
         )
 
     def strike(self) -> None:
-        """Begin the time within which the others have to be told."""
+        """Record the time of the fault."""
         (self.folder / "struck").write_text(str(time.monotonic()))
 
     def wait_for_the_others(self) -> None:
-        """Wait until all others have told how they ended."""
+        """Wait until all others have written their outcomes."""
         others = [self.folder / f"{n}.json" for n in range(WORLD) if n != FAULTY]
         while not all(each.exists() for each in others):
             time.sleep(0.02)
 
 
 def in_rank(function: Callable[[Rank], Any], this: Rank) -> None:
-    """Run a case on this rank, and write how it ended."""
+    """Run a case on this rank, and write its outcome."""
     found: dict[str, Any] = {}
     try:
         found["result"] = function(this)
@@ -132,10 +132,10 @@ def in_rank(function: Callable[[Rank], Any], this: Rank) -> None:
 def run(cases: dict[str, Callable[[Rank], None]], folder: str) -> None:
     """Run cases of both protocols, and wait until all their ranks have ended.
 
-    A rank that a signal has stopped is woken when all others of its case have ended.
+    A rank stopped by a signal continues when all others of its case have ended.
     """
     gc.collect()
-    gc.freeze()  # or each rank would copy what it only looks at
+    gc.freeze()  # otherwise each rank would copy pages that it only reads
     groups = []
     for protocol in ("mmcv", "mmengine"):
         for name, function in cases.items():
@@ -160,7 +160,7 @@ def run(cases: dict[str, Callable[[Rank], None]], folder: str) -> None:
 def _forked(
     function: Callable[[Rank], None], rank: int, folder: Path, protocol: str
 ) -> int:
-    """Run a case on one rank, in a process of which this is the number."""
+    """Run a case on one rank, in the process with this number."""
     pid = os.fork()
     if pid == 0:
         log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY)
@@ -175,6 +175,6 @@ def _forked(
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            # Without tearing the group down, which sometimes aborts.
+            # Does not destroy the group, which sometimes aborts.
             os._exit(code)
     return pid

@@ -28,7 +28,7 @@ def machine(
     device: str | None = None,
     num_open: int = 10,
 ) -> Machine:
-    """Return a machine of plain files on which nothing is short."""
+    """Return a machine of plain files with sufficient limits."""
     write(
         root, **{"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {available >> 10} kB"}
     )

@@ -1,7 +1,7 @@
-"""Programs in processes of their own that need not import torch first.
+"""Run programs in separate processes that do not import torch first.
 
-Importing it is most of what a short program takes. Here a fork server has done so, and
-nothing else: see ``set_forkserver_preload`` in ``conftest.py``.
+The import takes most of the time of a short program. So a fork server has imported
+torch, and nothing else: see ``set_forkserver_preload`` in ``conftest.py``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def run(code: str, path: Sequence[str], seconds: float = 100) -> tuple[int | Non
 
     Args:
         code: the program.
-        path: is searched for modules before all others.
-        seconds: after which it is killed; the exit code is then that of the signal.
+        path: the first folder of the search for modules.
+        seconds: the time until it is killed, with the exit code of the signal.
     """
     context = multiprocessing.get_context("forkserver")
     with tempfile.NamedTemporaryFile("r") as out:
@@ -36,7 +36,7 @@ def run(code: str, path: Sequence[str], seconds: float = 100) -> tuple[int | Non
 
 
 def _execute(code: str, path: list[str], out: str, environment: dict[str, str]) -> None:
-    """Run in the new process: ours are its output, its environment and its modules."""
+    """Run in the new process, after setting its output, environment and modules."""
     with open(out, "w") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)

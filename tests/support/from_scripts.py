@@ -1,4 +1,4 @@
-"""Imports a file of the folder ``scripts``, which is no package."""
+"""Import a file of the folder ``scripts``, which is not a package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = ROOT / "scripts"
 
 
 def load(name: str) -> ModuleType:
-    """Return ``scripts/<name>.py`` as a module of its own."""
+    """Return ``scripts/<name>.py`` as a new module."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

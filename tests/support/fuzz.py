@@ -29,7 +29,7 @@ def run_block(block: tuple[int, int]) -> Failure | None:
 
 
 def run(first: int, count: int, jobs: int) -> tuple[int, Failure | None]:
-    """Run these seeds in so many processes; return how many ran, and what failed."""
+    """Run these seeds in several processes; return their number and a failure."""
     starts = range(first, first + count, BLOCK)
     blocks = [(start, min(BLOCK, first + count - start)) for start in starts]
     done = 0
@@ -46,7 +46,7 @@ def run(first: int, count: int, jobs: int) -> tuple[int, Failure | None]:
 
 
 def main() -> int:
-    """Run, and print what came of it."""
+    """Run the cases, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--cases", type=int, default=20_000)

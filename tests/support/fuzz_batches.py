@@ -1,6 +1,6 @@
 """Cases for collate, scatter, to_host and to_device: both backends against numpy.
 
-Beside a batch grows what each of its fields must become, as bytes.
+Each case draws a batch together with the expected bytes of its fields.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 class Want(NamedTuple):
-    """A tensor that must come out."""
+    """An expected tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -44,13 +44,13 @@ class Want(NamedTuple):
 
 
 class Field(NamedTuple):
-    """What one field of a batch is made of, and becomes.
+    """One field of a batch, and its expected results.
 
     Attributes:
-        values: of every sample.
-        collated: what `collate` makes of them: a `Want`, a list, or chunks.
-        parts: what each target gets of it.
-        fails: whether `collate` must refuse the values.
+        values: the values of all samples.
+        collated: the expected result of `collate`: a `Want`, a list, or chunks.
+        parts: the expected part of each target.
+        fails: `collate` must reject the values.
     """
 
     values: list[Any]
@@ -79,7 +79,7 @@ def parts_of(values: list[Any], chunk: int) -> list[Any]:
 
 
 def rows(want: Want, chunk: int) -> list[Want]:
-    """Return what targets get of a tensor that is split along its first dimension."""
+    """Return the parts of a tensor that is split along its first dimension."""
     each = len(want.data) // want.shape[0]
     made = []
     for start in range(0, want.shape[0], chunk):
@@ -90,7 +90,7 @@ def rows(want: Want, chunk: int) -> list[Want]:
 
 
 def draw_options(numbers: Numbers, pad_dims: int) -> dict[str, Any]:
-    """Draw options of padding that every sample of up to 5 cells fits."""
+    """Draw options of padding that fit every sample of up to 5 cells."""
     if not pad_dims or numbers.maybe():
         return {}
     kind = numbers.choose(["", "size_divisor", "shape", "buckets"])
@@ -108,7 +108,7 @@ def draw_options(numbers: Numbers, pad_dims: int) -> dict[str, Any]:
 
 
 class Column(NamedTuple):
-    """Tensors that are stacked, and how."""
+    """Tensors to stack, and the options."""
 
     tensors: list[torch.Tensor]
     items: list[np.ndarray]
@@ -134,7 +134,7 @@ def draw_column(
 
 
 def stacked(column: Column, part: slice) -> Any:
-    """Return what a chunk becomes; None if a value does not fit the dtype."""
+    """Return the expected chunk; None if a value does not fit the dtype."""
     tensors, items = column.tensors[part], column.items[part]
     dtype, pad_dims, options = tensors[0].dtype, column.pad_dims, column.options
     fixed = tensors[0].dim() - pad_dims
@@ -216,7 +216,7 @@ def texts(numbers: Numbers, rng: Any, count: int, chunk: int) -> Field:
 
 
 def held(numbers: Numbers, rng: Any, count: int, chunk: int) -> Field:
-    """Data containers that stack nothing: lists of whatever they hold."""
+    """DataContainers that do not stack: lists of their values."""
     cpu_only = numbers.maybe()
     inside: list[Any] = [{"id": i} for i in range(count)]
     if not cpu_only:
@@ -280,10 +280,10 @@ def check(found: Any, right: Any) -> None:
 
 
 def batches(numbers: Numbers) -> None:
-    """A nest of fields: collated, scattered over targets, sent, brought back."""
+    """Nested fields: collated, scattered over targets, and copied to the host."""
     rng, count, chunk = generator(numbers), numbers.between(1, 5), numbers.between(1, 5)
     field = draw_field(numbers, rng, count, chunk, 2)
-    ids = held(numbers, rng, count, chunk)  # chunks as they are, whatever else there is
+    ids = held(numbers, rng, count, chunk)  # chunks do not change
     right = {"ids": ids.collated, "field": field.collated}
     batch = [
         {"ids": i, "field": value}
@@ -335,7 +335,7 @@ def pad_stacks(numbers: Numbers) -> None:
 
 
 def device_copies(numbers: Numbers) -> None:
-    """Leaves packed, sent to a device and unpacked there; the host is one."""
+    """Leaves that are packed, sent to a device and unpacked, also on the host."""
     rng = generator(numbers)
     leaves, rights = [], []
     for _ in range(numbers.between(1, 5)):

@@ -6,7 +6,7 @@ from fuzz_batches import batches, device_copies, pad_stacks
 from fuzz_operators import headers, pad_copies, plans, slabs
 from fuzzed import Numbers
 
-#: As often as they stand here.
+#: Each kind is drawn as often as it is listed.
 KINDS = [batches, batches, batches, pad_stacks, pad_stacks, pad_copies, pad_copies]
 KINDS += [slabs, plans, device_copies, headers]
 

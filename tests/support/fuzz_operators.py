@@ -1,4 +1,4 @@
-"""Cases for the operators: native against pure Python against bytes found by numpy."""
+"""Cases for the operators: native, pure Python, and expected bytes by numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from backends import native, reference
 from fuzzed import Numbers
 
-#: Both implementations, or what there is.
+#: The available backends.
 BACKENDS: list[ModuleType] = [each for each in (native, reference) if each]
 MOST = 2**63 - 1
 
@@ -27,12 +27,12 @@ def tensor(
 
 
 def generator(numbers: Numbers) -> np.random.Generator:
-    """Return what the contents of a case come from."""
+    """Return the random generator for the contents of a case."""
     return np.random.default_rng(numbers.between(0, 2**16))
 
 
 def outcome(call: Any, *args: Any) -> tuple[Any, str]:
-    """Return what a call returned, or what it raised."""
+    """Return the result of a call, or its exception."""
     try:
         return call(*args), ""
     except (TypeError, ValueError, OverflowError) as error:
@@ -48,7 +48,7 @@ def sizes(numbers: Numbers, count: int, most: int = 5) -> tuple[int, ...]:
 
 
 def raw(numbers: Numbers) -> int:
-    """Return any number of 64 bits, often one at which arithmetic breaks."""
+    """Return any 64-bit number, often a critical one for arithmetic."""
     kind = numbers.between(0, 4)
     if kind == 0:
         return numbers.between(0, 9)
@@ -64,7 +64,7 @@ def raw(numbers: Numbers) -> int:
 def moved(
     numbers: Numbers, start: Sequence[int], shape: Sequence[int], target: Sequence[int]
 ) -> tuple[tuple[int, ...], bool]:
-    """Move a start along one dimension; return it, and whether the sample fits."""
+    """Move a start along one dimension; return it, and True if the sample fits."""
     dim = numbers.between(0, len(start) - 1)
     index = raw(numbers)
     fits = 0 <= index <= target[dim] - shape[dim]
@@ -72,7 +72,7 @@ def moved(
 
 
 def pad_copies(numbers: Numbers) -> None:
-    """Samples of up to 5 dimensions, in place; some starts are beyond the target."""
+    """Samples of up to 5 dimensions, in place; some starts are out of bounds."""
     rng, dtype = generator(numbers), numbers.choose(raw_bytes.DTYPES)
     ndim, count = numbers.between(0, 5), numbers.between(0, 4)
     target = sizes(numbers, ndim)
@@ -115,7 +115,7 @@ def pad_copies(numbers: Numbers) -> None:
 
 
 def slabs(numbers: Numbers) -> None:
-    """Leaves of any dtypes through a slab that held something else before."""
+    """Leaves of any dtypes, packed into a slab with old content."""
     rng = generator(numbers)
     leaves, items = [], []
     for _ in range(numbers.between(0, 6)):
@@ -144,7 +144,7 @@ def slabs(numbers: Numbers) -> None:
 
 
 def plans(numbers: Numbers) -> None:
-    """Plans of sizes that no memory holds, made from leaves and from any numbers."""
+    """Plans with sizes beyond any memory, from leaves and from arbitrary numbers."""
     dtypes = [numbers.choose(raw_bytes.DTYPES) for _ in range(numbers.between(0, 4))]
     shapes = []
     for _ in dtypes:
@@ -172,7 +172,7 @@ def leaf_plans(shapes: list[list[int]], dtypes: list[torch.dtype]) -> None:
     leaves, offsets, end = [], [], 0
     for shape, dtype in zip(shapes, dtypes, strict=True):
         if math.prod(size for size in shape if size) * dtype.itemsize > MOST:
-            return  # torch has no such tensor
+            return  # torch cannot represent such a tensor
         leaves.append(torch.empty((), dtype=dtype).expand(shape))
         offsets.append(end)
         end += -(-math.prod(shape) * dtype.itemsize // 64) * 64
@@ -192,7 +192,7 @@ LINE = 8  # words
 
 
 def headers(numbers: Numbers) -> None:
-    """Any bytes as the header of a ring, as another process may have left them."""
+    """Arbitrary bytes as the header of a ring, as written by another process."""
     num_slots = numbers.between(1, 6)
     words = [0] * (LINE * (1 + num_slots))
     words[:3] = [MAGIC, num_slots, numbers.between(1, 2)]
@@ -210,7 +210,7 @@ def headers(numbers: Numbers) -> None:
     right_size = nbytes % 64 == 0 and nbytes > 64 and start % 64 == 0
     good = right_size and words[:2] == [MAGIC, nbytes // 64 - 1] and words[2] in (1, 2)
     left = np.array(words, dtype=np.int64).tobytes()
-    # What torch allocates starts at a multiple of 64.
+    # torch allocates at multiples of 64 bytes.
     memory = [torch.zeros(1024, dtype=torch.uint8) for _ in BACKENDS]
     memory = [each[start : start + nbytes] for each in memory]
     for each in memory:
@@ -252,7 +252,7 @@ def may_call(num_words: int, name: str, args: tuple[int, ...]) -> bool:
 
 
 def on_words(words: list[int], name: str, args: tuple[int, ...]) -> Any:
-    """Do to a list what an operator does to a header; return what it returns."""
+    """Model an operator on the header of a ring with a list; return its result."""
     places = range(LINE, len(words), LINE)
     if name == "ring_holders":
         return [words[at] for at in places]

@@ -1,9 +1,9 @@
-"""Generated cases by the hundred thousand: numbers that decide them, and a search.
+"""Generate hundreds of thousands of cases from numbers, and reduce failing cases.
 
-hypothesis draws some thousand small cases a minute, and most of that is its own work.
-Here a case is a function of `Numbers`. They come from a generator with a seed, which is
-all that has to be printed to see a case again; or from a list, so that a case that
-fails can be made smaller by making its numbers smaller; or from hypothesis.
+hypothesis draws some thousand small cases a minute, and spends most of that time on its
+own work. Here a case is a function of `Numbers`. They come from a generator with a
+seed, which is sufficient to repeat a case. Or they come from a list, so that smaller
+numbers give a smaller failing case. Or they come from hypothesis.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Numbers:
-    """Numbers that decide a case; those that were drawn are remembered.
+    """The numbers of a case, recorded as they are drawn.
 
     Args:
-        below: returns a number from 0 on that is smaller than its argument.
+        below: returns a number from 0 to its argument, exclusive.
     """
 
     def __init__(self, below: Callable[[int], int]) -> None:
@@ -33,7 +33,7 @@ class Numbers:
         return low + drawn
 
     def maybe(self, one_in: int = 2) -> bool:
-        """Return True once in so many times; 0, the smallest number, is False."""
+        """Return True with a chance of 1 in ``one_in``; the number 0 is False."""
         return self.between(0, one_in - 1) == one_in - 1
 
     def choose(self, values: Sequence[T]) -> T:
@@ -45,7 +45,7 @@ def seeded(seed: int) -> Numbers:
 
 
 def played(drawn: Sequence[int]) -> Numbers:
-    """Return these numbers again; 0 after the last, and in place of one too large."""
+    """Return these numbers; 0 after the last, and instead of too large numbers."""
     rest = iter(drawn)
 
     def below(end: int) -> int:
@@ -62,9 +62,9 @@ class Failure(NamedTuple):
     """A case that fails.
 
     Attributes:
-        seed: of the case as it was found.
-        drawn: the numbers of the smallest that was found from there.
-        text: the traceback of the latter.
+        seed: the seed of the original case.
+        drawn: the numbers of the smallest case found from it.
+        text: the traceback of the smallest case.
     """
 
     seed: int
@@ -89,7 +89,7 @@ def error_of(case: Case, numbers: Numbers) -> Exception | None:
 
 
 def search(case: Case, first: int, count: int) -> Failure | None:
-    """Run the cases of these seeds; return the first that fails, made smaller."""
+    """Run the cases of these seeds; return the first failure, reduced."""
     for seed in range(first, first + count):
         numbers = seeded(seed)
         error = error_of(case, numbers)
@@ -99,7 +99,7 @@ def search(case: Case, first: int, count: int) -> Failure | None:
 
 
 def shrunk(case: Case, seed: int, drawn: list[int], error: Exception) -> Failure:
-    """Lower and drop numbers as long as the case fails with the same class of error."""
+    """Reduce and drop numbers while the case fails with the same class of error."""
     kind = type(error)
     best = list(drawn)
     progress = True
@@ -117,7 +117,7 @@ def shrunk(case: Case, seed: int, drawn: list[int], error: Exception) -> Failure
 
 
 def candidates(drawn: list[int]) -> Any:
-    """Yield lists that are simpler: parts dropped, numbers lowered."""
+    """Yield simpler lists, with fewer or smaller numbers."""
     size = len(drawn) // 2
     while size:
         for start in range(0, len(drawn), size):

@@ -1,4 +1,4 @@
-"""Whether other threads run while a call is under way."""
+"""Check if other threads run during a call."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def others_run_during(call: Callable[[], Any], attempts: int = 20) -> bool:
-    """Tell whether a call of some milliseconds gives away the interpreter's lock.
+    """Return True if a call of some milliseconds releases the GIL.
 
-    Nobody asks this thread for the lock meanwhile, as the interpreter otherwise does
-    every 5 ms: another thread has its turn only if the call lets it.
+    The switch interval, otherwise 5 ms, is set so high that another thread runs only if
+    the call releases the GIL.
     """
     turns: list[None] = []
     done = threading.Event()
@@ -21,14 +21,14 @@ def others_run_during(call: Callable[[], Any], attempts: int = 20) -> bool:
     def count() -> None:
         while not done.is_set():
             turns.append(None)
-            time.sleep(0.0005)  # without the lock
+            time.sleep(0.0005)  # without the GIL
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(100.0)
     thread = threading.Thread(target=count)
     thread.start()
     try:
-        for _ in range(attempts):  # a busy machine may not run the other one in time
+        for _ in range(attempts):  # a busy machine may not run the other thread in time
             so_far = len(turns)
             call()
             if len(turns) > so_far:

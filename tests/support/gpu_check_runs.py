@@ -12,7 +12,7 @@ from typing import Any
 
 from repository import ROOT
 
-#: An interpreter that records its calls, and fails or waits where it is asked to.
+#: An interpreter that records its calls, and fails or waits on request.
 PYTHON = """#!/bin/bash
 end() {
   [[ " ${FAILING:-} " == *" $1 "* ]] && echo "$1 broke" && exit 3
@@ -56,7 +56,7 @@ ONE_GPU = "tests for two GPUs are left out: there is one"
 
 
 class Check:
-    """Runs the script in a folder of its own."""
+    """Runs the script in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder / "out"

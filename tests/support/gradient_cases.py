@@ -1,4 +1,4 @@
-"""Gradients of two, three and four ranks beside those of plain torch on all their data.
+"""Gradients of two, three and four ranks, compared with plain torch on all data.
 
 Each case returns the largest differences of gradients, relative to those above 1.
 """
@@ -28,7 +28,7 @@ def case(function: Callable[[Rank], Any]) -> Callable[[Rank], Any]:
 
 
 def data_of(step: int, world: int, rank: int | None, dtype: torch.dtype) -> Any:
-    """Return the batch of one rank, or with None that of all."""
+    """Return the batch of one rank; with None, the batch of all ranks."""
     return {key: each.to(dtype) for key, each in batch(step, world, rank).items()}
 
 
@@ -70,7 +70,7 @@ def accumulated_without_sync(rank: Rank) -> Any:
 def _accumulated(
     rank: Rank, training: Training, world: int, dtype: torch.dtype, count: int
 ) -> float:
-    """Train on six batches; ``count`` of them make a step, reduced with its last."""
+    """Train on six batches; ``count`` of them form a step, whose last one reduces."""
     largest, body = 0.0, training.net.body
     for first in range(0, 6, count):
         steps = range(first, first + count)
@@ -100,7 +100,7 @@ def joined_and_divided_by_who_is_left(rank: Rank) -> Any:
 def _joined(
     rank: Rank, training: Training, world: int, dtype: torch.dtype, initial: bool
 ) -> float:
-    """Train on four batches, but on rank 1 on two."""
+    """Train on four batches, but on rank 1 on two batches."""
     largest, body = 0.0, training.net.body
     with training.model.join(divide_by_initial_world_size=initial):
         for step in range(2 if rank.faulty else 4):

@@ -1,4 +1,4 @@
-"""The host as a device that the native engine sends to: all is done at once."""
+"""The host as a synchronous device of the native engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 class HostStream(NamedTuple):
-    """What the engine reads of a stream."""
+    """The attributes of a stream that the engine reads."""
 
     stream_id: int
     device_index: int = -1
@@ -23,7 +23,7 @@ COPIES, MAIN, SIDE = map(HostStream, range(3))
 
 
 class HostDevice:
-    """The device interface on the memory of the host, with an engine for it."""
+    """The device interface for host memory, with an engine."""
 
     def is_capturing(self, stream):
         return False
@@ -34,7 +34,7 @@ class HostDevice:
         self.locked: set[int] = set()
 
     def lock(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Call the storage of a tensor page-locked."""
+        """Mark the storage of a tensor as pinned."""
         self.locked.add(tensor.untyped_storage().data_ptr())
         return tensor
 

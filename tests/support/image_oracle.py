@@ -1,4 +1,4 @@
-"""Images in numpy alone: what a batch of them must be, slowly and obviously."""
+"""The expected batch of images, in simple numpy code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = NDArray[np.generic]
 
 #: Half a unit in the last place, relative to the value.
 HALF_ULP = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-#: The same for the smallest values, which have no more digits.
+#: The same for the smallest values, which have fewer digits.
 TINY = {torch.float32: 2.0**-149, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-126}
 
 
@@ -26,7 +26,7 @@ class Numbers(NamedTuple):
 def in_steps(
     images: Sequence[Array], target: tuple[int, int], numbers: Numbers, swap: bool
 ) -> Array:
-    """Return the batch (n, C, H, W) in float32, every step of it rounded to float32."""
+    """Return the batch (n, C, H, W) in float32, rounded to float32 after every step."""
     mean, std, fill = (np.array(row, np.float32)[:, None, None] for row in numbers)
     out = np.empty((len(images), len(numbers.mean), *target), np.float32)
     with np.errstate(all="ignore"):
@@ -39,7 +39,7 @@ def in_steps(
 
 
 def in_truth(image: Array, numbers: Numbers, swap: bool) -> tuple[Array, Array]:
-    """Return one image in float64, and how far from it a fast way may be."""
+    """Return one image in float64, and the tolerance of fast implementations."""
     mean, std = (
         np.array(row, np.float32).astype(np.float64)[:, None, None]
         for row in (numbers.mean, numbers.std)
@@ -62,7 +62,7 @@ def rounded_bits(values: Array, dtype: torch.dtype) -> Array:
 
 
 def assert_bits(actual: torch.Tensor, expected: Array) -> None:
-    """Compare with float32 values bit by bit; any NaN is as good as another."""
+    """Compare with float32 values bit by bit; all NaNs are equal."""
     integers = torch.int32 if actual.itemsize == 4 else torch.int16
     found = actual.contiguous().view(integers).numpy().view(f"u{actual.itemsize}")
     right = rounded_bits(expected, actual.dtype)
@@ -73,7 +73,7 @@ def assert_bits(actual: torch.Tensor, expected: Array) -> None:
 def assert_near(
     actual: torch.Tensor, image: Array, numbers: Numbers, swap: bool
 ) -> None:
-    """Compare with float64 within the tolerance that the contract states."""
+    """Compare with float64 within the documented tolerance."""
     truth, tolerance = in_truth(image, numbers, swap)
     unit, tiny = HALF_ULP[actual.dtype], TINY[actual.dtype]
     allowed = tolerance + (abs(truth) + tolerance) * unit + tiny
@@ -81,7 +81,7 @@ def assert_near(
 
 
 def mask_of(images: Sequence[Array], target: tuple[int, int]) -> Array:
-    """Return where the images are, (n, H, W)."""
+    """Return a mask of the images in their batch, (n, H, W)."""
     mask = np.zeros((len(images), *target), np.bool_)
     for row, image in zip(mask, images, strict=True):
         row[: image.shape[1], : image.shape[2]] = True

@@ -1,4 +1,4 @@
-"""Faults that are put in on purpose, to see that a test finds them."""
+"""Faults added on purpose, to check that a test finds them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-#: How often a race is tried before it counts as not there.
+#: The number of attempts before a race counts as absent.
 ATTEMPTS = 50
 
 
 def shows(wrong: Callable[[], int]) -> bool:
-    """Tell whether a race that loses only sometimes goes wrong sooner or later."""
+    """Return True if a race that occurs only sometimes is found."""
     if "libtsan" in os.environ.get("LD_PRELOAD", ""):
         pytest.skip("it races on purpose, as ThreadSanitizer would report")
     return any(wrong() for _ in range(ATTEMPTS))

@@ -1,4 +1,4 @@
-"""Processes with loaders, each in a process group of its own."""
+"""Processes with loaders, each in its own process group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 def start(
     code: str, *args: str, before: str = "", within: tuple[str, ...] = ()
 ) -> subprocess.Popen[str]:
-    """Start Python in a process group of its own, in a shell that does more before."""
+    """Start Python in a new process group, in a shell with commands before it."""
     path = os.pathsep.join([str(SUPPORT), str(ROOT)])
     python = f'exec "{sys.executable}" -W error -c "$CODE" {" ".join(args)}'
     return subprocess.Popen(
@@ -53,7 +53,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def left(group: int) -> list[int]:
-    """Return what is left of a process group, given a moment to go."""
+    """Return the remaining processes of a group, after a short time to end."""
     end = time.monotonic() + 10
     while True:
         found = [p.pid for p in psutil.process_iter() if in_group(p.pid, group)]

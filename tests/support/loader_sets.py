@@ -1,6 +1,6 @@
 """Data sets, collate functions and comparisons for the tests of the loader.
 
-Workers that are spawned import this module, so all of it is at the top level.
+Spawned workers import this module, so all its functions are at the top level.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StreamWithLen(Stream):
 
 
 class Making(Numbers):
-    """Samples are what a function makes of their index."""
+    """Samples are the results of a function of their index."""
 
     def __init__(self, make: Callable[[int], Any], length: int = 4) -> None:
         super().__init__(length)
@@ -104,7 +104,7 @@ class Making(Numbers):
 
 
 def only(batch: list[Any]) -> Any:
-    """Collate by giving out the only sample."""
+    """Return the only sample."""
     (sample,) = batch
     return sample
 
@@ -128,12 +128,12 @@ def with_fds(batch: list[Any]) -> Any:
 
 
 def seeds(batch: list[Any]) -> Any:
-    """Return what seeding gave the worker."""
+    """Return random numbers, to show the seed of the worker."""
     return torch.rand(2), np.random.rand(2), torch.initial_seed()
 
 
 class Noting:
-    """A ``worker_init_fn`` that the data set can be asked about."""
+    """A ``worker_init_fn`` that sets an attribute of the data set."""
 
     def __init__(self, spoil: bool = False) -> None:
         self.spoil = spoil
@@ -214,7 +214,7 @@ def attributes(value: Any) -> Any:
 
 
 def holders(loader: pyparallel.DataLoader) -> list[int]:
-    """Return who holds the slabs of a loader, once everything dead is collected."""
+    """Return the holders of the slabs of a loader, after garbage collection."""
     gc.collect()
     ring = loader._receiver.ring
     assert ring is not None
@@ -222,7 +222,7 @@ def holders(loader: pyparallel.DataLoader) -> list[int]:
 
 
 def all_free(loader: pyparallel.DataLoader) -> bool:
-    """Wait for what workers still have in hand to arrive or to be dropped."""
+    """Wait until all pending batches of workers have arrived or were dropped."""
     return wait_for(lambda: not any(holders(loader)))
 
 
@@ -236,7 +236,7 @@ def wait_for(reached: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def feeders() -> list[threading.Thread]:
-    """Return the threads of queues, which end a moment after the workers they fed."""
+    """Return the threads of queues, which end shortly after their workers."""
     threads = threading.enumerate()
     return [thread for thread in threads if thread.name.startswith("QueueFeeder")]
 
@@ -266,7 +266,7 @@ def num_fds() -> int:
 
 
 def children() -> list[psutil.Process]:
-    """Return what runs below this process; another thread may just have ended some."""
+    """Return the child processes; some may just have ended."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

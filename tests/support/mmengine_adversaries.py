@@ -1,6 +1,6 @@
-"""A GAN with everything that a separate wrapper meets, and its training in one process.
+"""A GAN for the separate wrapper, and its training in one process.
 
-`alone` is plain torch on the whole batch.
+`alone` uses plain torch on the whole batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyparallel import mmengine
 
 
 class Adversaries(nn.Module):
-    """Two networks that train against each other, and what stands around them."""
+    """Two adversarial networks, with frozen children, own parameters and buffers."""
 
     def __init__(self, base: bool = True) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Adversaries(nn.Module):
 
 
 class Model(Adversaries):
-    """The same with the steps that a runner calls."""
+    """The same model with the steps for a runner."""
 
     def train_step(self, data: Any, optim_wrapper: Any) -> Any:
         with optim_wrapper["critic"].optim_context(self.critic):
@@ -86,7 +86,7 @@ def wrappers(
 
 
 def alone(model: Adversaries, world: int, groups: list[list[int]]) -> torch.Tensor:
-    """Return the values after a training in one process; the model stays."""
+    """Return the values after training in one process; the model does not change."""
     model = copy.deepcopy(model)
     both = optimizers(model)
     for group in groups:

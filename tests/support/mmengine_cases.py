@@ -1,4 +1,4 @@
-"""What the ranks of test_wrappers.py run."""
+"""The work of the ranks of test_wrappers.py."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def plain(rank: int, world: int) -> Any:
 
 @case
 def accumulation(rank: int, world: int) -> Any:
-    """Eight micro-steps in groups of three, in each of which one reduces."""
+    """Eight micro-steps in groups of three; the last of each group reduces."""
     net = Net()
     groups = [[0, 1, 2], [3, 4, 5], [6, 7]]
     expected = alone(net.body, world, groups)
@@ -125,7 +125,7 @@ def clipping(rank: int, world: int) -> Any:
 
 @case
 def amp(rank: int, world: int) -> Any:
-    """bfloat16 beside one process: on each rank's share, and on the whole batch."""
+    """bfloat16 compared with one process: with each rank's part and the whole batch."""
     bfloat16 = torch.bfloat16
     net = Net()
     by_parts = alone(net.body, world, EACH, dtype=bfloat16, parts=world)
@@ -146,7 +146,7 @@ def amp(rank: int, world: int) -> Any:
 
 
 class Foreign(nn.Module):
-    """A preprocessor that does not know DataContainers."""
+    """A preprocessor that does not support DataContainers."""
 
     def forward(self, data: Any, training: bool = False) -> Any:
         return {**data, "inputs": data["inputs"] * 2}
@@ -164,7 +164,7 @@ class AsNothing(nn.Module):
 
 @case
 def batches(rank: int, world: int) -> Any:
-    """What reaches the model from batches of DataContainers, and from preprocessors."""
+    """The model's inputs, from batches of DataContainers and from preprocessors."""
     samples = [
         {
             "inputs": DataContainer(torch.ones(5), stack=True, pad_dims=None),

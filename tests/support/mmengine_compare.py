@@ -1,4 +1,4 @@
-"""How answers are compared with mmengine's."""
+"""Compare results with mmengine's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_differential_wrappers.py run: ours and mmengine's."""
+"""The work of the ranks of test_differential_wrappers.py: ours and mmengine's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH = {"ours": ours, "theirs": theirs}
 
 @case
 def training(rank: int, world: int) -> Any:
-    """Eight micro-steps by mmengine's optimizer wrapper."""
+    """Eight micro-steps with mmengine's optimizer wrapper."""
     result: dict[str, Any] = {}
     options: dict[str, Any] = {
         "plain": {},
@@ -55,7 +55,7 @@ def training(rank: int, world: int) -> Any:
 
 
 class Simple(Model):
-    """Without what fails in mmengine's wrapper: None, lists, parameters of its own."""
+    """Without features that mmengine's wrapper lacks: None, lists, own parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def paused(wrapped: Any) -> None:
 
 @case
 def fixed(rank: int, world: int) -> Any:
-    """What mmengine does where ours is different on purpose."""
+    """The behaviour of mmengine where ours differs on purpose."""
     raised = {}
     tries: dict[str, Any] = {
         "device_ids": lambda library: library.MMDistributedDataParallel(

@@ -1,4 +1,4 @@
-"""Models as they are written for mmengine, over whichever base is asked for."""
+"""Models written for mmengine, with a selectable base class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def toy_model(base: Any) -> Any:
-    """Return a model class over this base; its body is the same for all."""
+    """Return a model class with this base; the body is the same for all bases."""
 
     class ToyModel(base):  # type: ignore[misc]
         def __init__(self, data_preprocessor: Any = None) -> None:
@@ -32,7 +32,7 @@ def toy_model(base: Any) -> Any:
 
 
 class Steps:
-    """What a runner gives to ``train_step``: SGD, and nothing else."""
+    """The argument of a runner for ``train_step``: SGD only."""
 
     def __init__(self, model: nn.Module, lr: float = 0.01) -> None:
         self.optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -56,7 +56,7 @@ class Steps:
 
 
 def batch(seed: int = 0) -> dict[str, Any]:
-    """Return samples as pseudo_collate gives them."""
+    """Return samples in the form of pseudo_collate."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "inputs": [torch.rand(2, generator=generator) for _ in range(3)],

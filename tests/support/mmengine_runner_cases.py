@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node=2 mmengine_runner_cases.py FOLDER
 
-Leaves ``FOLDER/<rank>.pt``: for each case what it gave, or the error that ended it.
-Cases run in order: those of one process first, then the process group is joined.
+Writes ``FOLDER/<rank>.pt`` with the result or the error of each case. Cases run in
+order: those of one process first, then those with the process group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mmengine_runner_parts import Reader
 from repository import ROOT
 
 RANK = int(os.environ["RANK"])
-#: What a script without any import of ours but data containers has of pyparallel.
+#: The modules of pyparallel that a script imports with DataContainer.
 IMPORTED = sorted(
     name
     for name in sys.modules
@@ -42,7 +42,7 @@ IMPORTED = sorted(
 CASES: dict[str, Callable[[], Any]] = {}
 
 
-# Ours is imported by configs, and inside of cases that need a class itself.
+# Configs import our classes; only some cases import a class themselves.
 def case(function: Callable[[], Any]) -> Callable[[], Any]:
     CASES[function.__name__] = function
     return function
@@ -85,7 +85,7 @@ def no_group() -> Any:
 # ---------------------------------------------------------------------- two ranks
 @case
 def joined_by_config() -> Any:
-    """A config file joins, by an import that it names."""
+    """A config file joins the group with an import."""
     path = FOLDER / f"join{RANK}.py"
     path.write_text('custom_imports = dict(imports=["pyparallel.mmengine.join"])\n')
     Config.fromfile(path)
@@ -221,7 +221,7 @@ def wrapped_before() -> Any:
     cfg["train_dataloader"]["collate_fn"] = partial(collate, samples_per_gpu=BATCH)
     torch.manual_seed(0)
     cfg["model"] = MMDistributedDataParallel(Reader(BaseDataPreprocessor()))
-    # A config can be printed only if its parts are text: a Runner takes them in Python.
+    # Configs with non-text values cannot be printed; a Runner accepts them in Python.
     return run_in_python(cfg)
 
 
@@ -277,7 +277,7 @@ def flexible_sharded() -> Any:
 
 @case
 def documented() -> Any:
-    """Each config on the page is merged into those above it, and trains."""
+    """Merge each config of the page into the previous ones, and train."""
     page = ROOT / "docs" / "mmengine-runner.md"
     cfg = Config(config("documented", count=128))
     cfg.train_dataloader.dataset.containers = True

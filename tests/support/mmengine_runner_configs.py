@@ -81,7 +81,7 @@ def with_validation(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(cfg: Any, kind: Any = Runner, **settings: Any) -> dict[str, Any]:
-    """Train, and return what there is to compare."""
+    """Train, and return the values to compare."""
     runner = kind.from_cfg(cfg if isinstance(cfg, Config) else Config(cfg))
     model = runner.train()
     scalars = runner.message_hub.log_scalars

@@ -1,7 +1,7 @@
-"""What the configs of the runner tests name: real ragged data, models, a metric.
+"""Parts for the configs of the runner tests: real ragged data, models, a metric.
 
-The names of Unicode characters are 3 to 75 letters long; the model tells what kind of
-character a name is of. Letters drawn at several sizes are images of different sizes.
+The names of Unicode characters are 3 to 75 letters long; the model predicts the kind of
+the character. Letters drawn at several sizes are images of different sizes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Names(Dataset[dict[str, Any]]):
 
 
 class PaddingPreprocessor(BaseDataPreprocessor):  # type: ignore[misc]  # no types
-    """What one writes for mmengine alone: names are padded here, one copy for each."""
+    """Code for mmengine alone: it pads the names and copies each."""
 
     def forward(self, data: Any, training: bool = False) -> Any:
         data = self.cast_data(data)
@@ -68,7 +68,7 @@ class PaddingPreprocessor(BaseDataPreprocessor):  # type: ignore[misc]  # no typ
 
 
 class Reader(BaseModel):  # type: ignore[misc]  # mmengine has no types
-    """Letters, a convolution over five of them, and what is strongest in the name."""
+    """Letters, a convolution over five of them, and the maximum over the name."""
 
     def __init__(self, data_preprocessor: Any = None) -> None:
         super().__init__(data_preprocessor=data_preprocessor)
@@ -91,7 +91,7 @@ class Reader(BaseModel):  # type: ignore[misc]  # mmengine has no types
 
 
 class Accuracy(BaseMetric):  # type: ignore[misc]  # mmengine has no types
-    """The share of names whose kind was found."""
+    """The share of names with the correct kind."""
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
         self.results += [{"right": each} for each in data_samples[0]]

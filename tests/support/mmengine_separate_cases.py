@@ -1,4 +1,4 @@
-"""What the ranks of test_separate_distributed.py run."""
+"""The work of the ranks of test_separate_distributed.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def adversaries(rank: int, world: int) -> Any:
     for name, groups in plans.items():
         model = Model()
         expected = alone(model, world, groups)
-        with torch.no_grad():  # which construction has to undo
+        with torch.no_grad():  # which the constructor has to undo
             for each in (*model.parameters(), *model.buffers()):
                 each.add_(rank)
         both = optimizers(model)

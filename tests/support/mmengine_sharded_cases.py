@@ -1,4 +1,4 @@
-"""What the ranks of test_fully_sharded_distributed.py run, on the CPU with gloo."""
+"""The work of the ranks of test_fully_sharded_distributed.py, on the CPU with gloo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS = [[0, 1, 2], [3, 4, 5], [6, 7]]
 def train(
     rank: int, world: int, model: Any, groups: Any, **settings: Any
 ) -> tuple[torch.optim.Optimizer, list[bool]]:
-    """Train; tell after which micro-steps there were no reduced gradients."""
+    """Train; return the micro-steps without reduced gradients."""
     optimizer = sgd(model)
     wrapper = mmengine.OptimWrapper(optimizer, len(groups[0]), **settings)
     total = sum(map(len, groups))
@@ -46,7 +46,7 @@ def norm_clip(parameters: Any) -> Any:
 
 @case
 def second(rank: int, world: int) -> Any:
-    """FSDP2 beside one process."""
+    """FSDP2 compared with one process."""
     result: dict[str, Any] = {}
     plans: dict[str, Any] = {
         "plain": (STEPS, {}, None, {}),
@@ -82,7 +82,7 @@ def second(rank: int, world: int) -> Any:
 
 @case
 def first(rank: int, world: int) -> Any:
-    """FSDP as it was before, which the CPU takes when it is named."""
+    """The older FSDP, on the CPU if selected."""
     result = {}
     for name, groups in (("plain", STEPS), ("accumulated", GROUPS)):
         net = Net()

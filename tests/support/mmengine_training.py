@@ -1,6 +1,6 @@
 """A model of mmengine's protocol, and the same training in one process.
 
-`alone` knows no wrapper: it is plain torch on the whole batch.
+`alone` uses no wrapper, only plain torch on the whole batch.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ ONE = torch.ones(())
 
 
 def batch(step: int, world: int, rank: int | None = None) -> dict[str, torch.Tensor]:
-    """Return the batch of one rank, or with None that of all of them."""
+    """Return the batch of one rank; with None, the batch of all ranks."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randn(SAMPLES * world, 5, generator=generator)
     targets = torch.randn(SAMPLES * world, 3, generator=generator)
     part = slice(None) if rank is None else slice(rank, None, world)
-    # Ours makes strided tensors contiguous, and torch rounds their products otherwise.
+    # Ours makes strided tensors contiguous; torch rounds their products differently.
     return {
         "inputs": inputs[part].contiguous(),
         "targets": targets[part].contiguous(),
@@ -81,11 +81,11 @@ def alone(
 
     Args:
         body: the layers; they are copied.
-        world: so many shares has a batch.
+        world: the number of parts of a batch.
         groups: the numbers of the batches in each group.
         clip: clips the gradients of parameters.
-        dtype: autocast to this one.
-        parts: cut each batch into so many, one backward pass for each.
+        dtype: autocast to this dtype.
+        parts: split each batch into this number of parts, with a backward pass each.
     """
     body = copy.deepcopy(body)
     optimizer = sgd(body)

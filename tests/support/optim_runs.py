@@ -1,7 +1,7 @@
 """Small trainings for the optimizer wrappers, and the same ones in plain torch.
 
-Nothing here knows the wrappers: `plain` says when to step and what to divide by from a
-list of groups that the test writes down or cuts itself.
+`plain` does not use the wrappers: it gets the steps and the divisors from a list of
+groups that the test defines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Step = Callable[[torch.optim.Optimizer, list[torch.Tensor]], None]
 
 
 class Recorded(nn.Module):
-    """A model of two layers that notes which forward passes ran under ``no_sync``."""
+    """A model of two layers that records the forward passes under ``no_sync``."""
 
     def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def optimizer(
 
 
 def cut(number: int, every: int, announced: bool) -> list[list[int]]:
-    """Cut ``range(number)`` into groups; a short last one counts if ``announced``."""
+    """Split ``range(number)`` into groups; a short last one counts if ``announced``."""
     groups = [list(range(number))[i : i + every] for i in range(0, number, every)]
     return [group for group in groups if announced or len(group) == every]
 
@@ -99,7 +99,7 @@ def plain(
 
 
 def wrapped(model: Recorded, wrapper: Any, data: Sequence[torch.Tensor]) -> list[int]:
-    """Train with a wrapper; return after how many batches each step was."""
+    """Train with a wrapper; return the number of batches before each step."""
     steps = []
     for index, batch in enumerate(data):
         before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -118,7 +118,7 @@ def same_bits(one: nn.Module, other: nn.Module) -> bool:
 
 
 def same_state(one: Any, other: Any) -> bool:
-    """Tell whether two state dicts hold the same, tensors bit for bit."""
+    """Return True if two state dicts are equal, tensors bit for bit."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):

@@ -1,8 +1,8 @@
-"""What collate must give: slow, obvious, and without a line of pyparallel.
+"""The expected results of collate, in simple and slow code without pyparallel.
 
-A tensor is taken apart into the bytes of its elements, one by one, and put together
-again from them, so that nothing here depends on strides, on dtypes or on how torch
-pads and stacks. Only the conversion of a padding value is torch's: `F.pad` defines it.
+A tensor is split into the bytes of its elements, and a batch is built from these bytes.
+So the results do not depend on strides, on dtypes, or on torch's padding and stacking.
+Only the conversion of a padding value uses torch, because `F.pad` defines it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 @dataclasses.dataclass
 class Box:
-    """What a DataContainer must hold; the pad_dims of a collated one are always 2."""
+    """The expected content of a DataContainer; collated ones always have pad_dims 2."""
 
     data: Any
     stack: bool
@@ -80,7 +80,7 @@ def stacked(
             fill = padding(sample.dtype, value)
         indices = itertools.product(*map(range, target))
         cells = [have.get(index, fill) for index in indices]
-        # torch converts the NaN of one element to other bits than that of several.
+        # torch converts a NaN to other bits in tensors of one element.
         parts += elements(assemble(target, sample.dtype, cells).to(dtype)).values()
     return assemble((len(samples), *target), dtype, parts)
 
@@ -107,7 +107,7 @@ def target_sizes(
 
 
 def first_index(size: int, target: int, side: str) -> int:
-    """Return where data start: cells are added one by one, the odd one at the end."""
+    """Return the start of the data: padding is added alternately, first at the end."""
     before = after = 0
     while before + size + after < target:
         if side == "right" or (side == "center" and after <= before):

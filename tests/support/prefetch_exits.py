@@ -1,6 +1,6 @@
-"""Ends the interpreter in many ways with a prefetch thread at work; prints each try.
+"""End the interpreter in many ways while a prefetch thread works; print each attempt.
 
-Every end is that of a process forked from this one, which imports torch once.
+Each attempt ends a process forked from this one, which imports torch once.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from pyparallel import PreDataLoader  # noqa: E402
 
 BUSY = ("returns", "raises", "exits", "is interrupted")
 ENDS = [
-    ("is idle", 0),  # how long it takes without any pass
+    ("is idle", 0),  # the time without any pass
     *((end, num_workers) for end in BUSY for num_workers in (0, 2)),
     ("is outlived", 0),
     ("is late", 0),
 ]
-#: Seconds more than an exit without any pass, after which an end is tried again.
+#: An exit is repeated if it takes this many seconds more than one without a pass.
 ENOUGH = 2.0
 
 
 class Busy(Numbers):
-    """Works in native code, nearly always without the lock of the interpreter.
+    """Works in native code, nearly always without the GIL.
 
-    Else each step of an exit would wait for its turn, which says nothing of ours.
+    Otherwise each step of an exit would wait for the GIL, which is not tested here.
     """
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ def try_again() -> None:
 
 
 def fork(out: Any, err: Any) -> int | list[Any]:
-    """Return, in the child, where to say that the end begins; here, how it went."""
+    """Return a function that reports the start of the exit (child), or the outcome."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -92,7 +92,7 @@ results: dict[str, list[Any]] = {}
 for end, num_workers in ENDS:
     enough = results["is idle 0"][0][1] + ENOUGH if results else math.inf
     tries = results[f"{end} {num_workers}"] = []
-    # An end that waits for something does so each time, a busy machine does not.
+    # An exit that waits is slow each time; a busy machine is slow only sometimes.
     while not tries or (len(tries) < 3 and tries[-1][1] > enough):
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             result = fork(out, err)
@@ -112,7 +112,7 @@ if end == "is outlived":
 elif end == "is late":
     late.append(try_again)
 elif end != "is idle":
-    # With room for all it is never idle, at its end least of all.
+    # With room for all batches, the thread is never idle, not even at the end.
     pre = PreDataLoader(
         loader(num_workers, Busy(), sampler=[0] * 10**6), queue_size=10**6
     )

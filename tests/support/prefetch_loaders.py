@@ -1,4 +1,4 @@
-"""Datasets and loaders to prefetch from, and a look at what a pass leaves behind."""
+"""Datasets and loaders for prefetching, and a check for leaked resources."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader, Dataset
 from pyparallel import PreDataLoader
 
 NUM_ITEMS = 12
-#: Seconds within which something has to happen that torch alone does after five; with
+#: The limit in seconds for events that torch alone handles after five seconds, or with
 #: the fixture ``patient`` after sixty.
 SOON = 30.0
 
 
 class TwoArguments(Exception):
-    """An exception that nobody can make from a message, and that does not pickle."""
+    """An exception that cannot be created from a message, and does not pickle."""
 
     def __init__(self, code: int, where: str) -> None:
         super().__init__(f"{code} at {where}")
@@ -34,7 +34,7 @@ class TwoArguments(Exception):
 
 
 class Numbers(Dataset):
-    """``torch.full((3,), i)``; at the item ``bad`` something happens instead."""
+    """``torch.full((3,), i)``; the item ``bad`` calls a function instead."""
 
     def __init__(self, bad: int = -1, act: Callable[[], Any] | None = None) -> None:
         self.bad, self.act = bad, act
@@ -49,7 +49,7 @@ class Numbers(Dataset):
 
 
 class Raise:
-    """Raises an error that is made where it is raised; workers need not pickle it."""
+    """Raises an error that is created in the worker and need not be pickled."""
 
     def __init__(self, cls: type[BaseException], *args: Any) -> None:
         self.cls, self.args = cls, args
@@ -59,7 +59,7 @@ class Raise:
 
 
 def of_worker(name: str) -> Any:
-    """Return a variable of torch's loop in the worker that this runs in."""
+    """Return a variable of torch's loop in the current worker."""
     frame: Any = sys._getframe()
     while frame.f_code.co_name != "_worker_loop":
         frame = frame.f_back
@@ -67,7 +67,7 @@ def of_worker(name: str) -> Any:
 
 
 def die_with_the_lock() -> None:
-    """Be killed where every worker looks, between batches, whether it is to end."""
+    """Get killed between batches, at the place where a worker checks if it must end."""
     of_worker("done_event")._cond.acquire()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -76,8 +76,9 @@ class DieInMessage:
     """End in the middle of a message, ``sent`` bytes behind its length.
 
     Args:
-        sent: bytes after the four that promise 1000; -2 leaves two of those.
-        code: to exit with; None is killed.
+        sent: the number of bytes after the length, four bytes that announce 1000; -2
+            sends two bytes of the length.
+        code: the exit code; None kills the process.
     """
 
     def __init__(self, sent: int = 10, code: int | None = None) -> None:
@@ -108,7 +109,7 @@ def until(condition: Callable[[], Any], seconds: float = 30) -> None:
     """Wait for a condition; fail if it does not come."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.002)
 
 
@@ -128,7 +129,7 @@ def num_fds() -> int:
 def nothing_left(more_fds: int = 2) -> Iterator[None]:
     """Check that a block leaves no thread, process or file descriptor behind.
 
-    A pass may be the first to use what torch then keeps for all: two descriptors.
+    The first pass may create two descriptors that torch keeps for all passes.
     """
     gc.collect()
     before = set(children()), num_fds()
@@ -140,12 +141,12 @@ def nothing_left(more_fds: int = 2) -> Iterator[None]:
 
 
 class Gate:
-    """A loader that hands out numbers, each when it is let through."""
+    """A loader that returns each number only when the test allows it."""
 
     def __init__(self, length: int = 100) -> None:
         self.length = length
         self.open = threading.Semaphore(0)
-        self.asked = 0  # how many were asked for
+        self.asked = 0  # the number of requested items
 
     def let(self, count: int) -> None:
         self.open.release(count)
@@ -159,6 +160,6 @@ class Gate:
 
 @contextmanager
 def passes(*args: Any, more_fds: int = 2, **options: Any) -> Iterator[PreDataLoader]:
-    """Make a PreDataLoader and close it, with nothing left."""
+    """Make a PreDataLoader and close it; check for leaked resources."""
     with nothing_left(more_fds), PreDataLoader(*args, **options) as pre:
         yield pre

@@ -1,4 +1,4 @@
-"""Fake devices that PYPARALLEL_DEBUG=1 can look at."""
+"""Fake devices for the checks of PYPARALLEL_DEBUG=1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyparallel.transfer import device as checksums
 
 
 class FakeProbe:
-    """Sums and fills by address, as a device does, in their turn."""
+    """Sums and fills by address, in stream order, like a device."""
 
     def sums(self, block: torch.Tensor, row: int, stream: Any) -> torch.Tensor:
         found = torch.empty(-(-block.numel() // row), dtype=torch.int64)
@@ -39,7 +39,7 @@ class Lent(LentMemory):
 
 
 class Trampling(Device):
-    """Somebody writes one byte of staging memory before it is copied."""
+    """One byte of staging memory is overwritten before its copy."""
 
     def copy(self, dst, src, stream):
         src[64 * 2 + 66] += 1
@@ -47,7 +47,7 @@ class Trampling(Device):
 
 
 def passed(device: FakeDevice) -> None:
-    """Wait for all that is queued, the checks too."""
+    """Wait for all queued work, including the checks."""
     device.wait(device.copies, device.record(device.main))
     assert device.record(device.copies).wait(30)
     device.wait(device.main, device.record(device.side))

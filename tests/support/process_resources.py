@@ -1,4 +1,4 @@
-"""What a process has that a batch must not leave: descriptors, shared memory."""
+"""Resources of a process that a batch must not leak: descriptors, shared memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def memfds() -> int:
-    """Return how many descriptors are memory without a name."""
+    """Return the number of descriptors of unnamed memory."""
     found = 0
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
@@ -18,9 +18,9 @@ def memfds() -> int:
 
 
 def shared_names() -> int:
-    """Return how many names of torch's shared memory are ours, or nobody's any more.
+    """Return the number of torch's shared-memory names of this or of an ended process.
 
-    A name begins with ``torch_`` and the number of the process that made it.
+    A name begins with ``torch_`` and the id of the process that created it.
     """
     found = 0
     for name in os.listdir("/dev/shm"):

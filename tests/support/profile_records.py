@@ -1,4 +1,4 @@
-"""Records of which every nanosecond is known: nothing here was measured."""
+"""Synthetic records in which every nanosecond is known."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def steady(
         start = i * step
         events.append(Event("loop", "wait", start, start + wait, 1, 1))
         events.append(Event("loop", "scatter", start + wait, start + wait + copy))
-        # The step of a wrapper is compute, but for what is inside it.
+        # The step of a wrapper is compute, except for the parts inside it.
         events.append(Event("loop", "step", start + wait + copy, start + step))
         if workers:
             *inner, fetch = made(f"worker {i % workers}", start, stacked, padding)
@@ -50,7 +50,7 @@ def steady(
 
 
 def made(lane: str, start: int, stacked: int = 1000, padding: int = 100) -> list[Event]:
-    """Return what a worker does for a batch: pack is in collate, collate in fetch."""
+    """Return the spans of a worker for a batch: pack in collate, collate in fetch."""
     collate = start + WORKER["fetch"]
     pack = collate + WORKER["collate"]
     end = pack + WORKER["pack"]

@@ -1,8 +1,8 @@
-"""A training script that knows nothing of being profiled.
+"""A training script without code for the profiler.
 
     python profile_script.py HOW
 
-``HOW`` says how it ends: ``killed``, ``fails``; or what it uses: ``spawn``, ``ranks``.
+``HOW`` is the kind of end, ``killed`` or ``fails``, or a mode, ``spawn`` or ``ranks``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyparallel import (
 
 
 class Ragged(Dataset[Any]):
-    """Sixty-four samples; every batch of two has widths 1 and 3."""
+    """64 samples; every batch of two has widths 1 and 3."""
 
     def __len__(self) -> int:
         return 64

@@ -1,4 +1,4 @@
-"""Python code in a process of its own, with the package of this tree."""
+"""Run Python code in a separate process, with the package of this tree."""
 
 from __future__ import annotations
 

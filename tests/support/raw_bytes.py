@@ -1,4 +1,4 @@
-"""Tensors as arrays of bytes, and what `pad_copy` must make of them."""
+"""Tensors as arrays of bytes, and the expected results of `pad_copy`."""
 
 from __future__ import annotations
 

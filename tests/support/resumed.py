@@ -1,6 +1,6 @@
-"""Loaders to stop and to continue, and what their batches should be.
+"""Loaders to stop and to resume, and their expected batches.
 
-Run as a program it continues one in a process of its own.
+As a program, it resumes a loader in a separate process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Batch = tuple[int, Any]
 
 
 class Numbers:
-    """The map-style dataset 0, 1, 2, ... that counts how often it is read."""
+    """The map-style dataset 0, 1, 2, ... that counts its reads."""
 
     def __init__(self, length: int) -> None:
         self.length, self.reads = length, 0
@@ -45,7 +45,7 @@ class Numbers:
 
 
 class Eager:
-    """A sampler that draws its order when it is asked for its iterator."""
+    """A sampler that draws its order when its iterator is created."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -72,7 +72,7 @@ class ByNumPy(Eager):
 
 
 class Counting(Eager):
-    """A stateful sampler; what it does after its end is in the subclasses."""
+    """A stateful sampler; subclasses define its behaviour after its end."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -86,7 +86,7 @@ class Counting(Eager):
         self.epoch_seen += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return vars(self)  # what it goes on changing
+        return vars(self)  # the live dictionary, which changes later
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -113,7 +113,7 @@ class Skipping(Eager):
 
 
 class WithState(Eager):
-    """A sampler whose iterator has the state."""
+    """A sampler with a stateful iterator."""
 
     def __iter__(self) -> Iterator[int]:
         return Cursor(self.length)
@@ -142,7 +142,7 @@ class TensorCursor(Cursor):
 
 
 class Uneven(IterableDataset[Any]):
-    """Every worker has a number of samples of its own, in an order that it draws."""
+    """A dataset that gives each worker its own number of samples, in random order."""
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
         self.lengths = lengths
@@ -158,7 +158,7 @@ class Uneven(IterableDataset[Any]):
 
 
 class UnevenStateful(Uneven):
-    """The same with a state, and in an order of epochs."""
+    """The same with a state, and with an order for each epoch."""
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
         super().__init__(lengths)
@@ -252,7 +252,7 @@ class Drawing(Cursor):
 
 
 class Remembering(Numbers):
-    """A stateful map-style dataset: a sample has how many were read before it."""
+    """A stateful map-style dataset: a sample is the number of reads before it."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         self.reads += 1
@@ -322,7 +322,7 @@ class Case:
         first: int = 0,
         stop: Callable[[int, str], None] = lambda epoch, moment: None,
     ) -> list[Batch]:
-        """Return the batches of all epochs from ``first`` on; tell of each moment."""
+        """Return the batches of all epochs from ``first`` on; report each moment."""
         found: list[Batch] = []
         for epoch in range(first, self.epochs):
             if hasattr(loader.sampler, "set_epoch"):
@@ -348,7 +348,7 @@ def seed(number: int) -> None:
 class Stop:
     """A moment at which a run could be stopped.
 
-    ``given``: batches before it in all epochs. ``state`` is saved bytes.
+    ``given``: the number of batches before it in all epochs. ``state``: saved bytes.
     """
 
     epoch: int
@@ -367,7 +367,7 @@ def saved(state: dict[str, Any]) -> bytes:
 
 
 def uninterrupted(case: Case) -> tuple[list[Batch], list[Stop]]:
-    """Return all batches of a case and every moment to stop at."""
+    """Return all batches of a case and all moments to stop at."""
     seed(1)
     loader = case.loader()
     stops: list[Stop] = [Stop(0, "before", 0, saved(loader.state_dict()))]
@@ -382,7 +382,7 @@ def uninterrupted(case: Case) -> tuple[list[Batch], list[Stop]]:
 
 
 def continued(case: Case, stop: Stop, **options: Any) -> list[Batch]:
-    """Return what a new loader gives after a stop, in a world with other seeds."""
+    """Return the batches of a new loader after a stop, with other global seeds."""
     seed(2)
     loader = case.loader(**options)
     loader.load_state_dict(stop.load())

@@ -1,4 +1,4 @@
-"""The part of a worker that makes batches in a ring, in this process."""
+"""The code of a worker that makes batches in a ring, run in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKER = 2
 
 
 class Worker:
-    """Collate batches into a ring as a worker does."""
+    """Collate batches into a ring, like a worker."""
 
     def __init__(self, ring: Ring, collate_fn: Any) -> None:
         self.collate = WorkerCollate(

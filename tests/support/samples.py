@@ -1,4 +1,4 @@
-"""The nasty corpus: tensors, columns and whole batches that break careless code."""
+"""Difficult inputs: tensors, columns and batches that break careless code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NAMES = (
     "float64 complex32 complex64 complex128 float8_e4m3fn float8_e5m2 "
     "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
 )
-#: Every dtype of dense tensors that this torch has.
+#: All dtypes of dense tensors in this version of torch.
 DTYPES = [getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)]
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    torch.zeros(1, dtype=torch.complex32)  # torch warns of it, once in a process
+    torch.zeros(1, dtype=torch.complex32)  # torch warns about it once in a process
 
 #: Dtypes that torch.stack can promote among each other.
 PROMOTED = [
@@ -77,7 +77,7 @@ def random_tensor(
 
 
 def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return a tensor of the same shape and dtype that lies differently in memory."""
+    """Return a tensor of the same shape and dtype with another memory layout."""
     dims = tensor.dim()
     if layout == "transposed":
         order = list(range(dims))[::-1]
@@ -98,9 +98,9 @@ def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def as_it_lies(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy on a device that begins and strides as the tensor does.
+    """Return a copy on a device with the same storage offset and strides.
 
-    ``tensor.to(device)`` may lay it out anew, and always begins at an aligned address.
+    ``tensor.to(device)`` may change the layout, and its address is always aligned.
     """
     whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     there = whole.to(device, copy=True)
@@ -123,7 +123,7 @@ def tensors(
 
 @dataclasses.dataclass
 class Column:
-    """One field of a batch: its tensors and how they are to be stacked."""
+    """One field of a batch: its tensors and the options for stacking them."""
 
     samples: list[torch.Tensor]
     pad_dims: int | None
@@ -183,7 +183,7 @@ def _nodes(draw: Any, container: Any, count: int, depth: int, legacy: bool) -> A
         return rows if kind == "dict" else [OrderedDict(row) for row in rows]
     if kind in ("pair", "frozen", "slotted"):
         cls: Any = {"pair": Pair, "frozen": Frozen, "slotted": Slotted}[kind]
-        # A sample's __post_init__ may refuse what a batch has: Slotted refuses lists.
+        # A sample's __post_init__ may reject a batch's fields: Slotted rejects lists.
         left = list(range(count)) if cls is Slotted else draw(child)
         return [cls(*row) for row in zip(left, draw(child), strict=True)]
     return draw(_leaves(container, kind, count, legacy))
@@ -205,7 +205,7 @@ def _leaves(draw: Any, container: Any, kind: str, count: int, legacy: bool) -> A
     if kind == "tensor":
         return [column.samples[0].clone() for _ in range(count)]
     if kind == "stack":
-        # What every dtype can hold; this one has no zero.
+        # Values that every dtype can hold; this dtype has no zero.
         whole = [1] if "e8m0" in str(column.samples[0].dtype) else [0, 1, 7]
         value = st.sampled_from(whole if legacy else PADDING)
         dims = column.pad_dims

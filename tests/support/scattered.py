@@ -1,4 +1,4 @@
-"""Batches to scatter, and what of them comes out."""
+"""Batches to scatter, and their expected results."""
 
 from __future__ import annotations
 

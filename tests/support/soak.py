@@ -1,12 +1,12 @@
-"""Loaders under load, with everything going wrong that can: no sample may be lost.
+"""Run loaders under load with random faults, and check that no sample is lost.
 
-``python tests/support/soak.py --minutes 30`` runs epoch after epoch over shuffled
-scenes, 8 workers and faults in random places. An epoch that an error ended is continued
-from ``state_dict()``, and at its end its batches must be those of the sampler, in its
-order, byte for byte; every error must be one that was planned. Between epochs nothing
-may be left: processes, threads, descriptors, shared memory. It prints what happened and
-how much was lost, duplicated, wrong, unexplained, leaked or hung; the exit code is 0 if
-that is nothing.
+``python tests/support/soak.py --minutes 30`` runs epochs over shuffled scenes, with 8
+workers and random faults. After an error, the epoch resumes from ``state_dict()``. At
+its end, its batches must equal those of the sampler, in order, byte for byte. Every
+error must belong to a planned fault. Between epochs, no process, thread, descriptor or
+shared memory may remain. The program prints the events, and the numbers of lost,
+duplicated, wrong, unexplained, leaked and hung items. The exit code is 0 if all of
+these are 0.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ from torch.utils.data import _utils
 
 import pyparallel
 
-#: What the consumer does after some batch.
+#: Actions of the consumer after some batch.
 BY_CONSUMER = (
     *("break", "step raises", "interrupt", "hold", "fork"),
     *("kill", "stop a worker"),
 )
-#: Options of a loader that are a fault in themselves.
+#: Options of a loader that count as a fault.
 OPTIONS: dict[str, dict[str, int]] = {
     "ring too small": {"max_ring_bytes": 128 * 1024},
     "too few slabs": {"ring_slabs": 2},
     "no ring": {"ring_slabs": 0},
 }
 KINDS = (*IN_WORKERS, *BY_CONSUMER, *OPTIONS)
-#: Words of the errors that planned faults end in.
+#: Words in the errors of planned faults.
 EXPECTED = (
     *("DataLoader worker", "a worker must live", "on purpose", "timed out after"),
     *("Too many open files", "ulimit -n", "unable to open", "received 0 items"),
 )
 BAD = ("lost", "duplicated", "wrong", "unexplained", "leaked", "hung")
-#: Seconds that a sample may take before its loader gives up.
+#: The time of a sample in seconds after which its loader gives up.
 TIMEOUT = 2.0
 
 
 class HungError(Exception):
-    """An epoch takes much longer than it may."""
+    """An epoch takes much longer than its limit."""
 
 
 class Step(Exception):
-    """What the consumer raises on purpose."""
+    """The error that the consumer raises on purpose."""
 
 
 class Soak:
     """Runs epochs and counts.
 
     Args:
-        seed: of all that is drawn.
-        length: batches of an epoch.
-        limit: seconds after which an epoch is hung.
+        seed: the seed of all random numbers.
+        length: the number of batches in an epoch.
+        limit: the time in seconds after which an epoch counts as hung.
     """
 
     def __init__(self, seed: int, length: int, limit: int = 120) -> None:
@@ -126,7 +126,7 @@ class Soak:
         options: dict[str, Any],
         prefetching: bool,
     ) -> list[list[int]]:
-        """Go through an epoch to its end, however often it is ended before."""
+        """Run an epoch to its end, and resume it after each error."""
         seen: list[list[int]] = []
         state: Any = None
         while True:
@@ -176,7 +176,7 @@ class Soak:
         return True
 
     def act(self, kind: str) -> None:
-        """Do what a consumer may do, or the system to workers."""
+        """Run a planned action of the consumer or of the system."""
         if kind == "step raises":
             raise Step
         if kind == "interrupt":
@@ -205,11 +205,11 @@ class Soak:
         self.counts["samples"] += len(found)
 
     def leaks(self, before: tuple[int, ...], where: str) -> None:
-        """Wait a moment for what ends by itself; what stays has leaked."""
+        """Wait shortly for resources to be freed; the remaining ones have leaked."""
         end = time.monotonic() + 10
         while True:
             gc.collect()
-            multiprocessing.active_children()  # waits for those that have ended
+            multiprocessing.active_children()  # also reaps ended children
             left = left_over()
             pairs = zip(LEFT, before, left, strict=True)
             grown = [f"{name}: {a} to {b}" for name, a, b in pairs if b > a]
@@ -230,7 +230,7 @@ LEFT = ("workers", "prefetch threads", "threads", "descriptors", "memfds", "name
 
 
 def left_over() -> tuple[int, ...]:
-    """Return how much there is of what an epoch must not leave, as LEFT names it."""
+    """Return the numbers of the resources in LEFT, which an epoch must not leak."""
     return (
         sum(map(is_worker, psutil.Process().children(recursive=True))),
         len(prefetch_threads()),
@@ -242,7 +242,7 @@ def left_over() -> tuple[int, ...]:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """Tell workers from the helpers of multiprocessing, which live on."""
+    """Distinguish workers from the helpers of multiprocessing, which persist."""
     with contextlib.suppress(psutil.Error):
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
@@ -252,12 +252,12 @@ def is_worker(process: psutil.Process) -> bool:
 
 
 def is_server(process: psutil.Process, command: str) -> bool:
-    """Tell a fork server from what it starts, which has its command line."""
+    """Distinguish a fork server from its children, which have its command line."""
     return "forkserver" in command and process.ppid() == os.getpid()
 
 
 def let_go_on() -> None:
-    """Continue workers that have stopped; runs in a thread, to the end."""
+    """Continue stopped workers; runs in a thread, until the end of the soak."""
     while True:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process().children(recursive=True):
@@ -268,10 +268,10 @@ def let_go_on() -> None:
 
 
 def report_while_waiting(number: int, frame: Any) -> None:
-    """Let torch report dead workers only where the program waits for them.
+    """Let torch report dead workers only while the program waits for them.
 
-    Its handler raises between any two instructions, also after a batch has been given
-    and before it is counted.
+    Its handler raises between any two instructions, also after a batch is returned and
+    before it is counted.
     """
     while frame is not None:
         if frame.f_code.co_name == "_try_get_data":
@@ -288,14 +288,14 @@ def give_up(number: int, frame: Any) -> None:
 def prepare() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # As it is found by a loader in a thread: torch says so after five seconds.
+    # As in a loader in a thread: torch reports it after five seconds.
     _utils.MP_STATUS_CHECK_INTERVAL = 0.5
     threading.Thread(target=let_go_on, daemon=True).start()
     _utils.signal_handling._set_SIGCHLD_handler()
     signal.signal(signal.SIGCHLD, report_while_waiting)
     signal.signal(signal.SIGALRM, give_up)
     torch.multiprocessing.set_forkserver_preload(["torch", "soak_faults"])
-    for prefetching in (False, True):  # what the first one starts lives on
+    for prefetching in (False, True):  # the first loader starts processes that persist
         Soak(0, 4).epoch([], "forkserver:1", prefetching)
 
 

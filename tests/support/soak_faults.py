@@ -1,7 +1,7 @@
-"""A dataset and a collate function in which everything happens that a soak plans.
+"""A dataset and a collate function with the planned faults of a soak.
 
-Workers that are spawned import this module, so all of it is at the top level. A fault
-happens once: whoever comes to its sample first leaves a file, which also counts it.
+Spawned workers import this module, so all its functions are at the top level. A fault
+occurs once: the first process at its sample creates a file, which also counts it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PADDING = -7.0
 
 
 class Planned(Exception):
-    """What a sample or a collate function raises on purpose."""
+    """The error that a sample or a collate function raises on purpose."""
 
 
 def refuse() -> None:
@@ -44,12 +44,12 @@ def killed() -> None:
 
 
 def stopped() -> None:
-    """Stand still; the soak looks for such workers and lets them go on."""
+    """Stop this worker; the soak finds stopped workers and continues them."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def without_memory() -> None:
-    """Let the system refuse the next memory for a slab."""
+    """Let the next allocation of memory for a slab fail."""
     fallocate = os.posix_fallocate
 
     def refused(fd: int, start: int, nbytes: int) -> None:
@@ -60,13 +60,13 @@ def without_memory() -> None:
 
 
 def without_descriptors() -> None:
-    """Let the system refuse further descriptors to this worker."""
+    """Let the next descriptor of this worker fail."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     used = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
 
 
-#: What happens in a worker that comes to a sample.
+#: The action of a worker at a sample.
 IN_DATASET: dict[str, Callable[[], Any]] = {
     "sample raises": refuse,
     "sample is slow": slow,
@@ -84,11 +84,11 @@ IN_WORKERS = IN_DATASET | IN_COLLATE
 
 
 class Faults:
-    """What happens at which sample, once each.
+    """The planned faults by sample; each occurs once.
 
     Args:
-        folder: where the files are that say what has happened.
-        plan: kinds of faults, by the index of their sample.
+        folder: the folder of the files that record faults.
+        plan: the kinds of faults, by the index of their sample.
     """
 
     def __init__(self, folder: Path, plan: dict[int, str]) -> None:
@@ -124,7 +124,7 @@ class Scenes(Dataset[Any]):
 
 
 class Collating:
-    """Pads the samples, as `is_right` looks for it."""
+    """Pads the samples in the form that `is_right` checks."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -145,7 +145,7 @@ def size_of(i: int) -> tuple[int, int]:
 
 
 def is_right(batch: Any) -> bool:
-    """Tell whether a batch holds its samples, padded, and nothing else."""
+    """Return True if a batch contains exactly its samples, padded."""
     sizes = [size_of(i) for i in batch["index"].tolist()]
     height, width = (max(size[dim] for size in sizes) for dim in (0, 1))
     expected = torch.full((len(sizes), height, width), PADDING)

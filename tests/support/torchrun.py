@@ -1,4 +1,4 @@
-"""Runs a script as a user does, and leaves none of its processes behind."""
+"""Run a script like a user, and end all of its processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyparallel
 
 
 def free_port() -> int:
-    """Return a port of this machine that no system gives to who asks for any."""
+    """Return a free port of this machine outside the range of ephemeral ports."""
     while True:
         with socket.socket() as found, contextlib.suppress(OSError):
             found.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
@@ -26,7 +26,7 @@ def free_port() -> int:
 def python(
     script: Path, *arguments: str, options: tuple[str, ...] = (), limit: int = 240
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script and return how it ended, after ``limit`` seconds at the latest."""
+    """Run a script for at most ``limit`` seconds, and return its outcome."""
     package = Path(pyparallel.__file__).parents[1]
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
     settings = {
@@ -46,7 +46,7 @@ def python(
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun then ends its processes: they are sessions
+            process.terminate()  # torchrun ends its own sessions
             out, err = process.communicate(timeout=60)
         finally:
             if process.poll() is None:

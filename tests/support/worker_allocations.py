@@ -1,4 +1,4 @@
-"""What a worker allocates for a batch, recorded in the worker itself."""
+"""Allocations of a worker for a batch, recorded in the worker itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyparallel.batch import allocation
 
 
 def with_allocations(make: Callable[[], Any]) -> tuple[Any, list[int]]:
-    """Return what ``make`` returns, and where the memory begins that it took."""
+    """Return the result of ``make``, and the addresses of the memory it allocated."""
     allocated: list[int] = []
     empty = allocation.empty
 
