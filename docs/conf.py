@@ -49,7 +49,7 @@ autodoc_inherit_docstrings = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-# `name` in a docstring is a link to what is called so.
+# `name` in a docstring is a link to the object with this name.
 default_role = "py:obj"
 # What is described elsewhere: there are no links to other sites, so that the build
 # needs none. The rest are names of types that only annotations use.

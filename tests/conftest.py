@@ -25,8 +25,8 @@ NO_GPU = f"needs a visible NVIDIA GPU; torch {torch.__version__} sees none"
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell lets what it starts in the background ignore Ctrl-C, and children inherit
-    # that. Tests that interrupt need what a user in front of a terminal has.
+    # Background processes of a shell ignore Ctrl-C, and children inherit this. Tests
+    # that interrupt need the default handler, as in a terminal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -58,9 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a prefetch thread end in half a minute, before a warning; torch in a minute.
+    """Allow a prefetch thread half a minute to end without a warning, and torch a minute.
 
-    So what torch alone would miss is a bound that a busy machine keeps.
+    A busy machine keeps this limit; torch alone would exceed it.
     """
     from pyparallel.prefetch import _thread, iterator
 
@@ -91,10 +91,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is there before the first test out of every later garbage collection.
+    """Exclude existing objects from all later garbage collections.
 
-    Tests collect often, to see that nothing of theirs is left; torch's modules, some
-    hundred thousand objects that live to the end, would be looked at each time.
+    Tests collect often, to check for leaks. Each collection would visit the objects of
+    torch's modules, some hundred thousand, which live to the end.
     """
     gc.collect()
     gc.freeze()

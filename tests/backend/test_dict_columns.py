@@ -133,10 +133,10 @@ def test_a_list_that_is_cut_by_a_garbage_collection_is_left() -> None:
 
     before = gc.get_threshold()
     gc.collect()
-    while gc.get_count()[0] > 10:  # made by finalizers of what was collected
+    while gc.get_count()[0] > 10:  # created by finalizers of collected objects
         gc.collect(0)
     gc.callbacks.append(cut)
-    gc.set_threshold(20)  # lists, of which the call makes one for each key
+    gc.set_threshold(20)  # the call makes one list for each key
     try:
         found = native.columns(dicts, False)
     finally:

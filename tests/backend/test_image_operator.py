@@ -1,4 +1,4 @@
-"""`image_batch` of both backends: its bits, its bounds, and what it refuses."""
+"""`image_batch` of both backends: its results, its bounds, and its errors."""
 
 from __future__ import annotations
 

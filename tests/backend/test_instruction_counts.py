@@ -59,13 +59,13 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def own_cost(profile: str, binary: Path) -> int:
-    """Add up what the functions of this binary cost themselves."""
+    """Sum the own cost of the functions of this binary."""
     total, ours, skip = 0, False, False
     for line in profile.splitlines():
         if line.startswith("ob="):
             ours = line.endswith(binary.name)
         elif line.startswith("calls="):
-            skip = True  # the next line is what the callee cost
+            skip = True  # the next line has the cost of the callee
         elif cost := re.fullmatch(r"\d+ (\d+)", line):
             total += 0 if skip or not ours else int(cost[1])
             skip = False

@@ -1,4 +1,4 @@
-"""Kernels on a GPU: what the host makes is what they make.
+"""Kernels on a GPU: their results equal those of the host.
 
 These are few and small, because compute-sanitizer runs them too.
 """
@@ -86,8 +86,8 @@ def test_rows_of_every_length_are_copied(dims):
         check_pad_copy(each, dims, fills(each[0].dtype, 1))
 
 
-# A launch carries 55 boxes with starts in few parameters, 453 in many; what is left
-# goes in launches of its own.
+# A launch holds 55 boxes with starts in few parameters, 453 in many; further launches
+# take the rest.
 @pytest.mark.parametrize("num", [3, 55, 56, 453, 454, 2000])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.complex128])
 def test_pad_copy_places_samples_and_makes_their_mask(dtype, num):

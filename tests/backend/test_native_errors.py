@@ -38,7 +38,7 @@ def released():
 
 
 def shrunk():
-    """A strided tensor that reaches beyond what is left of its storage."""
+    """A strided tensor that reaches beyond the end of its storage."""
     tensor = torch.empty(100)[10:90:20]
     tensor.untyped_storage().resize_(100)
     return tensor

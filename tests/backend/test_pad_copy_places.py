@@ -1,4 +1,4 @@
-"""`pad_copy` with starts and with a mask: what it writes, and what it refuses."""
+"""`pad_copy` with starts and with a mask: its results and its errors."""
 
 from __future__ import annotations
 

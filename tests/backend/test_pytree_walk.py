@@ -59,7 +59,7 @@ def walk_by_optree(tree: Any) -> tuple[list[Any], Any]:
 
 
 def shape_of(tree: Any) -> Any:
-    """Return what must come back: types, values, and the order of keys."""
+    """Return the expected result: types, values, and the order of keys."""
     if isinstance(tree, dict):
         return type(tree), [(key, shape_of(value)) for key, value in tree.items()]
     if isinstance(tree, list | tuple | deque):

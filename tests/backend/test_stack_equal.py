@@ -1,4 +1,4 @@
-"""stack_equal of both backends: what torch.stack gives, or None and nothing written."""
+"""stack_equal of both backends: the result of torch.stack, or None."""
 
 from __future__ import annotations
 

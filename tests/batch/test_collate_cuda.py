@@ -1,4 +1,4 @@
-"""collate of samples that are on a GPU already: batched there, and nobody waits."""
+"""collate of samples on a GPU: batched there, without waiting."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ pytestmark = [
 
 
 class Ragged(Dataset[Any]):
-    """Samples in the manner of a detector, and what a test makes of them."""
+    """Samples like those of a detector, and functions for tests on them."""
 
     def __init__(self, length: int = 8, spoil: str = "") -> None:
         self.length = length
@@ -50,7 +50,7 @@ class Ragged(Dataset[Any]):
 
 
 class Report:
-    """collate, and beside the batch what the worker saw of its memory."""
+    """collate, and return with the batch the worker's view of its memory."""
 
     def __init__(self, samples_per_gpu: int) -> None:
         self.samples_per_gpu = samples_per_gpu

@@ -1,4 +1,4 @@
-"""pad_stack: its arguments, recycled results, and what goes by torch's operators."""
+"""pad_stack: its arguments, recycled results, and the use of torch's operators."""
 
 from __future__ import annotations
 

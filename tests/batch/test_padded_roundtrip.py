@@ -43,7 +43,7 @@ def make_batch(count: int = 4, chunk: int = 2) -> dict[str, Any]:
 
 
 def check(part: dict[str, Any], first: int, stop: int) -> None:
-    """Compare what one target got with the samples it was made of."""
+    """Compare the part of one target with its samples."""
     img, tokens, points = part["img"], part["tokens"], part["points"]
     assert (type(img), type(tokens), type(points)) == (Padded, Padded, Ragged)
     assert tokens.sizes is None
@@ -232,7 +232,7 @@ def test_pinning_and_pickling_reach_every_tensor(
 
 
 class Model(torch.nn.Module):
-    """A model that checks what it is given."""
+    """A model that checks its inputs."""
 
     def forward(self, **data: Any) -> Any:
         check(data, 0, 2)

@@ -1,4 +1,4 @@
-"""Padding: what it takes and refuses, and the containers that have one."""
+"""Padding: valid and invalid arguments, and containers with a Padding."""
 
 from __future__ import annotations
 

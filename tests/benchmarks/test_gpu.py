@@ -26,7 +26,7 @@ DRY = gpu_target.DryRun()
 
 
 def case(peer: Callable[[Any], Any] | None, title: str = "case", **more: Any) -> Any:
-    """Return a case in which ours clones what a peer makes something of."""
+    """Return a case with our clone of a tensor and another function of a peer."""
 
     def make(where: Any) -> Any:
         inputs = gpu_case.Rotation([torch.full((4,), float(i)) for i in range(3)])
@@ -113,7 +113,7 @@ def test_strides_must_be_equal_too() -> None:
 
 
 class FakeGpu(gpu_target.DryRun):  # type: ignore[misc]  # the module is found at run time
-    """Notes what is done, and has a clock for the device."""
+    """Records its calls, and has a clock for the device."""
 
     dry = False
 

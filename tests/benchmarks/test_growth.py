@@ -1,4 +1,4 @@
-"""The fit of the cost finds what was put into it."""
+"""The fit of the cost returns the parameters of synthetic data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of loaders: it refuses unequal batches, and reports what it saw."""
+"""The benchmark of loaders: it rejects unequal batches, and reports its figures."""
 
 from __future__ import annotations
 

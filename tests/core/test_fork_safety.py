@@ -1,4 +1,4 @@
-"""Locks that a forked worker takes are free there, whoever held them in the parent."""
+"""Locks are free in a forked worker, even if a thread of the parent holds them."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_padding_of_some_batches_is_weighed_with_all_others():
 
 
 class Wide(torch.utils.data.Dataset):
-    """Samples of which every second one has a tenth of the other's bytes."""
+    """Samples; every second one has a tenth of the bytes of the others."""
 
     def __len__(self) -> int:
         return 60
@@ -202,7 +202,7 @@ def test_only_large_tensors_that_could_be_read_in_place_are_counted(monkeypatch)
 def test_bytes_are_told_where_code_for_mmcv_runs():
     samples = [{"id": b"abc", "name": "x"}, {"id": b"de", "name": "y"}]
     expected = {"id": [b"abc", b"de"], "name": ["x", "y"]}
-    assert pyparallel.collate(samples) == expected  # nobody expects anything else
+    assert pyparallel.collate(samples) == expected  # and no warning
     with pyparallel.mmcv.installed(), pytest.warns(pyparallel.BatchWarning) as caught:
         assert pyparallel.collate(samples) == expected
         assert pyparallel.collate(samples) == expected

@@ -47,11 +47,11 @@ def test_an_extension_that_was_found_and_is_not_used_is_an_error(monkeypatch, tm
     assert told["load_error"] == "ImportError: undefined symbol: x"
     assert told["built_for"] == {"torch": "1.2.3"}
     assert told["present"]["torch"] == torch.__version__
-    monkeypatch.setenv("PYPARALLEL_BACKEND", "python")  # then nobody wants it
+    monkeypatch.setenv("PYPARALLEL_BACKEND", "python")  # then it is not used
     problems.clear()
     build.backend(problems)
     monkeypatch.setattr(records, "find", lambda _: None)
-    monkeypatch.setenv("PYPARALLEL_BACKEND", "auto")  # there is none to be mended
+    monkeypatch.setenv("PYPARALLEL_BACKEND", "auto")  # there is no extension to fix
     build.backend(problems)
     assert problems == []
 

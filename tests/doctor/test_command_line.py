@@ -27,7 +27,7 @@ def run(*arguments: str, script: str | None = None):
 
 @pytest.fixture
 def commands(monkeypatch):
-    """Give the command line two commands that note what they are given."""
+    """Give the command line two commands that record their arguments."""
     given: list[tuple[str, list[str]]] = []
     table = {}
     for name, code in {"doctor": 0, "other": 3}.items():

@@ -1,4 +1,4 @@
-"""``pyparallel doctor``: the report, its two forms, and what it notices."""
+"""``pyparallel doctor``: the report, its two forms, and its problems."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def found():
 
 @pytest.fixture
 def new_problems(monkeypatch):
-    """What is told beyond what this machine has: its limits are not the tests'."""
+    """The problems that do not depend on the limits of this machine."""
     # Free memory and the load change from one report to the next.
     monkeypatch.setattr(machine, "_shortages", lambda *_: {})
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))

@@ -1,4 +1,4 @@
-"""ImagePreprocessor: what it gives, where it lies, and how it travels."""
+"""ImagePreprocessor: its results, their memory, and their transfer."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def test_bytes_with_a_mean_of_values_up_to_1_are_a_warning() -> None:
 
 
 class Preprocess:
-    """A collate_fn, and beside the batch whether it lies in memory made for it."""
+    """A collate_fn; it also returns True if the batch uses allocated memory."""
 
     def __call__(self, images: list[torch.Tensor]) -> Any:
         pre = ImagePreprocessor(MEAN, STD, memory_format=torch.channels_last)

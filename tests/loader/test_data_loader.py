@@ -1,4 +1,4 @@
-"""The DataLoader gives what torch's gives, for the same arguments."""
+"""The DataLoader returns the batches of torch's, for the same arguments."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_samplers(options: dict[str, Any], workers: int) -> None:
 @pytest.mark.parametrize("has_len", [False, True])
 def test_streams(workers: int, batch_size: int | None, has_len: bool) -> None:
     dataset = Stream(11, has_len)
-    # torch's queue passes on what a worker without samples says.
+    # torch's queue forwards the message of a worker without samples.
     for persistent in {False, workers > 0}:
         options = {"num_workers": workers, "persistent_workers": persistent}
         both = [

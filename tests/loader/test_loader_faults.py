@@ -241,7 +241,7 @@ def test_a_consumer_that_leaves_early(how: str, persistent: bool) -> None:
         with contextlib.suppress(KeyError):
             stop(how, batches)
     del batches
-    # A persistent iterator stays, and forgets what it has left when it is started anew.
+    # A persistent iterator stays, and drops its remaining batches at the next start.
     assert [int(batch[0, 0]) for batch in loader] == list(range(12))
     assert all_free(loader)
     del loader

@@ -140,7 +140,7 @@ def test_a_batch_arrives_as_with_torch(name: str) -> None:
         assert storages(ours) == storages(made)
         return
     assert same(ours, made)
-    if name not in ("conj", "negative"):  # torch forgets what they are
+    if name not in ("conj", "negative"):  # torch loses these flags
         assert same(ours, arrived(TorchLoader, name)[0])
     stats = loader.stats()
     missed = 2 if name in FOREIGN else 0

@@ -1,4 +1,4 @@
-"""The ring of a loader: what is used again, what misses it, and what it costs."""
+"""The ring of a loader: reused slabs, misses, and costs."""
 
 from __future__ import annotations
 

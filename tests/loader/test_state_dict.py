@@ -35,7 +35,7 @@ WITH_WORKERS: list[dict[str, Any]] = [
 
 
 def quiet(order: str) -> bool:
-    """Tell whether the order is drawn from a generator that the consumer uses too."""
+    """Return True if the order comes from a generator that the consumer uses too."""
     return order == "python"
 
 
@@ -188,7 +188,7 @@ class Untouched(resumed.Remembering):
     """A dataset that must not be put back."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise AssertionError("nobody has asked for that")
+        raise AssertionError("an unexpected call")
 
 
 def test_a_run_that_is_not_stopped_puts_nothing_back() -> None:
@@ -229,7 +229,7 @@ def test_the_epoch_of_a_sampler_is_set_in_time() -> None:
     middle, ended = stops[-3], stops[-1]
     loader = case.loader()
     loader.load_state_dict(middle.load())
-    rest = [(1, batch.tolist()) for batch in loader]  # nobody calls set_epoch
+    rest = [(1, batch.tolist()) for batch in loader]  # without a call of set_epoch
     assert rest and rest == batches[middle.given :]
     loader.load_state_dict(ended.load())
     assert loader.sampler.epoch == 1  # type: ignore[union-attr]

@@ -30,7 +30,7 @@ def case_of(kind: type, lengths: tuple[int, ...], **options: Any) -> Case:
 
 
 def again(case: Case) -> Case:
-    """Return the case with a dataset that nobody has read."""
+    """Return the case with an unread dataset."""
     dataset = type(case.dataset)(case.dataset.lengths)
     return Case("", batch_size=2, dataset=dataset, options=case.options, epochs=2)
 

@@ -1,4 +1,4 @@
-"""A worker that ends in the middle of a message leaves nobody waiting for its rest."""
+"""If a worker ends in the middle of a message, no process waits for its rest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Code as it stands in repositories that use ``mmcv.parallel``, run against install().
+"""Code found in repositories that use ``mmcv.parallel``, run against install().
 
 Lines are kept as they are written there; ``torch.cuda`` is absent on the host, where
-such scripts run unchanged or end in an error that says what is missing.
+such scripts run unchanged or end in an error that names the missing part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyparallel.mmcv
 
 pytestmark = pytest.mark.filterwarnings("ignore:On January 1, 2023, MMCV")
 needs_host = pytest.mark.skipif(
-    "torch.cuda.is_available()", reason="tells what a machine without a GPU does"
+    "torch.cuda.is_available()", reason="tests a machine without a GPU"
 )
 
 

@@ -33,7 +33,7 @@ class Two(nn.Module):
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what is logged, wherever to."""
+    """Collect the logged messages."""
     messages: list[str] = []
     monkeypatch.setattr(anomalous_params, "_log", messages.append)
     return messages

@@ -32,7 +32,7 @@ ToyModel = toy_model(BaseModel)
 
 @pytest.fixture
 def no_mmengine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave configs to what is known without mmengine."""
+    """Build configs without mmengine."""
     monkeypatch.setattr(base_model, "upstream", lambda name: None)
 
 
@@ -43,7 +43,7 @@ def message(call: Any, *args: Any, **kwargs: Any) -> tuple[type, str]:
 
 
 class Only(BaseModel):
-    """A model that returns what it is told to."""
+    """A model that returns a given value."""
 
     def __init__(self, result: Any = None, preprocessor: Any = None) -> None:
         super().__init__(preprocessor)

@@ -1,4 +1,4 @@
-"""BaseDataPreprocessor.cast_data: what goes, how it goes, and what stays."""
+"""BaseDataPreprocessor.cast_data: moved values, their copies, and unchanged values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches beside mmengine 0.10.7: the same answers, but for what is FIXED.
+"""Batches compared with mmengine 0.10.7: equal results, except for FIXED.
 
 Runs where mmengine is installed.
 """

@@ -41,7 +41,7 @@ def test_fully_shard_ends_where_one_process_ends(results: Results, plan: str) ->
 
 
 def test_micro_steps_within_a_group_reduce_nothing(results: Results) -> None:
-    """Reduced gradients lie in ``grad``; a step at the end of a group takes them."""
+    """Reduced gradients are in ``grad``; a step at the end of a group uses them."""
     for rank in results["second"]:
         assert rank["accumulated"]["kept"] == [True] * 8
         assert rank["wrapper"]

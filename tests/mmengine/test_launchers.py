@@ -1,4 +1,4 @@
-"""init_dist: what each launcher says, and machines without an accelerator."""
+"""init_dist: the variables of each launcher, and machines without an accelerator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TORCHRUN = dict(zip(NAMES, ("1", "4", "1", "host", "123"), strict=True))
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Begin without any launcher, and put back what was there."""
+    """Begin without a launcher, and restore the environment afterwards."""
     before = dict(os.environ)
     for name in list(os.environ):
         if name in NAMES or name.startswith(("SLURM_", "OMPI_")):

@@ -1,4 +1,4 @@
-"""OptimWrapper beside plain torch: what a step is made of, clipping, state, lr."""
+"""OptimWrapper compared with plain torch: steps, clipping, state, lr."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_eight_micro_steps_in_groups_of_three_divide_by_the_size_of_each() -> No
 def test_a_group_can_be_ended_before_its_last_micro_step(
     every: int, sizes: list[int], announced: bool
 ) -> None:
-    """Epochs of ``sizes`` batches, each of which ends what it has begun."""
+    """Epochs of ``sizes`` batches; each epoch completes its last group."""
     total = sum(sizes)
     data = runs.batches(total, torch.float64)
     cut, start = [], 0

@@ -1,4 +1,4 @@
-"""OptimWrapperDict: what all wrappers have together, and what one has to do."""
+"""OptimWrapperDict: operations on all wrappers, and those that need one wrapper."""
 
 from __future__ import annotations
 

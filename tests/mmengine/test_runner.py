@@ -34,7 +34,7 @@ class Results(list[dict[str, Any]]):
     log = ""
 
     def of(self, case: str) -> list[Any]:
-        """Return what a case gave on each rank; it must have ended well."""
+        """Return the result of a successful case on each rank."""
         found = [rank[case] for rank in self]
         failed = [each for each in found if isinstance(each, str)]
         assert not failed, self.log.partition(f"--- {case}\n")[2] or failed

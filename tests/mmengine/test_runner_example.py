@@ -19,7 +19,7 @@ EXAMPLE = ROOT / "examples" / "mmengine_runner.py"
 
 
 def accuracies(folder: Path) -> list[float]:
-    """Return what the last run in the folder logged."""
+    """Return the logged accuracies of the last run in the folder."""
     path = max(folder.glob("*/vis_data/scalars.json"))  # their names are times
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [row["accuracy"] for row in rows if "accuracy" in row]

@@ -65,7 +65,7 @@ def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeDevice(MMDataParallel):
-    """As on a device: the model lies on the host, "the device" that is checked."""
+    """As on a device: the model is on the host, which replaces the checked device."""
 
     def __init__(self, module: nn.Module, device_ids: Any = (0,)) -> None:
         nn.Module.__init__(self)

@@ -115,7 +115,7 @@ def test_training_is_that_of_one_device_on_the_whole_batch(
 
 
 class Counted(Net):
-    """The model of the distributed tests; it counts what it got."""
+    """The model of the distributed tests; it counts its samples."""
 
     def train_step(self, data: Any, optimizer: Any = None, **kwargs: Any) -> Any:
         loss = cross_entropy(self.head(self(data)), data["label"])

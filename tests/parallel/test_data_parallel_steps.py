@@ -20,7 +20,7 @@ UPDATES = "must leave updates to its caller on several devices, but"
 
 
 class Told(nn.Module):
-    """A step that returns what it is told, by the first sample of its part."""
+    """A step that returns a value selected by the first sample of its part."""
 
     def __init__(self, outputs: dict[int, Any]) -> None:
         super().__init__()

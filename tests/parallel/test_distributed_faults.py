@@ -1,4 +1,4 @@
-"""Faults between four ranks: what every survivor is told, and within which time."""
+"""Faults between four ranks: the error of each survivor, and its time limit."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ UNUSED = (
 
 @dataclasses.dataclass
 class Fault:
-    """What rank 1 does, and what comes of it; an error is its class and its pattern."""
+    """The fault of rank 1 and its effects; an error has a class and a pattern."""
 
     case: str
     survivors: tuple[str, str] | None
-    step: int = STRUCK_STEP  # in which the survivors are told
+    step: int = STRUCK_STEP  # in which the survivors get the error
     faulty: tuple[str, str] | None = None
     ends: bool = True  # rank 1 tells how it ended
     waited: bool = False  # for the timeout of the group
@@ -94,7 +94,7 @@ FAULTS = [
         faulty=("RuntimeError", r"Rank 1 exhausted all inputs\."),
     ),
     # Each rank counts its own reductions: those of different steps are averaged, and
-    # the others are told when the one that has made fewer of them ends.
+    # the others get the error when the rank with fewer of them ends.
     Fault("skips_a_step", ("RuntimeError", LOST), step=STEPS - 1),
     Fault("skips_a_backward", ("RuntimeError", LOST), step=STEPS - 1),
     Fault(
@@ -142,7 +142,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of(ended: Path, case: str, protocol: str) -> Ranks:
-    """Return what each rank wrote; of one that wrote nothing, what it printed."""
+    """Return the result of each rank, or its output if it has no result."""
     folder, found = ended / f"{case}.{protocol}", []
     for rank in range(WORLD):
         file = folder / f"{rank}.json"

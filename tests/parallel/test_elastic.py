@@ -1,4 +1,4 @@
-"""Ranks that are killed or hang: what the others see, and where the job goes on."""
+"""Ranks that are killed or hang: the errors of the others, and the restart."""
 
 from __future__ import annotations
 

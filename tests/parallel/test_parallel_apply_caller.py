@@ -1,4 +1,4 @@
-"""The caller's thread does a part itself, and what no other thread has begun."""
+"""The caller's thread runs one part, and parts that no other thread has begun."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.one_backend
 
 
 class Asleep:
-    """The inbox of threads that do not wake before they are told to."""
+    """The inbox of threads that wake only when the test allows it."""
 
     def __init__(self, get: Any) -> None:
         self.kept: list[Any] = []
@@ -114,7 +114,7 @@ def test_a_part_with_a_stream_is_left_to_its_thread() -> None:
         def do(place: Place) -> None:
             mine = threading.current_thread() is threading.main_thread()
             seen[number] = mine, place
-            if number == 1:  # the caller is done with what it may do by then
+            if number == 1:  # the caller has finished its own parts by then
                 assert late.wait(SOON)
             if number == 2:
                 late.set()
@@ -185,12 +185,12 @@ def test_ctrl_c_in_the_callers_part_ends_the_call() -> None:
 
     with pytest.raises(KeyboardInterrupt) as caught:
         parallel_apply(call, range(4), TWO)
-    assert sorted(begun) == [0, 2, 20], "what was under way ended, nothing else began"
+    assert sorted(begun) == [0, 2, 20], "running calls ended, no other call began"
     assert caught.value.__notes__ == ["in item 0 on device cpu"]
 
 
 def waits() -> bool:
-    """Tell whether the main thread waits for what others have begun."""
+    """Return True if the main thread waits for parts of other threads."""
     frame: Any = sys._current_frames()[threading.main_thread().ident or 0]
     while frame is not None and frame.f_code is not _TaskGroup.wait.__code__:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Errors of calls: which is raised, and what it says."""
+"""Errors of calls: the raised error and its message."""
 
 from __future__ import annotations
 

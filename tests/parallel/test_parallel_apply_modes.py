@@ -16,13 +16,13 @@ from pyparallel.core import thread_state
 pytestmark = pytest.mark.one_backend
 
 DEVICES = ["cpu", "cpu", "cpu"]
-#: Modes in which a function sees what it would see without them.
+#: Modes that a function cannot observe.
 SAME = ("none", "grad in no grad", "host block in a device block")
 setting: contextvars.ContextVar[str] = contextvars.ContextVar("setting", default="none")
 
 
 def look(_: Any = None) -> dict[str, Any]:
-    """Return what a function can see of its thread."""
+    """Return the state of the thread that a function can observe."""
     made = torch.ones(2, 2)
     return {
         "grad": torch.is_grad_enabled(),

@@ -98,7 +98,7 @@ def test_each_wait_is_needed(broken: type[FakeDevice]) -> None:
 
 
 def overwritten(fake: FakeDevice) -> bool:
-    """Tell whether a result that one stream still reads is another call's memory."""
+    """Return True if another call reuses a result that one stream still reads."""
     threads = threads_on(fake)
     into: list[bytes] = []
     late = threading.Event()
@@ -122,7 +122,7 @@ def overwritten(fake: FakeDevice) -> bool:
 
 
 def overwritten_later(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Tell whether what a job was given is overwritten when its stream reads it later.
+    """Return True if an input of a job is overwritten before its stream reads it.
 
     As a backward pass does: it runs after the call, on the stream of the job.
     """

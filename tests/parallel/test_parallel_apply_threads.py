@@ -335,11 +335,11 @@ import atexit, os, sys, threading, time
 TWO = ["cpu", "cpu"]
 def late():
     print("late", parallel_apply(lambda i: i + 1, range(3), TWO), flush=True)
-atexit.register(late)  # runs after what is registered later
+atexit.register(late)  # runs after functions that are registered later
 from pyparallel import parallel_apply
 print(parallel_apply(lambda i: i, range(4), TWO), flush=True)
 begun, both = threading.Event(), threading.Barrier(2)
-def work(i):  # the caller's part is done first: nobody waits for its thread
+def work(i):  # the caller's part ends first: no thread waits for it
     both.wait(30)
     if i == 1:
         begun.wait(30)

@@ -100,7 +100,7 @@ class TestErrors:
 
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Devices that are far away by name; what is sent there are copies on the host."""
+    """Devices with the names of remote ones; copies to them stay on the host."""
     calls: list[Any] = []
 
     def copies(tensors: Any, devices: Any) -> Any:

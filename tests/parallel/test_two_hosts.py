@@ -16,7 +16,7 @@ import elastic_runs
 import pytest
 from torchrun import free_port
 
-# As in docs/distributed.md, of which each test runs the commands.
+# As in docs/distributed.md; each test runs its commands.
 ADDRESSES, CARD = ("10.77.0.1", "10.77.0.2"), "eth0"
 pytestmark = [
     pytest.mark.one_backend,

@@ -157,7 +157,7 @@ def test_a_loader_that_is_its_own_iterator_has_one_pass_at_a_time() -> None:
         until(lambda: len(first._thread.items) == 1)
         second = iter(pre)
         assert next(first, "end") == "end"
-        assert list(second) == [2, 3, 4, 5, 6, 7, 8, 9]  # what was fetched is gone
+        assert list(second) == [2, 3, 4, 5, 6, 7, 8, 9]  # fetched batches are lost
 
 
 def test_a_generator_is_not_closed_by_a_break() -> None:

@@ -1,4 +1,4 @@
-"""PreDataLoader on a GPU: what the fake device cannot show."""
+"""PreDataLoader on a GPU: behaviour that the fake device cannot show."""
 
 from __future__ import annotations
 

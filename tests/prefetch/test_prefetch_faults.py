@@ -337,7 +337,7 @@ def test_memory_of_a_batch_belongs_to_the_consumer_alone() -> None:
     blocked = threading.Event()
 
     class OneThenNone:
-        """Unlike a generator it does not hold what it has given."""
+        """Unlike a generator, it keeps no reference to its values."""
 
         given = False
 

@@ -1,4 +1,4 @@
-"""Scripts and blocks that are profiled: what is seen, and what is left behind."""
+"""Profiled scripts and blocks: their records and their files."""
 
 from __future__ import annotations
 

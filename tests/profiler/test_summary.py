@@ -173,7 +173,7 @@ def test_a_compute_bound_loop_has_nothing_to_change():
 
 
 def test_workers_that_cannot_keep_up_should_be_more():
-    # 9 ms of work in a batch, a step of 2 ms: five workers, of which two are there.
+    # 9 ms of work in a batch, a step of 2 ms: it needs five workers, but has two.
     found = only(steady(wait=3 * MS, copy=0, compute=2 * MS))
     assert found == Advice(
         "Use more workers: num_workers=5",

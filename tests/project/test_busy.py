@@ -20,7 +20,7 @@ def test_the_exit_code_is_that_of_the_command() -> None:
 
 
 def asleep(parent: psutil.Process) -> list[psutil.Process]:
-    """Return the children that have become what they were started for."""
+    """Return the children that run their own command."""
     return [each for each in parent.children() if each.name() == "sleep"]
 
 

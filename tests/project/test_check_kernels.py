@@ -1,4 +1,4 @@
-"""scripts/check_kernels.py: what it reads from recorded output, and what it says."""
+"""scripts/check_kernels.py: parsing of recorded output, and messages."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def kernel(*code: str) -> str:
         ([LOAD, STORE, LOAD, STORE, LOAD, STORE, LOAD, STORE], 1),
         ([LOAD, "STG.E.U8 [R2.64], R4", LOAD, LOAD], 2),
         (["LDG.E R4, [R2.64]", "LDG.E.64 R4, [R2.64]", LOAD, STORE], 1),
-        # Two loads on each of two ways, of which a thread takes one.
+        # Two loads on each of two branches; a thread takes one branch.
         (["@P0 BRA 0x40", LOAD, LOAD, "BRA 0x60", LOAD, LOAD, STORE], 2),
         # The second of three loads is where a loop begins.
         ([LOAD, LOAD, LOAD, "@!P1 BRA P2, 0x0010"], 2),

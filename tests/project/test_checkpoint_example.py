@@ -1,4 +1,4 @@
-"""``examples/_checkpoint.py``: what is in a file, and that no crash takes it away."""
+"""``examples/_checkpoint.py``: the content of a file, also after a crash."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(
     state = torch.load(path, weights_only=True)["state"]
     assert torch.equal(state, torch.full((1000,), float(value)))
     assert len(os.listdir(tmp_path)) == left
-    # The next start removes what is left of an old one, and nothing else.
+    # The next start removes the temporary file of an old one, and no other file.
     (tmp_path / "a.pt.old").touch()
     state = {"parts": {}, "loaders": [numbers().state_dict()], "progress": {}}
     module.write(state, path)

@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 class In(NamedTuple):
-    """A file runs it: its path, and what stands in it."""
+    """A file that runs the command: its path, and a text in it."""
 
     path: str
     text: str

@@ -23,7 +23,7 @@ def squeezed(text: str) -> str:
 
 
 def pieces() -> Iterator[str]:
-    """Yield what the strings of the sources say for sure, between what is filled in."""
+    """Yield the fixed parts of the strings in the sources."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -47,7 +47,7 @@ def unknown(message: str) -> list[str]:
 
 
 def is_known(message: str) -> bool:
-    """Tell whether at most a third is of the example: a path, a key, another error."""
+    """Return True if at most a third is unknown: a path, a key, another error."""
     return 3 * len(unknown(message)) <= len(message.split())
 
 

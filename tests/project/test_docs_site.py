@@ -1,6 +1,6 @@
 """The site's pages: all are reached, all links lead somewhere, all names are described.
 
-`make docs` builds the site; what is tested here needs no Sphinx.
+`make docs` builds the site; these tests do not need Sphinx.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def text_of(page: str) -> str:
 
 
 def prose(page: str) -> str:
-    """Return a page without what stands between fences."""
+    """Return a page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Every example is short, uses what is public, is described, and is run by a test."""
+"""Every example is short, uses public names, is described, and is run by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of parallel_apply: real runs, and what the filters do."""
+"""The examples of parallel_apply: real runs, and results of the filters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""setup.py: what it decides, what it prints, and where it stops."""
+"""setup.py: its choices, its output, and its errors."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_another_build_form_is_refused(tmp_path):
     )
 
 
-# ------------------------------------------------------------------ what is installed
+# ------------------------------------------------------------------- installed files
 @pytest.mark.skipif(backend.name != "native", reason="pure Python runs")
 def test_module_stub_and_record_agree():
     from pyparallel.backend import _C

@@ -1,4 +1,4 @@
-"""The public interface: nothing of it changes unnoticed, and all of it is told."""
+"""The public interface: all of it is recorded, and changes are detected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def now(api: ModuleType) -> list[str]:
     return api.present()
 
 
-# ------------------------------------------------------------------- what must hold
+# ------------------------------------------------------------------------- the rules
 def test_the_file_says_what_the_code_has(api: ModuleType, now: list[str]) -> None:
     _, recorded = api.parse(api.FILE.read_text("utf-8"))
     assert recorded == now, (

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-# ------------------------------------------------------------------- what is published
+# ------------------------------------------------------------------- published files
 TRACKED = {
     "setup.py",
     ".ci/run",
@@ -67,7 +67,7 @@ def found(
     wheel: dict[str, bytes],
     tag: str = "",
 ) -> list[str]:
-    """Return what is wrong with two archives, shortened to what follows their name."""
+    """Return the faults of two archives, without their names."""
     monkeypatch.setattr(check, "symbols", lambda content: content.decode())
     with tarfile.open(dist / "pyparallel_torch-1.2.3.tar.gz", "w:gz") as archive:
         for name, content in sdist.items():

@@ -35,7 +35,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet() -> None:
-    """Wait for what the tests before have left to end."""
+    """Wait until threads and processes of earlier tests have ended."""
     assert no_feeders()
 
 

@@ -1,4 +1,4 @@
-"""Budgets of host memory are hard: what is held never exceeds what was allowed."""
+"""Budgets of host memory are hard limits."""
 
 from __future__ import annotations
 

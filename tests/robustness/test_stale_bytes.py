@@ -1,7 +1,7 @@
 """No batch shows a byte of an earlier one: not in padding, in gaps or in slack.
 
 Before every batch, memory of its size is filled with a secret and freed. Then whole
-storages are looked through, not only what the tensors of the batch show of them.
+storages are searched, not only the parts that the tensors of the batch show.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def secrets(value: Any) -> int:
 
 
 def forget(*nbytes: int) -> None:
-    """Leave memory of these sizes to the next who asks for some, full of the secret."""
+    """Fill memory of these sizes with the secret, and free it."""
     for size in nbytes:
         block = pyparallel.pad_stack([torch.full((size,), SECRET, dtype=torch.uint8)])
         torch.full((size,), SECRET, dtype=torch.uint8)

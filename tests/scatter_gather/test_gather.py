@@ -1,4 +1,4 @@
-"""gather on the host: what replicas returned becomes what one would have returned."""
+"""gather on the host: outputs of replicas become the output of one model."""
 
 from __future__ import annotations
 

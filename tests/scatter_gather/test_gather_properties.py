@@ -52,7 +52,7 @@ def leaf_of(name: str) -> Samples:
 
 
 def value(leaf: Samples, start: int, stop: int) -> Any:
-    """Return what a model that saw these samples would return for a leaf."""
+    """Return a model's output leaf for these samples."""
     rows = torch.arange(start, stop).reshape(-1, 1).repeat(1, leaf.width)
     seen = range(start, stop)
     made: dict[str, Any] = {

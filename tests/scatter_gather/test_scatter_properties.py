@@ -68,7 +68,7 @@ def rebuild(tree: Any, function: Any) -> Any:
 
 
 def expect(tree: Any, ids: list[int]) -> Any:
-    """Return in plain values what the target with these samples must get."""
+    """Return the expected part of the target with these samples, as plain values."""
     if isinstance(tree, str):
         return {
             "tensor": ids,

@@ -1,4 +1,4 @@
-"""to_host on a fake device: values, streams, and what must outlive what."""
+"""to_host on a fake device: values, streams, and lifetimes."""
 
 from __future__ import annotations
 

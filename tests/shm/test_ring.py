@@ -1,4 +1,4 @@
-"""A ring and sealed batches in one process: what lies where, and who sees it."""
+"""A ring and serialized batches in one process: layout and sharing of memory."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_full_ring_is_a_miss_that_knows_its_size() -> None:
 
 
 class Keeping:
-    """Keeps a tensor that lies in the slab, and gives out something else."""
+    """Keeps a tensor in the slab, and returns another object."""
 
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""Sealing and opening without processes: what goes in comes out, in every place."""
+"""Serialization without processes: batches are restored, in every kind of memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sent(message: Any) -> Any:
 
 
 def through(ring: Ring, make: Any) -> tuple[Any, ReceivedBatch]:
-    """Return what a worker makes, and the received batch."""
+    """Return the worker's message and the received batch."""
     slab = ring.claim(HOLDER)
     assert slab is not None
     with allocation.allocate_from(slab):
@@ -51,7 +51,7 @@ def through(ring: Ring, make: Any) -> tuple[Any, ReceivedBatch]:
 
 
 def close(slab: Slab, message: Any) -> ReceivedBatch:
-    """Do as a worker does when the batch is dropped, but for what a test keeps."""
+    """Drop the batch like a worker, except for objects that a test keeps."""
     slab._owner = lambda: None
     assert slab.finish()
     if not message.is_in_ring:
@@ -208,7 +208,7 @@ def test_fresh_memory_keeps_no_descriptor_on_either_side() -> None:
         return memfd.receive(fresh.send())
 
     there_and_back(0)  # starts what multiprocessing has for all that is sent
-    resource_sharer.stop(10)  # it closes what it still has
+    resource_sharer.stop(10)  # it closes its remaining descriptors
     before = num_fds()
     arrived = [there_and_back(i) for i in range(5)]
     resource_sharer.stop(10)

@@ -16,7 +16,7 @@ from pyparallel import mmengine
 
 
 class Adversaries(nn.Module):
-    """Two adversarial networks, with frozen children, own parameters and buffers."""
+    """Two adversarial networks, a frozen and a shared child, and own parameters."""
 
     def __init__(self, base: bool = True) -> None:
         super().__init__()

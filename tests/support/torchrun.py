@@ -46,7 +46,7 @@ def python(
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its own sessions
+            process.terminate()  # torchrun ends its processes, in other sessions
             out, err = process.communicate(timeout=60)
         finally:
             if process.poll() is None:

@@ -1,4 +1,4 @@
-"""PYPARALLEL_DEBUG=1: what changes too early is named, what is freed is overwritten."""
+"""PYPARALLEL_DEBUG=1: errors name early changes, and freed memory is overwritten."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     debug.reset()
 
 
-# ------------------------------------------------------------------ what was sent
+# ------------------------------------------------------------------- sent sources
 
 
 def test_a_leaf_that_changes_before_its_copy_is_named(monkeypatch):
@@ -159,7 +159,7 @@ def test_staging_memory_that_is_reused_too_early_is_found():
             debug.check()
 
 
-# ------------------------------------------------------------- what was given back
+# ------------------------------------------------------------------- freed memory
 
 
 def send(device: FakeDevice, *values: int) -> list[torch.Tensor]:

@@ -28,13 +28,13 @@ def _on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def busy() -> None:
-    """Keep the current stream busy: copies wait for what was queued before them."""
+    """Keep the current stream busy: copies wait for earlier work."""
     torch.cuda._sleep(1_000_000_000)
 
 
 def test_a_page_locked_leaf_that_changes_before_its_copy_is_named() -> None:
     leaves = [torch.ones(5), torch.ones(LARGE, pin_memory=True)]
-    to_device.send(leaves, DEVICE).wait()  # what is done for the first time may wait
+    to_device.send(leaves, DEVICE).wait()  # first calls may wait
     torch.cuda.synchronize()
     busy()
     queued = to_device.send(leaves, DEVICE)

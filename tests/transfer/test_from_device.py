@@ -1,4 +1,4 @@
-"""The way back on torch: what is asked of it, and in which order."""
+"""Copies to the host with torch: the calls and their order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.tsan]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
-    """Record what is asked of a stand-in for torch.cuda."""
+    """Record the calls of a replacement for torch.cuda."""
     calls = mock.MagicMock()
     module = calls.module
     module.is_current_stream_capturing.return_value = False

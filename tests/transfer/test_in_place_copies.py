@@ -70,7 +70,7 @@ def view(memory: torch.Tensor, start: int, dtype: torch.dtype, shape: tuple[int,
 
 @st.composite
 def layouts(draw):
-    """Draw where leaves lie in a storage: mostly good, and in any order."""
+    """Draw positions of leaves in a storage: mostly valid, in any order."""
     placed, end = [], 64 * draw(st.integers(0, 3))
     if draw(st.integers(0, 9)) == 0:
         end += 16
@@ -85,7 +85,7 @@ def layouts(draw):
 
 
 def good_span(placed: list) -> bool:
-    """Tell whether so placed leaves are one span, counting byte by byte."""
+    """Return True if leaves at these positions form one span, byte by byte."""
     taken: list[int] = []
     starts = []
     for start, dtype, shape in placed:

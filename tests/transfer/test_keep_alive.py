@@ -31,7 +31,7 @@ def test_a_device_that_fails_gives_nothing_up():
     keep_alive = engine.KeepAlive()
     dropped: list[bool] = []
     ticket = keep_alive.hold([Source(dropped)])
-    assert keep_alive.release_done() == 1  # nobody has said yet when
+    assert keep_alive.release_done() == 1  # without an event so far
     keep_alive.release_when(ticket, lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         keep_alive.release_done()

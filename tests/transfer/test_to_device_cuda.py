@@ -202,7 +202,7 @@ def test_large_pinned_leaves_are_read_in_place():
 
 @pytest.fixture
 def registered():
-    """Page-locked memory of which torch's host allocator knows nothing."""
+    """Pinned memory outside torch's host allocator."""
     memory = torch.empty(1 << 22, dtype=torch.uint8)
     cudart = torch.cuda.cudart()
     assert cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) == 0

@@ -1,6 +1,6 @@
 """Every public name, used as a program would: ``mypy --strict`` must accept all of it.
 
-Nothing here runs. ``assert_type`` says what an editor must show; `test_typed.py` sees
+Nothing here runs. ``assert_type`` has the types that an editor must show; `test_typed.py` sees
 that no public name is missing.
 """
 
