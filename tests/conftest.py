@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow a prefetch thread half a minute to end without a warning, and torch a minute.
+    """Allow a prefetch thread half a minute to end without a warning; torch a minute.
 
     A busy machine keeps this limit; torch alone would exceed it.
     """

@@ -183,7 +183,7 @@ TRAPS: dict[str, Trap] = {
         "An error in a thread or a worker is lost, comes late, or looks like the end "
         "of the data, or a stale batch follows it.",
         "Every error is raised in place of its batch or item, and ends the iterator. "
-        "The library drops it with its receiver.",
+        "The library keeps it no longer than its receiver does.",
     ),
     "waits that nobody ends": Trap(
         "A blocking put or get continues after its partner has ended. A lock is lost "

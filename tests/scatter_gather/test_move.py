@@ -20,7 +20,7 @@ META = torch.device("meta")  # takes tensors, and has no streams of its own
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
-    """Collect the leaves of copies to a device with streams; the copies are only planned."""
+    """Collect the leaves of copies to a device with streams, without copying."""
     copies: list[list[torch.Tensor]] = []
 
     def send(leaves: list[torch.Tensor], device: torch.device, *_: Any) -> Any:

@@ -1,7 +1,7 @@
 """Every public name, used as a program would: ``mypy --strict`` must accept all of it.
 
-Nothing here runs. ``assert_type`` has the types that an editor must show; `test_typed.py` sees
-that no public name is missing.
+Nothing here runs. ``assert_type`` has the types that an editor must show.
+`test_typed.py` checks that no public name is missing.
 """
 
 from __future__ import annotations
