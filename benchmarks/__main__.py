@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not args.no_charts:
         _draw(results, folder / "charts")
     for line in [] if results.get("quick") else report.complaints(results):
-        print(f"Look at this: {line}", file=sys.stderr)
+        print(f"Check this: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

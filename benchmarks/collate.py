@@ -94,22 +94,26 @@ def _say(text: str) -> None:
 def add_options(parser: argparse.ArgumentParser, threads: list[int]) -> None:
     """Add the options that the main command passes to every process."""
     parser.add_argument(
-        "--threads", type=int, nargs="+", default=threads, help="of torch"
+        "--threads", type=int, nargs="+", default=threads, help="torch's threads"
     )
     parser.add_argument("--rounds", type=int, default=Effort().rounds)
     parser.add_argument(
         "--max-seconds",
         type=float,
         default=Effort().max_seconds,
-        help="for one comparison; then no further round starts",
+        help="limit of each comparison; no round starts after it",
     )
-    parser.add_argument("--only", default="", help="part of the titles of cases to run")
-    parser.add_argument("--json", type=Path, help="e.g. benchmarks/results/1.json")
-    parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
+    parser.add_argument(
+        "--only", default="", help="run cases whose title contains this"
+    )
+    parser.add_argument("--json", type=Path, help="file of the records")
+    parser.add_argument(
+        "--quick", action="store_true", help="a test run without figures"
+    )
 
 
 def effort(args: argparse.Namespace) -> Effort:
-    """Return the cases that the options select."""
+    """Return the effort that the options select."""
     return QUICK if args.quick else Effort(args.rounds, args.max_seconds)
 
 
@@ -120,13 +124,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--warm-malloc",
         action="store_true",
-        help="start again with an allocator that keeps freed memory (glibc)",
+        help="restart with an allocator that keeps freed memory (glibc)",
     )
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=["cases"])
     parser.add_argument(
         "--main-only",
         action="store_true",
-        help="with more threads than the first number given, run the main cases only",
+        help="run only the main cases with all numbers of threads but the first",
     )
     args = parser.parse_args(arguments)
     if args.warm_malloc and not environment.is_warm():

@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="records",
         type=Path,
-        help="measure nothing; make the reports of this JSON again",
+        help="do not measure; write the reports of this JSON",
     )
     parser.add_argument(
         "--out",

@@ -132,7 +132,7 @@ def options() -> argparse.ArgumentParser:
         "--device",
         choices=("cuda", "cpu"),
         default="cuda",
-        help="cpu: a dry run, tiny and without figures; it writes nothing unless "
+        help="cpu: a small dry run without figures; it writes files only if "
         "--json or --out is given",
     )
     parser.add_argument("--rounds", type=int, default=Effort().rounds)
@@ -142,14 +142,14 @@ def options() -> argparse.ArgumentParser:
         dest="max_seconds",
         type=float,
         default=8.0,
-        help="for one comparison; then no further round starts",
+        help="limit of each comparison; no round starts after it",
     )
     parser.add_argument(
         "--total-seconds",
         type=float,
         default=360.0,
-        help="for all: each comparison gets at most an equal share of the rest; then "
-        "no further case starts, and the run fails",
+        help="limit of the run: each comparison gets at most an equal share of the rest; "
+        "no case starts after the limit, and the run fails",
     )
     parser.add_argument(
         "--cases",
@@ -158,16 +158,20 @@ def options() -> argparse.ArgumentParser:
         nargs="+",
         default=[""],
         metavar="PART",
-        help="parts of the titles of cases to run",
+        help="run cases whose title contains one of these",
     )
     parser.add_argument(
         "--goals",
         action="store_true",
-        help="measure nothing; list the goals of all cases in results/gpu-goals.md",
+        help="do not measure; write the goals of all cases to results/gpu-goals.md",
     )
-    parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
-    parser.add_argument("--json", type=Path, help="where the records go")
-    parser.add_argument("--commit", default="", help="what git does not tell here")
+    parser.add_argument(
+        "--quick", action="store_true", help="a test run without figures"
+    )
+    parser.add_argument("--json", type=Path, help="file of the records")
+    parser.add_argument(
+        "--commit", default="", help="the commit, if git does not know it"
+    )
     command.add_options(parser)
     return parser
 

@@ -56,8 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels")
     parser.description = __doc__
     parser.add_argument("--device", default="cuda", type=torch.device)
-    parser.add_argument("--num", default=16, type=int, help="of images")
-    parser.add_argument("--side", default=1024, type=int, help="of an image, in pixels")
+    parser.add_argument("--num", default=16, type=int, help="number of images")
+    parser.add_argument(
+        "--side", default=1024, type=int, help="side of an image in pixels"
+    )
     args = parser.parse_args(arguments)
     for launch in (pad_copy, pack, image_batch):
         made, _ = launch(args.device, args.num, args.side)

@@ -124,11 +124,15 @@ def main(arguments: list[str] | None = None) -> None:
         "--max-seconds",
         type=float,
         default=10.0,
-        help="for one comparison; then no further round starts",
+        help="limit of each comparison; no round starts after it",
     )
-    parser.add_argument("--only", default="", help="part of the titles of cases to run")
-    parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
-    parser.add_argument("--json", type=Path, help="where the records go")
+    parser.add_argument(
+        "--only", default="", help="run cases whose title contains this"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a test run without figures"
+    )
+    parser.add_argument("--json", type=Path, help="file of the records")
     command.add_options(parser)
     args = parser.parse_args(arguments)
 
@@ -143,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     results, path, _ = command.obtain(args, "loader-cpu", records)
     command.write_page(path, loader_report.page(results))
     for line in [] if results["quick"] else loader_report.complaints(results):
-        print(f"Look at this: {line}", file=sys.stderr)
+        print(f"Check this: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

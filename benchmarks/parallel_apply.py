@@ -105,9 +105,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure or read records, write the page, and print the problems found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parallel_apply")
     parser.description = __doc__
-    parser.add_argument("--only", default="", help="part of the titles of cases to run")
-    parser.add_argument("--quick", action="store_true", help="a smoke run, no figures")
-    parser.add_argument("--json", type=Path, help="where the records go")
+    parser.add_argument(
+        "--only", default="", help="run cases whose title contains this"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a test run without figures"
+    )
+    parser.add_argument("--json", type=Path, help="file of the records")
     command.add_options(parser)
     args = parser.parse_args(arguments)
 
@@ -122,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     results, path, _ = command.obtain(args, "parallel-cpu", records)
     command.write_page(path, page(results))
     for line in [] if results["quick"] else complaints(results):
-        print(f"Look at this: {line}", file=sys.stderr)
+        print(f"Check this: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def options(description: str) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16, help="scenes per process")
     parser.add_argument("--workers", type=int, default=0, help="loader workers")
-    parser.add_argument("--checkpoint", type=Path, help="continue from here if it is")
+    parser.add_argument("--checkpoint", type=Path, help="continue from this file")
     parser.add_argument("--every", type=int, default=50, help="steps to a checkpoint")
     parser.add_argument("--min-f1", type=float, default=0.95, help="fail below this")
     parser.add_argument("--out", type=Path, default=Path("demo-output"))

@@ -37,7 +37,7 @@ def classify(model: nn.Module, images: Tensor, devices: list[str] | None) -> Ten
 def main() -> None:
     """Compare calls on several devices with a single call; print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", nargs="+", help="all there are by default")
+    parser.add_argument("--devices", nargs="+", help="default: all devices")
     args = parser.parse_args()
 
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """Fuzz the C++ core: libFuzzer on tests/csrc/fuzz, under ASan and UBSan.
 
-    python scripts/fuzz_core.py --seconds 60        # in all
+    python scripts/fuzz_core.py --seconds 60        # in total
     python scripts/fuzz_core.py --keep              # keep inputs in the corpus
 
 A run saves the inputs that it finds in build/fuzz, and the next run continues there.
@@ -125,17 +125,17 @@ def report(runs: list[Run], seconds: float) -> int:
         print(f"\n---- {run.name}\n{run.failure}")
         inputs = [path for path in BUILD.glob(f"{run.name}-*") if path.is_file()]
         for path in sorted(inputs, key=lambda path: path.stat().st_mtime)[-1:]:
-            print(f"To see it again: {BUILD / f'fuzz_{run.name}'} {path}")
+            print(f"To repeat it: {BUILD / f'fuzz_{run.name}'} {path}")
     return len(failed)
 
 
 def main() -> int:
     """Build the targets, then fuzz them or reduce the corpus."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of all targets")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets")
     parser.add_argument("--cmake", default="cmake")
     parser.add_argument("--find", action="store_true", help="only print the compiler")
-    parser.add_argument("--keep", action="store_true", help="fill the corpus anew")
+    parser.add_argument("--keep", action="store_true", help="rebuild the corpus")
     args = parser.parse_args()
     clang = find_clang()
     if clang is None:

@@ -61,13 +61,17 @@ def write_pages() -> None:
 def main() -> int:
     """Run the chosen command; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", default=[], help="part of a name")
-    parser.add_argument("--changed", action="store_true", help="without an outcome")
+    parser.add_argument(
+        "--only", action="append", default=[], help="a part of the names"
+    )
+    parser.add_argument(
+        "--changed", action="store_true", help="only those without outcome"
+    )
     parser.add_argument("--list", action="store_true", help="print names and files")
-    parser.add_argument("--record", action="store_true", help="keep the outcomes")
+    parser.add_argument("--record", action="store_true", help="save the outcomes")
     parser.add_argument("--table", action="store_true", help="write docs/traps*.md")
     parser.add_argument("--cmake", default="cmake")
-    parser.add_argument("--tree", type=Path, help="a folder to copy to, which stays")
+    parser.add_argument("--tree", type=Path, help="copy to this folder and keep it")
     args = parser.parse_args()
     if args.table:
         write_pages()

@@ -223,8 +223,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Compare or write the file; return 1 if it differs from the code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--write", action="store_true", help="note what changed")
-    choice.add_argument("--freeze", action="store_true", help="begin anew from here")
+    choice.add_argument("--write", action="store_true", help="mark the changes")
+    choice.add_argument("--freeze", action="store_true", help="remove all marks")
     args = parser.parse_args(arguments)
     sys.path.insert(0, str(ROOT))
     now = present()

@@ -218,12 +218,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cells", nargs="+", default=[], metavar="PYTHON:TORCH")
     parser.add_argument("--quick", action="store_true", help="run fewer tests")
-    parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel tests")
     parser.add_argument("--skip-missing", action="store_true")
     parser.add_argument("--wheels", type=Path, help="build wheels into this folder")
     parser.add_argument("--torch", default=NEWEST, help="the torch of the wheels")
     parser.add_argument("--prepare", type=Path, help="build one cell in this folder")
-    parser.add_argument("--prepared", type=Path, help="test it, and remove the folder")
+    parser.add_argument(
+        "--prepared", type=Path, help="test that cell, and remove the folder"
+    )
     options = parser.parse_args(arguments)
     results: list[tuple[Cell, str]] = []
     cells = cells_of(options.cells)

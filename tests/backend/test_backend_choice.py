@@ -1,4 +1,4 @@
-"""The choice of the backend: every branch, then real processes with real files."""
+"""The choice of the backend: every branch, and real processes with real files."""
 
 from __future__ import annotations
 

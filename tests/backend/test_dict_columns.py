@@ -1,4 +1,4 @@
-"""Dicts by columns: what Python's loops give, or None."""
+"""Dicts by columns: the result of a Python loop, or None."""
 
 from __future__ import annotations
 

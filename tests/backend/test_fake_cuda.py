@@ -1,4 +1,4 @@
-"""The fake CUDA runtime keeps CUDA's rules, and reports who breaks one."""
+"""The fake CUDA runtime keeps CUDA's rules, and reports broken rules."""
 
 from __future__ import annotations
 

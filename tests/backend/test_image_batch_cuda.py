@@ -1,4 +1,4 @@
-"""`image_batch` and `pad_copy` on a GPU: the bits of the host, whatever the launch."""
+"""`image_batch` and `pad_copy` on a GPU: the results of the host, for every launch."""
 
 from __future__ import annotations
 

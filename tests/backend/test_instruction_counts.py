@@ -1,4 +1,4 @@
-"""How many instructions of our own the native loops take, counted and not timed.
+"""Instruction counts of the native loops, independent of time.
 
 Counts do not depend on how busy a machine is, but on the compiler. Where the table in
 ``csrc/support/instruction_counts.json`` has none for it, only their growth is checked.

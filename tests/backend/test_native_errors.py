@@ -1,4 +1,4 @@
-"""What `pad_copy` refuses and which tensors nothing takes, word for word."""
+"""Complete error messages of `pad_copy` and of unsupported tensors."""
 
 from __future__ import annotations
 

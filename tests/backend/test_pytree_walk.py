@@ -1,4 +1,4 @@
-"""The compiled walk: what optree's walk gives, or None."""
+"""The compiled walk: the result of optree's walk, or None."""
 
 from __future__ import annotations
 

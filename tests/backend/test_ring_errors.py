@@ -1,4 +1,4 @@
-"""Every error of rings in both backends, word for word."""
+"""Complete messages of all ring errors in both backends."""
 
 from __future__ import annotations
 

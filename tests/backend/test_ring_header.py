@@ -1,4 +1,4 @@
-"""The header of a ring in both backends: against a model, and by real processes."""
+"""The header of a ring in both backends: against a model, and in real processes."""
 
 from __future__ import annotations
 

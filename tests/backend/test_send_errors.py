@@ -1,4 +1,4 @@
-"""Every error of sending, word for word."""
+"""Complete messages of all errors of sending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error of slabs and their plans in both backends, word for word."""
+"""Complete messages of all errors of slabs and their plans in both backends."""
 
 from __future__ import annotations
 

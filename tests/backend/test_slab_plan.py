@@ -1,4 +1,4 @@
-"""Plans of slabs in both backends: the same frozen value."""
+"""Plans of slabs: both backends return the same immutable value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of a batch have storages of their own, as those of torch's loader have."""
+"""Tensors of a batch have their own storages, as in torch's loader."""
 
 from __future__ import annotations
 

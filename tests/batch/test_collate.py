@@ -1,4 +1,4 @@
-"""What collate makes of each kind of field."""
+"""collate: the result for each kind of field."""
 
 from __future__ import annotations
 

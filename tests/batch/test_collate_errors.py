@@ -1,4 +1,4 @@
-"""What collate refuses: whole messages, and the classes that old code catches."""
+"""Errors of collate: complete messages, and the classes that old code catches."""
 
 from __future__ import annotations
 

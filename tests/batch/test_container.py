@@ -1,4 +1,4 @@
-"""DataContainer: attributes, pickles, copies and the way through DataLoader."""
+"""DataContainer: attributes, pickles, copies and transfer through DataLoader."""
 
 from __future__ import annotations
 

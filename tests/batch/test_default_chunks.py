@@ -1,4 +1,4 @@
-"""No sample of a batch is lost where the size of chunks was not given."""
+"""No sample of a batch is lost if the chunk size is not set."""
 
 from __future__ import annotations
 

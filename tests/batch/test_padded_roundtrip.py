@@ -1,4 +1,4 @@
-"""Padded and Ragged on their way: workers, pinning, scatter and the wrappers."""
+"""Padded and Ragged in workers, pinning, scatter and the wrappers."""
 
 from __future__ import annotations
 

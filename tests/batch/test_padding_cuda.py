@@ -1,4 +1,4 @@
-"""Padding options and ragged batches on a GPU: the same bits as on the host."""
+"""Padding options and ragged batches on a GPU: the same results as on the host."""
 
 from __future__ import annotations
 

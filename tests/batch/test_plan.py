@@ -1,4 +1,4 @@
-"""Plans: values made from shapes and dtypes alone."""
+"""Plans: values computed from shapes and dtypes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ragged: joined without padding, and back again."""
+"""Ragged: joined without padding, and split again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In graphs of torch.compile: no break, the same values, the same gradients."""
+"""torch.compile: no graph breaks, the same values, the same gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of a GPU, dry: it refuses, counts and judges right without one."""
+"""A dry run of the GPU benchmark: its errors, its counts and its goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report on a GPU: goals are judged, losses stay, and the README is up to date."""
+"""The GPU report: goals, losses, and the list of goals in benchmarks/results."""
 
 from __future__ import annotations
 

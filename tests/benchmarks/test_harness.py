@@ -1,4 +1,4 @@
-"""The benchmark: its harness refuses and counts right, and its cases all run."""
+"""The benchmark: checks and counts of its harness, and a run of all its cases."""
 
 from __future__ import annotations
 

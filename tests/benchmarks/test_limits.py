@@ -1,4 +1,4 @@
-"""The limits of the benchmark copy every byte, and say so when they cannot."""
+"""The limits of the benchmark copy every byte, and report failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and charts are made from the records alone, and leave nothing out."""
+"""Tables and charts are made from records alone, and are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables in the project's README are made of the newest records."""
+"""The tables in the project's README match the newest records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private names of torch that the package uses, under the torch that is here."""
+"""The private names of torch that the package uses exist in the installed torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges appear in every profiler that is on, and cost next to nothing without one."""
+"""Ranges appear in every active profiler, and are nearly free without one."""
 
 from __future__ import annotations
 

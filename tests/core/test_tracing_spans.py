@@ -1,4 +1,4 @@
-"""collate, scatter, copies and steps show up in a profile, one within the other."""
+"""collate, scatter, copies and steps appear in a profile, correctly nested."""
 
 from __future__ import annotations
 

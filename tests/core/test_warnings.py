@@ -1,4 +1,4 @@
-"""Warnings: each has a code that is documented, and is given once with its number."""
+"""Warnings: each has a documented code, and appears once with its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor tells of the extension, its GPUs and the programs that build it."""
+"""The doctor's report on the extension, its GPUs and the build tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pyparallel`` and ``python -m pyparallel``: which command runs, given what."""
+"""``pyparallel`` and ``python -m pyparallel``: the choice of the command."""
 
 from __future__ import annotations
 

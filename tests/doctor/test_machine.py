@@ -1,4 +1,4 @@
-"""What the doctor tells of cores, memory, limits and the speed of copies."""
+"""The doctor's report on cores, memory, limits and the bandwidth of copies."""
 
 from __future__ import annotations
 

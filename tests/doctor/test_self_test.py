@@ -1,4 +1,4 @@
-"""The doctor's self-test in two real processes: its success and its failures."""
+"""The doctor's self-test in two real processes: success and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImagePreprocessor on a GPU: the same bits as on the host, and no wait for it."""
+"""ImagePreprocessor on a GPU: the results of the host, without waiting."""
 
 from __future__ import annotations
 

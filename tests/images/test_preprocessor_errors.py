@@ -1,4 +1,4 @@
-"""What ImagePreprocessor refuses, and how it says so."""
+"""Errors of ImagePreprocessor, with complete messages."""
 
 from __future__ import annotations
 

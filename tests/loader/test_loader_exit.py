@@ -1,4 +1,4 @@
-"""How processes with loaders end, and loaders that are short of something."""
+"""The exit of processes with loaders, and loaders that lack a resource."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets that raise, workers that die, consumers that leave: with real processes."""
+"""Failing datasets, dying workers and leaving consumers, with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The iterators of a loader die as soon as nothing refers to them, and as garbage."""
+"""The iterators of a loader are freed without references, and also in cycles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of DataLoader beside torch's, and where warnings of all parts point."""
+"""The interface of DataLoader compared with torch's, and locations of warnings."""
 
 from __future__ import annotations
 

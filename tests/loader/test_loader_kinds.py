@@ -1,4 +1,4 @@
-"""Every kind of batch arrives as with torch's loader, whatever the collate function."""
+"""Every kind of batch arrives as with torch's loader, with any collate function."""
 
 from __future__ import annotations
 

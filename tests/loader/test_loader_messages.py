@@ -1,4 +1,4 @@
-"""Errors of datasets and of ``collate_fn`` name samples, worker and rank."""
+"""Errors of datasets and of ``collate_fn`` name the samples, worker and rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pre-flight checks: every limit, on files written here and on real, lowered limits."""
+"""Pre-flight checks: every limit, from test files and from real, lowered limits."""
 
 from __future__ import annotations
 

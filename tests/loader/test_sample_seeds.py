@@ -1,4 +1,4 @@
-"""With sample_seeds a sample depends on the seed, the epoch and its index alone."""
+"""With sample_seeds, a sample depends only on the seed, the epoch and its index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How flat scripts end: names at module level, no function, no ``del``."""
+"""The exit of flat scripts: names at module level, no function, no ``del``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader of a map-style dataset continues with the very next batch."""
+"""A loader of a map-style dataset resumes with the next batch."""
 
 from __future__ import annotations
 

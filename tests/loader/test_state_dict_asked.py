@@ -1,4 +1,4 @@
-"""States of data sets are asked for when a state of the loader is, and not before."""
+"""States of datasets are read only when a state of the loader is requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state that cannot be continued exactly is refused, and nothing has changed then."""
+"""A state that cannot be resumed exactly is an error, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a state consists of: plain data, of this version or of the one before."""
+"""The form of a state: plain data, of this version or the previous one."""
 
 from __future__ import annotations
 

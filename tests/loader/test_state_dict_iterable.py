@@ -1,4 +1,4 @@
-"""A loader of an iterable dataset continues with the very next batch."""
+"""A loader of an iterable dataset resumes with the next batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beside torchdata's StatefulDataLoader: after the same stop, the same next batches.
+"""Comparison with torchdata's StatefulDataLoader: the same batches after a stop.
 
 The form is the same too: methods, protocol, the moments at which a state may be taken.
 What a state consists of is not, and shuffling by ``shuffle=True`` is torch's here and

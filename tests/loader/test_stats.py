@@ -1,4 +1,4 @@
-"""Meter and LoaderStats: exact figures by a clock of our own, fractions, verdicts."""
+"""Meter and LoaderStats: exact figures with a fake clock, fractions, verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that does not begin is reported, with its stack."""
+"""A worker that does not start is reported with its stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pyparallel beside mmcv 1.x: the same answers, and errors where mmcv has errors.
+"""Comparison with mmcv 1.x: equal results, and errors where mmcv has errors.
 
 Runs where both are installed. What is different on purpose is listed in FIXED.
 """

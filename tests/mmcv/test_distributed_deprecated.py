@@ -1,4 +1,4 @@
-"""The deprecated wrapper: state is that of rank 0 after wrapping, and nothing more."""
+"""The deprecated wrapper: after wrapping, all ranks have the state of rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions of ``mmcv.parallel._functions``, on the host and on recording fakes."""
+"""The functions of ``mmcv.parallel._functions``, on the host and on fakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""install(): without mmcv, with packages like mmcv 1.x and 2.x, and with the real one.
+"""install(): without mmcv, with packages like mmcv 1.x and 2.x, and with mmcv.
 
 What changes the import system runs in a process of its own.
 """

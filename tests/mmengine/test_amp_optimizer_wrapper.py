@@ -1,4 +1,4 @@
-"""AmpOptimWrapper on the CPU, beside autocast and a loss scale written out here."""
+"""AmpOptimWrapper on the CPU, compared with autocast and an explicit loss scale."""
 
 from __future__ import annotations
 

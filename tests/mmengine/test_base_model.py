@@ -1,4 +1,4 @@
-"""BaseModel: the steps, the losses and the way of its preprocessors."""
+"""BaseModel: the steps, the losses and the device of its preprocessor."""
 
 from __future__ import annotations
 

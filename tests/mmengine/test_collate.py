@@ -1,4 +1,4 @@
-"""pseudo_collate and default_collate: forms, values, errors with a place."""
+"""pseudo_collate and default_collate: types, values, and errors with a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImgDataPreprocessor and stack_batch: bits, forms, errors that name an image."""
+"""ImgDataPreprocessor and stack_batch: values, shapes, errors that name an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer wrappers beside mmengine's: the same bits, counts, states and errors.
+"""Optimizer wrappers compared with mmengine's: values, counts, states and errors.
 
 Runs where mmengine is installed. What is different on purpose is listed in FIXED.
 """

@@ -1,4 +1,4 @@
-"""The wrappers beside mmengine 0.10.7 on real ranks: the same bits, but for FIXED.
+"""The wrappers compared with mmengine 0.10.7 on real ranks, except for FIXED.
 
 Runs where mmengine is installed.
 """

@@ -1,4 +1,4 @@
-"""Sharded models: their settings, and on the CPU the training of one process."""
+"""Sharded models: their settings, and on the CPU the results of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImagePreprocessor beside mmengine's ImgDataPreprocessor: the same bits.
+"""ImagePreprocessor compared with mmengine's ImgDataPreprocessor, bit for bit.
 
 Runs where mmengine is installed.
 """

@@ -1,4 +1,4 @@
-"""The mmengine protocol on a GPU: where batches go, in how many copies, which bits."""
+"""The mmengine protocol on a GPU: devices, numbers of copies, and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mmengine's own Runner trains with our parts by config, as it does with its own.
+"""mmengine's own Runner trains with our classes by config, as with its own.
 
 The oracle is mmengine: the same Runner with its own classes on the same data. Every run
 is a case of ``mmengine_runner_cases``, on two ranks of torchrun.

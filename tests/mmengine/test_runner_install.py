@@ -1,4 +1,4 @@
-"""Scope ``pyparallel`` in mmengine's registries: who gives it, what its names mean."""
+"""Scope ``pyparallel`` in mmengine's registries: its registration and its names."""
 
 from __future__ import annotations
 

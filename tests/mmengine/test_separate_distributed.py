@@ -1,4 +1,4 @@
-"""MMSeparateDistributedDataParallel on real ranks, beside one process."""
+"""MMSeparateDistributedDataParallel on real ranks, compared with one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether mmengine is there: absent, switched off, broken, whole."""
+"""The detection of mmengine: absent, switched off, broken, complete."""
 
 from __future__ import annotations
 

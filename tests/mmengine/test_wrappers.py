@@ -1,4 +1,4 @@
-"""The wrappers on real gloo ranks, beside one process that sees the whole batch."""
+"""The wrappers on real gloo ranks, compared with one process and the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MMDataParallel with several replicas on the host, beside one on the whole batch."""
+"""MMDataParallel with several replicas, compared with one on the whole batch."""
 
 from __future__ import annotations
 

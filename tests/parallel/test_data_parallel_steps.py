@@ -1,4 +1,4 @@
-"""What steps on several replicas return, and which steps cannot run there."""
+"""The outputs of steps on several replicas, and steps that are errors there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MMDistributedDataParallel on real gloo ranks, beside DDP and the way of mmcv 1.x."""
+"""MMDistributedDataParallel on real gloo ranks, compared with DDP and mmcv 1.x."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""parallel_apply on a GPU, named twice: its streams, its threads, its gradients."""
+"""parallel_apply on a GPU, named twice: streams, threads, gradients."""
 
 from __future__ import annotations
 

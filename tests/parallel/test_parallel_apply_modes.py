@@ -1,4 +1,4 @@
-"""In a call a thread has the modes of its caller; afterwards both have their own."""
+"""Threads have the caller's modes in a call; afterwards both have their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules: torch's form against torch's own, replicas, gradients, buffers."""
+"""Modules: torch's form compared with torch, replicas, gradients, buffers."""
 
 from __future__ import annotations
 

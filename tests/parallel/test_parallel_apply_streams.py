@@ -1,4 +1,4 @@
-"""Streams of jobs on a fake device: every wait is there, and every one is needed."""
+"""Streams of jobs on a fake device: all waits exist, and all are necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""replicate on the host: gradients, sharing, and what modules do by themselves."""
+"""replicate on the host: gradients, sharing, and special modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""replicate, gather and MMDataParallel on CUDA devices, beside torch's own."""
+"""replicate, gather and MMDataParallel on CUDA devices, compared with torch's."""
 
 from __future__ import annotations
 

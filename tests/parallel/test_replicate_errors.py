@@ -1,4 +1,4 @@
-"""What replicate refuses; and copies on other devices, driven on the host."""
+"""Errors of replicate, and copies to other devices, run on the host."""
 
 from __future__ import annotations
 

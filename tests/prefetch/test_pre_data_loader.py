@@ -1,4 +1,4 @@
-"""What PreDataLoader hands out: the loader's batches, in its order, ahead of time."""
+"""PreDataLoader returns the loader's batches in order, ahead of time."""
 
 from __future__ import annotations
 

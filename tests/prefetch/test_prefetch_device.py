@@ -1,4 +1,4 @@
-"""Batches on their way to a device whose streams are slow and whose memory is reused.
+"""Batches sent to a device with slow streams that reuses memory.
 
 The device is that of ``fake_device``: a missing wait shows as a wrong value.
 """

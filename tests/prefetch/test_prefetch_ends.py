@@ -1,4 +1,4 @@
-"""However a pass ends, its thread, its workers and its descriptors end with it."""
+"""At every end of a pass, its thread, its workers and its descriptors end too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever fails below a PreDataLoader arrives in the place of its batch, and ends."""
+"""Every error below a PreDataLoader is raised in place of its batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PreDataLoader counts, shows to profilers and can resume from."""
+"""Counts, profiles and states of PreDataLoader."""
 
 from __future__ import annotations
 

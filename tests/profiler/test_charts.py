@@ -1,4 +1,4 @@
-"""Bars are as long as their times, texts are escaped, a page needs no other file."""
+"""Bars have the lengths of their times, texts are escaped, pages are complete."""
 
 from __future__ import annotations
 

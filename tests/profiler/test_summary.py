@@ -1,4 +1,4 @@
-"""Steps are cut where they should be, every nanosecond is counted once."""
+"""Steps are separated correctly, and every nanosecond is counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile of torchdata's StatefulDataLoader, whose workers are its own."""
+"""A profile of torchdata's StatefulDataLoader, which has its own workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``scripts/busy``: what never waits ends with the command, however that ends."""
+"""``scripts/busy``: the busy processes end with the command, in every case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of csrc/README.md that a regular expression can see."""
+"""The rules of csrc/README.md that a regular expression can check."""
 
 from __future__ import annotations
 

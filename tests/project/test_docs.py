@@ -1,4 +1,4 @@
-"""What the documentation shows is what happens."""
+"""The examples of the documentation are correct."""
 
 from __future__ import annotations
 

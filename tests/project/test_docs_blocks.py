@@ -1,4 +1,4 @@
-"""Every block of Python in the pages runs; every other block is known not to be one."""
+"""Every block of Python in the pages runs; all other blocks are listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command in the pages is run by a test or by CI, or it is known why not.
+"""Every command in the pages is run by a test or by CI, or has a reason.
 
 A command that no row of the table covers fails here: run it somewhere, and add the row.
 """

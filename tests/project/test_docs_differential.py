@@ -1,4 +1,4 @@
-"""The pages on mmcv, mmengine, accelerate and Lightning, beside those packages."""
+"""The pages on mmcv, mmengine, accelerate and Lightning, with those packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that the pages quote are those that the code has."""
+"""Messages in the pages match those of the code."""
 
 from __future__ import annotations
 

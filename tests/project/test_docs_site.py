@@ -1,4 +1,4 @@
-"""The site's pages: all are reached, all links lead somewhere, all names are described.
+"""The site's pages: all are linked, all links work, all names are described.
 
 `make docs` builds the site; these tests do not need Sphinx.
 """

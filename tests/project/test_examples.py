@@ -1,4 +1,4 @@
-"""The digit example: its scenes, its counting, and a real run of a few seconds."""
+"""The digit example: its scenes, its scores, and a real run of a few seconds."""
 
 from __future__ import annotations
 

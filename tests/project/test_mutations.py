@@ -1,4 +1,4 @@
-"""The mutations still fit the tree, and who runs them tells noticed from survived."""
+"""The mutations fit the tree, and the runner detects failed and surviving ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published is looked into, and a version is released as a whole or not."""
+"""Published files are checked, and a release is complete or rejected."""
 
 from __future__ import annotations
 

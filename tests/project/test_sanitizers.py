@@ -1,4 +1,4 @@
-"""scripts/sanitizers.py: no report of a sanitizer is lost, wherever it was made."""
+"""scripts/sanitizers.py: no report of a sanitizer is lost."""
 
 from __future__ import annotations
 

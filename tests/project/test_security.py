@@ -1,4 +1,4 @@
-"""What SECURITY.md says of sockets, files and pickles."""
+"""The claims of SECURITY.md on sockets, files and pickles."""
 
 from __future__ import annotations
 

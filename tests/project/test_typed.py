@@ -1,4 +1,4 @@
-"""The file that type checkers read uses every public name, and its imports exist."""
+"""The file for type checkers uses every public name, and its imports exist."""
 
 from __future__ import annotations
 

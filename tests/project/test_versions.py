@@ -1,4 +1,4 @@
-"""The supported range of versions is the same everywhere."""
+"""All files state the same supported versions."""
 
 from __future__ import annotations
 

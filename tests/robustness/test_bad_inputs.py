@@ -1,4 +1,4 @@
-"""Bad inputs: each has its one answer, soon, and leaves everything else as it was."""
+"""Bad inputs: each has one outcome, is fast, and leaves all other state unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bad batch on one of two ranks: the others do not notice, and nothing is lost."""
+"""A bad batch on one of two ranks: the others continue, and no batch is lost."""
 
 from __future__ import annotations
 

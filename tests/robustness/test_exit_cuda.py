@@ -1,4 +1,4 @@
-"""How a process ends that uses a GPU, and which devices it opens."""
+"""The exit of a process that uses a GPU, and the devices that it opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated cases: native, pure Python and an oracle agree; and the search finds."""
+"""Generated cases: native, pure Python and an oracle agree; the search finds bugs."""
 
 from __future__ import annotations
 

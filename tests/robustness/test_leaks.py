@@ -1,4 +1,4 @@
-"""Batch after batch leaves nothing: objects, bytes, descriptors, threads, processes.
+"""Batches leak no objects, bytes, descriptors, threads or processes.
 
 ``PYPARALLEL_LEAK_BATCHES=10000`` is the long run of ``make soak``. No sanitizer sees a
 reference that is kept to an object of Python, so Python's own counts are compared.

@@ -1,4 +1,4 @@
-"""What other threads do to tensors between a plan and its copy is found by the copy.
+"""Copies detect tensors that other threads changed after the plan.
 
 The moment is made certain: the tensors change when the operator is called. What happens
 while it copies, `make test-asan` looks for (docs/reliability.md).

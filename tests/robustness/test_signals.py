@@ -1,4 +1,4 @@
-"""Signals that arrive while samples are copied, loaded or waited for."""
+"""Signals during the copy, the loading, or the wait for samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short soak: every kind of fault once, in an order that is drawn anew if told so."""
+"""A short soak with every kind of fault once, in a fixed or random order."""
 
 from __future__ import annotations
 

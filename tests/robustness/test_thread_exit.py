@@ -1,4 +1,4 @@
-"""The interpreter ends while a daemon thread is in native code of ours."""
+"""The interpreter ends while a daemon thread runs our native code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gather refuses, in whole sentences; and what moves between devices."""
+"""Errors of gather, with complete messages; and copies between devices."""
 
 from __future__ import annotations
 

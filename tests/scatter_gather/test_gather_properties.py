@@ -1,4 +1,4 @@
-"""gather joins what any nest was taken apart into, wherever it was cut."""
+"""gather joins the parts of any nested value, split at any place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors of one target go in the packed copy, and which by themselves."""
+"""The tensors of one target that go in the packed copy, and those that do not."""
 
 from __future__ import annotations
 

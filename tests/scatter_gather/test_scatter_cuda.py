@@ -1,4 +1,4 @@
-"""scatter to several targets on a GPU; one GPU may stand for many."""
+"""scatter to several targets on a GPU; one GPU may replace several."""
 
 from __future__ import annotations
 

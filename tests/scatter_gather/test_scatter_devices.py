@@ -1,4 +1,4 @@
-"""scatter to several devices: fake ones, whose copies are late and memory is reused."""
+"""scatter to several fake devices, with late copies and reused memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scatter refuses: the whole message, and the classes that old code catches."""
+"""Errors of scatter: complete messages, and the classes that old code catches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scatter against plain Python and torch.split, on random nests."""
+"""scatter compared with plain Python and torch.split, on random nested batches."""
 
 from __future__ import annotations
 

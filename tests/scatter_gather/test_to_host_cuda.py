@@ -1,4 +1,4 @@
-"""to_host on a GPU: values, the one copy, streams, and the kernel that packs."""
+"""to_host on a GPU: values, the single copy, streams, and the packing kernel."""
 
 from __future__ import annotations
 

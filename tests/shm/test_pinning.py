@@ -1,4 +1,4 @@
-"""Page-locked slabs, on a device that is late: none is free before it was read."""
+"""Pinned slabs on a slow device: none is free before it was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PYPARALLEL_DEBUG=poison finds who writes where nothing of his lies."""
+"""PYPARALLEL_DEBUG=poison detects writes outside a batch's own memory."""
 
 from __future__ import annotations
 

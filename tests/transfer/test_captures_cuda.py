@@ -1,4 +1,4 @@
-"""Graph captures, contexts and errors of CUDA that the engine has to leave alone."""
+"""Graph captures, contexts and CUDA errors that the engine must not affect."""
 
 from __future__ import annotations
 

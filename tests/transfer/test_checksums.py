@@ -1,4 +1,4 @@
-"""Checksums of bytes: those that are documented, and different for different bytes."""
+"""Checksums of bytes: the documented values, and different ones for other bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PYPARALLEL_DEBUG=1 on a GPU: torch's allocators and streams under the same checks."""
+"""PYPARALLEL_DEBUG=1 on a GPU: torch's allocators and streams with the same checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PYPARALLEL_DEBUG=1 does to a process, from its import to its end."""
+"""The effects of PYPARALLEL_DEBUG=1 on a process, from its import to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native engine below copies, on the host as its device."""
+"""The native engine, with the host as its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native engine on a GPU: one copy, no needless wait, and never a wrong byte."""
+"""The native engine on a GPU: one copy, no unnecessary wait, no wrong byte."""
 
 from __future__ import annotations
 

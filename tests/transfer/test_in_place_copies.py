@@ -1,4 +1,4 @@
-"""Batches that the device reads where they lie, and how long that memory is kept."""
+"""Batches that the device reads in place, and the lifetime of that memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a device reads is given up once, and never early."""
+"""Memory that a device reads is freed once, and never early."""
 
 from __future__ import annotations
 

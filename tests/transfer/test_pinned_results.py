@@ -1,4 +1,4 @@
-"""Page-locked memory of results: counted while any tensor lives, never over a limit."""
+"""Pinned memory of results: counted while a tensor is alive, within its limit."""
 
 from __future__ import annotations
 

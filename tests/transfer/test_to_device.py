@@ -1,4 +1,4 @@
-"""Slabs and copies, on a fake device whose delays make every missing wait visible."""
+"""Slabs and copies on a fake device, whose delays make every missing wait visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU can prove: values, streams, the one copy."""
+"""Behaviour that only a GPU can show: values, streams, the single copy."""
 
 from __future__ import annotations
 
