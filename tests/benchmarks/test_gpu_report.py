@@ -1,4 +1,4 @@
-"""The GPU report: goals, losses, and the list of goals in benchmarks/results."""
+"""The GPU report: goals, losses, and the list of goals in benchmarks."""
 
 from __future__ import annotations
 
