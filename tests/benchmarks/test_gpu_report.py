@@ -1,4 +1,4 @@
-"""The GPU report: goals, losses, and the list of goals in benchmarks."""
+"""The GPU report: goals and losses, and the README while there are no records."""
 
 from __future__ import annotations
 
