@@ -148,7 +148,7 @@ def options() -> argparse.ArgumentParser:
         "--total-seconds",
         type=float,
         default=360.0,
-        help="limit of the run: each comparison gets at most an equal share of it; "
+        help="limit of the run: a comparison gets at most an equal share of the rest; "
         "no case starts after the limit, and the run fails",
     )
     parser.add_argument(
