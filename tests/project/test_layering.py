@@ -19,7 +19,7 @@ FLOORS = [
     ["backend"],
     ["transfer"],
     ["batch", "memory", "shm"],
-    ["images", "loader", "scatter_gather"],
+    ["images", "loader", "sampler", "scatter_gather"],
     ["parallel", "prefetch"],
     ["mmcv", "mmengine", "profiler"],
     ["__init__", "registry"],

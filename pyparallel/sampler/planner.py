@@ -1,0 +1,389 @@
+"""Plan the batches of an epoch from the sizes of all samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from ..batch.padding import Padding
+from ..core.errors import BatchTypeError, BatchValueError, type_name
+from ._division import (
+    MAX_SIZE,
+    Array,
+    divide_by_budget,
+    divide_by_count,
+    size_codes,
+    split_evenly,
+)
+
+Sizes = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+#: Windows are divided in blocks of about this many samples, which fit in the caches.
+_BLOCK = 2**18
+_WHERE = "SizeBatchSampler:"
+
+
+def check_sizes(sizes: Any) -> Sizes:
+    """Return sizes as a new array of shape ``(n, d)``.
+
+    Args:
+        sizes: An array, a tensor or nested sequences of integers, ``(n,)`` or
+            ``(n, d)``.
+
+    Raises:
+        TypeError: The sizes are not integers.
+        ValueError: The shape is another one, or a size is negative or too large.
+    """
+    try:
+        found = np.asarray(sizes)
+    except ValueError:
+        raise BatchValueError(
+            f"{_WHERE} sizes must have the same number of dimensions for each sample, "
+            "but the numbers differ. Give the same dimensions for all samples."
+        ) from None
+    if found.dtype.kind not in "iu" and found.size:
+        raise BatchTypeError(
+            f"{_WHERE} sizes must be integers, but are of dtype {found.dtype} "
+            f"({type_name(sizes)}). Convert them to integers."
+        )
+    if found.ndim not in (1, 2) or (found.ndim == 2 and not found.shape[1]):
+        raise BatchValueError(
+            f"{_WHERE} sizes must have the shape (n,) or (n, d), but have the shape "
+            f"{found.shape}. Give the sizes of one sample in each row."
+        )
+    rows = found if found.ndim == 2 else found[:, None]
+    for is_wrong, rule in (
+        (lambda values: values < 0, "0 or more"),
+        (lambda values: values > MAX_SIZE, f"at most {MAX_SIZE}"),
+    ):
+        # The extremes first: they need no array of the size of the sizes.
+        if rows.size and (is_wrong(rows.min()) or is_wrong(rows.max())):
+            index = int(is_wrong(rows).any(axis=1).argmax())
+            raise BatchValueError(
+                f"{_WHERE} sizes[{index}] must be {rule}, but is "
+                f"{found[index].tolist()}. Correct the size of sample {index}."
+            )
+    return rows.astype(np.int32)
+
+
+class PaddedShapes:
+    """Calculate the shapes to which a `Padding` pads batches."""
+
+    def __init__(self, padding: Padding | None, sizes: Sizes) -> None:
+        """Check a padding.
+
+        Raises:
+            ValueError: The padding has another number of dimensions, or no shape of the
+                padding holds all samples.
+        """
+        options = padding or Padding()
+        num_dims = sizes.shape[1]
+        if options.num_dims not in (None, num_dims):
+            raise BatchValueError(
+                f"{_WHERE} padding must be for {num_dims} dimensions like sizes, but "
+                f"is {options!r}. Give sizes of {options.num_dims} dimensions."
+            )
+        divisor: Any = options.size_divisor
+        self._divisor = np.broadcast_to(divisor, num_dims).astype(np.int64)[:, None]
+        buckets = [options.shape] if options.shape else list(options.buckets)
+        # From the largest to the smallest, so that smaller ones replace larger ones.
+        # sorted() is stable: the first of equally small ones is the last to replace.
+        self._buckets = sorted(reversed(buckets), key=lambda shape: -math.prod(shape))
+        if buckets and len(sizes):
+            self._check_buckets(options, sizes)
+
+    def _check_buckets(self, padding: Padding, sizes: Sizes) -> None:
+        largest = sizes.max(axis=0)
+        if any((largest <= bucket).all() for bucket in np.array(self._buckets)):
+            return
+        index = int((sizes == largest).any(axis=1).argmax())
+        for dim, size in enumerate(largest):
+            if all(size > bucket[dim] for bucket in self._buckets):
+                index = int((sizes[:, dim] == size).argmax())
+        raise BatchValueError(
+            f"{_WHERE} one shape of {padding!r} must hold the largest sizes "
+            f"{largest.tolist()}, but none does. sizes[{index}] is "
+            f"{sizes[index].tolist()}. Add a larger shape."
+        )
+
+    def __call__(self, sizes: npt.NDArray[Any]) -> Array:
+        """Return the padded shapes ``(d, m)`` of the largest sizes of batches."""
+        if not self._buckets:
+            return -(-sizes.astype(np.int64) // self._divisor) * self._divisor
+        shapes = np.empty(sizes.shape, dtype=np.int64)
+        shapes[:] = np.array(self._buckets[0])[:, None]
+        for bucket in np.array(self._buckets)[1:, :, None]:
+            np.copyto(shapes, bucket, where=(sizes <= bucket).all(axis=0))
+        return shapes
+
+    def num_elements(self, sizes: npt.NDArray[Any]) -> Floats:
+        """Return the number of elements of one padded sample of each batch."""
+        return self(sizes).prod(axis=0, dtype=np.float64)
+
+
+def find_candidates(
+    sizes: Sizes, shapes: PaddedShapes, max_padded: int, skip_oversized: bool
+) -> npt.NDArray[np.int32]:
+    """Return the indices of the samples that fit the budget.
+
+    Args:
+        sizes: The sizes of the samples.
+        shapes: The shapes of padded batches.
+        max_padded: The budget, 0 without one.
+        skip_oversized: Whether to leave out the others, instead of an error.
+
+    Raises:
+        ValueError: A sample exceeds the budget, unless ``skip_oversized``.
+    """
+    found = [np.zeros(0, dtype=np.int32)]
+    for begin in range(0, len(sizes), _BLOCK):
+        block = sizes[begin : begin + _BLOCK]
+        indices = np.arange(begin, begin + len(block), dtype=np.int32)
+        if max_padded:
+            elements = shapes.num_elements(block.T)
+            fits = elements <= max_padded
+            if not fits.all() and not skip_oversized:
+                first = int(fits.argmin())
+                raise BatchValueError(
+                    f"{_WHERE} every sample must fit in max_padded={max_padded}, but "
+                    f"sample {begin + first} has {elements[first]:.0f} padded elements "
+                    f"(sizes {block[first].tolist()}). Increase max_padded, remove the "
+                    "sample, or set skip_oversized=True."
+                )
+            indices = indices[fits]
+        found.append(indices)
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The batches of an epoch, or of the rest of an epoch, for all ranks.
+
+    Attributes:
+        samples: The indices of the samples, batch by batch.
+        ends: The position after the last sample of each batch, preceded by 0.
+        shapes: The padded shapes of the batches, ``(d, batches)``.
+        costs: The padded elements of the batches.
+        steps: The numbers of the batches, ``(steps, num_replicas)``.
+        num_complete: The number of steps without repeated batches.
+    """
+
+    samples: npt.NDArray[np.int32]
+    ends: Array
+    shapes: Array
+    costs: Floats
+    steps: Array
+    num_complete: int
+
+    def batch(self, step: int, rank: int) -> list[int]:
+        """Return the samples of a batch."""
+        number = self.steps[step, rank]
+        indices: list[int]
+        indices = self.samples[self.ends[number] : self.ends[number + 1]].tolist()
+        return indices
+
+    def samples_of_steps(self, num_steps: int) -> npt.NDArray[np.int32]:
+        """Return the samples of the first steps, on all ranks."""
+        is_used = np.zeros(len(self.costs), dtype=bool)
+        is_used[self.steps[:num_steps]] = True
+        return self.samples[np.repeat(is_used, np.diff(self.ends))]
+
+
+@dataclass(frozen=True)
+class Planner:
+    """The arguments of a sampler that determine its plans, apart from the ranks.
+
+    Attributes:
+        sizes: The sizes of the samples, ``(n, d)``.
+        shapes: The shapes of padded batches.
+        candidates: The indices of the samples that batches may have.
+        batch_size: The number of samples of a batch, 0 with a budget.
+        max_padded: The budget of a batch in padded elements, 0 without one.
+        max_batch_size: The limit of samples of a batch with a budget, 0: no limit.
+        shuffle: Whether plans are random.
+        seed: The seed of all plans.
+        window: The number of batches that are divided together.
+        drop_last: Whether to drop samples that do not fill a step.
+    """
+
+    sizes: Sizes
+    shapes: PaddedShapes
+    candidates: npt.NDArray[np.int32]
+    batch_size: int
+    max_padded: int
+    max_batch_size: int
+    shuffle: bool
+    seed: int
+    window: int
+    drop_last: bool
+
+    def checksum(self) -> int:
+        """Return a checksum of the sizes."""
+        return crc32(self.sizes.tobytes(), crc32(repr(self.sizes.shape).encode()))
+
+    def plan(
+        self, epoch: int, num_replicas: int, history: Sequence[tuple[int, int]] = ()
+    ) -> Plan:
+        """Return the plan of the rest of an epoch.
+
+        Args:
+            epoch: The number of the epoch.
+            num_replicas: The number of ranks.
+            history: The earlier parts of this epoch with other numbers of ranks: the
+                number of ranks and the number of steps of each part.
+        """
+        left = self.candidates
+        for part, (replicas, num_steps) in enumerate(history):
+            earlier = self._plan(left, replicas, self._generator(epoch, part))
+            is_left = np.zeros(len(self.sizes), dtype=bool)
+            is_left[left] = True
+            is_left[earlier.samples_of_steps(num_steps)] = False
+            left = left[is_left[left]]
+        return self._plan(left, num_replicas, self._generator(epoch, len(history)))
+
+    def _generator(self, epoch: int, part: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self.seed, epoch, part]))
+
+    def _plan(
+        self,
+        left: npt.NDArray[np.int32],
+        num_replicas: int,
+        generator: np.random.Generator,
+    ) -> Plan:
+        samples = generator.permutation(left) if self.shuffle else left.copy()
+        if self.batch_size and self.drop_last:
+            dropped = len(samples) % (self.batch_size * num_replicas)
+            samples = samples[: len(samples) - dropped]
+        lengths, shapes, costs = self._divide(samples)
+        steps, num_complete = self._make_steps(costs, num_replicas, generator)
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        return Plan(samples, ends, shapes, costs, steps, num_complete)
+
+    def _divide(self, samples: npt.NDArray[np.int32]) -> tuple[Array, Array, Floats]:
+        """Sort the samples into batches. Return their lengths, shapes and costs."""
+        windows = self._window_lengths(samples)
+        lengths = [np.zeros(0, dtype=np.int64)]
+        shapes = [np.zeros((self.sizes.shape[1], 0), dtype=np.int64)]
+        costs = [np.zeros(0)]
+        begin = first = 0
+        ends = np.cumsum(windows)
+        while first < len(windows):
+            last = max(first + 1, int(np.searchsorted(ends, begin + _BLOCK, "right")))
+            block = samples[begin : ends[last - 1]]
+            sizes = np.ascontiguousarray(self.sizes[block].T)
+            order, counts = self._divide_block(sizes, windows[first:last])
+            block[:] = block[order]
+            starts = np.cumsum(counts) - counts
+            largest = np.maximum.reduceat(sizes[:, order], starts, axis=1)
+            lengths.append(counts)
+            shapes.append(self.shapes(largest))
+            costs.append(shapes[-1].prod(axis=0, dtype=np.float64) * counts)
+            begin, first = int(ends[last - 1]), last
+        return (
+            np.concatenate(lengths),
+            np.concatenate(shapes, axis=1),
+            np.concatenate(costs),
+        )
+
+    def _window_lengths(self, samples: npt.NDArray[np.int32]) -> Array:
+        """Return the numbers of samples of the windows."""
+        if not len(samples):
+            return np.zeros(0, dtype=np.int64)
+        if self.batch_size:
+            num_batches = -(-len(samples) // self.batch_size)
+            counts = split_evenly(num_batches, -(-num_batches // self.window))
+            counts *= self.batch_size
+            counts[-1] -= num_batches * self.batch_size - len(samples)
+            return counts
+        total = 0
+        for begin in range(0, len(samples), _BLOCK):
+            sizes = self.sizes[samples[begin : begin + _BLOCK]].T
+            loads = self._load(sizes, np.ones(sizes.shape[1]))
+            # A sum of floats may differ between processors, and so between ranks.
+            total += int((loads * 2**20).astype(np.int64).sum())
+        num_windows = max(1, (total >> 20) // self.window)
+        return split_evenly(len(samples), min(len(samples), num_windows))
+
+    def _divide_block(self, sizes: Sizes, windows: Array) -> tuple[Array, Array]:
+        codes = size_codes(self.shapes(sizes))
+        if not self.batch_size:
+            return divide_by_budget(sizes, codes, windows, self._load)
+        order = divide_by_count(codes, windows, self.batch_size)
+        last = int(windows[-1] % self.batch_size)
+        lengths = np.full(len(order) // self.batch_size, self.batch_size)
+        return order, np.append(lengths, last) if last else lengths
+
+    def _load(self, largest: npt.NDArray[Any], counts: npt.NDArray[Any]) -> Floats:
+        """Return the fraction of the budget that batches need."""
+        load: Floats = self.shapes.num_elements(largest) * counts / self.max_padded
+        if self.max_batch_size:
+            np.maximum(load, counts / self.max_batch_size, out=load)
+        return load
+
+    def _make_steps(
+        self, costs: Floats, num_replicas: int, generator: np.random.Generator
+    ) -> tuple[Array, int]:
+        """Return the batches of the steps, and the number of complete steps.
+
+        The batches of a step are neighbours in cost. They come from a window of as many
+        steps as a window of the division has batches. The incomplete step is the last.
+        """
+        num_complete, num_extra = divmod(len(costs), num_replicas)
+        order = np.arange(len(costs))
+        num_windows = max(1, -(-num_complete // self.window))
+        windows = split_evenly(num_complete, num_windows)
+        if num_replicas > 1:
+            counts = windows * num_replicas
+            counts[-1] += num_extra
+            order = np.lexsort((costs, np.repeat(np.arange(len(counts)), counts)))
+        before = int(windows[-1])
+        if self.shuffle:
+            before = int(generator.integers(before + 1))
+        start = (num_complete - int(windows[-1]) + before) * num_replicas
+        incomplete = order[start : start + num_extra]
+        order = np.delete(order, np.s_[start : start + num_extra])
+        steps = order.reshape(num_complete, num_replicas)
+        if self.shuffle:
+            steps = generator.permuted(steps, axis=1)
+            steps = steps[generator.permutation(num_complete)]
+        if num_extra and not self.drop_last:
+            steps = np.concatenate([steps, np.resize(incomplete, (1, num_replicas))])
+        return steps, num_complete
+
+
+def measure_sizes(
+    size_of: Callable[[int], Any], num_samples: int, progress: bool
+) -> npt.NDArray[Any]:
+    """Return the sizes that a function has for each sample.
+
+    Args:
+        size_of: Returns the size, or the sizes, of the sample of an index.
+        num_samples: The number of samples.
+        progress: Whether to show a progress bar, if tqdm is installed.
+    """
+    indices: Any = range(num_samples)
+    if progress:
+        try:
+            from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
+        except ImportError:  # optional
+            pass
+        else:
+            indices = tqdm(indices, desc="SizeBatchSampler: sizes", leave=False)
+    return np.asarray([_check_size(size_of(i), i) for i in indices])
+
+
+def _check_size(size: Any, index: int) -> Any:
+    found = np.asarray(size)
+    if found.dtype.kind not in "iu" or found.ndim > 1:
+        raise BatchTypeError(
+            f"{_WHERE} sizes({index}) must be an integer or a sequence of integers, "
+            f"but is {size!r} ({type_name(size)}). Return the sizes that differ "
+            f"between samples."
+        )
+    return found.tolist()

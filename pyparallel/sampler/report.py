@@ -1,0 +1,114 @@
+"""Compare the plan of a `SizeBatchSampler` with random batches."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from .planner import Plan, Planner
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """The figures of the batches of one epoch, on all ranks.
+
+    Attributes:
+        padding: The fraction of the elements of the batches that are padding.
+        num_shapes: The number of different shapes of batches, with their number of
+            samples.
+        balance_mean: The largest cost of a step's batches divided by their mean cost:
+            the mean over the steps. 1: all ranks have the same work.
+        balance_p99: The same, exceeded by 1 % of the steps.
+        num_steps: The number of batches of each rank.
+        batch_size_mean: The mean number of samples of a batch.
+    """
+
+    padding: float
+    num_shapes: int
+    balance_mean: float
+    balance_p99: float
+    num_steps: int
+    batch_size_mean: float
+
+
+@dataclass(frozen=True)
+class SizeBatchReport:
+    """The figures of a plan, beside random batches of the same number of samples.
+
+    Attributes:
+        planned: The figures of the plan.
+        random: The figures of random batches. They ignore ``max_padded``.
+    """
+
+    planned: BatchFigures
+    random: BatchFigures
+
+    def __str__(self) -> str:
+        """Show the figures as a table."""
+        lines = [f"{'':24}{'planned':>10}{'random':>10}"]
+        for name, label, form in _ROWS:
+            values = (getattr(each, name) for each in (self.planned, self.random))
+            lines.append(f"{label:24}" + "".join(f"{form(v):>10}" for v in values))
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as nested dicts, for a log."""
+        return asdict(self)
+
+
+_ROWS: Any = [
+    ("padding", "padding", lambda v: f"{100 * v:.1f} %"),
+    ("num_shapes", "shapes", str),
+    ("balance_mean", "balance, mean", lambda v: f"{v:.3f}"),
+    ("balance_p99", "balance, 99 % of steps", lambda v: f"{v:.3f}"),
+    ("num_steps", "steps", str),
+    ("batch_size_mean", "samples in a batch", lambda v: f"{v:.1f}"),
+]
+
+
+def make_report(planner: Planner, plan: Plan, epoch: int) -> SizeBatchReport:
+    """Return the figures of a plan, and of random batches."""
+    return SizeBatchReport(
+        _figures(planner, plan), _figures(planner, _shuffle(planner, plan, epoch))
+    )
+
+
+def _shuffle(planner: Planner, plan: Plan, epoch: int) -> Plan:
+    """Return a plan of the same number of batches, whose samples are random."""
+    generator = np.random.Generator(np.random.PCG64([planner.seed, epoch, 2**31]))
+    samples = generator.permutation(plan.samples)
+    num_batches, ends = len(plan.costs), plan.ends
+    if planner.max_padded:  # small batches of large samples would not be random
+        ends = np.arange(num_batches + 1) * len(samples) // max(1, num_batches)
+    largest = np.zeros((planner.sizes.shape[1], 0), dtype=np.int32)
+    if num_batches:
+        sizes = planner.sizes[samples].T
+        largest = np.maximum.reduceat(sizes, ends[:-1], axis=1)
+    shapes = planner.shapes(largest)
+    costs = shapes.prod(axis=0, dtype=np.float64) * np.diff(ends)
+    return Plan(samples, ends, shapes, costs, plan.steps, plan.num_complete)
+
+
+def _figures(planner: Planner, plan: Plan) -> BatchFigures:
+    lengths = np.diff(plan.ends)
+    is_used = np.zeros(len(lengths), dtype=bool)
+    is_used[plan.steps] = True
+    used = plan.samples_of_steps(len(plan.steps))
+    total = float(plan.costs[is_used].sum())
+    data = float(planner.sizes[used].prod(axis=1, dtype=np.float64).sum())
+    shapes = np.concatenate([lengths[None], plan.shapes])[:, is_used]
+    costs = plan.costs[plan.steps[: plan.num_complete]]
+    means = costs.mean(axis=1)
+    ratios = np.ones(1)
+    if (means > 0).any():
+        ratios = costs.max(axis=1)[means > 0] / means[means > 0]
+    return BatchFigures(
+        padding=1 - data / total if total else 0.0,
+        num_shapes=np.unique(shapes, axis=1).shape[1],
+        balance_mean=float(ratios.mean()),
+        balance_p99=float(np.quantile(ratios, 0.99)),
+        num_steps=len(plan.steps),
+        batch_size_mean=float(lengths[is_used].mean()) if len(used) else 0.0,
+    )
