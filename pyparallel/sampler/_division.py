@@ -15,6 +15,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.int64]
 #: The bits of a code of `size_codes`.
 _CODE_BITS = 28
+#: The bits of 1.0 as a 32-bit float.
+_BITS_OF_1 = 0x3F800000
 #: The largest size that a code can represent.
 MAX_SIZE = 2**31 - 1
 #: A segment of more than this many batches is halved. A smaller one is cut batch by
@@ -26,7 +28,7 @@ _FULL = 0.9
 _ROUNDS = 3
 
 
-def size_codes(sizes: npt.NDArray[np.int32]) -> Array:
+def size_codes(sizes: Array) -> Array:
     """Return integers that grow with the logarithm of sizes.
 
     They are the bits of the sizes as 32-bit floats, which approximate the logarithm
@@ -36,7 +38,8 @@ def size_codes(sizes: npt.NDArray[np.int32]) -> Array:
         sizes: Sizes from 0 to `MAX_SIZE`, of any shape.
     """
     bits = (sizes.astype(np.float32) + np.float32(1)).view(np.int32)
-    return bits.astype(np.int64) - int(np.float32(1).view(np.int32))
+    codes: Array = bits.astype(np.int64) - _BITS_OF_1
+    return codes
 
 
 def _sort_segments(codes: Array, counts: Array) -> Array:

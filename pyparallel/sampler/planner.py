@@ -26,6 +26,9 @@ Sizes = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 #: Windows are divided in blocks of about this many samples, which fit in the caches.
 _BLOCK = 2**18
+#: Steps are combined from the batches of this many steps for each batch of a window.
+#: Only a large number gives neighbours of similar cost to the most expensive batches.
+_STEPS_PER_WINDOW = 40
 _WHERE = "SizeBatchSampler:"
 
 
@@ -58,17 +61,12 @@ def check_sizes(sizes: Any) -> Sizes:
             f"{found.shape}. Give the sizes of one sample in each row."
         )
     rows = found if found.ndim == 2 else found[:, None]
-    for is_wrong, rule in (
-        (lambda values: values < 0, "0 or more"),
-        (lambda values: values > MAX_SIZE, f"at most {MAX_SIZE}"),
-    ):
-        # The extremes first: they need no array of the size of the sizes.
-        if rows.size and (is_wrong(rows.min()) or is_wrong(rows.max())):
-            index = int(is_wrong(rows).any(axis=1).argmax())
-            raise BatchValueError(
-                f"{_WHERE} sizes[{index}] must be {rule}, but is "
-                f"{found[index].tolist()}. Correct the size of sample {index}."
-            )
+    if rows.size and (rows.min() < 0 or rows.max() > MAX_SIZE):
+        index = int(((rows < 0) | (rows > MAX_SIZE)).any(axis=1).argmax())
+        raise BatchValueError(
+            f"{_WHERE} sizes[{index}] must be from 0 to {MAX_SIZE}, but is "
+            f"{found[index].tolist()}. Correct the size of sample {index}."
+        )
     return rows.astype(np.int32)
 
 
@@ -124,7 +122,8 @@ class PaddedShapes:
 
     def num_elements(self, sizes: npt.NDArray[Any]) -> Floats:
         """Return the number of elements of one padded sample of each batch."""
-        return self(sizes).prod(axis=0, dtype=np.float64)
+        elements: Floats = self(sizes).prod(axis=0, dtype=np.float64)
+        return elements
 
 
 def find_candidates(
@@ -192,7 +191,9 @@ class Plan:
         """Return the samples of the first steps, on all ranks."""
         is_used = np.zeros(len(self.costs), dtype=bool)
         is_used[self.steps[:num_steps]] = True
-        return self.samples[np.repeat(is_used, np.diff(self.ends))]
+        used: npt.NDArray[np.int32]
+        used = self.samples[np.repeat(is_used, np.diff(self.ends))]
+        return used
 
 
 @dataclass(frozen=True)
@@ -331,12 +332,12 @@ class Planner:
     ) -> tuple[Array, int]:
         """Return the batches of the steps, and the number of complete steps.
 
-        The batches of a step are neighbours in cost. They come from a window of as many
-        steps as a window of the division has batches. The incomplete step is the last.
+        The batches of a step are neighbours in cost, among those of many windows. The
+        incomplete step is the last.
         """
         num_complete, num_extra = divmod(len(costs), num_replicas)
         order = np.arange(len(costs))
-        num_windows = max(1, -(-num_complete // self.window))
+        num_windows = max(1, -(-num_complete // (self.window * _STEPS_PER_WINDOW)))
         windows = split_evenly(num_complete, num_windows)
         if num_replicas > 1:
             counts = windows * num_replicas
