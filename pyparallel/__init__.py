@@ -29,6 +29,7 @@ from .parallel.replicate import replicate
 from .prefetch.pre_data_loader import PreDataLoader
 from .profiler.hooks import install_from_environment as _install_profiler
 from .profiler.profile import profile
+from .sampler.size_batch_sampler import SizeBatchSampler
 from .scatter_gather.gather import gather
 from .scatter_gather.scatter import scatter, scatter_kwargs
 from .scatter_gather.to_host import HostCopy, start_to_host, to_host
@@ -60,6 +61,7 @@ __all__ = [
     "Padding",
     "PreDataLoader",
     "Ragged",
+    "SizeBatchSampler",
     "collate",
     "gather",
     "is_module_wrapper",

@@ -19,13 +19,14 @@ from ..core.torch_private import ExceptionWrapper
 from . import _random_state
 from ._dataset_state import DatasetStates
 from ._loader_state import (
+    find_epochs,
     find_generators,
     ordering_parts,
     set_epochs,
     state_between_epochs,
 )
 from ._random_state import SampleTask
-from ._sampler_state import Order, unwrap_batch_sampler
+from ._sampler_state import Order, has_other_replicas, unwrap_batch_sampler
 
 
 class Progress:
@@ -89,7 +90,10 @@ class Progress:
             self.dataset.turn = state["epoch"]["turn"]
             set_epochs(ordering_parts(loader), self._epoch["epochs"])
         elif state["sampler"] is not None:
+            # Its state may have an epoch, and set_epoch() may have been called since.
+            epochs = find_epochs(ordering_parts(loader))
             self._prepare_sampler(state)
+            set_epochs(ordering_parts(loader), epochs)
         _random_state.restore(self._epoch["start"], self._generators)
         if self._iterable:
             if self.base_seed is not None:
@@ -122,6 +126,10 @@ class Progress:
         self.order = order = Order(self._sampler, state["sampler"])
         if epoch["seeds"]:
             torch.empty((), dtype=torch.int64).random_(generator=generator)
+        if has_other_replicas(self._sampler, state["sampler"]):
+            # The stopped loader had drawn batches ahead that no rank has today.
+            order.resume_counting(num_delivered)
+            return
         try:
             if state["sampler"] is not None:
                 order.resume_counting(num_delivered)

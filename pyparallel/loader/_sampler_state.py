@@ -41,6 +41,21 @@ def unwrap_batch_sampler(sampler: Any) -> Any:
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
+def has_other_replicas(sampler: Any, state: dict[str, Any] | None) -> bool:
+    """Return True if the state of a sampler was saved with another number of ranks.
+
+    Args:
+        sampler: The sampler of a loader. It has an attribute ``num_replicas``, as in
+            torch, if it divides samples between ranks.
+        state: The state of a `StatefulIterable`. Its sampler may have saved the number.
+    """
+    own = None if state is None else state["own"]
+    if not isinstance(own, dict) or "num_replicas" not in own:
+        return False
+    num_replicas = getattr(unwrap_batch_sampler(sampler), "num_replicas", None)
+    return num_replicas not in (None, own["num_replicas"])
+
+
 class StatefulIterable:
     """A sampler or an iterable dataset, with its state and the state of its iterator.
 

@@ -1,0 +1,513 @@
+"""Batches of similar sizes: each sample once, equal ranks, little padding."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_sizes import audio_lengths, coco_sizes, demo_sizes, sentence_lengths
+
+from pyparallel import Padding, SizeBatchSampler, pad_stack
+
+pytestmark = pytest.mark.one_backend
+
+#: Sizes whose codes are exact logarithms.
+POWERS = [2**k - 1 for k in range(11)]
+
+
+def random_sizes(number: int, num_dims: int, seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 50, (number, num_dims))
+
+
+def all_ranks(
+    num_replicas: int, sizes: Any, *args: Any, **options: Any
+) -> list[SizeBatchSampler]:
+    return [
+        SizeBatchSampler(sizes, *args, **options, num_replicas=num_replicas, rank=rank)
+        for rank in range(num_replicas)
+    ]
+
+
+def steps_of(samplers: list[SizeBatchSampler]) -> list[list[list[int]]]:
+    """Return the batches of all ranks, step by step. All ranks have equally many."""
+    return [list(step) for step in zip(*samplers, strict=True)]
+
+
+def distinct_batches(steps: list[list[list[int]]]) -> list[list[int]]:
+    """Return the batches without those that the last step repeats."""
+    last = [list(batch) for batch in dict.fromkeys(map(tuple, steps[-1]))]
+    return [batch for step in steps[:-1] for batch in step] + last
+
+
+limits = st.one_of(
+    st.builds(lambda n: {"batch_size": n}, st.integers(1, 9)),
+    st.builds(lambda n: {"max_padded": n}, st.integers(2500, 30000)),
+    st.builds(
+        lambda n, most: {"max_padded": n, "max_batch_size": most},
+        st.integers(2500, 30000),
+        st.integers(1, 9),
+    ),
+)
+plans = st.fixed_dictionaries(
+    {
+        "shuffle": st.booleans(),
+        "seed": st.integers(0, 5),
+        "window": st.integers(1, 20),
+    }
+)
+
+
+@given(
+    number=st.integers(0, 150),
+    num_dims=st.integers(1, 2),
+    replicas=st.integers(1, 5),
+    epoch=st.integers(0, 3),
+    limit=limits,
+    plan=plans,
+)
+def test_every_sample_is_in_one_batch(
+    number: int,
+    num_dims: int,
+    replicas: int,
+    epoch: int,
+    limit: dict[str, Any],
+    plan: dict[str, Any],
+) -> None:
+    sizes = random_sizes(number, num_dims, number)
+    samplers = all_ranks(replicas, sizes, **limit, **plan)
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    steps = steps_of(samplers)
+    assert {len(sampler) for sampler in samplers} == {len(steps)}
+    if not number:
+        assert steps == []
+        return
+    batches = distinct_batches(steps)
+    assert sorted(i for batch in batches for i in batch) == list(range(number))
+    if "batch_size" in limit:
+        assert len(batches) == math.ceil(number / limit["batch_size"])
+    most = limit.get("batch_size") or limit.get("max_batch_size") or number
+    assert all(0 < len(batch) <= most for batch in batches)
+    for batch in batches:
+        padded = math.prod(
+            max(int(sizes[i, dim]) for i in batch) for dim in range(num_dims)
+        )
+        assert padded * len(batch) <= limit.get("max_padded", math.inf)
+
+
+@given(
+    number=st.integers(0, 150),
+    replicas=st.integers(1, 5),
+    limit=limits,
+    plan=plans,
+)
+def test_drop_last_drops_less_than_one_step(
+    number: int, replicas: int, limit: dict[str, Any], plan: dict[str, Any]
+) -> None:
+    sizes = random_sizes(number, 2, number)
+    steps = steps_of(all_ranks(replicas, sizes, **limit, **plan, drop_last=True))
+    used = Counter(i for step in steps for batch in step for i in batch)
+    assert set(used.values()) <= {1}
+    if "batch_size" in limit:
+        size = limit["batch_size"]
+        assert {len(b) for step in steps for b in step} <= {size}
+        assert len(steps) == number // (size * replicas)
+    else:
+        dropped = set(range(number)) - set(used)
+        complete = steps_of(all_ranks(replicas, sizes, **limit, **plan))
+        last = {i for batch in complete[-1] for i in batch} if complete else set()
+        assert len(complete) - len(steps) == bool(dropped)
+        assert dropped in (set(), last)
+
+
+def divided(samples: list[int], sizes: Any, batch_size: int) -> list[list[int]]:
+    """Divide samples as a k-d tree does: the definition, one window at a time."""
+    if len(samples) <= batch_size:
+        return [samples]
+    logs = np.log2(sizes[samples] + 1)
+    along = int((logs.max(axis=0) - logs.min(axis=0)).argmax())
+    samples = sorted(samples, key=lambda i: sizes[i, along])
+    half = math.ceil(len(samples) / batch_size) // 2 * batch_size
+    halves = samples[:half], samples[half:]
+    return [batch for half in halves for batch in divided(half, sizes, batch_size)]
+
+
+def in_order(batches: Iterable[list[int]]) -> list[list[int]]:
+    """Return the batches with their samples in the order of the data set."""
+    return [sorted(batch) for batch in batches]
+
+
+@given(data=st.data(), batch_size=st.integers(1, 5), window=st.integers(1, 40))
+def test_windows_are_divided_along_their_widest_dimension(
+    data: Any, batch_size: int, window: int
+) -> None:
+    num_dims = data.draw(st.integers(1, 3))
+    row = st.lists(st.sampled_from(POWERS), min_size=num_dims, max_size=num_dims)
+    sizes = np.array(data.draw(st.lists(row, min_size=1, max_size=80)))
+    num_batches = math.ceil(len(sizes) / batch_size)
+    windows = math.ceil(num_batches / window)
+    edges = [k * num_batches // windows * batch_size for k in range(windows)]
+    expected = []
+    for begin, end in zip(edges, [*edges[1:], len(sizes)], strict=True):
+        expected += divided(list(range(begin, end)), sizes, batch_size)
+    sampler = SizeBatchSampler(sizes, batch_size, window=window, shuffle=False)
+    assert in_order(sampler) == in_order(expected)
+
+
+def test_large_windows_are_divided_like_small_ones() -> None:
+    sizes = np.array(POWERS)[np.random.default_rng(0).integers(0, 11, (300_000, 2))]
+    sampler = SizeBatchSampler(sizes, 1000, window=1000, shuffle=False)
+    expected = divided(list(range(300_000)), sizes, 1000)
+    assert in_order(sampler) == in_order(expected)
+
+
+@pytest.mark.parametrize("limit", [{"batch_size": 4}, {"max_padded": 9000}])
+def test_plans_depend_on_seed_and_epoch_alone(limit: dict[str, int]) -> None:
+    sizes = random_sizes(300, 2, 0)
+    first, again, other = (
+        SizeBatchSampler(sizes, **limit, seed=seed) for seed in (3, 3, 4)
+    )
+    epochs = []
+    for epoch in range(3):
+        for sampler in (first, again, other):
+            sampler.set_epoch(epoch)
+        epochs.append(list(first))
+        assert epochs[-1] == list(first) == list(again) != list(other)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_a_plan_is_the_same_in_every_version() -> None:
+    # Runs that are resumed after an upgrade rely on it.
+    sampler = SizeBatchSampler([9, 1, 8, 2, 7, 3, 6, 4, 5, 10], 3, seed=1, window=2)
+    assert list(sampler) == PLAN
+
+
+PLAN: list[list[int]] = []
+
+
+#: Sizes, the most padding of batches of 16, and the most with max_padded.
+FIGURES: dict[str, tuple[Callable[[int], Any], float, float]] = {
+    "coco": (coco_sizes, 0.032, 0.022),
+    "demo": (demo_sizes, 0.14, 0.14),
+    "sentences": (sentence_lengths, 0.11, 0.05),
+    "audio": (audio_lengths, 0.055, 0.04),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_padding_is_small_and_ranks_are_balanced(name: str) -> None:
+    sizes_of, most, _ = FIGURES[name]
+    sampler = SizeBatchSampler(sizes_of(100_000), 16, num_replicas=8, rank=0)
+    report = sampler.report()
+    assert report.planned.padding < most < report.random.padding / 3
+    assert report.planned.balance_mean < 1.01
+    assert report.planned.balance_p99 < 1.08 < report.random.balance_p99
+    assert report.planned.num_steps == report.random.num_steps == 782
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_batches_use_their_budget(name: str) -> None:
+    sizes_of, _, most = FIGURES[name]
+    sizes = sizes_of(100_000).reshape(100_000, -1)
+    elements = sizes.prod(axis=1)
+    budget = int(max(24 * elements.mean(), 2 * elements.max()))
+    sampler = SizeBatchSampler(sizes, max_padded=budget, num_replicas=8, rank=0)
+    report = sampler.report()
+    assert report.planned.padding < most
+    assert report.planned.balance_mean < 1.01
+    assert report.planned.balance_p99 < 1.05
+    # The least number of batches has no padding and no free place.
+    least = elements.sum() / budget / 8
+    assert report.planned.num_steps < least / (1 - most) / 0.94
+
+
+def test_larger_windows_have_less_padding() -> None:
+    sizes = coco_sizes(20_000)
+    shares = [
+        SizeBatchSampler(sizes, 16, window=window).report().planned.padding
+        for window in (1, 10, 100, 1000)
+    ]
+    assert shares[0] > 2 * shares[1] > 4 * shares[2] > 8 * shares[3] > 0
+
+
+@pytest.mark.parametrize(
+    "padding",
+    [
+        None,
+        Padding(size_divisor=16),
+        Padding(size_divisor=(8, 32)),
+        Padding(shape=(50, 60)),
+        Padding(buckets=[(60, 60), (20, 40), (40, 20), (30, 30)]),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("limit", [{"batch_size": 4}, {"max_padded": 14400}], ids=str)
+def test_the_report_agrees_with_padded_batches(
+    padding: Padding | None, limit: dict[str, int]
+) -> None:
+    sizes = random_sizes(203, 2, 5)
+    options = {"padding": padding} if padding else {}
+    samplers = all_ranks(3, sizes, **limit, **options)
+    shapes, ratios, total = set(), [], 0
+    steps = steps_of(samplers)
+    for step in steps:
+        stacked = [
+            pad_stack([torch.empty(*sizes[i].tolist()) for i in batch], **options)
+            for batch in step
+        ]
+        shapes |= {tuple(each.shape) for each in stacked}
+        costs = [each.numel() for each in stacked]
+        assert max(costs) <= limit.get("max_padded", math.inf)
+        if len(set(map(tuple, step))) == 3:
+            ratios.append(3 * max(costs) / sum(costs))
+    batches = distinct_batches(steps)
+    for batch in batches:
+        tensors = [torch.empty(*sizes[i].tolist()) for i in batch]
+        total += pad_stack(tensors, **options).numel()
+    planned = samplers[0].report().planned
+    assert planned.num_shapes == len(shapes)
+    assert planned.padding == pytest.approx(1 - sizes.prod(axis=1).sum() / total)
+    assert planned.balance_mean == pytest.approx(np.mean(ratios))
+    assert planned.balance_p99 == pytest.approx(np.quantile(ratios, 0.99))
+    assert planned.num_steps == len(steps)
+    assert planned.batch_size_mean == pytest.approx(203 / len(batches))
+
+
+def test_the_report_is_a_table() -> None:
+    report = SizeBatchSampler([1, 4, 1, 4], 2, window=2, seed=2).report()
+    assert str(report).splitlines() == [
+        "                           planned    random",
+        "padding                      0.0 %    37.5 %",
+        "shapes                           2         1",
+        "balance, mean                1.000     1.000",
+        "balance, 99 % of steps       1.000     1.000",
+        "steps                            2         2",
+        "samples in a batch             2.0       2.0",
+    ]
+    assert report.as_dict()["planned"]["num_steps"] == 2
+
+
+def test_a_report_of_no_samples() -> None:
+    planned = SizeBatchSampler([], 2).report().planned
+    assert (planned.padding, planned.num_shapes, planned.num_steps) == (0.0, 0, 0)
+
+
+def test_a_divisor_limits_the_number_of_shapes() -> None:
+    sizes = coco_sizes(20_000)
+    free, coarse = (
+        SizeBatchSampler(sizes, 16, padding=padding).report().planned
+        for padding in (None, Padding(size_divisor=64))
+    )
+    assert free.num_shapes > 300 > 100 > coarse.num_shapes
+    assert coarse.padding < 0.1
+
+
+@pytest.mark.parametrize(
+    "sizes", [[3, 1, 2], (3, 1, 2), torch.tensor([3, 1, 2]), np.array([3, 1, 2], "u1")]
+)
+def test_sizes_of_any_container_are_accepted(sizes: Any) -> None:
+    sampler = SizeBatchSampler(sizes, 2, shuffle=False)
+    assert list(sampler) == [[1, 2], [0]]
+    assert sampler.sizes.tolist() == [[3], [1], [2]]
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_function_is_called_once_for_each_sample(progress: bool) -> None:
+    calls = []
+
+    def size_of(index: int) -> Any:
+        calls.append(index)
+        return torch.Size([index + 1, 10 - index])
+
+    sampler = SizeBatchSampler(size_of, 2, num_samples=5, progress=progress)
+    assert sorted(i for batch in sampler for i in batch) == [0, 1, 2, 3, 4]
+    assert calls == [0, 1, 2, 3, 4]
+    assert sampler.sizes.tolist() == [[1, 10], [2, 9], [3, 8], [4, 7], [5, 6]]
+
+
+def test_oversized_samples_are_left_out_on_request() -> None:
+    sampler = SizeBatchSampler([5, 50, 6, 70], max_padded=20, skip_oversized=True)
+    assert sorted(i for batch in sampler for i in batch) == [0, 2]
+    assert sampler.num_skipped == 2
+
+
+def test_ranks_come_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    sampler = SizeBatchSampler(range(30), 2)
+    assert list(sampler) == list(all_ranks(3, range(30), 2)[2])
+
+
+ERRORS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
+    "no limit": (
+        ([1],),
+        {},
+        ValueError,
+        "one of batch_size and max_padded must be set, but they are None and None. "
+        "Set one of them.",
+    ),
+    "both limits": (
+        ([1], 2),
+        {"max_padded": 3},
+        ValueError,
+        "one of batch_size and max_padded must be set, but they are 2 and 3. "
+        "Set one of them.",
+    ),
+    "two numbers": (
+        ([1], 2),
+        {"max_batch_size": 3},
+        ValueError,
+        "max_batch_size must be None without max_padded, but is 3. Remove it, as "
+        "batch_size sets the number of samples.",
+    ),
+    "zero": (
+        ([1], 0),
+        {},
+        ValueError,
+        "batch_size must be an integer of 1 or more, but is 0.",
+    ),
+    "large budget": (
+        ([1],),
+        {"max_padded": 2**60},
+        ValueError,
+        f"max_padded must be at most {2**50}, but is {2**60}.",
+    ),
+    "shuffle": (
+        ([1], 1),
+        {"shuffle": 1},
+        TypeError,
+        "shuffle must be True or False, but is 1 (int).",
+    ),
+    "padding": (
+        ([1], 1),
+        {"padding": 32},
+        TypeError,
+        "padding must be a Padding or None, but is 32 (int). Use pyparallel.Padding.",
+    ),
+    "padding of other dimensions": (
+        ([1], 1),
+        {"padding": Padding(shape=(3, 4))},
+        ValueError,
+        "padding must be for 1 dimensions like sizes, but is Padding(shape=(3, 4)). "
+        "Give sizes of 2 dimensions.",
+    ),
+    "bucket": (
+        ([1, 9, 5], 1),
+        {"padding": Padding(buckets=[(4,), (8,)])},
+        ValueError,
+        "one shape of Padding(buckets=((4,), (8,))) must hold the largest sizes [9], "
+        "but none does. sizes[1] is [9]. Add a larger shape.",
+    ),
+    "buckets that hold no mixture": (
+        ([(2, 9), (9, 2)], 1),
+        {"padding": Padding(buckets=[(4, 9), (9, 4)])},
+        ValueError,
+        "one shape of Padding(buckets=((4, 9), (9, 4))) must hold the largest sizes "
+        "[9, 9], but none does. sizes[0] is [2, 9]. Add a larger shape.",
+    ),
+    "rank": (
+        ([1], 1),
+        {"num_replicas": 2, "rank": 2},
+        ValueError,
+        "rank must be less than num_replicas=2, but is 2. Ranks count from 0.",
+    ),
+    "floats": (
+        ([1.5], 1),
+        {},
+        TypeError,
+        "sizes must be integers, but are of dtype float64 (list). Convert them to "
+        "integers.",
+    ),
+    "dimensions": (
+        ([[[1]]], 1),
+        {},
+        ValueError,
+        "sizes must have the shape (n,) or (n, d), but have the shape (1, 1, 1). Give "
+        "the sizes of one sample in each row.",
+    ),
+    "uneven": (
+        ([[1], [2, 3]], 1),
+        {},
+        ValueError,
+        "sizes must have the same number of dimensions for each sample, but the "
+        "numbers differ. Give the same dimensions for all samples.",
+    ),
+    "negative": (
+        ([[1, 2], [3, -1]], 1),
+        {},
+        ValueError,
+        "sizes[1] must be from 0 to 2147483647, but is [3, -1]. Correct the size of "
+        "sample 1.",
+    ),
+    "too large": (
+        ([1, 2**31], 1),
+        {},
+        ValueError,
+        "sizes[1] must be from 0 to 2147483647, but is 2147483648. Correct the size "
+        "of sample 1.",
+    ),
+    "oversized": (
+        ([[1, 2], [30, 40]],),
+        {"max_padded": 1000},
+        ValueError,
+        "every sample must fit in max_padded=1000, but sample 1 has 1200 padded "
+        "elements (sizes [30, 40]). Increase max_padded, remove the sample, or set "
+        "skip_oversized=True.",
+    ),
+    "no number": (
+        (len, 1),
+        {},
+        TypeError,
+        "num_samples must be an integer, as sizes is a function, of 0 or more, but is "
+        "None (None).",
+    ),
+    "needless number": (
+        ([1], 1),
+        {"num_samples": 1},
+        ValueError,
+        "num_samples must be None if sizes is not a function, but is 1. Remove "
+        "num_samples.",
+    ),
+    "a function's value": (
+        (lambda i: 2.5, 1),
+        {"num_samples": 1},
+        TypeError,
+        "sizes(0) must be an integer or a sequence of integers, but is 2.5 (float). "
+        "Return the sizes that differ between samples.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_name_the_argument_or_the_sample(name: str) -> None:
+    args, options, error, message = ERRORS[name]
+    with pytest.raises(error, match=f"^SizeBatchSampler: {re.escape(message)}$"):
+        SizeBatchSampler(*args, **options)
+
+
+def test_the_package_needs_numpy_for_the_sampler_alone() -> None:
+    code = """
+import sys
+sys.modules["numpy"] = None
+import pyparallel
+try:
+    pyparallel.SizeBatchSampler([1, 2], 1)
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    message = "SizeBatchSampler: NumPy is not installed. Install it: pip install numpy."
+    assert done.stdout.splitlines() == [message]
