@@ -189,10 +189,7 @@ def test_plans_depend_on_seed_and_epoch_alone(limit: dict[str, int]) -> None:
 def test_a_plan_is_the_same_in_every_version() -> None:
     # Runs that are resumed after an upgrade rely on it.
     sampler = SizeBatchSampler([9, 1, 8, 2, 7, 3, 6, 4, 5, 10], 3, seed=1, window=2)
-    assert list(sampler) == PLAN
-
-
-PLAN: list[list[int]] = []
+    assert list(sampler) == [[4, 2, 0], [1, 7, 8], [3, 5, 6], [9]]
 
 
 #: Sizes, the most padding of batches of 16, and the most with max_padded.
@@ -308,7 +305,7 @@ def test_a_divisor_limits_the_number_of_shapes() -> None:
         SizeBatchSampler(sizes, 16, padding=padding).report().planned
         for padding in (None, Padding(size_divisor=64))
     )
-    assert free.num_shapes > 300 > 100 > coarse.num_shapes
+    assert free.num_shapes > 200 > 60 > coarse.num_shapes
     assert coarse.padding < 0.1
 
 

@@ -8,20 +8,25 @@ import numpy as np
 
 
 def coco_sizes(number: int) -> Any:
-    """Return heights and widths of photographs resized to fit in 1333x800."""
+    """Return heights and widths of photographs resized to fit in 1333x800.
+
+    As in COCO, most photographs have one of a few ratios, and the longer side is 640.
+    """
     generator = np.random.default_rng(0)
-    kinds = generator.random(number)
-    ratios = np.where(kinds < 0.55, 4 / 3, generator.uniform(0.5, 2, number))
-    ratios = np.where((kinds >= 0.55) & (kinds < 0.85), 3 / 4, ratios)
-    ratios *= generator.lognormal(0, 0.05, number)
-    long = np.minimum(1333, 800 * np.maximum(ratios, 1 / ratios))
-    heights = np.where(ratios > 1, long / ratios, long)
-    return np.stack([heights, heights * ratios], axis=1).astype(int)
+    short = generator.choice([480, 427, 426, 425], number, p=[0.55, 0.25, 0.1, 0.1])
+    is_other = generator.random(number) < 0.3
+    short = np.where(is_other, generator.integers(300, 641, number), short)
+    scale = np.minimum(800 / short, 1333 / 640)
+    sides = np.stack([short * scale, 640 * scale], axis=1).round().astype(int)
+    is_portrait = generator.random(number) < 0.27
+    return np.where(is_portrait[:, None], sides[:, ::-1], sides)
 
 
 def demo_sizes(number: int) -> Any:
-    """Return independent heights and widths, as of the demo's scenes."""
-    return np.random.default_rng(1).integers(48, 200, (number, 2))
+    """Return heights and widths as of the scenes of ``examples/ragged_digits.py``."""
+    generator = np.random.default_rng(1)
+    heights = generator.integers(16, 49, number)
+    return np.stack([heights, generator.integers(24, 129, number)], axis=1)
 
 
 def sentence_lengths(number: int) -> Any:
