@@ -33,6 +33,8 @@ ERRORS = f"{PACKAGE}.core.errors"
 RESULTS = [
     (f"{PACKAGE}.profiler.profile", "Profile"),
     (f"{PACKAGE}.loader.preflight", "Finding"),
+    (f"{PACKAGE}.sampler.report", "SizeBatchReport"),
+    (f"{PACKAGE}.sampler.report", "BatchFigures"),
 ]
 #: Special methods that users call through operators and statements.
 SPECIAL = {"__call__", "__contains__", "__enter__", "__exit__", "__getitem__"}
