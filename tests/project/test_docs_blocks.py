@@ -78,6 +78,16 @@ torch_loader = torch.utils.data.DataLoader(
 )
 device, num_epochs, step, augment = "cpu", 2, print, lambda batch: batch
 """,
+    "docs/sampler.md": """
+import torch
+class Photos(torch.utils.data.Dataset):
+    infos = [{"height": 3 + i % 7, "width": 9 - i % 5} for i in range(40)]
+    def __len__(self):
+        return len(self.infos)
+    def __getitem__(self, i):
+        return i
+dataset, num_epochs, step = Photos(), 2, lambda batch: None
+""",
 }
 #: Pages whose Python is run elsewhere: by what.
 ELSEWHERE = {"README.md": "tests/project/test_docs.py"}

@@ -25,9 +25,7 @@ SIZES = [17 * i % 50 for i in range(101)]
 
 
 def loader_of(num_replicas: int, rank: int, num_workers: int) -> Any:
-    sampler = SizeBatchSampler(
-        SIZES, 4, window=5, num_replicas=num_replicas, rank=rank
-    )
+    sampler = SizeBatchSampler(SIZES, 4, window=5, num_replicas=num_replicas, rank=rank)
     return StatefulDataLoader(
         range(len(SIZES)), batch_sampler=sampler, num_workers=num_workers
     )

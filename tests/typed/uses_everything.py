@@ -33,6 +33,7 @@ from pyparallel import (
     Padding,
     PreDataLoader,
     Ragged,
+    SizeBatchSampler,
     collate,
     gather,
     is_module_wrapper,
@@ -116,6 +117,10 @@ def loaders(dataset: torch.utils.data.Dataset[Sample]) -> Iterator[Any]:
         dataset, batch_size=4, num_workers=2, collate_fn=merge, ring_slabs=4
     )
     loader.load_state_dict(loader.state_dict())
+    sampler = SizeBatchSampler([(4, 5), (6, 7)], max_padded=100, padding=Padding())
+    sampler.set_epoch(1)
+    assert_type(sampler.report().planned.padding, float)
+    loader = DataLoader(dataset, batch_sampler=sampler)
     assert_type(loader.stats(), LoaderStats)
     for finding in loader.preflight():
         print(finding)
