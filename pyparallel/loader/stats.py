@@ -158,7 +158,7 @@ class LoaderStats:
             return None
         return (
             f"{percent(self.padding_fraction)} of the stacked bytes are padding: "
-            "batch samples of similar size together"
+            "use SizeBatchSampler(sizes, batch_size)"
         )
 
     def _input_advice(self) -> str:
@@ -480,7 +480,8 @@ def warn_about_padding(meter: Meter, stacked_nbytes: int, padding_nbytes: int) -
         "PP211",
         f"DataLoader: {percent(padding / stacked)} of the {nbytes_text(stacked)} "
         f"stacked in {batches} batches are padding, which costs memory and computing "
-        "time. Batch samples of similar size together, or leave them ragged: "
+        "time. Batch samples of similar sizes together: "
+        "batch_sampler=SizeBatchSampler(sizes, batch_size). Or leave them ragged: "
         "DataContainer(..., ragged=True).",
         LoaderWarning,
     )

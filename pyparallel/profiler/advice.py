@@ -211,7 +211,7 @@ def _less_padding(summary: Summary) -> list[Advice]:
         return []
     return [
         Advice(
-            "Batch samples of similar sizes together",
+            "Batch samples of similar sizes: SizeBatchSampler(sizes, batch_size)",
             f"{percent(summary.padding_fraction)} of the stacked bytes are padding: "
             f"{nbytes_text(padding)} of {nbytes_text(stacked)}. Padding is written, "
             "sent, and computed on, unless the model skips it.",

@@ -93,7 +93,8 @@ def padded(meter: Meter, batches: int, stacked: int, padding: int) -> None:
 
 PADDING = (
     "[PP211] DataLoader: {} batches are padding, which costs memory and computing "
-    "time. Batch samples of similar size together, or leave them ragged: "
+    "time. Batch samples of similar sizes together: "
+    "batch_sampler=SizeBatchSampler(sizes, batch_size). Or leave them ragged: "
     "DataContainer(..., ragged=True)."
 )
 

@@ -266,7 +266,7 @@ def test_a_child_counts_although_its_parent_forked_in_the_middle():
 
 PROFILE = "run pyparallel profile to see where the time goes"
 PADDING = (
-    "41 % of the stacked bytes are padding: batch samples of similar size together"
+    "41 % of the stacked bytes are padding: use SizeBatchSampler(sizes, batch_size)"
 )
 
 

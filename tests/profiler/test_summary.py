@@ -330,7 +330,8 @@ def test_copies_in_the_loop_belong_ahead():
 def test_more_than_forty_percent_of_padding_is_much(padding, says):
     record = steady(wait=0, copy=0, compute=10 * MS, padding=padding)
     titles = [advice.title for advice in advise(summary(record))]
-    assert ("Batch samples of similar sizes together" in titles) is says
+    title = "Batch samples of similar sizes: SizeBatchSampler(sizes, batch_size)"
+    assert (title in titles) is says
 
 
 def test_what_saves_most_comes_first():
