@@ -116,6 +116,12 @@ class SizeBatchSampler(Sampler[list[int]]):
             raise ImportError(
                 f"{_WHERE} NumPy is not installed. Install it: pip install numpy."
             ) from error
+        if isinstance(sizes, Sampler):
+            raise BatchTypeError(
+                f"{_WHERE} sizes must be the sizes of the samples, but is a sampler "
+                f"({type_name(sizes)}). If Lightning has replaced the sampler, set "
+                "use_distributed_sampler=False of its Trainer."
+            )
         limits = _check_limits(batch_size, max_padded, max_batch_size)
         options = {
             "shuffle": shuffle,

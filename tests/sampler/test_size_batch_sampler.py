@@ -419,6 +419,14 @@ ERRORS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] 
         ValueError,
         "rank must be less than num_replicas=2, but is 2. Ranks count from 0.",
     ),
+    "sampler": (
+        (torch.utils.data.SequentialSampler([1]), 1),
+        {},
+        TypeError,
+        "sizes must be the sizes of the samples, but is a sampler "
+        "(torch.utils.data.sampler.SequentialSampler). If Lightning has replaced the "
+        "sampler, set use_distributed_sampler=False of its Trainer.",
+    ),
     "floats": (
         ([1.5], 1),
         {},

@@ -1,0 +1,84 @@
+"""Loaders of other libraries: torchdata, Lightning and accelerate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed
+
+from pyparallel import DataLoader, SizeBatchSampler
+
+try:
+    from accelerate.data_loader import BatchSamplerShard
+    from lightning.fabric import Fabric
+    from torchdata.stateful_dataloader import StatefulDataLoader
+except ImportError as error:
+    pytest.skip(f"needs the peers: {error}", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.filterwarnings(
+        "ignore:'set_vital' is deprecated:UserWarning",
+        "ignore:This DataLoader will create",
+    ),
+]
+
+SIZES = [17 * i % 50 for i in range(101)]
+
+
+def loader_of(num_replicas: int, rank: int, num_workers: int) -> Any:
+    sampler = SizeBatchSampler(SIZES, 4, window=5, num_replicas=num_replicas, rank=rank)
+    return StatefulDataLoader(
+        range(len(SIZES)), batch_sampler=sampler, num_workers=num_workers
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_steps", [1, 7, 25])
+def test_the_next_batch_follows(num_steps: int, num_workers: int) -> None:
+    loader = loader_of(1, 0, num_workers)
+    batches = iter(loader)
+    for _ in range(num_steps):
+        next(batches)
+    again = loader_of(1, 0, num_workers)
+    again.load_state_dict(loader.state_dict())
+    rest = [batch.tolist() for batch in again]
+    assert rest == [batch.tolist() for batch in batches]
+    assert len(rest) == 26 - num_steps
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    """Lightning with a strategy for several ranks, whose loaders get new samplers."""
+    environment = dict(os.environ)
+    fabric = Fabric(accelerator="cpu", devices=1, strategy="ddp")
+    fabric.launch()
+    yield fabric
+    torch.distributed.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def test_lightning_keeps_the_sampler_on_request(fabric: Fabric) -> None:
+    sampler = SizeBatchSampler(SIZES, 4, num_replicas=2, rank=1)
+    loader = DataLoader(range(len(SIZES)), batch_sampler=sampler)
+    kept = fabric.setup_dataloaders(loader, use_distributed_sampler=False)
+    assert [batch.tolist() for batch in kept] == list(sampler)
+
+
+def test_lightning_that_replaces_the_sampler_is_an_error(fabric: Fabric) -> None:
+    sampler = SizeBatchSampler(SIZES, 4, num_replicas=2, rank=1)
+    loader = DataLoader(range(len(SIZES)), batch_sampler=sampler)
+    with pytest.raises(TypeError, match="set use_distributed_sampler=False of its Tr"):
+        fabric.setup_dataloaders(loader)
+
+
+def test_accelerate_divides_the_batches_of_one_rank() -> None:
+    # So prepare() divides the plan of several ranks once more.
+    sampler = SizeBatchSampler(SIZES, 4, drop_last=True, num_replicas=1, rank=0)
+    parts = [list(BatchSamplerShard(sampler, 2, rank)) for rank in range(2)]
+    batches = list(sampler)
+    assert parts == [batches[0:24:2], batches[1:24:2]]
