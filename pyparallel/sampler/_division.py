@@ -100,7 +100,6 @@ def divide_by_count(codes: Array, counts: Array, batch_size: int) -> Array:
         if len(codes) == 1:
             return order  # sorted along the only dimension
         left = -(-counts // batch_size) // 2 * batch_size
-        left = np.where(left > 0, left, counts)
         counts = np.stack([left, counts - left], axis=1).ravel()
         counts = counts[counts > 0]
     return order
@@ -132,8 +131,7 @@ def divide_by_budget(
         lengths.append(batches)
         if not len(rest):
             break
-        # In the order of the block, which is random.
-        order = order[np.sort(rest)]
+        order = order[rest]
         windows = max(1, len(order) * len(counts) // codes.shape[1])
         counts = split_evenly(len(order), windows)
     return np.concatenate(orders), np.concatenate(lengths)

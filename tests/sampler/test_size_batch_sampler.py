@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from sample_sizes import audio_lengths, coco_sizes, demo_sizes, sentence_lengths
 
 from pyparallel import Padding, SizeBatchSampler, pad_stack
+from pyparallel.sampler import _division
 
 pytestmark = pytest.mark.one_backend
 
@@ -171,6 +173,13 @@ def test_large_windows_are_divided_like_small_ones() -> None:
     assert in_order(sampler) == in_order(expected)
 
 
+def test_keys_of_many_segments_do_not_overflow() -> None:
+    number = 2**18
+    codes = np.random.default_rng(0).integers(0, 2**28, number)
+    order = _division._sort_segments(codes, np.ones(number, dtype=np.int64))
+    assert (order == np.arange(number)).all()
+
+
 @pytest.mark.parametrize("limit", [{"batch_size": 4}, {"max_padded": 9000}])
 def test_plans_depend_on_seed_and_epoch_alone(limit: dict[str, int]) -> None:
     sizes = random_sizes(300, 2, 0)
@@ -237,6 +246,20 @@ def test_larger_windows_have_less_padding() -> None:
     assert shares[0] > 2 * shares[1] > 4 * shares[2] > 8 * shares[3] > 0
 
 
+def test_a_plan_takes_at_most_40_bytes_for_each_sample() -> None:
+    number = 2_000_000
+    sizes = np.random.default_rng(0).integers(20, 1300, (number, 2), dtype=np.int32)
+    tracemalloc.start()
+    try:
+        sampler = SizeBatchSampler(sizes, 16, num_replicas=8, rank=0)
+        assert len(sampler) == number // 16 // 8
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 8 * number < kept < 24 * number
+    assert peak < 40 * number
+
+
 @pytest.mark.parametrize(
     "padding",
     [
@@ -278,6 +301,12 @@ def test_the_report_agrees_with_padded_batches(
     assert planned.balance_p99 == pytest.approx(np.quantile(ratios, 0.99))
     assert planned.num_steps == len(steps)
     assert planned.batch_size_mean == pytest.approx(203 / len(batches))
+
+
+def test_the_first_of_equally_small_buckets_is_used() -> None:
+    padding = Padding(buckets=[(20, 40), (40, 20), (50, 50)])
+    report = SizeBatchSampler([(20, 20), (40, 20)], 1, padding=padding).report()
+    assert report.planned.num_shapes == 2
 
 
 def test_the_report_is_a_table() -> None:
