@@ -46,7 +46,7 @@ TREE  := $(CURDIR)/build/cuda-tree
 FAKE  := $(CURDIR)/build/fakecuda
 # The newest installed Python with the newest torch: a cell of the matrix.
 CELL  := $(CURDIR)/build/newest
-RUN_CELL := scripts/test_matrix.py --quick --cells newest:newest
+RUN_CELL := scripts/test_matrix.py --quick --cells newest:newest --jobs $(PYTEST_JOBS)
 CMAKE := $(or $(shell command -v cmake),$(V)/bin/cmake)
 CTEST := $(or $(shell command -v ctest),$(V)/bin/ctest)
 
@@ -67,12 +67,12 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp
 # The fake CUDA runtime replaces the driver.
 ON_FAKE = cd $(TREE) && . $(FAKE)/env.sh && PYPARALLEL_REQUIRE_CUDA=1 \
 	PYPARALLEL_BACKEND=native $(VCUDA)/bin/python
-# Markers select tests: pyproject.toml describes them. Files marked slow start first, not
+# Markers select tests: pyproject.toml describes them. Files with slow tests start first, not
 # those with most tests.
 PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help test test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
+.PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-types lint-cpp bench bench-loader demo ahead peers \
 	cuda-build fake-cuda gpu-check gpu-wheels wheels clean
@@ -127,17 +127,25 @@ $(CELL)/.built: $(SOURCES) scripts/test_matrix.py
 ahead: $(CELL)/.built $(VPEER)/.others $(VCUDA)/.deps ## download the packages for test-newest, test-peers and cuda-build
 
 # ----------------------------------------------------------------------- checks
-test: test-native test-python test-core ## all tests without a GPU: both backends, poisoned slabs, the C++ core
+test: WITHOUT_SLOW := and not slow
+test: test-native test-python test-core-address,undefined ## the tests of both backends and of the C++ core, without the slow tests; about 5 minutes
+	@echo
+	@echo "Passed: the tests with the extension, in pure Python, and of the C++ core under"
+	@echo "ASan and UBSan. Not run: tests marked slow, ThreadSanitizer, libFuzzer, the newest"
+	@echo "torch, mmcv, the CUDA build, packages, lint. make test-all runs everything."
+
+test-all: ## all checks of CI, with a list of their times
+	.ci/run
 
 # Only these runs overwrite freed slabs and check the edges of slabs.
 test-native: $(V)/.built
 	PYPARALLEL_DEBUG=poison PYPARALLEL_BACKEND=native \
-		$(V)/bin/python $(PYTEST) -m "not peers and not python_optimized" \
+		$(V)/bin/python $(PYTEST) -m "not peers and not python_optimized $(WITHOUT_SLOW)" \
 		$(PYTEST_ARGS)
 
 test-python: $(V)/.built
 	PYPARALLEL_BACKEND=python \
-		$(V)/bin/python $(PYTEST) -m "not one_backend and not peers" $(PYTEST_ARGS)
+		$(V)/bin/python $(PYTEST) -m "not one_backend and not peers $(WITHOUT_SLOW)" $(PYTEST_ARGS)
 
 test-core: test-core-address,undefined test-core-thread
 

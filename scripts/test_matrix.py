@@ -2,7 +2,7 @@
 
     python scripts/test_matrix.py                    # all cells, one after the other
     python scripts/test_matrix.py --cells 3.13:2.15  # some; newest:newest is the newest
-    python scripts/test_matrix.py --quick            # only operators, loader, wrappers
+    python scripts/test_matrix.py --quick            # no slow tests, fewer folders
     python scripts/test_matrix.py --wheels dist --torch 2.13  # a wheel for each Python
     python scripts/test_matrix.py --cells 3.13:2.15 --prepare FOLDER   # all but tests
     python scripts/test_matrix.py --cells 3.13:2.15 --prepared FOLDER  # the tests
@@ -38,8 +38,10 @@ PYTHONS: tuple[str, ...] = VERSIONS["PYTHONS"]
 OWN = ".".join(map(str, sys.version_info[:2]))
 DISK = 12 << 30
 TOOLS = ("setuptools>=77,<81", "wheel", "ninja", "pybind11>=2.11")
-#: Test folders of a quick cell. Quick and full cells run them in pure Python.
-QUICK = ("core", "backend", "batch", "images", "scatter_gather", "loader", "parallel")
+#: Folders of operators, which a quick cell also tests in pure Python.
+OPERATORS = ("backend", "batch", "images", "scatter_gather")
+#: Test folders of a quick cell, and of a full cell in pure Python.
+QUICK = ("core", *OPERATORS, "loader", "parallel")
 #: Folders of tests of the repository.
 LEFT_OUT = ("benchmarks", "fakecuda", "project")
 
@@ -185,12 +187,13 @@ def test_steps(own: str, options: argparse.Namespace) -> list[Step]:
     # As in the Makefile: slow files begin first.
     pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
     pytest += ["--no-loadscope-reorder", "-m"]
-    quick, chosen = test_folders(ROOT, True), test_folders(ROOT, options.quick)
+    chosen = test_folders(ROOT, options.quick)
+    in_python = [f"tests/{name}" for name in (OPERATORS if options.quick else QUICK)]
     native = [*pytest, "not peers and not slow" if options.quick else "not peers"]
     python = [*pytest, "not peers and not slow and not one_backend"]
     return [
         ("tests, native", [*native, *chosen], {"PYPARALLEL_BACKEND": "native"}),
-        ("tests, python", [*python, *quick], {"PYPARALLEL_BACKEND": "python"}),
+        ("tests, python", [*python, *in_python], {"PYPARALLEL_BACKEND": "python"}),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What every test may rely on: marks that decide whether a test can run here.
+"""Fixtures and hooks of all tests.
 
 ``PYPARALLEL_REQUIRE_CUDA=1`` fails the tests marked ``cuda`` where no GPU is visible;
 ``PYPARALLEL_NO_SKIP=1`` fails every test that would be skipped. Jobs that exist to run
@@ -11,6 +11,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Generator
@@ -51,7 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move slow files to the front, so that no slow file runs alone at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     # A failed device may read pinned memory for ever, which counts in later tests.
     items.sort(key=lambda item: item.get_closest_marker("device_failures") is not None)
 
@@ -115,3 +117,26 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, Any, Any]:
     return _fail_skipped((yield))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List the commands that run the first failed tests alone."""
+    stats = terminalreporter.stats
+    failed = [each.nodeid for key in ("failed", "error") for each in stats.get(key, [])]
+    names = [name for name in dict.fromkeys(failed) if "::" in name][:20]
+    if not names:
+        return
+    fake = os.environ["LD_PRELOAD"] if fake_cuda.active else ""
+    words = [
+        *([".", f"{os.path.dirname(fake)}/env.sh", "&&"] if fake else []),
+        *(
+            f"{name}={shlex.quote(value)}"
+            for name, value in sorted(os.environ.items())
+            if name.startswith("PYPARALLEL_") or name == "FAKECUDA_DEVICES"
+        ),
+        shlex.quote(sys.executable),
+        "-m pytest",
+    ]
+    terminalreporter.section("run a failed test alone")
+    for name in names:
+        terminalreporter.line(" ".join([*words, shlex.quote(name)]))

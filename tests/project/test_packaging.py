@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from repository import ROOT, SUPPORT
+from repository import ROOT
 
 import pyparallel
 from pyparallel import backend
@@ -354,35 +354,3 @@ def test_types_are_shipped():
     package = Path(pyparallel.__file__).parent
     assert (package / "py.typed").exists()
     assert (package / "backend" / "_C.pyi").exists()
-
-
-# ------------------------------------------------------- checks that may not be skipped
-@pytest.mark.parametrize(
-    ("variable", "outcome"),
-    [
-        (None, {"skipped": 2}),
-        ("PYPARALLEL_REQUIRE_CUDA", {"skipped": 1, "errors": 1}),
-        ("PYPARALLEL_NO_SKIP", {"failed": 1, "errors": 1}),
-    ],
-)
-def test_a_job_can_forbid_skips(tmp_path, variable, outcome):
-    for path in (ROOT / "tests" / "conftest.py", SUPPORT / "fake_cuda.py"):
-        shutil.copy(path, tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a GPU\n")
-    (tmp_path / "test_one.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.cuda\ndef test_cuda(): pass\n"
-        "def test_skipping(): pytest.skip('not here')\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL_")}
-    env |= {"CUDA_VISIBLE_DEVICES": ""} | ({variable: "1"} if variable else {})
-    done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    closing = done.stdout.splitlines()[-1]
-    found = {
-        name.rstrip("s"): int(n) for n, name in re.findall(r"(\d+) (\w+)", closing)
-    }
-    found.pop("in", None)
-    assert found == {name.rstrip("s"): n for name, n in outcome.items()}, done.stdout
