@@ -26,6 +26,7 @@ class Counted:
         self.now = 0.0
 
     def __call__(self) -> float:
+        """Return the sum of the added measurements."""
         return self.now
 
 

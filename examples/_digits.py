@@ -109,7 +109,7 @@ def network(channels: int = 24) -> nn.Sequential:
 
 
 def focal_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """The penalty-reduced focal loss of CornerNet, over cells inside their scene."""
+    """Return the penalty-reduced focal loss of CornerNet over cells of the scenes."""
     centre, inside = target == 1, target != OUTSIDE
     hit = (1 - scores) ** 2 * scores.log()
     miss = (1 - target) ** 4 * scores**2 * (1 - scores).log()

@@ -208,7 +208,7 @@ SHOW = (
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the package without an extension, in a folder of its own."""
+    """Copy the package without its extension to another folder."""
     ignore = shutil.ignore_patterns("_C.*.so", "_C.*.json", "__pycache__")
     shutil.copytree(PACKAGE, tmp_path / "pyparallel", ignore=ignore)
     return tmp_path

@@ -31,14 +31,14 @@ class Wrapper(torch.Tensor):
 
 
 def released():
-    """A tensor whose storage is gone."""
+    """Return a tensor whose storage was resized to 0 bytes."""
     tensor = torch.empty(4)
     tensor.untyped_storage().resize_(0)
     return tensor
 
 
 def shrunk():
-    """A strided tensor that reaches beyond the end of its storage."""
+    """Return a strided tensor that extends beyond the end of its storage."""
     tensor = torch.empty(100)[10:90:20]
     tensor.untyped_storage().resize_(100)
     return tensor

@@ -28,7 +28,7 @@ pytestmark = [
 
 @st.composite
 def placed_batches(draw):
-    """Samples anywhere in their rows, and the number of dimensions of a mask."""
+    """Draw samples at any place in their rows, and the dimensions of a mask."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     dtype = draw(st.sampled_from(DTYPES))
     target = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=5)))

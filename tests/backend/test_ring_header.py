@@ -276,7 +276,7 @@ def hold_lock(fd, ready):
 
 @pytest.fixture
 def locked():
-    """A file that another process has locked, and that process."""
+    """Yield a file that another process has locked, and that process."""
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     with memory_file(1) as fd:

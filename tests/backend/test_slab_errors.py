@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 
 
 def released(expanded=False):
-    """A tensor whose storage is gone."""
+    """Return a tensor whose storage was resized to 0 bytes."""
     tensor = torch.empty(4)
     result = tensor.expand(2, 4).t() if expanded else tensor
     tensor.untyped_storage().resize_(0)

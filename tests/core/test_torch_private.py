@@ -163,7 +163,7 @@ def test_a_class_without_a_name_is_found_and_named() -> None:
 
 @pytest.fixture
 def without() -> Any:
-    """The module as it is in a torch without any name that has a replacement."""
+    """Import the module for a torch that lacks every private name with a fallback."""
     fresh = importlib.util.spec_from_file_location(
         "pyparallel.core._torch_private_without", private.__file__
     )

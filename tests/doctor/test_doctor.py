@@ -61,7 +61,7 @@ def found():
 
 @pytest.fixture
 def new_problems(monkeypatch):
-    """The problems that do not depend on the limits of this machine."""
+    """Return a function that finds problems, except those of this machine's limits."""
     # Free memory and the load change from one report to the next.
     monkeypatch.setattr(machine, "_shortages", lambda *_: {})
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))

@@ -27,7 +27,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder for temporary files, which must be empty at the end."""
+    """Set a folder for temporary files, which must be empty at the end."""
     # multiprocessing keeps its folder, and this path is too long for its sockets.
     multiprocessing.util.get_temp_dir()
     path = tmp_path / "temporary"

@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A program whose child overflows an int if there are two arguments or more."""
+    """Compile a program whose child overflows an int if it has two arguments."""
     folder = tmp_path_factory.mktemp("sanitizers")
     source, binary = folder / "source.cpp", folder / "program"
     source.write_text(SOURCE)

@@ -66,7 +66,7 @@ def test_only_newer_versions_are_untested(
 # ---------------------------------------------------------------------- the matrix
 @pytest.fixture
 def matrix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The script of the matrix, where no interpreter is installed."""
+    """Load the script of the matrix, as if no interpreter were installed."""
     script = from_scripts.load("test_matrix")
     monkeypatch.setattr(script, "OWN", "3.9")
     monkeypatch.setenv("PATH", str(tmp_path))

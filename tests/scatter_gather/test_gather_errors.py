@@ -182,7 +182,7 @@ def test_what_cannot_be_compared_is_not_the_same_unless_it_is_one_object() -> No
 class TestMoving:
     @pytest.fixture
     def carried(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-        """What goes to the host from a device, on which tensors have no values."""
+        """Record the copies from a meta device to the host."""
         calls: list[Any] = []
 
         def copy(tensors: Any, device: Any) -> Any:

@@ -113,7 +113,7 @@ def holds_samples(tree: Any) -> bool:
 
 @st.composite
 def cases(draw: Any) -> tuple[Any, list[int], int]:
-    """A tree, the sizes of its chunks, and a number of targets that is large enough."""
+    """Draw a tree, the sizes of its chunks, and a sufficient number of targets."""
     per_target, num_chunks = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     last = draw(st.integers(1, per_target))
     sizes = [per_target] * (num_chunks - 1) + [last]

@@ -61,7 +61,7 @@ def unsplit(make: Any, layout: str, targets: Any = CPU2) -> Case:
 
 
 def whole(make: Any, targets: Any = -1) -> Case:
-    """A single target gets the value unchanged."""
+    """Expect that a single target gets the value unchanged."""
 
     def is_same(x: Any) -> bool:
         with warnings.catch_warnings():

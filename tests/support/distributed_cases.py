@@ -161,7 +161,7 @@ Point = namedtuple("Point", "x y")
 
 @case
 def calls(rank: int, world: int) -> Any:
-    """The arguments of the model, for each way to call it."""
+    """Return the arguments of the model for each way to call it."""
     model = Recorder()
     ddp = MMDistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -327,7 +327,7 @@ def python_reducer(rank: int, world: int) -> Any:
 
 @case
 def on_a_gpu(rank: int, world: int) -> Any:
-    """The devices of tensors in the model, and the results of two gradient steps."""
+    """Return the devices of the model's tensors and the results of two steps."""
     model = Recorder().cuda()
     ddp = MMDistributedDataParallel(model, device_ids=[0])
     result: dict[str, Any] = {}

@@ -72,7 +72,7 @@ def moved(
 
 
 def pad_copies(numbers: Numbers) -> None:
-    """Samples of up to 5 dimensions, in place; some starts are out of bounds."""
+    """Copy samples of up to 5 dimensions; some starts are out of bounds."""
     rng, dtype = generator(numbers), numbers.choose(raw_bytes.DTYPES)
     ndim, count = numbers.between(0, 5), numbers.between(0, 4)
     target = sizes(numbers, ndim)

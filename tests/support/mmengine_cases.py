@@ -164,7 +164,7 @@ class AsNothing(nn.Module):
 
 @case
 def batches(rank: int, world: int) -> Any:
-    """The model's inputs, from batches of DataContainers and from preprocessors."""
+    """Return the inputs of the model from DataContainers and from preprocessors."""
     samples = [
         {
             "inputs": DataContainer(torch.ones(5), stack=True, pad_dims=None),

@@ -109,7 +109,7 @@ def paused(wrapped: Any) -> None:
 
 @case
 def fixed(rank: int, world: int) -> Any:
-    """The behaviour of mmengine where ours differs on purpose."""
+    """Return the behaviour of mmengine where ours differs on purpose."""
     raised = {}
     tries: dict[str, Any] = {
         "device_ids": lambda library: library.MMDistributedDataParallel(

@@ -85,7 +85,7 @@ def no_group() -> Any:
 # ---------------------------------------------------------------------- two ranks
 @case
 def joined_by_config() -> Any:
-    """A config file joins the group with an import."""
+    """Join the group by an import in a config file."""
     path = FOLDER / f"join{RANK}.py"
     path.write_text('custom_imports = dict(imports=["pyparallel.mmengine.join"])\n')
     Config.fromfile(path)

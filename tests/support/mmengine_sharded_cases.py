@@ -82,7 +82,7 @@ def second(rank: int, world: int) -> Any:
 
 @case
 def first(rank: int, world: int) -> Any:
-    """The older FSDP, on the CPU if selected."""
+    """Compare the older FSDP with one process, on the CPU if selected."""
     result = {}
     for name, groups in (("plain", STEPS), ("accumulated", GROUPS)):
         net = Net()

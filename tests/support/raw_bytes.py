@@ -25,7 +25,7 @@ def random_items(rng, shape, dtype):
 
 
 def to_tensor(items, dtype):
-    """A contiguous tensor of these items."""
+    """Return a contiguous tensor of these items."""
     shape = items.shape[:-1]
     flat = torch.from_numpy(np.ascontiguousarray(items).reshape(-1).copy())
     if flat.numel() == 0:
@@ -34,7 +34,7 @@ def to_tensor(items, dtype):
 
 
 def lay_out(rng, items, dtype, layout):
-    """A tensor with this layout, and its items (``expanded`` changes them)."""
+    """Return a tensor with this layout and its items (``expanded`` changes them)."""
     ndim = items.ndim - 1
     if layout == "transposed":
         order = tuple(reversed(range(ndim)))
@@ -74,7 +74,7 @@ def poisoned(shape, dtype):
 
 
 def padded(target, items, fills, itemsize, starts=None):
-    """The oracle: the bytes of a padded batch."""
+    """Return the bytes of a padded batch, computed without the library."""
     if len(fills) == itemsize:
         fills = fills * len(items)
     out = b""
@@ -93,7 +93,7 @@ def place(shape, start):
 
 
 def marked(shape, items, starts=None):
-    """The oracle: the bytes of a mask of this shape."""
+    """Return the bytes of a mask of this shape, computed without the library."""
     mask = np.zeros(shape, dtype=np.uint8)
     ndim = len(shape) - 1
     for index, sample in enumerate(items):

@@ -155,8 +155,9 @@ def batches(draw: Any, container: Any, legacy: bool = False) -> list[Any]:
     """Draw samples of one structure.
 
     Args:
+        draw: the function of hypothesis.
         container: the class of the DataContainers.
-        legacy: only what mmcv 1.x batches without a loss.
+        legacy: draw only values that mmcv 1.x batches without loss.
     """
     return draw(_nodes(container, draw(st.integers(1, 5)), 3, legacy))
 

@@ -226,7 +226,7 @@ def test_the_harness_finds_a_source_that_is_released_at_once(direct, monkeypatch
 
 @pytest.fixture
 def slow():
-    """A device whose copies wait for ``slow.go``, and a batch in its ring."""
+    """Yield a device whose copies wait for ``slow.go``, and a batch in its ring."""
     device = LentMemory(copy_delay=0, compute_delay=0)
     device.go = threading.Event()
     with device:

@@ -55,7 +55,7 @@ Sample = dict[str, DataContainer]
 
 
 def containers(image: Tensor, boxes: Tensor) -> Sample:
-    """What a dataset returns."""
+    """Return a sample of a dataset."""
     padding = Padding(size_divisor=32, buckets=((320, 320), (640, 640)), mask=True)
     assert_type(padding.num_dims, int | None)
     sample = {
@@ -111,7 +111,7 @@ def images(pixels: list[Tensor]) -> Tensor:
 
 
 def loaders(dataset: torch.utils.data.Dataset[Sample]) -> Iterator[Any]:
-    """A loader with a ring, ahead of the step."""
+    """Load through a ring and prefetch."""
     merge = partial(collate, samples_per_gpu=4)
     loader: DataLoader[Sample] = DataLoader(
         dataset, batch_size=4, num_workers=2, collate_fn=merge, ring_slabs=4
@@ -163,7 +163,7 @@ def profiled(loader: DataLoader[Sample]) -> str:
 
 
 def wrappers(model: nn.Module, batch: Sample) -> Any:
-    """The training step of mmcv 1.x."""
+    """Run the training step of mmcv 1.x."""
     single = MMDataParallel(model, device_ids=[0])
     several = MMDistributedDataParallel(model, broadcast_buffers=False)
     assert_type(is_module_wrapper(several), bool)
@@ -184,7 +184,7 @@ def registries() -> bool:
 
 
 def held() -> int:
-    """The host's memory of batches."""
+    """Use the limits of host memory."""
     memory.set_cache_limit(1 << 30, idle_seconds=5.0)
     memory.set_pinned_limit(64 << 20)
     assert_type(memory.cache_info(), memory.CacheInfo)
@@ -194,7 +194,7 @@ def held() -> int:
 
 
 def replaced() -> None:
-    """mmcv's module, and mmengine's parts, from here."""
+    """Install the replacements for mmcv and mmengine."""
     mmcv.install()
     mmcv.uninstall()
     context: AbstractContextManager[None] = mmcv.installed()
@@ -216,7 +216,7 @@ class Net(mmengine.BaseModel):
 
 
 def training(batch: Any) -> Any:
-    """The steps of mmengine."""
+    """Run the steps of mmengine."""
     mmengine.init_dist("pytorch", backend="gloo", timeout=60)
     net = Net()
     wrapped = mmengine.MMDistributedDataParallel(net, detect_anomalous_params=True)
@@ -238,7 +238,7 @@ def training(batch: Any) -> Any:
 
 
 def mmengine_batches(samples: list[dict[str, Tensor]]) -> Any:
-    """mmengine's ways of batching."""
+    """Use the collate functions of mmengine."""
     prepare = mmengine.ImgDataPreprocessor([0.0], [1.0], pad_size_divisor=32)
     padded = mmengine.stack_batch([sample["img"] for sample in samples], 32)
     assert_type(padded, Tensor)
