@@ -74,7 +74,7 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
 .DELETE_ON_ERROR:
 .PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
-	lint-python lint-types lint-cpp bench bench-loader demo ahead peers \
+	lint-python lint-prose lint-types lint-cpp bench bench-loader demo ahead peers \
 	cuda-build fake-cuda gpu-check gpu-wheels wheels clean
 
 help: ## list the targets
@@ -222,11 +222,14 @@ docs: $(V)/.docs ## the documentation site in build/docs; a warning is an error
 		$(V)/bin/python -m sphinx -W --keep-going -n -q -c docs \
 		-d build/docs-doctrees . build/docs
 
-lint: lint-python lint-types lint-cpp ## style, types, formatting
+lint: lint-python lint-prose lint-types lint-cpp ## style, wording, types, formatting
 
 lint-python: $(V)/.deps
 	$(V)/bin/ruff check .
 	$(V)/bin/ruff format --check .
+
+lint-prose:
+	$(PYTHON) scripts/check_prose.py
 
 lint-types: $(V)/.deps
 	$(V)/bin/mypy

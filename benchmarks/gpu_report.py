@@ -14,7 +14,7 @@ _GOALS = (
     "clocks of [the benchmark](../README.md#gpu)."
 )
 _MARKS = {True: "reached", False: "**missed**", None: "-"}
-_COUNTS = ("launches", "copies", "waits", "page_locks")
+_COUNTS = ("launches", "copies", "waits", "pin_calls")
 
 
 def case_table(case: Record) -> str:

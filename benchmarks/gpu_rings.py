@@ -45,7 +45,7 @@ def cases(quick: bool) -> list[GpuCase]:
                 Goal(TORCH_PINNED, 0.97, of="device"),
                 Goal(count="copies", most=1),
                 Goal(count="waits"),
-                Goal(count="page_locks"),
+                Goal(count="pin_calls"),
             ],
         ),
     ]

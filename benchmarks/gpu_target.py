@@ -31,7 +31,7 @@ LAUNCHES = (
     *("cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch"),
 )
 #: The CUDA functions that allocate pinned memory.
-PAGE_LOCKS = ("cudaHostAlloc", "cudaMallocHost", "cudaHostRegister", "cuMemHostAlloc")
+PIN_CALLS = ("cudaHostAlloc", "cudaMallocHost", "cudaHostRegister", "cuMemHostAlloc")
 
 _RANGE = "the call that is counted"
 _ASKED = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,pcie.link.gen.current"
@@ -54,7 +54,7 @@ class DryRun:
         time.sleep(seconds)
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Return a page-locked copy."""
+        """Return a pinned copy."""
         return tensor.clone()
 
     def raw_copy(self, dst: Tensor, src: Tensor) -> None:
@@ -96,7 +96,7 @@ class Gpu(DryRun):
         torch.cuda._sleep(max(1, int(seconds * self._hertz)))
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Return a page-locked copy."""
+        """Return a pinned copy."""
         return tensor.pin_memory()
 
     def raw_copy(self, dst: Tensor, src: Tensor) -> None:
@@ -174,7 +174,7 @@ class Gpu(DryRun):
         """Return the rates of the two copies that are the upper bounds, in GB/s."""
         found = {}
         for name, nbytes, home in (
-            ("ceiling: page-locked 64 MB to the device", 64 << 20, "cpu"),
+            ("ceiling: pinned 64 MB to the device", 64 << 20, "cpu"),
             ("ceiling: device to device, read + write", 1 << 30, self.device),
         ):
             source = torch.randint(256, (nbytes,), dtype=torch.uint8, device=home)
@@ -225,7 +225,7 @@ def count(events: Any, host_allocations: int = 0) -> Record:
     on_device = [e for e in events if e.device_type == DeviceType.CUDA]
     found = [e for e in events if e.name == _RANGE and e not in on_device]
     if not on_device or not found:
-        return dict.fromkeys(("launches", "copies", "waits", "page_locks"))
+        return dict.fromkeys(("launches", "copies", "waits", "pin_calls"))
     whole = found[0].time_range
     called = [
         e.name
@@ -234,12 +234,12 @@ def count(events: Any, host_allocations: int = 0) -> Record:
         and whole.start <= e.time_range.start <= whole.end
     ]
     copied = [e for e in on_device if e.name.startswith(("Memcpy HtoD", "Memcpy DtoH"))]
-    locked = sum(name.startswith(PAGE_LOCKS) for name in called)
+    pinned = sum(name.startswith(PIN_CALLS) for name in called)
     return {
         "launches": sum(name.startswith(LAUNCHES) for name in called),
         "copies": len(copied),
         "waits": sum(name in WAITS for name in called),
-        "page_locks": max(locked, host_allocations),
+        "pin_calls": max(pinned, host_allocations),
     }
 
 

@@ -49,7 +49,7 @@ def cases(quick: bool) -> list[GpuCase]:
             Goal(plus=120e-6, of="host"),
             Goal(count="copies", most=1),
             Goal(count="waits"),
-            Goal(count="page_locks"),
+            Goal(count="pin_calls"),
         ],
     )
     found = [small]
@@ -59,19 +59,19 @@ def cases(quick: bool) -> list[GpuCase]:
             Goal(TORCH_PINNED, 0.97, of="device"),
         ]
         make = partial(_large, size * unit, True)
-        note = "synthetic: random bytes in page-locked memory"
-        found.append(GpuCase(f"page-locked {size} MB", note, make, goals))
+        note = "synthetic: random bytes in pinned memory"
+        found.append(GpuCase(f"pinned {size} MB", note, make, goals))
         if size == 4:
             continue
         goals = [Goal(TORCH, 2), Goal(PIN_FIRST, 1.3), Goal(RAW, 0.75)]
         if size < 64:  # staging takes a larger share here
             goals = [Goal(TORCH, 1.5), Goal(PIN_FIRST, 1.3)]
         make = partial(_large, size * unit, False)
-        note = f"synthetic: random bytes; {RAW} reads page-locked ones"
+        note = f"synthetic: random bytes; {RAW} reads pinned ones"
         found.append(GpuCase(f"pageable {size} MB", note, make, goals))
-    for size, kind in ((64, "page-locked"), (64, "pageable"), (1, "pageable")):
+    for size, kind in ((64, "pinned"), (64, "pageable"), (1, "pageable")):
         note = f"synthetic: random bytes, {kind}; four parts on one device"
-        make = partial(_parts, size * unit, kind == "page-locked")
+        make = partial(_parts, size * unit, kind == "pinned")
         goals = [Goal(ONE, 1 / 1.05, 40e-6)]
         found.append(GpuCase(f"[0] * 4, {kind} {size} MB", note, make, goals))
     return found

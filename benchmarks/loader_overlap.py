@@ -52,7 +52,7 @@ def cases(quick: bool) -> list[Comparison]:
         Comparison(
             "a step and data that are waited for",
             "overlap",
-            f"synthetic: 4 images, each of which comes after 3 ms; {step}",
+            f"synthetic: 4 images, each after 3 ms; {step}",
             partial(_contenders, lambda: Awaited(num * _BATCH, nbytes)),
         ),
     ]

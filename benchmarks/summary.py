@@ -37,7 +37,7 @@ CASES = {
 }
 LOADER_CASES = {
     "photos uint8": "photographs for 1333x800, uint8",
-    "photos uint8, read whole": "the same, of which the step reads every byte",
+    "photos uint8, read whole": "the same, and the step reads every byte",
     "photos float32": "photographs, float32",
     "equal uint8": "16 equal images, uint8",
 }

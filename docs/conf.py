@@ -51,8 +51,8 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 # `name` in a docstring is a link to the object with this name.
 default_role = "py:obj"
-# What is described elsewhere: there are no links to other sites, so that the build
-# needs none. The rest are names of types that only annotations use.
+# Objects of other projects: the pages have no links to them, so that the build needs no
+# network. The rest are names of types that only annotations use.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!pyparallel)\w+\..*"),
     ("py:class", r"_?[A-Z]\w*|optional|pyparallel\.parallel\.replicate\.Module"),

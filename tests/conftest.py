@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("pyparallel", settings(), deadline=None)
 settings.load_profile("pyparallel")
 
-# What a fork server starts has torch then; importing it takes longer than most tests.
+# Children of a fork server inherit torch, whose import is slower than most tests.
 multiprocessing.set_forkserver_preload(["torch"])
 
 

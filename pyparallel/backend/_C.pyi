@@ -444,7 +444,7 @@ def send(
             the first copy are in the result (`RecordedEvent.check`).
         NotImplementedError: the device of ``stream`` is not in `transfers`.
 
-    Stream: the copies wait for what was queued on ``home`` when this was called.
+    Stream: the copies wait for the work that was queued on ``home`` before this call.
     """
 
 def pinned_info() -> tuple[int, int, int, int]:
@@ -480,7 +480,7 @@ def devices() -> tuple[str, ...]:
     """
 
 def build_info() -> dict[str, str]:
-    """Return what the extension was built with.
+    """Return the versions and settings of the extension's build.
 
     Keys: ``version``, ``torch``, ``cuda`` (empty in a CPU build), ``compiler``,
     ``cxx_standard`` (``"17"``), ``archs``, ``sanitize`` (empty but in tests).

@@ -1,6 +1,6 @@
 """PaddingCounter counts the bytes of stacked tensors and of their padding.
 
-What is expected is counted from the result: samples are ones, padding is seven.
+The expected counts come from the result: samples are ones, padding is seven.
 """
 
 from __future__ import annotations

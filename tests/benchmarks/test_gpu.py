@@ -45,7 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *found: Any, options: Any = ()) -> int:
     return gpu.main(["--device", "cpu", *map(str, options)])
 
 
-# What is compared
+# Comparisons
 
 
 @pytest.mark.parametrize("peer", [lambda x: x + 1, lambda x: x.double()])
@@ -109,7 +109,7 @@ def test_strides_must_be_equal_too() -> None:
     )
 
 
-# What is timed
+# Timing
 
 
 class FakeGpu(gpu_target.DryRun):  # type: ignore[misc]  # the module is found at run time
@@ -130,7 +130,7 @@ class FakeGpu(gpu_target.DryRun):  # type: ignore[misc]  # the module is found a
 
     def counts(self, call: Any) -> dict[str, Any]:
         call()
-        return {"launches": 1, "copies": 2, "waits": 0, "page_locks": None}
+        return {"launches": 1, "copies": 2, "waits": 0, "pin_calls": None}
 
 
 def test_inputs_turn_before_every_call_and_results_die_after_the_clocks() -> None:
@@ -240,7 +240,7 @@ def event(name: str, start: float, on_device: bool = False, end: float = 0) -> A
     return SimpleNamespace(name=name, device_type=kind, time_range=span)
 
 
-def test_launches_copies_waits_and_page_locking_of_one_call_are_counted() -> None:
+def test_launches_copies_waits_and_pinning_of_one_call_are_counted() -> None:
     range_ = gpu_target._RANGE
     events = [
         event("cudaStreamSynchronize", 5),
@@ -259,9 +259,9 @@ def test_launches_copies_waits_and_page_locking_of_one_call_are_counted() -> Non
         event("Memcpy DtoD (Device -> Device)", 17, on_device=True),
         event("Memcpy DtoH (Device -> Pinned)", 30, on_device=True),
     ]
-    expected = {"launches": 2, "copies": 2, "waits": 2, "page_locks": 1}
+    expected = {"launches": 2, "copies": 2, "waits": 2, "pin_calls": 1}
     assert gpu_target.count(events) == expected
-    assert gpu_target.count(events, 3)["page_locks"] == 3
+    assert gpu_target.count(events, 3)["pin_calls"] == 3
     blind = [each for each in events if each.device_type is DeviceType.CPU]
     assert set(gpu_target.count(blind).values()) == {None}
 

@@ -27,7 +27,7 @@ def record(goals: list[Any], host: float = 1e-4, **times: float) -> dict[str, An
         figures = {"seconds": [seconds] * 3, **_harness.summarise([seconds] * 3)}
         rows.append({**row, **figures, "over": {} if name == "ours" else over})
     rows[0] |= {"kind": "ours", "host": {**_harness.summarise([host]), "over": {}}}
-    counts = {"launches": 3, "copies": 1, "waits": 2, "page_locks": None}
+    counts = {"launches": 3, "copies": 1, "waits": 2, "pin_calls": None}
     rows[0]["counts"] = counts
     rows.append({"name": "absent", "kind": "peer", "installed": False})
     rows.append({**rows[-1], "name": "broken", "why": "fails: TypeError: no"})
@@ -45,7 +45,7 @@ GOALS = [
     Goal(plus=1e-3),
     Goal(count="copies", most=1),
     Goal(count="waits"),
-    Goal(count="page_locks"),
+    Goal(count="pin_calls"),
 ]
 
 
@@ -61,7 +61,7 @@ def test_goals_are_judged_by_medians_and_counts() -> None:
         (False, "at most 1000 us (usable): 2000 us"),
         (True, "at most 1 copies: 1"),
         (False, "no waits: 2"),
-        (None, "no page locks: not measured"),
+        (None, "no pin calls: not measured"),
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_case_is_one_table_with_its_goals_below() -> None:
 **case** (n; 3 rounds)
 
 |  | returns | relative to ours | usable | relative to ours | launches | copies | \
-waits | page locks |
+waits | pin calls |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | **ours** | 100 us |  | 2.00 ms |  | 3 | 1 | 2 |  |
 | peer | - |  | 30.0 ms | 15 (15 - 15) |  |  |  |  |

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 NUM_BATCHES, BATCH = 10, 2
-#: So many that a device which is behind by three epochs leaves one free.
+#: One more than a device uses if it is three epochs behind.
 NUM_SLABS = 40
 #: A batch has 256 KiB: it is copied by itself, from where a worker wrote it.
 SHAPE = (32_768,)

@@ -63,7 +63,7 @@ class Evil:
         raise local_error()("pickled")
 
 
-#: What a sample does, the class that arrives, and a part of the message.
+#: The error of a sample, the class that arrives, and a part of the message.
 ERRORS: list[tuple[Any, type[Exception], str]] = [
     (lambda: fail(KeyError("key")), KeyError, "KeyError: 'key'"),
     (lambda: fail(ValueError("v" * 5000)), ValueError, "v" * 5000),

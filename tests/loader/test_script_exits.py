@@ -57,7 +57,7 @@ SCRIPTS = {
     ),
     "two workers": ("loader = DataLoader(data, num_workers=2)" + ITERATOR, 0, ""),
     "no workers": ("loader = DataLoader(data)" + ITERATOR, 0, ""),
-    "page-locked ring": (
+    "pinned ring": (
         # A device: max() pins memory, and a call of print() would be seen.
         "from types import SimpleNamespace\n"
         "lock = SimpleNamespace(pin=max, unpin=print, fence=print)\n"

@@ -1,8 +1,8 @@
 """Comparison with torchdata's StatefulDataLoader: the same batches after a stop.
 
 The form is the same too: methods, protocol, the moments at which a state may be taken.
-What a state consists of is not, and shuffling by ``shuffle=True`` is torch's here and
-its own there.
+The contents of a state differ. Here torch shuffles for ``shuffle=True``; torchdata has
+an order of its own.
 """
 
 from __future__ import annotations

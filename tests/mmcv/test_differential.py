@@ -1,6 +1,6 @@
 """Comparison with mmcv 1.x: equal results, and errors where mmcv has errors.
 
-Runs where both are installed. What is different on purpose is listed in FIXED.
+Runs where both are installed. FIXED lists the intended differences.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ BOTH = ((collate, DataContainer), (theirs.collate, theirs.DataContainer))
 #: Cases of `refused` in which mmcv gives an answer, or none at all.
 FIXED = {
     "2**63 into int64": "mmcv pads with -2**63",
-    "2**64 into uint64": "mmcv pads with what the processor makes of it",
+    "2**64 into uint64": "mmcv pads with a value that depends on the processor",
     "negative samples per gpu": "mmcv returns an empty batch",
     "no samples per gpu": "tested by its own test",
     "fractional samples per gpu": "tested by its own test",
-    "ragged lists": "mmcv drops what the shortest list has not",
+    "ragged lists": "mmcv drops items beyond the shortest list",
     "a list in itself": "RecursionError",
     "a dict in itself": "RecursionError",
     "ten thousand lists": "RecursionError",

@@ -1,6 +1,6 @@
 """Optimizer wrappers compared with mmengine's: values, counts, states and errors.
 
-Runs where mmengine is installed. What is different on purpose is listed in FIXED.
+Runs where mmengine is installed. FIXED lists the intended differences.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ DICT_CALLS: dict[str, Any] = {
     "should_sync": lambda wrappers: wrappers.should_sync(),
     "scale_loss": lambda wrappers: wrappers.scale_loss(LOSS),
     "an unknown name": lambda wrappers: wrappers["c"],
-    "a state for nobody": lambda wrappers: wrappers.load_state_dict({"c": {}}),
+    "a state of an unknown name": lambda wrappers: wrappers.load_state_dict({"c": {}}),
     "no wrapper": lambda wrappers: type(wrappers)(a=1),
 }
 

@@ -1,4 +1,4 @@
-"""Every protection that was worth taking out, by what it protects from."""
+"""The mutations: changes that each remove one protection from the code."""
 
 from __future__ import annotations
 

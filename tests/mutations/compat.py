@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutations.entry import Mutation
 
-_TRAP = "defects of what is replaced"
+_TRAP = "defects of mmcv and mmengine"
 _STEPS = "tests/parallel/test_data_parallel_steps.py::"
 _ONE = "tests/parallel/test_data_parallel.py::"
 _DEVICE = _ONE + "TestOnADevice::"
@@ -43,7 +43,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a wrapper below torch.compile is not seen",
+        "a wrapper below torch.compile is not found",
         _TRAP,
         "pyparallel/parallel/registry.py",
         "    module = uncompiled(module)\n    return any",
@@ -54,7 +54,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "every step looks at every parameter",
+        "every step checks every parameter",
         _TRAP,
         "pyparallel/parallel/data_parallel.py",
         '            if self.__dict__.get("_device_checked"):\n',
@@ -62,7 +62,7 @@ MUTATIONS = (
         (_DEVICE + "test_every_tensor_is_checked_once_and_then_only_the_first",),
     ),
     Mutation(
-        "a module that was moved is not looked at again",
+        "a module that was moved is not checked again",
         _TRAP,
         "pyparallel/parallel/data_parallel.py",
         '        self.__dict__.pop("_device_checked", None)\n',
@@ -70,7 +70,7 @@ MUTATIONS = (
         (_DEVICE + "test_the_check_is_armed_again_when_the_wrapper_is_moved",),
     ),
     Mutation(
-        "a replica's optimizer steps on its own",
+        "a replica's optimizer makes a step of its own",
         _TRAP,
         "pyparallel/parallel/data_parallel.py",
         "        with forbid_optimizer_steps(arguments, where):\n",
@@ -78,7 +78,7 @@ MUTATIONS = (
         (_STEPS + "TestUpdates::test_an_optimizer_is_not_stepped_and_nothing_changes",),
     ),
     Mutation(
-        "to ask for unused parameters runs the backward pass",
+        "a query of unused parameters runs the backward pass",
         _TRAP,
         "pyparallel/mmengine/anomalous_params.py",
         "        reached.extend(will_execute(node) for node in nodes)\n"
@@ -99,7 +99,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "steps go past torch's bracket",
+        "steps bypass torch's context",
         _TRAP,
         "pyparallel/parallel/distributed.py",
         "            self._prepare()\n            with self._inside_ddp_forward():\n",

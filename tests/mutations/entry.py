@@ -1,4 +1,4 @@
-"""What a mutation is: one protection, and the source without it."""
+"""The class of a mutation: a change that removes one protection."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ _READERS = "tests/project/test_csrc_rules.py"
 
 
 class Mutation(NamedTuple):
-    """A protection taken out, and who must notice.
+    """A change that removes one protection, and the tests that must fail then.
 
     Attributes:
-        name: what the source no longer does; unique.
-        trap: the name in `traps.TRAPS` of what it protects from.
+        name: the defect that the change causes; unique.
+        trap: a key of `traps.TRAPS`.
         file: relative to the root of the tree.
-        text: that stands in the file exactly once.
-        replacement: the same without the protection.
-        tests: of which at least one must fail: node ids of pytest, or functions of a
-            C++ test (``tests/csrc/test_x.cpp::test_y``), of which all in the file run.
-        sanitize: of C++ tests: ``-fsanitize=`` of their build.
-        backend: of Python tests: which implementation runs.
+        text: the code with the protection; it occurs in the file exactly once.
+        replacement: the code without the protection.
+        tests: node ids of pytest, or functions of a C++ test
+            (``tests/csrc/test_x.cpp::test_y``), whose whole file runs. At least one
+            must fail.
+        sanitize: for C++ tests, ``-fsanitize=`` of their build.
+        backend: for Python tests, the implementation that runs.
         limit: seconds after which a test counts as hung.
     """
 

@@ -1,4 +1,4 @@
-"""What the extension checks before the engine reads: each has to be compiled anew."""
+"""Checks of the extension before the engine reads; each mutation compiles it again."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _RINGS = "tests/backend/test_ring_errors.py::"
 _SEND = "tests/backend/test_send_errors.py::"
 _WALKS = "tests/backend/test_pytree_walk.py::"
 _PLACES = "tests/backend/test_pad_copy_places.py::"
-_OTHERS = "containers and tensors that change meanwhile"
-_GONE = "memory that is gone"
+_OTHERS = "containers and tensors that change during a copy"
+_GONE = "memory that was freed"
 _SHARED = "an output that is an input, or too small"
 
 MUTATIONS = (
     Mutation(
-        "a sample is padded from a storage that is cut",
+        "a sample is padded from a storage that was shrunk",
         _GONE,
         "csrc/ops/pad_copy.cpp",
         "  check_storage(sample, where);\n",
@@ -29,7 +29,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a leaf is packed from a storage that is cut",
+        "a leaf is packed from a storage that was shrunk",
         _GONE,
         "csrc/ops/pack.cpp",
         "    if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {\n",
@@ -37,7 +37,7 @@ MUTATIONS = (
         (_RACES + "test_a_packed_leaf_that_changed_is_refused_and_nothing_is_written",),
     ),
     Mutation(
-        "equal samples are stacked from a storage that is cut",
+        "equal samples are stacked from a storage that was shrunk",
         _GONE,
         "csrc/ops/stack_equal.cpp",
         "  return holds(sample, nbytes);\n",
@@ -61,7 +61,7 @@ MUTATIONS = (
         (_RACES + "test_a_packed_leaf_that_changed_is_refused_and_nothing_is_written",),
     ),
     Mutation(
-        "a walk borrows its leaves",
+        "a walk has no reference to its leaves",
         _OTHERS,
         "csrc/pytree/walk.cpp",
         "    leaves_.push_back(object);\n    Py_INCREF(object);\n",
@@ -77,7 +77,7 @@ MUTATIONS = (
         (_WALKS + "test_what_might_be_a_container_is_left_to_optree",),
     ),
     Mutation(
-        "a walk follows a list that holds itself",
+        "a walk follows a list that contains itself",
         _OTHERS,
         "csrc/pytree/walk.cpp",
         "constexpr int kMaxDepth = 200;",
@@ -85,7 +85,7 @@ MUTATIONS = (
         (_WALKS + "test_deep_nests_are_left_to_optree",),
     ),
     Mutation(
-        "a list that was cut meanwhile is read",
+        "a walk reads a list beyond its new end",
         _OTHERS,
         "csrc/pytree/columns.cpp",
         "  if (static_cast<size_t>(PyList_GET_SIZE(dicts)) != columns->num_dicts)",
@@ -132,7 +132,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a copy is sent beyond its target",
+        "a copy ends beyond its target",
         _SHARED,
         "csrc/ops/transfer.cpp",
         "    TORCH_CHECK_VALUE(source.nbytes == target.nbytes, to,",
@@ -140,7 +140,7 @@ MUTATIONS = (
         (_SEND + "test_bad_arguments_are_named_and_nothing_is_written",),
     ),
     Mutation(
-        "what is packed need not fit its slab",
+        "packed leaves may exceed their slab",
         _SHARED,
         "csrc/ops/pack.cpp",
         "  TORCH_CHECK_VALUE(snapshot.nbytes == plan.nbytes(), where,",
@@ -151,8 +151,8 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "slots of a plan from outside may overlap",
-        "slots that are misaligned, and what one view keeps",
+        "slots of a plan from Python may overlap",
+        "misaligned slots and views that keep slabs alive",
         "csrc/ops/slab_plan.cpp",
         "slot_ascends(leaf->offset, *end) && is_aligned(leaf->offset)",
         "is_aligned(leaf->offset)",
@@ -160,22 +160,22 @@ MUTATIONS = (
     ),
     Mutation(
         "views begin in the middle of an item",
-        "slots that are misaligned, and what one view keeps",
+        "misaligned slots and views that keep slabs alive",
         "csrc/ops/pack.cpp",
         "    TORCH_CHECK_VALUE(base.offset % itemsize == 0, kSlab,\n",
         "    TORCH_CHECK_VALUE(base.offset >= 0, kSlab,\n",
         (_SLABS + "test_views_refuses",),
     ),
     Mutation(
-        "bits that mean the negative are copied",
-        "tensors that are more than their bytes",
+        "the negative bit of a tensor is ignored",
+        "tensors with more state than their bytes",
         "csrc/ops/snapshot.cpp",
         "                    DispatchKey::Conjugate, DispatchKey::Negative,\n",
         "                    DispatchKey::Conjugate,\n",
         (_NATIVE + "test_every_tensor_must_be_plain",),
     ),
     Mutation(
-        "any memory is taken for the header of a ring",
+        "memory without the magic number is accepted as the header of a ring",
         "numbers from other processes",
         "csrc/ops/ring.cpp",
         "ring_nbytes(num_slots) && ring.is_formatted();",
@@ -183,7 +183,7 @@ MUTATIONS = (
         (_RINGS + "test_a_corrupted_header_is_refused",),
     ),
     Mutation(
-        "a slot that the ring does not have is passed on",
+        "a slab number beyond the ring is accepted",
         "numbers from other processes",
         "csrc/ops/ring.cpp",
         "slot >= 0 && slot < ring.num_slots(),",
@@ -191,7 +191,7 @@ MUTATIONS = (
         (_RINGS + "test_a_bad_number_is_refused_and_nothing_written",),
     ),
     Mutation(
-        "words of a ring are not aligned",
+        "the words of a ring may be unaligned",
         "numbers from other processes",
         "csrc/ops/ring.cpp",
         "  TORCH_CHECK_VALUE(past == 0, where,",
@@ -199,23 +199,23 @@ MUTATIONS = (
         (_RINGS + "test_another_header_is_refused",),
     ),
     Mutation(
-        "long copies keep the interpreter's lock",
-        "locks that are held while waiting",
+        "long copies keep the GIL",
+        "locks held while waiting",
         "csrc/bindings/run.h",
         "  unlocked([&] { job->run(); });\n",
         "  job->run();\n",
         (_NATIVE_OPS + "test_large_copies_release_the_gil",),
     ),
     Mutation(
-        "sending keeps the interpreter's lock",
-        "locks that are held while waiting",
+        "sending keeps the GIL",
+        "locks held while waiting",
         "csrc/bindings/transfer.cpp",
         "  return result_unlocked([&] { return job.run(); });\n",
         "  return job.run();\n",
         ("tests/transfer/test_engine.py::test_large_transfers_release_the_gil",),
     ),
     Mutation(
-        "torch's operators use their threads in a forked child",
+        "torch's operators use several threads in a forked child",
         "locks and threads across a fork",
         "csrc/cpu/backend.cpp",
         "    if (forked()) {\n",
@@ -223,7 +223,7 @@ MUTATIONS = (
         (_NATIVE_OPS + "test_a_forked_child_pads_after_its_parent_used_threads",),
     ),
     Mutation(
-        "recycled memory is handed out where junk is to be seen",
+        "reused memory is returned in torch's deterministic mode",
         "bytes of an earlier batch",
         "csrc/ops/host_memory.cpp",
         "!is_large(shape, dtype) || at::globalContext().deterministicAlgorithms()",

@@ -14,7 +14,7 @@ _THREADS = "tests/csrc/transfer/test_transfer_threads.cpp::"
 
 MUTATIONS = (
     Mutation(
-        "the engine's copies do not wait for who had the memory before",
+        "the engine's copies do not wait for the last user of their memory",
         "the producer writes too early",
         _ENGINE,
         "  if (!(job.home == job.copies)) {\n"
@@ -24,7 +24,7 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "the engine's event stands before the last copy",
+        "the engine records its event before the last copy",
         "the consumer reads too early",
         _ENGINE,
         """  std::exception_ptr error;
@@ -50,7 +50,7 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "copies of page-locked sources have no event",
+        "the engine records no event for copies of pinned sources",
         "the consumer reads too early",
         _ENGINE,
         "    if (sent.event == nullptr) sent.event = events_.record(job.copies);\n",
@@ -60,7 +60,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the engine copies while a graph is captured",
-        "a stream of another device, or under capture",
+        "a stream of another device or of a captured graph",
         _ENGINE,
         '  check_not_capturing(job.copies, "copy");\n',
         "",
@@ -69,7 +69,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the engine allocates while a graph is captured",
-        "a stream of another device, or under capture",
+        "a stream of another device or of a captured graph",
         _ENGINE,
         '  check_not_capturing(job.home, "home");\n',
         "",
@@ -77,8 +77,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "a block is used again before its event",
-        "page-locked memory used again too early",
+        "a block is reused before its event has completed",
+        "pinned memory reused too early",
         _STAGING,
         "    if (event == nullptr || !runtime_->is_done(event->handle())) return;\n",
         "    if (event == nullptr) return;\n",
@@ -86,8 +86,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "a block that nothing marks is used again",
-        "page-locked memory used again too early",
+        "a block without an event is reused",
+        "pinned memory reused too early",
         _ENGINE,
         "    staging_.abandon(block);\n",
         "    staging_.give(block);\n",
@@ -95,8 +95,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "a block that could not be packed is lost",
-        "page-locked memory without bounds",
+        "a block is lost if packing fails",
+        "pinned memory without a limit",
         _ENGINE,
         "      staging_.give(block);\n      throw;\n",
         "      throw;\n",
@@ -105,7 +105,7 @@ MUTATIONS = (
     ),
     Mutation(
         "blocks have no limit",
-        "page-locked memory without bounds",
+        "pinned memory without a limit",
         _STAGING,
         "  if (nbytes_ + nbytes <= limit_) return true;\n",
         "  if (nbytes_ + nbytes <= limit_ || limit_ > 0) return true;\n",
@@ -114,7 +114,7 @@ MUTATIONS = (
     ),
     Mutation(
         "idle blocks have no limit",
-        "page-locked memory without bounds",
+        "pinned memory without a limit",
         _STAGING,
         "    if (idle_nbytes_ + block.nbytes() <= max_idle_ && nbytes_ <= limit_) {\n",
         "    if (nbytes_ <= limit_) {\n",
@@ -122,8 +122,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "who waits for a block is not woken",
-        "locks that are held while waiting",
+        "a thread that waits for a block is not woken",
+        "locks held while waiting",
         _STAGING,
         "  --queue->num_written;\n  changed_.notify_all();\n",
         "  --queue->num_written;\n",
@@ -132,8 +132,8 @@ MUTATIONS = (
         limit=25.0,
     ),
     Mutation(
-        "the host waits for a copy under the lock of all streams",
-        "locks that are held while waiting",
+        "the host waits for a copy while it holds the lock of all streams",
+        "locks held while waiting",
         _STAGING,
         "    lock.unlock();\n    runtime_->wait_on_host(event->handle());\n",
         "    runtime_->wait_on_host(event->handle());\n",
@@ -142,8 +142,8 @@ MUTATIONS = (
         limit=25.0,
     ),
     Mutation(
-        "blocks that were read do not show it",
-        "page-locked memory used again too early",
+        "blocks are not poisoned after their copy",
+        "pinned memory reused too early",
         _STAGING,
         "  if (poison_) memset(",
         "  if (false) memset(",
@@ -151,8 +151,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "a slot is claimed by a load and a store",
-        "slabs whose holder is gone, or somebody else",
+        "a slab is claimed by a load and a store",
+        "slabs whose holder has died or changed",
         "csrc/core/ring.h",
         """    return __atomic_compare_exchange_n(&lines_[1 + slot].word, &from, to,
                                        /*weak=*/false, __ATOMIC_ACQ_REL,
@@ -168,8 +168,8 @@ MUTATIONS = (
         sanitize="thread",
     ),
     Mutation(
-        "a claim acquires nothing",
-        "slabs whose holder is gone, or somebody else",
+        "a claim has no acquire ordering",
+        "slabs whose holder has died or changed",
         "csrc/core/ring.h",
         "/*weak=*/false, __ATOMIC_ACQ_REL,",
         "/*weak=*/false, __ATOMIC_RELAXED,",
@@ -179,7 +179,7 @@ MUTATIONS = (
         sanitize="thread",
     ),
     Mutation(
-        "the header of a ring may have any number of slots",
+        "the header of a ring may have any number of slabs",
         "numbers from other processes",
         "csrc/core/ring.h",
         "lines_[0].word == kRingMagic && lines_[0].others[0] == num_slots_ &&",
@@ -191,7 +191,7 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "products wrap",
+        "products of sizes overflow",
         "padding values and sizes that do not fit",
         "csrc/core/checked.h",
         "  return !__builtin_mul_overflow(a, b, result);\n",
@@ -200,7 +200,7 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "sums wrap",
+        "sums of sizes overflow",
         "padding values and sizes that do not fit",
         "csrc/core/checked.h",
         "  return !__builtin_add_overflow(a, b, result);\n",
@@ -209,7 +209,7 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "numbers are cut",
+        "conversions of numbers may overflow",
         "padding values and sizes that do not fit",
         "csrc/core/checked.h",
         "  return !__builtin_add_overflow(value, From{0}, result);\n",
@@ -219,7 +219,7 @@ MUTATIONS = (
     ),
     Mutation(
         "slots start at multiples of 8 bytes",
-        "slots that are misaligned, and what one view keeps",
+        "misaligned slots and views that keep slabs alive",
         "csrc/core/pack.h",
         "constexpr int64_t kSlotAlignment = 64;",
         "constexpr int64_t kSlotAlignment = 8;",
@@ -229,8 +229,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "a leaf without bytes is copied all the same",
-        "tensors of no size",
+        "the engine copies a leaf without bytes",
+        "tensors without elements",
         "csrc/core/pack.h",
         "      if (count <= 0) continue;\n",
         "",
@@ -238,8 +238,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "stores past the caches are not fenced",
-        "stores past the caches",
+        "non-temporal stores are not fenced",
+        "non-temporal stores",
         "csrc/cpu/nontemporal.h",
         "    Lines::fence();\n",
         "",
@@ -247,8 +247,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "lines are written past the caches in part",
-        "stores past the caches",
+        "non-temporal stores write parts of cache lines",
+        "non-temporal stores",
         "csrc/cpu/nontemporal.h",
         "    if (first_ == 0) {\n      Lines::copy(to_, line_, 1);\n",
         "    if (true) {\n      Lines::copy(to_, line_, 1);\n",
@@ -259,8 +259,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "the event of a fence goes into a graph",
-        "a stream of another device, or under capture",
+        "the event of a fence is recorded while a graph is captured",
+        "a stream of another device or of a captured graph",
         "csrc/transfer/fence.cpp",
         "  if (runtime_->is_capturing(part->stream)) return;\n",
         "",
@@ -271,8 +271,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "a wait is queued under capture",
-        "a stream of another device, or under capture",
+        "a wait is queued while a graph is captured",
+        "a stream of another device or of a captured graph",
         _ENGINE,
         '  check_not_capturing(stream, "waiting");\n',
         "",
@@ -283,8 +283,8 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "a wait is queued with another device current",
-        "a stream of another device, or under capture",
+        "a wait is queued while another device is current",
+        "a stream of another device or of a captured graph",
         "csrc/cuda/runtime.cpp",
         "  void wait(const Stream& stream, const Event& event) override {\n"
         "    const CallGuard guard(stream.device);\n",
@@ -292,7 +292,7 @@ MUTATIONS = (
         ("tests/project/test_csrc_rules.py::test_each_call_of_cuda_is_guarded",),
     ),
     Mutation(
-        "page-locked blocks are write-combined",
+        "pinned blocks are write-combined",
         "write-combined memory",
         "csrc/cuda/runtime.cpp",
         "    const CallGuard guard(device);\n    auto owner =\n",
@@ -303,15 +303,15 @@ MUTATIONS = (
     ),
     Mutation(
         "a kernel's launch does not fetch its error",
-        "tensors of no size",
+        "tensors without elements",
         "csrc/cuda/launch.cuh",
         "cudaGetLastError()",
         "cudaSuccess",
         ("tests/project/test_csrc_rules.py::test_one_place_launches",),
     ),
     Mutation(
-        "instructions are used without asking the CPU",
-        "stores past the caches",
+        "instructions are used without a check of the CPU",
+        "non-temporal stores",
         "csrc/cpu/nontemporal.h",
         "  if (Avx512Lines::supported() && visit(Avx512Lines{})) return true;\n",
         "  if (visit(Avx512Lines{})) return true;\n",
@@ -321,7 +321,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the cache of blocks has no limit",
-        "page-locked memory without bounds",
+        "pinned memory without a limit",
         "csrc/memory/block_cache.cpp",
         "  take_above(cache, cache.reaping ? cache.info.limit : 0, &above);\n",
         "",
@@ -329,7 +329,7 @@ MUTATIONS = (
         sanitize=_ASAN,
     ),
     Mutation(
-        "a forked child has its parent's blocks",
+        "a forked child uses its parent's blocks",
         "locks and threads across a fork",
         "csrc/memory/block_cache.cpp",
         "    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);\n",
@@ -341,8 +341,8 @@ MUTATIONS = (
         limit=25.0,
     ),
     Mutation(
-        "idle blocks are never given back",
-        "page-locked memory without bounds",
+        "idle blocks are never freed",
+        "pinned memory without a limit",
         "csrc/memory/block_cache.cpp",
         "    std::thread(reap, cache).detach();\n",
         "    static_cast<void>(reap);\n",
@@ -351,7 +351,7 @@ MUTATIONS = (
         limit=25.0,
     ),
     Mutation(
-        "a forked child uses its parent's threads",
+        "the C++ core uses its parent's threads in a forked child",
         "locks and threads across a fork",
         "csrc/cpu/parallel_for.cpp",
         "bool forked() { return getpid() != kLoadedPid; }",

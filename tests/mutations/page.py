@@ -1,4 +1,4 @@
-"""docs/traps*.md, made of traps, mutations and what became of them."""
+"""Write docs/traps*.md from the traps, the mutations and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ OUTCOMES = ROOT / "tests" / "mutations" / "outcomes.json"
 #: Pages by the end of their name: the title, and the trap that each begins with.
 CHAPTERS = {
     "streams": ("Traps: streams", "the consumer reads too early"),
-    "memory": ("Traps: memory", "page-locked memory used again too early"),
+    "memory": ("Traps: memory", "pinned memory reused too early"),
     "workers": ("Traps: workers", "devices in workers"),
-    "threads": ("Traps: threads and errors", "an error out of its place"),
-    "values": ("Traps: values", "leaves that are there already"),
+    "threads": ("Traps: threads and errors", "errors in the wrong place"),
+    "values": ("Traps: values", "leaves that are already in place"),
 }
 
 _HEAD = """\
 # Traps
 
 Common defects of code between a dataset and a device, the protection of this library
-against each, and the test that fails without the protection. These pages are written by
-`python scripts/mutations.py --table` from `tests/mutations/`.
+against each, and the test that fails without the protection. A row of a table is one
+mutation: a change of one file that removes a protection and so causes the defect.
+`python scripts/mutations.py --table` writes these pages from `tests/mutations/`.
 
 `make mutations` copies the tree, removes one protection at a time, and runs the tests
 that must fail. A test that hangs and a process that dies count as failures. The exit
@@ -130,14 +131,14 @@ def _first(found: list[Mutation], outcomes: Mapping[str, Any]) -> str:
 def _part(
     name: str, found: list[Mutation], outcomes: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield what is said of one trap."""
+    """Yield the paragraphs and the table of one trap."""
     trap = TRAPS[name]
     yield f"## {name[0].upper()}{name[1:]}\n"
     yield _folded(trap.text)
     yield _folded(f"*Protection.* {trap.protection}")
     rows = [_row(each, outcomes) for each in found if each.trap == name]
     if rows:
-        head = "| taken out | in | noticed by | how |\n|---|---|---|---|\n"
+        head = "| defect | file | test | outcome |\n|---|---|---|---|\n"
         yield head + "".join(rows)
     if trap.rest:
         yield _folded(f"*Not by a mutation.* {trap.rest}")

@@ -1,4 +1,4 @@
-"""Who waits for whom: streams, events, and memory that belongs to them."""
+"""Waits between streams, their events, and their memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JOBS = "tests/parallel/test_parallel_apply_streams.py::"
 
 MUTATIONS = (
     Mutation(
-        "landing waits for no copy",
+        "`wait` does not wait for the copies",
         "the consumer reads too early",
         "pyparallel/transfer/to_device.py",
         "        self._event.wait(stream)\n        self._finalizer.detach()",
@@ -20,7 +20,7 @@ MUTATIONS = (
         (_SLAB + "test_every_value_arrives_while_memory_is_reused",),
     ),
     Mutation(
-        "the stream of the sender waits, not that of the landing",
+        "the sender's stream waits for the copy instead of the consumer's",
         "the consumer reads too early",
         "pyparallel/transfer/to_device.py",
         "        stream = api.current_stream(self._device)\n        if self._watch",
@@ -28,7 +28,7 @@ MUTATIONS = (
         (_SLAB + "test_a_consumer_on_another_stream_may_drop_the_batch_at_once",),
     ),
     Mutation(
-        "the event is on another stream than the copies",
+        "the event is recorded on another stream than the copies",
         "the consumer reads too early",
         "pyparallel/transfer/engine.py",
         "        event = DeviceEvent(api, api.record(stream))\n",
@@ -44,7 +44,7 @@ MUTATIONS = (
         (_PREFETCH + "test_a_transform_runs_behind_the_copy_and_before_the_consumer",),
     ),
     Mutation(
-        "a job does not wait for what its caller has queued",
+        "a job does not wait for the queued work of its caller",
         "the consumer reads too early",
         "pyparallel/parallel/_device_threads.py",
         "                self._api.wait(place.stream, "
@@ -53,7 +53,7 @@ MUTATIONS = (
         (_JOBS + "test_results_are_right_however_slow_the_streams_are",),
     ),
     Mutation(
-        "the caller does not wait for jobs",
+        "the caller's stream does not wait for jobs",
         "the consumer reads too early",
         "pyparallel/parallel/_device_threads.py",
         "            self._api.wait(self.caller_streams[self._devices[i]].stream, "
@@ -62,7 +62,7 @@ MUTATIONS = (
         (_JOBS + "test_results_are_right_however_slow_the_streams_are",),
     ),
     Mutation(
-        "jobs that fail are not waited for",
+        "the caller's stream does not wait for failed jobs",
         "the consumer reads too early",
         "pyparallel/parallel/_device_threads.py",
         """                    return job()
@@ -78,7 +78,7 @@ MUTATIONS = (
         (_JOBS + "test_the_caller_waits_for_jobs_that_fail_too",),
     ),
     Mutation(
-        "mmcv's function waits by floor, copies by ceiling",
+        "mmcv's scatter waits for fewer parts than it copies",
         "the consumer reads too early",
         "pyparallel/mmcv/_functions.py",
         "        for item, part in _assign_parts(output, len(devices)):\n",
@@ -92,7 +92,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "parts land one after the other",
+        "the parts of a batch are copied one after the other",
         "the consumer reads too early",
         "pyparallel/scatter_gather/scatter.py",
         "    return [pytree.unflatten(structure, wait()) for wait in waits]",
@@ -106,7 +106,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a copy does not wait for who had its memory before",
+        "a copy does not wait for the last user of its memory",
         "the producer writes too early",
         "pyparallel/transfer/engine.py",
         "    api.wait(stream, allocated)\n",
@@ -114,7 +114,7 @@ MUTATIONS = (
         (_SLAB + "test_the_copy_waits_for_uses_queued_up_to_the_allocation",),
     ),
     Mutation(
-        "a flight that never lands lets nobody wait",
+        "memory of a copy without `wait` is reused at once",
         "the producer writes too early",
         "pyparallel/transfer/to_device.py",
         "        event.wait(home)\n",
@@ -122,7 +122,7 @@ MUTATIONS = (
         (_SLAB + "test_memory_of_a_flight_that_never_lands_is_safe_to_reuse",),
     ),
     Mutation(
-        "memory of copies before an error goes back at once",
+        "an error frees the memory of earlier copies at once",
         "the producer writes too early",
         "pyparallel/transfer/engine.py",
         "        api.wait(home, api.record(stream))  # it frees their memory\n",
@@ -130,7 +130,7 @@ MUTATIONS = (
         (_SPANS + "test_a_copy_that_was_queued_before_an_error_keeps_its_source",),
     ),
     Mutation(
-        "the same, by the engine",
+        "an error in the engine frees the memory of earlier copies at once",
         "the producer writes too early",
         "pyparallel/transfer/engine.py",
         "        sent.wait(streams[1])",
@@ -140,7 +140,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "memory is allocated in the thread, on its stream",
+        "the thread allocates memory on its own stream",
         "memory of another stream",
         "pyparallel/prefetch/_to_device.py",
         "MixedCopy(skeleton.take_tensors(), device, self._api, consumer_stream)",
@@ -148,7 +148,7 @@ MUTATIONS = (
         (_PREFETCH + "test_memory_is_taken_from_the_stream_of_the_latest_next",),
     ),
     Mutation(
-        "who lands elsewhere is not known to the allocator",
+        "a consumer on another stream is not recorded",
         "memory of another stream",
         "pyparallel/transfer/to_device.py",
         "                api.keep(block, stream)\n",
@@ -156,7 +156,7 @@ MUTATIONS = (
         (_SLAB + "test_a_consumer_on_another_stream_may_drop_the_batch_at_once",),
     ),
     Mutation(
-        "the consumer of a transform is not known to the allocator",
+        "the consumer of a transform is not recorded",
         "memory of another stream",
         "pyparallel/prefetch/_to_device.py",
         "                    api.keep(tensor, stream)\n",
@@ -168,7 +168,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a backward pass on the stream of a job is not known to the allocator",
+        "a backward pass on the stream of a job is not recorded",
         "memory of another stream",
         "pyparallel/parallel/_device_threads.py",
         "                    _record_stream(self._api, self._uses(i), device, "
@@ -180,7 +180,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "who reads results of jobs is not known to the allocator",
+        "the reader of a job's results is not recorded",
         "memory of another stream",
         "pyparallel/parallel/_device_threads.py",
         "                    _record_stream(\n"
@@ -191,7 +191,7 @@ MUTATIONS = (
         (_JOBS + "test_memory_of_results_is_kept_for_the_stream_that_reads_them",),
     ),
     Mutation(
-        "every landing is recorded by the allocator",
+        "every `wait` records its stream",
         "recorded memory grows",
         "pyparallel/transfer/to_device.py",
         "        if stream != self._home:\n",
@@ -208,7 +208,7 @@ MUTATIONS = (
     ),
     Mutation(
         "all devices share one copy stream",
-        "a stream of another device, or under capture",
+        "a stream of another device or of a captured graph",
         "pyparallel/transfer/device.py",
         "                self._streams[device] = self.new_stream(device)\n"
         "            return self._streams[device]",
@@ -218,15 +218,15 @@ MUTATIONS = (
     ),
     Mutation(
         "a copy is queued while a graph is captured",
-        "a stream of another device, or under capture",
+        "a stream of another device or of a captured graph",
         "pyparallel/transfer/engine.py",
         "        _check_not_capturing(name, each, api)\n",
         "        pass\n",
         (_SLAB + "test_a_stream_under_capture_is_refused_before_anything_is_queued",),
     ),
     Mutation(
-        "torch is asked about the current stream instead",
-        "a stream of another device, or under capture",
+        "capture is checked on the current stream, not on the copy stream",
+        "a stream of another device or of a captured graph",
         "pyparallel/transfer/device.py",
         "        with self.using(stream):\n            return _is_capturing_here",
         "        if True:\n            return _is_capturing_here",
@@ -236,8 +236,8 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "the way back goes into a graph",
-        "a stream of another device, or under capture",
+        "a copy to the host is queued while a graph is captured",
+        "a stream of another device or of a captured graph",
         "pyparallel/transfer/from_device.py",
         "        if api.is_capturing(home):\n",
         "        if False:\n",
@@ -245,7 +245,7 @@ MUTATIONS = (
     ),
     Mutation(
         "jobs run while a graph is captured",
-        "a stream of another device, or under capture",
+        "a stream of another device or of a captured graph",
         "pyparallel/parallel/_device_threads.py",
         "            if self._api.is_capturing(stream):\n",
         "            if False:\n",
@@ -291,7 +291,7 @@ MUTATIONS = (
         (_SLAB + "test_large_leaves_of_ordinary_memory_are_packed",),
     ),
     Mutation(
-        "a pageable span is sent as it lies",
+        "a pageable span is read in place",
         "copies that only look asynchronous",
         "pyparallel/transfer/layout.py",
         "        if span is not None and is_pinned(span.source):\n",
@@ -307,7 +307,7 @@ MUTATIONS = (
         (_BACK + "test_results_are_those_of_the_call_while_memory_is_reused",),
     ),
     Mutation(
-        "the way back does not wait for what it copies",
+        "a copy to the host does not wait for its sources",
         "results read before they arrive",
         "pyparallel/transfer/from_device.py",
         "            api.wait(stream, api.record(home))\n",
@@ -315,7 +315,7 @@ MUTATIONS = (
         (_BACK + "test_results_are_those_of_the_call_while_memory_is_reused",),
     ),
     Mutation(
-        "the slab of the way back is given up at once",
+        "the slab of a copy to the host is freed at once",
         "results read before they arrive",
         "pyparallel/transfer/from_device.py",
         "engine.queue(copies, held, (stream, home), api)",

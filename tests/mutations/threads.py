@@ -1,4 +1,4 @@
-"""Threads: errors in their place, ends, modes, and who waits for whom on the host."""
+"""Threads: errors, ends, modes, and waits on the host."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _THREADS = "tests/parallel/test_parallel_apply_threads.py::"
 
 MUTATIONS = (
     Mutation(
-        "an error passes for the end",
-        "an error out of its place",
+        "an error looks like the end of the data",
+        "errors in the wrong place",
         "pyparallel/prefetch/_thread.py",
         "        prefetch_thread.put(QueueItem(error=explained))\n",
         "        prefetch_thread.put(QueueItem())\n",
@@ -26,7 +26,7 @@ MUTATIONS = (
     ),
     Mutation(
         "only an Exception reaches the consumer",
-        "an error out of its place",
+        "errors in the wrong place",
         "pyparallel/prefetch/_thread.py",
         "    except BaseException as error:\n        explained",
         "    except Exception as error:\n        explained",
@@ -37,8 +37,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "StopIteration of a transform is the end",
-        "an error out of its place",
+        "StopIteration in a transform ends the data",
+        "errors in the wrong place",
         "pyparallel/prefetch/_thread.py",
         "    if isinstance(error, StopIteration):\n",
         "    if False:\n",
@@ -46,8 +46,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "StopIteration of a dataset is the end",
-        "an error out of its place",
+        "StopIteration in a dataset ends the data",
+        "errors in the wrong place",
         "pyparallel/prefetch/_thread.py",
         "            if error := early_end_error(end, loader, num_batches):\n"
         "                raise error from end\n",
@@ -59,8 +59,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "batches follow one that could not land",
-        "an error out of its place",
+        "batches follow one whose `wait` failed",
+        "errors in the wrong place",
         "pyparallel/prefetch/iterator.py",
         "        except BaseException:  # the batch is lost, so no later one may "
         "follow\n            self.close()\n            raise\n",
@@ -69,8 +69,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "who asks behind the end waits",
-        "an error out of its place",
+        "`next` after the end waits",
+        "errors in the wrong place",
         "pyparallel/prefetch/_thread.py",
         "                if self.finished:\n                    return None\n",
         "",
@@ -78,8 +78,8 @@ MUTATIONS = (
         limit=25.0,
     ),
     Mutation(
-        "batches of a closed pass are handed out",
-        "an error out of its place",
+        "a closed iterator returns batches",
+        "errors in the wrong place",
         "pyparallel/prefetch/_thread.py",
         "        prefetch_thread.items.clear()\n",
         "",
@@ -90,8 +90,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "two passes share a loader that is its own iterator",
-        "an error out of its place",
+        "two iterators share a loader that is its own iterator",
+        "errors in the wrong place",
         "pyparallel/prefetch/pre_data_loader.py",
         "        if isinstance(self.loader, Iterator) or "
         "shares_iterator(self.loader):\n            self._close_iterators()\n",
@@ -100,8 +100,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "a held error holds the loader's workers",
-        "an error out of its place",
+        "an error keeps the loader's workers alive",
+        "errors in the wrong place",
         "pyparallel/prefetch/_thread.py",
         "        worker_monitor.clear_error_frames(explained, "
         "prefetch_thread.source)\n",
@@ -110,8 +110,8 @@ MUTATIONS = (
         limit=90.0,
     ),
     Mutation(
-        "an iterator that is dropped leaves its thread",
-        "waits that nobody ends",
+        "an iterator that is freed leaves its thread",
+        "waits without an end",
         "pyparallel/prefetch/iterator.py",
         "        self._stop = weakref.finalize(self, _stop_thread, prefetch_thread)\n",
         "        self._stop = weakref.finalize(owner, _stop_thread, prefetch_thread)\n",
@@ -119,8 +119,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "a pass that ends leaves the loader's iterator open",
-        "waits that nobody ends",
+        "an iterator that ends leaves the loader's iterator open",
+        "waits without an end",
         "pyparallel/prefetch/_thread.py",
         "            worker_monitor.release(\n"
         "                prefetch_thread.source, prefetch_thread.options.loader\n"
@@ -130,8 +130,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "who waits for room is not woken by a stop",
-        "waits that nobody ends",
+        "a stop does not wake a thread that waits for space in the queue",
+        "waits without an end",
         "pyparallel/prefetch/_thread.py",
         "        prefetch_thread.items.clear()\n"
         "        prefetch_thread.changed.notify_all()\n",
@@ -152,7 +152,7 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "the threads of a forked child are its parent's",
+        "a forked child uses its parent's thread pool",
         "locks and threads across a fork",
         "pyparallel/parallel/_thread_pool.py",
         "os.register_at_fork(after_in_child=_reset_all)\n",
@@ -161,7 +161,7 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "no thread is stopped at the end of the interpreter",
+        "threads are not stopped at the end of the interpreter",
         "the end of the interpreter",
         "pyparallel/prefetch/_thread.py",
         "@atexit.register\ndef _stop_all",
@@ -170,7 +170,7 @@ MUTATIONS = (
         limit=90.0,
     ),
     Mutation(
-        "the thread is no daemon",
+        "the thread is not a daemon",
         "the end of the interpreter",
         "pyparallel/prefetch/_thread.py",
         'name="pyparallel-prefetch", daemon=True',
@@ -179,7 +179,7 @@ MUTATIONS = (
         limit=90.0,
     ),
     Mutation(
-        "a pass starts while the interpreter exits",
+        "an iterator starts while the interpreter exits",
         "the end of the interpreter",
         "pyparallel/prefetch/_thread.py",
         "        if _exiting.is_set():\n",
@@ -188,7 +188,7 @@ MUTATIONS = (
         limit=90.0,
     ),
     Mutation(
-        "threads are stopped before others have their batches",
+        "threads are stopped before other threads have their batches",
         "the end of the interpreter",
         "pyparallel/prefetch/_thread.py",
         "@atexit.register\ndef _stop_all",
@@ -197,7 +197,7 @@ MUTATIONS = (
         limit=90.0,
     ),
     Mutation(
-        "jobs are not waited for at the end of the interpreter",
+        "the end of the interpreter does not wait for jobs",
         "the end of the interpreter",
         "pyparallel/parallel/_thread_pool.py",
         "@atexit.register\ndef _close_all",
@@ -209,7 +209,7 @@ MUTATIONS = (
         limit=90.0,
     ),
     Mutation(
-        "a destructor takes the interpreter's lock back",
+        "a destructor reacquires the GIL",
         "the end of the interpreter",
         "csrc/bindings/run.h",
         """  std::exception_ptr error;
@@ -228,72 +228,72 @@ MUTATIONS = (
         ("tests/robustness/test_thread_exit.py",),
     ),
     Mutation(
-        "the dtype of autocast stays behind",
-        "modes of a thread",
+        "the dtype of autocast does not reach the thread",
+        "modes of threads",
         "pyparallel/core/thread_state.py",
         "        torch.set_autocast_dtype(name, dtype)\n",
         "",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
     ),
     Mutation(
-        "autocast stays behind",
-        "modes of a thread",
+        "autocast does not reach the thread",
+        "modes of threads",
         "pyparallel/core/thread_state.py",
         "        torch.set_autocast_enabled(name, is_on)\n",
         "",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
     ),
     Mutation(
-        "the cache of autocast stays behind",
-        "modes of a thread",
+        "the cache setting of autocast does not reach the thread",
+        "modes of threads",
         "pyparallel/core/thread_state.py",
         "    torch.set_autocast_cache_enabled(state.cache)\n",
         "",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
     ),
     Mutation(
-        "inference mode stays behind",
-        "modes of a thread",
+        "inference mode does not reach the thread",
+        "modes of threads",
         "pyparallel/core/thread_state.py",
         "        if state.inference != before.inference:\n",
         "        if False:\n",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
     ),
     Mutation(
-        "no_grad stays behind",
-        "modes of a thread",
+        "no_grad does not reach the thread",
+        "modes of threads",
         "pyparallel/core/thread_state.py",
         "    torch.set_grad_enabled(state.grad)\n",
         "",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
     ),
     Mutation(
-        "the default device stays behind",
-        "modes of a thread",
+        "the default device does not reach the thread",
+        "modes of threads",
         "pyparallel/core/thread_state.py",
         "    if now.default_device != state.default_device:\n",
         "    if False:\n",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
     ),
     Mutation(
-        "what a call changes is seen by the next",
-        "modes of a thread",
+        "a mode that a call changes affects the next call",
+        "modes of threads",
         "pyparallel/core/thread_state.py",
         "        if capture() != state:\n",
         "        if False:\n",
         (_MODES + "test_what_a_call_changes_is_seen_by_no_other",),
     ),
     Mutation(
-        "context variables stay behind",
-        "modes of a thread",
+        "context variables do not reach the thread",
+        "modes of threads",
         "pyparallel/parallel/_device_threads.py",
         "        context = contextvars.copy_context()\n",
         "        context = contextvars.Context()\n",
         (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
     ),
     Mutation(
-        "two streams share the casts of one device",
-        "modes of a thread",
+        "two streams of a device share the cache of autocast",
+        "modes of threads",
         "pyparallel/parallel/_device_threads.py",
         "            state = state._replace(cache=False)\n",
         "            pass\n",
@@ -303,8 +303,8 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "the loading thread has modes of its own",
-        "modes of a thread",
+        "the loading thread does not get the caller's modes",
+        "modes of threads",
         "pyparallel/prefetch/_thread.py",
         "        with thread_state.applied(prefetch_thread.state):\n",
         "        if True:\n",
@@ -323,7 +323,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "the caller keeps the few threads of a job",
+        "the caller keeps the number of threads of a job",
         "threads inside of operators",
         "pyparallel/parallel/_device_threads.py",
         "            torch.set_num_threads(self._num_threads)\n",
@@ -336,16 +336,16 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "the error of whoever is first in time is raised",
-        "an error out of its place",
+        "the first error in time is raised, not the first by item",
+        "errors in the wrong place",
         "pyparallel/parallel/_device_threads.py",
         "            if number < self.first:\n",
         "            if self.error is None:\n",
         (_ERRORS + "test_the_first_error_by_item_is_raised_whichever_comes_first",),
     ),
     Mutation(
-        "a failed call is held by its own traceback",
-        "an error out of its place",
+        "a failed call is kept alive by its own traceback",
+        "errors in the wrong place",
         "pyparallel/parallel/_device_threads.py",
         "        failure.error = None  # its traceback refers to this frame\n",
         "        pass\n",
@@ -353,7 +353,7 @@ MUTATIONS = (
     ),
     Mutation(
         "calls begin after an interrupt",
-        "an error out of its place",
+        "errors in the wrong place",
         "pyparallel/parallel/_thread_pool.py",
         "            cancel()\n            for worker",
         "            for worker",

@@ -53,7 +53,7 @@ TRAPS: dict[str, Trap] = {
         "Each stream has its own memory pool, and torch has only 32 streams.",
         "The whole process uses one copy stream for each device and direction.",
     ),
-    "a stream of another device, or under capture": Trap(
+    "a stream of another device or of a captured graph": Trap(
         "A stream belongs to one device. While a graph is captured from a stream, no "
         "other work may use the stream.",
         "Streams are stored by device. Before any work is queued, a stream is checked "
@@ -81,45 +81,45 @@ TRAPS: dict[str, Trap] = {
         "Reading the handle of `to_host` waits for its event (Note [copies to the "
         "host]).",
     ),
-    "page-locked memory used again too early": Trap(
+    "pinned memory reused too early": Trap(
         "A block is written again while a copy still reads it. torch tracks only its "
         "own blocks. An event that is recorded when memory is freed comes too late.",
         "Each block, and each source that is read in place, is kept until its own "
         "event has completed. The event is recorded directly after the copy (Notes "
         "[staging lifetime], [in-place sources], [copies of dropped batches]).",
     ),
-    "sources that change or die": Trap(
+    "sources that change or are freed": Trap(
         "The user changes or frees a tensor directly after sending it.",
         "When `send` returns, packed sources may be changed. Sources that are read in "
         "place are kept alive, and the documentation says that they must not change.",
     ),
-    "page-locked memory without bounds": Trap(
+    "pinned memory without a limit": Trap(
         "Allocators round up, never split blocks, and never return memory to the "
         "system. Pinning is slow and limited.",
         "Rings, blocks, results, caches and queues have a limit in bytes or batches. "
         "At the limit, the caller waits or uses other memory, and a counter records "
         "it (Notes [staging limit], [idle blocks], [alive results]).",
     ),
-    "tensors of no size": Trap(
+    "tensors without elements": Trap(
         "A null address must not be offset, copied or pinned. A CUDA error that is "
         "not fetched appears at a later call.",
         "For zero bytes, no work is queued and no address is used. The only place "
         "that launches kernels also fetches the last error.",
     ),
-    "slots that are misaligned, and what one view keeps": Trap(
+    "misaligned slots and views that keep slabs alive": Trap(
         "Vector loads and complex128 need alignment to 16 bytes, and views need a "
         "multiple of their item size. Each view keeps its whole slab alive.",
         "Slots start at multiples of 64 bytes and never overlap, also in plans from "
         "outside. If most of a span is other data, the leaves are packed instead.",
     ),
-    "stores past the caches": Trap(
+    "non-temporal stores": Trap(
         "Non-temporal stores need a fence before another thread or device reads. Some "
         "CPUs lack the instructions.",
         "Every worker ends with a fence. The instruction set is chosen at run time, "
         "with a portable version for other CPUs.",
         "On x86 a missing fence does not change the bytes, so the test counts fences.",
     ),
-    "tensors that are more than their bytes": Trap(
+    "tensors with more state than their bytes": Trap(
         "Tensors can have gradients, tangents or a subclass, or be quantized, "
         "conjugated, expanded or sparse. Arrays can have negative strides or be "
         "read-only.",
@@ -145,23 +145,23 @@ TRAPS: dict[str, Trap] = {
         "child. Parallel loops of a child run on one thread. A child does not touch "
         "the pending copies of its parent.",
     ),
-    "page-locked private memory across a fork": Trap(
+    "pinned private memory across a fork": Trap(
         "Private pages that are pinned are copied at a fork, or lost.",
         "Pinned memory that a child inherits is a shared mapping of a memfd.",
     ),
-    "pages unlocked too early, or twice": Trap(
+    "pages unpinned too early or twice": Trap(
         "Pages are pinned for one process. They must not be unpinned or unmapped "
         "while a copy reads them.",
         "Only the parent pins pages, when a batch first arrives. It unpins before it "
         "pins more, and finally after the last event.",
     ),
-    "shared memory that is short, or stays": Trap(
+    "shared memory that is short or remains": Trap(
         "/dev/shm is small in containers, and a write beyond its limit ends in "
         "SIGBUS. Names in it remain after a process is killed.",
         "Memory has no name and is reserved before it is written. Programs that a "
         "worker starts do not inherit it.",
     ),
-    "slabs whose holder is gone, or somebody else": Trap(
+    "slabs whose holder has died or changed": Trap(
         "A worker dies while it holds a slab, a consumer keeps all slabs, or a tensor "
         "is still alive when its slab is used again.",
         "The header records the holder of each slab (Notes [slot holders], [ring "
@@ -173,19 +173,19 @@ TRAPS: dict[str, Trap] = {
         "A batch in the ring uses no descriptor, and a batch outside the ring uses "
         "one. Both processes close it.",
     ),
-    "errors and tensors that do not pickle": Trap(
+    "errors and tensors that cannot be pickled": Trap(
         "A pickling error is raised in a thread of the queue, and the parent waits "
         "for ever.",
         "Batches and errors are pickled in the worker's main thread. If an error "
         "cannot be pickled, another error that describes it is sent.",
     ),
-    "an error out of its place": Trap(
+    "errors in the wrong place": Trap(
         "An error in a thread or a worker is lost, comes late, or looks like the end "
         "of the data, or a stale batch follows it.",
         "Every error is raised in place of its batch or item, and ends the iterator. "
         "The library keeps it no longer than its receiver does.",
     ),
-    "waits that nobody ends": Trap(
+    "waits without an end": Trap(
         "A blocking put or get continues after its partner has ended. A lock is lost "
         "with its process.",
         "One condition also covers the request to stop. Waits for other processes use "
@@ -199,13 +199,13 @@ TRAPS: dict[str, Trap] = {
         "`atexit` stops and joins daemon threads. Memory that a copy still reads is "
         "never freed (Note [threads at the end]).",
     ),
-    "locks that are held while waiting": Trap(
+    "locks held while waiting": Trap(
         "Waiting with the GIL or a mutex held stops all other threads.",
         "Long copies release the GIL. Mutexes are held for list operations only.",
         "`tests/support/gil.py` detects C calls that hold the GIL; it has its own "
         "test.",
     ),
-    "modes of a thread": Trap(
+    "modes of threads": Trap(
         "Gradient mode, inference mode, autocast with dtype and cache, the default "
         "device and context variables belong to a thread.",
         "They are recorded at the call and entered in the thread. Changes by a call "
@@ -216,7 +216,7 @@ TRAPS: dict[str, Trap] = {
         "Jobs on the host share the caller's number of threads. The caller gets it "
         "back at the end.",
     ),
-    "containers and tensors that change meanwhile": Trap(
+    "containers and tensors that change during a copy": Trap(
         "The user or another thread changes a batch during the walk or the copy. Or a "
         "list contains itself.",
         "The walk of the extension runs no Python code, keeps a reference to every "
@@ -224,7 +224,7 @@ TRAPS: dict[str, Trap] = {
         "(Note [read once]), and compared with the plan.",
         "Free-threaded Python is not supported: the extension does not declare it.",
     ),
-    "leaves that are there already": Trap(
+    "leaves that are already in place": Trap(
         "Leaves that are already on the device, or should stay on the host, are "
         "copied anyway.",
         "Such leaves, and values that are not tensors, are returned unchanged.",
@@ -264,7 +264,7 @@ TRAPS: dict[str, Trap] = {
         "Reused memory shows an old batch in padding, gaps or slack.",
         "Every byte of a slab is written: leaves, and zeros between them.",
     ),
-    "memory that is gone": Trap(
+    "memory that was freed": Trap(
         "Sharding frees the storage under a tensor, and torch's operators still read "
         "there.",
         "Every source is checked against its storage before it is read.",
@@ -278,7 +278,7 @@ TRAPS: dict[str, Trap] = {
         "The header of a ring is written by other processes.",
         "Each call checks it like user input.",
     ),
-    "defects of what is replaced": Trap(
+    "defects of mmcv and mmengine": Trap(
         "mmcv and mmengine lose container types, bypass torch's context around a "
         "step, and let ranks or replicas train different models.",
         "Each known defect of this kind is fixed, and has a test.",

@@ -1,4 +1,4 @@
-"""A copy of the tree, in which one protection at a time is taken out."""
+"""Apply one mutation at a time to a copy of the tree, and run the tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PAUSE = 0.02
 
 
 class Outcome(NamedTuple):
-    """What became of one mutation: fails, hangs, dies, SURVIVED or BROKEN."""
+    """The outcome of one mutation: fails, hangs, dies, SURVIVED or BROKEN."""
 
     verdict: str
     by: str = ""  # the test that noticed, or why it is broken
@@ -44,7 +44,7 @@ class Done(NamedTuple):
 def execute(
     command: Sequence[object], root: Path, limit: float, **variables: str
 ) -> Done:
-    """Run a command, with all that it starts, for at most so many seconds."""
+    """Run a command and its children; stop them after ``limit`` seconds."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             list(map(str, command)),
@@ -116,7 +116,7 @@ def _be_pytest(
         sys.path[:] = [str(root), *(path for path in sys.path if path not in ours)]
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
-        # What is spawned imports the main module of who spawns it, but not pytest's.
+        # A spawned process imports the main module of its parent, except pytest's.
         main = types.ModuleType("__main__")
         main.__spec__ = importlib.util.find_spec("pytest.__main__")
         sys.modules["__main__"] = main
@@ -132,7 +132,7 @@ def _be_pytest(
 
 
 def judge(done: Done, by_pytest: bool) -> Outcome:
-    """Say what the end of a test run means."""
+    """Return the outcome that the end of a test run means."""
     if done.code is None:
         return Outcome("hangs")
     if done.code == 0:
@@ -189,8 +189,8 @@ class Tree:
         for suffix in ("so", "json"):
             for path in (ROOT / backend).glob(f"_C.*.{suffix}"):
                 shutil.copy2(path, self.root / backend)
-        # What was compiled of them may lack a protection, also if a later run compiled
-        # nothing: this copy has brought their old times back.
+        # Object files of these sources may lack a protection, even if a later run
+        # compiled nothing, because this copy restores the old times of the sources.
         for file in self._files_tried():
             (self.root / file).touch()
 
@@ -216,7 +216,7 @@ class Tree:
         return judge(done, by_pytest=True)
 
     def build_extension(self) -> str:
-        """Compile what has changed of the extension; return what went wrong."""
+        """Compile the changed sources of the extension; return the error text."""
         tools = Path(sys.executable).parent
         done = execute(
             [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
@@ -254,7 +254,7 @@ class Tree:
         return Outcome("SURVIVED")
 
     def test(self, mutation: Mutation, tests: Iterable[str] = ()) -> Outcome:
-        """Run what must notice, or other tests of its kind, on the tree as it is."""
+        """Run the tests of a mutation, or others of their kind, on the current tree."""
         chosen = list(tests or mutation.tests)
         if mutation.is_native_test:
             return self.ctest(chosen, mutation.sanitize, mutation.limit)
@@ -279,7 +279,7 @@ class Tree:
 
 
 def kind_of(mutation: Mutation) -> tuple[Any, ...]:
-    """Return what the tests of mutations have in common that can run together."""
+    """Return a key that is equal for mutations whose tests can run together."""
     return (
         mutation.needs_extension,  # last: each changes the extension
         mutation.is_native_test,

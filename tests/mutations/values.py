@@ -13,8 +13,8 @@ _IMAGE = "tests/images/test_preprocessor.py::"
 
 MUTATIONS = (
     Mutation(
-        "a tensor that needs gradients is copied by its bits",
-        "tensors that are more than their bytes",
+        "a tensor that needs gradients is copied as bytes",
+        "tensors with more state than their bytes",
         "pyparallel/batch/stack.py",
         "        and not (torch.is_grad_enabled() and any(map(_requires_grad, "
         "samples)))\n",
@@ -23,31 +23,31 @@ MUTATIONS = (
     ),
     Mutation(
         "tangents are lost",
-        "tensors that are more than their bytes",
+        "tensors with more state than their bytes",
         "pyparallel/batch/stack.py",
         "        and not in_forward_ad()\n",
         "",
         (_COLLATE + "test_tangents_of_forward_mode_flow_through",),
     ),
     Mutation(
-        "subclasses are taken for tensors",
-        "tensors that are more than their bytes",
+        "subclasses are handled as plain tensors",
+        "tensors with more state than their bytes",
         "pyparallel/batch/stack.py",
         "        and PLAIN.issuperset(map(type, samples))\n",
         "",
         (_COLLATE + "test_subclasses_are_stacked_by_their_own_rules",),
     ),
     Mutation(
-        "quantized tensors are copied by their bits",
-        "tensors that are more than their bytes",
+        "quantized tensors are copied as bytes",
+        "tensors with more state than their bytes",
         "pyparallel/batch/stack.py",
         "        and not (first.is_quantized or any(map(_is_nested, samples)))\n",
         "",
         (_COLLATE + "test_quantized_tensors_are_stacked_by_torch",),
     ),
     Mutation(
-        "pure Python takes conjugated tensors by their bits",
-        "tensors that are more than their bytes",
+        "pure Python copies conjugated tensors as bytes",
+        "tensors with more state than their bytes",
         "pyparallel/backend/plain.py",
         "        and not (tensor.is_conj() or tensor.is_neg())\n",
         "",
@@ -58,8 +58,8 @@ MUTATIONS = (
         backend="python",
     ),
     Mutation(
-        "a conjugated tensor crosses as if it were not",
-        "tensors that are more than their bytes",
+        "the conjugate bit of a tensor is ignored",
+        "tensors with more state than their bytes",
         "pyparallel/shm/serialization.py",
         "            tensor = tensor.resolve_conj().resolve_neg()  # torch's queue "
         "drops both\n",
@@ -67,8 +67,8 @@ MUTATIONS = (
         ("tests/loader/test_loader_kinds.py::test_a_batch_arrives_as_with_torch",),
     ),
     Mutation(
-        "an expanded tensor is sent as large as it looks",
-        "tensors that are more than their bytes",
+        "an expanded tensor is copied in its full size",
+        "tensors with more state than their bytes",
         "pyparallel/shm/serialization.py",
         "            and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not "
         "expanded\n",
@@ -78,8 +78,8 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "arrays with negative strides are handed to torch",
-        "tensors that are more than their bytes",
+        "arrays with negative strides are passed to torch",
+        "tensors with more state than their bytes",
         "pyparallel/batch/stack.py",
         "        and all(step >= 0 and step % value.itemsize == 0 for step in "
         "value.strides)\n",
@@ -87,16 +87,16 @@ MUTATIONS = (
         (_COLLATE + "test_numpy_arrays_are_stacked_and_never_written",),
     ),
     Mutation(
-        "arrays that are read-only are handed to torch",
-        "tensors that are more than their bytes",
+        "read-only arrays are passed to torch",
+        "tensors with more state than their bytes",
         "pyparallel/batch/stack.py",
         "        value.flags.writeable\n        and value",
         "        value",
         (_COLLATE + "test_numpy_arrays_are_stacked_and_never_written",),
     ),
     Mutation(
-        "memory of another tensor is written over",
-        "tensors that are more than their bytes",
+        "a batch overwrites the memory of another tensor",
+        "tensors with more state than their bytes",
         "pyparallel/backend/_checks.py",
         "    if dst is not None and tensor.is_contiguous() and overlap(tensor, dst):\n",
         "    if False:\n",
@@ -104,8 +104,8 @@ MUTATIONS = (
         backend="python",
     ),
     Mutation(
-        "metadata leaves the host",
-        "leaves that are there already",
+        "metadata is copied to the device",
+        "leaves that are already in place",
         "pyparallel/scatter_gather/move.py",
         "        return not leaf.cpu_only\n",
         "        return True\n",
@@ -116,16 +116,16 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "metadata is moved by to()",
-        "leaves that are there already",
+        "metadata is moved by `to`",
+        "leaves that are already in place",
         "pyparallel/batch/container.py",
         "        if self._cpu_only:\n            return self\n",
         "",
         ("tests/batch/test_container.py::test_metadata_stays_where_it_is",),
     ),
     Mutation(
-        "what lies on the device is sent there again",
-        "leaves that are there already",
+        "tensors on the device are copied again",
+        "leaves that are already in place",
         "pyparallel/prefetch/_to_device.py",
         "        skeleton = TensorSkeleton(batch, lambda tensor: tensor.device != "
         "device)\n",
@@ -144,7 +144,7 @@ MUTATIONS = (
         (_IMAGE + "test_padding_may_be_normalised_with_the_pixels",),
     ),
     Mutation(
-        "padding of raw pixels is in the order of the result",
+        "padding of raw pixels is in the channel order of the result",
         "padding before or after normalisation",
         "pyparallel/images/_batch.py",
         "            if self.swap_channels:\n                fill = fill[::-1]\n",
@@ -208,7 +208,7 @@ MUTATIONS = (
         (_PLAN + "test_zero_sizes_do_not_hide_an_overflow",),
     ),
     Mutation(
-        "an unpickled container has any pad_dims",
+        "an unpickled container may have any pad_dims",
         "padding values and sizes that do not fit",
         "pyparallel/batch/container.py",
         '        _check_pad_dims(state["_pad_dims"])\n',
@@ -218,8 +218,8 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "the user's default device decides about padding",
-        "modes of a thread",
+        "padding values are computed on the default device",
+        "modes of threads",
         "pyparallel/batch/plan.py",
         '    cells = torch.empty(2, dtype=dtype, device="cpu").fill_(value)\n',
         "    cells = torch.empty(2, dtype=dtype).fill_(value)\n",
@@ -237,7 +237,7 @@ MUTATIONS = (
         ("tests/csrc/core/test_half.cpp::test_every_bfloat16_and_what_lies_between",),
     ),
     Mutation(
-        "halves are rounded away from even",
+        "float16 is rounded away from even",
         "rounding",
         "csrc/core/image/math.h",
         "(magnitude >> 13) & 1;",
@@ -245,7 +245,7 @@ MUTATIONS = (
         ("tests/csrc/core/test_half.cpp::test_every_half_and_what_lies_between",),
     ),
     Mutation(
-        "not a number becomes infinity",
+        "NaN becomes infinity",
         "rounding",
         "csrc/core/image/math.h",
         "(is_number ? rounded : 0x7FC0)",
@@ -262,7 +262,7 @@ MUTATIONS = (
         (_IMAGE + "test_padding_is_normalised_in_two_steps_as_pixels_are",),
     ),
     Mutation(
-        "a batch is dealt by floor",
+        "a batch is divided by rounding down",
         "empty, single, equal and uneven batches",
         "pyparallel/scatter_gather/split.py",
         "    size = -(-num_items // num_parts)\n",
@@ -270,7 +270,7 @@ MUTATIONS = (
         (_PLAN + "test_a_partition_is_that_of_torch_chunk",),
     ),
     Mutation(
-        "no samples have no part",
+        "an empty batch has no part",
         "empty, single, equal and uneven batches",
         "pyparallel/scatter_gather/split.py",
         "    if num_items == 0:\n        return [0]\n",
@@ -286,7 +286,7 @@ MUTATIONS = (
         (_SCATTER_ERRORS + "test_more_chunks_than_targets",),
     ),
     Mutation(
-        "labels are dealt apart from their images",
+        "labels are divided in another way than their images",
         "empty, single, equal and uneven batches",
         "pyparallel/scatter_gather/split.py",
         "    if plain and parts and sizes is None and options.num_targets > 1:\n",
@@ -294,7 +294,7 @@ MUTATIONS = (
         (_SCATTER + "test_tensors_beside_a_container_follow_its_chunks",),
     ),
     Mutation(
-        "fields of different numbers of parts are cut to the fewest",
+        "fields with different numbers of parts are cut to the smallest",
         "empty, single, equal and uneven batches",
         "pyparallel/scatter_gather/split.py",
         "        if len(part) != len(expected):\n",
@@ -321,7 +321,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "keys that other samples have are dropped in silence",
+        "keys that only other samples have are dropped without an error",
         "empty, single, equal and uneven batches",
         "pyparallel/batch/collate.py",
         "        if extra:\n",
@@ -337,7 +337,7 @@ MUTATIONS = (
         (_COLLATE + "test_text_becomes_a_list",),
     ),
     Mutation(
-        "a nest without a bottom is an error of Python's stack",
+        "endless nesting ends in a RecursionError",
         "empty, single, equal and uneven batches",
         "pyparallel/batch/pytree.py",
         '            raise nesting_error("the batch") from None\n',
@@ -345,7 +345,7 @@ MUTATIONS = (
         ("tests/batch/test_pytree.py::test_cycles_and_bottomless_nests_are_refused",),
     ),
     Mutation(
-        "one sample is handed out as it is",
+        "a batch of one sample shares its memory",
         "empty, single, equal and uneven batches",
         "pyparallel/backend/_python.py",
         "        return stacked if stacked.dim() < _NCHW else stacked.contiguous()\n",

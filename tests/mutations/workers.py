@@ -13,8 +13,8 @@ _PIPE = "tests/loader/test_worker_monitor.py::"
 
 MUTATIONS = (
     Mutation(
-        "a slab is taken over from whoever holds it",
-        "slabs whose holder is gone, or somebody else",
+        "a slab is claimed while another process holds it",
+        "slabs whose holder has died or changed",
         "pyparallel/shm/ring.py",
         "        if not backend.ring_pass(self.header, slab, holder, PARENT):\n",
         "        backend.ring_pass(self.header, slab, holder, PARENT)\n"
@@ -22,16 +22,16 @@ MUTATIONS = (
         (_RING + "test_a_slab_that_is_not_the_workers_is_not_adopted",),
     ),
     Mutation(
-        "slabs of dead workers stay theirs",
-        "slabs whose holder is gone, or somebody else",
+        "slabs of dead workers are not reclaimed",
+        "slabs whose holder has died or changed",
         "pyparallel/loader/_iterators.py",
         "                ring.reclaim(self._first_holder + i)\n",
         "                pass\n",
         (_FAULTS + "test_a_worker_that_dies_with_a_slab",),
     ),
     Mutation(
-        "a full ring is waited for",
-        "slabs whose holder is gone, or somebody else",
+        "a worker waits for a full ring",
+        "slabs whose holder has died or changed",
         "pyparallel/shm/ring.py",
         "        if slab < 0:\n            return None\n",
         "        while slab < 0:\n"
@@ -40,8 +40,8 @@ MUTATIONS = (
         limit=25.0,
     ),
     Mutation(
-        "a tensor that a worker keeps is written over",
-        "slabs whose holder is gone, or somebody else",
+        "a tensor that a worker keeps is overwritten",
+        "slabs whose holder has died or changed",
         "pyparallel/shm/ring.py",
         "        if self._owner() is not None:  # a tensor is alive, perhaps in a gap\n"
         "            return False\n",
@@ -49,8 +49,8 @@ MUTATIONS = (
         (_RING + "test_what_a_worker_keeps_of_a_slab_stays_as_it_is",),
     ),
     Mutation(
-        "a slab is free while a tensor on it lives in the worker",
-        "slabs whose holder is gone, or somebody else",
+        "a slab is free while the worker has a tensor in it",
+        "slabs whose holder has died or changed",
         "pyparallel/shm/ring.py",
         "        if owner is None:\n            self._ring.release",
         "        if True:\n            self._ring.release",
@@ -60,8 +60,8 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "an error in a collate function costs a slab",
-        "slabs whose holder is gone, or somebody else",
+        "an error in a collate function leaks a slab",
+        "slabs whose holder has died or changed",
         "pyparallel/loader/_worker.py",
         "            if slab is not None:\n                slab.release()\n"
         "            raise\n",
@@ -69,8 +69,8 @@ MUTATIONS = (
         (_RING + "test_an_error_in_a_collate_function_frees_its_slab",),
     ),
     Mutation(
-        "a batch that missed its slab keeps it",
-        "slabs whose holder is gone, or somebody else",
+        "a batch outside the ring keeps a slab",
+        "slabs whose holder has died or changed",
         "pyparallel/loader/_worker.py",
         "            if slab is not None and not message.is_in_ring:\n"
         "                slab.release()\n",
@@ -81,8 +81,8 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a signal while a batch is dropped costs its slab",
-        "slabs whose holder is gone, or somebody else",
+        "a signal while a batch is freed leaks its slab",
+        "slabs whose holder has died or changed",
         "pyparallel/shm/ring.py",
         "            if self.holders()[slab] == PARENT:\n",
         "            if False:\n",
@@ -90,7 +90,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a forked child frees its parent's slabs",
-        "slabs whose holder is gone, or somebody else",
+        "slabs whose holder has died or changed",
         "pyparallel/shm/ring.py",
         "        if not self.created_here:\n"
         "            return  # the tensor was of a forked copy\n",
@@ -106,7 +106,7 @@ MUTATIONS = (
         (_LOADER + "test_a_forked_child_has_workers_and_a_ring_of_its_own",),
     ),
     Mutation(
-        "gaps show an earlier batch",
+        "gaps contain bytes of an earlier batch",
         "bytes of an earlier batch",
         "pyparallel/shm/ring.py",
         "                memory[first:last].zero_()\n",
@@ -114,7 +114,7 @@ MUTATIONS = (
         (_RING + "test_no_byte_of_an_earlier_batch_can_be_reached",),
     ),
     Mutation(
-        "gaps between slots are left as they are",
+        "gaps between slots are not written",
         "bytes of an earlier batch",
         "csrc/core/pack.h",
         "        writer.zero(dst + at, next - at);\n",
@@ -124,23 +124,23 @@ MUTATIONS = (
     ),
     Mutation(
         "memory of a slab is written before it is reserved",
-        "shared memory that is short, or stays",
+        "shared memory that is short or remains",
         "pyparallel/shm/ring.py",
         "            memfd.reserve(self.fd, self.slab_offset(slab), size)\n",
         "            pass\n",
         (_RING + "test_without_memory_for_a_slab_a_batch_takes_other_memory",),
     ),
     Mutation(
-        "fresh memory is written before it is reserved",
-        "shared memory that is short, or stays",
+        "memory outside the ring is written before it is reserved",
+        "shared memory that is short or remains",
         "pyparallel/shm/memfd.py",
         "            reserve(self._fd, 0, nbytes)\n",
         "",
         (_RING + "test_without_any_memory_the_error_says_what_to_do",),
     ),
     Mutation(
-        "a ring that gets no memory keeps its descriptor",
-        "shared memory that is short, or stays",
+        "a ring without memory keeps its descriptor",
+        "shared memory that is short or remains",
         "pyparallel/shm/memfd.py",
         "    except OSError:\n        os.close(fd)\n        raise\n",
         "    except OSError:\n        raise\n",
@@ -148,7 +148,7 @@ MUTATIONS = (
     ),
     Mutation(
         "programs that a worker starts inherit the ring",
-        "shared memory that is short, or stays",
+        "shared memory that is short or remains",
         "pyparallel/shm/memfd.py",
         'os.memfd_create("pyparallel", os.MFD_CLOEXEC)',
         'os.memfd_create("pyparallel", 0)',
@@ -156,7 +156,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the memory of a ring is private",
-        "page-locked private memory across a fork",
+        "pinned private memory across a fork",
         "pyparallel/shm/ring.py",
         "mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes))",
         "mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes), mmap.MAP_PRIVATE)",
@@ -166,7 +166,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a batch that was sent keeps its descriptor in the worker",
+        "the worker keeps the descriptor of a batch that was sent",
         "a descriptor for each tensor",
         "pyparallel/shm/memfd.py",
         "        os.close(self._fd)\n        del self.bytes\n",
@@ -176,7 +176,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a batch that arrived keeps its descriptor",
+        "the parent keeps the descriptor of a batch that arrived",
         "a descriptor for each tensor",
         "pyparallel/shm/memfd.py",
         "    finally:\n        os.close(fd)\n",
@@ -186,8 +186,8 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "claims of pure Python are not serialised",
-        "slabs whose holder is gone, or somebody else",
+        "pure Python claims slabs without a lock",
+        "slabs whose holder has died or changed",
         "pyparallel/backend/_python_ring.py",
         "            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "            return True\n",
@@ -197,7 +197,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a claim of pure Python waits for ever",
-        "waits that nobody ends",
+        "waits without an end",
         "pyparallel/backend/_python_ring.py",
         "            if time.monotonic() > deadline:\n                return False\n",
         "            pass\n",
@@ -206,7 +206,7 @@ MUTATIONS = (
         limit=25.0,
     ),
     Mutation(
-        "a child that was forked in a claim inherits its lock",
+        "a child that was forked during a claim inherits the lock",
         "locks and threads across a fork",
         "pyparallel/backend/_python_ring.py",
         "    os.register_at_fork(after_in_child=_renew_mutex)\n",
@@ -216,7 +216,7 @@ MUTATIONS = (
         limit=25.0,
     ),
     Mutation(
-        "any bytes are the header of a ring",
+        "any bytes are accepted as the header of a ring",
         "numbers from other processes",
         "pyparallel/backend/_python_ring.py",
         "        if words[:2] == [_MAGIC, num_slots] and words[2] in (_NATIVE, "
@@ -226,8 +226,8 @@ MUTATIONS = (
         backend="python",
     ),
     Mutation(
-        "the rest of a message is waited for, though its writer died",
-        "waits that nobody ends",
+        "the reader waits for the rest of a message after its writer died",
+        "waits without an end",
         "pyparallel/loader/worker_monitor.py",
         "            was_lost = timeout > 0 and self.is_lost()",
         "            was_lost = timeout > 0 and False",
@@ -235,8 +235,8 @@ MUTATIONS = (
         limit=25.0,
     ),
     Mutation(
-        "a lock that died with a worker is waited for",
-        "waits that nobody ends",
+        "the reader waits for the lock of a dead worker",
+        "waits without an end",
         "pyparallel/loader/worker_monitor.py",
         "        if self._lock.acquire(True, GRACE if has_lost else _LOCK_SECONDS):\n",
         "        if self._lock.acquire(True):\n",
@@ -247,8 +247,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "a stop waits for a batch of workers",
-        "waits that nobody ends",
+        "`close` waits for a batch of workers",
+        "waits without an end",
         "pyparallel/loader/worker_monitor.py",
         "            if stopped():\n                raise Stopped\n",
         "",
@@ -259,8 +259,8 @@ MUTATIONS = (
         limit=80.0,
     ),
     Mutation(
-        "nobody looks for dead workers while the thread hangs",
-        "waits that nobody ends",
+        "dead workers are not detected while the thread hangs",
+        "waits without an end",
         "pyparallel/prefetch/_thread.py",
         "        if watched and not self.items and not self.finished:\n"
         "            self._check_workers()\n",
@@ -270,7 +270,7 @@ MUTATIONS = (
     ),
     Mutation(
         "torch raises the death of a worker in the main thread",
-        "an error out of its place",
+        "errors in the wrong place",
         "pyparallel/loader/worker_monitor.py",
         "        forget_workers(source)\n",
         "        pass\n",
@@ -281,8 +281,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "an error that does not pickle never arrives",
-        "errors and tensors that do not pickle",
+        "an error that cannot be pickled never arrives",
+        "errors and tensors that cannot be pickled",
         "pyparallel/loader/_worker.py",
         "        ForkingPickler.dumps(wrapper)\n",
         "        pass\n",
@@ -291,7 +291,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a tensor with a graph is sent",
-        "errors and tensors that do not pickle",
+        "errors and tensors that cannot be pickled",
         "pyparallel/shm/serialization.py",
         "        if tensor.requires_grad and not tensor.is_leaf:\n",
         "        if False:\n",
@@ -299,8 +299,8 @@ MUTATIONS = (
         limit=30.0,
     ),
     Mutation(
-        "a batch that needs no tensor is unpickled by its numbers",
-        "errors and tensors that do not pickle",
+        "a serialized batch is unpickled without its tensors",
+        "errors and tensors that cannot be pickled",
         "pyparallel/shm/serialization.py",
         "    raise pickle.UnpicklingError(\n",
         "    return torch.empty(0)\n    raise pickle.UnpicklingError(\n",
@@ -310,7 +310,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "a machine's device is woken to look at it",
+        "a query initializes the device",
         "devices in workers",
         "pyparallel/loader/preflight.py",
         '    ask = getattr(torch.get_device_module(found), "is_initialized", None)\n',
@@ -318,14 +318,14 @@ MUTATIONS = (
         ("tests/loader/test_preflight.py::test_the_device_is_asked_and_not_woken",),
     ),
     Mutation(
-        "the thread makes the first page-locked block of the process",
+        "the thread allocates the first pinned block of the process",
         "devices in workers",
         "pyparallel/prefetch/_thread.py",
         "        self.options.device_stage.prepare()\n",
         "",
         (
             "tests/prefetch/test_prefetch_device.py::"
-            "test_streams_and_page_locked_memory_are_first_used_by_the_consumer",
+            "test_streams_and_pinned_memory_are_first_used_by_the_consumer",
         ),
     ),
     Mutation(
@@ -340,8 +340,8 @@ MUTATIONS = (
         sanitize="address,undefined",
     ),
     Mutation(
-        "a connection that a dead worker broke is raised as it is",
-        "slabs whose holder is gone, or somebody else",
+        "a broken connection hides the death of a worker",
+        "slabs whose holder has died or changed",
         "pyparallel/loader/_iterators.py",
         "                worker_monitor.ExplainedErrors(self),\n            ):",
         "            ):",

@@ -39,7 +39,7 @@ def test_a_job_that_is_killed_twice_ends_like_one_that_is_not(
     assert elastic_runs.beginnings(log) == {0: [0, 8, 8], 1: [0, 8, 8]}, text
     assert undisturbed["progress"] == {"epoch": 3, "step": 24}
     assert elastic_runs.differences(elastic_runs.trained(checkpoint), undisturbed) == []
-    # What was half written went away with the next start.
+    # The next start removed partly written files.
     assert [path.name for path in checkpoint.parent.iterdir()] == ["last.pt"]
 
 

@@ -167,7 +167,7 @@ def test_more_threads_than_are_needed_end(
 
 
 class Interrupt(BaseException):
-    """What a signal raises in a caller that waits."""
+    """A signal raises it in a caller that waits."""
 
 
 def test_an_interrupt_waits_for_what_is_under_way(pool: ThreadPool) -> None:

@@ -30,7 +30,7 @@ class Odd(nn.Module):
         self.named = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.LayerNorm(3)})
         self.keyed = nn.ParameterDict({"scale": torch.full((3,), 2.0)})
         self.nothing: nn.Module | None = None
-        self.register_module("nobody", None)
+        self.register_module("absent", None)
         self.register_parameter("none", None)
         self.register_buffer("no_buffer", None)
         self.register_buffer("seen", torch.zeros(1))
@@ -219,7 +219,7 @@ class TestStructure:
 
     def test_places_that_hold_nothing_hold_nothing(self) -> None:
         for replica in replicate(Odd(), TWO):
-            assert replica.nobody is None and replica.none is None
+            assert replica.absent is None and replica.none is None
             assert replica.no_buffer is None and replica.nothing is None
 
     def test_a_frozen_parameter_is_frozen_in_replicas(self) -> None:

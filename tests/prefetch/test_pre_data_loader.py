@@ -216,7 +216,7 @@ def test_the_next_epoch_is_prefetched_only_on_request() -> None:
         until(lambda: starts == [0, 1, 2, 3])
 
 
-# What went wrong with the published class of this name, each gone here.
+# Defects of the published class of this name, which this class does not have.
 
 
 def test_a_break_leaves_nothing_for_the_next_epoch() -> None:

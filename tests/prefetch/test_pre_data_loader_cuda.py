@@ -77,7 +77,7 @@ def test_values_hold_on_busy_streams_that_change(transformed: bool) -> None:
 def test_next_does_not_wait_for_the_device() -> None:
     with passes(batches, 0, more_fds=50) as pre:
         it = iter(pre)
-        for _ in range(8):  # to page-lock memory may wait: there is enough of it then
+        for _ in range(8):  # allocate pinned memory first, because pinning may wait
             next(it)
             torch.cuda.synchronize()
         event = torch.cuda.Event()

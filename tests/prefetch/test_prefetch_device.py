@@ -249,7 +249,7 @@ def test_what_lies_on_the_device_is_handed_out_as_it_is() -> None:
         assert land() is batch and nbytes == fake.num_copies == 0
 
 
-def test_streams_and_page_locked_memory_are_first_used_by_the_consumer() -> None:
+def test_streams_and_pinned_memory_are_first_used_by_the_consumer() -> None:
     users: list[threading.Thread] = []
 
     class Noting(FakeDevice):

@@ -261,7 +261,7 @@ def exits() -> dict[str, list[Any]]:
         ("returns", 0, ""),
         ("raises", 1, "ValueError: on purpose"),
         ("exits", 5, ""),
-        # Nobody catches it, so the process ends by SIGINT: 130 in a shell.
+        # No handler catches it, so the process ends by SIGINT: 130 in a shell.
         ("is interrupted", -signal.SIGINT, "KeyboardInterrupt"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_prefetcher_has_a_lane_of_its_own(tmp_path):
     assert summary.record.loaders[0]["name"] == "PreDataLoader"
     fetches = [e for e in summary.record.events if e.kind == "fetch"]
     assert fetches and {event.lane for event in fetches} == {"prefetch"}
-    # What the loop collates itself is input, too.
+    # Batches that the loop collates itself are input, too.
     assert summary.mean["collate"] > 0 and summary.mean["copy"] > 0
 
 

@@ -412,7 +412,7 @@ def test_what_is_no_record_is_refused(text, message):
 def written(folder, pid, rows, parent=None, rank=None):
     head = {"pid": pid, "parent": parent, "script": "x.py", "rank": rank}
     head |= {"world_size": 2, "steps": 1, "warmup": 0, "synchronize": True}
-    head |= {"environment": {}, "folder": "/home/somebody"}
+    head |= {"environment": {}, "folder": "/home/alice"}
     lines = [json.dumps(row) for row in [head, *rows]]
     (folder / f"{pid}-0.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -437,7 +437,7 @@ def test_processes_are_put_together_with_their_workers(tmp_path):
         ("worker 0", "fetch", 5, 9),
         ("loop", "wait", 0, 10),
     ]
-    assert "somebody" not in second.to_json()
+    assert "alice" not in second.to_json()
 
 
 def test_the_last_line_of_a_killed_process_may_be_cut_off(tmp_path):

@@ -14,7 +14,7 @@ import pyparallel.mmcv
 
 pytestmark = pytest.mark.one_backend
 
-#: What a page's blocks of Python take for granted; it runs before each of them.
+#: Code by page that runs before each Python block of the page.
 TAKEN_FOR_GRANTED = {
     "docs/mmengine-wrappers.md": """
 import functools
@@ -121,7 +121,7 @@ def test_the_tables_of_this_file_name_pages_that_need_them() -> None:
 
 
 def test_a_block_is_python_a_command_a_message_or_a_drawing() -> None:
-    #: Of which languages there are blocks, and what becomes of them.
+    #: The languages of blocks, and the test that checks each.
     known = {
         "python": "runs here",
         "pycon": "runs here",

@@ -143,7 +143,7 @@ OF_MMCV: dict[str, tuple[Callable[[Any], Any], str]] = {
         "IndexError: tuple index out of range",
     ),
 }
-#: What is an error here as well, with a text.
+#: Calls that are errors here as well, with a text.
 STILL_ERRORS = {
     "array": (stacked([1]), AssertionError, ""),
     "two dimensions": (stacked(torch.ones(3, 3)), AssertionError, ""),

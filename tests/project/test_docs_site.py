@@ -91,7 +91,7 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
         assert path.exists() and path.is_relative_to(ROOT), f"{page}: {target}"
         if anchor:
             known = anchors(path.relative_to(ROOT).as_posix())
-            assert anchor in known, f"{page}: {target} is none of {known}"
+            assert anchor in known, f"{page}: {target} is not in {known}"
 
 
 @pytest.mark.parametrize("page", pages())

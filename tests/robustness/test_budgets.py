@@ -138,7 +138,7 @@ def test_prefetching_holds_queue_size_batches_and_the_one_being_made_is_one_of_t
     assert len(source.alive) == 0
 
 
-# Page-locked blocks.
+# Pinned blocks.
 
 
 @blocks

@@ -29,7 +29,7 @@ ROWS = (700, 900, 500, 800)
 
 
 class Interrupt(Exception):
-    """What a handler raises."""
+    """The exception of a handler."""
 
 
 @contextmanager

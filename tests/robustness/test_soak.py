@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 @pytest.mark.timeout(400)
 def test_with_every_fault_no_sample_is_lost_and_nothing_is_left() -> None:
     path = os.pathsep.join([str(ROOT), str(SUPPORT)])
-    # What is spawned imports torch for seconds: only the long run has such workers.
+    # Spawned workers import torch for seconds, so only the long run has them.
     options = ["--batches=24", "--seed=3", "--starts=fork:8 forkserver:3 fork:8"]
     done = subprocess.run(
         [sys.executable, str(SUPPORT / "soak.py"), *options],

@@ -199,7 +199,7 @@ def test_a_side_stream_is_waited_for_and_no_other_one(fetch):
         busy = torch.cuda.Event()
         busy.record()
     assert bool((fetch_on_side() == 2).all())
-    assert not busy.query(), "somebody waited for the whole device"
+    assert not busy.query(), "a call waited for the whole device"
     torch.cuda.synchronize()
 
 
@@ -344,7 +344,7 @@ def test_pack_runs_on_the_current_stream():
 
 
 @BOTH
-def test_results_beyond_the_limit_are_as_right_and_not_page_locked(
+def test_results_beyond_the_limit_are_as_right_and_not_pinned(
     fetch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nbytes = 3 << 20

@@ -61,7 +61,7 @@ def test_a_leaf_that_changes_before_its_copy_is_named(monkeypatch):
 
 
 def in_a_ring(device: Lent, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Return tensors in one page-locked storage, 64 bytes of others between them."""
+    """Return tensors in one pinned storage, 64 bytes of others between them."""
     sizes = [4 * torch.Size(shape).numel() for shape in shapes]
     whole = device.ring.take(sum(sizes) + 64 * len(sizes)).fill_(7)
     made, first = [], 0

@@ -14,7 +14,7 @@ from pyparallel.transfer import device as checksums
 pytestmark = pytest.mark.cuda
 
 DEVICE = torch.device("cuda", 0)
-LARGE = 1 << 20  # float32: 4 MiB, which travel alone if they are page-locked
+LARGE = 1 << 20  # float32: 4 MiB, copied alone if they are pinned
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def busy() -> None:
     torch.cuda._sleep(1_000_000_000)
 
 
-def test_a_page_locked_leaf_that_changes_before_its_copy_is_named() -> None:
+def test_a_pinned_leaf_that_changes_before_its_copy_is_named() -> None:
     leaves = [torch.ones(5), torch.ones(LARGE, pin_memory=True)]
     to_device.send(leaves, DEVICE).wait()  # first calls may wait
     torch.cuda.synchronize()

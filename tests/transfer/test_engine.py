@@ -95,7 +95,7 @@ def test_bytes_between_leaves_are_zero_in_every_chunk():
 
 
 @pytest.mark.parametrize("num", [1, 7, 8, 20])
-def test_page_locked_leaves_are_read_in_place(num, monkeypatch):
+def test_pinned_leaves_are_read_in_place(num, monkeypatch):
     monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     device = HostDevice()
     leaves = []

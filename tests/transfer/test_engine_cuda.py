@@ -108,7 +108,7 @@ def test_a_large_pageable_batch_goes_in_chunks():
     assert same(copied, leaves)
 
 
-def test_the_steady_state_allocates_no_page_locked_memory():
+def test_the_steady_state_allocates_no_pinned_memory():
     leaves = [torch.rand(2 << 20), *many()]
 
     def step() -> None:
@@ -166,7 +166,7 @@ def test_values_are_right_while_everything_is_used_again():
 
 @pytest.mark.parametrize("num", [1, 7, 8, 30])
 @pytest.mark.parametrize("kind", ["own", "default", "side"])
-def test_page_locked_leaves_are_copied_as_they_lie(num, kind):
+def test_pinned_leaves_are_copied_as_they_lie(num, kind):
     nbytes = layout.DIRECT_NBYTES
     for step in range(5):
         leaves = [
@@ -186,7 +186,7 @@ def test_page_locked_leaves_are_copied_as_they_lie(num, kind):
         assert same(queued.wait(), [torch.tensor(step), *leaves])
 
 
-def test_many_page_locked_leaves_are_one_call_or_one_each():
+def test_many_pinned_leaves_are_one_call_or_one_each():
     leaves = [torch.rand(1 << 18).pin_memory() for _ in range(10)]
     send(leaves)
     calls, num_copies = watch(lambda: send(leaves))
@@ -236,7 +236,7 @@ def test_threads_send_at_the_same_time():
 
 
 def test_the_copy_waits_for_those_who_used_its_memory_before():
-    """What the caller's stream reads late must not be overwritten by the copy."""
+    """A copy must not overwrite memory that the caller's stream reads later."""
     found = []
     for step in range(50):
         held = torch.full((1 << 16,), step, dtype=torch.uint8, device=device())

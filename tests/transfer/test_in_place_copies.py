@@ -254,7 +254,7 @@ def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
     assert to_device.release_done() == 1 and not is_free(slow)
     assert not to_device.drain(0.01)
     finish(slow)
-    assert not is_free(slow), "somebody waited"
+    assert not is_free(slow), "a call waited"
     if when == "send":
         to_device.send([torch.ones(3)], DEVICE, slow)
     elif when == "wait":

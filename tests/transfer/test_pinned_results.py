@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def pinned(nbytes: int) -> torch.Tensor:
-    """Stand in for an allocator of page-locked memory."""
+    """Stand in for an allocator of pinned memory."""
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
@@ -187,7 +187,7 @@ def test_a_handler_may_ask_while_slabs_are_counted(
     assert slabs.in_use() == 0
 
 
-def test_what_cannot_be_page_locked_does_not_count() -> None:
+def test_what_cannot_be_pinned_does_not_count() -> None:
     def refused(nbytes: int) -> torch.Tensor:
         raise RuntimeError("no more pages")
 

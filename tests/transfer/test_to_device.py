@@ -165,7 +165,7 @@ def test_the_copy_waits_for_uses_queued_up_to_the_allocation():
         assert device.pools[device.main].num_reused > 0
 
 
-def test_large_page_locked_leaves_are_read_in_place(monkeypatch):
+def test_large_pinned_leaves_are_read_in_place(monkeypatch):
     monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     found: list[bytes] = []
     with FakeDevice() as device:

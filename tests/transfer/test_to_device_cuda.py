@@ -243,7 +243,7 @@ def test_a_thread_sends_to_the_memory_of_its_consumer():
 
 def test_the_host_does_not_wait():
     batch = [torch.ones(1000)]
-    # To page-lock memory may wait for the device: there is enough of it before.
+    # Pinning may wait for the device, so the memory is allocated before.
     copies = [to_device.send(batch, device()) for _ in range(3)]
     assert all(same(queued.wait()[0], batch[0]) for queued in copies)
     del copies
