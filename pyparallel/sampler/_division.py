@@ -1,20 +1,25 @@
 """Divide samples into batches of similar sizes, as a k-d tree divides points.
 
-All windows of a block are divided at once, level by level: each level sorts the whole
-block by segment and size. A segment is a run of samples that are still together, and
-segments that need no more division are batches.
+All windows of a block are divided at once, level by level: each level sorts all
+segments of the block by size. A segment is a run of samples that are still together.
+Segments that need no more division are batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.int64]
-#: The bits of a code of `size_codes`.
-_CODE_BITS = 28
+Sizes = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+Elements = Callable[[Sizes], Floats]
+Load = Callable[[Sizes, Array], Floats]
+#: The bits of a position in a sort key. A code of `size_codes` has 28 bits.
+_POSITION_BITS = 35
 #: The bits of 1.0 as a 32-bit float.
 _BITS_OF_1 = 0x3F800000
 #: The largest size that a code can represent.
@@ -45,22 +50,25 @@ def size_codes(sizes: Array) -> Array:
 def _sort_segments(codes: Array, counts: Array) -> Array:
     """Return the order of samples by segment, then by code, then by position.
 
-    One sort of packed integers is several times as fast as ``numpy.lexsort``.
+    Segments of similar lengths are the rows of a matrix: many short sorts are several
+    times as fast as one long sort, and sorts of packed integers as `numpy.lexsort`.
 
     Args:
         codes: The code of each sample in one dimension.
         counts: The numbers of samples of the segments.
     """
-    position_bits = max(1, (len(codes) - 1).bit_length())
-    segment_bits = (len(counts) - 1).bit_length()
-    # Above 2**18 samples in a block, the last digits of codes may be lost.
-    lost_bits = max(0, segment_bits + position_bits + _CODE_BITS - 63)
-    segments = np.repeat(np.arange(len(counts)), counts)
-    keys = (segments << (_CODE_BITS - lost_bits)) | (codes >> lost_bits)
-    keys <<= position_bits
-    keys |= np.arange(len(codes))
-    keys.sort()
-    keys &= (1 << position_bits) - 1
+    keys = (codes << _POSITION_BITS) | np.arange(len(codes))
+    powers = np.frexp(counts)[1]
+    for power in np.unique(powers):
+        is_similar = powers == power
+        lengths = counts[is_similar]
+        samples = np.repeat(is_similar, counts)
+        is_used = np.arange(lengths.max()) < lengths[:, None]
+        rows = np.full(is_used.shape, np.iinfo(np.int64).max)
+        rows[is_used] = keys[samples]
+        rows.sort(axis=1)
+        keys[samples] = rows[is_used]
+    keys &= (1 << _POSITION_BITS) - 1
     return keys
 
 
@@ -69,47 +77,78 @@ def _starts(counts: Array) -> Array:
     return np.cumsum(counts) - counts
 
 
-def _sort_along_widest(codes: Array, counts: Array) -> Array:
-    """Return the order of samples by segment, then along its widest dimension."""
+def _sort_for_halves(
+    sizes: Sizes, codes: Array, counts: Array, left: Array, elements: Elements
+) -> Array:
+    """Return the order of samples by segment, then along a dimension of the segment.
+
+    It is the dimension along which two halves need the least elements with padding.
+
+    Args:
+        sizes: The sizes of the samples, ``(d, n)``.
+        codes: Their codes.
+        counts: The numbers of samples of the segments.
+        left: The numbers of samples of their first halves, 0 if not divided.
+        elements: Returns the elements of one padded sample of batches, from the largest
+            sizes ``(d, m)``.
+    """
+    order = _sort_segments(codes[0], counts)
     if len(codes) == 1:
-        return _sort_segments(codes[0], counts)
-    starts = _starts(counts)
-    spread = np.maximum.reduceat(codes, starts, axis=1)
-    spread -= np.minimum.reduceat(codes, starts, axis=1)
-    widest = np.repeat(spread.argmax(axis=0), counts)
-    along = codes[0].copy()
+        return order
+    halves = _interleave(left, counts - left)
+    least = _elements_of(sizes.take(order, axis=1), halves, elements)
     for dim in range(1, len(codes)):
-        np.copyto(along, codes[dim], where=widest == dim)
-    return _sort_segments(along, counts)
+        other = _sort_segments(codes[dim], counts)
+        needed = _elements_of(sizes.take(other, axis=1), halves, elements)
+        np.copyto(order, other, where=np.repeat(needed < least, counts))
+        np.minimum(least, needed, out=least)
+    return order
 
 
-def divide_by_count(codes: Array, counts: Array, batch_size: int) -> Array:
+def _interleave(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.stack([left, right], axis=1).ravel()
+
+
+def _elements_of(sizes: Sizes, halves: Array, elements: Elements) -> Floats:
+    """Return the elements of both halves of each segment, with padding."""
+    largest = np.maximum.reduceat(sizes, _starts(halves), axis=1)
+    both: Floats = (elements(largest) * halves).reshape(-1, 2).sum(axis=1)
+    return both
+
+
+def divide_by_count(
+    sizes: Sizes, codes: Array, counts: Array, batch_size: int, elements: Elements
+) -> Array:
     """Return the order in which consecutive samples of a window are batches.
 
     Every batch has ``batch_size`` samples, except the last one of a window.
 
     Args:
-        codes: The codes of the samples of a block, ``(d, n)``.
+        sizes: The sizes of the samples of a block, ``(d, n)``.
+        codes: Their codes.
         counts: The numbers of samples of the windows of the block.
         batch_size: The number of samples of a batch.
+        elements: As of `_sort_for_halves`.
     """
     order = np.arange(codes.shape[1])
     while counts.max() > batch_size:
-        by_size = _sort_along_widest(codes, counts)
-        order, codes = order[by_size], codes[:, by_size]
+        left = -(-counts // batch_size) // 2 * batch_size
+        by_size = _sort_for_halves(sizes, codes, counts, left, elements)
+        order = order[by_size]
         if len(codes) == 1:
             return order  # sorted along the only dimension
-        left = -(-counts // batch_size) // 2 * batch_size
-        counts = np.stack([left, counts - left], axis=1).ravel()
+        sizes, codes = sizes.take(by_size, axis=1), codes.take(by_size, axis=1)
+        counts = _interleave(left, counts - left)
         counts = counts[counts > 0]
     return order
 
 
 def divide_by_budget(
-    sizes: npt.NDArray[np.int32],
+    sizes: Sizes,
     codes: Array,
     counts: Array,
-    load: Callable[[npt.NDArray[np.int32], Array], npt.NDArray[np.float64]],
+    load: Load,
+    elements: Elements,
 ) -> tuple[Array, Array]:
     """Return the samples in the order of their batches, and the batches' lengths.
 
@@ -120,11 +159,13 @@ def divide_by_budget(
         load: Returns the fraction of the budget that batches need, from the largest
             sizes ``(d, m)`` and the numbers of samples ``(m,)``. Batches of 1 or less
             fit. It must not decrease with a size or a number.
+        elements: As of `_sort_for_halves`.
     """
     orders, lengths = [], []
     order = np.arange(codes.shape[1])
     for attempt in range(_ROUNDS + 1):
-        divider = _BudgetDivider(sizes[:, order], codes[:, order], counts, load)
+        parts = sizes.take(order, axis=1), codes.take(order, axis=1)
+        divider = _BudgetDivider(*parts, counts, load, elements)
         minimum = _FULL if attempt < _ROUNDS else 0.0
         by_batch, batches, rest = divider.divide(minimum)
         orders.append(order[by_batch])
@@ -148,12 +189,14 @@ class _BudgetDivider:
 
     def __init__(
         self,
-        sizes: npt.NDArray[np.int32],
+        sizes: Sizes,
         codes: Array,
         counts: Array,
-        load: Callable[[npt.NDArray[np.int32], Array], npt.NDArray[np.float64]],
+        load: Load,
+        elements: Elements,
     ) -> None:
-        self.sizes, self.codes, self.counts, self.load = sizes, codes, counts, load
+        self.sizes, self.codes, self.counts = sizes, codes, counts
+        self.load, self.elements = load, elements
         self.order = np.arange(codes.shape[1])
         self.is_full = np.zeros(len(counts), dtype=bool)
 
@@ -183,15 +226,19 @@ class _BudgetDivider:
         self.order, self.counts = self.order[samples], self.counts[kept]
         self.sizes, self.codes = self.sizes[:, samples], self.codes[:, samples]
 
-    def _split(self, loads: npt.NDArray[np.float64]) -> None:
-        """Split each segment in two, along its widest dimension."""
-        by_size = _sort_along_widest(self.codes, self.counts)
+    def _split(self, loads: Floats) -> None:
+        """Split each segment in two."""
+        half = self.counts // 2
+        by_size = _sort_for_halves(
+            self.sizes, self.codes, self.counts, half, self.elements
+        )
         self.order = self.order[by_size]
-        self.sizes, self.codes = self.sizes[:, by_size], self.codes[:, by_size]
+        self.sizes = self.sizes.take(by_size, axis=1)
+        self.codes = self.codes.take(by_size, axis=1)
         is_cut = loads <= _CUT_BELOW
-        left = np.where(is_cut, self._count_fitting(), self.counts // 2)
-        self.counts = np.stack([left, self.counts - left], axis=1).ravel()
-        self.is_full = np.stack([is_cut, np.zeros_like(is_cut)], axis=1).ravel()
+        left = np.where(is_cut, self._count_fitting(), half)
+        self.counts = _interleave(left, self.counts - left)
+        self.is_full = _interleave(is_cut, np.zeros_like(is_cut))
 
     def _count_fitting(self) -> Array:
         """Return the number of first samples of each segment that fit together."""

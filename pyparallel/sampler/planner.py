@@ -16,14 +16,14 @@ from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ._division import (
     MAX_SIZE,
     Array,
+    Floats,
+    Sizes,
     divide_by_budget,
     divide_by_count,
     size_codes,
     split_evenly,
 )
 
-Sizes = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 #: Windows are divided in blocks of about this many samples, which fit in the caches.
 _BLOCK = 2**18
 #: Steps are combined from the batches of this many steps for each batch of a window.
@@ -281,7 +281,7 @@ class Planner:
             order, counts = self._divide_block(sizes, windows[first:last])
             block[:] = block[order]
             starts = np.cumsum(counts) - counts
-            largest = np.maximum.reduceat(sizes[:, order], starts, axis=1)
+            largest = np.maximum.reduceat(sizes.take(order, axis=1), starts, axis=1)
             lengths.append(counts)
             shapes.append(self.shapes(largest))
             costs.append(shapes[-1].prod(axis=0, dtype=np.float64) * counts)
@@ -313,9 +313,10 @@ class Planner:
 
     def _divide_block(self, sizes: Sizes, windows: Array) -> tuple[Array, Array]:
         codes = size_codes(self.shapes(sizes))
+        elements = self.shapes.num_elements
         if not self.batch_size:
-            return divide_by_budget(sizes, codes, windows, self._load)
-        order = divide_by_count(codes, windows, self.batch_size)
+            return divide_by_budget(sizes, codes, windows, self._load, elements)
+        order = divide_by_count(sizes, codes, windows, self.batch_size, elements)
         last = int(windows[-1] % self.batch_size)
         lengths = np.full(len(order) // self.batch_size, self.batch_size)
         return order, np.append(lengths, last) if last else lengths
