@@ -42,11 +42,12 @@ void* to_address(py::handle object) {
 
 ops::RecordedEvent send(py::handle slab, py::handle leaves, py::handle plan,
                         py::handle targets, py::handle sources, py::handle stream,
-                        py::handle home, py::handle chunk_nbytes, bool lands_at_once) {
+                        py::handle home, py::handle chunk_nbytes,
+                        bool waits_immediately) {
   const auto chunk =
       to_int(chunk_nbytes, [] { return std::string("send: chunk_nbytes"); });
   ops::SendJob job(to_stream(stream, "send", "stream"), to_stream(home, "send", "home"),
-                   chunk, lands_at_once);
+                   chunk, waits_immediately);
   const Tensors packed(leaves, "send", "leaves");
   if (!plan.is_none()) {
     job.pack(to_tensor(slab, {"send", "slab"}), packed.refs,
@@ -124,7 +125,7 @@ void define_transfer(py::module_* module) {
   module->def("send", &send, py::arg("slab"), py::arg("leaves"), py::arg("plan"),
               py::arg("targets"), py::arg("sources"), py::arg("stream"),
               py::arg("home"), py::arg("chunk_nbytes") = transfer::kLargestBlock,
-              py::arg("lands_at_once") = false);
+              py::arg("waits_immediately") = false);
   module->def("transfers", &transfers);
   module->def("pinned_info", &pinned_info);
   module->def("bound_pinned", &bound_pinned, py::arg("limit"));

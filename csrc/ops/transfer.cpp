@@ -126,11 +126,11 @@ std::unique_ptr<transfer::Fence> Runtime::fence() const {
 }
 
 SendJob::SendJob(c10::Stream copies, c10::Stream home, int64_t chunk,
-                 bool lands_at_once)
+                 bool waits_immediately)
     : copies_(copies),
       home_(home),
       chunk_(chunk),
-      lands_at_once_(lands_at_once),
+      waits_immediately_(waits_immediately),
       engine_(engine_for(copies.device_type(),
                          runtime_for(copies.device_type(), {"send", "stream"}))) {
   TORCH_CHECK_VALUE(home.device() == copies.device(), "send: home must be on ",
@@ -176,7 +176,7 @@ RecordedEvent SendJob::run() {
                     nullptr,          0,
                     direct_.data(),   static_cast<int64_t>(direct_.size()),
                     to_stream(home_), to_stream(copies_),
-                    chunk_,           lands_at_once_};
+                    chunk_,           waits_immediately_};
   if (leaves_ && slab_.nbytes > 0) {
     const std::vector<Slot>& slots = leaves_->read();
     job.dst = slab_.mutable_data();

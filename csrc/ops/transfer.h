@@ -56,7 +56,7 @@ class Runtime {
 // constructor needs the GIL; run() does not.
 class SendJob {
  public:
-  SendJob(c10::Stream copies, c10::Stream home, int64_t chunk, bool lands_at_once);
+  SendJob(c10::Stream copies, c10::Stream home, int64_t chunk, bool waits_immediately);
 
   void pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan);
   void read_in_place(TensorRefs targets, TensorRefs sources);
@@ -67,7 +67,7 @@ class SendJob {
   c10::Stream copies_;
   c10::Stream home_;
   int64_t chunk_;
-  bool lands_at_once_;
+  bool waits_immediately_;
   transfer::Engine* engine_;
   Snapshot slab_;
   std::optional<LeafBytes> leaves_;

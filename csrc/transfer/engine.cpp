@@ -98,7 +98,7 @@ void Engine::check_not_capturing(const Stream& stream, const char* name) const {
 
 // See Note: [copies on the home stream].
 bool Engine::copies_at_home(const Job& job) const {
-  return job.lands_at_once && job.nbytes == 0 && job.num_direct < kBatchCopies &&
+  return job.waits_immediately && job.nbytes == 0 && job.num_direct < kBatchCopies &&
          runtime_->is_idle(job.home);
 }
 

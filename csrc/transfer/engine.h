@@ -55,7 +55,7 @@ struct Job {
   int64_t chunk = kLargestBlock;
   // The caller makes home wait for the copies as soon as they are queued: see
   // Note: [copies on the home stream].
-  bool lands_at_once = false;
+  bool waits_immediately = false;
 };
 
 // `event` covers all queued copies, also if an error stopped the transfer half way. It

@@ -410,7 +410,7 @@ def send(
     stream: Any,
     home: Any,
     chunk_nbytes: int = 4194304,
-    lands_at_once: bool = False,
+    waits_immediately: bool = False,
 ) -> RecordedEvent:
     """Queue copies of CPU tensors to a device. Native only.
 
@@ -434,7 +434,7 @@ def send(
         home: the stream, of the same device, on which slab and targets were allocated.
         chunk_nbytes: between 1 and 4 MiB, the default. A chunk of 4 MiB keeps eight
             threads busy, and its copy takes twenty times as long as its queueing.
-        lands_at_once: the caller makes ``home`` wait as soon as this returns. Then
+        waits_immediately: the caller makes ``home`` wait as soon as this returns. Then
             fewer than 8 copies in place are queued on ``home`` itself, if it is idle
             and no leaf is packed: events and waits would cost more than they save.
 

@@ -137,7 +137,7 @@ def start(
     direct: _Copies,
     streams: _Streams,
     api: DeviceApi,
-    lands_at_once: bool = False,
+    waits_immediately: bool = False,
 ) -> CopyEvent:
     """Queue the copies of one batch, and keep in-place sources alive until they end.
 
@@ -149,14 +149,14 @@ def start(
         streams: the copy stream, and the stream on which the targets were allocated
             just now.
         api: the interface of the device.
-        lands_at_once: the second stream waits for the copies as soon as they are
+        waits_immediately: the second stream waits for the copies as soon as they are
             queued. They may then be queued on that stream.
 
     Raises:
         RuntimeError: one of the streams is under graph capture; nothing was queued.
     """
     if api.has_engine(slab.device):
-        return _start_native(layout, slab, direct, streams, lands_at_once)
+        return _start_native(layout, slab, direct, streams, waits_immediately)
     return _start_with_torch(layout, slab, direct, streams, api)
 
 
@@ -165,7 +165,7 @@ def _start_native(
     slab: torch.Tensor,
     direct: _Copies,
     streams: _Streams,
-    lands_at_once: bool,
+    waits_immediately: bool,
 ) -> CopyEvent:
     targets = [target for target, _ in direct]
     sources = [source for _, source in direct]
@@ -180,7 +180,7 @@ def _start_native(
             targets,
             sources,
             *streams,
-            lands_at_once=lands_at_once,
+            waits_immediately=waits_immediately,
         )
         is_done = sent.is_done
     finally:

@@ -90,8 +90,10 @@ class DeviceCopy:
         copies = api.copy_stream(device) if stream is None else stream
         streams = (copies, self._home)
         # The checksums of debug mode are queued on the copy stream.
-        at_once = home is None and stream is None and not debug.enabled
-        self._event = engine.start(layout, self._slab, direct, streams, api, at_once)
+        immediately = home is None and stream is None and not debug.enabled
+        self._event = engine.start(
+            layout, self._slab, direct, streams, api, immediately
+        )
         self._watch: debug.Watch | None = None
         if debug.enabled:
             route = (api, device, copies, self._home)

@@ -29,9 +29,9 @@ void make_idle(Bench* bench) {
   bench->runtime.take_calls();
 }
 
-SendResult send_at_once(Bench* bench, const Batch& batch, Target* target) {
+SendResult send_and_wait(Bench* bench, const Batch& batch, Target* target) {
   Job job = target->job(batch);
-  job.lands_at_once = true;
+  job.waits_immediately = true;
   return bench->engine.send(job);
 }
 
@@ -41,7 +41,7 @@ void test_copies_of_an_idle_home_need_no_wait() {
     const Batch batch(&bench.random, 0, 900, num_direct);
     Target target(batch);
     make_idle(&bench);
-    const SendResult sent = send_at_once(&bench, batch, &target);
+    const SendResult sent = send_and_wait(&bench, batch, &target);
     Calls expected(static_cast<size_t>(num_direct), "copy");
     if (num_direct == 1) expected.push_back("create_event");
     expected.push_back("record 1");
@@ -57,11 +57,11 @@ void test_copies_of_an_idle_home_need_no_wait() {
 }
 
 // Returns true if the copies of a batch are queued on the copy stream.
-bool are_beside(Bench* bench, const Batch& batch, bool lands_at_once) {
+bool are_beside(Bench* bench, const Batch& batch, bool waits_immediately) {
   Target target(batch);
   bench->runtime.take_calls();
   Job job = target.job(batch);
-  job.lands_at_once = lands_at_once;
+  job.waits_immediately = waits_immediately;
   bench->engine.send(job);
   const bool found = bench->runtime.take_calls().back() == "record 0";
   bench->synchronize();
@@ -89,7 +89,7 @@ void test_copies_go_beside_a_home_that_works() {
   const Batch batch(&bench.random, 0, 100, 1);
   Target target(batch);
   const auto gate = bench.stop(kHome);
-  send_at_once(&bench, batch, &target);
+  send_and_wait(&bench, batch, &target);
   CHECK(bench.runtime.take_calls().back() == "record 0");
   gate->open();
   bench.synchronize();
