@@ -13,10 +13,12 @@ from .batch import container as _container
 from .batch import padding as _padding
 from .batch import ragged as _ragged
 from .batch.collate import collate
+from .batch.collate_fields import Collate
 from .batch.container import DataContainer
 from .batch.pad_stack import pad_stack
 from .batch.padding import Padded, Padding
 from .batch.ragged import Ragged
+from .batch.rules import Concat, List, Pad, Stack
 from .core.errors import BatchWarning, Error, LoaderWarning
 from .images.preprocessor import ImagePreprocessor
 from .loader.data_loader import DataLoader
@@ -48,20 +50,25 @@ for _module in (_container, _padding, _ragged):
 __all__ = [
     "MODULE_WRAPPERS",
     "BatchWarning",
+    "Collate",
+    "Concat",
     "DataContainer",
     "DataLoader",
     "Error",
     "HostCopy",
     "ImagePreprocessor",
+    "List",
     "LoaderStats",
     "LoaderWarning",
     "MMDataParallel",
     "MMDistributedDataParallel",
+    "Pad",
     "Padded",
     "Padding",
     "PreDataLoader",
     "Ragged",
     "SizeBatchSampler",
+    "Stack",
     "collate",
     "gather",
     "is_module_wrapper",

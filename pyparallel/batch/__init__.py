@@ -5,6 +5,8 @@ batches one column. ``plan`` computes the padded shape of a column, ``allocation
 provides the memory, and ``stack`` writes the samples into it by the backend or, where
 torch's own rules apply, by ``torch_stack``. ``pad_stack`` starts at ``plan``.
 
+``collate_fields`` makes the same pass with a rule of ``rules`` for each field.
+
 ``container``, ``padding`` and ``ragged`` have the classes of samples and batches, on
 ``tensor_fields``. ``pytree`` walks nested containers for all folders. ``custom_op`` is
 the operator that torch.compile sees.
@@ -13,6 +15,7 @@ the operator that torch.compile sees.
 __all__ = [
     "allocation",
     "collate",
+    "collate_fields",
     "columns",
     "container",
     "custom_op",
@@ -21,6 +24,7 @@ __all__ = [
     "plan",
     "pytree",
     "ragged",
+    "rules",
     "stack",
     "tensor_fields",
     "torch_stack",

@@ -100,20 +100,30 @@ def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
         >>> chunk.tolist()
         [[[1.0, 1.0, 0.0]], [[1.0, 1.0, 1.0]]]
     """
+    check_is_batch(batch, "collate")
+    if samples_per_gpu is not None:
+        samples_per_gpu = check_int(samples_per_gpu, 1, "collate: samples_per_gpu")
+    check_not_empty(batch, "collate")
+    with span("pyparallel.collate"):
+        return Walk(samples_per_gpu).column(list(batch), ())
+
+
+def check_is_batch(batch: Any, where: str) -> None:
+    """Raise TypeError unless ``batch`` is a sequence other than text."""
     if type(batch) is not list and (
         not isinstance(batch, Sequence) or isinstance(batch, _TEXT)
     ):
         raise BatchTypeError(
-            f"collate: batch must be a sequence of samples, but is {type_name(batch)}."
+            f"{where}: batch must be a sequence of samples, but is {type_name(batch)}."
         )
-    if samples_per_gpu is not None:
-        samples_per_gpu = check_int(samples_per_gpu, 1, "collate: samples_per_gpu")
+
+
+def check_not_empty(batch: Sequence[Any], where: str) -> None:
+    """Raise ValueError for a batch without samples."""
     if not batch:
         raise EmptyBatchError(
-            "collate: batch must have at least one sample, but is empty."
+            f"{where}: batch must have at least one sample, but is empty."
         )
-    with span("pyparallel.collate"):
-        return _collate_column(list(batch), (), samples_per_gpu)
 
 
 def collate_one_chunk(batch: Sequence[Any]) -> Any:
@@ -121,38 +131,89 @@ def collate_one_chunk(batch: Sequence[Any]) -> Any:
     return collate(batch, sys.maxsize)
 
 
-def _collate_column(column: list[Any], path: Path, chunk: int | None) -> Any:
-    """Batch the values at ``path`` of every sample; the first one selects the rule."""
-    first = column[0]
-    cls = type(first)  # isinstance is slow when its answer is False, so ask this first
-    if cls is torch.Tensor:
-        return batch_tensors(column, path)
-    if isinstance(first, DataContainer):
-        return batch_containers(column, path, chunk)
-    if cls in NUMBER_DTYPES:
-        return batch_values(column, path)
-    if isinstance(first, _TEXT):
-        return _collate_text(column, path)
-    if cls is not dict and isinstance(first, torch.Tensor):
-        return batch_tensors(column, path)
-    if cls not in _BUILTIN and (registered := _registered_class(first)):
-        check_types(column, registered, f"a {type_name(first)}", path)
-        return batch_values(column, path)
-    return _collate_nested(column, path, chunk)
+class Walk:
+    """One pass over the samples: it makes the columns and batches them.
 
+    Args:
+        chunk: the number of samples in a chunk of a `DataContainer`; None: 1.
+    """
 
-def _collate_nested(column: list[Any], path: Path, chunk: int | None) -> Any:
-    """Batch the containers at ``path`` item by item; batch other values whole."""
-    first = column[0]
-    if len(path) >= pytree.MAX_DEPTH:
-        raise pytree.nesting_error(format_path("batch[0]", path[:3]) + "...")
-    if type(first) is dict or isinstance(first, Mapping):
-        return _collate_mappings(column, path, chunk)
-    if pytree.is_dataclass(first):
-        return _collate_dataclasses(column, path, chunk)
-    if isinstance(first, Sequence):
-        return _collate_sequences(column, path, chunk)
-    return batch_values(column, path)
+    def __init__(self, chunk: int | None) -> None:
+        self.chunk = chunk
+
+    def column(self, column: list[Any], path: Path) -> Any:
+        """Batch the values at ``path`` of every sample; the first selects the rule."""
+        first = column[0]
+        cls = type(first)  # isinstance is slow when its answer is False, so ask first
+        if cls is torch.Tensor:
+            return batch_tensors(column, path)
+        if isinstance(first, DataContainer):
+            return batch_containers(column, path, self.chunk)
+        if cls in NUMBER_DTYPES:
+            return batch_values(column, path)
+        if isinstance(first, _TEXT):
+            return _collate_text(column, path)
+        if cls is not dict and isinstance(first, torch.Tensor):
+            return batch_tensors(column, path)
+        if cls not in _BUILTIN and (registered := _registered_class(first)):
+            check_types(column, registered, f"a {type_name(first)}", path)
+            return batch_values(column, path)
+        return self._nested(column, path)
+
+    def may_stack_equal(self, path: Path) -> bool:
+        """Return True if the backend may stack the fields of the dicts at ``path``."""
+        return stack.may_stack_equal()
+
+    def _nested(self, column: list[Any], path: Path) -> Any:
+        """Batch the containers at ``path`` item by item; batch other values whole."""
+        first = column[0]
+        if len(path) >= pytree.MAX_DEPTH:
+            raise pytree.nesting_error(format_path("batch[0]", path[:3]) + "...")
+        if type(first) is dict or isinstance(first, Mapping):
+            return self._mappings(column, path)
+        if pytree.is_dataclass(first):
+            return self._dataclasses(column, path)
+        if isinstance(first, Sequence):
+            return self._sequences(column, path)
+        return batch_values(column, path)
+
+    def _mappings(self, column: list[Mapping[Any, Any]], path: Path) -> Any:
+        first, counter = column[0], stack.active.counter
+        columns = backend.columns(column, self.may_stack_equal(path))
+        if columns is None:
+            columns = columns_by_key(column, path)
+        elif counter is not None:  # the backend has stacked some columns itself
+            for items in columns.values():
+                if isinstance(items, torch.Tensor):
+                    counter.add(items.nbytes)
+        batched = {
+            key: self.column(items, (*path, key)) if type(items) is list else items
+            for key, items in columns.items()
+        }
+        return pytree.rebuild_mapping(first, batched)
+
+    def _dataclasses(self, column: list[Any], path: Path) -> Any:
+        first = column[0]
+        check_types(column, type(first), f"a {type_name(first)}", path)
+        return pytree.rebuild_dataclass(
+            first,
+            [
+                self.column(
+                    [getattr(item, key) for item in column], (*path, Field(key))
+                )
+                for key in pytree.field_values(first)
+            ],
+        )
+
+    def _sequences(self, column: list[Any], path: Path) -> Any:
+        first = column[0]
+        advice = "Wrap the field in a DataContainer to keep lists of any length."
+        columns = [
+            self.column(list(items), (*path, step))
+            for step, items in sequence_columns(column, path, advice)
+        ]
+        named = pytree.is_namedtuple(first)
+        return pytree.rebuild_sequence(first, columns) if named else columns
 
 
 def _collate_text(column: list[Any], path: Path) -> list[Any]:
@@ -174,27 +235,7 @@ def _registered_class(value: Any) -> Any:
     return None
 
 
-def _collate_mappings(
-    column: list[Mapping[Any, Any]], path: Path, chunk: int | None
-) -> Any:
-    first, counter = column[0], stack.active.counter
-    columns = backend.columns(column, stack.may_stack_equal())
-    if columns is None:
-        columns = _columns_by_key(column, path)
-    elif counter is not None:  # the backend has stacked some columns itself
-        for items in columns.values():
-            if isinstance(items, torch.Tensor):
-                counter.add(items.nbytes)
-    batched = {
-        key: _collate_column(items, (*path, key), chunk)
-        if type(items) is list
-        else items
-        for key, items in columns.items()
-    }
-    return pytree.rebuild_mapping(first, batched)
-
-
-def _columns_by_key(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any]:
+def columns_by_key(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any]:
     """Return the column of every key of the first sample."""
     plain = list(map(type, column)).count(dict) == len(column)
     if not plain:
@@ -235,31 +276,6 @@ def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
                 "keys.",
                 place=str(path),
             )
-
-
-def _collate_dataclasses(column: list[Any], path: Path, chunk: int | None) -> Any:
-    first = column[0]
-    check_types(column, type(first), f"a {type_name(first)}", path)
-    return pytree.rebuild_dataclass(
-        first,
-        [
-            _collate_column(
-                [getattr(item, key) for item in column], (*path, Field(key)), chunk
-            )
-            for key in pytree.field_values(first)
-        ],
-    )
-
-
-def _collate_sequences(column: list[Any], path: Path, chunk: int | None) -> Any:
-    first = column[0]
-    advice = "Wrap the field in a DataContainer to keep lists of any length."
-    columns = [
-        _collate_column(list(items), (*path, step), chunk)
-        for step, items in sequence_columns(column, path, advice)
-    ]
-    named = pytree.is_namedtuple(first)
-    return pytree.rebuild_sequence(first, columns) if named else columns
 
 
 def set_mmcv_mode(value: bool) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from ..core.errors import BatchTypeError, BatchValueError, Field, format_path, type_name
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    Field,
+    format_path,
+    type_name,
+    with_advice,
+)
 from . import pytree, stack
 from .container import DataContainer
 from .padding import Padded
@@ -125,9 +132,11 @@ def sequence_columns(
     check_types(column, Sequence, "a sequence", path)
     for i, item in enumerate(column):
         if len(item) != len(first):
-            raise BatchValueError(
+            raise with_advice(
+                BatchValueError,
                 f"{sample_path(path, i)} must have {len(first)} items like "
-                f"{sample_path(path, 0)}, but has {len(item)}. {advice}"
+                f"{sample_path(path, 0)}, but has {len(item)}.",
+                advice,
             )
     named = pytree.is_namedtuple(first)
     steps = map(Field, first._fields) if named else range(len(first))
@@ -154,9 +163,10 @@ def check_types(column: list[Any], cls: Any, expected: str, path: Path) -> None:
     wrong = {each for each in found if not _has_type(each, cls)}
     if wrong:
         i = next(i for i, item in enumerate(column) if type(item) in wrong)
-        raise BatchTypeError(
+        raise with_advice(
+            BatchTypeError,
             f"{sample_path(path, i)} must be {expected} like {sample_path(path, 0)}, "
-            f"but is {type_name(column[i])}."
+            f"but is {type_name(column[i])}.",
         )
 
 
@@ -209,26 +219,31 @@ def unsupported_value_error(column: list[Any], path: Path) -> Exception:
         i = next((i for i, x in enumerate(column) if type(x) is not type(column[0])), 0)
         if i == 0:
             i, error = _mismatch(column)
-            return BatchValueError(
+            return with_advice(
+                BatchValueError,
                 f"{place(i)} must fit {place(0)}, but default_collate cannot join two "
-                f"{type_name(column[0])} objects: {error}"
+                f"{type_name(column[0])} objects: {error}",
             )
-        return BatchTypeError(
+        return with_advice(
+            BatchTypeError,
             f"{place(i)} must be {type_name(column[0])} like {place(0)}, but is "
-            f"{type_name(column[i])}."
+            f"{type_name(column[i])}.",
         )
     if isinstance(column[i], int | float):
-        return BatchValueError(
+        return with_advice(
+            BatchValueError,
             f"{place(i)} must be a number that a tensor can hold, but is "
-            f"{column[i]!r:.80}."
+            f"{column[i]!r:.80}.",
         )
     found = type_name(column[i])
     if is_array(column[i], numeric=False):
         found += f" of dtype {column[i].dtype}"
-    return BatchTypeError(
+    return with_advice(
+        BatchTypeError,
         f"{place(i)} must be a tensor, a numeric array, a number, a string or a "
-        f"container of these, but is {found}. Wrap the field in a DataContainer with "
-        "cpu_only=True to keep the values in a list."
+        f"container of these, but is {found}.",
+        "Wrap the field in a DataContainer with cpu_only=True to keep the values in a "
+        "list.",
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BatchTypeError, BatchValueError, type_name
+from ..core.errors import BatchTypeError, BatchValueError, type_name, with_advice
 from .padding import MOST_PAD_DIMS, Padding, start_offsets, target_sizes
 
 _MAX_BYTES = 2**63 - 1
@@ -72,9 +72,10 @@ def plan_stack(
         advice = (
             _advise_pad_dims(len(first), padding) or "Add a dimension, or do not pad."
         )
-        raise BatchValueError(
-            f"{name(0)} must have {least} dimensions, but has shape {tuple(first)}. "
-            f"{advice}"
+        raise with_advice(
+            BatchValueError,
+            f"{name(0)} must have {least} dimensions, but has shape {tuple(first)}.",
+            advice,
         )
     starts = None
     if shapes.count(first) == len(shapes):
@@ -139,9 +140,10 @@ def padding_pattern(value: Any, dtype: torch.dtype, name: Name, i: int) -> bytes
     try:
         return _convert_number(struct.pack("d", number), dtype)
     except RuntimeError as error:
-        raise BatchValueError(
+        raise with_advice(
+            BatchValueError,
             f"{name(i)} must have a padding_value that {dtype} can hold, but has "
-            f"{value!r}."
+            f"{value!r}.",
         ) from error
 
 
@@ -229,9 +231,11 @@ def _shape_error(
             if tuple(each) != first
         )
         advice = _advise_padding(dim, len(first), pad_dims, padding)
-    return BatchValueError(
+    return with_advice(
+        BatchValueError,
         f"{name(i)} must match {name(0)}{where}, but has shape {shape} where {first} "
-        f"was expected. {advice}"
+        "was expected.",
+        advice,
     )
 
 

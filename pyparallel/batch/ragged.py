@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, type_name
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    EmptyBatchError,
+    type_name,
+    with_advice,
+)
 from ..core.torch_private import is_split_along_rows, is_wrapped
 from . import stack, torch_stack
 from .padding import Padded, Padding, check_num_dims
@@ -120,6 +126,40 @@ class Ragged(TensorFields):
     def lengths(self) -> torch.Tensor:
         """Return the length of every sample, ``torch.int64`` ``(n,)``."""
         return self.offsets.diff()
+
+    @property
+    def cu_seqlens(self) -> torch.Tensor:
+        """The offsets as ``torch.int32``, as attention without padding needs them.
+
+        Raises:
+            ValueError: ``values`` has 2**31 or more rows.
+
+        Stream: on a GPU the host does not wait.
+        """
+        if self.values.shape[0] > torch.iinfo(torch.int32).max:
+            raise BatchValueError(
+                "Ragged.cu_seqlens: values must have less than 2**31 rows, but has "
+                f"{self.values.shape[0]}. Use smaller batches, or offsets."
+            )
+        return self.offsets.to(torch.int32)
+
+    @property
+    def max_seqlen(self) -> int:
+        """The largest length of a sample; 0 without samples.
+
+        Stream: on a GPU the host waits for the offsets.
+        """
+        return max(self.lengths().tolist(), default=0)
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """The index of every row in its sample, ``torch.int64`` ``(len(values),)``.
+
+        Stream: on a GPU the host does not wait.
+        """
+        total = self.values.shape[0]
+        starts = self.offsets[:-1].repeat_interleave(self.lengths(), output_size=total)
+        return torch.arange(total, device=self.offsets.device) - starts
 
     def unbind(self) -> list[torch.Tensor]:
         """Return the samples as views of ``values``.
@@ -249,15 +289,19 @@ def _check_fields(values: Any, offsets: Any) -> None:
 def _check_shapes(shapes: Sequence[torch.Size], name: Callable[[int], str]) -> None:
     for i, shape in enumerate(shapes):
         if not shape:
-            raise BatchValueError(
+            raise with_advice(
+                BatchValueError,
                 f"{name(i)} must have at least 1 dimension to be ragged, but has shape "
-                "(). Call reshape(1) on it."
+                "().",
+                "Call reshape(1) on it.",
             )
         if shape[1:] != shapes[0][1:]:
-            raise BatchValueError(
+            raise with_advice(
+                BatchValueError,
                 f"{name(i)} must match {name(0)} outside dimension 0, but has shape "
-                f"{tuple(shape)} where {tuple(shapes[0])} was expected. Transpose the "
-                "samples so that they differ in dimension 0, or pad them."
+                f"{tuple(shape)} where {tuple(shapes[0])} was expected.",
+                "Transpose the samples so that they differ in dimension 0, or pad "
+                "them.",
             )
 
 

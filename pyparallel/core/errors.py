@@ -12,7 +12,9 @@ import sys
 import warnings
 from collections.abc import Iterable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+_Error = TypeVar("_Error", bound=Exception)
 
 
 class Error(Exception):
@@ -99,6 +101,19 @@ class NoSingleAnswerError(NotImplementedError, AttributeError, Error):
     mmengine raises ``NotImplementedError`` for some of these attributes. For others it
     raises ``AttributeError``, which ``hasattr`` relies on.
     """
+
+
+def with_advice(cls: type[_Error], problem: str, advice: str = "") -> _Error:
+    """Return an error whose advice a caller may replace; see `problem_of`."""
+    error = cls(f"{problem} {advice}" if advice else problem)
+    error.__dict__["_problem"] = problem
+    return error
+
+
+def problem_of(error: Exception) -> str | None:
+    """Return the message without its advice; None if the advice must stay."""
+    problem: str | None = error.__dict__.get("_problem")
+    return problem
 
 
 def format_path(root: str, keys: Iterable[Any]) -> str:

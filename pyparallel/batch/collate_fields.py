@@ -1,0 +1,361 @@
+"""The class `Collate`: a collate function with a rule for each field."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    MissingKeyError,
+    check_int,
+    format_path,
+    problem_of,
+    type_name,
+    warn_once,
+)
+from ..core.tracing import span
+from . import pytree
+from .collate import Walk, check_is_batch, check_not_empty, columns_by_key
+from .columns import Path, sequence_columns
+from .ragged import Ragged
+from .rules import List, Pad, Rule, Stack, advise_rules, convert, is_fields
+
+#: A rule, or a function that gets the list of the field's values.
+AnyRule = Rule | Callable[[list[Any]], Any]
+
+_RULES = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
+
+
+class Collate:
+    """A ``collate_fn`` with a rule for each field of the samples.
+
+    The data set returns plain values. The rules are `Pad`, `Stack`, `Concat` and
+    `List`, or any function of the list of the field's values. Fields without a rule are
+    batched as by `collate`, with torch's rules: tensors, arrays and numbers are
+    stacked, and text becomes a list.
+
+    Args:
+        *rules: rules by position, for samples that are tuples; or one mapping of names
+            to rules.
+        default: the rule of every other field. `List` and functions get whole fields.
+            The other rules are applied to each tensor, array, number and list of
+            numbers in a field, and text becomes a list.
+        **fields: rules by name. A dotted name such as ``"target.boxes"`` is a field of
+            a nested dict, dataclass or tuple; an integer in it is a position. A nested
+            mapping of rules has the same meaning.
+
+    Raises:
+        TypeError: a rule is neither a rule nor a function.
+        ValueError: two rules for one field.
+
+    The batch has the structure of a sample: a dict has the same keys, and a tuple
+    becomes a list. It contains tensors, `Padded` (of `Pad` with ``mask`` or ``sizes``),
+    `Ragged` (of `Concat`) and lists, and no chunks. As with `collate`, a ``DataLoader``
+    worker writes each tensor once, directly into shared memory.
+
+    Example:
+        >>> collate = Collate(image=Pad(divisor=4, mask=True), boxes=Concat())
+        >>> batch = collate([
+        ...     {"image": torch.ones(3, 5, 6), "boxes": torch.ones(2, 4), "id": 7},
+        ...     {"image": torch.ones(3, 4, 7), "boxes": torch.ones(1, 4), "id": 8},
+        ... ])
+        >>> batch["image"].shape, batch["image"].sizes.tolist()
+        (torch.Size([2, 3, 8, 8]), [[5, 6], [4, 7]])
+        >>> batch["boxes"].offsets, batch["id"]
+        (tensor([0, 2, 3]), tensor([7, 8]))
+    """
+
+    def __init__(
+        self,
+        *rules: AnyRule | Mapping[str, Any],
+        default: AnyRule | None = None,
+        **fields: AnyRule | Mapping[str, Any],
+    ) -> None:
+        self._rules: dict[str, AnyRule] = {}
+        if len(rules) == 1 and isinstance(rules[0], Mapping):
+            self._add("", rules[0])
+        else:
+            self._add("", {str(i): rule for i, rule in enumerate(rules)})
+        self._add("", fields)
+        self._default = default
+        if default is not None:
+            _check_rule(default, "default")
+        self._parents = {parent for name in self._rules for parent in _parents(name)}
+        for name in sorted(self._parents.intersection(self._rules)):
+            inner = next(each for each in self._rules if each.startswith(f"{name}."))
+            raise BatchValueError(
+                f"Collate: {name!r} must have one rule, but has a rule, and {inner!r} "
+                "has another one. Remove one of them."
+            )
+
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        """Return the samples as one batch.
+
+        Raises:
+            TypeError: samples or values of a type that their rule cannot batch.
+            ValueError: an empty batch, a missing field, or shapes that do not fit the
+                rule. The message names the rule, the field and the sample.
+            RuntimeError: a tensor that requires grad in a ``DataLoader`` worker.
+        """
+        check_is_batch(batch, "Collate")
+        check_not_empty(batch, "Collate")
+        for name, rule in self._rules.items():
+            if not _has_field(batch[0], name):
+                raise _missing_field_error(batch[0], name, rule)
+        with span("pyparallel.collate"):
+            walk = _RuleWalk(self._rules, self._parents, self._default)
+            return walk.column(list(batch), ())
+
+    def __repr__(self) -> str:
+        """Show the rules as Python code that creates them."""
+        rules, names = self._rules, list(self._rules)
+        if names and names == [str(i) for i in range(len(names))]:
+            shown = [repr(rule) for rule in rules.values()]
+        elif all(name.isidentifier() and name != "default" for name in names):
+            shown = [f"{name}={rule!r}" for name, rule in rules.items()]
+        else:
+            shown = [repr(rules)]
+        if self._default is not None:
+            shown.append(f"default={self._default!r}")
+        return f"Collate({', '.join(shown)})"
+
+    @classmethod
+    def auto(cls, dataset: Any, num_samples: int = 16) -> Collate:
+        """Return a `Collate` with rules chosen from some samples of a data set.
+
+        Numbers, and tensors and arrays of equal shapes, get `Stack`. Images, which
+        differ only in the last two of three or more dimensions, get `Pad`. All other
+        fields get `List`. If shapes differ, a warning shows the rules (PP105).
+
+        The samples are read here and not in the first batches, because workers see
+        different batches and could choose different rules.
+
+        Args:
+            dataset: a data set, or any iterable of samples. Samples of a sequence are
+                taken at equal distances, and those of an iterable from its start.
+            num_samples: the number of samples to read.
+
+        Raises:
+            TypeError: ``num_samples`` is not an integer.
+            ValueError: ``num_samples`` is less than 1, or there are no samples.
+        """
+        num_samples = check_int(num_samples, 1, "Collate.auto: num_samples")
+        samples = _some_samples(dataset, num_samples)
+        if not samples:
+            raise BatchValueError(
+                "Collate.auto: dataset must have at least one sample, but is empty."
+            )
+        chooser = _Chooser()
+        chooser.choose(samples, ())
+        whole = chooser.rules.pop("", None)
+        chosen = cls(chooser.rules, default=whole)
+        if chooser.differing:
+            names = ", ".join(
+                repr(each) if each else "the samples" for each in chooser.differing
+            )
+            warn_once(
+                "PP105",
+                f"Collate.auto: shapes differ among {len(samples)} samples in {names}, "
+                f"so the rules are {chosen!r}. Write these rules into the program, "
+                "with Pad, Concat or List for each of these fields.",
+                place=names,
+            )
+        return chosen
+
+    def _add(self, prefix: str, rules: Mapping[str, Any]) -> None:
+        for key, rule in rules.items():
+            name = f"{prefix}{key}"
+            if isinstance(rule, Mapping):
+                self._add(f"{name}.", rule)
+                continue
+            _check_rule(rule, repr(name))
+            if name in self._rules:
+                raise BatchValueError(
+                    f"Collate: {name!r} must have one rule, but has "
+                    f"{self._rules[name]!r} and {rule!r}. Remove one of them."
+                )
+            self._rules[name] = rule
+
+
+Collate.__module__ = "pyparallel"
+
+
+class _RuleWalk(Walk):
+    """A pass over the samples that uses the rules of a `Collate`."""
+
+    def __init__(
+        self, rules: dict[str, AnyRule], parents: set[str], default: AnyRule | None
+    ) -> None:
+        super().__init__(sys.maxsize)
+        self._rules, self._parents, self._default = rules, parents, default
+
+    def column(self, column: list[Any], path: Path) -> Any:
+        name = _dotted(path)
+        rule = self._rules.get(name) if path else None
+        if rule is None and name not in self._parents:
+            rule = self._default_rule(column[0], path)
+        if rule is not None:
+            return rule.batch(column, path) if isinstance(rule, Rule) else rule(column)
+        try:
+            return super().column(column, path)
+        except (BatchTypeError, BatchValueError) as error:
+            problem = problem_of(error)
+            if problem is None:
+                raise
+            advice = advise_rules(convert(column))
+            where = f"no rule for {name!r}" if name else "default=None"
+            text = f"Collate, {where}: {problem} {advice}"
+            raise type(error)(text) from error.__cause__
+
+    def may_stack_equal(self, path: Path) -> bool:
+        # The backend would stack fields that have another rule.
+        if self._default is not None or _dotted(path) in self._parents:
+            return False
+        return super().may_stack_equal(path)
+
+    def _default_rule(self, first: Any, path: Path) -> AnyRule | None:
+        """Return the default for a field, or None to walk into it."""
+        default = self._default
+        if default is None:
+            return None
+        is_sample = not path and isinstance(first, list)
+        if isinstance(default, Rule) and not default.keeps_containers:
+            walked = is_sample or is_fields(first) or isinstance(first, str | bytes)
+        else:
+            walked = is_sample or (not path and is_fields(first))
+        return None if walked else default
+
+
+class _Chooser:
+    """Choose a rule for each field of some samples.
+
+    Attributes:
+        rules: the rule by dotted name; ``""`` is the sample itself.
+        differing: the dotted names of the fields whose shapes differ.
+    """
+
+    def __init__(self) -> None:
+        self.rules: dict[str, AnyRule] = {}
+        self.differing: list[str] = []
+
+    def choose(self, column: list[Any], path: Path) -> None:
+        """Choose the rules for the values at ``path`` of all samples."""
+        try:
+            items = list(_items(column, path))
+        except (BatchTypeError, BatchValueError, MissingKeyError):
+            items = []  # samples with different fields stay whole
+        for step, values in items:
+            self.choose(values, (*path, step))
+        if not items:
+            self.rules[_dotted(path)] = self._rule(column, path)
+
+    def _rule(self, column: list[Any], path: Path) -> AnyRule:
+        samples = convert(column)
+        if not all(isinstance(each, torch.Tensor) for each in samples):
+            return List()
+        shapes = {tuple(each.shape) for each in samples}
+        if len(shapes) == 1:
+            return Stack()
+        self.differing.append(_dotted(path))
+        least = min(map(len, shapes))
+        is_image = least > 2 and len({(len(s), s[:-2]) for s in shapes}) == 1
+        return Pad() if is_image else List()
+
+
+def _items(column: list[Any], path: Path) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield the fields of the samples at ``path``, as path steps and columns."""
+    first = column[0]
+    if isinstance(first, Mapping):
+        yield from columns_by_key(column, path).items()
+    elif pytree.is_dataclass(first):
+        for name in pytree.field_values(first):
+            yield name, [getattr(each, name) for each in column]
+    elif is_fields(first) or (not path and isinstance(first, list)):
+        for step, values in sequence_columns(column, path, ""):
+            yield step, list(values)
+
+
+def _some_samples(dataset: Any, num_samples: int) -> list[Any]:
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        return list(itertools.islice(dataset, num_samples))
+    num_samples = min(num_samples, len(dataset))
+    return [dataset[i * len(dataset) // num_samples] for i in range(num_samples)]
+
+
+def _dotted(path: Iterable[Any]) -> str:
+    return ".".join(map(str, path))
+
+
+def _parents(name: str) -> list[str]:
+    """Return the dotted names of the containers around a field."""
+    steps = name.split(".")
+    return [".".join(steps[:i]) for i in range(len(steps))]
+
+
+def _check_rule(rule: Any, name: str) -> None:
+    if isinstance(rule, Rule) or (callable(rule) and not isinstance(rule, type)):
+        return
+    advice = f"Use {_RULES}."
+    if rule is Ragged:
+        advice = "Use Concat(), whose result is a Ragged."
+    elif isinstance(rule, type) and issubclass(rule, Rule):
+        advice = f"Use {rule.__name__}()."
+    raise BatchTypeError(
+        f"Collate: the rule of {name} must be {_RULES}, but is {rule!r} "
+        f"({type_name(rule)}). {advice}"
+    )
+
+
+def _children(value: Any) -> dict[str, Callable[[], Any]]:
+    """Return functions that read the fields of a sample, by name."""
+    if isinstance(value, Mapping):
+        return {str(key): partial(operator.getitem, value, key) for key in value}
+    if pytree.is_dataclass(value):
+        names: Iterable[str] = pytree.field_values(value)
+    elif pytree.is_namedtuple(value):
+        names = value._fields
+    elif isinstance(value, list | tuple):
+        steps = range(len(value))
+        return {str(i): partial(operator.getitem, value, i) for i in steps}
+    else:
+        return {}
+    return {name: partial(getattr, value, name) for name in names}
+
+
+def _has_field(sample: Any, name: str) -> bool:
+    if type(sample) is dict and name in sample:
+        return True
+    children = _children(sample)
+    return name in children or any(
+        name.startswith(f"{key}.") and _has_field(read(), name[len(key) + 1 :])
+        for key, read in children.items()
+    )
+
+
+def _missing_field_error(sample: Any, name: str, rule: AnyRule) -> Exception:
+    """Return the error for a rule without a field, with the fields that exist."""
+    where, rest = "batch[0]", name
+    while "." in rest:
+        key, _, after = rest.partition(".")
+        read = _children(sample).get(key)
+        if read is None:
+            break
+        sample, rest, where = read(), after, format_path(where, [key])
+    found = (
+        ", ".join(map(repr, _children(sample))) or f"no fields ({type_name(sample)})"
+    )
+    advice = "Correct the name, or remove the rule."
+    if where == "batch[0]" and not _children(sample):
+        advice = f"Use Collate(default={rule!r}) for samples without fields."
+    return MissingKeyError(
+        f"Collate, {rule!r}: {where} must have the field {rest!r}, but has {found}. "
+        f"{advice}"
+    )

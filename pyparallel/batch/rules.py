@@ -1,0 +1,332 @@
+"""The rules of `Collate`: how the values of one field become a batch."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    check_int,
+    problem_of,
+    type_name,
+    with_advice,
+)
+from . import pytree, stack
+from .columns import NUMBER_DTYPES, Path, batch_tensors, batch_values, sample_path
+from .container import DataContainer
+from .padding import Padded, Padding, Sizes
+from .ragged import Ragged, join_samples
+
+_KEEP_LIST = "Use List() to keep the values in a list."
+
+
+class Rule:
+    """How the values of one field become a batch."""
+
+    __slots__ = ()
+
+    #: True if the rule keeps values of any type, containers too.
+    keeps_containers = False
+
+    def batch(self, column: list[Any], path: Path) -> Any:
+        """Return the values of the field in every sample as one value.
+
+        Raises:
+            TypeError, ValueError: the message names the rule, the field and the sample.
+        """
+        try:
+            return self._batch(column, path)
+        except (BatchTypeError, BatchValueError) as error:
+            problem = problem_of(error)
+            text = str(error)
+            if problem is not None:
+                text = f"{problem} {self._advise(convert(column))}"
+            raise type(error)(f"Collate, {self!r}: {text}") from error.__cause__
+
+    def _batch(self, column: list[Any], path: Path) -> Any:
+        raise NotImplementedError
+
+    def _advise(self, samples: Sequence[Any]) -> str:
+        """Return the advice for samples that the rule cannot batch."""
+        return advise_rules(samples)
+
+    def __repr__(self) -> str:
+        """Show the options that are not the default."""
+        options: Any = self
+        shown = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(options)
+            if each.init and getattr(self, each.name) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Stack(Rule):
+    """Stack values of equal shape, as torch's ``default_collate`` does.
+
+    The result is a tensor ``(n, *shape)``. Tensors, numeric arrays, PIL images, numbers
+    and lists of numbers can be stacked.
+
+    Example:
+        >>> Collate(id=Stack())([{"id": 3}, {"id": 5}])
+        {'id': tensor([3, 5])}
+    """
+
+    def _batch(self, column: list[Any], path: Path) -> torch.Tensor:
+        if type(column[0]) in NUMBER_DTYPES:
+            stacked: torch.Tensor = batch_values(column, path)
+            return stacked
+        return batch_tensors(_as_tensors(column, path), path)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Pad(Rule):
+    """Pad values to a common shape, and stack them.
+
+    The result is a tensor ``(n, *target)``, or a `Padded` with it if ``sizes`` or
+    ``mask`` is requested.
+
+    Args:
+        value: the number written into the padding.
+        dims: the number of trailing dimensions that may differ and are padded. None:
+            the number of sizes in the other options; without such sizes 2, or 1 for
+            values with one dimension.
+        divisor: round the sizes up to multiples of this number: one for all padded
+            dimensions, or one for each of them.
+        shape: pad to exactly these sizes, one for each padded dimension.
+        buckets: pad to the smallest of these shapes that all samples fit into.
+        side: the side of the padding: ``"right"`` (the end), ``"left"`` or
+            ``"center"``; one for all padded dimensions, or one for each of them.
+        sizes: also return the sizes before padding. None: the same as ``mask``.
+        mask: also return a mask that is True where the data are.
+
+    Raises:
+        TypeError: an option has the wrong type.
+        ValueError: an option has an impossible value; see `Padding`, which has the same
+            options.
+
+    Example:
+        >>> collate = Collate(tokens=Pad(side="left"))
+        >>> collate([{"tokens": [5, 6]}, {"tokens": [7, 8, 9]}])
+        {'tokens': tensor([[0, 5, 6],
+                [7, 8, 9]])}
+    """
+
+    value: float = 0
+    dims: int | None = None
+    divisor: int | Sizes = field(default=1, kw_only=True)
+    shape: Sizes | None = field(default=None, kw_only=True)
+    buckets: tuple[Sizes, ...] = field(default=(), kw_only=True)
+    side: str | tuple[str, ...] = field(default="right", kw_only=True)
+    sizes: bool | None = field(default=None, kw_only=True)
+    mask: bool = field(default=False, kw_only=True)
+    _padding: Padding = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            padding = Padding(
+                size_divisor=self.divisor,
+                shape=self.shape,
+                buckets=self.buckets,
+                side=self.side,
+                sizes=self.mask if self.sizes is None else self.sizes,
+                mask=self.mask,
+            )
+        except (BatchTypeError, BatchValueError) as error:
+            text = str(error).replace("size_divisor", "divisor")
+            raise type(error)(text.replace("Padding: ", "Pad: ", 1)) from None
+        if not isinstance(self.value, numbers.Real):
+            raise BatchTypeError(
+                f"Pad: value must be a real number, but is {self.value!r} "
+                f"({type_name(self.value)})."
+            )
+        dims, num_sizes = self.dims, padding.num_dims
+        if dims is not None:
+            dims = check_int(dims, 1, "Pad: dims", "None or an integer")
+        if None not in (dims, num_sizes) and dims != num_sizes:
+            raise BatchValueError(
+                f"Pad: dims must be {num_sizes}, the number of sizes in the other "
+                f"options, but is {dims}. Omit dims, or give {dims} sizes."
+            )
+        # Equal rules have equal options, whichever types the caller passed.
+        checked = {
+            "dims": dims,
+            "divisor": padding.size_divisor,
+            "shape": padding.shape,
+            "buckets": padding.buckets,
+            "side": padding.side,
+            "_padding": padding,
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def _batch(self, column: list[Any], path: Path) -> torch.Tensor | Padded:
+        samples, padding = _as_tensors(column, path), self._padding
+        num_dims = samples[0].dim()
+        dims = self.dims or padding.num_dims or min(2, num_dims)
+
+        def name(i: int) -> str:
+            return sample_path(path, i)
+
+        if num_dims < dims:
+            raise with_advice(
+                BatchValueError,
+                f"{name(0)} must have at least {dims} dimensions, but has shape "
+                f"{tuple(samples[0].shape)}.",
+            )
+        if padding == _NO_OPTIONS:
+            stacked = stack.stack_equal(samples, dims)
+            if stacked is not None:
+                return stacked
+        values = [self.value] * len(samples)
+        if padding == _NO_OPTIONS and num_dims > dims:
+            return stack.stack(samples, dims, values, name)
+        return stack.stack_padded(samples, dims, values, name, padding)
+
+    def _advise(self, samples: Sequence[Any]) -> str:
+        shapes = _shapes(samples)
+        if shapes is None or len({len(shape) for shape in shapes}) > 1:
+            return advise_rules(samples)
+        num_dims, dim = len(shapes[0]), _first_difference(shapes)
+        dims = self.dims or self._padding.num_dims or min(2, num_dims)
+        if num_dims < dims:
+            return advise_rules(samples)
+        if dim is None or num_dims - dim <= dims:
+            return "Use another value, or convert the samples to another dtype."
+        if self._padding.num_dims is not None:
+            return _KEEP_LIST
+        return f"Use {replace(self, dims=num_dims - dim)!r} or List()."
+
+
+_NO_OPTIONS = Padding()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Concat(Rule):
+    """Concatenate values along dimension 0 without padding; the result is a `Ragged`.
+
+    Example:
+        >>> Collate(boxes=Concat())([{"boxes": [[1, 2]]}, {"boxes": []}])
+        {'boxes': Ragged(values=tensor([[1, 2]]), offsets=tensor([0, 1, 1]))}
+    """
+
+    def _batch(self, column: list[Any], path: Path) -> Ragged:
+        samples = _as_tensors(column, path)
+        return join_samples(samples, lambda i: sample_path(path, i))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class List(Rule):
+    """Keep the values of any type in a list, without copies.
+
+    Example:
+        >>> Collate(caption=List())([{"caption": "a cat"}, {"caption": "two dogs"}])
+        {'caption': ['a cat', 'two dogs']}
+    """
+
+    keeps_containers = True
+
+    def _batch(self, column: list[Any], path: Path) -> list[Any]:
+        return column
+
+
+# Pickles name the public path, so they do not depend on the layout of the package.
+for _rule in (Stack, Pad, Concat, List):
+    _rule.__module__ = "pyparallel"
+
+
+def convert(column: Sequence[Any]) -> list[Any]:
+    """Convert arrays, PIL images, numbers and lists of numbers to tensors.
+
+    Other values are kept. An empty list gets the dtype and the trailing dimensions of
+    the first value with items.
+    """
+    values = [_as_tensor(value) for value in stack.as_tensors(column)]
+    like = next((each for each in values if isinstance(each, torch.Tensor)), None)
+    if like is None or not like.dim():
+        like = torch.empty(0)
+    empty = [isinstance(each, list | tuple) and not each for each in values]
+    return [
+        like.new_empty((0, *like.shape[1:])) if is_empty else value
+        for is_empty, value in zip(empty, values, strict=True)
+    ]
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, list | tuple) and not value:
+        return value
+    if isinstance(value, list | tuple | int | float) or _is_of_numpy(value):
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            return value
+    return value
+
+
+def _is_of_numpy(value: Any) -> bool:
+    return type(value).__module__ == "numpy"
+
+
+def _as_tensors(column: list[Any], path: Path) -> list[torch.Tensor]:
+    """Return the values as tensors; raise an error that names the first other value."""
+    if set(map(type, column)) == {torch.Tensor}:
+        return column
+    samples = convert(column)
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, torch.Tensor):
+            raise with_advice(
+                BatchTypeError,
+                f"{sample_path(path, i)} must be a tensor, a numeric array, a PIL "
+                "image, a number or a list of numbers of equal lengths, but is "
+                f"{type_name(sample)}.",
+            )
+    return samples
+
+
+def is_fields(value: Any) -> bool:
+    """Return True for a container whose items are fields: not a list."""
+    if isinstance(value, DataContainer | str | bytes):
+        return False
+    return isinstance(value, Mapping | tuple) or pytree.is_dataclass(value)
+
+
+def advise_rules(samples: Sequence[Any]) -> str:
+    """Return advice with the rules that can batch these values."""
+    shapes = _shapes(samples)
+    if shapes is None:
+        fields_of = next((each for each in samples if is_fields(each)), None)
+        if fields_of is not None:
+            return "Give rules to its fields by dotted names, or use List()."
+        return _KEEP_LIST
+    lengths = {len(shape) for shape in shapes}
+    if len(lengths) > 1:
+        return _KEEP_LIST
+    dim = _first_difference(shapes)
+    if dim is None:
+        return "Use Stack() or List()."
+    rules = f"Pad(dims={len(shapes[0]) - dim})"
+    if len({shape[1:] for shape in shapes}) == 1:
+        rules += ", Concat()"
+    return f"Use {rules} or List()."
+
+
+def _shapes(samples: Sequence[Any]) -> list[torch.Size] | None:
+    """Return the shapes of the samples; None if one of them is no tensor."""
+    if not all(isinstance(each, torch.Tensor) for each in samples):
+        return None
+    return [each.shape for each in samples]
+
+
+def _first_difference(shapes: Sequence[torch.Size]) -> int | None:
+    """Return the first dimension that differs; None if all shapes are equal."""
+    for dim, sizes in enumerate(zip(*shapes, strict=True)):
+        if len(set(sizes)) > 1:
+            return dim
+    return None
