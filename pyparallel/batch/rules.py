@@ -153,7 +153,7 @@ class Pad(Rule):
         if None not in (dims, num_sizes) and dims != num_sizes:
             raise BatchValueError(
                 f"Pad: dims must be {num_sizes}, the number of sizes in the other "
-                f"options, but is {dims}. Omit dims, or give {dims} sizes."
+                f"options, but is {dims}. Omit dims, or change these options."
             )
         # Equal rules have equal options, whichever types the caller passed.
         checked = {

@@ -88,6 +88,38 @@ def test_padding_a_ragged_equals_the_oracle(
     )
 
 
+@settings(deadline=None)
+@given(column=columns())
+def test_the_arguments_of_attention_without_padding(column: list[torch.Tensor]) -> None:
+    ragged = Ragged.from_tensors(column)
+    lengths = [len(sample) for sample in column]
+    ends = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    cu_seqlens = torch.tensor(ends, dtype=torch.int32)
+    oracle.assert_same_tensor(ragged.cu_seqlens, cu_seqlens)
+    assert ragged.max_seqlen == max(lengths)
+    positions = torch.tensor([i for n in lengths for i in range(n)], dtype=torch.int64)
+    oracle.assert_same_tensor(ragged.position_ids, positions)
+
+
+def test_a_ragged_without_samples_has_no_positions() -> None:
+    empty = Ragged(torch.empty(0, 3), torch.tensor([0]))
+    assert (empty.max_seqlen, empty.cu_seqlens.tolist()) == (0, [0])
+    assert empty.position_ids.tolist() == []
+
+
+def test_offsets_that_int32_cannot_hold_are_an_error() -> None:
+    most = 2**31 - 1
+    fits = Ragged(torch.ones(1).expand(most), torch.tensor([0, most]))
+    assert fits.cu_seqlens.tolist() == [0, most]
+    large = Ragged(torch.ones(1).expand(2**31), torch.tensor([0, 2**31]))
+    with pytest.raises(ValueError) as caught:
+        _ = large.cu_seqlens
+    assert str(caught.value) == (
+        "Ragged.cu_seqlens: values must have less than 2**31 rows, but has 2147483648. "
+        "Use smaller batches, or offsets."
+    )
+
+
 def test_by_default_a_tensor_is_padded_with_zeros() -> None:
     got = Ragged.from_tensors([torch.ones(1), torch.ones(2)]).to_padded()
     assert got.tolist() == [[1, 0], [1, 1]]

@@ -1,0 +1,914 @@
+"""Collate: one rule for each field, compared with torch's pad, stack and cat."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import re
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy
+import PIL.Image
+import pytest
+import torch
+import torch.nn.functional as F
+from backends import both, using
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset
+from worker_allocations import with_allocations
+
+import pyparallel
+from pyparallel import (
+    Collate,
+    Concat,
+    DataContainer,
+    List,
+    Pad,
+    Padded,
+    Padding,
+    PreDataLoader,
+    Ragged,
+    Stack,
+    collate,
+    scatter,
+)
+from pyparallel.core import errors
+
+RULES = {"Pad": Pad, "Stack": Stack, "Concat": Concat, "List": List}
+
+
+# ------------------------------------------------------------------------- the oracle
+def padded_by_torch(
+    samples: list[torch.Tensor], value: float, dims: int, divisor: int
+) -> torch.Tensor:
+    """Return F.pad of every sample, stacked."""
+    num = samples[0].dim()
+    target = list(samples[0].shape)
+    for dim in range(num - dims, num):
+        largest = max(each.shape[dim] for each in samples)
+        target[dim] = (largest + divisor - 1) // divisor * divisor
+    rows = []
+    for each in samples:
+        sides = [(0, target[d] - each.shape[d]) for d in reversed(range(num))]
+        flat = [side for pair in sides for side in pair]
+        empty = not each.numel()
+        rows.append(
+            torch.full(target, value, dtype=each.dtype)
+            if empty
+            else F.pad(each, flat, value=value)
+        )
+    return torch.stack(rows)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Compare two batches with all types, dtypes and shapes."""
+    assert type(found) is type(expected)
+    if isinstance(found, dict):
+        assert list(found) == list(expected)
+        for key in found:
+            assert_same(found[key], expected[key])
+    elif isinstance(found, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(found, Padded | Ragged):
+        assert_same(found.fields(), expected.fields())
+    elif isinstance(found, torch.Tensor):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.is_contiguous() and torch.equal(found, expected)
+    else:
+        assert found == expected
+
+
+#: The values of one field, its rule (None: no rule), and its batch.
+Field = tuple[list[Any], Any, Any]
+
+
+@st.composite
+def fields(draw: Any, num: int) -> Field:
+    kind = draw(st.sampled_from(["pad", "mask", "concat", "list", "stack", "none"]))
+    dtype = draw(st.sampled_from([torch.float32, torch.int64, torch.uint8]))
+    rest = draw(st.lists(st.integers(1, 3), max_size=2))
+    sizes = draw(st.lists(st.integers(0, 4), min_size=num, max_size=num))
+    if kind in ("stack", "none"):
+        values = [torch.full((2, *rest), i).to(dtype) for i in range(num)]
+        return values, Stack() if kind == "stack" else None, torch.stack(values)
+    if kind == "concat":
+        values = [torch.full((n, *rest), i).to(dtype) for i, n in enumerate(sizes)]
+        ends = torch.tensor([sum(sizes[:i]) for i in range(num + 1)])
+        return values, Concat(), Ragged(torch.cat(values), ends)
+    values = [torch.full((*rest, n), i).to(dtype) for i, n in enumerate(sizes)]
+    if kind == "list":
+        return values, List(), values
+    value, divisor = draw(st.integers(0, 9)), draw(st.integers(1, 3))
+    right = padded_by_torch(values, value, 1, divisor)
+    if kind == "pad":
+        return values, Pad(value, 1, divisor=divisor), right
+    ones = [torch.ones(n) for n in sizes]
+    mask = padded_by_torch(ones, 0, 1, divisor).bool()
+    expected = Padded(right, torch.tensor(sizes)[:, None], mask)
+    return values, Pad(value, dims=1, divisor=divisor, mask=True), expected
+
+
+@st.composite
+def nests(draw: Any) -> tuple[list[Any], dict[str, Any], Any]:
+    """Draw samples of nested dicts and tuples, rules by dotted names, and the batch."""
+    num = draw(st.integers(1, 4))
+    rules: dict[str, Any] = {}
+
+    def nest(prefix: str, depth: int) -> tuple[list[Any], Any]:
+        what = draw(st.sampled_from(["field", "field", "dict", "tuple"]))
+        if depth and (depth == 3 or what == "field"):
+            values, rule, expected = draw(fields(num))
+            if rule is not None:
+                rules[prefix[:-1]] = rule
+            return values, expected
+        keys = draw(st.lists(st.sampled_from("abcd"), unique=True, min_size=1))
+        if what == "tuple":
+            steps = [str(i) for i in range(len(keys))]
+            inner = [nest(f"{prefix}{step}.", depth + 1) for step in steps]
+            columns = [each[0] for each in inner]
+            values = list(zip(*columns, strict=True))
+            return values, [each[1] for each in inner]
+        made = {key: nest(f"{prefix}{key}.", depth + 1) for key in keys}
+        values = [{key: made[key][0][i] for key in keys} for i in range(num)]
+        return values, {key: made[key][1] for key in keys}
+
+    samples, expected = nest("", 0)
+    return samples, rules, expected
+
+
+@both
+@settings(max_examples=150)
+@given(nest=nests())
+def test_any_nest_of_fields_equals_the_oracle(
+    backend: ModuleType, nest: tuple[list[Any], dict[str, Any], Any]
+) -> None:
+    samples, rules, expected = nest
+    with using(backend):
+        assert_same(Collate(rules)(samples), expected)
+
+
+# -------------------------------------------------------------- the same as containers
+def detections(num: int = 4) -> list[dict[str, Any]]:
+    return [
+        {
+            "image": torch.full((3, 20 + i, 30 - i), float(i)),
+            "boxes": torch.full((i, 4), float(i)),
+            "caption": "word " * i,
+            "id": i,
+        }
+        for i in range(num)
+    ]
+
+
+DETECTION = Collate(
+    image=Pad(divisor=32, value=2, mask=True),
+    boxes=Concat(),
+    caption=List(),
+    id=Stack(),
+)
+
+
+def check_detections(batch: Any, samples: list[dict[str, Any]]) -> None:
+    images = [each["image"] for each in samples]
+    ones = [torch.ones(each.shape[1:]) for each in images]
+    image = batch["image"]
+    assert torch.equal(image.data, padded_by_torch(images, 2, 2, 32))
+    assert torch.equal(image.mask, padded_by_torch(ones, 0, 2, 32).bool())
+    assert image.sizes.tolist() == [list(each.shape[1:]) for each in images]
+    boxes = [each["boxes"] for each in samples]
+    assert torch.equal(batch["boxes"].values, torch.cat(boxes))
+    assert batch["boxes"].lengths().tolist() == [len(each) for each in boxes]
+    assert batch["caption"] == [each["caption"] for each in samples]
+    assert batch["id"].tolist() == [each["id"] for each in samples]
+
+
+@both
+def test_a_batch_equals_the_chunks_of_containers(backend: ModuleType) -> None:
+    padding = Padding(size_divisor=32, sizes=True, mask=True)
+    samples = detections()
+    contained = [
+        {
+            "image": DataContainer(each["image"], True, 2, padding=padding),
+            "boxes": DataContainer(each["boxes"], ragged=True),
+            "caption": DataContainer(each["caption"], cpu_only=True),
+            "id": each["id"],
+        }
+        for each in samples
+    ]
+    with using(backend):
+        batch = DETECTION(samples)
+        chunks = collate(contained, len(samples))
+    check_detections(batch, samples)
+    for name in ("image", "boxes", "caption"):
+        assert_same(batch[name], chunks[name].data[0])
+    assert_same(batch["id"], chunks["id"])
+
+
+# --------------------------------------------------------------------- names of fields
+Pair = namedtuple("Pair", "image label")
+
+
+@dataclass
+class Target:
+    boxes: Any
+    label: int
+
+
+BOXES = [torch.ones(2, 4), torch.zeros(1, 4)]
+JOINED = Ragged(torch.cat(BOXES), torch.tensor([0, 2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("rules", "wrap", "read"),
+    [
+        (Collate(x=Concat()), lambda x: {"x": x}, lambda b: b["x"]),
+        (Collate({"x": Concat()}), lambda x: {"x": x}, lambda b: b["x"]),
+        (Collate({"x.y": Concat()}), lambda x: {"x.y": x}, lambda b: b["x.y"]),
+        (Collate({"1": Concat()}), lambda x: {1: x}, lambda b: b[1]),
+        (
+            Collate(**{"x.y": Concat()}),
+            lambda x: {"x": {"y": x}},
+            lambda b: b["x"]["y"],
+        ),
+        (
+            Collate(x={"y": Concat()}),
+            lambda x: {"x": {"y": x}},
+            lambda b: b["x"]["y"],
+        ),
+        (
+            Collate({"x.boxes": Concat()}),
+            lambda x: {"x": Target(x, 1)},
+            lambda b: b["x"].boxes,
+        ),
+        (Collate(Concat()), lambda x: (x, 1), lambda b: b[0]),
+        (Collate(Stack(), Concat()), lambda x: [1, x], lambda b: b[1]),
+        (
+            Collate(Stack(), {"y": Concat()}),
+            lambda x: (1, {"y": x}),
+            lambda b: b[1]["y"],
+        ),
+        (Collate(image=Concat()), lambda x: Pair(x, 1), lambda b: b.image),
+        (Collate(default=Concat()), lambda x: x, lambda b: b),
+        (Collate(default=Concat()), lambda x: {"x": (x, "text")}, lambda b: b["x"][0]),
+    ],
+    ids=repr,
+)
+def test_a_field_is_found_by_its_name(
+    rules: Collate, wrap: Callable[[Any], Any], read: Callable[[Any], Any]
+) -> None:
+    assert_same(read(rules([wrap(x) for x in BOXES])), JOINED)
+
+
+def test_a_field_without_a_rule_is_batched_by_torchs_rules() -> None:
+    samples = [{"a": torch.ones(2), "b": 1.5, "c": "x", "d": (1, 2)}] * 2
+    rules = Collate(a=List())
+    assert_same(
+        rules(samples),
+        {"a": [torch.ones(2)] * 2}
+        | collate([{k: s[k] for k in "bcd"} for s in samples]),
+    )
+
+
+def test_the_default_is_the_rule_of_every_other_field() -> None:
+    samples = [{"a": [1] * n, "b": {"c": torch.ones(n)}, "d": "x"} for n in (1, 2)]
+    ragged = Collate(a=Pad(), default=Concat())(samples)
+    assert ragged["a"].tolist() == [[1, 0], [1, 1]]
+    assert ragged["b"]["c"].offsets.tolist() == [0, 1, 3]
+    assert ragged["d"] == ["x", "x"]
+    # List keeps fields of any type whole, but not the sample.
+    kept = Collate(a=Pad(), default=List())(samples)
+    assert kept["b"] == [each["b"] for each in samples]
+    assert Collate(default=List())(samples)["b"] == kept["b"]
+    below = Collate({"b.c": Concat()}, default=List())(samples)
+    assert below["a"] == [[1], [1, 1]]
+    assert below["b"]["c"].offsets.tolist() == [0, 1, 3]
+
+
+def test_a_function_gets_the_values_of_its_field() -> None:
+    rules = Collate(x=sum, default=max)
+    assert rules([{"x": 2, "y": 3}, {"x": 5, "y": 1}]) == {"x": 7, "y": 3}
+
+
+# ------------------------------------------------------------------ values of a field
+@pytest.mark.parametrize("rule", [Stack(), Pad(), Pad(mask=True), Concat()], ids=repr)
+@pytest.mark.parametrize(
+    "values",
+    [
+        [numpy.ones((2, 3), numpy.float32), numpy.zeros((2, 3), numpy.float32)],
+        [[[1, 2], [3, 4]], [[5, 6], [7, 8]]],
+        [(1.5, 2.0), (0.5, 1.0)],
+        [PIL.Image.new("L", (3, 2), 7), PIL.Image.new("L", (3, 2), 9)],
+    ],
+    ids=["arrays", "lists", "tuples", "images"],
+)
+def test_arrays_images_and_lists_are_batched_like_tensors(
+    rule: Any, values: list[Any]
+) -> None:
+    tensors = [torch.as_tensor(numpy.asarray(each).copy()) for each in values]
+    if isinstance(values[0], tuple):  # torch makes float32 of Python's numbers
+        tensors = [each.float() for each in tensors]
+    assert_same(
+        Collate(x=rule)([{"x": x} for x in values]), {"x": rule.batch(tensors, ())}
+    )
+
+
+def test_numbers_are_stacked_with_the_dtypes_of_torch() -> None:
+    values = [{"i": 1, "f": 0.1, "b": True, "n": numpy.float32(2)}] * 2
+    batch = Collate(default=Stack())(values)
+    assert {key: each.dtype for key, each in batch.items()} == {
+        "i": torch.int64,
+        "f": torch.float64,
+        "b": torch.bool,
+        "n": torch.float32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"), [(Concat(), (1, 4)), (Pad(), (3, 1, 4))], ids=repr
+)
+def test_an_empty_list_has_the_dtype_and_width_of_the_others(
+    rule: Any, shape: tuple[int, ...]
+) -> None:
+    values: list[Any] = [[], [[1, 2, 3, 4]], []]
+    batch = Collate(x=rule)([{"x": x} for x in values])["x"]
+    data = batch.values if isinstance(batch, Ragged) else batch
+    assert (data.dtype, tuple(data.shape)) == (torch.int64, shape)
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "mask"),
+    [
+        (Pad(divisor=4, mask=True), (2, 3, 8, 4), (2, 8, 4)),
+        (Pad(divisor=(1, 4), mask=True), (2, 3, 5, 4), (2, 5, 4)),
+        (Pad(dims=1, divisor=4, mask=True), (2, 3, 5, 4), (2, 4)),
+        (Pad(dims=3, mask=True), (2, 3, 5, 2), (2, 3, 5, 2)),
+        (Pad(shape=(6, 7), mask=True), (2, 3, 6, 7), (2, 6, 7)),
+        (Pad(buckets=[(9, 9), (8, 3)], mask=True), (2, 3, 8, 3), (2, 8, 3)),
+    ],
+    ids=repr,
+)
+def test_options_of_pad(
+    rule: Pad, shape: tuple[int, ...], mask: tuple[int, ...]
+) -> None:
+    batch = Collate(x=rule)([{"x": torch.ones(3, 5, 2)}] * 2)["x"]
+    assert (tuple(batch.data.shape), tuple(batch.mask.shape)) == (shape, mask)
+    assert batch.sizes.shape == (2, len(mask) - 1)
+    assert batch.data.sum() == 2 * 30
+
+
+def test_sizes_come_with_the_mask_unless_chosen() -> None:
+    samples = [{"x": torch.ones(n)} for n in (1, 2)]
+    assert type(Collate(x=Pad())(samples)["x"]) is torch.Tensor
+    only_mask = Collate(x=Pad(mask=True, sizes=False))(samples)["x"]
+    only_sizes = Collate(x=Pad(sizes=True))(samples)["x"]
+    assert only_mask.sizes is None
+    assert only_mask.mask.tolist() == [[True, False], [True, True]]
+    assert only_sizes.mask is None and only_sizes.sizes.tolist() == [[1], [2]]
+
+
+def test_rules_are_values() -> None:
+    assert Pad(divisor=[2, 2]) == Pad(divisor=(2, 2)) != Pad()
+    assert len({Pad(), Pad(), Stack(), Stack(), Concat(), List()}) == 4
+    for rule in (Pad(1, 2, side="left", mask=True), Stack(), Concat(), List()):
+        assert eval(repr(rule), RULES) == rule == pickle.loads(pickle.dumps(rule))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        DETECTION,
+        Collate(),
+        Collate(Pad(), Stack()),
+        Collate(Stack()),
+        Collate({"target.boxes": Concat(), "default": List()}, default=Stack()),
+    ],
+    ids=repr,
+)
+def test_the_text_of_a_collate_is_its_code(rules: Collate) -> None:
+    again = eval(repr(rules), {**RULES, "Collate": Collate})
+    assert repr(again) == repr(rules) == repr(pickle.loads(pickle.dumps(rules)))
+    assert vars(again) == vars(rules)
+
+
+# ---------------------------------------------------------------------------- messages
+_NOT_A_TENSOR = (
+    "must be a tensor, a numeric array, a PIL image, a number or a list of numbers of "
+    "equal lengths, but is"
+)
+
+
+def of(*values: Any) -> list[Any]:
+    return [{"x": value} for value in values]
+
+
+WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
+    (
+        Collate(x=Stack()),
+        of(torch.ones(2, 4), torch.ones(3, 4)),
+        ValueError,
+        "Collate, Stack(): batch[1]['x'] must match batch[0]['x'], but has shape "
+        "(3, 4) where (2, 4) was expected. Use Pad(dims=2), Concat() or List().",
+    ),
+    (
+        Collate(x=Stack()),
+        of([1], [[1]]),
+        ValueError,
+        "Collate, Stack(): batch[1]['x'] must match batch[0]['x'] in its number of "
+        "dimensions, but has shape (1, 1) where (1,) was expected. Use List() to keep "
+        "the values in a list.",
+    ),
+    (
+        Collate(x=Stack()),
+        of("a", "b"),
+        TypeError,
+        f"Collate, Stack(): batch[0]['x'] {_NOT_A_TENSOR} str. Use List() to keep the "
+        "values in a list.",
+    ),
+    (
+        Collate(x=Stack()),
+        of(1, "b"),
+        TypeError,
+        "Collate, Stack(): batch[1]['x'] must be int like batch[0]['x'], but is str. "
+        "Use List() to keep the values in a list.",
+    ),
+    (
+        Collate(x=Stack()),
+        of(2**80),
+        ValueError,
+        "Collate, Stack(): batch[0]['x'] must be a number that a tensor can hold, but "
+        "is 1208925819614629174706176. Use List() to keep the values in a list.",
+    ),
+    (
+        Collate({"x.y": Pad(divisor=2)}),
+        of({"y": torch.ones(3, 4, 4)}, {"y": torch.ones(1, 4, 4)}),
+        ValueError,
+        "Collate, Pad(divisor=2): batch[1]['x']['y'] must match batch[0]['x']['y'] "
+        "outside its last 2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was "
+        "expected. Use Pad(dims=3, divisor=2) or List().",
+    ),
+    (
+        Collate(x=Pad(divisor=(2, 2))),
+        of(torch.ones(3, 4, 4), torch.ones(1, 4, 4)),
+        ValueError,
+        "Collate, Pad(divisor=(2, 2)): batch[1]['x'] must match batch[0]['x'] outside "
+        "its last 2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was expected. "
+        "Use List() to keep the values in a list.",
+    ),
+    (
+        Collate(x=Pad(dims=2)),
+        of([1], [1, 2]),
+        ValueError,
+        "Collate, Pad(dims=2): batch[0]['x'] must have at least 2 dimensions, but has "
+        "shape (1,). Use Pad(dims=1), Concat() or List().",
+    ),
+    (
+        Collate(x=Pad(-1)),
+        of(torch.ones(1).byte(), torch.ones(2).byte()),
+        ValueError,
+        "Collate, Pad(value=-1): batch[0]['x'] must have a padding_value that "
+        "torch.uint8 can hold, but has -1. Use another value, or convert the samples "
+        "to another dtype.",
+    ),
+    (
+        Collate(x=Pad(shape=(2,))),
+        of([1], [1, 2, 3]),
+        ValueError,
+        "Collate, Pad(shape=(2,)): batch[1]['x'] must be at most (2,), the shape of "
+        "the padding, in the padded dimensions, but is (3,) there. Resize it before "
+        "collating, or allow a larger shape.",
+    ),
+    (
+        Collate(x=Pad()),
+        of({"y": 1}, {"y": 2}),
+        TypeError,
+        f"Collate, Pad(): batch[0]['x'] {_NOT_A_TENSOR} dict. Give rules to its fields "
+        "by dotted names, or use List().",
+    ),
+    (
+        Collate(x=Concat()),
+        of(1, 2),
+        ValueError,
+        "Collate, Concat(): batch[0]['x'] must have at least 1 dimension to be ragged, "
+        "but has shape (). Use Stack() or List().",
+    ),
+    (
+        Collate(x=Concat()),
+        of(torch.ones(2, 3), torch.ones(2, 4)),
+        ValueError,
+        "Collate, Concat(): batch[1]['x'] must match batch[0]['x'] outside dimension "
+        "0, but has shape (2, 4) where (2, 3) was expected. Use Pad(dims=1) or List().",
+    ),
+    (
+        Collate(),
+        of([1], [1, 2]),
+        ValueError,
+        "Collate, no rule for 'x': batch[1]['x'] must have 1 items like batch[0]['x'], "
+        "but has 2. Use Pad(dims=1), Concat() or List().",
+    ),
+    (
+        Collate({"x.1": List()}),
+        of((torch.ones(2), 1), (torch.ones(3), 1)),
+        ValueError,
+        "Collate, no rule for 'x.0': batch[1]['x'][0] must match batch[0]['x'][0], but "
+        "has shape (3,) where (2,) was expected. Use Pad(dims=1), Concat() or List().",
+    ),
+    (
+        Collate(),
+        of(1, None),
+        TypeError,
+        "Collate, no rule for 'x': batch[1]['x'] must be a tensor, a numeric array, a "
+        "number, a string or a container of these, but is None. Use List() to keep the "
+        "values in a list.",
+    ),
+    (
+        Collate(),
+        [torch.ones(1), torch.ones(2)],
+        ValueError,
+        "Collate, default=None: batch[1] must match batch[0], but has shape (2,) where "
+        "(1,) was expected. Use Pad(dims=1), Concat() or List().",
+    ),
+]
+
+
+def raised(call: Callable[[], Any]) -> Exception:
+    with pytest.raises(Exception) as caught:
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize(("rules", "samples", "error", "text"), WRONG)
+def test_an_error_names_the_rule_the_field_and_the_sample(
+    rules: Collate, samples: list[Any], error: type[Exception], text: str
+) -> None:
+    found = raised(lambda: rules(samples))
+    assert isinstance(found, error) and isinstance(found, pyparallel.Error)
+    assert str(found) == text
+
+
+@pytest.mark.parametrize(("rules", "samples", "error", "text"), WRONG)
+def test_every_rule_that_an_error_advises_works(
+    rules: Collate, samples: list[Any], error: type[Exception], text: str
+) -> None:
+    advised = re.findall(r"(?:Pad|Stack|Concat|List)\(.*?\)", text.split(". ")[-1])
+    if "dtype" in text or "Resize" in text:
+        assert not advised  # advice about the samples
+        return
+    assert "List()" in advised
+    wrong = next((name for name in rules._rules), "x")
+    name = {"Collate({'x.1': List()})": "x.0"}.get(repr(rules), wrong)
+    for each in advised:
+        rule = eval(each, RULES)
+        whole = isinstance(samples[0], torch.Tensor)
+        Collate(default=rule)(samples) if whole else Collate({name: rule})(samples)
+
+
+@pytest.mark.parametrize(
+    ("rules", "sample", "text"),
+    [
+        (
+            Collate(imge=Pad()),
+            {"image": 1, "id": 2},
+            "Collate, Pad(): batch[0] must have the field 'imge', but has 'image', "
+            "'id'. Correct the name, or remove the rule.",
+        ),
+        (
+            Collate({"target.box": Concat()}),
+            {"target": {"boxes": 1}},
+            "Collate, Concat(): batch[0]['target'] must have the field 'box', but has "
+            "'boxes'. Correct the name, or remove the rule.",
+        ),
+        (
+            Collate({"target.boxes": Concat()}),
+            {"target": 3},
+            "Collate, Concat(): batch[0]['target'] must have the field 'boxes', but "
+            "has no fields (int). Correct the name, or remove the rule.",
+        ),
+        (
+            Collate(Pad(), Stack()),
+            Pair(1, 2),
+            "Collate, Pad(): batch[0] must have the field '0', but has 'image', "
+            "'label'. Correct the name, or remove the rule.",
+        ),
+        (
+            Collate(Pad()),
+            torch.ones(2),
+            "Collate, Pad(): batch[0] must have the field '0', but has no fields "
+            "(torch.Tensor). Use Collate(default=Pad()) for samples without fields.",
+        ),
+    ],
+    ids=repr,
+)
+def test_a_rule_without_a_field_is_an_error(
+    rules: Collate, sample: Any, text: str
+) -> None:
+    found = raised(lambda: rules([sample]))
+    assert isinstance(found, KeyError) and isinstance(found, ValueError)
+    assert str(found) == text
+
+
+_ANY = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (
+            lambda: Collate(boxes=Ragged),
+            TypeError,
+            f"Collate: the rule of 'boxes' must be {_ANY}, but is <class "
+            "'pyparallel.Ragged'> (type). Use Concat(), whose result is a Ragged.",
+        ),
+        (
+            lambda: Collate(target={"x": Pad}),
+            TypeError,
+            f"Collate: the rule of 'target.x' must be {_ANY}, but is <class "
+            "'pyparallel.Pad'> (type). Use Pad().",
+        ),
+        (
+            lambda: Collate(default="pad"),
+            TypeError,
+            f"Collate: the rule of default must be {_ANY}, but is 'pad' (str). Use "
+            f"{_ANY}.",
+        ),
+        (
+            lambda: Collate({"a.b": Pad(), "a": List()}),
+            ValueError,
+            "Collate: 'a' must have one rule, but has a rule, and 'a.b' has another "
+            "one. Remove one of them.",
+        ),
+        (
+            lambda: Collate({"a": Pad()}, a=List()),
+            ValueError,
+            "Collate: 'a' must have one rule, but has Pad() and List(). Remove one of "
+            "them.",
+        ),
+        (
+            lambda: Pad(divisor=0),
+            ValueError,
+            "Pad: divisor must be an integer of 1 or more, but is 0.",
+        ),
+        (
+            lambda: Pad(divisor=2, shape=(4,)),
+            ValueError,
+            "Pad: divisor must be 1 with shape, but is 2. Give sizes that are "
+            "multiples of it.",
+        ),
+        (
+            lambda: Pad("x"),  # type: ignore[arg-type]
+            TypeError,
+            "Pad: value must be a real number, but is 'x' (str).",
+        ),
+        (
+            lambda: Pad(dims=0),
+            ValueError,
+            "Pad: dims must be None or an integer of 1 or more, but is 0.",
+        ),
+        (
+            lambda: Pad(dims=1, shape=(4, 4)),
+            ValueError,
+            "Pad: dims must be 2, the number of sizes in the other options, but is 1. "
+            "Omit dims, or change these options.",
+        ),
+        (
+            lambda: DETECTION([]),
+            ValueError,
+            "Collate: batch must have at least one sample, but is empty.",
+        ),
+        (
+            lambda: DETECTION({"image": 1}),  # type: ignore[arg-type]
+            TypeError,
+            "Collate: batch must be a sequence of samples, but is dict.",
+        ),
+        (
+            lambda: Collate.auto([]),
+            ValueError,
+            "Collate.auto: dataset must have at least one sample, but is empty.",
+        ),
+        (
+            lambda: Collate.auto([1], 0),
+            ValueError,
+            "Collate.auto: num_samples must be an integer of 1 or more, but is 0.",
+        ),
+    ],
+)
+def test_wrong_arguments_are_errors(
+    make: Callable[[], Any], error: type[Exception], text: str
+) -> None:
+    found = raised(make)
+    assert isinstance(found, error) and str(found) == text
+
+
+# -------------------------------------------------------------------------- in workers
+class Detections(Dataset[Any]):
+    """The samples of `detections`; one may have a wrong image."""
+
+    def __init__(self, wrong: int | None = None) -> None:
+        self.samples = detections(8)
+        if wrong is not None:
+            self.samples[wrong]["image"] = torch.ones(1, 9, 9)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return self.samples[i]
+
+
+@pytest.fixture(params=["pyparallel", "torch"])
+def loader(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    cls = pyparallel.DataLoader if request.param == "pyparallel" else TorchLoader
+    return functools.partial(cls, batch_size=4, num_workers=2)
+
+
+def batches(loader: Any) -> Iterator[Any]:
+    """Yield all batches, then end the workers."""
+    iterator: Any = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        iterator._shutdown_workers()
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_workers_make_the_same_batches(
+    loader: Callable[..., Any], context: str
+) -> None:
+    made = loader(Detections(), collate_fn=DETECTION, multiprocessing_context=context)
+    count = 0
+    for i, batch in enumerate(batches(made)):
+        check_detections(batch, detections(8)[4 * i : 4 * i + 4])
+        count += 1
+    assert count == 2
+    if isinstance(made, pyparallel.DataLoader):
+        stats = made.stats()
+        assert (stats.ring_hits, stats.ring_misses) == (2, 0)
+
+
+def test_a_worker_writes_each_tensor_once(loader: Callable[..., Any]) -> None:
+    def report(samples: list[Any]) -> Any:
+        batch, allocated = with_allocations(lambda: DETECTION(samples))
+        tensors = [*batch["image"].fields(), *batch["boxes"].fields()]
+        handed_over = [each.untyped_storage().data_ptr() for each in tensors]
+        return batch, allocated, handed_over
+
+    made = loader(Detections(), collate_fn=report, multiprocessing_context="fork")
+    for i, (batch, allocated, handed_over) in enumerate(batches(made)):
+        assert sorted(allocated) == sorted(handed_over) and len(allocated) == 5
+        check_detections(batch, detections(8)[4 * i : 4 * i + 4])
+
+
+def test_an_error_in_a_worker_has_the_whole_message(
+    loader: Callable[..., Any],
+) -> None:
+    made = loader(
+        Detections(wrong=5), collate_fn=DETECTION, multiprocessing_context="fork"
+    )
+    found = raised(lambda: list(batches(made)))
+    assert isinstance(found, ValueError)
+    assert (
+        "Collate, Pad(value=2, divisor=32, mask=True): batch[1]['image'] must match "
+        "batch[0]['image'] outside its last 2 dimensions, but has shape (1, 9, 9) "
+        "where (3, 24, 26) was expected. Use Pad(value=2, dims=3, divisor=32, "
+        "mask=True) or List()."
+    ) in str(found)
+
+
+# ------------------------------------------------------------------ after the collation
+def test_a_batch_goes_through_scatter_pytree_and_a_prefetcher() -> None:
+    samples = detections()
+    batch = DETECTION(samples)
+    (part,) = scatter(batch, ["cpu"])
+    check_detections(part, samples)
+    leaves, spec = _pytree.tree_flatten(batch)
+    assert sum(isinstance(leaf, torch.Tensor) for leaf in leaves) == 6
+    check_detections(_pytree.tree_unflatten(leaves, spec), samples)
+    loader = pyparallel.DataLoader(Detections(), batch_size=4, collate_fn=DETECTION)
+    with PreDataLoader(loader, device="cpu") as ahead:
+        for i, each in enumerate(ahead):
+            check_detections(each, detections(8)[4 * i : 4 * i + 4])
+        assert i == 1
+
+
+class Model(torch.nn.Conv2d):
+    """A model that gets the batch as keyword arguments."""
+
+    def forward(self, image: Padded, boxes: Ragged, **_: Any) -> torch.Tensor:
+        found = super().forward(image.data).mean(1) * image.mask
+        return found.sum() + boxes.values.sum()
+
+    def train_step(self, batch: Any, optimizer: Any) -> dict[str, torch.Tensor]:
+        return {"loss": self(**batch)}
+
+
+@pytest.mark.parametrize("wrapper", ["torch", "MMDistributedDataParallel"])
+def test_a_batch_goes_through_ddp(wrapper: str) -> None:
+    dist = torch.distributed
+    batch = DETECTION(detections())
+    torch.manual_seed(0)
+    alone = Model(3, 2, 1)
+    expected = alone(**batch)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        if wrapper == "torch":
+            loss = torch.nn.parallel.DistributedDataParallel(alone)(**batch)
+        else:
+            wrapped = pyparallel.MMDistributedDataParallel(alone)
+            loss = wrapped.train_step(batch, None)["loss"]
+        loss.backward()
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(loss, expected)
+    assert alone.weight.grad is not None and alone.weight.grad.any()
+
+
+def test_gradients_flow_through_the_rules() -> None:
+    rules = Collate(a=Pad(), b=Concat(), c=Stack())
+    leaf = torch.ones(2, requires_grad=True)
+    batch = rules(
+        [{"a": leaf, "b": leaf, "c": leaf}, {"a": leaf[:1], "b": leaf, "c": leaf}]
+    )
+    (
+        batch["a"].sum() + 10 * batch["b"].values.sum() + 100 * batch["c"].sum()
+    ).backward()
+    assert leaf.grad.tolist() == [222.0, 221.0]
+
+
+# --------------------------------------------------------------------- Collate.auto
+@pytest.fixture
+def new_process() -> Iterator[None]:
+    """Forget which warnings have been issued."""
+    errors._warned.clear()
+    yield
+    errors._warned.clear()
+
+
+def test_auto_chooses_by_shapes_and_warns_once(new_process: None) -> None:
+    samples = [
+        {**each, "target": (Target(each["boxes"], 1), numpy.ones(3)), "none": None}
+        for each in detections(20)
+    ]
+    with pytest.warns(pyparallel.BatchWarning) as caught:
+        chosen = Collate.auto(samples)
+        again = Collate.auto(samples)
+    rules = {
+        "image": Pad(),
+        "boxes": List(),
+        "caption": List(),
+        "id": Stack(),
+        "target.0.boxes": List(),
+        "target.0.label": Stack(),
+        "target.1": Stack(),
+        "none": List(),
+    }
+    assert repr(chosen) == repr(again) == repr(Collate(rules))
+    assert [str(each.message) for each in caught] == [
+        "[PP105] Collate.auto: shapes differ among 16 samples in 'image', 'boxes', "
+        f"'target.0.boxes', so the rules are {Collate(rules)!r}. Write these rules "
+        "into the program, with Pad, Concat or List for each of these fields."
+    ]
+    assert caught[0].filename == __file__
+    batch = chosen(samples)
+    assert batch["image"].shape == (20, 3, 39, 30)
+    assert len(batch["target"][0].boxes) == 20
+
+
+@pytest.mark.parametrize(
+    ("samples", "chosen"),
+    [
+        ([(torch.ones(3), 1)] * 3, Collate(Stack(), Stack())),
+        ([torch.ones(3)] * 3, Collate(default=Stack())),
+        (["text"] * 3, Collate(default=List())),
+        ([{"x": {"a": 1}}, {"x": {"b": 1}}], Collate(x=List())),
+        ([{"x": ("a", "b")}, {"x": ("a",)}], Collate(x=List())),
+        ([{"x": 1}, {"x": None}], Collate(x=List())),
+        (iter([{"x": [1, 2]}] * 3), Collate(x=Stack())),
+    ],
+    ids=repr,
+)
+def test_auto_without_different_shapes_does_not_warn(
+    samples: Any, chosen: Collate, new_process: None
+) -> None:
+    assert repr(Collate.auto(samples)) == repr(chosen)  # a warning would be an error
+
+
+def test_auto_reads_samples_from_the_whole_data_set() -> None:
+    class Recording(Detections):
+        def __getitem__(self, i: int) -> dict[str, Any]:
+            read.append(i)
+            return {"id": i}
+
+    read: list[int] = []
+    Collate.auto(Recording(), num_samples=4)
+    assert read == [0, 2, 4, 6]
+    read.clear()
+    Collate.auto(Recording(), num_samples=100)
+    assert read == list(range(8))
