@@ -7,6 +7,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from . import pytree
 from .collate import Walk, check_is_batch, check_not_empty, columns_by_key
 from .columns import Path, sequence_columns
 from .ragged import Ragged
-from .rules import List, Pad, Rule, Stack, advise_rules, convert, is_fields
+from .rules import List, Pad, Rule, Stack, advise_rules, apply_rule, convert, is_fields
 
 #: A rule, or a function that gets the list of the field's values.
 AnyRule = Rule | Callable[[list[Any]], Any]
@@ -75,6 +76,7 @@ class Collate:
 
     def __init__(
         self,
+        /,
         *rules: AnyRule | Mapping[str, Any],
         default: AnyRule | None = None,
         **fields: AnyRule | Mapping[str, Any],
@@ -119,7 +121,7 @@ class Collate:
         rules, names = self._rules, list(self._rules)
         if names and names == [str(i) for i in range(len(names))]:
             shown = [repr(rule) for rule in rules.values()]
-        elif all(name.isidentifier() and name != "default" for name in names):
+        elif all(_is_argument(name) for name in names):
             shown = [f"{name}={rule!r}" for name, rule in rules.items()]
         else:
             shown = [repr(rules)]
@@ -203,7 +205,9 @@ class _RuleWalk(Walk):
         if rule is None and name not in self._parents:
             rule = self._default_rule(column[0], path)
         if rule is not None:
-            return rule.batch(column, path) if isinstance(rule, Rule) else rule(column)
+            if isinstance(rule, Rule):
+                return apply_rule(rule, column, path)
+            return rule(column)
         try:
             return super().column(column, path)
         except (BatchTypeError, BatchValueError) as error:
@@ -227,7 +231,7 @@ class _RuleWalk(Walk):
         if default is None:
             return None
         is_sample = not path and isinstance(first, list)
-        if isinstance(default, Rule) and not default.keeps_containers:
+        if isinstance(default, Rule) and not isinstance(default, List):
             walked = is_sample or is_fields(first) or isinstance(first, str | bytes)
         else:
             walked = is_sample or (not path and is_fields(first))
@@ -288,6 +292,11 @@ def _some_samples(dataset: Any, num_samples: int) -> list[Any]:
         return list(itertools.islice(dataset, num_samples))
     num_samples = min(num_samples, len(dataset))
     return [dataset[i * len(dataset) // num_samples] for i in range(num_samples)]
+
+
+def _is_argument(name: str) -> bool:
+    """Return True if the name can be a keyword argument of `Collate`."""
+    return name.isidentifier() and not iskeyword(name) and name != "default"
 
 
 def _dotted(path: Iterable[Any]) -> str:

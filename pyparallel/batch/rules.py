@@ -31,24 +31,6 @@ class Rule:
 
     __slots__ = ()
 
-    #: True if the rule keeps values of any type, containers too.
-    keeps_containers = False
-
-    def batch(self, column: list[Any], path: Path) -> Any:
-        """Return the values of the field in every sample as one value.
-
-        Raises:
-            TypeError, ValueError: the message names the rule, the field and the sample.
-        """
-        try:
-            return self._batch(column, path)
-        except (BatchTypeError, BatchValueError) as error:
-            problem = problem_of(error)
-            text = str(error)
-            if problem is not None:
-                text = f"{problem} {self._advise(convert(column))}"
-            raise type(error)(f"Collate, {self!r}: {text}") from error.__cause__
-
     def _batch(self, column: list[Any], path: Path) -> Any:
         raise NotImplementedError
 
@@ -231,8 +213,6 @@ class List(Rule):
         {'caption': ['a cat', 'two dogs']}
     """
 
-    keeps_containers = True
-
     def _batch(self, column: list[Any], path: Path) -> list[Any]:
         return column
 
@@ -240,6 +220,22 @@ class List(Rule):
 # Pickles name the public path, so they do not depend on the layout of the package.
 for _rule in (Stack, Pad, Concat, List):
     _rule.__module__ = "pyparallel"
+
+
+def apply_rule(rule: Rule, column: list[Any], path: Path) -> Any:
+    """Return the values at ``path`` of every sample as one value.
+
+    Raises:
+        TypeError, ValueError: the message names the rule, the field and the sample.
+    """
+    try:
+        return rule._batch(column, path)
+    except (BatchTypeError, BatchValueError) as error:
+        problem = problem_of(error)
+        text = str(error)
+        if problem is not None:
+            text = f"{problem} {rule._advise(convert(column))}"
+        raise type(error)(f"Collate, {rule!r}: {text}") from error.__cause__
 
 
 def convert(column: Sequence[Any]) -> list[Any]:

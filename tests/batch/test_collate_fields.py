@@ -317,7 +317,8 @@ def test_arrays_images_and_lists_are_batched_like_tensors(
     if isinstance(values[0], tuple):  # torch makes float32 of Python's numbers
         tensors = [each.float() for each in tensors]
     assert_same(
-        Collate(x=rule)([{"x": x} for x in values]), {"x": rule.batch(tensors, ())}
+        Collate(x=rule)([{"x": x} for x in values]),
+        {"x": Collate(default=rule)(tensors)},
     )
 
 
@@ -389,6 +390,8 @@ def test_rules_are_values() -> None:
         Collate(),
         Collate(Pad(), Stack()),
         Collate(Stack()),
+        Collate({"class": Stack(), "self": List()}),
+        Collate(self=List()),
         Collate({"target.boxes": Concat(), "default": List()}, default=Stack()),
     ],
     ids=repr,
