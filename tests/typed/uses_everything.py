@@ -20,20 +20,25 @@ import pyparallel
 from pyparallel import (
     MODULE_WRAPPERS,
     BatchWarning,
+    Collate,
+    Concat,
     DataContainer,
     DataLoader,
     Error,
     HostCopy,
     ImagePreprocessor,
+    List,
     LoaderStats,
     LoaderWarning,
     MMDataParallel,
     MMDistributedDataParallel,
+    Pad,
     Padded,
     Padding,
     PreDataLoader,
     Ragged,
     SizeBatchSampler,
+    Stack,
     collate,
     gather,
     is_module_wrapper,
@@ -108,6 +113,22 @@ def images(pixels: list[Tensor]) -> Tensor:
     batch = prepare.forward(pixels)
     assert_type(batch, Tensor | Padded)
     return batch.data if isinstance(batch, Padded) else batch
+
+
+def rules(dataset: torch.utils.data.Dataset[dict[str, Tensor]]) -> Iterator[Any]:
+    """Plain samples, with a rule for each field."""
+    fields = Collate(
+        image=Pad(0.5, dims=2, divisor=(32, 32), side="left", mask=True),
+        target={"boxes": Concat(), "names": List()},
+        default=Stack(),
+    )
+    assert_type(Collate.auto(dataset, num_samples=8), Collate)
+    for batch in DataLoader(dataset, batch_size=4, collate_fn=fields):
+        boxes: Ragged = batch["target"]["boxes"]
+        assert_type(boxes.cu_seqlens, Tensor)
+        assert_type(boxes.position_ids, Tensor)
+        assert_type(boxes.max_seqlen, int)
+        yield Collate(Pad(), lambda values: values[0])([(boxes.values, 1)])
 
 
 def loaders(dataset: torch.utils.data.Dataset[Sample]) -> Iterator[Any]:
