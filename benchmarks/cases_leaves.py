@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from pyparallel import DataContainer, collate, scatter
+from pyparallel import Collate, DataContainer, List, Pad, collate, scatter
 
 from . import data, peers
 from ._harness import Contender
-from .backends import ours, pack_and_rebuild
+from .backends import AS_LOADED, ours, pack_and_rebuild, use_backend
 from .case import Case
 from .cases_images import near_224
 
@@ -43,6 +43,11 @@ def cases(quick: bool) -> list[Case]:
             f"synthetic: {samples}, metadata",
             partial(collated_dicts, images),
             main=True,
+        ),
+        Case(
+            "detection dict, rules",
+            f"synthetic: {samples}, without containers",
+            partial(_by_rules, images),
         ),
         Case(
             "many small fields", f"synthetic: {fields}", partial(_fields, num_batches)
@@ -81,6 +86,25 @@ def collated_dicts(num: int) -> list[Contender]:
     return [
         *collate_samples(raw),
         Contender("by hand: F.pad + stack, lists", by_hand),
+    ]
+
+
+def _by_rules(num: int) -> list[Contender]:
+    """Compare `Collate` with `collate` of the same fields in containers."""
+    raw = data.detection_samples(near_224(num))
+    boxed = _boxed(raw, DataContainer)
+    rules = Collate(img=Pad(), mask=Pad(255), default=List())
+
+    def by_containers() -> dict[str, Any]:
+        use_backend(AS_LOADED)
+        return collate(boxed, num)
+
+    def chunks(batch: dict[str, Any]) -> dict[str, Any]:
+        return {key: container.data[0] for key, container in batch.items()}
+
+    return [
+        *ours(lambda: rules(raw)),
+        Contender("DataContainer and collate", by_containers, "limit", chunks),
     ]
 
 
