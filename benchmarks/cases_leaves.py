@@ -21,6 +21,8 @@ from .cases_images import near_224
 #: As in the example of NVIDIA's multi_tensor_copier.
 NUM_LEAVES = 528
 
+_HAND = "by hand: F.pad + stack, lists"
+
 _OPTIONS: dict[str, dict[str, Any]] = {
     "img": {"stack": True},
     "mask": {"stack": True, "padding_value": 255},
@@ -73,20 +75,21 @@ def collated_dicts(num: int) -> list[Contender]:
     raw = data.detection_samples(near_224(num))
 
     def by_hand() -> dict[str, Any]:
-        batch: dict[str, Any] = {}
-        for key, options in _OPTIONS.items():
-            batch[key] = values = [sample[key] for sample in raw]
-            if options.get("stack"):
-                sizes = zip(*(value.shape for value in values), strict=True)
-                fill = options.get("padding_value", 0)
-                target = list(map(max, sizes))
-                batch[key] = peers.pad_then_stack(values, target, fill)
-        return {key: DataContainer([value]) for key, value in batch.items()}
+        return {key: DataContainer([value]) for key, value in _by_hand(raw).items()}
 
-    return [
-        *collate_samples(raw),
-        Contender("by hand: F.pad + stack, lists", by_hand),
-    ]
+    return [*collate_samples(raw), Contender(_HAND, by_hand)]
+
+
+def _by_hand(raw: list[dict[str, Any]]) -> dict[str, Any]:
+    batch: dict[str, Any] = {}
+    for key, options in _OPTIONS.items():
+        batch[key] = values = [sample[key] for sample in raw]
+        if options.get("stack"):
+            sizes = zip(*(value.shape for value in values), strict=True)
+            fill = options.get("padding_value", 0)
+            target = list(map(max, sizes))
+            batch[key] = peers.pad_then_stack(values, target, fill)
+    return batch
 
 
 def _by_rules(num: int) -> list[Contender]:
@@ -105,6 +108,7 @@ def _by_rules(num: int) -> list[Contender]:
     return [
         *ours(lambda: rules(raw)),
         Contender("DataContainer and collate", by_containers, "limit", chunks),
+        Contender(_HAND, lambda: _by_hand(raw)),
     ]
 
 

@@ -73,7 +73,7 @@ REASONS = (
     Reason("pack *", "by hand*", "ours, Python", _MANY_CALLS),
     Reason("many small", _NOT_MM, "ours, Python", _MANY_CALLS),
     Reason("glyph crops", _NOT_MM, "ours, Python", _MANY_CALLS),
-    Reason("detection dict", "by hand*", "ours, Python", _ONE_CASE),
+    Reason("detection dict*", "by hand*", "ours, Python", _ONE_CASE),
     Reason("photos *", "new_full + copy_", "ours, Python", _SAME_WAY),
     Reason("detection *", "new_full + copy_", "ours, Python", _SAME_WAY),
     Reason("small *", "new_full + copy_", "ours, Python", _SAME_WAY),

@@ -214,9 +214,8 @@ class _RuleWalk(Walk):
             problem = problem_of(error)
             if problem is None:
                 raise
-            advice = advise_rules(convert(column))
-            where = f"no rule for {name!r}" if name else "default=None"
-            text = f"Collate, {where}: {problem} {advice}"
+            where, advice = self._advise(column, path)
+            text = f"Collate{where}: {problem} {advice}"
             raise type(error)(text) from error.__cause__
 
     def may_stack_equal(self, path: Path) -> bool:
@@ -224,6 +223,15 @@ class _RuleWalk(Walk):
         if self._default is not None or _dotted(path) in self._parents:
             return False
         return super().may_stack_equal(path)
+
+    def _advise(self, column: list[Any], path: Path) -> tuple[str, str]:
+        """Return the missing rule for a message, and the advice of the message."""
+        name, first = _dotted(path), column[0]
+        is_sample = not path and (is_fields(first) or isinstance(first, list))
+        if is_sample or name in self._parents:
+            return "", "Give every sample the same fields."
+        where = f", no rule for {name!r}" if path else ", default=None"
+        return where, advise_rules(convert(column))
 
     def _default_rule(self, first: Any, path: Path) -> AnyRule | None:
         """Return the default for a field, or None to walk into it."""
@@ -252,10 +260,12 @@ class _Chooser:
 
     def choose(self, column: list[Any], path: Path) -> None:
         """Choose the rules for the values at ``path`` of all samples."""
+        items: list[tuple[Any, list[Any]]] = []
         try:
-            items = list(_items(column, path))
+            if len(path) < pytree.MAX_DEPTH:
+                items = list(_items(column, path))
         except (BatchTypeError, BatchValueError, MissingKeyError):
-            items = []  # samples with different fields stay whole
+            pass  # samples with different fields stay whole
         for step, values in items:
             self.choose(values, (*path, step))
         if not items:

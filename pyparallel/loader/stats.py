@@ -482,6 +482,6 @@ def warn_about_padding(meter: Meter, stacked_nbytes: int, padding_nbytes: int) -
         f"stacked in {batches} batches are padding, which costs memory and computing "
         "time. Batch samples of similar sizes together: "
         "batch_sampler=SizeBatchSampler(sizes, batch_size). Or leave them ragged: "
-        "DataContainer(..., ragged=True).",
+        "Concat(), or DataContainer(..., ragged=True).",
         LoaderWarning,
     )

@@ -577,6 +577,43 @@ def test_every_rule_that_an_error_advises_works(
 
 
 @pytest.mark.parametrize(
+    ("rules", "samples", "text"),
+    [
+        (
+            Collate(Pad()),
+            [([1], 2), ([1],)],
+            "Collate: batch[1] must have 2 items like batch[0], but has 1. Give every "
+            "sample the same fields.",
+        ),
+        (
+            Collate({"x.0": Pad()}),
+            of(([1], 2), ([1],)),
+            "Collate: batch[1]['x'] must have 2 items like batch[0]['x'], but has 1. "
+            "Give every sample the same fields.",
+        ),
+        (
+            Collate(default=Pad()),
+            [{"x": [1]}, [1]],
+            "Collate: batch[1] must be a mapping like batch[0], but is list. Give "
+            "every sample the same fields.",
+        ),
+        (
+            Collate(x=Pad()),
+            [{"x": [1], "y": 1}, {"x": [1]}],
+            "batch[1] must have the keys of batch[0], but lacks 'y'. Give every sample "
+            "the same keys.",
+        ),
+    ],
+    ids=repr,
+)
+def test_samples_with_other_fields_are_an_error(
+    rules: Collate, samples: list[Any], text: str
+) -> None:
+    found = raised(lambda: rules(samples))
+    assert isinstance(found, pyparallel.Error) and str(found) == text
+
+
+@pytest.mark.parametrize(
     ("rules", "sample", "text"),
     [
         (
@@ -903,6 +940,18 @@ def test_auto_without_different_shapes_does_not_warn(
     samples: Any, chosen: Collate, new_process: None
 ) -> None:
     assert repr(Collate.auto(samples)) == repr(chosen)  # a warning would be an error
+
+
+def test_samples_that_contain_themselves_have_a_depth() -> None:
+    cycle: dict[str, Any] = {}
+    cycle["x"] = cycle
+    chosen = Collate.auto([cycle, cycle])
+    assert repr(chosen) == f"Collate({{'{'.'.join('x' * 64)}': List()}})"
+    found = raised(lambda: Collate(default=Stack())([cycle]))
+    assert str(found) == (
+        "batch[0]['x']['x']['x']... must nest its containers at most 64 deep, but it "
+        "nests deeper. Look for a container that contains itself."
+    )
 
 
 def test_auto_reads_samples_from_the_whole_data_set() -> None:

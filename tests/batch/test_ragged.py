@@ -101,6 +101,16 @@ def test_the_arguments_of_attention_without_padding(column: list[torch.Tensor]) 
     oracle.assert_same_tensor(ragged.position_ids, positions)
 
 
+def test_the_compiler_keeps_these_arguments_in_one_graph() -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def arguments(ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
+        return ragged.cu_seqlens, ragged.position_ids
+
+    cu_seqlens, position_ids = arguments(Ragged.from_tensors(POINTS))
+    assert cu_seqlens.tolist() == [0, 2, 2, 3]
+    assert position_ids.tolist() == [0, 1, 0]
+
+
 def test_a_ragged_without_samples_has_no_positions() -> None:
     empty = Ragged(torch.empty(0, 3), torch.tensor([0]))
     assert (empty.max_seqlen, empty.cu_seqlens.tolist()) == (0, [0])

@@ -95,7 +95,7 @@ PADDING = (
     "[PP211] DataLoader: {} batches are padding, which costs memory and computing "
     "time. Batch samples of similar sizes together: "
     "batch_sampler=SizeBatchSampler(sizes, batch_size). Or leave them ragged: "
-    "DataContainer(..., ragged=True)."
+    "Concat(), or DataContainer(..., ragged=True)."
 )
 
 
