@@ -124,14 +124,14 @@ def nests(draw: Any) -> tuple[list[Any], dict[str, Any], Any]:
     rules: dict[str, Any] = {}
 
     def nest(prefix: str, depth: int) -> tuple[list[Any], Any]:
-        what = draw(st.sampled_from(["field", "field", "dict", "tuple"]))
-        if depth and (depth == 3 or what == "field"):
+        shape = draw(st.sampled_from(["field", "field", "dict", "tuple"]))
+        if depth and (depth == 3 or shape == "field"):
             values, rule, expected = draw(fields(num))
             if rule is not None:
                 rules[prefix[:-1]] = rule
             return values, expected
         keys = draw(st.lists(st.sampled_from("abcd"), unique=True, min_size=1))
-        if what == "tuple":
+        if shape == "tuple":
             steps = [str(i) for i in range(len(keys))]
             inner = [nest(f"{prefix}{step}.", depth + 1) for step in steps]
             columns = [each[0] for each in inner]
