@@ -152,9 +152,8 @@ def test_the_flexible_runner_shards(results: Results) -> None:
 
 
 def test_the_configs_of_the_documentation_train(results: Results) -> None:
-    amp = [*OURS[:2], AMP]
-    sharded = [f"{FULLY_SHARDED}.MMFullyShardedDataParallel", *amp[1:]]
-    expected = [OURS, OURS, OURS, amp, amp, sharded]
+    sharded = [f"{FULLY_SHARDED}.MMFullyShardedDataParallel", *OURS[1:]]
+    expected = [OURS, OURS, OURS, sharded]
     for rank in results.of("documented"):
         assert rank == [(classes, 4) for classes in expected]
 

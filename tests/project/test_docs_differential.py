@@ -259,6 +259,6 @@ def test_a_text_of_mmengine_is_raised_by_mmengine(
 ) -> None:
     with pytest.raises(Exception) as caught:
         line()
-    text = (ROOT / "docs/mmengine-recipes.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/mmengine-runner.md").read_text(encoding="utf-8")
     known = [a or b for a, b in re.findall(r"### (.+)|`(\w+Error: .+?)` ", text)]
     assert any(said(caught.value).startswith(text) for text in known), known

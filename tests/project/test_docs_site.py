@@ -78,7 +78,7 @@ def test_every_page_of_the_documentation_is_in_the_tree_once() -> None:
 
 def test_the_tree_has_four_parts() -> None:
     captions = re.findall(r"^:caption: (.+)$", text_of(INDEX), re.MULTILINE)
-    assert captions == ["Guide", "Recipes", "Reference", "Design"]
+    assert captions == ["Tutorial", "How-to guides", "Reference", "Explanation"]
 
 
 @pytest.mark.parametrize("page", pages())

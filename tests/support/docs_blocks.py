@@ -53,6 +53,14 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
+def split_section(page: str, title: str) -> tuple[str, str]:
+    """Return the text of one section of a page, and the text of the rest."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.search(rf"^## {title}$.*?(?=^## )", text, re.DOTALL | re.MULTILINE)
+    assert found, f"{page} has no section {title}"
+    return found[0], text[: found.start()] + text[found.end() :]
+
+
 def all_blocks(*languages: str) -> list[Block]:
     """Return all blocks of all pages that are in one of these languages."""
     every = [block for page in pages() for block in blocks(page)]

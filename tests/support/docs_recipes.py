@@ -1,8 +1,8 @@
-"""Trains by every config of ``docs/mmengine-recipes.md``: a process of one rank.
+"""Train by every recipe of ``docs/mmengine-runner.md``, in a process of one rank.
 
     docs_recipes.py FOLDER
 
-``test_runner.py`` covers the table of the page, for two ranks.
+``test_runner.py`` covers the rest of the page, with two ranks.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from docs_blocks import split_section
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
-from repository import ROOT
 from torch import nn
 
 from pyparallel import DataContainer
 from pyparallel.mmengine import OptimWrapper, OptimWrapperDict
-
-PAGE = ROOT / "docs" / "mmengine-recipes.md"
 
 
 @DATASETS.register_module()
@@ -116,7 +114,7 @@ def main() -> None:
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= {**rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     tempfile.tempdir = sys.argv[1]
-    text = PAGE.read_text(encoding="utf-8")
+    text, _ = split_section("docs/mmengine-runner.md", "Recipes")
     recipes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     for number, recipe in enumerate(recipes):
         first = Config.fromstring(recipes[0], ".py")

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from docs_blocks import split_section
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
@@ -30,7 +31,6 @@ from mmengine_runner_configs import (
     with_validation,
 )
 from mmengine_runner_parts import Reader
-from repository import ROOT
 
 RANK = int(os.environ["RANK"])
 #: The modules of pyparallel that a script imports with DataContainer.
@@ -277,12 +277,12 @@ def flexible_sharded() -> Any:
 
 @case
 def documented() -> Any:
-    """Merge each config of the page into the previous ones, and train."""
-    page = ROOT / "docs" / "mmengine-runner.md"
+    """Merge each config outside of the recipes into the previous ones, and train."""
+    _, page = split_section("docs/mmengine-runner.md", "Recipes")
     cfg = Config(config("documented", count=128))
     cfg.train_dataloader.dataset.containers = True
     found = []
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         cfg.merge_from_dict(dict(Config.fromstring(block, ".py")))
         cfg.work_dir = str(FOLDER / f"documented{len(found)}")
         cfg.experiment_name = f"documented{len(found)}"
