@@ -58,25 +58,9 @@ optim_wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
 critic = torch.optim.SGD(gan.critic.parameters(), lr=0.1)
 optim_wrapper_dict = OptimWrapperDict(critic=OptimWrapper(critic))
 """,
-    "docs/parallel.md": """
-import torch
-network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
-paths, read_page = ["a", "b"], str.upper
-replicas, inputs = [network, network], [(torch.ones(1, 3, 32, 32),)] * 2
-kwargs_tup, devices = None, ["cpu", "cpu"]
-""",
     "docs/profile-command.md": """
 import sys
 sys.argv = ["train.py", "--pictures", "16", "--blurs", "1"]
-""",
-    "docs/prefetch.md": """
-import torch
-numbers = torch.utils.data.TensorDataset(torch.arange(4))
-torch_loader = torch.utils.data.DataLoader(
-    numbers,
-    sampler=torch.utils.data.DistributedSampler(numbers, num_replicas=1, rank=0),
-)
-device, num_epochs, step, augment = "cpu", 2, print, lambda batch: batch
 """,
     "docs/sampler.md": """
 import torch

@@ -41,7 +41,7 @@ class Not(NamedTuple):
 
 LONG = "a long run, of hours or of a whole machine; its parts have tests"
 ANOTHER = "it sets up another machine, or a folder for one"
-#: How a command begins, without settings such as MAX_JOBS=1, and who runs it.
+#: The beginning of each command, without settings such as MAX_JOBS=1, and its test.
 COVERED: dict[str, Step | In | Not] = {
     "make test": In("Makefile", "test: test-native test-python test-core-address"),
     "make test-all": In("Makefile", "test-all: ## all checks of CI"),
@@ -99,6 +99,7 @@ COVERED: dict[str, Step | In | Not] = {
         "benchmarks/__main__.py", '"-m", "benchmarks.collate"'
     ),
     "python -m benchmarks": In("tests/benchmarks/test_report.py", "run.main("),
+    "python train.py": In("tests/transfer/test_debug_variable.py", "PYPARALLEL_DEBUG="),
     "python tests/support/fuzz.py": In("tests/robustness/test_fuzz.py", "fuzz"),
     "python tests/support/soak.py": In("tests/robustness/test_soak.py", "soak"),
     "python examples/ragged_digits.py": In(
@@ -137,7 +138,7 @@ COVERED: dict[str, Step | In | Not] = {
         "Makefile", '$(CTEST) --test-dir "build/core-$*"'
     ),
 }
-#: Options of commands of ours, which must be there, and where that is seen.
+#: The files that must contain the options of our commands.
 SOURCES = {
     "benchmarks": "benchmarks",
     "benchmarks.loader": "benchmarks",
