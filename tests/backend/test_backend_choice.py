@@ -150,7 +150,7 @@ def test_native_raises_the_reason_and_chains_the_cause(record):
     assert isinstance(caught.value.__cause__, ImportError) == (record is FIT)
 
 
-def test_the_running_backend_says_what_it_is():
+def test_the_running_backend_has_a_name_and_a_reason():
     assert backend_module.name in ("native", "python")
     assert backend_module.reason.endswith(".")
     assert "cpu" in backend_module.devices

@@ -65,12 +65,12 @@ def test_equal_strings_need_not_be_the_same_object() -> None:
     ],
     ids=repr,
 )
-def test_what_needs_a_closer_look_is_left(dicts: list[Any]) -> None:
+def test_unsupported_dicts_are_left_to_python(dicts: list[Any]) -> None:
     assert native.columns(dicts, True) is None
     assert reference.columns(dicts, True) is None
 
 
-def test_only_what_stack_equal_takes_is_stacked() -> None:
+def test_only_values_for_stack_equal_are_stacked() -> None:
     def sample(i: int) -> dict[str, Any]:
         return {
             "equal": torch.full((3,), i),

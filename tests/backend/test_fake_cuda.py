@@ -148,7 +148,7 @@ class TestStreams:
             event.synchronize()
         assert runtime().cudaStreamDestroy(blocking) == 0
 
-    def test_a_wait_holds_for_what_was_recorded_before_it(self) -> None:
+    def test_a_wait_covers_the_work_recorded_before_it(self) -> None:
         first, second = torch.cuda.Stream(), torch.cuda.Stream()
         event = torch.cuda.Event()
         event.record(first)

@@ -81,9 +81,7 @@ def count(binary: Path, case: str, scale: int) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_loop_takes_as_many_instructions_as_the_table_says(
-    binary: Path, case: str
-) -> None:
+def test_the_instructions_of_a_loop_equal_the_table(binary: Path, case: str) -> None:
     counts = json.loads(TABLE.read_text(encoding="utf-8"))
     compiler = run(binary).strip()
     once = count(binary, case, SCALE)

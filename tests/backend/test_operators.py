@@ -64,7 +64,7 @@ def batches(draw):
 @both
 @settings(max_examples=300, deadline=None)
 @given(batch=batches())
-def test_pad_copy_writes_what_the_oracle_says(backend, batch):
+def test_pad_copy_equals_the_oracle(backend, batch):
     dtype, target, samples, items, fills = batch
     dst = poisoned((len(samples), *target), dtype)
     backend.pad_copy(dst, samples, fills)
@@ -196,7 +196,7 @@ def test_views_outlive_the_slab(backend):
 
 
 @both
-def test_every_view_has_a_storage_of_its_own_that_cannot_grow(backend):
+def test_every_view_has_its_own_storage_that_cannot_grow(backend):
     leaves = [torch.arange(3.0), torch.arange(200), torch.empty(0, 2)]
     plan = backend.plan_slab(leaves)
     slab = torch.zeros(plan.nbytes, dtype=torch.uint8)

@@ -54,7 +54,7 @@ def placed_batches(draw):
 @both
 @settings(max_examples=300, deadline=None)
 @given(batch=placed_batches())
-def test_samples_lie_at_their_starts_and_the_mask_says_where(backend, batch):
+def test_samples_are_at_their_starts_and_the_mask_marks_them(backend, batch):
     dtype, target, samples, items, fills, starts, num_dims = batch
     dst = poisoned((len(samples), *target), dtype)
     mask = None
@@ -215,7 +215,7 @@ def test_wrong_masks_are_refused(backend, case):
 
 
 @both
-def test_a_mask_has_memory_of_its_own(backend):
+def test_a_mask_has_its_own_memory(backend):
     rule = "pad_copy: mask must not share memory with"
     advice = "but overlaps it. Give it memory of its own."
     dst, samples = torch.ones(2, 4, dtype=torch.bool), [BYTES[:4], BYTES[8:12]]

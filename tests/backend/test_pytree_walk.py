@@ -164,7 +164,7 @@ class Meta(type):
     ],
     ids=lambda tree: type(tree).__name__,
 )
-def test_what_might_be_a_container_is_left_to_optree(tree: Any) -> None:
+def test_possible_containers_are_left_to_optree(tree: Any) -> None:
     before = Meta.num_runs
     assert native.flatten(tree, LEAVES) is None
     assert native.flatten([1, {"a": (tree,)}], LEAVES) is None

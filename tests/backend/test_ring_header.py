@@ -288,7 +288,7 @@ def locked():
         process.join()
 
 
-def test_a_claim_does_not_wait_for_who_was_stopped(locked, monkeypatch):
+def test_a_claim_does_not_wait_for_a_stopped_process(locked, monkeypatch):
     monkeypatch.setattr(_python_ring, "_LOCK_SECONDS", 0.05)
     header = formatted(reference, 2)
     os.kill(locked.process.pid, signal.SIGSTOP)
@@ -296,7 +296,7 @@ def test_a_claim_does_not_wait_for_who_was_stopped(locked, monkeypatch):
     assert reference.ring_holders(header) == [0, 0]
 
 
-def test_the_lock_of_who_is_killed_is_free(locked, monkeypatch):
+def test_the_lock_of_a_killed_process_is_free(locked, monkeypatch):
     monkeypatch.setattr(_python_ring, "_LOCK_SECONDS", 60)  # the killer may be late
     header = formatted(reference, 2)
     killer = threading.Timer(0.2, os.kill, (locked.process.pid, signal.SIGKILL))
@@ -315,7 +315,7 @@ def test_a_child_that_was_forked_in_a_claim_can_claim():
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_what_cannot_be_locked_is_an_error():
+def test_a_file_that_cannot_be_locked_is_an_error():
     header = formatted(reference, 2)
     with pytest.raises(OSError):
         reference.ring_claim(header, 3, os.sysconf("SC_OPEN_MAX") - 1)

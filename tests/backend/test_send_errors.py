@@ -113,7 +113,7 @@ def test_bad_arguments_are_named_and_nothing_is_written(changes, error, message)
     assert not good["slab"].any() and not BYTES.any()
 
 
-def test_a_sent_batch_says_what_it_cannot_wait_on():
+def test_a_sent_batch_refuses_a_stream_of_another_device_type():
     sent = native.send(
         SLAB.clone(), [LEAF], native.plan_slab([LEAF]), [], [], COPIES, MAIN
     )

@@ -361,7 +361,7 @@ def test_views_refuses(backend, case):
 
 
 @both
-def test_what_is_no_plan_is_refused(backend):
+def test_an_invalid_plan_is_refused(backend):
     message = "plan must be a SlabPlan, but is of type list."
     check(backend.pack, [SLAB, [], []], TypeError, f"pack: {message}")
     check(backend.views, [SLAB, []], TypeError, f"views: {message}")

@@ -39,7 +39,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (3, 4, 5), (0,), (2, 0)])
 @pytest.mark.parametrize("count", [1, 2, 65])
-def test_it_gives_what_torch_stack_gives(
+def test_the_result_equals_torch_stack(
     stack_equal: Stack, dtype: torch.dtype, shape: tuple[int, ...], count: int
 ) -> None:
     samples = [(torch.rand(shape) * 100).to(dtype) for _ in range(count)]
@@ -67,7 +67,7 @@ def test_the_result_shares_no_memory_with_one_sample(stack_equal: Stack) -> None
     assert sample.tolist() == [0, 0, 0, 0]
 
 
-def test_a_large_batch_is_the_same_and_lets_other_threads_run(
+def test_a_large_batch_is_equal_and_releases_the_gil(
     stack_equal: Stack,
 ) -> None:
     samples = [
@@ -104,7 +104,9 @@ def test_a_large_batch_is_the_same_and_lets_other_threads_run(
         "meta",
     ],
 )
-def test_the_native_one_leaves_what_is_not_plain(samples: list[torch.Tensor]) -> None:
+def test_the_native_operator_leaves_tensors_that_are_not_plain(
+    samples: list[torch.Tensor],
+) -> None:
     assert native.stack_equal(samples) is None
 
 
@@ -116,7 +118,7 @@ def test_without_grad_mode_a_parameter_is_plain() -> None:
 
 
 @needs_native
-def test_the_native_one_refuses_what_is_no_tensor() -> None:
+def test_the_native_operator_refuses_values_that_are_no_tensors() -> None:
     with pytest.raises(TypeError) as caught:
         native.stack_equal([torch.ones(2), 3])
     assert str(caught.value) == (

@@ -76,7 +76,7 @@ def gathered(value: Any) -> int:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_a_tensor_is_written_as_has_the_size_that_torch_gives_it(workers):
+def test_a_serialized_tensor_has_the_size_of_torch(workers):
     expected, found = (first_batch(each, Fields(), workers) for each in LOADERS)
     for one, other in zip(tensors(expected), tensors(found), strict=True):
         assert other.equal(one)
@@ -104,7 +104,7 @@ def test_no_result_of_an_operator_grows_into_the_next_tensor():
             assert other.equal(one)
 
 
-def test_what_workers_write_themselves_has_storages_of_its_own_too():
+def test_tensors_written_by_workers_have_their_own_storages():
     for workers in (0, 2):
         batch = first_batch(
             pyparallel.DataLoader,

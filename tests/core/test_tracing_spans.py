@@ -119,7 +119,7 @@ def test_an_error_in_collate_ends_its_range():
     assert ranges(body) == [("pyparallel.collate", None)] * 2
 
 
-def test_a_flight_packs_while_it_is_sent():
+def test_a_copy_packs_while_it_is_sent():
     with FakeDevice() as device:
         leaves = [torch.ones(3), torch.ones(4)]
         found = ranges(lambda: to_device.send(leaves, DEVICE, device).wait())

@@ -33,7 +33,7 @@ def new_process():
 
 
 # ---------------------------------------------------------------------------- codes
-def test_every_code_is_documented_and_stands_at_one_place():
+def test_every_code_is_documented_and_used_in_one_place():
     sources = [
         p.read_text(encoding="utf-8") for p in (ROOT / "pyparallel").rglob("*.py")
     ]
@@ -99,7 +99,7 @@ PADDING = (
 )
 
 
-def test_much_padding_is_told_once_with_its_fraction():
+def test_much_padding_warns_once_with_its_fraction():
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         padded(Meter(), 30, 1_000_000, 570_000)
         padded(Meter(), 30, 1_000_000, 570_000)
@@ -115,7 +115,7 @@ def test_much_padding_is_told_once_with_its_fraction():
         (40, 0, 0),
     ],
 )
-def test_padding_that_means_nothing_is_not_told(batches, stacked, padding):
+def test_irrelevant_padding_does_not_warn(batches, stacked, padding):
     padded(Meter(), batches, stacked, padding)  # a warning would be an error
 
 
@@ -141,7 +141,7 @@ class Wide(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_loader_tells_of_padding(num_workers):
+def test_a_loader_warns_about_padding(num_workers):
     loader = pyparallel.DataLoader(
         Wide(),
         batch_size=2,
@@ -161,7 +161,7 @@ PAGEABLE = (
 )
 
 
-def test_pageable_memory_is_told_once_with_its_bytes():
+def test_pageable_memory_warns_once_with_its_bytes():
     device = torch.device("cuda", 1)
     with pytest.warns(pyparallel.LoaderWarning) as caught:
         for _ in range(200):
@@ -172,7 +172,7 @@ def test_pageable_memory_is_told_once_with_its_bytes():
 
 
 @pytest.mark.parametrize(("batches", "nbytes"), [(49, 10**9), (100, 9_999_999)])
-def test_little_pageable_memory_is_not_told(batches, nbytes):
+def test_little_pageable_memory_does_not_warn(batches, nbytes):
     for _ in range(batches):
         to_device.warn_about_pageable_memory(nbytes, torch.device("cuda"))
 
@@ -200,7 +200,7 @@ def test_only_large_tensors_that_could_be_read_in_place_are_counted(monkeypatch)
 
 
 # ----------------------------------------------------------------------- mmcv 1.x
-def test_bytes_are_told_where_code_for_mmcv_runs():
+def test_bytes_warn_where_code_for_mmcv_runs():
     samples = [{"id": b"abc", "name": "x"}, {"id": b"de", "name": "y"}]
     expected = {"id": [b"abc", b"de"], "name": ["x", "y"]}
     assert pyparallel.collate(samples) == expected  # and no warning
@@ -221,7 +221,7 @@ def test_bytes_are_told_where_code_for_mmcv_runs():
     assert pyparallel.collate(samples) == expected
 
 
-def test_what_is_exported_are_the_categories():
+def test_the_exported_names_are_the_categories():
     assert issubclass(pyparallel.BatchWarning, UserWarning)
     assert issubclass(pyparallel.LoaderWarning, UserWarning)
     with warnings.catch_warnings():

@@ -124,7 +124,7 @@ def two_gpus(monkeypatch):
     return lambda record: monkeypatch.setattr(backend, "built_for", record)
 
 
-def test_a_gpu_without_kernels_is_an_error_with_what_to_type(two_gpus, monkeypatch):
+def test_a_gpu_without_kernels_is_an_error_with_a_command(two_gpus, monkeypatch):
     monkeypatch.setattr(backend, "devices", ("cpu", "cuda"))
     two_gpus({"archs": "8.0;9.0"})
     problems: list[Problem] = []

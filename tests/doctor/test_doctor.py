@@ -102,7 +102,7 @@ def test_json_has_the_keys_that_are_documented():
     assert not missing, "docs/doctor.md must have every key"
 
 
-def test_it_tells_what_runs_here():
+def test_the_report_shows_versions_backend_and_cores():
     told = found()
     assert told["versions"]["pyparallel"] == pyparallel.__version__
     assert told["versions"]["torch"] == torch.__version__
@@ -115,7 +115,7 @@ def test_it_tells_what_runs_here():
     assert cores["threads_of_torch"] == torch.get_num_threads()
 
 
-def test_text_has_the_same_sections_and_ends_with_what_to_do():
+def test_text_has_the_same_sections_and_ends_with_the_problems():
     code, shown = report()
     assert code == 0, shown
     heads = [line for line in shown.splitlines() if line[:1].strip()]
@@ -179,9 +179,7 @@ def test_another_option_is_refused(capsys):
     assert "unrecognized arguments: --jsno" in capsys.readouterr().err
 
 
-def test_what_cannot_be_looked_at_is_an_error_and_the_rest_is_told(
-    monkeypatch, new_problems
-):
+def test_a_failed_check_is_an_error_and_the_rest_is_reported(monkeypatch, new_problems):
     def broken():
         raise RuntimeError("the driver is too old")
 
@@ -230,7 +228,9 @@ def test_the_parallel_port_driver_is_an_error(others, new_problems):
     ]
 
 
-def test_mmcv_parallel_belongs_to_whom_an_import_would_find(others, monkeypatch):
+def test_the_owner_of_mmcv_parallel_is_the_one_that_an_import_finds(
+    others, monkeypatch
+):
     monkeypatch.setattr(packages, "_folder", lambda name: None)
     assert found()["mmcv_parallel"] == {"owner": None, "path": None}
 
@@ -274,7 +274,7 @@ def test_two_distributions_of_mmcv_are_advice(others, monkeypatch, new_problems)
 
 
 # ------------------------------------------------------------ the test in this process
-def test_wrong_results_are_an_error_with_what_was_found(monkeypatch, new_problems):
+def test_wrong_results_are_an_error_with_the_values(monkeypatch, new_problems):
     wrong = [{"img": torch.zeros(1), "boxes": []}]
     monkeypatch.setattr(pyparallel, "scatter", lambda *_: wrong)
     told = found()
@@ -350,7 +350,7 @@ def test_an_error_of_a_busy_machine_is_an_error(in_two):
     )
 
 
-def test_what_the_page_promises_leaves_no_time_for_a_late_test(in_two):
+def test_the_documented_limit_leaves_no_time_for_a_late_test(in_two):
     told, problems, started = in_two(None, 18.0, 18.0, seconds=2.9)
     assert not started and told["passed"] is None
     text = INCONCLUSIVE.format("no time was left for it.", "18.0")

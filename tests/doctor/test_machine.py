@@ -79,7 +79,7 @@ def test_no_limit_is_unlimited(looked, tmp_path):
     assert locked["limit_nbytes"] == "unlimited"
 
 
-def test_what_is_short_is_judged_and_told_as_a_loader_tells_it(looked, tmp_path):
+def test_low_limits_are_reported_as_by_a_loader(looked, tmp_path):
     poor = machine(tmp_path, available=10**8, shm=1 << 20, files=(20, 4096))
     told, problems = looked(poor)
     judged = {name: part.get("judgement") for name, part in told.items()}
@@ -105,7 +105,7 @@ def test_what_is_short_is_judged_and_told_as_a_loader_tells_it(looked, tmp_path)
     assert len(problems) == 3
 
 
-def test_more_threads_than_cores_of_the_group_are_told(looked, tmp_path):
+def test_more_threads_than_cores_of_the_group_are_reported(looked, tmp_path):
     at = machine(tmp_path)
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}
     write(tmp_path, **files)
@@ -120,7 +120,7 @@ def test_more_threads_than_cores_of_the_group_are_told(looked, tmp_path):
     assert looked(at)[1] == []
 
 
-def test_more_work_than_cores_is_told(looked, tmp_path, monkeypatch):
+def test_more_load_than_cores_is_reported(looked, tmp_path, monkeypatch):
     at = machine(tmp_path)
     told, problems = looked(at)
     assert told["load"] == {"one_minute": 2.0, "judgement": "ok"} and not problems
@@ -141,7 +141,7 @@ def test_more_work_than_cores_is_told(looked, tmp_path, monkeypatch):
     assert told["load"] == {"one_minute": None, "judgement": "ok"} and not problems
 
 
-def test_a_lowered_limit_of_files_is_told_by_a_real_process():
+def test_a_lowered_limit_of_files_is_reported_by_a_real_process():
     command = f"ulimit -n 9; exec {sys.executable} -m pyparallel doctor --quick --json"
     env = {**os.environ, "PYTHONWARNINGS": "default"}
     done = subprocess.run(
@@ -200,7 +200,7 @@ def test_bandwidth_is_measured_on_memory_of_a_bounded_size(monkeypatch):
     }
 
 
-def test_what_a_device_refuses_is_told_and_the_rest_is_measured(monkeypatch):
+def test_an_error_of_a_device_is_reported_and_the_rest_is_measured(monkeypatch):
     def refuse(_):
         raise RuntimeError("out of memory")
 

@@ -268,7 +268,7 @@ def test_it_is_a_module_without_state() -> None:
     assert pre.half()(photos()).data.dtype is torch.float32
 
 
-def test_its_text_shows_what_was_chosen() -> None:
+def test_its_text_shows_the_options() -> None:
     assert repr(ImagePreprocessor()) == "ImagePreprocessor()"
     chosen = ImagePreprocessor(
         1, [2, 3], size_divisor=32, dtype=torch.float16, exact=False, device="cpu"
@@ -280,7 +280,7 @@ def test_its_text_shows_what_was_chosen() -> None:
 
 
 # -------------------------------------------------------------------- how it travels
-def test_images_leave_in_one_flight_as_they_lie(
+def test_images_are_sent_in_one_copy_in_memory_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = []
@@ -316,7 +316,7 @@ def test_plain_images_need_no_operators_of_torch(
         ImagePreprocessor(MEAN, STD)(photos(dtype=torch.float64))
 
 
-def test_what_is_padding_is_counted() -> None:
+def test_the_bytes_of_padding_are_counted() -> None:
     with PaddingCounter() as stacked:
         ImagePreprocessor(dtype=torch.float16)(
             [torch.ones(1, 2, 2), torch.ones(1, 3, 3)]

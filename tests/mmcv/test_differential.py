@@ -259,7 +259,7 @@ def test_pickled_states_go_both_ways() -> None:
 
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - FIXED.keys()))
-def test_what_mmcv_refuses_is_refused_with_a_class_that_old_code_catches(
+def test_errors_of_mmcv_are_errors_with_a_class_that_old_code_catches(
     case: str,
 ) -> None:
     batch = CASES[case][0]

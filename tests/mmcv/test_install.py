@@ -149,7 +149,7 @@ def test_every_name_of_every_submodule_is_ours(run, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_uninstall_restores_what_was_importable_before(run, kind):
+def test_uninstall_restores_the_modules_that_were_importable_before(run, kind):
     run(
         kind,
         """
@@ -255,7 +255,7 @@ def test_it_refuses_when_others_hold_the_old_objects(run, kind, taken):
     )
 
 
-def test_the_stand_in_tells_that_it_is_not_mmcv(run):
+def test_the_stand_in_module_names_mmcv_as_missing(run):
     run(
         "none",
         """

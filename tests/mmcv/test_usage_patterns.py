@@ -107,7 +107,7 @@ def test_device_ids_are_not_always_a_list(device_ids):  # 12, 14, 31
 
 
 @needs_host
-def test_asking_for_the_current_device_says_what_is_missing():  # 1
+def test_the_current_device_without_a_gpu_is_an_error_with_a_reason():  # 1
     from mmcv.parallel import MMDataParallel
 
     with pytest.raises((RuntimeError, AssertionError, AttributeError)):
@@ -202,7 +202,7 @@ def test_inference_on_a_missing_device_says_so(device):  # 8, 24
         scatter(data, target_gpus=[device])
 
 
-def test_the_index_of_the_cpu_device_is_none():  # 24
+def test_the_cpu_device_has_no_index():  # 24
     from mmcv.parallel import scatter
 
     device = torch.device("cpu")
@@ -220,7 +220,7 @@ def test_metas_of_a_test_time_augmented_batch():  # 13
     assert img_metas == [{"n": 1}]
 
 
-def test_containers_are_told_apart_by_isinstance(mmcv):  # 20, 21
+def test_isinstance_recognises_containers(mmcv):  # 20, 21
     from mmcv.parallel import DataContainer as DC
 
     data = {"points": [DC([[torch.ones(1, 3)]])], "plain": [1]}
@@ -241,7 +241,7 @@ def test_an_ensemble_scatters_a_bare_dict_by_keywords():  # 28
     assert data[0]["img"].shape == (1, 3, 4, 5)
 
 
-def test_a_wrapper_of_its_own_calls_scatter_kwargs():  # 19, 22
+def test_a_custom_wrapper_calls_scatter_kwargs():  # 19, 22
     from mmcv.parallel import collate
     from mmcv.parallel.scatter_gather import scatter_kwargs
 

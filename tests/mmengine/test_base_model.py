@@ -81,7 +81,7 @@ def test_a_training_step_updates_the_parameters_as_the_plain_loop_does() -> None
     assert steps.calls[:4] == ["context", "enter", "exit", "update"]
 
 
-def test_steps_call_the_preprocessor_with_what_they_are() -> None:
+def test_steps_call_the_preprocessor_with_their_training_flag() -> None:
     calls = []
 
     class Watching(BaseDataPreprocessor):
@@ -115,7 +115,7 @@ def test_a_batch_becomes_the_arguments_of_forward(
     assert model.seen == (args, kwargs)
 
 
-def test_what_cannot_be_arguments_is_refused() -> None:
+def test_values_that_cannot_be_arguments_are_refused() -> None:
     assert message(Only().val_step, "text")[1] == (
         "Only: data_preprocessor must return a dict, a list or a tuple of arguments, "
         "but returned str."
@@ -276,7 +276,7 @@ class TestLosses:
             "loss_own": 4,
         }
 
-    def test_what_is_logged_keeps_no_graph(self) -> None:
+    def test_logged_values_keep_no_graph(self) -> None:
         weight = torch.ones(2, requires_grad=True)
         middle = weight * 2
         total, log_vars = self.parse({"loss_a": middle, "b": [middle, middle]})
@@ -328,7 +328,7 @@ class TestLosses:
             ),
         ],
     )
-    def test_what_is_no_loss_is_named(self, losses: Any, text: str) -> None:
+    def test_an_invalid_loss_is_named(self, losses: Any, text: str) -> None:
         kind, found = message(self.parse, losses)
         assert issubclass(kind, TypeError)
         assert found == text

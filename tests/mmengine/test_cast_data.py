@@ -116,7 +116,7 @@ def test_on_the_host_containers_are_new_and_tensors_the_very_ones() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_go_is_passed_through(value: Any) -> None:
+def test_values_without_to_are_passed_through(value: Any) -> None:
     assert to_meta(value) is value
     assert to_meta({"a": [value, torch.zeros(1)]})["a"][0] is value
 

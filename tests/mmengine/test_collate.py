@@ -48,7 +48,7 @@ def test_pseudo_collate_turns_samples_inside_out_and_copies_nothing() -> None:
     assert result["meta"] == [(0, 1), ("a", "a"), [(0, 1)]]
 
 
-def test_default_collate_stacks_what_can_be_stacked() -> None:
+def test_default_collate_stacks_tensors_arrays_and_numbers() -> None:
     elements = [Element(), Element()]
     batch = [
         {
@@ -160,7 +160,7 @@ def test_datacontainers_are_batched_by_their_flags(collate: Any) -> None:
         ({"a": 1}, TypeError, "data_batch must be a sequence of samples, but is dict."),
     ],
 )
-def test_what_is_no_batch_is_refused(
+def test_an_invalid_batch_is_refused(
     collate: Any, batch: Any, kind: Any, text: str
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -244,7 +244,9 @@ def test_a_cycle_is_an_error(collate: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_be_stacked_is_named(batch: Any, kind: Any, start: str) -> None:
+def test_values_that_cannot_be_stacked_are_named(
+    batch: Any, kind: Any, start: str
+) -> None:
     with pytest.raises(kind) as caught:
         default_collate(batch)
     assert str(caught.value).startswith(start)
@@ -258,7 +260,7 @@ def test_both_backends_stack_the_same(backend: Any) -> None:
     assert torch.equal(result["a"][0], torch.stack([each["a"][0] for each in batch]))
 
 
-def test_in_a_worker_stacks_lie_in_shared_memory() -> None:
+def test_in_a_worker_stacks_are_in_shared_memory() -> None:
     samples = [{"img": torch.full((3,), i), "name": str(i)} for i in range(4)]
     loader = DataLoader(
         samples,  # type: ignore[arg-type]  # a list is a dataset

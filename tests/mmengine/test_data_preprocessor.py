@@ -97,7 +97,7 @@ class TestStackBatch:
             [[2.0] * 3] * 2,
         ]
 
-    def test_sizes_are_exact_beyond_what_float32_holds(self) -> None:
+    def test_sizes_are_exact_beyond_the_range_of_float32(self) -> None:
         size = 2**24 + 1
         tensor = torch.zeros(1, size, dtype=torch.uint8)
         assert stack_batch([tensor, tensor[:, :3]]).shape == (2, 1, size)
@@ -139,7 +139,7 @@ class TestStackBatch:
             ),
         ],
     )
-    def test_what_cannot_be_stacked_is_named(
+    def test_values_that_cannot_be_stacked_are_named(
         self, args: Any, kind: Any, text: str
     ) -> None:
         with pytest.raises(kind) as caught:

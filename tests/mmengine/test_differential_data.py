@@ -92,7 +92,7 @@ def test_cast_data_as_mmengine_does_it(data: Any, device: str) -> None:
     assert same(mine.cast_data(data), other.cast_data(data))
 
 
-def test_what_is_fixed_in_cast_data() -> None:
+def test_fixed_defects_of_cast_data() -> None:
     mine, other = ours.BaseDataPreprocessor(), theirs.BaseDataPreprocessor()
     data = defaultdict(list, a=1)
     assert type(other.cast_data(data)) is dict
@@ -126,7 +126,7 @@ def test_tensors_of_data_elements_go_with_the_batch(
     assert sent.own.by == "itself" and sample.t.device == torch.device("cpu")
 
 
-def test_our_preprocessors_are_theirs_and_follow_their_models() -> None:
+def test_our_preprocessors_are_instances_of_mmengine_and_follow_its_models() -> None:
     for cls in (ours.BaseDataPreprocessor, ours.ImgDataPreprocessor):
         assert issubclass(cls, getattr(theirs, cls.__name__))
     model = toy_model(theirs.BaseModel)(ours.BaseDataPreprocessor())
@@ -231,7 +231,7 @@ def test_stack_batch_as_mmengine_does_it(
         assert "padding_value that" in str(mine)
 
 
-def test_what_is_fixed_in_stack_batch() -> None:
+def test_fixed_defects_of_stack_batch() -> None:
     tensors = [torch.zeros(1, size, dtype=torch.uint8) for size in (2**24 + 1, 1)]
     assert stack_batch(tensors[:1] * 2).shape == (2, 1, 2**24 + 1)
     assert isinstance(attempt(stack_batch, tensors), RuntimeError)
@@ -314,7 +314,7 @@ def test_collates_as_mmengine_does_it(
         assert same(result, expected)
 
 
-def test_what_is_fixed_in_collates() -> None:
+def test_fixed_defects_of_collate_functions() -> None:
     samples = [defaultdict(list, a="x")] * 2
     for mine, other in COLLATES:
         assert isinstance(attempt(other, samples), TypeError)

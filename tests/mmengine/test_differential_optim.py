@@ -145,7 +145,7 @@ def test_the_factors_are_the_same(every: int, most: int) -> None:
         assert found[0] == found[1]
 
 
-def test_ours_are_theirs_to_isinstance() -> None:
+def test_our_wrappers_are_instances_of_mmengine() -> None:
     for name in ("OptimWrapper", "AmpOptimWrapper", "OptimWrapperDict"):
         assert issubclass(getattr(ours, name), getattr(theirs, name))
     one, other = (make(library, False, "sgd", 1)[1] for library in BOTH)
@@ -153,7 +153,7 @@ def test_ours_are_theirs_to_isinstance() -> None:
         assert dict(library.OptimWrapperDict(a=one, b=other)) == {"a": one, "b": other}
 
 
-def test_no_method_is_left_to_theirs() -> None:
+def test_no_method_is_inherited_from_mmengine() -> None:
     """Whatever works without mmengine works by the same code with it."""
     for name in ("OptimWrapper", "AmpOptimWrapper", "OptimWrapperDict"):
         cls, their_cls = getattr(ours, name), getattr(theirs, name)
@@ -170,7 +170,7 @@ def test_our_attributes_have_their_names() -> None:
         assert set(vars(other)) - set(vars(one)) == set()
 
 
-def test_the_norm_is_logged_where_theirs_is() -> None:
+def test_the_norm_is_logged_under_the_name_of_mmengine() -> None:
     logged = []
     for number, library in enumerate(BOTH):
         hub = MessageHub.get_instance(f"differential {number}")
@@ -267,7 +267,7 @@ DICT_CALLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("call", DICT_CALLS)
-def test_dicts_of_wrappers_raise_what_theirs_raise(call: str) -> None:
+def test_dicts_of_wrappers_raise_the_errors_of_mmengine(call: str) -> None:
     mine, right = pair_of_dicts()
     with pytest.raises(Exception) as theirs_raised:  # any: it is theirs
         DICT_CALLS[call](right)
@@ -290,7 +290,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_settings_raise_what_theirs_raise(case: str) -> None:
+def test_settings_raise_the_errors_of_mmengine(case: str) -> None:
     kwargs = {"amp": False, **REFUSED[case]}
     with pytest.raises(Exception) as theirs_raised:  # any: it is theirs
         make(theirs, kind="sgd", groups=1, **kwargs)
@@ -308,7 +308,7 @@ FIXED = {
 
 
 @pytest.mark.parametrize("case", FIXED)
-def test_what_is_fixed_is_still_so_in_mmengine(case: str) -> None:
+def test_fixed_defects_still_exist_in_mmengine(case: str) -> None:
     clip = {"type": "norm", "max_norm": 1.0}
     model = Recorded()
     optimizer = runs.optimizer(model, groups=2)

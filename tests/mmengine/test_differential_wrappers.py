@@ -56,12 +56,12 @@ def test_a_separate_training_gives_the_same_bits_and_keys(results: Results) -> N
         assert same(rank["ours"], rank["theirs"])
 
 
-def test_ours_are_theirs_to_isinstance_and_wrappers_to_them(results: Results) -> None:
+def test_our_wrappers_are_instances_and_wrappers_of_mmengine(results: Results) -> None:
     for rank in results["classes"]:
         assert rank == [True] * 5
 
 
 @pytest.mark.parametrize("what", FIXED)
-def test_what_is_fixed_still_fails_there(results: Results, what: str) -> None:
+def test_fixed_defects_still_fail_in_mmengine(results: Results, what: str) -> None:
     for rank in results["fixed"]:
         assert (rank[what, "ours"], rank[what, "theirs"]) == ("", FIXED[what])

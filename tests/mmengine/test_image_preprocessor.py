@@ -102,7 +102,7 @@ def test_without_numbers_it_is_stack_batch(
     assert_same(found, stack_batch(given_images, divisor, value))
 
 
-def test_half_precision_is_theirs_rounded_once() -> None:
+def test_half_precision_equals_mmengine_rounded_once() -> None:
     both = {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375]}
     sides = ((9, 30), (31, 5))
     given_images = [torch.randint(0, 256, (3, *s), dtype=torch.uint8) for s in sides]

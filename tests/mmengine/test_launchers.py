@@ -80,7 +80,7 @@ def test_options_reach_the_group(groups: Any) -> None:
     assert os.environ["MASTER_PORT"] == "5"
 
 
-def test_a_backend_for_accelerators_is_replaced_where_there_is_none(
+def test_a_backend_for_accelerators_is_replaced_without_one(
     groups: Any,
 ) -> None:
     os.environ.update(TORCHRUN)
@@ -212,7 +212,7 @@ OMPI = [f"OMPI_COMM_WORLD_{each}" for each in ("RANK", "SIZE", "LOCAL_RANK")]
         ),
     ],
 )
-def test_what_a_launcher_did_not_set_is_named(
+def test_a_missing_variable_of_a_launcher_is_named(
     launcher: str, given: Any, wanted: Any, missing: Any, groups: Any
 ) -> None:
     os.environ.update(given)
@@ -248,7 +248,7 @@ def test_what_a_launcher_did_not_set_is_named(
         ),
     ],
 )
-def test_what_is_not_known_is_refused(
+def test_an_unknown_launcher_is_refused(
     args: Any, kwargs: Any, kind: Any, text: str, groups: Any
 ) -> None:
     error, found = refused(*args, **kwargs)

@@ -115,7 +115,7 @@ def test_a_group_can_be_ended_before_its_last_micro_step(
         torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-13)
 
 
-def test_counts_that_are_told_anew_forget_where_a_group_was_ended() -> None:
+def test_new_counts_reset_the_end_of_a_group() -> None:
     model, wrapper = make(accumulative_counts=3)
     wrapper.end_group()
     assert runs.wrapped(model, wrapper, runs.batches(2)) == [1]
@@ -164,7 +164,7 @@ def test_resuming_at_the_end_of_a_group_goes_on_as_if_undisturbed() -> None:
     assert runs.same_bits(second, whole) and after.inner_count == 8
 
 
-def test_resuming_within_a_group_is_told() -> None:
+def test_resuming_within_a_group_warns() -> None:
     model, wrapper = make(accumulative_counts=3)
     message = (
         r"\[PP301\] OptimWrapper.initialize_count_status: init_counts must be a "
@@ -176,7 +176,7 @@ def test_resuming_within_a_group_is_told() -> None:
     assert runs.wrapped(model, wrapper, runs.batches(5)) == [2, 5]
 
 
-def test_batch_norm_under_accumulation_is_told_once() -> None:
+def test_batch_norm_under_accumulation_warns_once() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2)))
     wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), 2)
     OptimWrapper(wrapper.optimizer).initialize_count_status(model, 0, 4)  # no news
@@ -191,7 +191,7 @@ def test_batch_norm_under_accumulation_is_told_once() -> None:
     wrapper.initialize_count_status(model, 0, 4)
 
 
-def test_the_norm_before_clipping_is_kept_and_none_without_gradients() -> None:
+def test_the_norm_before_clipping_is_stored_or_none_without_gradients() -> None:
     model, wrapper = make(clip_grad={"max_norm": 1e-3})
     wrapper.step()
     assert wrapper.grad_norm is None
@@ -226,7 +226,7 @@ def test_arguments_reach_the_optimizer() -> None:
     assert calls == [{"closure": None}, {"set_to_none": False}, {"set_to_none": True}]
 
 
-def test_what_callers_give_stays_as_it_is() -> None:
+def test_arguments_of_callers_are_not_changed() -> None:
     clip = {"type": "norm", "max_norm": 1.0}
     _, wrapper = make(groups=2, clip_grad=clip)
     assert clip == {"type": "norm", "max_norm": 1.0}
@@ -314,7 +314,7 @@ def test_settings_that_are_refused(
         make(**kwargs)
 
 
-def test_what_is_no_optimizer_is_refused() -> None:
+def test_an_invalid_optimizer_is_refused() -> None:
     message = "OptimWrapper: optimizer must be a torch optimizer, but is list."
     with refuses(message, TypeError, AssertionError):
         OptimWrapper([nn.Parameter(torch.ones(1))])  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ def test_a_checkpoint_of_the_state_is_read_without_running_code(tmp_path: Path) 
     assert runs.same_state(state, wrappers.state_dict())
 
 
-def test_a_state_for_nobody_is_an_error_before_anything_is_loaded() -> None:
+def test_a_state_of_an_unknown_name_is_an_error_before_loading() -> None:
     wrappers, one, _ = make()
     state = {"generator": wrappers["generator"].state_dict(), "style": {}}
     one.param_groups[-1]["lr"] = 5.0
@@ -115,7 +115,7 @@ def test_a_state_for_nobody_is_an_error_before_anything_is_loaded() -> None:
     assert wrappers.get_lr()["generator.base_lr"] == [5.0]
 
 
-def test_a_wrapper_without_a_state_is_told() -> None:
+def test_a_wrapper_without_a_state_warns() -> None:
     wrappers, _, other = make()
     message = (
         r"\[PP303\] OptimWrapperDict.load_state_dict: state_dict must have a state for "
@@ -156,7 +156,7 @@ FOR_ONE = {
 
 
 @pytest.mark.parametrize("name", FOR_ONE)
-def test_what_one_wrapper_has_to_do_is_refused(name: str) -> None:
+def test_calls_for_one_wrapper_are_refused(name: str) -> None:
     message = (
         f"OptimWrapperDict: {name} must be used on one wrapper, but was used on 2 "
         f"together. Write wrappers['generator'].{name}."

@@ -185,7 +185,7 @@ def test_a_config_can_join_the_process_group(results: Results) -> None:
         ("resumed_without_install", "UnpicklingError: Weights only load failed."),
     ],
 )
-def test_what_mmengine_refuses_is_what_the_documentation_says(
+def test_errors_of_mmengine_equal_the_documentation(
     results: Results, case: str, message: str
 ) -> None:
     if case == "no_group" and torch.version.cuda is not None:

@@ -66,7 +66,7 @@ def state() -> Any:
 @beside_mmengine
 @pytest.mark.parametrize("installs", ["the first name", "a call"])
 @pytest.mark.parametrize(("registry", "name"), ITEMS)
-def test_a_name_means_ours_with_the_scope_and_theirs_without(
+def test_a_name_is_ours_with_the_scope_and_mmengines_without(
     registry: str, name: str, installs: str
 ) -> None:
     bare = root(registry).module_dict.get(name)
@@ -116,7 +116,7 @@ def test_installing_twice_is_once_and_uninstalling_undoes_it() -> None:
 
 
 @beside_mmengine
-def test_installed_undoes_it_after_an_error_but_not_what_was_there() -> None:
+def test_installed_undoes_only_its_own_changes_after_an_error() -> None:
     before = state()
     with pytest.raises(KeyError), ours.installed():
         assert state() != before
@@ -168,7 +168,7 @@ def test_threads_that_install_together_install_once() -> None:
 
 
 @beside_mmengine
-def test_a_scope_that_somebody_else_has_is_refused_and_nothing_changes() -> None:
+def test_a_scope_of_another_package_is_refused_without_a_change() -> None:
     hooks = root("HOOKS")
     theirs = type(hooks)("my hooks", parent=hooks, scope="pyparallel")
     try:
@@ -271,7 +271,7 @@ print([*MODELS.children], MODULE_WRAPPERS is pyparallel.MODULE_WRAPPERS)
 
 
 @beside_mmengine
-def test_without_mmengine_a_config_that_names_ours_is_told_why() -> None:
+def test_without_mmengine_a_config_with_our_names_is_an_error_with_a_reason() -> None:
     code = """
 from mmengine.registry import MODELS
 for name in ("BaseModel", "mmengine.BaseModel"):

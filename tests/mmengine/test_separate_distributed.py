@@ -32,7 +32,7 @@ def test_two_optimizers_end_where_one_process_ends(results: Results, plan: str) 
 
 
 class TestAWrappedModel:
-    def test_has_wrappers_for_what_trains_once_each(self, results: Results) -> None:
+    def test_each_trained_child_has_one_wrapper(self, results: Results) -> None:
         for rank in results["structure"]:
             assert rank["kinds"] == {
                 "generator": "MMDistributedDataParallel",
@@ -60,7 +60,9 @@ class TestAWrappedModel:
                 "module.frozen.bias",
             ]
 
-    def test_validates_what_data_containers_hold(self, results: Results) -> None:
+    def test_validation_receives_the_content_of_data_containers(
+        self, results: Results
+    ) -> None:
         for rank in results["structure"]:
             assert rank["predicted"] == [True, True]
 
@@ -76,7 +78,7 @@ class TestAWrappedModel:
                 "or test_step."
             )
 
-    def test_is_a_model_wrapper_and_its_model_is_none(self, results: Results) -> None:
+    def test_is_a_model_wrapper_but_its_model_is_not(self, results: Results) -> None:
         for rank in results["structure"]:
             assert rank["is wrapper"] == [True, False]
 

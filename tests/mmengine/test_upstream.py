@@ -103,7 +103,7 @@ def test_a_name_that_is_not_looked_up_is_an_error_with_and_without_mmengine() ->
         _upstream.upstream("HOOKS")
 
 
-def test_what_is_provided_is_noted_and_stays_what_it_is() -> None:
+def test_the_provided_classes_are_listed() -> None:
     names = [each.__name__ for each in _upstream.provided["OPTIM_WRAPPERS"]]
     assert names == ["OptimWrapper", "AmpOptimWrapper"]
 

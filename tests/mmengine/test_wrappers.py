@@ -87,7 +87,7 @@ def test_data_containers_are_opened_for_every_step(
         assert torch.equal(validated, expected) and torch.equal(tested, expected)
 
 
-def test_what_the_preprocessor_returns_are_arguments(results: Results) -> None:
+def test_results_of_the_preprocessor_are_arguments(results: Results) -> None:
     for rank in results["batches"]:
         assert rank["tuple"] == ([("Tensor", "loss")] * 2, rank["ours"][1])
         assert rank["nothing"] == (

@@ -95,7 +95,7 @@ MUTATIONS = (
         "    kwargs = dict(clip_grad)\n",
         "    kwargs = clip_grad\n",
         (
-            "tests/mmengine/test_optimizer_wrapper.py::test_what_callers_give_stays_as_it_is",
+            "tests/mmengine/test_optimizer_wrapper.py::test_arguments_of_callers_are_not_changed",
         ),
     ),
     Mutation(

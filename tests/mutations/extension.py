@@ -74,7 +74,7 @@ MUTATIONS = (
         "csrc/pytree/walk.cpp",
         "    if (!is_simple_class(type)) return false;\n",
         "    static_cast<void>(is_simple_class);\n",
-        (_WALKS + "test_what_might_be_a_container_is_left_to_optree",),
+        (_WALKS + "test_possible_containers_are_left_to_optree",),
     ),
     Mutation(
         "a walk follows a list that contains itself",

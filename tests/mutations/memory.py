@@ -58,7 +58,7 @@ MUTATIONS = (
         "        _leak((self._sources, self._checks))\n"
         "        self._sources, self._checks = {}, {}\n",
         "        self._sources, self._checks = {}, {}\n",
-        (_SPANS + "test_a_forked_child_leaves_to_its_parent_what_the_parent_sent",),
+        (_SPANS + "test_a_forked_child_does_not_free_the_sources_of_its_parent",),
     ),
     Mutation(
         "the engine's sources are not kept alive",
@@ -66,7 +66,7 @@ MUTATIONS = (
         "pyparallel/transfer/engine.py",
         "    ticket = keep_alive.hold(sources) if sources else None\n",
         "    ticket = None\n",
-        (_ENGINE + "test_what_is_read_in_place_lives_until_it_has_been_read",),
+        (_ENGINE + "test_sources_read_in_place_live_until_the_copy_is_done",),
     ),
     Mutation(
         "the engine's sources are freed when `send` returns",
@@ -74,7 +74,7 @@ MUTATIONS = (
         "pyparallel/transfer/engine.py",
         "        is_done = sent.is_done\n",
         "",
-        (_ENGINE + "test_what_is_read_in_place_lives_until_it_has_been_read",),
+        (_ENGINE + "test_sources_read_in_place_live_until_the_copy_is_done",),
     ),
     Mutation(
         "pinned tensors that torch copies are not kept alive",
@@ -83,7 +83,7 @@ MUTATIONS = (
         "            hold_while_read(in_place, self._device, self._api)\n",
         "            pass\n",
         (
-            "tests/scatter_gather/test_move.py::test_what_torch_reads_in_place_is_held_until_then",
+            "tests/scatter_gather/test_move.py::test_sources_that_torch_reads_in_place_are_kept_alive",
         ),
     ),
     Mutation(
@@ -151,7 +151,7 @@ MUTATIONS = (
         "    return max(pages * mmap.PAGESIZE - 2 * _LINE, 0)",
         "    return max(pages * mmap.PAGESIZE, 0)",
         (
-            _BUDGETS + "test_a_full_ring_takes_what_it_may_and_no_more",
+            _BUDGETS + "test_a_full_ring_stays_within_its_limit",
             _BUDGETS + "test_the_ring_of_a_loader_stays_within_max_ring_bytes",
         ),
     ),

@@ -102,7 +102,7 @@ MUTATIONS = (
         for column, target in zip(columns, targets, strict=False)
     ]""",
         (
-            "tests/scatter_gather/test_scatter_devices.py::test_all_are_sent_before_the_first_lands",
+            "tests/scatter_gather/test_scatter_devices.py::test_all_copies_start_before_the_first_wait",
         ),
     ),
     Mutation(
@@ -119,7 +119,7 @@ MUTATIONS = (
         "pyparallel/transfer/to_device.py",
         "        event.wait(home)\n",
         "        pass\n",
-        (_SLAB + "test_memory_of_a_flight_that_never_lands_is_safe_to_reuse",),
+        (_SLAB + "test_memory_of_a_copy_without_a_wait_is_safe_to_reuse",),
     ),
     Mutation(
         "an error frees the memory of earlier copies at once",
@@ -231,8 +231,8 @@ MUTATIONS = (
         "        with self.using(stream):\n            return _is_capturing_here",
         "        if True:\n            return _is_capturing_here",
         (
-            _SLAB + "test_torch_is_asked_about_the_stream_and_devices_without_graphs_"
-            "have_none",
+            _SLAB
+            + "test_capture_is_checked_on_the_stream_and_only_on_devices_with_graphs",
         ),
     ),
     Mutation(

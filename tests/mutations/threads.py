@@ -65,7 +65,7 @@ MUTATIONS = (
         "        except BaseException:  # the batch is lost, so no later one may "
         "follow\n            self.close()\n            raise\n",
         "        except BaseException:\n            raise\n",
-        (_FAULTS + "test_a_batch_that_cannot_land_ends_the_iterator",),
+        (_FAULTS + "test_a_batch_whose_wait_fails_ends_the_iterator",),
         limit=30.0,
     ),
     Mutation(
@@ -96,7 +96,7 @@ MUTATIONS = (
         "        if isinstance(self.loader, Iterator) or "
         "shares_iterator(self.loader):\n            self._close_iterators()\n",
         "",
-        (_PRE + "test_a_loader_that_is_its_own_iterator_has_one_pass_at_a_time",),
+        (_PRE + "test_a_loader_that_is_its_own_iterator_has_one_iterator_at_a_time",),
         limit=30.0,
     ),
     Mutation(
@@ -148,7 +148,7 @@ MUTATIONS = (
         "pyparallel/prefetch/_thread.py",
         "        if os.getpid() != self.pid:\n            raise RuntimeError(\n",
         "        if False:\n            raise RuntimeError(\n",
-        (_ENDS + "test_a_forked_child_is_told_so_at_once_and_can_iterate_anew",),
+        (_ENDS + "test_a_forked_child_gets_an_error_at_once_and_can_iterate_anew",),
         limit=30.0,
     ),
     Mutation(
@@ -281,7 +281,7 @@ MUTATIONS = (
         "pyparallel/core/thread_state.py",
         "        if capture() != state:\n",
         "        if False:\n",
-        (_MODES + "test_what_a_call_changes_is_seen_by_no_other",),
+        (_MODES + "test_changes_of_a_call_are_not_seen_by_others",),
     ),
     Mutation(
         "context variables do not reach the thread",
@@ -308,7 +308,7 @@ MUTATIONS = (
         "pyparallel/prefetch/_thread.py",
         "        with thread_state.applied(prefetch_thread.state):\n",
         "        if True:\n",
-        (_PRE + "test_the_thread_has_the_modes_of_who_called_iter",),
+        (_PRE + "test_the_thread_has_the_modes_of_the_call_of_iter",),
     ),
     Mutation(
         "every job computes with all cores",
@@ -331,8 +331,7 @@ MUTATIONS = (
         (
             "tests/parallel/test_parallel_apply.py::"
             "test_jobs_on_the_host_share_the_threads_of_their_caller",
-            "tests/parallel/test_parallel_apply_caller.py::test_the_caller_has_as_many_threads_"
-            "inside_of_operators_as_the_others",
+            "tests/parallel/test_parallel_apply_caller.py::test_the_caller_has_the_number_of_operator_threads_of_the_others",
         ),
     ),
     Mutation(
@@ -358,7 +357,7 @@ MUTATIONS = (
         "            cancel()\n            for worker",
         "            for worker",
         (
-            _THREADS + "test_an_interrupt_waits_for_what_is_under_way",
+            _THREADS + "test_an_interrupt_waits_for_running_calls",
             _THREADS + "test_an_interrupt_before_all_is_given_takes_the_rest_back",
             "tests/parallel/test_parallel_apply_caller.py::"
             "test_ctrl_c_in_the_callers_part_ends_the_call",

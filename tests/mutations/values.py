@@ -131,8 +131,7 @@ MUTATIONS = (
         "device)\n",
         "        skeleton = TensorSkeleton(batch, lambda tensor: True)\n",
         (
-            "tests/prefetch/test_prefetch_device.py::"
-            "test_what_lies_on_the_device_is_handed_out_as_it_is",
+            "tests/prefetch/test_prefetch_device.py::test_tensors_on_the_device_are_returned_unchanged",
         ),
     ),
     Mutation(

@@ -46,7 +46,7 @@ MUTATIONS = (
         "        if self._owner() is not None:  # a tensor is alive, perhaps in a gap\n"
         "            return False\n",
         "",
-        (_RING + "test_what_a_worker_keeps_of_a_slab_stays_as_it_is",),
+        (_RING + "test_a_tensor_that_a_worker_keeps_is_not_overwritten",),
     ),
     Mutation(
         "a slab is free while the worker has a tensor in it",
@@ -55,7 +55,7 @@ MUTATIONS = (
         "        if owner is None:\n            self._ring.release",
         "        if True:\n            self._ring.release",
         (
-            _RING + "test_what_a_worker_keeps_of_a_slab_stays_as_it_is",
+            _RING + "test_a_tensor_that_a_worker_keeps_is_not_overwritten",
             _RING + "test_an_error_in_a_collate_function_frees_its_slab",
         ),
     ),
@@ -136,7 +136,7 @@ MUTATIONS = (
         "pyparallel/shm/memfd.py",
         "            reserve(self._fd, 0, nbytes)\n",
         "",
-        (_RING + "test_without_any_memory_the_error_says_what_to_do",),
+        (_RING + "test_without_any_memory_the_error_names_the_fix",),
     ),
     Mutation(
         "a ring without memory keeps its descriptor",
@@ -192,7 +192,7 @@ MUTATIONS = (
         "            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "            return True\n",
         "            return True\n",
-        (_HEADER + "test_a_claim_does_not_wait_for_who_was_stopped",),
+        (_HEADER + "test_a_claim_does_not_wait_for_a_stopped_process",),
         backend="python",
     ),
     Mutation(
@@ -201,7 +201,7 @@ MUTATIONS = (
         "pyparallel/backend/_python_ring.py",
         "            if time.monotonic() > deadline:\n                return False\n",
         "            pass\n",
-        (_HEADER + "test_a_claim_does_not_wait_for_who_was_stopped",),
+        (_HEADER + "test_a_claim_does_not_wait_for_a_stopped_process",),
         backend="python",
         limit=25.0,
     ),
@@ -241,8 +241,8 @@ MUTATIONS = (
         "        if self._lock.acquire(True, GRACE if has_lost else _LOCK_SECONDS):\n",
         "        if self._lock.acquire(True):\n",
         (
-            _PREFETCH + "test_a_worker_killed_under_the_lock_of_all_is_named_and_"
-            "waited_for_by_none",
+            _PREFETCH
+            + "test_a_worker_killed_with_the_shared_lock_is_named_without_a_wait",
         ),
         limit=30.0,
     ),
@@ -253,8 +253,7 @@ MUTATIONS = (
         "            if stopped():\n                raise Stopped\n",
         "",
         (
-            "tests/prefetch/test_prefetch_ends.py::"
-            "test_a_close_waits_for_no_batch_of_persistent_workers_and_lets_them_live",
+            "tests/prefetch/test_prefetch_ends.py::test_close_waits_for_no_batch_and_keeps_persistent_workers",
         ),
         limit=80.0,
     ),
@@ -275,8 +274,7 @@ MUTATIONS = (
         "        forget_workers(source)\n",
         "        pass\n",
         (
-            "tests/prefetch/test_prefetch_ends.py::"
-            "test_a_death_is_told_by_next_and_not_in_the_middle_of_a_step",
+            "tests/prefetch/test_prefetch_ends.py::test_a_worker_death_is_raised_by_next_and_not_within_a_step",
         ),
         limit=30.0,
     ),
@@ -305,8 +303,7 @@ MUTATIONS = (
         "    raise pickle.UnpicklingError(\n",
         "    return torch.empty(0)\n    raise pickle.UnpicklingError(\n",
         (
-            "tests/shm/test_serialization.py::"
-            "test_a_parcel_is_opened_once_and_its_number_means_nothing_elsewhere",
+            "tests/shm/test_serialization.py::test_a_message_is_deserialized_once_and_only_with_its_tensors",
         ),
     ),
     Mutation(

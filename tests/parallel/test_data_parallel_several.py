@@ -151,7 +151,7 @@ class TestDevices:
         assert wrapper.output_device == torch.device("cpu")
 
     @pytest.mark.parametrize("asked", [[0, 1], [0, "cpu"], ["cuda", "cuda"], range(2)])
-    def test_what_names_an_accelerator_falls_to_the_host_without_one(
+    def test_accelerator_names_mean_the_host_without_an_accelerator(
         self, asked: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
@@ -162,7 +162,7 @@ class TestDevices:
         wrapper = MMDataParallel(nn.Linear(1, 1), ["cpu", "cpu"], target)
         assert wrapper.output_device == torch.device("cpu")
 
-    def test_an_output_device_that_is_none_is_named(self) -> None:
+    def test_an_invalid_output_device_is_named(self) -> None:
         message = "MMDataParallel: a device for outputs must be -1 or name a device"
         with pytest.raises(ValueError, match=message):
             MMDataParallel(nn.Linear(1, 1), ["cpu", "cpu"], "nowhere")
@@ -222,14 +222,14 @@ class TestParts:
 
 
 class TestModes:
-    def test_without_gradients_there_are_none(self) -> None:
+    def test_without_grad_mode_there_are_no_gradients(self) -> None:
         wrapper = MMDataParallel(Steps(), ["cpu", "cpu"])
         with torch.no_grad():
             output = wrapper.val_step(make_data(4))
         assert not output["loss"].requires_grad
         assert not output["output"].requires_grad
 
-    def test_of_what_replicas_write_to_buffers_that_of_the_first_stays(self) -> None:
+    def test_buffers_keep_the_values_of_the_first_replica(self) -> None:
         net = nn.BatchNorm1d(1, momentum=1.0)
         MMDataParallel(net, ["cpu", "cpu"])(torch.tensor([[1.0], [3.0], [7.0], [9.0]]))
         assert net.running_mean is not None and net.running_mean.tolist() == [2.0]

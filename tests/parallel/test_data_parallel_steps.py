@@ -161,7 +161,7 @@ class TestCounts:
         with pytest.raises(ValueError, match=r"^Own\.train_step must return num_samp"):
             wrapper.train_step(torch.arange(3))
 
-    def test_counts_that_are_none(self) -> None:
+    def test_invalid_counts_are_refused(self) -> None:
         refused(
             TypeError,
             "MMDataParallel.train_step: num_samples must be an integer, but is 1.5 "

@@ -167,7 +167,7 @@ def test_containers_reach_the_model_closed_without_the_bracket(
     assert results["calls"][0]["naive"] == "DataContainer"
 
 
-def test_mixed_precision_casts_what_is_not_cpu_only(results: Results) -> None:
+def test_mixed_precision_casts_everything_but_cpu_only(results: Results) -> None:
     assert results["on_a_device"][0]["precision"] == [torch.bfloat16, torch.float32]
 
 

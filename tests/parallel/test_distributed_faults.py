@@ -164,7 +164,7 @@ def is_one(found: tuple[str, str] | None, expected: tuple[str, str] | None) -> b
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_every_survivor_is_told_in_time_when_a_rank(
+def test_every_survivor_raises_in_time_when_a_rank(
     fault: Fault, protocol: str, ended: Path
 ) -> None:
     ranks = of(ended, fault.case, protocol)
@@ -191,7 +191,7 @@ def test_a_job_that_survives_has_trained_one_model(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_forward_that_nobody_uses_changes_nothing(protocol: str, ended: Path) -> None:
+def test_an_unused_forward_changes_nothing(protocol: str, ended: Path) -> None:
     twice = of(ended, "runs_forward_twice", protocol)
     # The last thing that this case does is to train as if nothing had been.
     once = of(ended, "builds_another_model", protocol)

@@ -51,7 +51,7 @@ def test_a_job_that_is_killed_twice_ends_like_one_that_is_not(
         (signal.SIGSTOP, 10, -9, r".*Timed out waiting 10000ms for (recv|send) .*"),
     ],
 )
-def test_the_other_rank_is_told_in_time(
+def test_the_other_rank_raises_in_time(
     how: int, timeout: float, code: int, error: str, tmp_path: Path
 ) -> None:
     call = f"survive({{rank}}, {str(tmp_path)!r}, {int(how)}, {timeout})"

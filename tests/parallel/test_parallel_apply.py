@@ -69,7 +69,7 @@ def test_one_part_runs_in_the_thread_of_its_caller() -> None:
     assert threads_of(1, TWO, 1) == [threading.get_ident()]
 
 
-def test_by_default_the_host_takes_as_many_threads_as_torch_computes_with() -> None:
+def test_the_default_on_the_host_is_torchs_number_of_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -74,7 +74,7 @@ def never() -> None:
     raise AssertionError("nothing was interrupted")
 
 
-def test_what_no_thread_begins_the_caller_does(pool: ThreadPool) -> None:
+def test_the_caller_runs_items_that_no_thread_began(pool: ThreadPool) -> None:
     asleep, queue = put_to_sleep(pool, 3)
     done: list[int] = []
     pool.run([HOST] * 4, [writes(done, i) for i in range(4)], never, 1)
@@ -89,7 +89,7 @@ def test_what_no_thread_begins_the_caller_does(pool: ThreadPool) -> None:
     until(lambda: len(pool._idle[HOST]) == 3)
 
 
-def test_what_is_left_in_an_inbox_holds_nothing(pool: ThreadPool) -> None:
+def test_items_left_in_an_inbox_keep_nothing_alive(pool: ThreadPool) -> None:
     class Thing:
         def __call__(self, place: Place) -> None:
             pass
@@ -241,7 +241,7 @@ def threads_at_once() -> set[int]:
     return set(parallel_apply(meet, range(2), TWO))
 
 
-def test_all_calls_see_the_same_of_modes_that_are_not_carried() -> None:
+def test_all_calls_see_equal_modes_that_are_not_passed_on() -> None:
     me = threading.get_ident()
     assert me in threads_at_once()
     ones = [torch.ones(2)] * 4
@@ -268,7 +268,7 @@ def test_all_calls_see_the_same_of_modes_that_are_not_carried() -> None:
     assert me in threads_at_once()
 
 
-def test_the_caller_has_as_many_threads_inside_of_operators_as_the_others() -> None:
+def test_the_caller_has_the_number_of_operator_threads_of_the_others() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(6)
     try:

@@ -88,7 +88,7 @@ def test_autocast_of_the_caller_holds_and_casts_are_not_shared_between_streams()
     torch.testing.assert_close(found, expected)
 
 
-def test_torchs_form_gives_what_torch_gives() -> None:
+def test_the_form_of_torch_equals_torch() -> None:
     modules = [nn.Linear(4, 3).cuda() for _ in range(2)]
     inputs = [torch.randn(5, 4, device="cuda") for _ in range(2)]
     for devices in (None, TWICE, ["cuda:0", torch.device("cuda", 0)]):

@@ -97,7 +97,7 @@ def test_the_first_error_by_item_is_raised_whichever_comes_first() -> None:
     assert caught.value.args == (1,)
 
 
-def test_the_others_are_awaited_and_what_has_not_begun_is_left_out() -> None:
+def test_running_calls_are_awaited_and_later_calls_are_skipped() -> None:
     failed, other_begun = threading.Event(), threading.Event()
     begun: list[int] = []
     ended: list[int] = []

@@ -150,7 +150,9 @@ def spoil(_: Any) -> None:
         *[(mode, ["cpu"]) for mode in ("none", "no grad", "autocast")],
     ],
 )
-def test_what_a_call_changes_is_seen_by_no_other(mode: str, devices: list[str]) -> None:
+def test_changes_of_a_call_are_not_seen_by_others(
+    mode: str, devices: list[str]
+) -> None:
     before = look()
     with ExitStack() as stack:
         for enter in MODES[mode]:

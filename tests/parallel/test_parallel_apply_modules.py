@@ -58,7 +58,7 @@ FORMS = {
 
 @pytest.mark.parametrize("devices", [None, ["cpu"] * 3], ids=["found", "named"])
 @pytest.mark.parametrize("form", FORMS)
-def test_torchs_form_gives_what_torch_gives(form: str, devices: Any) -> None:
+def test_the_form_of_torch_equals_torch(form: str, devices: Any) -> None:
     inputs, kwargs = FORMS[form]
     modules = [Two() for _ in range(3)]
     expected = torch_on_host.parallel_apply(modules, inputs, kwargs, ["cpu"] * 3)

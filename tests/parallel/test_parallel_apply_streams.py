@@ -259,7 +259,7 @@ def test_casts_are_cached_unless_two_streams_of_one_device_would_share_them() ->
         threads.pool.close()
 
 
-def test_what_modules_compute_with_is_among_what_is_kept() -> None:
+def test_tensors_of_modules_are_kept_alive() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     own = {id(each) for each in (*net.parameters(), *net.buffers())}
     assert {id(each) for each in _device_threads.module_tensors(net)} == own

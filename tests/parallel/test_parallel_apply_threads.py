@@ -67,7 +67,7 @@ def test_a_call_inside_of_a_call_gets_other_threads() -> None:
     assert found == [[[10 * i + j for j in range(4)]] * 3 for i in range(4)]
 
 
-def test_a_call_inside_of_a_call_divides_what_the_outer_one_has() -> None:
+def test_a_nested_call_divides_the_threads_of_the_outer_call() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(8)
     try:
@@ -170,7 +170,7 @@ class Interrupt(BaseException):
     """A signal raises it in a caller that waits."""
 
 
-def test_an_interrupt_waits_for_what_is_under_way(pool: ThreadPool) -> None:
+def test_an_interrupt_waits_for_running_calls(pool: ThreadPool) -> None:
     under_way = [threading.Event() for _ in range(2)]
     cancelled, ended = threading.Event(), []
 
@@ -279,7 +279,7 @@ def never(*args: Any) -> None:
     raise AssertionError("it ran")
 
 
-def test_what_breaks_in_a_job_of_ours_is_raised(
+def test_an_error_in_an_internal_job_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def job() -> None:

@@ -140,7 +140,7 @@ def test_parameters_share_memory_and_have_a_history_each() -> None:
     assert first._former_parameters["weight"] is first.weight
 
 
-def test_what_an_optimizer_changes_the_next_replicas_have() -> None:
+def test_the_next_replicas_have_the_changes_of_an_optimizer() -> None:
     net = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(net.parameters(), 1.0)
     before = net.weight.item()
@@ -186,7 +186,7 @@ class TestBuffers:
         pointers = {r.running_mean.data_ptr() for r in (first, second, third)}
         assert len(pointers) == 3
 
-    def test_of_what_replicas_write_that_of_the_first_stays(self) -> None:
+    def test_writes_of_the_first_replica_remain(self) -> None:
         net = nn.BatchNorm1d(1, momentum=1.0)
         for value, replica in zip((1.0, 5.0), replicate(net, TWO), strict=True):
             replica(torch.tensor([[value], [value + 2]]))
@@ -207,7 +207,7 @@ class TestBuffers:
 
 
 class TestStructure:
-    def test_what_is_shared_in_the_module_is_shared_in_a_replica(self) -> None:
+    def test_shared_parts_of_the_module_are_shared_in_a_replica(self) -> None:
         net = Odd()
         first, second = replicate(net, TWO)
         for replica in (first, second):

@@ -56,7 +56,7 @@ class TestErrors:
         ],
         ids=["scripted", "compiled in place", "compiled"],
     )
-    def test_what_would_run_the_module_in_place_of_its_replicas(
+    def test_modules_that_would_run_instead_of_replicas_are_refused(
         self, make: Any, place: str, cls: str
     ) -> None:
         refused(
@@ -78,7 +78,7 @@ class TestErrors:
             ["cpu"],
         )
 
-    def test_devices_that_are_none(self) -> None:
+    def test_invalid_devices_are_refused(self) -> None:
         refused(
             TypeError,
             "replicate: devices must be a list of devices, but is 1.5 (float).",
@@ -211,7 +211,7 @@ class TestCopiesBetweenDevices:
         assert copied[1].dtype is torch.complex64  # by Tensor.to
         assert copied[2] == (FARTHER, tensors[2])  # type: ignore[comparison-overlap]
 
-    def test_what_comes_to_the_host_comes_by_to_host(
+    def test_copies_to_the_host_use_to_host(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
@@ -227,13 +227,13 @@ class TestCopiesBetweenDevices:
         tensors = [torch.empty(1, device="meta")]
         assert between_devices._copies(tensors, [CPU]) == [["came", 1]]
 
-    def test_integers_are_carried_without_a_gradient(self) -> None:
+    def test_integers_are_copied_without_a_gradient(self) -> None:
         whole, real = torch.arange(3), torch.ones(2, requires_grad=True)
         ((moved, also),) = between_devices.copy_to_devices([whole, real], [CPU])
         assert torch.equal(moved, whole) and not moved.requires_grad
         also.sum().backward()
         assert real.grad is not None and real.grad.tolist() == [1.0, 1.0]
 
-    def test_nothing_is_carried_nowhere(self) -> None:
+    def test_no_tensors_are_copied_to_no_devices(self) -> None:
         assert between_devices.copy_to_devices([], [CPU, FAR]) == [[], []]
         assert between_devices.copy_to_devices([torch.ones(1)], []) == []

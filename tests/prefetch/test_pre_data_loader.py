@@ -118,7 +118,7 @@ def test_a_batch_is_fetched_while_the_step_runs() -> None:
 # The interface beside iteration.
 
 
-def test_next_works_on_a_pass_of_its_own_and_starts_over_after_the_end() -> None:
+def test_next_has_its_own_iterator_and_restarts_after_the_end() -> None:
     with passes([1, 2]) as pre:
         assert [pre.next(), next(pre)] == [1, 2]
         with pytest.raises(StopIteration):
@@ -150,7 +150,7 @@ def test_attributes_are_those_of_the_loader() -> None:
     assert not prefetch_threads()  # nothing starts before iteration
 
 
-def test_a_loader_that_is_its_own_iterator_has_one_pass_at_a_time() -> None:
+def test_a_loader_that_is_its_own_iterator_has_one_iterator_at_a_time() -> None:
     with passes(iter(range(10)), queue_size=1) as pre:
         first = iter(pre)
         assert next(first) == 0
@@ -364,7 +364,7 @@ def test_wrong_arguments_are_refused_at_once(
     assert str(caught.value).startswith(message)
 
 
-def test_the_thread_has_the_modes_of_who_called_iter() -> None:
+def test_the_thread_has_the_modes_of_the_call_of_iter() -> None:
     seen: list[Any] = []
 
     def epoch() -> Any:

@@ -234,7 +234,7 @@ def test_all_tensors_go_in_one_copy_and_everything_else_stays() -> None:
         assert torch.equal(mine, theirs) if torch.is_tensor(mine) else mine is theirs
 
 
-def test_a_batch_without_tensors_is_handed_out_as_it_is() -> None:
+def test_a_batch_without_tensors_is_returned_unchanged() -> None:
     batch = {"a": 1, "b": DC([1, 2], cpu_only=True)}
     fake = FakeDevice()
     with prefetching(fake, [batch]) as pre:
@@ -242,7 +242,7 @@ def test_a_batch_without_tensors_is_handed_out_as_it_is() -> None:
     assert fake.num_copies == 0
 
 
-def test_what_lies_on_the_device_is_handed_out_as_it_is() -> None:
+def test_tensors_on_the_device_are_returned_unchanged() -> None:
     batch = [torch.ones(2, device="meta"), {"a": torch.ones(3, device="meta")}]
     with FakeDevice() as fake:
         land, nbytes = DeviceStage(torch.device("meta"), None, fake).start(batch, None)

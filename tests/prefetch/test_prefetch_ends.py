@@ -95,7 +95,7 @@ def test_workers_in_the_middle_of_a_batch_are_ended_by_close() -> None:
         assert time.monotonic() - start < SOON
 
 
-def test_a_close_waits_for_no_batch_of_persistent_workers_and_lets_them_live() -> None:
+def test_close_waits_for_no_batch_and_keeps_persistent_workers() -> None:
     go_on = multiprocessing.Event()
     dataset = Numbers(4, lambda: go_on.wait(60) and None)
     plain = loader(1, dataset, persistent_workers=True)
@@ -144,7 +144,7 @@ def test_an_iterator_that_others_hold_is_closed() -> None:
     assert rows.closed == 1
 
 
-def test_a_death_is_told_by_next_and_not_in_the_middle_of_a_step() -> None:
+def test_a_worker_death_is_raised_by_next_and_not_within_a_step() -> None:
     list(loader(1))  # from now on torch looks for the dead in the main thread
     with passes(loader(1, Numbers(4, lambda: time.sleep(60)))) as pre:
         it = iter(pre)
@@ -194,7 +194,7 @@ def test_many_epochs_leave_nothing_and_stay_in_memory() -> None:
         assert sys.getallocatedblocks() - before < 200
 
 
-def test_a_forked_child_is_told_so_at_once_and_can_iterate_anew() -> None:
+def test_a_forked_child_gets_an_error_at_once_and_can_iterate_anew() -> None:
     with passes(loader()) as pre:
         it = iter(pre)
         next(it)
@@ -218,7 +218,7 @@ def test_a_forked_child_is_told_so_at_once_and_can_iterate_anew() -> None:
         assert len(firsts(it)) == 5  # here nothing has changed
 
 
-def test_pickles_and_copies_carry_the_loader_and_the_options() -> None:
+def test_pickles_and_copies_keep_the_loader_and_the_options() -> None:
     pre = PreDataLoader([1, 2, 3], "cpu", 5, next_epoch=False, timeout=7)
     next(pre)
     for other in (pickle.loads(pickle.dumps(pre)), copy.deepcopy(pre), copy.copy(pre)):

@@ -176,7 +176,7 @@ def test_a_killed_worker_is_named_soon(victim: int) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("cls", [DataLoader, pyparallel.DataLoader])
-def test_a_worker_killed_under_the_lock_of_all_is_named_and_waited_for_by_none(
+def test_a_worker_killed_with_the_shared_lock_is_named_without_a_wait(
     cls: Any, persistent: bool
 ) -> None:
     plain = cls(
@@ -227,7 +227,7 @@ def test_a_dataset_that_lacks_a_file_is_not_taken_for_a_dead_worker() -> None:
             list(pre)
 
 
-def test_a_timeout_says_what_the_thread_is_at_and_can_be_tried_again() -> None:
+def test_a_timeout_names_the_activity_and_can_be_repeated() -> None:
     gate = Gate()
     with passes(gate, timeout=0.2) as pre:
         it = iter(pre)
@@ -320,7 +320,7 @@ def test_a_report_of_torch_does_not_keep_a_thread_alive(monkeypatch: Any) -> Non
     real(it._thread)
 
 
-def test_a_batch_that_cannot_land_ends_the_iterator() -> None:
+def test_a_batch_whose_wait_fails_ends_the_iterator() -> None:
     with passes(range(20)) as pre:
         it = iter(pre)
 

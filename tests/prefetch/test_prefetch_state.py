@@ -36,7 +36,7 @@ class Counter:
         self.position = state["position"]
 
 
-def test_the_state_is_that_of_the_batch_handed_out_last() -> None:
+def test_the_state_is_that_of_the_batch_returned_last() -> None:
     with passes(Counter(), queue_size=4) as pre:
         assert pre.state_dict() == {"position": 0}
         it = iter(pre)
@@ -80,7 +80,7 @@ def test_our_loader_continues_with_the_batch_that_was_not_seen(
         assert [got, firsts(resumed)] == expected
 
 
-def test_a_state_that_cannot_be_had_is_an_error_for_who_asks() -> None:
+def test_an_unavailable_state_is_an_error_of_state_dict() -> None:
     plain = pyparallel.DataLoader(Numbers(), 2, num_workers=1, in_order=False)
     with passes(plain) as pre:
         assert len(firsts(pre)) == 6
@@ -90,7 +90,7 @@ def test_a_state_that_cannot_be_had_is_an_error_for_who_asks() -> None:
             pre.state_dict()
 
 
-def test_loading_a_state_ends_what_runs() -> None:
+def test_loading_a_state_ends_running_iterators() -> None:
     with passes(Counter()) as pre:
         it = iter(pre)
         assert [next(it), next(it)] == [0, 1]
@@ -134,7 +134,7 @@ def test_batches_waits_and_fetches_are_counted() -> None:
         assert pre.stats().batches == 8
 
 
-def test_what_only_the_loader_counts_is_taken_from_it() -> None:
+def test_counts_of_the_loader_are_taken_from_it() -> None:
     class Counting(list):
         counted = LoaderStats(batches=9, nbytes=7, ring_hits=1, collate_seconds=0.5)
 

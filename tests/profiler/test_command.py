@@ -356,7 +356,7 @@ def test_the_package_of_the_command_is_used_where_there_is_no_other(tmp_path, ca
     assert len(seen(tmp_path / "out").steps) == 1
 
 
-def test_a_script_whose_python_lacks_the_package_is_told(tmp_path, capfd):
+def test_a_script_whose_python_lacks_the_package_is_reported(tmp_path, capfd):
     (tmp_path / "pyparallel.py").write_text("raise ImportError('not mine')")
     path = tmp_path / "train.py"
     path.write_text("from torch.utils.data import DataLoader\n[*DataLoader([1, 2])]\n")
@@ -381,7 +381,7 @@ def test_a_script_without_a_loader_is_given_up(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("ignores", [False, True])
-def test_what_is_given_up_is_ended_surely(tmp_path, monkeypatch, ignores):
+def test_an_abandoned_script_is_ended(tmp_path, monkeypatch, ignores):
     code = "import signal, sys\n"
     code += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if ignores else ""
     code += "print('ready', flush=True)\nsys.stdin.read()"
@@ -436,7 +436,7 @@ def test_a_script_without_steps_is_an_error(tmp_path, capfd):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_program_is_an_error(tmp_path, capfd):
+def test_an_invalid_program_is_an_error(tmp_path, capfd):
     assert profiled(tmp_path, script=(str(tmp_path / "train.py"),)) == 127
     assert capfd.readouterr().err == (
         f"pyparallel profile: the command must begin with a program, but "
@@ -475,7 +475,7 @@ def test_a_record_is_drawn_once_more(tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
-def test_what_ends_the_command_ends_the_script(tmp_path):
+def test_a_signal_that_ends_the_command_ends_the_script(tmp_path):
     code = "import time; print('ready', flush=True); time.sleep(60)"
     ours = (sys.executable, "-m", "pyparallel", "profile", "--out", str(tmp_path))
     with subprocess.Popen(
@@ -504,7 +504,7 @@ sys.exit(command.main(["--out", sys.argv[1], "--", *script]))
 """
 
 
-def test_what_ends_the_command_before_the_script_begins_ends_both(tmp_path):
+def test_a_signal_before_the_script_begins_ends_both(tmp_path):
     ours = (sys.executable, "-c", EARLY, str(tmp_path))
     done = subprocess.run(ours, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, NOTHING)

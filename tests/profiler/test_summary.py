@@ -35,7 +35,7 @@ def test_the_parts_of_a_known_step_are_known():
     assert found.verdict == "input-bound: 30 % of a step went into getting its batch"
 
 
-def test_what_workers_do_is_counted_by_what_is_innermost():
+def test_time_of_workers_counts_for_the_innermost_event():
     work = summary(steady()).work("worker")
     assert work is not None
     assert (work.lanes, work.batches) == (("worker 0", "worker 1"), 10)
@@ -79,7 +79,7 @@ def test_warm_up_is_left_out_but_never_all():
     assert len(summary(steady(warmup=10)).steps) == 1
 
 
-def test_epochs_and_what_is_between_them_are_no_steps():
+def test_epochs_and_the_time_between_them_are_no_steps():
     marks = [("wait", 0, 1), ("wait", 10, 1), ("end", 20, 1), ("wait", 500, 2)]
     marks += [("wait", 510, 2), ("wait", 900, 3)]  # it was left before its end
     events = [Event("loop", kind, at, at + 2, 1, epoch) for kind, at, epoch in marks]
@@ -208,7 +208,7 @@ def test_workers_that_sleep_share_the_cores():
 @pytest.mark.parametrize(
     ("cores", "title"), [(1, "Use fewer workers"), (2, "Free some cores")]
 )
-def test_workers_without_a_core_are_told(cores, title):
+def test_workers_without_a_core_are_reported(cores, title):
     options = {"wait": 3 * MS, "copy": 0, "compute": 2 * MS, "cpu": 3 * MS}
     found = only(steady(**options, cores=cores, core_wait=5 * MS))
     assert found.title == f"{title}: workers wait for a core"
@@ -285,7 +285,7 @@ def test_small_batches_gain_nothing_in_workers():
     assert found.text.endswith("Sending a batch from a worker would take as long.")
 
 
-def test_what_the_loop_fetches_itself_belongs_into_workers():
+def test_fetching_in_the_loop_is_advised_to_move_into_workers():
     events: list[Event] = []
     for at in range(0, 4000, 1000):
         events.append(Event("loop", "fetch", at * MS, (at + 600) * MS))
@@ -334,7 +334,7 @@ def test_more_than_forty_percent_of_padding_is_much(padding, says):
     assert (title in titles) is says
 
 
-def test_what_saves_most_comes_first():
+def test_the_advice_that_saves_most_comes_first():
     record = steady(wait=3 * MS, copy=1 * MS, compute=2 * MS, padding=900)
     gains = [advice.gain for advice in advise(summary(record))]
     assert len(gains) == 3 and gains == sorted(gains, reverse=True)
@@ -404,7 +404,7 @@ def changed(**fields: object) -> str:
         (changed(more=1), "x.json must have the fields of a profile, but does not: "),
     ],
 )
-def test_what_is_no_record_is_refused(text, message):
+def test_an_invalid_record_is_refused(text, message):
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         Record.from_json(text, "x.json")
 

@@ -48,7 +48,7 @@ def taken(ring: Ring) -> int:
 @given(num_slabs=st.integers(1, 40), limit=st.integers(1, 4 * MIB))
 @example(num_slabs=1, limit=8192)
 @example(num_slabs=64, limit=8192 + 64 * 4096)
-def test_a_full_ring_takes_what_it_may_and_no_more(num_slabs: int, limit: int) -> None:
+def test_a_full_ring_stays_within_its_limit(num_slabs: int, limit: int) -> None:
     nbytes = largest_slab(num_slabs, limit)
     assert total_nbytes(num_slabs, nbytes + 1) > limit, "slabs could be larger"
     if not nbytes:
@@ -171,7 +171,7 @@ def test_a_forked_child_reads_zeros_and_waits_for_no_lock() -> None:
     assert memory.pinned_info().limit == limit
 
 
-def test_the_limit_is_what_may_be_held_besides_unless_it_is_set() -> None:
+def test_the_default_limit_of_pinned_memory() -> None:
     assert memory.pinned_info().limit == min(
         1 << 30, os.sysconf("SC_PHYS_PAGES") // 8 * os.sysconf("SC_PAGESIZE")
     )

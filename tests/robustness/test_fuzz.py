@@ -36,7 +36,7 @@ def test_both_backends_and_the_oracle_agree(first: int) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(st.data())
-def test_they_agree_on_what_hypothesis_draws(data: st.DataObject) -> None:
+def test_the_backends_agree_on_cases_of_hypothesis(data: st.DataObject) -> None:
     any_case(Numbers(lambda end: data.draw(st.integers(0, end - 1))))
 
 
@@ -133,7 +133,7 @@ def test_a_fault_is_found(
     assert search(case, 0, 1000) is not None
 
 
-def test_a_plan_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Trusting:
         def __init__(self, offsets: Any, shapes: Any, dtypes: Any, nbytes: int) -> None:
             self.offsets, self.nbytes = tuple(offsets), nbytes

@@ -110,7 +110,7 @@ def test_the_limit_is_kept():
 
 
 @recycles
-def test_what_nothing_asks_for_goes_back_in_time():
+def test_unused_blocks_are_freed_in_time():
     memory.set_cache_limit(64 * MIB, idle_seconds=0.05)
     batch = collated(2048)
     del batch
@@ -129,7 +129,7 @@ def test_emptying_returns_the_bytes():
     assert memory.empty_cache() == 0
 
 
-def test_a_recycled_tensor_can_do_what_every_tensor_can():
+def test_a_recycled_tensor_supports_all_operations():
     batch = collated(2048)
     copy = batch.clone()
     assert torch.equal(pickle.loads(pickle.dumps(batch)), copy)
@@ -160,7 +160,7 @@ def sum_of(batch):
     return batch.data[0].sum().item()
 
 
-def test_batches_of_workers_lie_in_shared_memory_and_are_not_recycled():
+def test_batches_of_workers_are_in_shared_memory_and_not_recycled():
     items = [each for _ in range(3) for each in batch_of(2048)]
     loader = DataLoader(
         items,
@@ -185,7 +185,7 @@ def child_collates(queue):
 
 
 @recycles
-def test_a_forked_child_has_a_cache_of_its_own():
+def test_a_forked_child_has_its_own_cache():
     batch = collated(2048)
     expected = int(batch.sum())
     del batch
@@ -212,7 +212,7 @@ def test_empty_makes_a_contiguous_tensor(backend, shape, dtype):
 
 
 @both
-def test_empty_refuses_what_is_no_shape(backend):
+def test_empty_refuses_an_invalid_shape(backend):
     rule = "must be a sequence of ints, but is of type int."
     check(backend.empty, (3, torch.uint8), TypeError, f"empty: shape {rule}")
     rule = "must be a torch.dtype, but is of type str."
@@ -222,7 +222,7 @@ def test_empty_refuses_what_is_no_shape(backend):
 
 
 @recycles
-def test_too_large_a_batch_is_an_error_that_tells_its_size():
+def test_too_large_a_batch_is_an_error_with_its_size():
     text = (
         f"there must be {2**60} bytes of memory for a batch, but the system has none "
         "left."

@@ -125,7 +125,7 @@ def test_nothing_is_lost_when_handlers_run_meanwhile(
     assert len(calls) >= 3, "no signal came while anything was under way"
 
 
-def test_what_a_handler_raises_costs_no_memory_and_spoils_no_later_batch() -> None:
+def test_an_error_of_a_signal_handler_leaks_nothing_and_spoils_no_batch() -> None:
     inputs, kept = samples(), samples()
     state = torch.get_rng_state()
     gc.collect()

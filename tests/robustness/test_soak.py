@@ -69,7 +69,7 @@ def test_a_soak_keeps_accounts(seen: Any, found: dict[str, int]) -> None:
     assert {name: run.counts[name] for name in soak.BAD if run.counts[name]} == found
 
 
-def test_a_soak_sees_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_soak_detects_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     run = soak.Soak(0, 2)
     monkeypatch.setattr(soak, "shared_names", lambda: 0)  # of all tests that run now
     run.leaks(soak.left_over(), "here")

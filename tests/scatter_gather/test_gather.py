@@ -119,7 +119,7 @@ class TestOtherValues:
     @pytest.mark.parametrize(
         "value", [None, "name", 3, 0.5, True, b"x", range(2), math.nan, (), [], {}]
     )
-    def test_what_is_the_same_everywhere_stays(self, value: Any) -> None:
+    def test_equal_values_are_returned_once(self, value: Any) -> None:
         made = gather([{"v": value}, {"v": value}], "cpu")["v"]
         assert made == value or made is value
         assert type(made) is type(value)
@@ -212,7 +212,7 @@ class TestSamplesInContainers:
             assert made.data.shape == (3, 3) and made.sizes.tolist() == [[3], [1], [2]]
 
 
-def test_gather_puts_together_what_scatter_has_split() -> None:
+def test_gather_joins_the_parts_of_scatter() -> None:
     samples = [
         {
             "img": DataContainer(torch.full((3, 4 + i, 5), float(i)), stack=True),

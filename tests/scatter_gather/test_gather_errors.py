@@ -122,7 +122,7 @@ CASES: dict[str, tuple[type[Exception], list[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_does_not_fit_is_named_with_its_replica(name: str) -> None:
+def test_an_output_that_does_not_fit_is_named_with_its_replica(name: str) -> None:
     error, outputs, message = CASES[name]
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         gather(outputs, "cpu")
@@ -150,7 +150,7 @@ def test_a_dimension_that_is_not_there() -> None:
             gather([{"x": ONE}, {"x": ONE}], "cpu", 1)
 
 
-def test_a_target_that_is_none() -> None:
+def test_an_invalid_target_is_refused() -> None:
     message = "gather: a target_device must be -1 or name a device, but is 'nowhere'."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         gather([ONE], "nowhere")
@@ -172,7 +172,7 @@ class Strange:
     __hash__ = object.__hash__
 
 
-def test_what_cannot_be_compared_is_not_the_same_unless_it_is_one_object() -> None:
+def test_values_without_comparison_are_equal_only_as_one_object() -> None:
     one = Strange()
     assert gather([one, one], "cpu") is one
     with pytest.raises(ValueError, match="must equal"):

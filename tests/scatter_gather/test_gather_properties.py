@@ -97,7 +97,7 @@ def same(one: Any, other: Any) -> bool:
 
 @settings(deadline=None, max_examples=150)
 @given(nests, cuts)
-def test_what_was_cut_is_whole_again(nest: Any, sizes: list[int]) -> None:
+def test_gather_restores_the_whole_value(nest: Any, sizes: list[int]) -> None:
     ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     outputs = [
         build(nest, lambda leaf, a=a, b=b: value(leaf, a, b)) for a, b in pairwise(ends)
@@ -113,7 +113,7 @@ def test_what_was_cut_is_whole_again(nest: Any, sizes: list[int]) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), st.integers(2, 4), st.integers(0, 1))
-def test_a_model_on_replicas_returns_what_it_returns_alone(
+def test_a_model_on_replicas_equals_the_model_alone(
     num_samples: int, num_replicas: int, dim: int
 ) -> None:
     class Model(torch.nn.Module):

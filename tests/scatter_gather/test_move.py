@@ -85,7 +85,7 @@ def test_an_odd_one_goes_by_itself(
     assert [tensor.shape for tensor in moved] == [(3,), (2,), (4,)]
 
 
-def test_what_torch_reads_in_place_is_held_until_then() -> None:
+def test_sources_that_torch_reads_in_place_are_kept_alive() -> None:
     done: list[bool] = []
     api: Any = SimpleNamespace(
         is_pinned=lambda tensor: True,

@@ -51,7 +51,7 @@ def lists(tree: Any) -> list[Any]:
     return [tensor.tolist() for tensor in tensors(tree)]
 
 
-def test_all_are_sent_before_the_first_lands(monkeypatch):
+def test_all_copies_start_before_the_first_wait(monkeypatch):
     with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
         scatter({"x": torch.arange(4)}, [0, 1])
         assert fake.calls == [
@@ -265,7 +265,7 @@ def test_an_error_on_the_second_device_leaves_nothing_half_done(monkeypatch):
     assert shows(wrong)
 
 
-def test_what_is_no_plain_tensor_follows_when_all_are_on_their_way(monkeypatch):
+def test_tensors_that_are_not_plain_are_copied_after_all_others_started(monkeypatch):
     order: list[str] = []
     with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
         to = torch.Tensor.to

@@ -76,7 +76,7 @@ def test_targets_that_are_no_list():
     check(TypeError, message + "float.", ONE, 2.5)
 
 
-def test_a_stream_that_is_none_or_of_no_target():
+def test_an_invalid_stream_or_one_of_no_target_is_refused():
     message = "scatter: stream must be a torch.Stream, but is of type int."
     check(TypeError, message, ONE, CPU2, stream=3)
     elsewhere = SimpleNamespace(device=torch.device("cuda", 1))

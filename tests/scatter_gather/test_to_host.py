@@ -169,7 +169,7 @@ def test_gradients_stay_where_they_are():
         assert type(fetch([parameter], fake)[0]) is torch.Tensor
 
 
-def test_what_is_not_plain_goes_by_torch():
+def test_tensors_that_are_not_plain_are_copied_by_torch():
     class Named(torch.Tensor):
         pass
 

@@ -115,7 +115,7 @@ def test_a_slab_of_results_is_not_reused_while_a_copy_reads_one_of_them():
 
 
 @BOTH
-def test_what_is_not_plain_arrives_too(fetch):
+def test_tensors_that_are_not_plain_arrive_too(fetch):
     conj = torch.tensor([1 + 2j], device=device()).conj()
     weight = torch.nn.Parameter(torch.ones(2, device=device()))
     meta = DC([weight], cpu_only=True)

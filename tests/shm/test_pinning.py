@@ -310,7 +310,7 @@ PINNED: dict[str, tuple[Any, bool]] = {
 
 @pytest.mark.parametrize("name", PINNED)
 @pytest.mark.parametrize("locks", [True, False])
-def test_torch_pins_what_does_not_lie_in_locked_pages(
+def test_torch_pins_tensors_outside_of_pinned_pages(
     name: str, locks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pins = Pins(monkeypatch)
@@ -329,7 +329,7 @@ def test_torch_pins_what_does_not_lie_in_locked_pages(
         assert opened[0] == "pinned" and opened[1] is pins.calls[0][0]
 
 
-def test_what_missed_the_ring_is_pinned_by_torch(
+def test_batches_outside_the_ring_are_pinned_by_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pins = Pins(monkeypatch)

@@ -178,7 +178,7 @@ def test_a_batch_is_too_large_for_a_slab_that_other_memory_was_taken_of() -> Non
     assert worker.make([torch.ones(200_000)]).message.miss is None
 
 
-def test_without_any_memory_the_error_says_what_to_do(monkeypatch: Any) -> None:
+def test_without_any_memory_the_error_names_the_fix(monkeypatch: Any) -> None:
     ring = Ring(2, 1 << 20)
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(RuntimeError) as caught:
@@ -216,7 +216,7 @@ class Keeping:
         return {"other": self.kept[0], "small": self.kept[1]}
 
 
-def test_what_a_worker_keeps_of_a_slab_stays_as_it_is() -> None:
+def test_a_tensor_that_a_worker_keeps_is_not_overwritten() -> None:
     ring = Ring(2, 1 << 20)
     worker = Worker(ring, Keeping())
     samples = [torch.full((70_000,), 5.0)]
@@ -327,7 +327,7 @@ def test_a_ring_that_gets_no_memory_leaves_nothing(
     assert loader_sets.num_fds() == before
 
 
-def test_only_the_maker_of_a_ring_may_claim_that_it_is_its_own() -> None:
+def test_a_forked_child_is_not_the_creator_of_a_ring() -> None:
     ring = Ring(1, 1 << 12)
     assert isinstance(ring, RingMemory) and ring.created_here
     received = Worker(ring, torch.stack).make([torch.ones(3)])

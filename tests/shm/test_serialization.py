@@ -176,7 +176,7 @@ def test_an_expanded_tensor_is_sent_as_small_as_it_is() -> None:
     assert nbytes == 4
 
 
-def test_what_is_made_in_the_slab_is_not_copied() -> None:
+def test_tensors_in_the_slab_are_not_copied() -> None:
     ring = Ring(1, 1 << 20)
 
     def make() -> Any:
@@ -236,14 +236,14 @@ def test_where_there_are_no_slabs_all_is_sent_as_torch_does(
     assert same(sent(message).deserialize(), batch)
 
 
-def test_a_batch_that_does_not_pickle_raises_what_pickle_does() -> None:
+def test_a_batch_that_cannot_be_pickled_raises_the_error_of_pickle() -> None:
     ring = Ring(1, 1 << 12)
     with pytest.raises((AttributeError, pickle.PicklingError)):
         Worker(ring, lambda samples: [torch.ones(2), lambda: 1]).make(None)
     assert ring.holders() == [FREE]
 
 
-def test_a_parcel_is_opened_once_and_its_number_means_nothing_elsewhere() -> None:
+def test_a_message_is_deserialized_once_and_only_with_its_tensors() -> None:
     ring = Ring(1, 1 << 12)
     _, received = through(ring, lambda: [torch.ones(2)])
     assert received.deserialize() is received.deserialize()
@@ -256,7 +256,7 @@ def test_a_parcel_is_opened_once_and_its_number_means_nothing_elsewhere() -> Non
     assert serialization.tensor_placeholder.__doc__
 
 
-def test_a_parcel_that_is_never_opened_frees_its_slab() -> None:
+def test_a_message_that_is_never_deserialized_frees_its_slab() -> None:
     ring = Ring(1, 1 << 12)
     _, received = through(ring, lambda: [torch.ones(2)])
     assert ring.holders() == [PARENT]

@@ -159,7 +159,7 @@ def test_memory_that_torch_copies_under_capture_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [64, 5 << 20])
-def test_a_flight_that_is_dropped_under_capture_ends_nothing(nbytes: int) -> None:
+def test_a_copy_dropped_during_capture_keeps_the_graph_intact(nbytes: int) -> None:
     leaf = torch.full((nbytes,), 7, dtype=torch.uint8)
     graph, static = torch.cuda.CUDAGraph(), torch.zeros(8, device=device())
     torch.cuda.synchronize()
@@ -176,7 +176,7 @@ def test_a_flight_that_is_dropped_under_capture_ends_nothing(nbytes: int) -> Non
     assert torch.equal(to_device.send([leaf], device()).wait()[0].cpu(), leaf)
 
 
-def test_a_flight_refuses_to_land_under_capture_and_lands_later() -> None:
+def test_a_wait_is_refused_during_capture_and_works_later() -> None:
     leaf = torch.arange(100)
     queued = to_device.send([leaf], device(), home=torch.cuda.current_stream())
     with capturing():

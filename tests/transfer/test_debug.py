@@ -96,7 +96,7 @@ def test_a_leaf_of_a_span_is_named_by_whatever_comes_next(monkeypatch, when):
         assert len(queued.wait()) == 3
 
 
-def test_what_lies_between_the_leaves_of_a_span_may_change():
+def test_bytes_between_the_leaves_of_a_span_may_change():
     with Lent() as device:
         leaves = in_a_ring(device, (64, 64), (64, 64))
         gap = memory(leaves[0].data_ptr() + leaves[0].nbytes, 64)
@@ -167,7 +167,7 @@ def send(device: FakeDevice, *values: int) -> list[torch.Tensor]:
     return to_device.send(leaves, DEVICE, device).wait()
 
 
-def test_memory_that_is_handed_out_again_holds_poison():
+def test_reused_memory_contains_poison():
     with Device() as device:
         tensors = send(device, 1, 2)
         passed(device)
@@ -201,7 +201,7 @@ def grad(tensor: torch.Tensor) -> Any:
     ],
     ids=["itself", "element", "view", "array", "storage", "buffer", "dlpack", "graph"],
 )
-def test_what_is_still_held_is_never_overwritten(hold):
+def test_memory_in_use_is_never_overwritten(hold):
     with Device() as device:
         tensors = send(device, 1, 2)
         passed(device)
@@ -219,7 +219,7 @@ def test_what_is_still_held_is_never_overwritten(hold):
         assert [bytes(x) for x in where] == [POISON * 100] * 2
 
 
-def test_a_flight_that_may_land_again_is_not_overwritten():
+def test_a_copy_that_may_be_waited_for_again_is_not_overwritten():
     with Device() as device:
         queued = to_device.send([torch.ones(9, dtype=torch.uint8)], DEVICE, device)
         queued.wait()
@@ -229,7 +229,7 @@ def test_a_flight_that_may_land_again_is_not_overwritten():
         assert tensor.tolist() == [1] * 9
 
 
-def test_poison_comes_behind_reads_on_the_streams_of_the_landing():
+def test_poison_follows_reads_on_the_streams_that_waited():
     found: list[bytes] = []
     with Device(copy_delay=0, compute_delay=2e-3) as device:
         for step in range(40):
@@ -245,7 +245,7 @@ def test_poison_comes_behind_reads_on_the_streams_of_the_landing():
     assert sorted(found) == [bytes([step]) * 100 for step in range(40)]
 
 
-def test_a_flight_that_never_lands_is_overwritten_behind_its_copy():
+def test_a_copy_without_a_wait_is_overwritten_after_the_copy():
     with Device(copy_delay=5e-3, compute_delay=0) as device:
         queued = to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
         where = stale(queued._slab)
@@ -255,7 +255,7 @@ def test_a_flight_that_never_lands_is_overwritten_behind_its_copy():
         assert bytes(where[:100]) == POISON * 100
 
 
-def test_nothing_grows_in_many_flights():
+def test_many_copies_leak_nothing():
     with Device(copy_delay=0, compute_delay=0) as device:
         found: list[bytes] = []
         for step in range(200):
@@ -273,7 +273,7 @@ def test_nothing_grows_in_many_flights():
         passed(device)
 
 
-def test_nothing_is_looked_at_where_nothing_can_be_or_nobody_asked(monkeypatch):
+def test_the_checks_run_only_on_devices_with_streams_and_when_enabled(monkeypatch):
     with FakeDevice() as device:  # without a probe
         send(device, 1)
         assert not debug._unchecked and not debug._watched

@@ -107,7 +107,7 @@ def test_pinned_leaves_are_read_in_place(num, monkeypatch):
     assert list(map(raw, queued.wait())) == list(map(raw, leaves))
 
 
-def test_one_span_is_sent_as_it_lies(monkeypatch):
+def test_one_span_is_sent_in_place(monkeypatch):
     monkeypatch.setattr(layout, "SPAN_NBYTES", 0)
     device = HostDevice()
     memory = device.lock(torch.arange(512, dtype=torch.int64))
@@ -143,7 +143,7 @@ class Late:
         return getattr(self.sent, name)
 
 
-def test_what_is_read_in_place_lives_until_it_has_been_read(monkeypatch):
+def test_sources_read_in_place_live_until_the_copy_is_done(monkeypatch):
     monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     ready = threading.Event()
     send = native.send
@@ -160,7 +160,7 @@ def test_what_is_read_in_place_lives_until_it_has_been_read(monkeypatch):
     assert to_device.release_done() == 0 and freed() is None
 
 
-def test_landing_elsewhere_tells_the_allocator_and_a_stream_may_be_chosen():
+def test_a_wait_on_another_stream_is_recorded_and_a_stream_may_be_given():
     waits = []
 
     class Watched:

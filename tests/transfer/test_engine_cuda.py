@@ -84,7 +84,7 @@ def watch(body: Any) -> tuple[list[str], int]:
 # ------------------------------------------------------------------ one copy, no wait
 
 
-def test_a_small_batch_is_one_copy_and_nobody_waits():
+def test_a_small_batch_is_one_copy_without_a_host_wait():
     leaves = many()
     for _ in range(3):
         send(leaves)
@@ -166,7 +166,7 @@ def test_values_are_right_while_everything_is_used_again():
 
 @pytest.mark.parametrize("num", [1, 7, 8, 30])
 @pytest.mark.parametrize("kind", ["own", "default", "side"])
-def test_pinned_leaves_are_copied_as_they_lie(num, kind):
+def test_pinned_leaves_are_copied_in_place(num, kind):
     nbytes = layout.DIRECT_NBYTES
     for step in range(5):
         leaves = [
@@ -235,7 +235,7 @@ def test_threads_send_at_the_same_time():
     assert not errors
 
 
-def test_the_copy_waits_for_those_who_used_its_memory_before():
+def test_the_copy_waits_for_earlier_users_of_its_memory():
     """A copy must not overwrite memory that the caller's stream reads later."""
     found = []
     for step in range(50):

@@ -88,7 +88,7 @@ def test_a_snapshot_is_copied_behind_the_current_stream_on_another_one(calls):
     assert calls.module.stream.call_args_list[-1] == mock.call(calls.back)
 
 
-def test_who_waits_has_the_copy_on_the_current_stream(calls):
+def test_a_wait_makes_the_copy_available_on_the_current_stream(calls):
     queued = PackedHostCopy([torch.ones(3)], DEVICE, TorchReturn(), snapshot=False)
     queued.wait()
     assert names(calls) == [

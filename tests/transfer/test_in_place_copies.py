@@ -249,7 +249,7 @@ def finish(device: LentMemory) -> None:
 
 
 @pytest.mark.parametrize("when", ["send", "wait", "poll", "drain"])
-def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
+def test_sources_that_were_read_are_freed_at_the_next_call(slow, when):
     queued = lend(slow)
     assert to_device.release_done() == 1 and not is_free(slow)
     assert not to_device.drain(0.01)
@@ -266,14 +266,14 @@ def test_what_has_been_read_is_given_up_at_the_next_occasion(slow, when):
     assert is_free(slow)
 
 
-def test_sending_and_landing_do_not_wait_for_the_device(slow):
+def test_send_and_wait_do_not_wait_for_the_device(slow):
     copies = [lend(slow) for _ in range(5)]
     for queued in copies:
         queued.wait()
     assert to_device.release_done() == 5 and not slow.ring.free[512]
 
 
-def test_a_flight_that_is_lost_gives_its_source_up_too(slow):
+def test_a_dropped_copy_frees_its_source(slow):
     lend(slow)
     finish(slow)
     assert to_device.release_done() == 0 and is_free(slow)
@@ -312,7 +312,7 @@ def test_a_copy_by_other_means_can_be_guarded(slow):
     assert to_device.release_done() == 0 and is_free(slow)
 
 
-def test_a_forked_child_leaves_to_its_parent_what_the_parent_sent(slow):
+def test_a_forked_child_does_not_free_the_sources_of_its_parent(slow):
     queued = lend(slow)
     child = os.fork()
     if child == 0:

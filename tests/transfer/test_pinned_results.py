@@ -137,7 +137,7 @@ def test_threads_that_allocate_at_a_time_stay_within_the_limit() -> None:
     assert sorted(is_pinned for _, is_pinned in kept) == [False] * 3 + [True] * 5
 
 
-def test_one_more_asks_as_many_however_many_are_kept(
+def test_the_checks_for_a_result_do_not_grow_with_kept_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[None] = []
@@ -187,7 +187,7 @@ def test_a_handler_may_ask_while_slabs_are_counted(
     assert slabs.in_use() == 0
 
 
-def test_what_cannot_be_pinned_does_not_count() -> None:
+def test_memory_that_cannot_be_pinned_does_not_count() -> None:
     def refused(nbytes: int) -> torch.Tensor:
         raise RuntimeError("no more pages")
 

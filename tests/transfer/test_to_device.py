@@ -124,7 +124,7 @@ class NoWaitWhenLost(FakeDevice):
             super().wait(stream, event)
 
 
-def test_memory_of_a_flight_that_never_lands_is_safe_to_reuse():
+def test_memory_of_a_copy_without_a_wait_is_safe_to_reuse():
     with FakeDevice(copy_delay=5e-3, compute_delay=0) as device:
         assert drop_before_landing(device) == 0
 
@@ -226,7 +226,7 @@ def test_a_stream_under_capture_is_refused_before_anything_is_queued(name):
         assert device.num_copies == 0 and not device.host.blocks
 
 
-def test_torch_is_asked_about_the_stream_and_devices_without_graphs_have_none():
+def test_capture_is_checked_on_the_stream_and_only_on_devices_with_graphs():
     calls, module = module_of_mocks()
     module.is_current_stream_capturing.return_value = True
     with mock.patch.object(torch, "get_device_module", lambda device: module):
@@ -249,7 +249,7 @@ def test_a_copy_goes_to_the_stream_that_the_caller_passes():
     assert found == [raw(leaf)]
 
 
-def test_a_flight_lands_twice_and_in_any_order():
+def test_copies_can_be_waited_for_twice_and_in_any_order():
     with FakeDevice() as device:
         copies = [
             to_device.send([torch.full((5,), i, dtype=torch.uint8)], DEVICE, device)
@@ -273,7 +273,7 @@ def test_nothing_but_empty_leaves_needs_no_copy():
         assert device.num_copies == 0
 
 
-def test_changing_one_landed_tensor_leaves_the_history_of_the_others_alone():
+def test_a_change_of_one_received_tensor_keeps_the_versions_of_the_others():
     with FakeDevice() as device:
         first, second = to_device.send(
             [torch.ones(3), torch.ones(3)], DEVICE, device
@@ -286,7 +286,7 @@ def test_changing_one_landed_tensor_leaves_the_history_of_the_others_alone():
         assert weight.grad.tolist() == [1, 1, 1]
 
 
-def test_flights_leave_no_reference_cycles():
+def test_copies_leave_no_reference_cycles():
     with FakeDevice() as device:
         gc.collect()
         gc.disable()

@@ -182,7 +182,7 @@ def test_a_consumer_on_another_stream_waits_and_may_drop_at_once(home):
     ]
 
 
-def test_memory_of_a_flight_that_never_lands_is_safe_to_reuse():
+def test_memory_of_a_copy_without_a_wait_is_safe_to_reuse():
     for _ in range(50):
         queued = to_device.send([torch.zeros(5_000_000, dtype=torch.uint8)], device())
         del queued
