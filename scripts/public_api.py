@@ -35,6 +35,7 @@ RESULTS = [
     (f"{PACKAGE}.loader.preflight", "Finding"),
     (f"{PACKAGE}.sampler.report", "SizeBatchReport"),
     (f"{PACKAGE}.sampler.report", "BatchFigures"),
+    (f"{PACKAGE}.loader.sample_errors", "SampleError"),
 ]
 #: Special methods that users call through operators and statements.
 SPECIAL = {"__call__", "__contains__", "__enter__", "__exit__", "__getitem__"}

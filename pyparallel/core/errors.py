@@ -80,6 +80,10 @@ class CountError(RuntimeError, AssertionError, Error):
     """More steps than announced (mmengine: ``AssertionError``, or no error)."""
 
 
+class ErrorLimitError(RuntimeError, Error):
+    """More samples raised an error than ``max_errors`` of a loader allows."""
+
+
 class UnknownNameError(KeyError, AssertionError, Error):
     """A name that does not exist (mmengine: a bare ``AssertionError``)."""
 

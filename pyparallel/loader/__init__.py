@@ -8,6 +8,8 @@ and sends one message. `_batch_receiver` in the parent returns views of that sla
 - `state_dict` saves and restores the position: `_progress` of the epoch, from
   `_sampler_state`, `_dataset_state`, `_random_state` and, between two epochs,
   `_loader_state`.
+- `sample_errors` skips or replaces samples that raise. Where the dataset is read,
+  `_sample_reader` seeds samples and calls it.
 - `preflight` checks limits of the machine, `stats` measures, and `tracebacks` makes
   errors of a dataset readable.
 """
@@ -15,6 +17,7 @@ and sends one message. `_batch_receiver` in the parent returns views of that sla
 __all__ = [
     "data_loader",
     "preflight",
+    "sample_errors",
     "state_dict",
     "stats",
     "tracebacks",

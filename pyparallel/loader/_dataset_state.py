@@ -27,9 +27,10 @@ from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from ..core.torch_private import ExceptionWrapper, MapFetcher
 from . import _random_state
-from ._random_state import SeededDataset
+from ._sample_reader import SampleReader
 from ._sampler_state import END, StatefulIterable, copy_state, is_stateful
 from ._worker import wrap_exception
+from .sample_errors import ErrorPolicy
 
 
 class WorkerReport(NamedTuple):
@@ -65,6 +66,7 @@ class DatasetTracker:
         wants_states: Any,
         replays: dict[int, list[Any]],
         auto_collation: bool,
+        policy: ErrorPolicy | None,
     ) -> None:
         """Prepare in the parent.
 
@@ -79,14 +81,15 @@ class DatasetTracker:
             replays: For workers of a map-style dataset whose state is unknown: the
                 indices that they had read, as torch sent them.
             auto_collation: The replayed indices are batches of indices.
+            policy: Reads the samples, None if errors are raised.
         """
         self.dataset = self.read_as = dataset
         self._batch_size = batch_size
         self._records = records
         self._wants_states, self._replays = wants_states, replays
         self._auto_collation = auto_collation
-        self._worker = 0
-        self._tracked = StatefulIterable(dataset)
+        self._worker, self._policy = 0, policy
+        self._tracked = self._track()
         self._random: dict[str, Any] | None = None
 
     def enter(self, worker: int) -> None:
@@ -102,6 +105,7 @@ class DatasetTracker:
         for indices in self._replays.get(worker, ()):
             with contextlib.suppress(Exception):  # already raised in the earlier run
                 fetcher.fetch(indices)
+        self._discard_failures()
 
     def open(self) -> Iterator[Any]:
         """Return the iterator over an iterable dataset, after the delivered samples.
@@ -109,6 +113,11 @@ class DatasetTracker:
         Raises:
             RuntimeError: The dataset ends before that position.
         """
+        samples = self._open()
+        self._discard_failures()
+        return samples
+
+    def _open(self) -> Iterator[Any]:
         record = self._records.pop(self._worker, None)
         if record is not None and record["state"] is not None:
             return self._restore(record)
@@ -130,8 +139,17 @@ class DatasetTracker:
                 pass
         return self._new_epoch()
 
+    def _track(self) -> StatefulIterable:
+        skip_errors = None if self._policy is None else self._policy.skip_errors
+        return StatefulIterable(self.dataset, skip_errors)
+
+    def _discard_failures(self) -> None:
+        """Forget failures of samples that were only read again."""
+        if self._policy is not None:
+            self._policy.take_failures()
+
     def _new_epoch(self) -> Iterator[Any]:
-        self._tracked = StatefulIterable(self.dataset)
+        self._tracked = self._track()
         return iter(self._tracked)
 
     def _skip(self, samples: Iterator[Any], batches: int) -> None:
@@ -199,9 +217,7 @@ class StatefulWorkerInit:
     def __call__(self, worker: int) -> None:
         global _tracker
         info = get_worker_info()
-        if info is not None and isinstance(
-            info.dataset, TrackedDataset | SeededDataset
-        ):
+        if info is not None and isinstance(info.dataset, TrackedDataset | SampleReader):
             # get_worker_info() must show users their own dataset, but forbids setattr.
             object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.init is not None:
@@ -254,7 +270,7 @@ class DatasetStates:
         self._context = loader.multiprocessing_context or torch.multiprocessing
         self._wants_states: Any = None
 
-    def track(self, dataset: Any) -> DatasetTracker | None:
+    def track(self, dataset: Any, policy: ErrorPolicy | None) -> DatasetTracker | None:
         """Return a tracker of the dataset, None if it has no state and is map-style."""
         if isinstance(dataset, IterDataPipe):  # uses its own protocol in workers
             return None
@@ -265,6 +281,7 @@ class DatasetStates:
             self.tracker = DatasetTracker(
                 *(dataset, self._batch_size, copy.deepcopy(records)),
                 *(self._wants_states, self._replays, self._auto_collation),
+                policy,
             )
         return self.tracker
 

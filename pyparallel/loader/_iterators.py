@@ -124,7 +124,11 @@ class InProcessIterator(StatefulIterator, _UnrecordedIterator):
             meter.count_wait(start)
             if isinstance(error, StopIteration):
                 meter.pause()
+                if self._progress.policy is not None:  # after the last sample
+                    self._count_failures(self._progress.policy.take_failures())
             raise
+        if self._progress.policy is not None:
+            self._count_failures(self._progress.policy.take_failures())
         padding_nbytes = stacked.padding_nbytes
         collate_start, collate_cpu, collate_ns = self._collate_times
         meter.count_batch(
@@ -177,7 +181,8 @@ class WorkersIterator(StatefulIterator, WorkersIter):
     def wrap_collate(self, collate_fn: Any) -> WorkerCollate:
         """Return the collate function of the workers."""
         return WorkerCollate(
-            collate_fn, self._ring, self._first_holder, worker_report, self._status
+            *(collate_fn, self._ring, self._first_holder, worker_report, self._status),
+            self._progress.policy,
         )
 
     def wrap_init(self, worker_init_fn: Any) -> WorkerInit:
@@ -291,9 +296,11 @@ class WorkersIterator(StatefulIterator, WorkersIter):
         except StopIteration:
             meter.pause()
             raise
-        report = received.message.timings.report
-        if report is not None:
-            self._progress.dataset.report = pickle.loads(report)
+        timings = received.message.timings
+        if timings.failures:
+            self._count_failures(timings.failures)
+        if timings.report is not None:
+            self._progress.dataset.report = pickle.loads(timings.report)
         return batch
 
     def _shutdown_workers(self) -> None:

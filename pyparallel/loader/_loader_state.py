@@ -102,7 +102,8 @@ def state_between_epochs(
         "loader": saved_arguments(loader),
         "random": _random_state.capture(find_generators(parts)),
         "epochs": find_epochs(parts),
-        "samples": _next_samples(loader, last),
+        "samples": sample_numbers(loader, _next_samples(last)),
+        "errors": [],
         "base_seed": last.base_seed if keeps_workers else None,
         "sampler": sampler,
         "given": last.num_delivered if last is not None and has_ended else 0,
@@ -111,14 +112,26 @@ def state_between_epochs(
     }
 
 
-def _next_samples(loader: Any, last: Any) -> dict[str, int] | None:
-    """Return the seed and the number of the next epoch for ``sample_seeds``."""
-    if not loader.sample_seeds:
+def _next_samples(last: Any) -> dict[str, int] | None:
+    """Return the seed and the number of the epoch after a `Progress`."""
+    if last is None or last.samples is None:
         return None
-    if last is not None and last.samples is not None:
-        return {**last.samples, "epoch": last.samples["epoch"] + 1}
+    return {**last.samples, "epoch": last.samples["epoch"] + 1}
+
+
+def sample_numbers(loader: Any, known: dict[str, int] | None) -> dict[str, int] | None:
+    """Return the seed and the number of an epoch, None if the loader needs neither.
+
+    Args:
+        loader: The ``DataLoader``. It needs them for ``sample_seeds``, and for
+            replacements of samples of a map-style dataset.
+        known: The numbers of a loaded state or after the last epoch, if any.
+    """
+    replaces = loader.on_error != "raise" and _is_map_style(loader.dataset)
+    if not (loader.sample_seeds or replaces):
+        return None
     generator = loader.generator or torch.default_generator
-    return {"seed": generator.initial_seed(), "epoch": 0}
+    return known or {"seed": generator.initial_seed(), "epoch": 0}
 
 
 def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +146,7 @@ def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
     state.update(version=VERSION, random=convert(state["random"]), workers=workers)
     state["loader"]["sample_seeds"] = False
     state["samples"] = None
+    state["errors"] = []
     return state
 
 

@@ -22,11 +22,13 @@ from ._loader_state import (
     find_epochs,
     find_generators,
     ordering_parts,
+    sample_numbers,
     set_epochs,
     state_between_epochs,
 )
 from ._random_state import SampleTask
 from ._sampler_state import Order, has_other_replicas, unwrap_batch_sampler
+from .sample_errors import ErrorPolicy, Failure, SampleError, count_failures
 
 
 class Progress:
@@ -37,7 +39,11 @@ class Progress:
         order: The indices, unless the dataset is iterable.
         num_delivered: The number of batches of the epoch that the consumer has
             received, or that raised an exception.
-        samples: The seed and the number of the epoch, for ``sample_seeds``.
+        samples: The seed and the number of the epoch, for ``sample_seeds`` and
+            replacements. None: the tasks of workers are indices.
+        errors: The samples of the epoch that raised an error, see ``on_error``.
+        policy: Reads samples if ``on_error`` is not ``"raise"``, else None.
+        seeds_samples: Whether each sample has its own random states.
         base_seed: The base seed of the workers.
         finished: The epoch has ended.
         failed: A batch of the epoch raised an exception.
@@ -56,7 +62,12 @@ class Progress:
         last: Progress | None = loader._progress
         state: dict[str, Any]
         state = loader._loaded or state_between_epochs(loader, last, asks_dataset=False)
+        state = {**state, "samples": sample_numbers(loader, state["samples"])}
         self.samples: dict[str, int] | None = state["samples"]
+        self.seeds_samples: bool = loader.sample_seeds
+        self.policy = ErrorPolicy(loader) if loader.on_error != "raise" else None
+        self._max_errors: int = loader.max_errors
+        self.errors = [SampleError(*error) for error in state["errors"]]
         self._generators = find_generators(ordering_parts(loader))
         self._sampler = loader._index_sampler
         self._iterable = state["loader"]["dataset"] == "iterable"
@@ -192,6 +203,14 @@ class Progress:
             return indices
         return SampleTask(self.samples["seed"], self.samples["epoch"], number, indices)
 
+    def count_failures(self, failures: tuple[Failure, ...]) -> None:
+        """Count the failures of the batch that the consumer is about to receive.
+
+        Raises:
+            ErrorLimitError: The epoch has more than ``max_errors`` failures.
+        """
+        count_failures(self.errors, failures, self._max_errors)
+
     def finish_setup(self) -> None:
         """Restore the last random states, after torch has made its iterator."""
         if self._random_at_end is not None:
@@ -267,6 +286,7 @@ class Progress:
             "base_seed": self.base_seed,
             "sampler": order.state if order else None,
             "given": self.num_delivered,
+            "errors": [list(error) for error in self.errors],
             "workers": workers,
             "epoch": {
                 **self._epoch,

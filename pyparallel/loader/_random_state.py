@@ -115,7 +115,7 @@ def preserve_in_parent() -> Iterator[None]:
 
 
 class SampleTask(NamedTuple):
-    """The indices of a batch, with the numbers that seed its samples.
+    """The indices of a batch, with the numbers that seed samples and replacements.
 
     Attributes:
         seed: The seed of the loader.
@@ -128,51 +128,6 @@ class SampleTask(NamedTuple):
     epoch: int
     number: int
     indices: Any
-
-
-class SeededDataset:
-    """A wrapper of a map-style dataset that seeds the random states for each sample.
-
-    It does not call ``__getitems__`` of the dataset, which would read several samples
-    with one random state.
-
-    Attributes:
-        dataset: The user's dataset.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self._saved: Any = None  # the random states before a batch
-
-    def __repr__(self) -> str:
-        return repr(self.dataset)
-
-    def __getitem__(self, task: SampleTask) -> Any:
-        """Return a sample that is not part of a batch."""
-        return self._read(task, [task.indices])[0]
-
-    def __getitems__(self, task: SampleTask) -> list[Any]:
-        """Return the samples of a batch."""
-        return self._read(task, task.indices)
-
-    def _read(self, task: SampleTask, indices: Any) -> list[Any]:
-        if get_worker_info() is None:
-            self._saved = _raw_states()
-        samples = []
-        for index in indices:
-            seed_all(sample_key(task.seed, task.epoch, "sample", index))
-            samples.append(self.dataset[index])
-        seed_all(sample_key(task.seed, task.epoch, "batch", task.number))
-        return samples
-
-    def restore(self) -> None:
-        """Restore the random states from before the last batch."""
-        states, self._saved = self._saved, None
-        if states is not None:
-            torch.set_rng_state(states[0])
-            random.setstate(states[1])
-            if states[2] is not None:
-                sys.modules["numpy.random"].set_state(states[2])
 
 
 def check_sample_seeds(dataset: Any) -> None:
@@ -225,7 +180,16 @@ def _is_mt19937(numpy: Any) -> bool:
     return bool(type(numpy.mtrand._rand._bit_generator).__name__ == "MT19937")
 
 
-def _raw_states() -> tuple[Any, Any, Any]:
+def raw_states() -> tuple[Any, Any, Any]:
+    """Return the random states of torch (CPU), ``random`` and NumPy, quickly."""
     numpy = sys.modules.get("numpy.random")
     found = None if numpy is None else numpy.get_state(legacy=False)
     return torch.get_rng_state(), random.getstate(), found
+
+
+def restore_raw(states: tuple[Any, Any, Any]) -> None:
+    """Restore the random states that `raw_states` returned."""
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if states[2] is not None:
+        sys.modules["numpy.random"].set_state(states[2])

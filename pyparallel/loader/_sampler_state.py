@@ -10,7 +10,7 @@ import copy
 import marshal
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
@@ -59,19 +59,31 @@ def has_other_replicas(sampler: Any, state: dict[str, Any] | None) -> bool:
 class StatefulIterable:
     """A sampler or an iterable dataset, with its state and the state of its iterator.
 
+    Args:
+        iterable: The sampler or the dataset.
+        skip_errors: Wraps the iterator so that it skips samples that raise an error.
+            None: errors are raised.
+
     Attributes:
         ended: The iterator has raised ``StopIteration``. Its state may then be the
             beginning of the next epoch.
     """
 
-    def __init__(self, iterable: Any) -> None:
-        self.iterable = iterable
+    def __init__(
+        self,
+        iterable: Any,
+        skip_errors: Callable[[Iterator[Any]], Iterator[Any]] | None = None,
+    ) -> None:
+        self.iterable, self._skip_errors = iterable, skip_errors
         self.ended = False
         self._iterator: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         self._iterator = iter(self.iterable)
-        return self._note_end(self._iterator) if self.has_state() else self._iterator
+        samples = self._iterator
+        if self._skip_errors is not None:
+            samples = self._skip_errors(samples)
+        return self._note_end(samples) if self.has_state() else samples
 
     def _note_end(self, iterator: Any) -> Iterator[Any]:
         # ``yield from`` would call iter() again, which rewinds a dataset that is its

@@ -35,7 +35,12 @@ from .tracebacks import LocatingFetcher, hide_frames, rank_text
 
 
 class WorkerTimings(NamedTuple):
-    """Times and bytes that a worker measured for one batch, and its pickled report."""
+    """Times and bytes that a worker measured for one batch, and its reports.
+
+    Attributes:
+        report: The pickled `WorkerReport`.
+        failures: The samples that were skipped or replaced, see `ErrorPolicy`.
+    """
 
     fetch_seconds: float
     collate_seconds: float
@@ -47,6 +52,7 @@ class WorkerTimings(NamedTuple):
     stacked_nbytes: int
     padding_nbytes: int
     report: bytes | None
+    failures: tuple[Any, ...]
 
 
 class _Moment(NamedTuple):
@@ -69,6 +75,7 @@ class WorkerCollate:
         first_holder: The number of worker 0 in the ring.
         make_report: Called after each batch. Returns bytes to send with it, or None.
         status: Records which workers are making a batch. None: not recorded.
+        policy: The `ErrorPolicy` that reads the samples, None without one.
     """
 
     def __init__(
@@ -78,8 +85,10 @@ class WorkerCollate:
         first_holder: int,
         make_report: Callable[[], bytes | None],
         status: WorkerStatus | None = None,
+        policy: Any = None,
     ) -> None:
         self.collate_fn, self.status = collate_fn, status
+        self._policy = policy
         self._make_report = make_report
         self._ring, self._first_holder = ring, first_holder
         self._fetch_start: _Moment | None = None  # of this batch
@@ -137,6 +146,7 @@ class WorkerCollate:
             padding.stacked_nbytes,
             padding.padding_nbytes,
             report,
+            () if self._policy is None else self._policy.take_failures(),
         )
         return SerializedBatch(message._replace(timings=timings))
 

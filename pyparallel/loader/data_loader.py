@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.context import BaseContext
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch.utils.data
 from torch.utils.data import Sampler
@@ -18,6 +18,7 @@ from . import _random_state
 from ._batch_receiver import BatchReceiver
 from ._iterators import InProcessIterator, WorkersIterator
 from .preflight import Finding, num_cores
+from .sample_errors import check_policy
 from .state_dict import StatefulLoader
 from .stats import LoaderStats
 
@@ -63,6 +64,10 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
         sample_seeds: Set the random states of torch (CPU), ``random`` and NumPy before
             each sample of a map-style dataset, from a seed, the number of the epoch and
             the index of the sample. See ``docs/resume.md``.
+        on_error: The treatment of an exception that a sample raises. ``"raise"``:
+            raise it. ``"skip"``: leave the sample out of its batch. ``"replace"``: put
+            another sample of the dataset in its place. See ``docs/loader.md``.
+        max_errors: The largest number of samples of an epoch that may fail.
         snapshot_every_n_steps: If 1 or more, workers report the state of a stateful
             dataset from the first batch on. If None or 0, they do so after the first
             call of ``state_dict``. The state is exact at every step, for any number.
@@ -102,6 +107,8 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
         ring_slabs: int | None = None,
         max_ring_bytes: int | None = None,
         sample_seeds: bool = False,
+        on_error: Literal["raise", "skip", "replace"] = "raise",
+        max_errors: int = 100,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
         for name, value in (
@@ -144,6 +151,8 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
         self.ring_slabs = ring_slabs
         self.max_ring_bytes = max_ring_bytes
         self.sample_seeds = sample_seeds
+        self.on_error, self.max_errors = on_error, max_errors
+        check_policy(self)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._states_wanted = bool(snapshot_every_n_steps)
         self._receiver = BatchReceiver(ring_slabs, max_ring_bytes)

@@ -25,7 +25,8 @@ from ._loader_state import (
     state_between_epochs,
 )
 from ._progress import Progress
-from ._random_state import SeededDataset
+from ._sample_reader import SampleReader
+from .sample_errors import Failure, SampleError
 from .tracebacks import hide_frames
 
 
@@ -68,6 +69,17 @@ class StatefulLoader:
         if self._progress is None:
             return state_between_epochs(self, None)
         return self._progress.state(self)
+
+    @property
+    def sample_errors(self) -> list[SampleError]:
+        """The samples of the last epoch that raised an error, in delivered batches.
+
+        They were skipped or replaced, see ``on_error``. In a resumed epoch this
+        includes those before the loaded position.
+        """
+        if self._loaded is not None:
+            return [SampleError(*error) for error in self._loaded["errors"]]
+        return [] if self._progress is None else list(self._progress.errors)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next ``iter()`` continue from a state.
@@ -125,6 +137,7 @@ def _check_state(loader: Any, state: Any) -> Any:
         )
     if state["version"] == 1:
         state = from_version_1(state)
+    state = {**state, "errors": state.get("errors", [])}  # earlier states lack them
     if state["version"] != VERSION:
         raise ValueError(
             f"{where} be of version {VERSION}, but is of version {state['version']!r}. "
@@ -184,10 +197,12 @@ class InterceptedAttribute:
 
 def _track_dataset(iterator: Any, dataset: Any) -> Any:
     progress = iterator._progress
-    tracker: DatasetTracker | None = progress.dataset.track(dataset)
+    tracker: DatasetTracker | None = progress.dataset.track(dataset, progress.policy)
     read_as = dataset
     if progress.samples is not None:
-        read_as = SeededDataset(dataset)
+        read_as = SampleReader(
+            dataset, seeds=progress.seeds_samples, policy=progress.policy
+        )
     elif isinstance(dataset, IterableDataset) and tracker is not None:
         read_as = TrackedDataset(tracker)
     if tracker is not None:
@@ -234,7 +249,14 @@ class StatefulIterator:
         super().__init__(loader)  # type: ignore[call-arg]
         progress.finish_setup()
         self._num_yielded = progress.num_delivered
+        if loader._loaded is not None and progress.errors:
+            loader._receiver.meter.add(sample_errors=len(progress.errors))
         loader._progress, loader._loaded = progress, None
+
+    def _count_failures(self, failures: tuple[Failure, ...]) -> None:
+        """Count the failures of the batch that the consumer is about to receive."""
+        self._progress.count_failures(failures)
+        self._receiver.meter.add(sample_errors=len(failures))  # type: ignore[attr-defined]
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:

@@ -85,6 +85,8 @@ class LoaderStats:
         first_wait_seconds: The part of ``wait_seconds`` for first batches of epochs.
         num_workers: The number of workers. 0: the loader has no workers.
         cores: The number of cores that the process may use. 0: unknown.
+        sample_errors: The number of samples that raised an error and were skipped or
+            replaced, with those of a loaded state. See ``on_error`` of `DataLoader`.
     """
 
     batches: int = 0
@@ -107,6 +109,7 @@ class LoaderStats:
     first_wait_seconds: float = 0.0
     num_workers: int = 0
     cores: int = 0
+    sample_errors: int = 0
 
     @property
     def waited(self) -> float:
@@ -264,6 +267,8 @@ class LoaderStats:
             "workers": f"{self.num_workers}, {self.core_wait_seconds:.3f} s without a "
             f"core; {self.cores or 'unknown'} cores",
         }
+        if self.sample_errors:
+            rows["errors"] = f"{self.sample_errors} samples skipped or replaced"
         lines = [f"  {name:<8} {value}" for name, value in rows.items()]
         return "\n".join([self.verdict, *lines])
 
@@ -273,6 +278,7 @@ _INNER_COUNTERS = (
     *("fetch_seconds", "collate_seconds", "pack_seconds", "core_wait_seconds"),
     *("fetch_cpu_seconds", "collate_cpu_seconds", "pack_cpu_seconds"),
     *("nbytes", "padding_nbytes", "stacked_nbytes", "ring_hits", "ring_misses"),
+    "sample_errors",
 )
 
 

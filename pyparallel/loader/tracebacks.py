@@ -15,7 +15,8 @@ from torch.utils.data import Subset
 
 from ..core.errors import Error
 from ..transfer import debug
-from ._random_state import SampleTask, SeededDataset
+from ._random_state import SampleTask
+from ._sample_reader import SampleReader
 
 
 def hide_frames(error: BaseException) -> None:
@@ -76,7 +77,7 @@ def rank_text() -> str:
 _POSITION = re.compile(r"\b(batch\[(\d+)\]|entry (\d+))")
 _MAX_POSITIONS = 4
 #: ``__getitems__`` methods that read samples one by one, in the order of the indices.
-_ONE_BY_ONE = (Subset.__getitems__, SeededDataset.__getitems__)
+_ONE_BY_ONE = (Subset.__getitems__, SampleReader.__getitems__)
 
 
 class _Indices(list[Any]):
@@ -171,14 +172,15 @@ class LocatingFetcher:
 def _locate_in_batch(one: str, many: str, error: Exception, numbers: list[Any]) -> str:
     text = f"in the batch of {many} {format_indices(numbers)}"
     named: dict[str, str] = {}
-    for found in _POSITION.finditer(_message(error)):
+    for found in _POSITION.finditer(message_of(error)):
         position = int(found[2] or found[3])
         if position < len(numbers) and len(named) < _MAX_POSITIONS:
             named[found[1]] = f"{found[1]} is {one} {format_indices(numbers[position])}"
     return f"{text} ({', '.join(named.values())})" if named else text
 
 
-def _message(error: Exception) -> str:
+def message_of(error: Exception) -> str:
+    """Return the text of an error, empty if its ``__str__`` raises."""
     try:
         return str(error)
     except Exception:

@@ -67,6 +67,8 @@ _ITERATOR = (
 )
 _TORCH_SAYS_DEAD = "DataLoader worker (pid"
 _TORCH_SAYS_LATE = "DataLoader timed out after"
+#: The start of `dead_worker_error`.
+_DEATH = "DataLoader: a worker must live"
 
 #: Keeps the queues of each iterator alive as long as the iterator, by its `id`.
 #:
@@ -299,7 +301,7 @@ def dead_worker_error(dead: DeadWorker) -> RuntimeError:
             "under python -X faulthandler."
         )
     return RuntimeError(
-        "DataLoader: a worker must live to the end of its epoch, but worker "
+        f"{_DEATH} to the end of its epoch, but worker "
         f"{dead.number} (pid {dead.pid}{', ' if rank else ''}{rank}) died "
         f"(exit code {dead.code}{name}).{pending} {advice}"
     )
@@ -308,6 +310,13 @@ def dead_worker_error(dead: DeadWorker) -> RuntimeError:
 def is_torch_report(error: BaseException) -> bool:
     """Return True for torch's report of a dead worker."""
     return isinstance(error, RuntimeError) and str(error).startswith(_TORCH_SAYS_DEAD)
+
+
+def is_death_report(error: BaseException) -> bool:
+    """Return True for torch's or this package's report of a dead worker."""
+    return is_torch_report(error) or (
+        isinstance(error, RuntimeError) and str(error).startswith(_DEATH)
+    )
 
 
 def explain_error(error: BaseException, source: Any) -> BaseException:

@@ -18,6 +18,7 @@ from pyparallel import DataLoader
 from pyparallel.core import errors
 
 OURS = {"ring_slabs", "max_ring_bytes", "sample_seeds", "snapshot_every_n_steps"}
+OURS |= {"on_error", "max_errors"}
 
 
 def test_the_signature_is_torchs_with_types() -> None:

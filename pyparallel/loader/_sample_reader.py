@@ -1,0 +1,88 @@
+"""Read the samples of a map-style dataset for ``sample_seeds`` and ``on_error``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.utils.data import get_worker_info
+
+from ._random_state import (
+    SampleTask,
+    raw_states,
+    restore_raw,
+    sample_key,
+    seed_all,
+)
+
+
+class ReadPolicy(Protocol):
+    """Reads the samples of a batch although some raise: see `ErrorPolicy`."""
+
+    def read(
+        self,
+        task: SampleTask,
+        indices: Any,
+        read_one: Callable[[Any], Any],
+        read_batch: Callable[[Any], Any] | None,
+    ) -> list[Any]:
+        """Return the samples of these indices."""
+
+
+class SampleReader:
+    """A wrapper of a map-style dataset that reads the samples of a `SampleTask`.
+
+    With seeds it does not call ``__getitems__`` of the dataset, which would read
+    several samples with one random state.
+
+    Args:
+        dataset: The user's dataset.
+        seeds: Seed the random states before each sample.
+        policy: Handles errors of samples. None: they are raised.
+
+    Attributes:
+        dataset: The user's dataset.
+    """
+
+    def __init__(self, dataset: Any, *, seeds: bool, policy: ReadPolicy | None) -> None:
+        self.dataset = dataset
+        self._seeds, self._policy = seeds, policy
+        self._saved: Any = None  # the random states before a batch
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+    def __getitem__(self, task: SampleTask) -> Any:
+        """Return a sample that is not part of a batch."""
+        return self._read(task, [task.indices], None)[0]
+
+    def __getitems__(self, task: SampleTask) -> list[Any]:
+        """Return the samples of a batch."""
+        read_batch = getattr(self.dataset, "__getitems__", None)
+        return self._read(task, task.indices, None if self._seeds else read_batch)
+
+    def _read(
+        self, task: SampleTask, indices: Any, read_batch: Callable[[Any], Any] | None
+    ) -> list[Any]:
+        if self._seeds and get_worker_info() is None:
+            self._saved = raw_states()
+        read_one = functools.partial(self._read_one, task)
+        if self._policy is None:
+            samples = [read_one(index) for index in indices]
+        else:
+            samples = self._policy.read(task, indices, read_one, read_batch)
+        if self._seeds:
+            seed_all(sample_key(task.seed, task.epoch, "batch", task.number))
+        return samples
+
+    def _read_one(self, task: SampleTask, index: Any) -> Any:
+        if self._seeds:
+            seed_all(sample_key(task.seed, task.epoch, "sample", index))
+        return self.dataset[index]
+
+    def restore(self) -> None:
+        """Restore the random states from before the last batch."""
+        states, self._saved = self._saved, None
+        if states is not None:
+            restore_raw(states)

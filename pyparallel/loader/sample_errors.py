@@ -1,0 +1,341 @@
+"""Skip or replace samples that raise an error: ``on_error`` of a loader.
+
+`ErrorPolicy` runs where the dataset is read. It records each error as a `Failure`,
+which reaches the parent with the batch. The parent counts the failures of an epoch.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import (
+    IterableDataset,
+    IterDataPipe,
+    SubsetRandomSampler,
+    get_worker_info,
+)
+
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    ErrorLimitError,
+    LoaderWarning,
+    check_int,
+    type_name,
+    warn_once,
+)
+from ..core.torch_private import ExceptionWrapper
+from ._random_state import SampleTask, sample_key
+from ._worker import record_location, wrap_exception
+from .tracebacks import format_indices, message_of, rank_text
+from .worker_monitor import is_death_report
+
+#: The values of ``on_error``.
+MODES = ("raise", "skip", "replace")
+#: Errors of the machine or of the program, which no other sample avoids.
+_FATAL = (
+    *(MemoryError, torch.OutOfMemoryError),
+    *(ImportError, NameError, SyntaxError, SystemError),
+)
+#: Marks a sample that raised.
+_FAILED = object()
+#: The most characters of an error's text in a `SampleError`.
+_MAX_TEXT = 500
+
+
+class SampleError(NamedTuple):
+    """A sample that raised an error, and was skipped or replaced.
+
+    Attributes:
+        index: The index of the sample. For an iterable dataset: its number among the
+            samples that its process has read in this epoch.
+        error: The class and the message of the error.
+    """
+
+    index: Any
+    error: str
+
+
+class Failure(NamedTuple):
+    """An error of a sample, on its way to the parent.
+
+    Attributes:
+        error: The public description.
+        cause: The exception, in a form that pickles if a worker raised it.
+    """
+
+    error: SampleError
+    cause: Exception | ExceptionWrapper
+
+
+def check_policy(loader: Any) -> None:
+    """Raise an error if the arguments of a loader do not fit its ``on_error``."""
+    mode, dataset = loader.on_error, loader.dataset
+    if mode not in MODES:
+        raise BatchValueError(
+            "DataLoader: on_error must be 'raise', 'skip' or 'replace', but is "
+            f"{mode!r}."
+        )
+    check_int(loader.max_errors, 0, "DataLoader: max_errors")
+    if mode == "raise":
+        return
+    if isinstance(dataset, IterDataPipe):
+        raise BatchTypeError(
+            f"DataLoader: with on_error={mode!r} dataset must be a Dataset or an "
+            "IterableDataset, but is an IterDataPipe. Wrap it in an IterableDataset."
+        )
+    if mode == "replace":
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise BatchTypeError(
+                "DataLoader: with on_error='replace' dataset must be map-style and "
+                f"have a length, but is {type_name(dataset)}. Use on_error='skip'."
+            )
+        if _draws_from_subset(loader):
+            raise BatchValueError(
+                "DataLoader: with on_error='replace' sampler must draw from the whole "
+                "dataset, as replacements do, but is a SubsetRandomSampler. Use "
+                "Subset(dataset, indices) with shuffle=True."
+            )
+
+
+def _draws_from_subset(loader: Any) -> bool:
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    return any(isinstance(sampler, SubsetRandomSampler) for sampler in samplers)
+
+
+class ErrorPolicy:
+    """Reads samples, and skips or replaces those that raise an error.
+
+    Args:
+        loader: The loader with the arguments ``on_error`` and ``max_errors``.
+
+    Attributes:
+        failures: The errors that have not been sent to the parent.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.failures: list[Failure] = []
+        self._max_errors: int = loader.max_errors
+        self._replaces = loader.on_error == "replace"
+        # The number of samples from which replacements are drawn.
+        self._num_candidates = 0
+        if not isinstance(loader.dataset, IterableDataset):
+            if hasattr(loader.dataset, "__len__") and not _draws_from_subset(loader):
+                self._num_candidates = len(loader.dataset)
+
+    def take_failures(self) -> tuple[Failure, ...]:
+        """Return the failures since the last call."""
+        taken = tuple(self.failures)
+        self.failures.clear()
+        return taken
+
+    def read(
+        self,
+        task: SampleTask,
+        indices: Any,
+        read_one: Callable[[Any], Any],
+        read_batch: Callable[[Any], Any] | None,
+    ) -> list[Any]:
+        """Return the samples of a batch that raise no error, at least one.
+
+        Args:
+            task: The task of the batch, which determines the replacements.
+            indices: The indices of the samples.
+            read_one: Returns the sample of an index.
+            read_batch: Returns the samples of several indices. If it raises, it is
+                called again for each index.
+        """
+        if read_batch is not None:
+            try:
+                found: list[Any] = read_batch(list(indices))
+            except Exception as error:
+                if is_fatal(error):
+                    raise
+            else:
+                return found
+            read_one = functools.partial(_read_alone, read_batch)
+        samples, index = [], None
+        for index in indices:
+            sample = self._try(read_one, index)
+            if sample is _FAILED and self._replaces:
+                sample = self._replace(task, index, read_one)
+            if sample is not _FAILED:
+                samples.append(sample)
+        if not samples and index is not None:
+            samples.append(self._replace(task, index, read_one))
+        return samples
+
+    def _try(self, read_one: Callable[[Any], Any], index: Any) -> Any:
+        try:
+            return read_one(index)
+        except Exception as error:
+            self.record(error, index, f"at index {format_indices(index)}")
+            return _FAILED
+
+    def _replace(
+        self, task: SampleTask, index: Any, read_one: Callable[[Any], Any]
+    ) -> Any:
+        """Return another sample of the dataset, which the task and index determine."""
+        first = _plain(index)
+        failed, attempt = {first}, 0
+        while len(failed) < self._num_candidates and type(first) is int:
+            key = sample_key(task.seed, task.epoch, "replacement", (first, attempt))
+            attempt += 1
+            other = int.from_bytes(key[:8], "little") % self._num_candidates
+            if other in failed:
+                continue
+            sample = self._try(read_one, other)
+            if sample is not _FAILED:
+                return sample
+            failed.add(other)
+        last = self.failures[-1]
+        raise _no_replacement(last.error) from _exception(last.cause)
+
+    def record(self, error: Exception, index: Any, location: str) -> None:
+        """Record the error of a sample, or raise it.
+
+        Args:
+            error: The exception, which is being handled.
+            index: The index of the sample.
+            location: The index as a text.
+
+        Raises:
+            ErrorLimitError: This process alone exceeds ``max_errors``.
+            Exception: The error, if it must not be skipped.
+        """
+        if is_fatal(error):
+            raise error
+        cause: Exception | ExceptionWrapper = error
+        info = get_worker_info()
+        if info is not None:
+            record_location(error, location)
+            cause = wrap_exception(f"in DataLoader worker process {info.id}")
+        text = f"{type(error).__qualname__}: {message_of(error)}"[:_MAX_TEXT]
+        self.failures.append(Failure(SampleError(_plain(index), text), cause))
+        if len(self.failures) > self._max_errors:
+            raise limit_error(self.failures[-1].error, self._max_errors) from error
+
+    def skip_errors(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator without the samples that raise an error."""
+        return _SkippingIterator(samples, self)
+
+
+def _plain(index: Any) -> Any:
+    """Return an index as ``int`` if it is an integer of any class."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return index
+
+
+def _read_alone(read_batch: Callable[[Any], Any], index: Any) -> Any:
+    return read_batch([index])[0]
+
+
+class _SkippingIterator:
+    """An iterator over the samples of an iterable dataset that raise no error."""
+
+    def __init__(self, samples: Iterator[Any], policy: ErrorPolicy) -> None:
+        self._samples, self._policy = samples, policy
+        self._number = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        last: Exception | None = None
+        while True:
+            number, self._number = self._number, self._number + 1
+            try:
+                return next(self._samples)
+            except StopIteration:
+                if last is not None:
+                    _warn_of_end(number - 1, last)
+                raise
+            except Exception as error:
+                if isinstance(self._samples, Generator) and not is_fatal(error):
+                    raise _generator_error(number) from error
+                self._policy.record(error, number, f"at sample {number}")
+                last = error
+
+
+def is_fatal(error: Exception) -> bool:
+    """Return True if an error must be raised whatever ``on_error`` is."""
+    return isinstance(error, _FATAL) or is_death_report(error)
+
+
+def limit_error(last: SampleError, limit: int) -> ErrorLimitError:
+    """Return the error for more failures than ``max_errors``."""
+    rank = rank_text()
+    return ErrorLimitError(
+        f"DataLoader{f' ({rank})' if rank else ''}: an epoch must have at most "
+        f"max_errors={limit} failed samples, but has more. The last one has index "
+        f"{format_indices(last.index)}: {last.error}. Repair the samples in "
+        "DataLoader.sample_errors, or increase max_errors."
+    )
+
+
+def _no_replacement(last: SampleError) -> BatchValueError:
+    return BatchValueError(
+        "DataLoader: a batch must have a sample, but all of its samples failed, and "
+        "no replacement was found. The last failed one has index "
+        f"{format_indices(last.index)}: {last.error}. Repair the samples."
+    )
+
+
+def _generator_error(number: int) -> BatchTypeError:
+    return BatchTypeError(
+        "DataLoader: with on_error='skip' the iterator of an iterable dataset must "
+        f"continue after an error, but sample {number} raised one, and a generator "
+        "ends there. Catch the error in the generator, or return an object with "
+        "__next__ from __iter__."
+    )
+
+
+def _warn_of_end(number: int, error: Exception) -> None:
+    warn_once(
+        "PP216",
+        f"DataLoader: sample {number} raised {type(error).__qualname__}: "
+        f"{message_of(error)[:_MAX_TEXT]}, and the iterable dataset ended directly "
+        "after it. Samples may be missing, as an iterator around a generator ends at "
+        "its first error. Catch the error in the generator.",
+        LoaderWarning,
+    )
+
+
+def count_failures(
+    counted: list[SampleError], failures: tuple[Failure, ...], limit: int
+) -> None:
+    """Add the failures of a batch to those of the epoch. Warn of the first one.
+
+    Raises:
+        ErrorLimitError: The epoch exceeds the limit. Nothing is added.
+    """
+    left = limit - len(counted)
+    if len(failures) > left:
+        last = failures[max(left, 0)]
+        raise limit_error(last.error, limit) from _exception(last.cause)
+    for failure in failures:
+        warn_once(
+            "PP215",
+            f"DataLoader: sample {format_indices(failure.error.index)} was left out, "
+            f"because it raised {failure.error.error}. Further samples are left out "
+            "without a warning: see DataLoader.sample_errors. Repair them, or set "
+            "on_error='raise'.",
+            LoaderWarning,
+        )
+    counted.extend(failure.error for failure in failures)
+
+
+def _exception(cause: Exception | ExceptionWrapper) -> Exception:
+    if isinstance(cause, Exception):
+        return cause
+    try:
+        cause.reraise()
+    except Exception as error:
+        return error
+    raise AssertionError("unreachable")  # pragma: no cover

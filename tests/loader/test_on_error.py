@@ -1,0 +1,569 @@
+"""With on_error, samples that raise are skipped or replaced, and counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+)
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import pyparallel
+from pyparallel import DataLoader
+from pyparallel.core import errors
+from pyparallel.core.errors import ErrorLimitError
+from pyparallel.loader.sample_errors import SampleError
+
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+quiet = pytest.mark.filterwarnings(r"ignore:\[PP21[56]\]")
+
+
+@pytest.fixture(autouse=True)
+def new_process() -> Iterator[None]:
+    """Let warnings appear again."""
+    errors._warned.clear()
+    yield
+    errors._warned.clear()
+
+
+class Damaged:
+    """Numbers, some of which raise an error."""
+
+    def __init__(self, length: int, bad: set[int], kind: Any = ValueError) -> None:
+        self.length, self.bad, self.kind = length, bad, kind
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.bad:
+            raise self.kind(f"sample {index} is damaged")
+        return index
+
+
+class DamagedBatches(Damaged):
+    """The same, read in batches. ``calls`` has the indices of each call."""
+
+    def __init__(self, length: int, bad: set[int]) -> None:
+        super().__init__(length, bad)
+        self.calls: list[list[int]] = []
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        self.calls.append(indices)
+        return [self[index] for index in indices]
+
+
+class Stream(IterableDataset[int]):
+    """The numbers of a `Damaged` that this worker reads, in turn."""
+
+    def __init__(self, length: int, bad: set[int], make: Callable[..., Any] = map):
+        self.numbers, self.make = Damaged(length, bad), make
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        samples: Iterator[int] = self.make(
+            self.numbers.__getitem__, range(first, self.numbers.length, step)
+        )
+        return samples
+
+
+class ResumableStream(IterableDataset[int]):
+    """A stream with a state that continues after an error."""
+
+    def __init__(self, length: int, bad: set[int]) -> None:
+        self.numbers, self.next = Damaged(length, bad), 0
+
+    def __iter__(self) -> ResumableStream:
+        return self
+
+    def __next__(self) -> int:
+        if self.next == self.numbers.length:
+            self.next = 0
+            raise StopIteration
+        self.next += 1
+        return self.numbers[self.next - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+def generate(read: Callable[[int], int], numbers: range) -> Iterator[int]:
+    for number in numbers:
+        yield read(number)
+
+
+def generate_inside(read: Callable[[int], int], numbers: range) -> Iterator[int]:
+    return map(abs, generate(read, numbers))
+
+
+def collect(loader: DataLoader[Any]) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def failed(*indices: int) -> list[SampleError]:
+    return [SampleError(i, f"ValueError: sample {i} is damaged") for i in indices]
+
+
+# ------------------------------------------------------------------------ every sample
+damaged = st.tuples(
+    st.integers(1, 20), st.sets(st.integers(0, 19), max_size=12), st.integers(1, 6)
+)
+
+
+def check_epoch(
+    found: list[list[int]], plan: list[list[int]], bad: set[int], mode: str
+) -> None:
+    """Compare the batches of a rank with its plan."""
+    assert len(found) == len(plan)
+    for batch, indices in zip(found, plan, strict=True):
+        good = [index for index in indices if index not in bad]
+        assert not bad & set(batch)
+        if mode == "replace":
+            assert len(batch) == len(indices)
+            kept = [b for b, index in zip(batch, indices, strict=True) if b == index]
+            assert kept[: len(good)] == kept and set(good) <= set(kept)
+        elif good:
+            assert batch == good
+        else:
+            assert len(batch) == 1
+
+
+@quiet
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@settings(max_examples=40, deadline=None)
+@given(damaged=damaged, num_ranks=st.integers(1, 3), drop_last=st.booleans())
+def test_each_good_sample_is_delivered_once_on_all_ranks(
+    mode: Any, damaged: Any, num_ranks: int, drop_last: bool
+) -> None:
+    length, bad, batch_size = damaged
+    dataset = Damaged(length, bad)
+    if len(bad & set(range(length))) == length:
+        return  # tested below
+    counts = set()
+    for rank in range(num_ranks):
+        sampler: Any = DistributedSampler(dataset, num_ranks, rank, shuffle=True)
+        options = {"sampler": sampler, "drop_last": drop_last}
+        plan = collect(DataLoader(range(length), batch_size, **options))
+        loader = DataLoader(
+            dataset, batch_size, on_error=mode, max_errors=500, **options
+        )
+        check_epoch(found := collect(loader), plan, bad, mode)
+        counts.add(len(found))
+        assert {error.index for error in loader.sample_errors} >= {
+            index for batch in plan for index in batch if index in bad
+        }
+    assert len(counts) == 1
+
+
+SPAWN = {"multiprocessing_context": "spawn", "persistent_workers": True}
+WORKERS: list[tuple[str, dict[str, Any]]] = [
+    ("skip", {"num_workers": 1}),
+    ("skip", {"num_workers": 3, "persistent_workers": True}),
+    ("replace", {"num_workers": 3}),
+    ("replace", {"num_workers": 2, "sample_seeds": True}),
+    ("replace", {"num_workers": 1, **SPAWN}),
+]
+
+
+@quiet
+@pytest.mark.parametrize("mode, options", WORKERS, ids=str)
+def test_workers_deliver_and_report_the_same(mode: Any, options: Any) -> None:
+    dataset = Damaged(23, {0, 1, 2, 7, 13, 22})
+    order = [*range(22, -1, -2), *range(1, 23, 2)]
+    torch.manual_seed(3)  # the seed of replacements
+
+    def two_epochs(**workers: Any) -> list[Any]:
+        loader = DataLoader(dataset, 3, sampler=order, on_error=mode, **workers)
+        epochs = [(collect(loader), loader.sample_errors) for _ in range(2)]
+        return [epochs, loader.stats().sample_errors]
+
+    expected = two_epochs()
+    assert two_epochs(**options) == expected
+    assert expected[1] == sum(len(found) for _, found in expected[0]) >= 12
+    if mode == "replace":  # each epoch draws other replacements
+        assert expected[0][0] != expected[0][1]
+
+
+@quiet
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_without_a_good_sample_has_a_replacement(num_workers: int) -> None:
+    loader = DataLoader(
+        Damaged(9, {3, 4, 5}), 3, num_workers=num_workers, on_error="skip"
+    )
+    first, replacement, last = collect(loader)
+    assert (first, last) == ([0, 1, 2], [6, 7, 8])
+    assert len(replacement) == 1 and replacement[0] not in {3, 4, 5}
+    assert loader.sample_errors[:3] == failed(3, 4, 5)
+
+
+@quiet
+def test_a_sample_that_is_no_batch_is_replaced() -> None:
+    loader = DataLoader(Damaged(5, {2}), None, on_error="skip")
+    samples = list(loader)
+    assert samples[:2] + samples[3:] == [0, 1, 3, 4] and samples[2] != 2
+
+
+@quiet
+def test_a_dataset_is_read_in_batches_until_one_fails() -> None:
+    dataset = DamagedBatches(6, {4})
+    loader = DataLoader(dataset, 3, on_error="skip")
+    assert collect(loader) == [[0, 1, 2], [3, 5]]
+    assert dataset.calls == [[0, 1, 2], [3, 4, 5], [3], [4], [5]]
+    assert loader.sample_errors == failed(4)
+
+
+# ----------------------------------------------------------------------------- streams
+@quiet
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_stream_continues_after_an_error(num_workers: int) -> None:
+    loader = DataLoader(
+        Stream(12, {0, 5, 6}), 2, num_workers=num_workers, on_error="skip"
+    )
+    found = sorted(number for batch in loader for number in batch.tolist())
+    assert found == [1, 2, 3, 4, 7, 8, 9, 10, 11]
+    texts = sorted(error.error for error in loader.sample_errors)
+    assert texts == sorted(error.error for error in failed(0, 5, 6))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_generator_cannot_continue(num_workers: int) -> None:
+    loader = DataLoader(
+        Stream(6, {3}, generate), 2, num_workers=num_workers, on_error="skip"
+    )
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(TypeError) as raised:
+        next(batches)
+    text = (
+        "DataLoader: with on_error='skip' the iterator of an iterable dataset must "
+        "continue after an error, but sample 3 raised one, and a generator ends "
+        "there. Catch the error in the generator, or return an object with __next__ "
+        "from __iter__."
+    )
+    assert text in str(raised.value).splitlines()[-1 if num_workers else 0]
+
+
+def test_a_stream_that_ends_at_an_error_is_a_warning() -> None:
+    loader = DataLoader(Stream(6, {3}, generate_inside), 2, on_error="skip")
+    with pytest.warns(pyparallel.LoaderWarning) as caught:
+        assert collect(loader) == [[0, 1], [2]]
+    assert str(caught[0].message) == (
+        "[PP216] DataLoader: sample 3 raised ValueError: sample 3 is damaged, and the "
+        "iterable dataset ended directly after it. Samples may be missing, as an "
+        "iterator around a generator ends at its first error. Catch the error in the "
+        "generator."
+    )
+    assert loader.sample_errors == failed(3)
+
+
+# -------------------------------------------------------------------------- resumption
+@quiet
+@pytest.mark.parametrize("mode, workers, later", [("replace", 2, 0), ("skip", 0, 1)])
+@pytest.mark.parametrize("stop", [1, 3, 4, 8])
+def test_a_resumed_epoch_is_the_same(
+    mode: Any, workers: int, later: int, stop: int
+) -> None:
+    def make(num_workers: int) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(11)
+        dataset = Damaged(23, {1, 2, 3, 9, 14, 15, 20})
+        return DataLoader(
+            dataset,
+            *(3, True),
+            num_workers=num_workers,
+            generator=generator,
+            on_error=mode,
+        )
+
+    batches = collect(whole := make(0))
+    loader = make(workers)
+    iterator = iter(loader)
+    for _ in range(stop):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    before = loader.sample_errors
+    resumed = make(later)
+    resumed.load_state_dict(state)
+    assert resumed.sample_errors == before
+    assert collect(resumed) == batches[stop:]
+    assert resumed.sample_errors == whole.sample_errors
+    assert resumed.stats().sample_errors == len(whole.sample_errors)
+
+
+@quiet
+@pytest.mark.parametrize("kind", [Stream, ResumableStream])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_resumed_stream_counts_no_error_twice(kind: Any, num_workers: int) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(
+            kind(12, {1, 6, 10}), 2, num_workers=num_workers, on_error="skip"
+        )
+
+    batches = iter(loader := make())
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 2], [3, 4]]
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    assert collect(resumed) == [[5, 7], [8, 9], [11]]
+    texts = [error.error for error in resumed.sample_errors]
+    assert texts == [error.error for error in failed(1, 6, 10)]
+
+
+@quiet
+def test_a_run_that_raised_is_continued_without_the_sample() -> None:
+    dataset = Damaged(6, {3})
+    batches = iter(loader := DataLoader(dataset, 2))
+    next(batches)
+    with pytest.raises(ValueError, match=r"^sample 3 is damaged"):
+        next(batches)
+    resumed = DataLoader(dataset, 2, on_error="skip")
+    resumed.load_state_dict(loader.state_dict())
+    assert collect(resumed) == [[2], [4, 5]]
+
+
+# ------------------------------------------------------------------------------- limit
+LIMIT = (
+    "DataLoader: an epoch must have at most max_errors=2 failed samples, but has more. "
+    "The last one has index 4: ValueError: sample 4 is damaged. Repair the samples in "
+    "DataLoader.sample_errors, or increase max_errors."
+)
+
+
+@quiet
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_more_errors_than_the_limit_raise_the_last(num_workers: int) -> None:
+    loader = DataLoader(
+        Damaged(8, {0, 2, 4, 6}),
+        2,
+        num_workers=num_workers,
+        on_error="skip",
+        max_errors=2,
+    )
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[1], [3]]
+    with pytest.raises(ErrorLimitError) as raised:
+        next(batches)
+    assert str(raised.value) == LIMIT
+    cause = raised.value.__cause__
+    assert type(cause) is ValueError and "sample 4 is damaged" in str(cause)
+    assert ("at index 4" in str(cause)) is bool(num_workers)
+    assert loader.sample_errors == failed(0, 2)
+    # A later run that allows more continues with the batch that raised.
+    loader = DataLoader(loader.dataset, 2, on_error="skip", max_errors=4)
+    loader.load_state_dict(json.loads(json.dumps(batches._progress.state(loader))))
+    assert collect(loader) == [[5], [7]]
+    assert loader.sample_errors == failed(0, 2, 4, 6)
+
+
+@quiet
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_limit_ends_the_search_for_a_replacement(num_workers: int) -> None:
+    loader = DataLoader(
+        Damaged(1000, set(range(1000))),
+        2,
+        num_workers=num_workers,
+        on_error="replace",
+        max_errors=5,
+    )
+    with pytest.raises(ErrorLimitError, match="max_errors=5 failed samples"):
+        next(iter(loader))
+
+
+def test_a_dataset_without_a_good_sample_is_an_error() -> None:
+    loader = DataLoader(Damaged(2, {0, 1}), 2, on_error="skip")
+    with pytest.raises(ValueError) as raised:
+        next(iter(loader))
+    assert str(raised.value) == (
+        "DataLoader: a batch must have a sample, but all of its samples failed, and no "
+        "replacement was found. The last failed one has index 0: ValueError: sample 0 "
+        "is damaged. Repair the samples."
+    )
+
+
+# ------------------------------------------------------------------ never left out
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [MemoryError, NameError, ImportError])
+def test_errors_of_the_machine_and_the_program_are_raised(
+    kind: Any, num_workers: int
+) -> None:
+    loader = DataLoader(
+        Damaged(2, {1}, kind), 2, num_workers=num_workers, on_error="skip"
+    )
+    with pytest.raises(kind, match="sample 1 is damaged"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_order_to_stop_is_raised(kind: Any) -> None:
+    loader = DataLoader(Damaged(2, {1}, kind), 2, on_error="replace")
+    with pytest.raises(kind, match=r"^sample 1 is damaged$"):
+        next(iter(loader))
+
+
+class Killed(Damaged):
+    """A dataset whose bad samples kill the worker."""
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.bad:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_the_death_of_a_worker_is_raised() -> None:
+    loader = DataLoader(Killed(2, {1}), 2, num_workers=1, on_error="skip")
+    with pytest.raises(RuntimeError, match=r"^DataLoader: a worker must live"):
+        next(iter(loader))
+
+
+class Nested(Damaged):
+    """A dataset with a loader of its own, whose worker dies."""
+
+    def __getitem__(self, index: int) -> int:
+        return int(next(iter(DataLoader(Killed(1, {0}), 1, num_workers=1))))
+
+
+def test_the_death_of_a_worker_of_the_dataset_is_raised() -> None:
+    loader = DataLoader(Nested(2, set()), 2, on_error="skip")
+    with pytest.raises(RuntimeError, match=r"^DataLoader: a worker must live"):
+        next(iter(loader))
+
+
+def collate_two(samples: list[int]) -> list[int]:
+    if len(samples) < 2:
+        raise ValueError("a batch has two samples")
+    return samples
+
+
+@quiet
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_collate_fn_is_raised(num_workers: int) -> None:
+    loader = DataLoader(
+        Damaged(4, {1}),
+        2,
+        num_workers=num_workers,
+        collate_fn=collate_two,
+        on_error="skip",
+    )
+    with pytest.raises(ValueError, match="a batch has two samples"):
+        next(iter(loader))
+
+
+# ------------------------------------------------------------------- report, arguments
+def test_the_first_error_is_a_warning() -> None:
+    loader = DataLoader(Damaged(6, {1, 4}), 2, on_error="skip")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert collect(loader) == [[0], [2, 3], [5]]
+    assert [str(warning.message) for warning in caught] == [
+        "[PP215] DataLoader: sample 1 was left out, because it raised ValueError: "
+        "sample 1 is damaged. Further samples are left out without a warning: see "
+        "DataLoader.sample_errors. Repair them, or set on_error='raise'."
+    ]
+    assert caught[0].filename == __file__
+    assert str(loader.stats()).splitlines()[-1] == (
+        "  errors   2 samples skipped or replaced"
+    )
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+class Texts(Damaged):
+    """Errors with a long text, and with none."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            raise Silent
+        if index == 1:
+            raise ValueError("x" * 10_000)
+        return index
+
+
+@quiet
+def test_the_text_of_an_error_is_at_most_500_characters() -> None:
+    loader = DataLoader(Texts(3, set()), 3, on_error="skip")
+    assert collect(loader) == [[2]]
+    texts = [error.error for error in loader.sample_errors]
+    assert texts == ["Silent: ", "ValueError: " + "x" * 488]
+
+
+@pytest.mark.parametrize(
+    "kind, arguments, message",
+    [
+        (
+            ValueError,
+            {"dataset": range(2), "on_error": "ignore"},
+            "DataLoader: on_error must be 'raise', 'skip' or 'replace', but is "
+            "'ignore'.",
+        ),
+        (
+            ValueError,
+            {"dataset": range(2), "on_error": "skip", "max_errors": -1},
+            "DataLoader: max_errors must be an integer of 0 or more, but is -1.",
+        ),
+        (
+            TypeError,
+            {"dataset": Stream(2, set()), "on_error": "replace"},
+            "DataLoader: with on_error='replace' dataset must be map-style and have a "
+            f"length, but is {__name__}.Stream. Use on_error='skip'.",
+        ),
+        (
+            TypeError,
+            {"dataset": IterableWrapper([1]), "on_error": "skip"},
+            "DataLoader: with on_error='skip' dataset must be a Dataset or an "
+            "IterableDataset, but is an IterDataPipe. Wrap it in an IterableDataset.",
+        ),
+        (
+            ValueError,
+            {
+                "dataset": range(4),
+                "sampler": SubsetRandomSampler([0, 1]),
+                "on_error": "replace",
+            },
+            "DataLoader: with on_error='replace' sampler must draw from the whole "
+            "dataset, as replacements do, but is a SubsetRandomSampler. Use "
+            "Subset(dataset, indices) with shuffle=True.",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(
+    kind: Any, arguments: Any, message: str
+) -> None:
+    with pytest.raises(kind) as raised:
+        DataLoader(**arguments)
+    assert str(raised.value) == message
+
+
+@quiet
+def test_replacements_come_from_the_subset() -> None:
+    subset: Any = Subset(Damaged(100, {7}), [7, 8, 9])  # type: ignore[arg-type]
+    loader = DataLoader(subset, 3, on_error="replace")
+    assert {index in (8, 9) for (batch) in loader for index in batch.tolist()} == {True}
+
+
+@quiet
+def test_a_prefetcher_shows_the_number_of_errors() -> None:
+    loader = DataLoader(Damaged(6, {1, 4}), 2, on_error="skip")
+    prefetcher = pyparallel.PreDataLoader(loader, device="cpu")
+    assert len(list(prefetcher)) == 3
+    assert prefetcher.stats().sample_errors == 2
