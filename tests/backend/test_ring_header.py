@@ -176,7 +176,7 @@ def claim_in_time(backend, header, holder, fd):
 
 
 def produce(name, path, num_slots, holder, count, hangs):
-    """Fill slots and pass them to the parent; hang with the last two, if so told."""
+    """Fill slots and pass them to the parent; if ``hangs``, keep the last two."""
     backend = backend_called(name)
     fd = os.open(path, os.O_RDWR)
     header, slots = share(fd, num_slots)

@@ -103,7 +103,7 @@ class TestInWorkers:
     def test_everything_is_written_straight_into_shared_memory(self) -> None:
         first = 0
         for batch, allocated, handed_over in loader(Samples(), Report()):
-            # A label without a worker's allocation would be one more handed over.
+            # A label outside of the worker's allocation would be one more copy.
             assert set(allocated) <= set(handed_over)
             assert len(set(handed_over) - set(allocated)) <= 1
             assert len(set(allocated)) >= len(tensors(batch)) == 14

@@ -214,7 +214,7 @@ def test_the_device_is_never_seen_waiting_for_the_host(
     stream = Stream(launch=0.01, blocks=False)
     monkeypatch.setattr(torch.cuda, "Event", stream.event)
     where = SleepingGpu(stream)
-    # Told that it takes no time to queue, it sleeps too little at first.
+    # With a queueing time of 0, the first sleep is too short.
     assert where.device_seconds(stream.call, 0.0) == pytest.approx(0.003)
     calls = stream.calls
     assert calls > 1

@@ -24,7 +24,7 @@ TEXT = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
 
 @pytest.fixture(autouse=True)
 def new_process():
-    """Let nothing have been told yet."""
+    """Reset the warnings that were already issued."""
     errors._warned.clear()
     to_device.reset_pageable_count()
     yield

@@ -42,11 +42,11 @@ def test_an_extension_that_was_found_and_is_not_used_is_an_error(monkeypatch, tm
     monkeypatch.setattr(backend, "load_error", ImportError("undefined symbol: x"))
     monkeypatch.delenv("PYPARALLEL_BACKEND", raising=False)
     problems: list[Problem] = []
-    told = build.backend(problems)
+    facts = build.backend(problems)
     assert problems == [Problem("It must fit, but does not.", fails=True)]
-    assert told["load_error"] == "ImportError: undefined symbol: x"
-    assert told["built_for"] == {"torch": "1.2.3"}
-    assert told["present"]["torch"] == torch.__version__
+    assert facts["load_error"] == "ImportError: undefined symbol: x"
+    assert facts["built_for"] == {"torch": "1.2.3"}
+    assert facts["present"]["torch"] == torch.__version__
     monkeypatch.setenv("PYPARALLEL_BACKEND", "python")  # then it is not used
     problems.clear()
     build.backend(problems)
@@ -178,11 +178,11 @@ def test_programs_are_found_where_a_build_finds_them(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     problems: list[Problem] = []
-    told = build.toolchain(problems)
-    assert told["cxx"] == {"version": "clang version 19", "path": compiler}
-    assert told["nvcc"] == {"version": "12.4", "path": nvcc}
-    assert told["ninja"] is None
-    assert told["environment"]["CXX"] == "clang++ -O1"
+    facts = build.toolchain(problems)
+    assert facts["cxx"] == {"version": "clang version 19", "path": compiler}
+    assert facts["nvcc"] == {"version": "12.4", "path": nvcc}
+    assert facts["ninja"] is None
+    assert facts["environment"]["CXX"] == "clang++ -O1"
     assert problems == [
         Problem(
             "nvcc should have the major version of torch's CUDA 13.0 to build for "
@@ -207,9 +207,9 @@ def test_a_program_that_answers_late_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(backend, "name", "python")
     monkeypatch.setattr(backend, "built_for", {})
     problems: list[Problem] = []
-    told = build.toolchain(problems)
-    assert told["cxx"] == {"version": "no answer in 0.1 s", "path": str(path)}
-    assert told["nvcc"] == {"version": "no answer in 0.1 s", "path": str(nvcc)}
+    facts = build.toolchain(problems)
+    assert facts["cxx"] == {"version": "no answer in 0.1 s", "path": str(path)}
+    assert facts["nvcc"] == {"version": "no answer in 0.1 s", "path": str(nvcc)}
     assert problems == [], "it is neither missing nor of another version"
 
 

@@ -53,10 +53,10 @@ def report(*arguments: str) -> tuple[int, str]:
 
 def found():
     code, shown = report("--json")
-    told = json.loads(shown)
-    assert code == int(not told["ok"])
-    assert told["ok"] is not any(problem["fails"] for problem in told["problems"])
-    return told
+    facts = json.loads(shown)
+    assert code == int(not facts["ok"])
+    assert facts["ok"] is not any(problem["fails"] for problem in facts["problems"])
+    return facts
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def new_problems(monkeypatch):
     monkeypatch.setattr(machine, "_shortages", lambda *_: {})
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     usual = found()["problems"]
-    return lambda told: [each for each in told["problems"] if each not in usual]
+    return lambda facts: [each for each in facts["problems"] if each not in usual]
 
 
 @pytest.fixture
@@ -85,32 +85,32 @@ def others(monkeypatch, tmp_path):
 
 # --------------------------------------------------------------------- the two forms
 def test_json_has_the_keys_that_are_documented():
-    told = found()
-    assert list(told) == ["schema", *KEYS, "problems", "ok"]
+    facts = found()
+    assert list(facts) == ["schema", *KEYS, "problems", "ok"]
     for name, keys in KEYS.items():
-        assert keys is None or list(told[name]) == keys.split()
-    assert list(told["machine"]["file_descriptors"]) == (
+        assert keys is None or list(facts[name]) == keys.split()
+    assert list(facts["machine"]["file_descriptors"]) == (
         ["open", "limit", "hard_limit", "enough_for_workers", "judgement"]
     )
-    assert told["self_test"]["one_process"].keys() == (
+    assert facts["self_test"]["one_process"].keys() == (
         {"passed", "took_seconds", "error"}
     )
     text = (DOCS / "doctor.md").read_text(encoding="utf-8")
-    inner = [key for part in told["machine"].values() for key in part]
-    listed = [*told, *" ".join(filter(None, KEYS.values())).split(), *inner]
+    inner = [key for part in facts["machine"].values() for key in part]
+    listed = [*facts, *" ".join(filter(None, KEYS.values())).split(), *inner]
     missing = [key for key in listed if f"`{key}`" not in text]
     assert not missing, "docs/doctor.md must have every key"
 
 
 def test_the_report_shows_versions_backend_and_cores():
-    told = found()
-    assert told["versions"]["pyparallel"] == pyparallel.__version__
-    assert told["versions"]["torch"] == torch.__version__
-    assert told["versions"]["path"] == str(Path(pyparallel.__file__).parent)
-    assert told["backend"]["name"] == backend.name
-    assert told["backend"]["reason"] == backend.reason
-    assert told["backend"]["device_types"] == list(backend.devices)
-    cores = told["machine"]["cores"]
+    facts = found()
+    assert facts["versions"]["pyparallel"] == pyparallel.__version__
+    assert facts["versions"]["torch"] == torch.__version__
+    assert facts["versions"]["path"] == str(Path(pyparallel.__file__).parent)
+    assert facts["backend"]["name"] == backend.name
+    assert facts["backend"]["reason"] == backend.reason
+    assert facts["backend"]["device_types"] == list(backend.devices)
+    cores = facts["machine"]["cores"]
     assert cores["allowed"] == len(os.sched_getaffinity(0))
     assert cores["threads_of_torch"] == torch.get_num_threads()
 
@@ -184,16 +184,16 @@ def test_a_failed_check_is_an_error_and_the_rest_is_reported(monkeypatch, new_pr
         raise RuntimeError("the driver is too old")
 
     monkeypatch.setattr(torch.cuda, "device_count", broken)
-    told = found()
-    assert told["gpus"] == {"error": "RuntimeError: the driver is too old"}
-    assert new_problems(told) == [
+    facts = found()
+    assert facts["gpus"] == {"error": "RuntimeError: the driver is too old"}
+    assert new_problems(facts) == [
         {
             "text": "The doctor must be able to check the gpus, but got RuntimeError: "
             "the driver is too old",
             "fails": True,
         }
     ]
-    assert told["self_test"]["one_process"]["passed"]
+    assert facts["self_test"]["one_process"]["passed"]
 
 
 # ------------------------------------------------------------------- packages
@@ -216,9 +216,9 @@ def test_an_interpreter_from_before_free_threading_has_the_gil(monkeypatch):
 def test_the_parallel_port_driver_is_an_error(others, new_problems):
     assert found()["versions"]["wrong_distribution"] is None
     others("pyparallel", "0.2.2")
-    told = found()
-    assert told["versions"]["wrong_distribution"] == "0.2.2"
-    assert new_problems(told) == [
+    facts = found()
+    assert facts["versions"]["wrong_distribution"] == "0.2.2"
+    assert new_problems(facts) == [
         {
             "text": "The distribution pyparallel must not be installed, but version "
             "0.2.2 is: it drives parallel ports, and this library is pyparallel-torch. "
@@ -264,9 +264,9 @@ def test_two_distributions_of_mmcv_are_advice(others, monkeypatch, new_problems)
     others("mmcv-test", "2.1.0")
     assert new_problems(found()) == []
     others("mmcv-test-full", "1.7.2")
-    told = found()
-    assert told["ok"]
-    assert [problem["text"] for problem in new_problems(told)] == [
+    facts = found()
+    assert facts["ok"]
+    assert [problem["text"] for problem in new_problems(facts)] == [
         "One distribution must own the package mmcv, but there are 2: mmcv-test 2.1.0, "
         "mmcv-test-full 1.7.2. The last one to be installed has overwritten files of "
         "the others. Uninstall all of them, then install one."
@@ -277,10 +277,10 @@ def test_two_distributions_of_mmcv_are_advice(others, monkeypatch, new_problems)
 def test_wrong_results_are_an_error_with_the_values(monkeypatch, new_problems):
     wrong = [{"img": torch.zeros(1), "boxes": []}]
     monkeypatch.setattr(pyparallel, "scatter", lambda *_: wrong)
-    told = found()
+    facts = found()
     error = "target -1: the images are [0.0]"
-    assert told["self_test"]["one_process"]["error"] == error
-    assert new_problems(told) == [
+    assert facts["self_test"]["one_process"]["error"] == error
+    assert new_problems(facts) == [
         {
             "text": f"The self-test in one process must pass, but failed: {error}",
             "fails": True,
@@ -302,9 +302,9 @@ def in_two(monkeypatch):
             self_test, "two_processes", lambda s: started.append(s) or failure
         )
         problems: list[Problem] = []
-        told = doctor._in_two_processes(problems, seconds)
-        assert told.pop("took_seconds") >= 0 and set(started) <= {seconds}
-        return told, problems, bool(started)
+        facts = doctor._in_two_processes(problems, seconds)
+        assert facts.pop("took_seconds") >= 0 and set(started) <= {seconds}
+        return facts, problems, bool(started)
 
     return result
 
@@ -323,27 +323,27 @@ INCONCLUSIVE = (
     ids=["before", "after, without our own two"],
 )
 def test_a_late_answer_of_a_busy_machine_is_no_error(in_two, loads, shown):
-    told, problems, _ = in_two(LATE, *loads)
-    assert told == {"passed": None, "error": SLOW, "output": ["a line"]}
+    facts, problems, _ = in_two(LATE, *loads)
+    assert facts == {"passed": None, "error": SLOW, "output": ["a line"]}
     assert problems == [Problem(INCONCLUSIVE.format(SLOW, shown), False)]
 
 
 def test_a_late_answer_of_an_idle_machine_is_an_error(in_two):
-    told, problems, _ = in_two(LATE, 0.5, 4.0)
-    assert told == {"passed": False, "error": SLOW, "output": ["a line"]}
+    facts, problems, _ = in_two(LATE, 0.5, 4.0)
+    assert facts == {"passed": False, "error": SLOW, "output": ["a line"]}
     text = f"The self-test in two processes must pass, but failed: {SLOW}"
     assert problems == [Problem(text, True)]
 
 
 def test_processes_that_are_still_imported_tell_nothing(in_two):
     slow = LATE._replace(late=("joining the group", "importing pyparallel"))
-    told, problems, _ = in_two(slow, 0.5, 0.5)
-    assert told["passed"] is None and not problems[0].fails
+    facts, problems, _ = in_two(slow, 0.5, 0.5)
+    assert facts["passed"] is None and not problems[0].fails
 
 
 def test_an_error_of_a_busy_machine_is_an_error(in_two):
-    told, problems, _ = in_two(Failure("rank 1 ended.", []), 18.0, 18.0)
-    assert told["passed"] is False and problems[0].fails
+    facts, problems, _ = in_two(Failure("rank 1 ended.", []), 18.0, 18.0)
+    assert facts["passed"] is False and problems[0].fails
     assert in_two(None, 18.0, 18.0)[:2] == (
         {"passed": True, "error": None, "output": []},
         [],
@@ -351,8 +351,8 @@ def test_an_error_of_a_busy_machine_is_an_error(in_two):
 
 
 def test_the_documented_limit_leaves_no_time_for_a_late_test(in_two):
-    told, problems, started = in_two(None, 18.0, 18.0, seconds=2.9)
-    assert not started and told["passed"] is None
+    facts, problems, started = in_two(None, 18.0, 18.0, seconds=2.9)
+    assert not started and facts["passed"] is None
     text = INCONCLUSIVE.format("no time was left for it.", "18.0")
     assert problems == [Problem(text, False)]
 

@@ -38,31 +38,31 @@ def looked(monkeypatch):
 
 
 def test_a_machine_with_enough_of_all_is_ok(looked, tmp_path):
-    told, problems = looked(machine(tmp_path, available=1024 * 10**6))
+    facts, problems = looked(machine(tmp_path, available=1024 * 10**6))
     assert problems == []
-    assert told["memory"] == {
+    assert facts["memory"] == {
         "left_nbytes": 1024 * 10**6,
         "of": "the machine's memory",
         "judgement": "ok",
     }
-    assert told["shared_memory"] == {
+    assert facts["shared_memory"] == {
         "left_nbytes": 8 * 10**9 // 4096 * 4096,
         "judgement": "ok",
     }
-    assert told["file_descriptors"] == {
+    assert facts["file_descriptors"] == {
         "open": 10,
         "limit": 1024,
         "hard_limit": 4096,
         "enough_for_workers": (1024 - 10 - 6) // 4,
         "judgement": "ok",
     }
-    assert told["locked_memory"] == {
+    assert facts["locked_memory"] == {
         "limit_nbytes": 8 << 20,
         "hard_limit_nbytes": 8 << 20,
         "may_lock_more": False,
         "judgement": "ok",
     }
-    assert told["cores"] == {
+    assert facts["cores"] == {
         "present": os.cpu_count(),
         "allowed": 2,
         "of_control_group": None,
@@ -72,8 +72,8 @@ def test_a_machine_with_enough_of_all_is_ok(looked, tmp_path):
 
 
 def test_no_limit_is_unlimited(looked, tmp_path):
-    told, _ = looked(machine(tmp_path, files=(-1, -1), locked=-1))
-    files, locked = told["file_descriptors"], told["locked_memory"]
+    facts, _ = looked(machine(tmp_path, files=(-1, -1), locked=-1))
+    files, locked = facts["file_descriptors"], facts["locked_memory"]
     assert (files["limit"], files["hard_limit"]) == ("unlimited", "unlimited")
     assert files["enough_for_workers"] is None
     assert locked["limit_nbytes"] == "unlimited"
@@ -81,8 +81,8 @@ def test_no_limit_is_unlimited(looked, tmp_path):
 
 def test_low_limits_are_reported_as_by_a_loader(looked, tmp_path):
     poor = machine(tmp_path, available=10**8, shm=1 << 20, files=(20, 4096))
-    told, problems = looked(poor)
-    judged = {name: part.get("judgement") for name, part in told.items()}
+    facts, problems = looked(poor)
+    judged = {name: part.get("judgement") for name, part in facts.items()}
     assert judged == {
         "cores": "ok",
         "load": "ok",
@@ -92,7 +92,7 @@ def test_low_limits_are_reported_as_by_a_loader(looked, tmp_path):
         "file_descriptors": "short",
         "locked_memory": "ok",
     }
-    assert told["file_descriptors"]["enough_for_workers"] == 1
+    assert facts["file_descriptors"]["enough_for_workers"] == 1
     expected = preflight.check(
         num_workers=2,
         prefetch_factor=None,
@@ -109,9 +109,9 @@ def test_more_threads_than_cores_of_the_group_are_reported(looked, tmp_path):
     at = machine(tmp_path)
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}
     write(tmp_path, **files)
-    told, problems = looked(at)
-    assert told["cores"]["of_control_group"] == 1.5
-    assert told["cores"]["judgement"] == "too many threads"
+    facts, problems = looked(at)
+    assert facts["cores"]["of_control_group"] == 1.5
+    assert facts["cores"]["judgement"] == "too many threads"
     assert problems == [
         "torch should use no more threads than its control group has cores, but uses 4 "
         "threads on 1.5 cores, which slows them down. Set OMP_NUM_THREADS=2."
@@ -122,11 +122,11 @@ def test_more_threads_than_cores_of_the_group_are_reported(looked, tmp_path):
 
 def test_more_load_than_cores_is_reported(looked, tmp_path, monkeypatch):
     at = machine(tmp_path)
-    told, problems = looked(at)
-    assert told["load"] == {"one_minute": 2.0, "judgement": "ok"} and not problems
+    facts, problems = looked(at)
+    assert facts["load"] == {"one_minute": 2.0, "judgement": "ok"} and not problems
     monkeypatch.setattr(os, "getloadavg", lambda: (18.23, 1.0, 1.0))
-    told, problems = looked(at)
-    assert told["load"] == {"one_minute": 18.23, "judgement": "busy"}
+    facts, problems = looked(at)
+    assert facts["load"] == {"one_minute": 18.23, "judgement": "busy"}
     assert problems == [
         "The machine should have free cores, but has a load of 18.2 on 2 cores: the "
         "bandwidths below are too low, and self-tests may be late. Run the doctor "
@@ -137,8 +137,8 @@ def test_more_load_than_cores_is_reported(looked, tmp_path, monkeypatch):
         raise OSError("not here")
 
     monkeypatch.setattr(os, "getloadavg", unknown)
-    told, problems = looked(at)
-    assert told["load"] == {"one_minute": None, "judgement": "ok"} and not problems
+    facts, problems = looked(at)
+    assert facts["load"] == {"one_minute": None, "judgement": "ok"} and not problems
 
 
 def test_a_lowered_limit_of_files_is_reported_by_a_real_process():
@@ -148,9 +148,9 @@ def test_a_lowered_limit_of_files_is_reported_by_a_real_process():
         ["bash", "-c", command], env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr  # it is advice
-    told = json.loads(done.stdout)
-    files = told["machine"]["file_descriptors"]
-    workers, opened = told["machine"]["cores"]["allowed"], files["open"]
+    facts = json.loads(done.stdout)
+    files = facts["machine"]["file_descriptors"]
+    workers, opened = facts["machine"]["cores"]["allowed"], files["open"]
     needed = 4 * workers + 6
     assert (files["limit"], files["hard_limit"], files["judgement"]) == (
         9,
@@ -162,7 +162,7 @@ def test_a_lowered_limit_of_files_is_reported_by_a_real_process():
         f"{workers} workers, but {opened} of 9 are open. Raise it above "
         f"{opened + needed} (ulimit -n; the hard limit is 9).",
         "fails": False,
-    } in told["problems"]
+    } in facts["problems"]
 
 
 # ----------------------------------------------------------------------- bandwidth
@@ -189,9 +189,9 @@ def test_bandwidth_is_measured_on_memory_of_a_bounded_size(monkeypatch):
     monkeypatch.setattr(
         preflight.Machine, "memory_left", lambda _: (left[0], "a limit")
     )
-    told = machine_module.bandwidth()
-    assert told["copied_nbytes"] == 1 << 20
-    assert told["memcpy_gb_per_s"] > 0.01 and told["to_devices"] == []
+    facts = machine_module.bandwidth()
+    assert facts["copied_nbytes"] == 1 << 20
+    assert facts["memcpy_gb_per_s"] > 0.01 and facts["to_devices"] == []
     left[0] = 0
     assert machine_module.bandwidth() == {
         "copied_nbytes": 0,
@@ -205,10 +205,10 @@ def test_an_error_of_a_device_is_reported_and_the_rest_is_measured(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
-    told = machine_module.to_device_bandwidth(torch.device("cpu"), 1 << 16)
-    assert told["pageable_gb_per_s"] > 0
-    del told["pageable_gb_per_s"]
-    assert told == {
+    facts = machine_module.to_device_bandwidth(torch.device("cpu"), 1 << 16)
+    assert facts["pageable_gb_per_s"] > 0
+    del facts["pageable_gb_per_s"]
+    assert facts == {
         "device": "cpu",
         "error": "RuntimeError: out of memory",
         "pinned_gb_per_s": None,
@@ -217,9 +217,9 @@ def test_an_error_of_a_device_is_reported_and_the_rest_is_measured(monkeypatch):
 
 @pytest.mark.cuda
 def test_both_kinds_of_memory_are_measured_to_every_gpu():
-    told = machine_module.bandwidth()["to_devices"]
+    facts = machine_module.bandwidth()["to_devices"]
     names = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    assert [each["device"] for each in told] == names
-    for each in told:
+    assert [each["device"] for each in facts] == names
+    for each in facts:
         assert each["error"] is None
         assert each["pinned_gb_per_s"] > 0 and each["pageable_gb_per_s"] > 0

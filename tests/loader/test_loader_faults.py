@@ -352,7 +352,7 @@ def test_the_state_of_a_dataset_is_that_of_its_batch_or_an_error() -> None:
 def test_a_connection_that_a_dead_worker_broke_is_its_death(
     dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch asks whether a worker lives before the system has told its parent."""
+    """torch checks a worker before the system has reported its end to the parent."""
     batches = iter(pyparallel.DataLoader(Numbers(8), 2, num_workers=1))
     next(batches)
     (pid,) = [worker.pid for worker in batches._workers]

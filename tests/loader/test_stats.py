@@ -25,7 +25,7 @@ SECOND = 1_000_000_000
 
 
 class Clock:
-    """Nanoseconds that pass when told to."""
+    """A clock in nanoseconds that only advances on request."""
 
     def __init__(self):
         self.now = 0
@@ -417,10 +417,10 @@ def test_the_table_in_the_documentation_names_every_next_step():
     page = ROOT / "docs" / "performance.md"
     table = page.read_text("utf-8").partition("| figures |")[2].partition("\n\n")
     steps = re.findall(r"^\|.*\| ([^|]*) \|$", table[0], re.MULTILINE)
-    told = {verdict for _, verdict in ROWS.values()}
+    verdicts = {verdict for _, verdict in ROWS.values()}
     listed = {step for row in steps for step in re.findall('"([^"]+)"', row)}
-    assert listed and not [s for s in listed if not any(s in each for each in told)]
-    assert not [each for each in told if not any(step in each for step in listed)]
+    assert listed and not [s for s in listed if not any(s in each for each in verdicts)]
+    assert not [each for each in verdicts if not any(step in each for step in listed)]
 
 
 @pytest.mark.parametrize(

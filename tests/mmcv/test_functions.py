@@ -28,7 +28,7 @@ class Stream:
 
 
 class OnDevice(torch.Tensor):
-    """A CPU tensor that tells where it was sent, and by which stream."""
+    """A CPU tensor that records its target device and the stream of the copy."""
 
     number: int
     log: list

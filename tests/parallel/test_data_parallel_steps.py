@@ -19,7 +19,7 @@ STEPS = ["train_step", "val_step"]
 UPDATES = "must leave updates to its caller on several devices, but"
 
 
-class Told(nn.Module):
+class StepByFirstSample(nn.Module):
     """A step that returns a value selected by the first sample of its part."""
 
     def __init__(self, outputs: dict[int, Any]) -> None:
@@ -36,7 +36,7 @@ class Told(nn.Module):
 
 def step(one: Any, other: Any, data: Any = None, name: str = "train_step") -> Any:
     """Return the output of a step whose replicas return ``one`` and ``other``."""
-    wrapper = MMDataParallel(Told({0: one, 2: other}), ["cpu", "cpu"])
+    wrapper = MMDataParallel(StepByFirstSample({0: one, 2: other}), ["cpu", "cpu"])
     return getattr(wrapper, name)(torch.arange(3) if data is None else data)
 
 
@@ -72,9 +72,9 @@ class TestCombined:
 
     def test_gradients_are_weighted_too(self) -> None:
         def loss(factor: float, num: int) -> Any:
-            return lambda told: dict(loss=told.weight * factor, num_samples=num)
+            return lambda module: dict(loss=module.weight * factor, num_samples=num)
 
-        model = Told({0: loss(10.0, 1), 2: loss(20.0, 3)})
+        model = StepByFirstSample({0: loss(10.0, 1), 2: loss(20.0, 3)})
         made = MMDataParallel(model, ["cpu", "cpu"]).train_step(torch.arange(3))
         made["loss"].backward()
         assert model.weight.grad == 17.5
@@ -128,7 +128,7 @@ class TestCounts:
         ids=["cpu_only", "stacked"],
     )
     def test_chunks_of_any_container_count(self, data: Any) -> None:
-        class First(Told):
+        class First(StepByFirstSample):
             def train_step(self, x: Any, *args: Any) -> Any:
                 return super().train_step(x["x"] if isinstance(x, dict) else x)
 
@@ -137,7 +137,7 @@ class TestCounts:
         assert made["loss"].item() == (7.5 if isinstance(data, DataContainer) else 5.0)
 
     def test_tensors_of_several_sizes_do_not_tell(self) -> None:
-        class First(Told):
+        class First(StepByFirstSample):
             def train_step(self, x: Any, *args: Any) -> Any:
                 return super().train_step(x["x"])
 
@@ -157,7 +157,7 @@ class TestCounts:
             def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
                 return [(torch.tensor([i]),) for i in (0, 2)], [{}] * 2
 
-        wrapper = Own(Told({0: output(1.0), 2: output(2.0)}), ["cpu"] * 3)
+        wrapper = Own(StepByFirstSample({0: output(1.0), 2: output(2.0)}), ["cpu"] * 3)
         with pytest.raises(ValueError, match=r"^Own\.train_step must return num_samp"):
             wrapper.train_step(torch.arange(3))
 
@@ -218,7 +218,7 @@ class TestMismatches:
 class TestUpdates:
     """Steps that update parameters would do it once for each replica."""
 
-    class Stepping(Told):
+    class Stepping(StepByFirstSample):
         def train_step(self, x: torch.Tensor, optimizer: Any) -> Any:
             (self.weight * 2).backward()
             optimizer = optimizer["d"] if isinstance(optimizer, dict) else optimizer

@@ -16,7 +16,7 @@ from fault_ranks import FAULTY, LIMIT, SHORT, STEPS, STRUCK_STEP, WORLD
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
 
 PROTOCOLS = ("mmcv", "mmengine")
-#: Seconds after which every survivor has been told, on a busy machine. On a quiet one
+#: Seconds until every survivor has raised, on a busy machine. On a quiet one
 #: it is less than one, or as much more than `SHORT`.
 BOUND = 30.0
 
@@ -44,7 +44,7 @@ class Fault:
     survivors: tuple[str, str] | None
     step: int = STRUCK_STEP  # in which the survivors get the error
     faulty: tuple[str, str] | None = None
-    ends: bool = True  # rank 1 tells how it ended
+    ends: bool = True  # rank 1 reports its end
     waited: bool = False  # for the timeout of the group
 
     def __str__(self) -> str:

@@ -98,7 +98,7 @@ def test_no_more_than_queue_size_batches_are_fetched_ahead() -> None:
         assert next(it) == 0
         until(lambda: len(it._thread.items) == 3)
         until(lambda: it._thread._activity[0] == "waiting for the consumer")
-        assert gate.asked == 4  # one handed out, three in the queue
+        assert gate.asked == 4  # one returned, three in the queue
         assert next(it) == 1
         until(lambda: gate.asked == 5)
 

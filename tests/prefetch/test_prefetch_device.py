@@ -19,8 +19,8 @@ from fake_device import (
     FakeDevice,
     HastyHostPool,
     NoKeep,
-    NoWaitAtLanding,
     NoWaitBeforeCopy,
+    NoWaitOfConsumer,
 )
 from injected_races import shows
 from prefetch_loaders import nothing_left, until
@@ -80,7 +80,7 @@ def test_every_batch_arrives_whole_before_it_is_read(
     assert set(fake.pools) == {fake.main} and fake.pools[fake.main].num_reused > 20
 
 
-@pytest.mark.parametrize("broken", [NoWaitAtLanding, NoWaitBeforeCopy, HastyHostPool])
+@pytest.mark.parametrize("broken", [NoWaitOfConsumer, NoWaitBeforeCopy, HastyHostPool])
 def test_a_missing_protection_shows(broken: type[FakeDevice]) -> None:
     delays = {NoWaitBeforeCopy: (1e-4, 1e-2)}.get(broken, (1e-2, 1e-4))
     assert shows(lambda: wrong_batches(broken(*delays)))
@@ -134,9 +134,9 @@ def test_memory_of_a_transform_is_kept_for_the_consumer_that_reads_it() -> None:
     assert read == [bytes([1]) * 500]
 
 
-@pytest.mark.parametrize("broken", [NoWaitAtLanding, NoKeep])
+@pytest.mark.parametrize("broken", [NoWaitOfConsumer, NoKeep])
 def test_a_missing_protection_of_a_transform_shows(broken: type[FakeDevice]) -> None:
-    delays = (1e-2, 1e-4) if broken is NoWaitAtLanding else (1e-4, 1e-2)
+    delays = (1e-2, 1e-4) if broken is NoWaitOfConsumer else (1e-4, 1e-2)
 
     def wrong() -> int:
         fake = broken(*delays)

@@ -54,7 +54,7 @@ def test_breaks_leave_nothing(num_workers: int, times: int) -> None:
         for _ in range(times):
             for _ in pre:
                 break
-        assert len(prefetch_threads()) == 0  # joined, not only told to stop
+        assert len(prefetch_threads()) == 0  # joined, not only asked to stop
 
 
 def test_an_error_in_the_step_leaves_nothing() -> None:

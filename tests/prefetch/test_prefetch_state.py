@@ -18,7 +18,7 @@ pytestmark = pytest.mark.one_backend
 
 
 class Counter:
-    """A loader that can resume: its state is how many batches it has handed out."""
+    """A loader that can resume: its state is the number of returned batches."""
 
     def __init__(self) -> None:
         self.position = 0

@@ -48,7 +48,7 @@ class Gan(BaseModel):
         wrappers["critic"].update_params(loss)
         return dict(loss=loss)
 
-# Without a GPU it has to be told where to shard.
+# Without a GPU the wrapper needs a device for the shards.
 MMFullyShardedDataParallel = functools.partial(
     fully_sharded_distributed.MMFullyShardedDataParallel, device_id="cpu")
 local_rank = 0

@@ -178,7 +178,7 @@ def test_the_command_compares_notes_and_freezes(
 
 
 # ------------------------------------------------------------------- what editors show
-def told(module: ModuleType) -> Iterator[tuple[str, str, str]]:
+def docstrings(module: ModuleType) -> Iterator[tuple[str, str, str]]:
     """Yield the public names of a module, their docstrings, and those of a base."""
     for name in module.__all__:
         value = getattr(module, name)
@@ -198,7 +198,7 @@ def told(module: ModuleType) -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize("name", ["", ".memory", ".mmcv", ".mmengine", ".registry"])
 def test_the_first_line_of_every_docstring_says_what_it_is(name: str) -> None:
     module = importlib.import_module(f"pyparallel{name}")
-    found = list(told(module))
+    found = list(docstrings(module))
     assert len(found) >= 3
     for path, text, inherited in found:
         first = (text or inherited).strip().split("\n\n")[0]

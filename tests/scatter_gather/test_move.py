@@ -92,12 +92,12 @@ def test_sources_that_torch_reads_in_place_are_kept_alive() -> None:
         fence=lambda device: SimpleNamespace(is_done=lambda: bool(done)),
     )
     odd = torch.ones(2, requires_grad=True)
-    lent = weakref.ref(odd)
+    source = weakref.ref(odd)
     to_device.MixedCopy([odd], META, api).wait()
     del odd
-    assert to_device.release_done() == 1 and lent() is not None
+    assert to_device.release_done() == 1 and source() is not None
     done.append(True)
-    assert to_device.release_done() == 0 and lent() is None
+    assert to_device.release_done() == 0 and source() is None
 
 
 def test_without_grad_mode_a_parameter_is_packed(

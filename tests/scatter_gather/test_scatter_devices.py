@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice, NoWaitAtLanding, NoWaitBeforeCopy
+from fake_device import DEVICE, FakeDevice, NoWaitBeforeCopy, NoWaitOfConsumer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from injected_races import shows
@@ -201,7 +201,7 @@ class WaitsOnTheFirstDeviceAlone(FakeDevice):
 
 
 @pytest.mark.parametrize(
-    "broken", [NoWaitAtLanding, NoWaitBeforeCopy, WaitsOnTheFirstDeviceAlone]
+    "broken", [NoWaitOfConsumer, NoWaitBeforeCopy, WaitsOnTheFirstDeviceAlone]
 )
 def test_the_harness_finds_a_missing_wait(monkeypatch, broken):
     def wrong():
@@ -231,7 +231,7 @@ class SecondIsFull(FakeDevice):
         return super().empty(nbytes, device)
 
 
-class SecondIsFullAndNoWaits(SecondIsFull, NoWaitAtLanding):
+class SecondIsFullAndNoWaits(SecondIsFull, NoWaitOfConsumer):
     """No stream waits for a copy that is dropped."""
 
 

@@ -90,7 +90,7 @@ def test_a_write_of_the_parent_beyond_a_batch_is_found(
 
 
 class Beyond:
-    """A collate function that goes on writing after its batch was sealed."""
+    """A collate function that still writes after its batch was serialized."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset

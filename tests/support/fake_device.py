@@ -294,7 +294,7 @@ class FakeDevice:
         self.current_stream(DEVICE).queue(where.fill, value)
 
 
-class LentMemory(FakeDevice):
+class PinnedRing(FakeDevice):
     """It reads ring memory in place, but the ring reuses dropped memory at once."""
 
     def __init__(self, **delays: float) -> None:
@@ -306,7 +306,7 @@ class LentMemory(FakeDevice):
         return self.ring.owns(address) or super().is_pinned(tensor)
 
 
-class NoWaitAtLanding(FakeDevice):
+class NoWaitOfConsumer(FakeDevice):
     """The consumer does not wait for the copy."""
 
     def wait(self, stream, event):

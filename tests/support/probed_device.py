@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import torch
-from fake_device import FakeDevice, HastyHostPool, LentMemory, memory
+from fake_device import FakeDevice, HastyHostPool, PinnedRing, memory
 
 from pyparallel.transfer import device as checksums
 
@@ -34,7 +34,7 @@ class Hasty(HastyHostPool):
     probe = FakeProbe()
 
 
-class Lent(LentMemory):
+class ProbedRing(PinnedRing):
     probe = FakeProbe()
 
 

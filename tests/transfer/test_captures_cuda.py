@@ -145,14 +145,14 @@ def test_memory_that_torch_copies_under_capture_is_given_up() -> None:
         pass
 
     ring, worker = pinned_ring()
-    lent = worker.make([torch.ones(8)]).deserialize().as_subclass(Marked)
+    batch = worker.make([torch.ones(8)]).deserialize().as_subclass(Marked)
     target = torch.zeros(1, 8, device=device())
     with capturing():
-        mixed = MixedCopy([lent], device())
+        mixed = MixedCopy([batch], device())
         target.copy_(mixed.wait()[0])
-    del lent, mixed
+    del batch, mixed
     gc.collect()
-    for _ in range(3):  # a fence for each: lent tensors, their owner, its slab
+    for _ in range(3):  # a fence for each: the tensors, their owner, its slab
         torch.cuda.synchronize()
         to_device.release_done()
     assert ring.holders() == [FREE, FREE]

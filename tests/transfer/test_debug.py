@@ -13,7 +13,7 @@ from probed_device import (
     Device,
     FakeProbe,
     Hasty,
-    Lent,
+    ProbedRing,
     Trampling,
     held_back,
     passed,
@@ -60,7 +60,7 @@ def test_a_leaf_that_changes_before_its_copy_is_named(monkeypatch):
         assert [x.tolist() for x in queued.wait()[::2]] == [[1] * 3, [1] * 2]  # once
 
 
-def in_a_ring(device: Lent, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def in_a_ring(device: ProbedRing, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     """Return tensors in one pinned storage, 64 bytes of others between them."""
     sizes = [4 * torch.Size(shape).numel() for shape in shapes]
     whole = device.ring.take(sum(sizes) + 64 * len(sizes)).fill_(7)
@@ -73,7 +73,7 @@ def in_a_ring(device: Lent, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("when", ["send", "wait", "drain"])
 def test_a_leaf_of_a_span_is_named_by_whatever_comes_next(monkeypatch, when):
-    with Lent() as device:
+    with ProbedRing() as device:
         monkeypatch.setattr(to_device, "torch_device", device)
         other = to_device.send([torch.zeros(1)], DEVICE, device)
         leaves = in_a_ring(device, (64, 64), (32, 128), (64, 64))[::-1]
@@ -97,7 +97,7 @@ def test_a_leaf_of_a_span_is_named_by_whatever_comes_next(monkeypatch, when):
 
 
 def test_bytes_between_the_leaves_of_a_span_may_change():
-    with Lent() as device:
+    with ProbedRing() as device:
         leaves = in_a_ring(device, (64, 64), (64, 64))
         gap = memory(leaves[0].data_ptr() + leaves[0].nbytes, 64)
         gate = held_back(device)

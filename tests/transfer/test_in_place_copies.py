@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice, LentMemory
+from fake_device import DEVICE, FakeDevice, PinnedRing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from injected_races import shows
@@ -103,7 +103,7 @@ def good_span(placed: list) -> bool:
 @given(layout=layouts())
 def test_one_span_is_one_copy_and_everything_else_is_packed(layout):
     placed, nbytes = layout
-    with LentMemory(copy_delay=0, compute_delay=0) as device:
+    with PinnedRing(copy_delay=0, compute_delay=0) as device:
         memory = device.ring.take(nbytes)
         memory[:] = (torch.arange(nbytes) % 249).to(torch.uint8)
         leaves = [view(memory, *place) for place in placed]
@@ -137,7 +137,7 @@ def released(memory):
 
 @pytest.mark.parametrize("make", [strided, of_two_storages])
 def test_leaves_that_do_not_fill_a_span_are_packed(make):
-    with LentMemory() as device:
+    with PinnedRing() as device:
         memory = device.ring.take(512)
         memory.fill_(3)
         leaves = make(memory)
@@ -147,7 +147,7 @@ def test_leaves_that_do_not_fill_a_span_are_packed(make):
 
 
 def test_empty_leaves_beside_a_span_may_be_anywhere():
-    with LentMemory(copy_delay=0, compute_delay=0) as device:
+    with PinnedRing(copy_delay=0, compute_delay=0) as device:
         memory = device.ring.take(512).fill_(5)
         leaves = [torch.empty(0, 3), memory[:256], memory[256:]]
         copied = arrived(device, to_device.send(leaves, DEVICE, device))
@@ -156,7 +156,7 @@ def test_empty_leaves_beside_a_span_may_be_anywhere():
 
 
 def test_ordinary_memory_and_small_batches_are_packed(monkeypatch):
-    with LentMemory() as device:
+    with PinnedRing() as device:
         ordinary = torch.ones(512, dtype=torch.uint8)
         arrived(
             device, to_device.send([ordinary[:256], ordinary[256:]], DEVICE, device)
@@ -172,17 +172,17 @@ def test_ordinary_memory_and_small_batches_are_packed(monkeypatch):
 
 
 def test_a_leaf_beyond_its_storage_is_an_error_and_not_read():
-    with LentMemory() as device:
+    with PinnedRing() as device:
         device.is_pinned = lambda tensor: True
         with pytest.raises(ValueError, match="must lie within its storage"):
             to_device.send(released(None), DEVICE, device)
         assert device.num_copies == 0
 
 
-# ----------------------------------------------------------------------- lent memory
+# ------------------------------------------------------------------ memory of a ring
 
 
-def train(device: LentMemory, direct: bool = False, num_batches: int = 150) -> int:
+def train(device: PinnedRing, direct: bool = False, num_batches: int = 150) -> int:
     """Let a worker write every slot anew as soon as it is free; count wrong leaves."""
     rng = random.Random(3)
     expected, found = [], []
@@ -205,7 +205,7 @@ def train(device: LentMemory, direct: bool = False, num_batches: int = 150) -> i
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_slot_is_free_when_it_has_been_read_and_not_before(direct, monkeypatch):
     monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 256)
-    with LentMemory() as device:
+    with PinnedRing() as device:
         assert train(device, direct) == 0
         assert device.ring.num_reused > 0
         assert bool(device.host.blocks) == direct
@@ -218,7 +218,7 @@ def test_the_harness_finds_a_source_that_is_released_at_once(direct, monkeypatch
     monkeypatch.setattr(engine, "keep_alive", forgetful)
 
     def wrong():
-        with LentMemory() as device:
+        with PinnedRing() as device:
             return train(device, direct)
 
     assert shows(wrong)
@@ -227,7 +227,7 @@ def test_the_harness_finds_a_source_that_is_released_at_once(direct, monkeypatch
 @pytest.fixture
 def slow():
     """Yield a device whose copies wait for ``slow.go``, and a batch in its ring."""
-    device = LentMemory(copy_delay=0, compute_delay=0)
+    device = PinnedRing(copy_delay=0, compute_delay=0)
     device.go = threading.Event()
     with device:
         device.copies.queue(device.go.wait, 30)
@@ -235,22 +235,22 @@ def slow():
         device.go.set()
 
 
-def lend(device: LentMemory) -> to_device.DeviceCopy:
+def send_from_ring(device: PinnedRing) -> to_device.DeviceCopy:
     return to_device.send([device.ring.take(512)], DEVICE, device)
 
 
-def is_free(device: LentMemory) -> bool:
+def is_free(device: PinnedRing) -> bool:
     return len(device.ring.free[512]) == len(device.ring.blocks)
 
 
-def finish(device: LentMemory) -> None:
+def finish(device: PinnedRing) -> None:
     device.go.set()
     assert device.record(device.copies).wait(30)
 
 
 @pytest.mark.parametrize("when", ["send", "wait", "poll", "drain"])
 def test_sources_that_were_read_are_freed_at_the_next_call(slow, when):
-    queued = lend(slow)
+    queued = send_from_ring(slow)
     assert to_device.release_done() == 1 and not is_free(slow)
     assert not to_device.drain(0.01)
     finish(slow)
@@ -267,14 +267,14 @@ def test_sources_that_were_read_are_freed_at_the_next_call(slow, when):
 
 
 def test_send_and_wait_do_not_wait_for_the_device(slow):
-    copies = [lend(slow) for _ in range(5)]
+    copies = [send_from_ring(slow) for _ in range(5)]
     for queued in copies:
         queued.wait()
     assert to_device.release_done() == 5 and not slow.ring.free[512]
 
 
 def test_a_dropped_copy_frees_its_source(slow):
-    lend(slow)
+    send_from_ring(slow)
     finish(slow)
     assert to_device.release_done() == 0 and is_free(slow)
 
@@ -313,7 +313,7 @@ def test_a_copy_by_other_means_can_be_guarded(slow):
 
 
 def test_a_forked_child_does_not_free_the_sources_of_its_parent(slow):
-    queued = lend(slow)
+    queued = send_from_ring(slow)
     child = os.fork()
     if child == 0:
         signal.alarm(20)
@@ -372,10 +372,10 @@ def test_torch_device_asks_torch(monkeypatch):
 
 def test_a_long_wait_is_not_hidden_in_the_calls():
     go = threading.Event()
-    with LentMemory(copy_delay=0, compute_delay=0) as device:
+    with PinnedRing(copy_delay=0, compute_delay=0) as device:
         device.copies.queue(go.wait, 30)
         went = device.record(device.copies)
-        copies = [lend(device) for _ in range(6)]
+        copies = [send_from_ring(device) for _ in range(6)]
         assert not went.is_set()
         go.set()
         arrived(device, copies[-1])

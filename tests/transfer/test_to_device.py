@@ -16,8 +16,8 @@ from fake_device import (
     FakeDevice,
     HastyHostPool,
     NoKeep,
-    NoWaitAtLanding,
     NoWaitBeforeCopy,
+    NoWaitOfConsumer,
     memory,
 )
 from injected_races import shows
@@ -68,7 +68,7 @@ def test_every_value_arrives_while_memory_is_reused():
         assert device.host.num_reused > 0
 
 
-@pytest.mark.parametrize("broken", [NoWaitAtLanding, NoWaitBeforeCopy, HastyHostPool])
+@pytest.mark.parametrize("broken", [NoWaitOfConsumer, NoWaitBeforeCopy, HastyHostPool])
 def test_the_harness_finds_a_missing_protection(broken):
     def wrong():
         with broken() as device:
