@@ -32,6 +32,7 @@ from .prefetch.pre_data_loader import PreDataLoader
 from .profiler.hooks import install_from_environment as _install_profiler
 from .profiler.profile import profile
 from .sampler.size_batch_sampler import SizeBatchSampler
+from .sampler.size_batcher import SizeBatcher
 from .scatter_gather.gather import gather
 from .scatter_gather.scatter import scatter, scatter_kwargs
 from .scatter_gather.to_host import HostCopy, start_to_host, to_host
@@ -68,6 +69,7 @@ __all__ = [
     "PreDataLoader",
     "Ragged",
     "SizeBatchSampler",
+    "SizeBatcher",
     "Stack",
     "collate",
     "gather",

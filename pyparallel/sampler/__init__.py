@@ -1,13 +1,14 @@
 """Plan batches of samples of similar sizes, so that they need little padding.
 
 `size_batch_sampler` has the class `SizeBatchSampler`: arguments, iteration and state.
+`size_batcher` has `SizeBatcher`, the same for streams: it reads windows of samples.
 `planner` checks the sizes and makes the plan of an epoch, which is equal on all ranks:
 
 1. Shuffle the samples, and divide windows of them into batches (`_division`).
 2. Combine batches of similar cost into steps, one batch for each rank.
 
 `report` compares a plan with random batches. This folder needs NumPy, so other folders
-import its modules with that in mind: only `size_batch_sampler` works without.
+import its modules with that in mind: only the two classes can be imported without.
 """
 
-__all__ = ["planner", "report", "size_batch_sampler"]
+__all__ = ["planner", "report", "size_batch_sampler", "size_batcher"]

@@ -73,18 +73,18 @@ def check_sizes(sizes: Any) -> Sizes:
 class PaddedShapes:
     """Calculate the shapes to which a `Padding` pads batches."""
 
-    def __init__(self, padding: Padding | None, sizes: Sizes) -> None:
-        """Check a padding.
+    def __init__(
+        self, padding: Padding | None, num_dims: int, where: str = _WHERE
+    ) -> None:
+        """Check the number of dimensions of a padding.
 
         Raises:
-            ValueError: The padding has another number of dimensions, or no shape of the
-                padding holds all samples.
+            ValueError: The padding has another number of dimensions.
         """
         options = padding or Padding()
-        num_dims = sizes.shape[1]
         if options.num_dims not in (None, num_dims):
             raise BatchValueError(
-                f"{_WHERE} padding must be for {num_dims} dimensions like sizes, but "
+                f"{where} padding must be for {num_dims} dimensions like sizes, but "
                 f"is {options!r}. Give sizes of {options.num_dims} dimensions."
             )
         divisor: Any = options.size_divisor
@@ -93,10 +93,20 @@ class PaddedShapes:
         # From the largest to the smallest, so that smaller ones replace larger ones.
         # sorted() is stable: the first of equally small ones is the last to replace.
         self._buckets = sorted(reversed(buckets), key=lambda shape: -math.prod(shape))
-        if buckets and len(sizes):
-            self._check_buckets(options, sizes)
+        self._padding, self._where = options, where
 
-    def _check_buckets(self, padding: Padding, sizes: Sizes) -> None:
+    def check_largest(self, sizes: Sizes, names: str = "sizes[{}]") -> None:
+        """Check that one shape of the padding holds all samples.
+
+        Args:
+            sizes: The sizes of samples, ``(n, d)``.
+            names: The format of the name of a sample.
+
+        Raises:
+            ValueError: No shape of the padding holds all samples.
+        """
+        if not self._buckets or not len(sizes):
+            return
         largest = sizes.max(axis=0)
         if any((largest <= bucket).all() for bucket in np.array(self._buckets)):
             return
@@ -105,8 +115,8 @@ class PaddedShapes:
             if all(size > bucket[dim] for bucket in self._buckets):
                 index = int((sizes[:, dim] == size).argmax())
         raise BatchValueError(
-            f"{_WHERE} one shape of {padding!r} must hold the largest sizes "
-            f"{largest.tolist()}, but none does. sizes[{index}] is "
+            f"{self._where} one shape of {self._padding!r} must hold the largest sizes "
+            f"{largest.tolist()}, but none does. {names.format(index)} is "
             f"{sizes[index].tolist()}. Add a larger shape."
         )
 
@@ -241,22 +251,29 @@ class Planner:
         """
         left = self.candidates
         for part, (replicas, num_steps) in enumerate(history):
-            earlier = self._plan(left, replicas, self._generator(epoch, part))
+            earlier = self.plan_part(left, replicas, self._generator(epoch, part))
             is_left = np.zeros(len(self.sizes), dtype=bool)
             is_left[left] = True
             is_left[earlier.samples_of_steps(num_steps)] = False
             left = left[is_left[left]]
-        return self._plan(left, num_replicas, self._generator(epoch, len(history)))
+        return self.plan_part(left, num_replicas, self._generator(epoch, len(history)))
 
     def _generator(self, epoch: int, part: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64([self.seed, epoch, part]))
 
-    def _plan(
+    def plan_part(
         self,
         left: npt.NDArray[np.int32],
         num_replicas: int,
         generator: np.random.Generator,
     ) -> Plan:
+        """Return the plan of samples.
+
+        Args:
+            left: The indices of the samples.
+            num_replicas: The number of ranks.
+            generator: Determines the order.
+        """
         samples = generator.permutation(left) if self.shuffle else left.copy()
         if self.batch_size and self.drop_last:
             dropped = len(samples) % (self.batch_size * num_replicas)

@@ -10,12 +10,13 @@ import torch.distributed
 from torch.utils.data import Sampler
 
 from ..batch.padding import Padding
-from ..core.errors import (
-    BatchTypeError,
-    BatchValueError,
-    SettingValueError,
-    check_int,
-    type_name,
+from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
+from ._arguments import (
+    check_flags,
+    check_limits,
+    check_padding,
+    check_state,
+    import_planner,
 )
 
 if TYPE_CHECKING:  # these modules need NumPy, which is optional
@@ -24,8 +25,6 @@ if TYPE_CHECKING:  # these modules need NumPy, which is optional
 
 #: The version of the format of a state.
 _VERSION = 1
-#: Larger numbers of elements are not exact as floats.
-_MAX_BUDGET = 2**50
 _WHERE = "SizeBatchSampler:"
 
 
@@ -110,36 +109,22 @@ class SizeBatchSampler(Sampler[list[int]]):
         num_samples: int | None = None,
         progress: bool = True,
     ) -> None:
-        try:
-            from . import planner
-        except ImportError as error:
-            raise ImportError(
-                f"{_WHERE} NumPy is not installed. Install it: pip install numpy."
-            ) from error
+        planner = import_planner(_WHERE)
         if isinstance(sizes, Sampler):
             raise BatchTypeError(
                 f"{_WHERE} sizes must be the sizes of the samples, but is a sampler "
                 f"({type_name(sizes)}). If Lightning has replaced the sampler, set "
                 "use_distributed_sampler=False of its Trainer."
             )
-        limits = _check_limits(batch_size, max_padded, max_batch_size)
-        options = {
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-            "skip_oversized": skip_oversized,
-            "progress": progress,
-        }
-        for name, value in options.items():
-            if not isinstance(value, bool):
-                raise BatchTypeError(
-                    f"{_WHERE} {name} must be True or False, but is {value!r} "
-                    f"({type_name(value)})."
-                )
-        if padding is not None and not isinstance(padding, Padding):
-            raise BatchTypeError(
-                f"{_WHERE} padding must be a Padding or None, but is {padding!r} "
-                f"({type_name(padding)}). Use pyparallel.Padding."
-            )
+        limits = check_limits(_WHERE, batch_size, max_padded, max_batch_size)
+        check_flags(
+            _WHERE,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            skip_oversized=skip_oversized,
+            progress=progress,
+        )
+        check_padding(_WHERE, padding)
         self.num_replicas, self.rank = _find_ranks(num_replicas, rank)
         if callable(sizes):
             sizes = _measure(planner.measure_sizes, sizes, num_samples, progress)
@@ -150,7 +135,8 @@ class SizeBatchSampler(Sampler[list[int]]):
             )
         self.sizes = planner.check_sizes(sizes)
         self.batch_size, self.drop_last = batch_size, drop_last
-        shapes = planner.PaddedShapes(padding, self.sizes)
+        shapes = planner.PaddedShapes(padding, self.sizes.shape[1])
+        shapes.check_largest(self.sizes)
         self._planner = planner.Planner(
             sizes=self.sizes,
             shapes=shapes,
@@ -243,33 +229,7 @@ class SizeBatchSampler(Sampler[list[int]]):
             ValueError: The state has another format, or belongs to a sampler with other
                 arguments or sizes.
         """
-        where = "SizeBatchSampler.load_state_dict: the state must"
-        state: Any = state_dict
-        if not isinstance(state, dict) or "arguments" not in state:
-            found = list(state)[:4] if isinstance(state, dict) else type_name(state)
-            raise SettingValueError(
-                f"{where} come from SizeBatchSampler.state_dict(), but is {found}. "
-                "States of other samplers are not supported."
-            )
-        if state["version"] != _VERSION:
-            raise SettingValueError(
-                f"{where} be of version {_VERSION}, but is of version "
-                f"{state['version']!r}. Load it with the version of pyparallel that "
-                "saved it."
-            )
-        for name, value in self._arguments.items():
-            found = state["arguments"][name]
-            if found != value and name == "checksum":
-                raise SettingValueError(
-                    f"{where} be of a sampler with the same sizes, but the checksums "
-                    f"of the sizes differ. Use the data set of the saved run."
-                )
-            if found != value:
-                raise SettingValueError(
-                    f"{where} be of a sampler with {name}={value!r} like this one, but "
-                    f"is of one with {name}={found!r}. Make the sampler with "
-                    f"{name}={found!r}."
-                )
+        state = check_state("SizeBatchSampler", state_dict, _VERSION, self._arguments)
         self.epoch, self._history = state["epoch"], copy.deepcopy(state["history"])
         step, num_replicas = state["step"], state["num_replicas"]
         if num_replicas != self.num_replicas and step:
@@ -296,36 +256,6 @@ class SizeBatchSampler(Sampler[list[int]]):
             self._plan = self._planner.plan(self.epoch, self.num_replicas, history)
             self._plan_key = key
         return self._plan
-
-
-def _check_limits(
-    batch_size: int | None, max_padded: int | None, max_batch_size: int | None
-) -> dict[str, int]:
-    """Return the three limits, 0 for those that are None."""
-    if (batch_size is None) == (max_padded is None):
-        raise BatchValueError(
-            f"{_WHERE} one of batch_size and max_padded must be set, but they are "
-            f"{batch_size!r} and {max_padded!r}. Set one of them."
-        )
-    if max_batch_size is not None and max_padded is None:
-        raise BatchValueError(
-            f"{_WHERE} max_batch_size must be None without max_padded, but is "
-            f"{max_batch_size!r}. Remove it, as batch_size sets the number of samples."
-        )
-    values = {
-        "batch_size": batch_size,
-        "max_padded": max_padded,
-        "max_batch_size": max_batch_size,
-    }
-    limits = {
-        name: 0 if value is None else check_int(value, 1, f"{_WHERE} {name}")
-        for name, value in values.items()
-    }
-    if limits["max_padded"] > _MAX_BUDGET:
-        raise BatchValueError(
-            f"{_WHERE} max_padded must be at most {_MAX_BUDGET}, but is {max_padded}."
-        )
-    return limits
 
 
 def _find_ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch.distributed
+import torch.utils.data
 
-from pyparallel import DataLoader, SizeBatchSampler
+from pyparallel import DataLoader, SizeBatcher, SizeBatchSampler
 
 try:
     from accelerate.data_loader import BatchSamplerShard
@@ -47,6 +48,32 @@ def test_the_next_batch_follows(num_steps: int, num_workers: int) -> None:
     again.load_state_dict(loader.state_dict())
     rest = [batch.tolist() for batch in again]
     assert rest == [batch.tolist() for batch in batches]
+    assert len(rest) == 26 - num_steps
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """`SIZES`, divided between the workers."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        yield from SIZES[info.id :: info.num_workers] if info else SIZES
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_steps", [1, 7, 25])
+def test_the_next_batch_of_a_stream_follows(num_steps: int, num_workers: int) -> None:
+    def stream_loader() -> Any:
+        batcher = SizeBatcher(Stream(), int, 4, window=5)
+        return StatefulDataLoader(batcher, batch_size=None, num_workers=num_workers)
+
+    loader = stream_loader()
+    batches = iter(loader)
+    for _ in range(num_steps):
+        next(batches)
+    again = stream_loader()
+    again.load_state_dict(loader.state_dict())
+    rest = list(again)
+    assert rest == list(batches)
     assert len(rest) == 26 - num_steps
 
 

@@ -37,6 +37,7 @@ from pyparallel import (
     Padding,
     PreDataLoader,
     Ragged,
+    SizeBatcher,
     SizeBatchSampler,
     Stack,
     collate,
@@ -141,6 +142,8 @@ def loaders(dataset: torch.utils.data.Dataset[Sample]) -> Iterator[Any]:
     sampler = SizeBatchSampler([(4, 5), (6, 7)], max_padded=100, padding=Padding())
     sampler.set_epoch(1)
     assert_type(sampler.report().planned.padding, float)
+    for words in SizeBatcher(["a", "bb"], len, batch_size=2):
+        assert_type(words, list[str])
     loader = DataLoader(dataset, batch_sampler=sampler)
     assert_type(loader.stats(), LoaderStats)
     for finding in loader.preflight():

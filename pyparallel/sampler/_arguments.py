@@ -1,0 +1,140 @@
+"""Check the arguments and states that `SizeBatchSampler` and `SizeBatcher` share."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ..batch.padding import Padding
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    SettingValueError,
+    check_int,
+    type_name,
+)
+
+#: Larger numbers of elements are not exact as floats.
+_MAX_BUDGET = 2**50
+
+
+def import_planner(where: str) -> Any:
+    """Import the module `planner`, which needs NumPy.
+
+    Raises:
+        ImportError: NumPy is not installed.
+    """
+    try:
+        return importlib.import_module(".planner", __package__)
+    except ImportError as error:
+        raise ImportError(
+            f"{where} NumPy is not installed. Install it: pip install numpy."
+        ) from error
+
+
+def check_limits(
+    where: str,
+    batch_size: int | None,
+    max_padded: int | None,
+    max_batch_size: int | None,
+) -> dict[str, int]:
+    """Return the three limits, 0 for those that are None.
+
+    Raises:
+        TypeError: A limit is not an integer.
+        ValueError: A limit is impossible, or limits exclude each other.
+    """
+    if (batch_size is None) == (max_padded is None):
+        raise BatchValueError(
+            f"{where} one of batch_size and max_padded must be set, but they are "
+            f"{batch_size!r} and {max_padded!r}. Set one of them."
+        )
+    if max_batch_size is not None and max_padded is None:
+        raise BatchValueError(
+            f"{where} max_batch_size must be None without max_padded, but is "
+            f"{max_batch_size!r}. Remove it, as batch_size sets the number of samples."
+        )
+    values = {
+        "batch_size": batch_size,
+        "max_padded": max_padded,
+        "max_batch_size": max_batch_size,
+    }
+    limits = {
+        name: 0 if value is None else check_int(value, 1, f"{where} {name}")
+        for name, value in values.items()
+    }
+    if limits["max_padded"] > _MAX_BUDGET:
+        raise BatchValueError(
+            f"{where} max_padded must be at most {_MAX_BUDGET}, but is {max_padded}."
+        )
+    return limits
+
+
+def check_flags(where: str, **flags: Any) -> None:
+    """Check that arguments are bools.
+
+    Raises:
+        TypeError: One is not a bool.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise BatchTypeError(
+                f"{where} {name} must be True or False, but is {value!r} "
+                f"({type_name(value)})."
+            )
+
+
+def check_padding(where: str, padding: Any) -> None:
+    """Check that an argument is a `Padding` or None.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if padding is not None and not isinstance(padding, Padding):
+        raise BatchTypeError(
+            f"{where} padding must be a Padding or None, but is {padding!r} "
+            f"({type_name(padding)}). Use pyparallel.Padding."
+        )
+
+
+def check_state(
+    name: str, state: Any, version: int, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a state, if an object with the same arguments has saved it.
+
+    Args:
+        name: The name of the class.
+        state: The argument of ``load_state_dict``.
+        version: The version of the format.
+        arguments: The arguments of the object that loads the state.
+
+    Raises:
+        ValueError: The state has another format or other arguments.
+    """
+    where = f"{name}.load_state_dict: the state must"
+    if not isinstance(state, dict) or "arguments" not in state:
+        found = list(state)[:4] if isinstance(state, dict) else type_name(state)
+        raise SettingValueError(
+            f"{where} come from {name}.state_dict(), but is {found}. "
+            "States of other samplers are not supported."
+        )
+    if state["version"] != version:
+        raise SettingValueError(
+            f"{where} be of version {version}, but is of version "
+            f"{state['version']!r}. Load it with the version of pyparallel that "
+            "saved it."
+        )
+    for argument, value in arguments.items():
+        found = state["arguments"].get(argument)
+        if found != value and argument == "checksum":
+            raise SettingValueError(
+                f"{where} be of a sampler with the same sizes, but the checksums "
+                f"of the sizes differ. Use the data set of the saved run."
+            )
+        if found != value:
+            raise SettingValueError(
+                f"{where} be of a sampler with {argument}={value!r} like this one, "
+                f"but is of one with {argument}={found!r}. Make the sampler with "
+                f"{argument}={found!r}."
+            )
+    return state

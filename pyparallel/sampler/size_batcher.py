@@ -1,0 +1,375 @@
+"""``pyparallel.SizeBatcher``: batches of samples of similar sizes from a stream."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ..batch.padding import Padding
+from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
+from ._arguments import (
+    check_flags,
+    check_limits,
+    check_padding,
+    check_state,
+    import_planner,
+)
+
+T = TypeVar("T")
+#: The version of the format of a state.
+_VERSION = 1
+_WHERE = "SizeBatcher:"
+#: Follows the last sample.
+_END = object()
+#: The budget of a batch in the units of `_Window.loads`.
+_FULL = 2**20
+
+
+class SizeBatcher(IterableDataset[list[T]]):
+    """An iterable dataset of batches of similar sizes, from a dataset of samples.
+
+    It is `SizeBatchSampler` for a stream, whose sizes are known only when the samples
+    are read. It reads a window of samples, divides it like `SizeBatchSampler` does, and
+    yields the batches as lists of samples. It reads the next window at the same rate,
+    so at most one window of samples is in memory.
+
+    Pass it to a loader with ``batch_size=None``. Each worker has windows of its own,
+    so the dataset must divide its samples between workers, and between ranks. Ranks
+    may have different numbers of batches.
+
+    ``state_dict`` and ``load_state_dict`` are torchdata's ``Stateful`` protocol. A
+    state has the position of the window and the number of its batches, but no samples.
+    A resumed batcher reads the samples of the window again. If the dataset has
+    ``state_dict`` and ``load_state_dict`` too, it continues at that window. Otherwise
+    it is read from its start.
+
+    Args:
+        dataset: An iterable of samples, which must yield the same samples again after
+            a state is loaded.
+        size_of: Returns the integer sizes of the dimensions of a sample that are
+            padded: one integer, or a sequence.
+        batch_size: As of `SizeBatchSampler`.
+        max_padded: As of `SizeBatchSampler`.
+        max_batch_size: As of `SizeBatchSampler`.
+        padding: As of `SizeBatchSampler`.
+        shuffle: Yield the batches of a window in random order. The samples of the
+            dataset are not shuffled otherwise.
+        seed: The seed of that order.
+        window: The number of batches that are divided together.
+        drop_last: Drop the samples at the end that do not fill a batch.
+        skip_oversized: Leave out samples that alone exceed ``max_padded``, instead of
+            an error.
+
+    Attributes:
+        epoch: The number of the epoch, by `set_epoch`.
+        num_skipped: The number of samples that this process has left out as oversized.
+
+    Raises:
+        ImportError: NumPy is not installed.
+        TypeError: An argument, or a size, has the wrong type.
+        ValueError: An argument, or a size, has an impossible value, or a sample exceeds
+            ``max_padded``. The message names the sample.
+
+    Example:
+        >>> words = ["a", "bbbb", "cc", "dddd", "e", "ff"]
+        >>> list(SizeBatcher(words, len, batch_size=2, shuffle=False))
+        [['a', 'e'], ['cc', 'ff'], ['bbbb', 'dddd']]
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[T],
+        size_of: Callable[[T], Any],
+        batch_size: int | None = None,
+        *,
+        max_padded: int | None = None,
+        max_batch_size: int | None = None,
+        padding: Padding | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        window: int = 50,
+        drop_last: bool = False,
+        skip_oversized: bool = False,
+    ) -> None:
+        import_planner(_WHERE)
+        if not callable(size_of):
+            raise BatchTypeError(
+                f"{_WHERE} size_of must be a function of a sample, but is "
+                f"{type_name(size_of)}. If the sizes are known, use SizeBatchSampler."
+            )
+        limits = check_limits(_WHERE, batch_size, max_padded, max_batch_size)
+        check_flags(
+            _WHERE, shuffle=shuffle, drop_last=drop_last, skip_oversized=skip_oversized
+        )
+        check_padding(_WHERE, padding)
+        self.dataset, self.size_of, self.padding = dataset, size_of, padding
+        self._options: dict[str, Any] = {
+            **limits,
+            "shuffle": shuffle,
+            "seed": check_int(seed, 0, f"{_WHERE} seed"),
+            "window": check_int(window, 1, f"{_WHERE} window"),
+            "drop_last": drop_last,
+        }
+        self._arguments = {
+            **self._options,
+            "padding": repr(padding) if padding else None,
+            "skip_oversized": skip_oversized,
+        }
+        self.epoch = self.num_skipped = 0
+        # The position after the last batch, None before the first and after the end.
+        self._position: _Position | None = None
+        self._is_loaded = False
+
+    def __iter__(self) -> Iterator[list[T]]:
+        """Yield the batches of this worker, after a loaded position."""
+        position = self._position if self._is_loaded else None
+        self._position, self._is_loaded = position, False
+        reader = _Reader(self, position)
+        num_yielded = position.num_batches if position else 0
+        reader.fill()
+        while (window := reader.window).samples:
+            reader.next_window()
+            batches = self._divide(window)
+            pending = sum(window.loads[i] for batch in batches for i in batch)
+            for number, batch in enumerate(batches, start=1):
+                if number > num_yielded:
+                    reader.fill(pending)
+                    self._position = replace(window.start, num_batches=number)
+                    yield window.take(batch)
+                pending -= sum(window.loads[i] for i in batch)
+            reader.fill()
+            num_yielded = 0
+        self._position = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch, also of the dataset if it has ``set_epoch``.
+
+        Call it before ``iter()``. It does not reach workers that are kept for several
+        epochs. A loaded position is kept if its epoch has the same number.
+        """
+        epoch = check_int(epoch, 0, "SizeBatcher.set_epoch: epoch")
+        if set_epoch := getattr(self.dataset, "set_epoch", None):
+            set_epoch(epoch)
+        if epoch != self.epoch:
+            self.epoch, self._position, self._is_loaded = epoch, None, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch that was yielded.
+
+        ``json`` and ``torch.save`` support it, if they support the state of the
+        dataset. Take the state of the loader instead if it has workers.
+        """
+        position = self._position
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "position": asdict(position or _Position(source=self._source_state())),
+            "arguments": dict(self._arguments),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next ``iter()`` continue after a position.
+
+        Args:
+            state_dict: A return value of `state_dict`.
+
+        Raises:
+            ValueError: The state has another format, or belongs to a batcher with other
+                arguments.
+        """
+        state = check_state("SizeBatcher", state_dict, _VERSION, self._arguments)
+        self.epoch = state["epoch"]
+        self._position = _Position(**copy.deepcopy(state["position"]))
+        self._is_loaded = True
+
+    def _source_state(self) -> Any:
+        """Return the state of the dataset, None if it has none."""
+        dataset: Any = self.dataset
+        if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
+            return copy.deepcopy(dataset.state_dict())
+        return None
+
+    def _shapes(self, num_dims: int) -> Any:
+        planner = import_planner(_WHERE)
+        return planner.PaddedShapes(self.padding, num_dims, _WHERE)
+
+    def _divide(self, window: _Window) -> list[list[int]]:
+        """Return the batches of a window as positions in the window."""
+        planner = import_planner(_WHERE)
+        np = planner.np
+        info = get_worker_info()
+        seeds = [self._options["seed"], self.epoch, info.id if info else 0]
+        generator = np.random.Generator(np.random.PCG64([*seeds, window.start.number]))
+        indices = np.arange(len(window.samples), dtype=np.int32)
+        sizes = np.array(window.sizes, dtype=np.int32)
+        shapes = self._shapes(sizes.shape[1])
+        part = planner.Planner(sizes, shapes, indices, **self._options)
+        plan = part.plan_part(indices, 1, generator)
+        return [plan.batch(step, 0) for step in range(len(plan.steps))]
+
+
+@dataclass
+class _Position:
+    """A place between two batches.
+
+    Attributes:
+        number: The number of the window.
+        before: The number of samples of the dataset before the window.
+        source: The state of the dataset before the window, if it has one.
+        num_read: The number of samples of the dataset in the window.
+        num_batches: The number of its batches that were yielded.
+    """
+
+    number: int = 0
+    before: int = 0
+    source: Any = None
+    num_read: int = 0
+    num_batches: int = 0
+
+
+@dataclass
+class _Window:
+    """Samples that are divided together.
+
+    Attributes:
+        start: The position before the first batch.
+        samples: The samples. Those of yielded batches are replaced by None.
+        sizes: Their sizes.
+        loads: Their shares of a batch.
+        load: The sum of the shares.
+    """
+
+    start: _Position
+    samples: list[Any] = field(default_factory=list)
+    sizes: list[list[int]] = field(default_factory=list)
+    loads: list[int] = field(default_factory=list)
+    load: int = 0
+
+    def take(self, batch: list[int]) -> list[Any]:
+        """Return the samples of a batch, and release them."""
+        samples = [self.samples[i] for i in batch]
+        for i in batch:
+            self.samples[i] = None
+        return samples
+
+
+class _Reader:
+    """Reads the samples of a dataset into windows."""
+
+    def __init__(self, batcher: SizeBatcher[Any], position: _Position | None) -> None:
+        """Begin at the window of a position.
+
+        Raises:
+            ValueError: The dataset ends before it.
+        """
+        self._batcher, self._options = batcher, batcher._arguments
+        self._planner = import_planner(_WHERE)
+        self._shapes: Any = None
+        self._num_dims = 0
+        self._target = self._options["window"] * (self._options["batch_size"] or _FULL)
+        dataset: Any = batcher.dataset
+        if position and position.source is not None:
+            dataset.load_state_dict(copy.deepcopy(position.source))
+        # iter() may change the state of the dataset, so save it first.
+        start = position or _Position(source=batcher._source_state())
+        self._num_read = start.before
+        self.window = _Window(replace(start, num_read=0, num_batches=0))
+        self._samples = iter(dataset)
+        if start.source is None:  # read it from its start
+            for number in range(start.before):
+                if next(self._samples, _END) is _END:
+                    self._raise_end(start.before, number)
+        while self.window.start.num_read < start.num_read:
+            if not self._read_into(self.window):
+                self._raise_end(start.before + start.num_read, self._num_read)
+
+    def next_window(self) -> _Window:
+        """Return an empty window that begins after the samples that were read."""
+        number = self.window.start.number + 1
+        source = self._batcher._source_state()
+        self.window = _Window(_Position(number, self._num_read, source))
+        return self.window
+
+    def fill(self, pending: int = 0) -> None:
+        """Read samples until the window is full, or the dataset ends.
+
+        Args:
+            pending: The load of the samples of the window before it.
+        """
+        while pending + self.window.load < self._target:
+            if not self._read_into(self.window):
+                break
+
+    def _raise_end(self, expected: int, found: int) -> None:
+        raise BatchValueError(
+            f"{_WHERE} the dataset must yield at least {expected} samples as before "
+            f"the saved state, but ended after {found}. Restore its data."
+        )
+
+    def _read_into(self, window: _Window) -> bool:
+        """Add the next sample to a window. Return False if there is none."""
+        if (sample := next(self._samples, _END)) is _END:
+            return False
+        self._num_read += 1
+        window.start.num_read += 1
+        sizes = self._check_sizes(self._batcher.size_of(sample))
+        if load := self._load(sizes):
+            window.samples.append(sample)
+            window.sizes.append(sizes)
+            window.loads.append(load)
+            window.load += load
+        return True
+
+    def _check_sizes(self, size: Any) -> list[int]:
+        """Return sizes as a list."""
+        found = self._planner.np.asarray(size)
+        name = f"sample {self._num_read - 1} of the stream"
+        if found.dtype.kind not in "iu" or found.ndim > 1 or not found.size:
+            raise BatchTypeError(
+                f"{_WHERE} size_of must return an integer or a sequence of integers, "
+                f"but returned {size!r} ({type_name(size)}) for {name}. Return the "
+                "sizes that differ between samples."
+            )
+        sizes: list[int] = found.reshape(-1).tolist()
+        if self._shapes is None:
+            self._num_dims = len(sizes)
+            self._shapes = self._batcher._shapes(self._num_dims)
+        if len(sizes) != self._num_dims:
+            raise BatchValueError(
+                f"{_WHERE} size_of must return {self._num_dims} sizes for each sample "
+                f"like for the first one, but returned {sizes} for {name}. Return the "
+                "same dimensions for all samples."
+            )
+        if min(sizes) < 0 or max(sizes) > self._planner.MAX_SIZE:
+            raise BatchValueError(
+                f"{_WHERE} sizes must be from 0 to {self._planner.MAX_SIZE}, but are "
+                f"{sizes} for {name}. Correct size_of."
+            )
+        self._shapes.check_largest(
+            self._planner.np.array([sizes]), f"The size of {name}"
+        )
+        return sizes
+
+    def _load(self, sizes: list[int]) -> int:
+        """Return the share of a batch that a sample needs, 0 if it is left out."""
+        if self._options["batch_size"]:
+            return 1
+        budget, most = self._options["max_padded"], self._options["max_batch_size"]
+        column = self._planner.np.array(sizes)[:, None]
+        elements = float(self._shapes.num_elements(column)[0])
+        if elements <= budget:
+            load = max(elements / budget, 1 / most if most else 0)
+            return max(1, int(load * _FULL))
+        if not self._options["skip_oversized"]:
+            raise BatchValueError(
+                f"{_WHERE} every sample must fit in max_padded={budget}, but sample "
+                f"{self._num_read - 1} of the stream has {elements:.0f} padded "
+                f"elements (sizes {sizes}). Increase max_padded, remove the sample, or "
+                "set skip_oversized=True."
+            )
+        self._batcher.num_skipped += 1
+        return 0
