@@ -1,0 +1,101 @@
+"""Batches of `Collate` in loaders and trainers of accelerate and Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+
+import pyparallel
+from pyparallel import Collate, Concat, List, Pad, Padded, Ragged
+
+try:
+    import accelerate
+    import lightning
+    from accelerate.utils import send_to_device
+    from lightning.fabric.utilities import move_data_to_device
+except ImportError as error:
+    pytest.skip(f"needs the peers: {error}", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.peers,
+    # Both packages, and torch on their behalf, use deprecated interfaces.
+    pytest.mark.filterwarnings("default"),
+]
+
+RULES = Collate(image=Pad(divisor=4, mask=True), boxes=Concat(), name=List())
+SAMPLES = [
+    {
+        "image": torch.full((3, 4 + i, 9 - i), float(i)),
+        "boxes": torch.full((i % 3, 4), float(i)),
+        "name": f"number {i}",
+        "id": i,
+    }
+    for i in range(8)
+]
+#: The batches; test_collate_fields.py compares `Collate` with torch's functions.
+EXPECTED = [RULES(SAMPLES[:4]), RULES(SAMPLES[4:])]
+
+
+def assert_equal(found: Any, expected: dict[str, Any]) -> None:
+    assert list(found) == list(expected)
+    assert (type(found["image"]), type(found["boxes"])) == (Padded, Ragged)
+    for name in ("image", "boxes", "name"):
+        assert found[name] == expected[name]
+    assert torch.equal(found["id"], expected["id"])
+
+
+@pytest.mark.parametrize("loader", [pyparallel.DataLoader, TorchLoader])
+def test_accelerate_prepares_the_loader(loader: Callable[..., Any]) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared = accelerator.prepare(
+        loader(SAMPLES, batch_size=4, num_workers=2, collate_fn=RULES)
+    )
+    for found, expected in zip(prepared, EXPECTED, strict=True):
+        assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("send", [send_to_device, move_data_to_device])
+def test_every_tensor_is_sent_to_the_device(send: Callable[..., Any]) -> None:
+    sent = send(EXPECTED[0], torch.device("meta"))
+    assert (type(sent["image"]), type(sent["boxes"])) == (Padded, Ragged)
+    assert sent["name"] == EXPECTED[0]["name"]
+    tensors = [*sent["image"].fields(), *sent["boxes"].fields(), sent["id"]]
+    assert [str(each.device) for each in tensors] == ["meta"] * 6
+
+
+class Model(lightning.LightningModule):
+    """A model that keeps its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Conv2d(3, 1, 1)
+        self.batches: list[Any] = []
+
+    def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
+        self.batches.append(batch)
+        loss: torch.Tensor = self.net(batch["image"].data).mean()
+        self.log("loss", loss, batch_size=len(batch["image"]))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("loader", [pyparallel.DataLoader, TorchLoader])
+def test_lightning_trains_on_the_loader(loader: Callable[..., Any]) -> None:
+    model = Model()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, loader(SAMPLES, batch_size=4, num_workers=2, collate_fn=RULES))
+    for found, expected in zip(model.batches, EXPECTED, strict=True):
+        assert_equal(found, expected)
