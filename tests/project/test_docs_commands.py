@@ -123,6 +123,9 @@ COVERED: dict[str, Step | In | Not] = {
     "python examples/filter_photos.py": In(
         "tests/project/test_examples_parallel.py", "filter_photos"
     ),
+    "torchrun --nproc_per_node=2 examples/detection.py": In(
+        "tests/project/test_examples_each.py", "detection.py"
+    ),
     "torchrun --nproc_per_node=2 examples/ragged_digits.py": Step("make demo"),
     "torchrun --nproc_per_node=2 examples/mmengine_runner.py": In(
         "tests/mmengine/test_runner_example.py", "torchrun"

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from repository import ROOT, SUPPORT
-from torchrun import python
+from torchrun import python, torchrun
 
 import pyparallel
 
@@ -72,6 +72,26 @@ def test_kinds_of_characters_are_learned_from_their_names() -> None:
     (share,) = re.findall(r"^epoch 1: (0\.\d+) of held-out names$", epoch)
     assert float(share) > 0.8  # the most frequent kind has 0.49
     assert re.fullmatch(r"\d{5} names, \d+\.\d s", summary)
+
+
+def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="the example needs pillow")
+    script = FOLDER / "detection.py"
+    assert len(script.read_text("utf-8").splitlines()) <= 60
+
+    def run(folder: str, steps: int) -> list[str]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        done = torchrun(script, str(tmp_path / folder), str(steps))
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    stopped = [*run("stopped", 13), *run("stopped", 24)]  # an epoch has 8 steps
+    assert stopped == run("whole", 24)
+    lines = [re.fullmatch(r"step (\d+): loss (\d+\.\d+)", line) for line in stopped]
+    losses = {int(line[1]): float(line[2]) for line in lines if line}
+    assert list(losses) == list(range(1, 25))
+    epochs = [sum(losses[8 * epoch + i] for i in range(1, 9)) for epoch in range(3)]
+    assert epochs[2] < 0.7 * epochs[0]
 
 
 def test_code_of_mmcv_1_trains_without_mmcv() -> None:
