@@ -6,7 +6,7 @@ and sends one message. `_batch_receiver` in the parent returns views of that sla
 
 - `worker_monitor` and `_worker_status` detect workers that died or hang.
 - `state_dict` saves and restores the position: `_progress` of the epoch, from
-  `_sampler_state`, `_dataset_state`, `_random_state` and, between two epochs,
+  `_sampler_state`, `_ranks`, `_dataset_state`, `_random_state` and, between two epochs,
   `_loader_state`.
 - `sample_errors` skips or replaces samples that raise. Where the dataset is read,
   `_sample_reader` seeds samples and calls it.

@@ -103,6 +103,7 @@ def state_between_epochs(
         "random": _random_state.capture(find_generators(parts)),
         "epochs": find_epochs(parts),
         "samples": sample_numbers(loader, _next_samples(last)),
+        "ranks": None,
         "errors": [],
         "base_seed": last.base_seed if keeps_workers else None,
         "sampler": sampler,
@@ -146,7 +147,7 @@ def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
     state.update(version=VERSION, random=convert(state["random"]), workers=workers)
     state["loader"]["sample_seeds"] = False
     state["samples"] = None
-    state["errors"] = []
+    state["errors"], state["ranks"] = [], None
     return state
 
 

@@ -27,6 +27,7 @@ from ._loader_state import (
     state_between_epochs,
 )
 from ._random_state import SampleTask
+from ._ranks import check_ranks, find_ranks, sampler_of
 from ._sampler_state import Order, has_other_replicas, unwrap_batch_sampler
 from .sample_errors import ErrorPolicy, Failure, SampleError, count_failures
 
@@ -70,6 +71,7 @@ class Progress:
         self.errors = [SampleError(*error) for error in state["errors"]]
         self._generators = find_generators(ordering_parts(loader))
         self._sampler = loader._index_sampler
+        self._ranks = find_ranks(self._sampler)
         self._iterable = state["loader"]["dataset"] == "iterable"
         self._initial = state
         self.order: Order | None = None
@@ -132,9 +134,21 @@ class Progress:
             )
 
     def _replay(self, state: dict[str, Any], generator: torch.Generator | None) -> None:
-        """Draw the same indices again. Keep the ones that were not delivered."""
+        """Draw the same indices again. Keep the ones that were not delivered.
+
+        If the number of ranks has changed, the indices of the saved rank are drawn and
+        compared, and then the unused ones of all ranks are dealt again.
+        """
         epoch, num_delivered = state["epoch"], state["given"]
-        self.order = order = Order(self._sampler, state["sampler"])
+        saved, now = state["ranks"], self._ranks
+        sampler, before, is_moved = self._sampler, 0, False
+        if saved is not None and now is not None:
+            is_moved = check_ranks(sampler, saved, now)
+            now["history"] = copy.deepcopy(saved["history"])
+            before = sum(batches for _, batches in saved["history"])
+            if is_moved or before:
+                sampler = sampler_of(sampler, saved if is_moved else now)
+        self.order = order = Order(sampler, state["sampler"])
         if epoch["seeds"]:
             torch.empty((), dtype=torch.int64).random_(generator=generator)
         if has_other_replicas(self._sampler, state["sampler"]):
@@ -147,7 +161,8 @@ class Progress:
             else:
                 if epoch["iterators"] == 2:
                     order.restart()
-                skipped = enumerate(order.skip(num_delivered))
+                order.resume_counting(before)
+                skipped = enumerate(order.skip(num_delivered - before), before)
                 self.dataset.set_replays([self._task(*task) for task in skipped])
             order.look_ahead(epoch["drawn"] - num_delivered)
         except StopIteration:
@@ -167,6 +182,10 @@ class Progress:
                 f"and data. If the sampler has its own randomness, add state_dict and "
                 f"load_state_dict to it."
             )
+        if is_moved and now is not None:
+            now["history"].append([saved["num_replicas"], num_delivered - before])
+            self.order = Order(sampler_of(self._sampler, now))
+            self.order.resume_counting(num_delivered)
 
     def indices(self) -> Iterator[Any]:
         """Return the tasks of the epoch. torch's iterator calls this at its start."""
@@ -286,6 +305,7 @@ class Progress:
             "base_seed": self.base_seed,
             "sampler": order.state if order else None,
             "given": self.num_delivered,
+            "ranks": self._ranks,
             "errors": [list(error) for error in self.errors],
             "workers": workers,
             "epoch": {

@@ -137,7 +137,9 @@ def _check_state(loader: Any, state: Any) -> Any:
         )
     if state["version"] == 1:
         state = from_version_1(state)
-    state = {**state, "errors": state.get("errors", [])}  # earlier states lack them
+    if isinstance(state, dict):  # earlier states of this version lack two entries
+        state = {**state, "errors": state.get("errors", [])}
+        state["ranks"] = state.get("ranks")
     if state["version"] != VERSION:
         raise ValueError(
             f"{where} be of version {VERSION}, but is of version {state['version']!r}. "

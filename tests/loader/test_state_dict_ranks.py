@@ -1,0 +1,195 @@
+"""An epoch continues with another number of ranks: each sample is used once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
+
+from pyparallel import DataLoader
+
+pytestmark = [
+    pytest.mark.one_backend,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+
+def make(
+    length: int,
+    batch_size: int | None,
+    num_ranks: int,
+    rank: int,
+    *,
+    kind: type[DistributedSampler[Any]] = DistributedSampler,
+    sampling: dict[str, Any] | None = None,
+    **options: Any,
+) -> DataLoader[Any]:
+    data: Any = range(length)
+    sampler = kind(data, num_ranks, rank, **(sampling or {}))
+    return DataLoader(data, batch_size, sampler=sampler, **options)
+
+
+def run_part(loaders: list[DataLoader[Any]], batches: int) -> list[list[Any]]:
+    """Return the samples of each step of all ranks, for at most this many steps."""
+    iterators = [iter(loader) for loader in loaders]
+    steps = []
+    for _ in range(batches):
+        found = [next(iterator, None) for iterator in iterators]
+        if any(batch is None for batch in found):
+            assert all(batch is None for batch in found), "ranks differ in batches"
+            break
+        steps.append([i for batch in found for i in torch.as_tensor(batch).view(-1)])
+    return [[int(i) for i in step] for step in steps]
+
+
+def load(loaders: list[DataLoader[Any]], earlier: list[DataLoader[Any]]) -> None:
+    """Load the state of the same rank, or that of the last rank in all new ranks."""
+    states = [json.dumps(loader.state_dict()) for loader in earlier]
+    if len(loaders) != len(states):
+        states = [states[-1]] * len(loaders)
+    for loader, state in zip(loaders, states, strict=True):
+        loader.load_state_dict(json.loads(state))
+
+
+parts = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 30),
+    batch_size=st.sampled_from([None, 1, 2, 3]),
+    parts=parts,
+    last=st.integers(1, 4),
+    sampling=st.fixed_dictionaries(
+        {
+            "shuffle": st.booleans(),
+            "seed": st.integers(0, 3),
+            "drop_last": st.booleans(),
+        }
+    ),
+    epoch=st.integers(0, 2),
+)
+def test_unused_samples_are_dealt_again_each_once(
+    length: int,
+    batch_size: int | None,
+    parts: list[tuple[int, int]],
+    last: int,
+    sampling: dict[str, Any],
+    epoch: int,
+) -> None:
+    used: list[int] = []
+    loaders: list[DataLoader[Any]] = []
+    for num_ranks, batches in [*parts, (last, 1000)]:
+        earlier, loaders = (
+            loaders,
+            [
+                make(length, batch_size, num_ranks, rank, sampling=sampling)
+                for rank in range(num_ranks)
+            ],
+        )
+        if not earlier:
+            for loader in loaders:
+                loader.sampler.set_epoch(epoch)
+        else:
+            load(loaders, earlier)
+        steps = run_part(loaders, batches)
+        used += [sample for step in steps for sample in step]
+        if len(steps) < batches:
+            break
+    most = max(len(loaders), *(num_ranks for num_ranks, _ in parts))
+    missing, repeated = set(range(length)) - set(used), len(used) - len(set(used))
+    if sampling["drop_last"]:
+        assert repeated == 0 and len(missing) < most
+    else:
+        assert not missing and repeated < most
+    # The next epoch is that of the sampler of today.
+    found = run_part(loaders, 1000)
+    fresh = [
+        make(length, batch_size, num_ranks, rank, sampling=sampling)
+        for rank in range(num_ranks)
+    ]
+    for loader in fresh:
+        loader.sampler.set_epoch(epoch)
+    assert found == run_part(fresh, 1000)
+
+
+@pytest.mark.parametrize("before, after", [(1, 0), (0, 2), (2, 1)])
+def test_the_order_is_that_of_the_first_run(before: int, after: int) -> None:
+    """The steps of three ranks continue the order of two."""
+    generator = torch.Generator().manual_seed(5 + 1)
+    order = torch.randperm(29, generator=generator).tolist()
+    sampling = {"seed": 5}
+    first = [make(29, 2, 2, r, sampling=sampling, num_workers=before) for r in (0, 1)]
+    for loader in first:
+        loader.sampler.set_epoch(1)
+    steps = run_part(first, 3)
+    second = [
+        make(29, 2, 3, r, sampling=sampling, num_workers=after) for r in (0, 1, 2)
+    ]
+    load(second, first)
+    steps += run_part(second, 1)
+    third = [make(29, 2, 3, r, sampling=sampling) for r in (0, 1, 2)]
+    load(third, second)
+    steps += run_part(third, 1000)
+    assert [sorted(step) for step in steps] == [
+        *(sorted(order[start : start + 4]) for start in (0, 4, 8)),
+        *(sorted(order[start : start + 6]) for start in (12, 18)),
+        sorted([*order[24:], order[12]]),
+    ]
+
+
+class Reversed(DistributedSampler[Any]):
+    """A sampler with an order of its own."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return reversed(list(super().__iter__()))
+
+
+def test_an_unknown_order_is_an_error() -> None:
+    loaders = [make(12, 2, 2, rank, kind=Reversed) for rank in (0, 1)]
+    run_part(loaders, 1)
+    loader = make(12, 2, 3, 0, kind=Reversed)
+    loader.load_state_dict(loaders[0].state_dict())
+    with pytest.raises(RuntimeError) as raised:
+        iter(loader)
+    assert str(raised.value) == (
+        "DataLoader.load_state_dict: the state must be of 3 ranks like this job, but "
+        f"is of 2, and the order of a {__name__}.Reversed is unknown. Use torch's "
+        "DistributedSampler or pyparallel.SizeBatchSampler, or continue with 2 ranks."
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(
+    "length, sampling", [(13, {}), (12, {"seed": 1}), (12, {"shuffle": False})]
+)
+def test_other_data_or_another_seed_is_an_error(
+    num_ranks: int, length: int, sampling: dict[str, Any]
+) -> None:
+    loaders = [make(12, 2, 2, rank) for rank in (0, 1)]
+    run_part(loaders, 2)
+    loader = make(length, 2, num_ranks, 0, sampling=sampling)
+    loader.load_state_dict(loaders[0].state_dict())
+    with pytest.raises(RuntimeError, match="must yield its first 2 batches of indices"):
+        iter(loader)
+
+
+def test_the_state_of_another_rank_is_an_error() -> None:
+    """Also in an epoch that has changed its number of ranks before."""
+    first = make(24, 2, 2, 0)
+    run_part([first], 1)
+    second = make(24, 2, 3, 0)
+    second.load_state_dict(first.state_dict())
+    run_part([second], 1)
+    third = make(24, 2, 3, 1)
+    third.load_state_dict(second.state_dict())
+    with pytest.raises(RuntimeError, match="Load the state of the same rank"):
+        iter(third)
