@@ -311,7 +311,7 @@ class _Reader:
         )
 
     def _read_into(self, window: _Window) -> bool:
-        """Add the next sample to a window. Return False if there is none."""
+        """Add the next sample to a window. Return False at the end of the data."""
         if (sample := next(self._samples, _END)) is _END:
             return False
         self._num_read += 1

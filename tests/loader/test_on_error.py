@@ -43,7 +43,7 @@ def new_process() -> Iterator[None]:
 
 
 class Damaged:
-    """Numbers, some of which raise an error."""
+    """Numbers; reading one of ``bad`` raises an error."""
 
     def __init__(self, length: int, bad: set[int], kind: Any = ValueError) -> None:
         self.length, self.bad, self.kind = length, bad, kind
