@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 EXTENSION = "backend/_C"
-#: The calls of one operation that fail one after the other: of each function.
+#: The number of calls of each function that fail in turn during one operation.
 MOST_CALLS = 6
 
 Tensors = list[torch.Tensor]

@@ -65,7 +65,7 @@ def attributes(tree: ast.AST) -> Iterator[str]:
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
-    """Return the names that a module gives to something of its own."""
+    """Return the names that a module defines itself."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name

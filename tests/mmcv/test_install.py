@@ -1,6 +1,6 @@
 """install(): without mmcv, with packages like mmcv 1.x and 2.x, and with mmcv.
 
-What changes the import system runs in a process of its own.
+Code that changes the import system runs in a separate process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Code found in repositories that use ``mmcv.parallel``, run against install().
 
-Lines are kept as they are written there; ``torch.cuda`` is absent on the host, where
+Lines are unchanged; ``torch.cuda`` is absent on the host, where
 such scripts run unchanged or end in an error that names the missing part.
 """
 

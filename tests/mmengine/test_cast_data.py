@@ -261,7 +261,7 @@ def nests(children: Any) -> Any:
 
 
 def check_cast(before: Any, after: Any) -> None:
-    """Compare by a walk of its own."""
+    """Compare by a walk that is independent of the library."""
     if isinstance(before, torch.Tensor):
         assert after.device == META and after.shape == before.shape
         assert after.dtype == before.dtype

@@ -40,7 +40,7 @@ Point = namedtuple("Point", ["x", "y"])
 
 
 class Own(BaseDataElement):
-    """A data element with a way of its own."""
+    """A data element with its own ``to``."""
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         return self.new(metainfo={"by": "itself"})

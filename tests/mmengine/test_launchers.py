@@ -35,7 +35,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return what process groups are asked for, on a machine without accelerators."""
+    """Return the requested process groups, on a machine without accelerators."""
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(
         launchers.dist, "init_process_group", lambda **kwargs: made.append(kwargs)

@@ -67,7 +67,7 @@ def test_clipped_steps_are_those_of_one_process(results: Results, way: str) -> N
 
 def test_bfloat16_steps_are_those_of_one_process(results: Results) -> None:
     for rank in results["amp"]:
-        # One process that runs the shares one after the other rounds as the ranks do.
+        # One process that runs the parts in sequence rounds as the ranks do.
         assert rank["by parts"] < 1e-6
         # On the whole batch a sum in bfloat16 (8 bits) is rounded once, and not by
         # each rank; twenty steps with momentum add that up.

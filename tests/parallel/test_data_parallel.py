@@ -56,7 +56,7 @@ def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four CUDA devices as far as pyparallel asks; torch below it stays as it is."""
+    """Show four CUDA devices to pyparallel, but not to torch."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     cuda = SimpleNamespace(
         is_available=lambda: True, device_count=lambda: 4, current_device=lambda: 0

@@ -51,7 +51,7 @@ class Steps(nn.Module):
 
 
 class Seen(nn.Module):
-    """Keeps who was called with what; the list is one for all replicas."""
+    """Records the module and the arguments of each call in one list of all replicas."""
 
     def __init__(self) -> None:
         super().__init__()

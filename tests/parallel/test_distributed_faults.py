@@ -193,7 +193,7 @@ def test_a_job_that_survives_has_trained_one_model(
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_unused_forward_changes_nothing(protocol: str, ended: Path) -> None:
     twice = of(ended, "runs_forward_twice", protocol)
-    # The last thing that this case does is to train as if nothing had been.
+    # At its end, this case trains as usual.
     once = of(ended, "builds_another_model", protocol)
     assert twice[0]["result"] == once[0]["result"][1]
 

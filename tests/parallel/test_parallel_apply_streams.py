@@ -205,7 +205,7 @@ def test_the_host_does_not_wait() -> None:
 
 
 class Held(Stream):
-    """A stream on which nothing is ever done."""
+    """A stream whose work never ends."""
 
     def __init__(self, fake: FakeDevice) -> None:
         self.device = DEVICE

@@ -109,7 +109,7 @@ def test_a_batch_is_fetched_while_the_step_runs() -> None:
     with passes(gate, queue_size=1) as pre:
         it = iter(pre)
         assert next(it) == 0
-        until(lambda: gate.asked == 2)  # the step, here, has not asked for it
+        until(lambda: gate.asked == 2)  # the loop has not requested it
         gate.let(2)
         until(lambda: len(it._thread.items) == 1)
         assert next(it) == 1

@@ -224,7 +224,7 @@ def test_workers_that_keep_up_but_come_late_should_run_ahead():
 def asked_and_ready(*steps: tuple[int, int, int], pack: bool = False) -> Record:
     """Return a record of steps of 100 ms: wait, when the batch is ready, and its work.
 
-    Times are ms; a batch may be ready before it is asked for. Another pass before it
+    Times are ms; a batch may be ready before it is requested. Another pass before it
     had the same batches.
     """
     marks = [Event("loop", "wait", -1000 * MS, -999 * MS, 1, 1, batch=0)]

@@ -137,7 +137,7 @@ def only(samples: list[Any]) -> Any:
 
 
 def test_batches_in_a_ring_show_nothing() -> None:
-    # One slab for a batch in hand, and one for the next: each is used by all in turn.
+    # One slab for the current batch and one for the next: all batches use both in turn.
     loader = pyparallel.DataLoader(
         Making(make, BATCHES),
         num_workers=1,

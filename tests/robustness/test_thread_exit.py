@@ -22,7 +22,7 @@ ENDS = {
     "os.kill(os.getpid(), signal.SIGINT); threading.Event().wait(30)": -signal.SIGINT,
 }
 # The thread wants the interpreter's lock back all the time, but seldom has it. It calls
-# operators of ours alone: those of torch may abort the process here.
+# our operators alone: those of torch may abort the process here.
 WORKING = """
 import os, signal, sys, threading, types
 import torch

@@ -67,7 +67,7 @@ def value(leaf: Samples, start: int, stop: int) -> Any:
 
 
 def build(nest: Any, make: Any) -> Any:
-    """Return the nest with every leaf replaced; a walk of its own."""
+    """Return the nest with every leaf replaced, by a walk that is not the library's."""
     if isinstance(nest, Samples):
         return make(nest)
     if isinstance(nest, Both):

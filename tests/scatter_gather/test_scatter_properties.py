@@ -150,7 +150,7 @@ def test_every_target_gets_its_samples_in_the_same_containers(case):
 @given(cases(), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 4))
 def test_chunk_sizes_and_max_size_cut_all_alike(case, new_sizes, max_size):
     tree, _, _ = case
-    # One chunk, so that stacked tensors can be cut anew whatever the sizes.
+    # One chunk, so that stacked tensors can be divided at any sizes.
     batch = plant(tree, [sum(new_sizes)])
     targets = ["cpu"] * len(new_sizes)
     parts = scatter(batch, targets, chunk_sizes=new_sizes, max_size=max_size)

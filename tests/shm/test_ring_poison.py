@@ -129,7 +129,7 @@ def test_a_loader_works_and_its_stale_memory_is_found() -> None:
     batches = iter(loader)
     batch = next(batches)
     memory = stale(batch)
-    # The worker has made all that it is asked for: it claims nothing now.
+    # The worker has made all requested batches, so it claims no slab now.
     assert wait_for(lambda: sum(holder > 1 for holder in holders(loader)) == 2)
     del batch
     assert bytes(memory) == b"\xdb" * 12

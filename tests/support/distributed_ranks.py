@@ -44,7 +44,7 @@ class Results(dict[str, list[Any]]):
 def launch(
     folder: Path, module: str, cases: Sequence[str], world: int = 2, limit: int = 240
 ) -> Results:
-    """Run cases of a test module, one after the other in one group of gloo ranks.
+    """Run the cases of a test module in sequence, in one group of gloo ranks.
 
     No collective waits longer than half of ``limit`` seconds, and no rank lives longer
     than ``limit``.

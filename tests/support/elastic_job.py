@@ -30,7 +30,7 @@ from repository import ROOT
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-import torch  # noqa: E402  # the example's modules have to be found first
+import torch  # noqa: E402  # needs the path of the example's modules
 import torch.distributed as dist  # noqa: E402
 from _checkpoint import Checkpoint  # noqa: E402
 

@@ -290,7 +290,7 @@ def builds_another_model_that_will_do(rank: Rank) -> Any:
 
 @case
 def builds_another_model_in_a_part_of_the_ranks(rank: Rank) -> Any:
-    """Let ranks 3 and 2, a group of their own, build models that differ."""
+    """Let ranks 3 and 2, in a separate group, build different models."""
     group = torch.distributed.new_group([2, 3])
     if rank.rank < 2:
         return None

@@ -6,7 +6,7 @@ from fuzz_batches import batches, device_copies, pad_stacks
 from fuzz_operators import headers, pad_copies, plans, slabs
 from fuzzed import Numbers
 
-#: Each kind is drawn as often as it is listed.
+#: A kind that is listed twice is drawn twice as often.
 KINDS = [batches, batches, batches, pad_stacks, pad_stacks, pad_copies, pad_copies]
 KINDS += [slabs, plans, device_copies, headers]
 

@@ -80,7 +80,7 @@ def structure(rank: int, world: int) -> Any:
 
 
 class Pair(nn.Module):
-    """Two children and a parameter of its own; the loss uses all."""
+    """Has two children and its own parameter; the loss uses all."""
 
     def __init__(self) -> None:
         super().__init__()

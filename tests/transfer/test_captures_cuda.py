@@ -301,7 +301,7 @@ def test_the_host_waits_without_the_interpreters_lock() -> None:
 
 
 def test_a_runtime_that_is_older_than_the_toolkit_will_do() -> None:
-    """Nothing of CUDA 12.8 and later may be needed to load the extension."""
+    """The extension must load without symbols of CUDA 12.8 and later."""
     extension = sys.modules[backend.Runtime.__module__].__file__
     found = subprocess.run(
         ["nm", "-D", "--undefined-only", str(extension)],

@@ -183,7 +183,7 @@ def test_a_leaf_beyond_its_storage_is_an_error_and_not_read():
 
 
 def train(device: PinnedRing, direct: bool = False, num_batches: int = 150) -> int:
-    """Let a worker write every slot anew as soon as it is free; count wrong leaves."""
+    """Let a worker rewrite every slot as soon as it is free; count wrong leaves."""
     rng = random.Random(3)
     expected, found = [], []
     for step in range(num_batches):

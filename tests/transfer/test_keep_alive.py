@@ -18,7 +18,7 @@ pytestmark = pytest.mark.one_backend
 
 
 class Source:
-    """Memory that says when it is given back."""
+    """Memory that records when it is freed."""
 
     def __init__(self, dropped: list[bool], ready: threading.Event | None = None):
         self.dropped, self.ready = dropped, ready
