@@ -145,7 +145,7 @@ def test_a_list_that_is_cut_by_a_garbage_collection_is_left() -> None:
     assert found is None and kept == [dict.fromkeys(keys, 7)]
 
 
-def test_a_thousand_batches_leave_nothing_behind() -> None:
+def test_a_thousand_batches_leak_nothing() -> None:
     tensor, number = torch.ones(2), 10**30
     key = "".join(["na", "me"])
     good = [{key: tensor, "x": number} for _ in range(4)]

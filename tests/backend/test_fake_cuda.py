@@ -260,7 +260,7 @@ class TestCapture:
         message = f"{call} is not allowed while a stream is captured"
         assert fake_cuda.problems() == [message]
 
-    def test_a_captured_event_cannot_be_asked(self) -> None:
+    def test_a_captured_event_cannot_be_queried(self) -> None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="relaxed")

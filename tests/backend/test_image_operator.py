@@ -139,7 +139,7 @@ def test_fast_batches_are_as_near_to_the_truth_as_stated(
 
 @both
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_large_batches_go_in_parallel_and_are_the_same(
+def test_large_batches_run_in_parallel_and_are_equal(
     backend: ModuleType, dtype: torch.dtype
 ) -> None:
     rng = np.random.default_rng(0)
@@ -361,7 +361,7 @@ def test_arguments_that_do_not_fit_are_refused_and_nothing_is_written(
 
 
 @both
-def test_memory_that_is_gone_is_refused(backend: ModuleType) -> None:
+def test_freed_memory_is_refused(backend: ModuleType) -> None:
     freed = image()
     freed.untyped_storage().resize_(7)
     message = "image_batch: images[0] must lie within its storage, but needs 60 bytes "

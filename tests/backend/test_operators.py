@@ -295,7 +295,7 @@ def test_large_copies_release_the_gil():
 
 
 @pytest.mark.parametrize(("library", "expected"), [("CDLL", True), ("PyDLL", False)])
-def test_whether_others_run_is_found_out(library: str, expected: bool) -> None:
+def test_the_check_for_a_held_gil_works(library: str, expected: bool) -> None:
     """``ctypes`` calls functions of C without the interpreter's lock, or with it."""
     wait = getattr(ctypes, library)(None).usleep
     assert others_run_during(lambda: wait(10_000)) is expected

@@ -94,7 +94,7 @@ def test_any_nest_has_the_leaves_that_optree_finds(tree: Any) -> None:
 
 
 @given(st.recursive(scalars, plain, max_leaves=8), st.recursive(scalars, plain))
-def test_structures_are_equal_when_optree_says_so(a: Any, b: Any) -> None:
+def test_structures_are_equal_as_in_optree(a: Any, b: Any) -> None:
     same = walk_by_optree(a)[1] == walk_by_optree(b)[1]
     ours, theirs = native.flatten(a, LEAVES)[1], native.flatten(b, LEAVES)[1]
     assert (ours == theirs) is same
@@ -171,7 +171,7 @@ def test_possible_containers_are_left_to_optree(tree: Any) -> None:
     assert Meta.num_runs == before
 
 
-def test_a_class_becomes_a_leaf_once_it_was_looked_at() -> None:
+def test_an_inspected_class_becomes_a_leaf() -> None:
     class Thing:
         """Not a container."""
 
@@ -220,7 +220,7 @@ def test_leaf_types_must_be_a_set() -> None:
     )
 
 
-def test_a_thousand_walks_leave_nothing_behind() -> None:
+def test_a_thousand_walks_leak_nothing() -> None:
     leaf, keys = torch.ones(1), ["".join(("key", str(i))) for i in range(4)]
     batch = [{key: (leaf, [leaf]) for key in keys}, {keys[3]: leaf, keys[0]: 1}]
     odd = [batch, object()]

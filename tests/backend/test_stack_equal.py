@@ -134,7 +134,7 @@ def test_memory_that_was_freed_is_not_read(stack_equal: Stack, left: int) -> Non
     assert stack_equal([torch.ones(1000), freed]) is None
 
 
-def test_a_subclass_keeps_its_say(stack_equal: Stack) -> None:
+def test_a_subclass_keeps_its_torch_function(stack_equal: Stack) -> None:
     class Named(torch.Tensor):
         pass
 

@@ -141,7 +141,7 @@ def test_no_tensor_of_a_worker_grows_into_the_next_one():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_tensor_is_pinned_shared_and_resizable_as_torch_says(workers):
+def test_a_tensor_can_be_pinned_shared_and_resized_as_in_torch(workers):
     for name in ("a", "b"):
         expected, found = (
             first_batch(each, Fields(), workers)[name] for each in LOADERS

@@ -247,7 +247,7 @@ def test_without_a_name_the_slow_way_is_always_taken(without: Any) -> None:
         assert private.in_forward_ad() and private.is_profiling()
 
 
-def test_a_missing_name_says_who_needs_it() -> None:
+def test_the_error_for_a_missing_name_names_its_user() -> None:
     lacks: Callable[..., Any] = private._required(
         torch._C, "_none", "PYPARALLEL_DEBUG=1"
     )

@@ -100,7 +100,7 @@ def test_a_profiler_in_another_thread_sees_that_thread_only():
     assert found == ["pyparallel.send"]
 
 
-def test_a_range_that_began_before_the_profiler_ends_in_peace():
+def test_a_range_from_before_the_profiler_ends_without_an_error():
     with span("pyparallel.wait"):
         watched = profile(activities=[ProfilerActivity.CPU])
         watched.start()
@@ -186,7 +186,7 @@ def test_the_flag_neither_initialises_cuda_nor_fails_without_it():
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
-def test_ranges_of_the_user_stand_around_ours():
+def test_ranges_of_the_user_enclose_ours():
     with profile(activities=[ProfilerActivity.CPU]) as watched, record_function("mine"):
         one_span()
     (event,) = [e for e in watched.events() if e.name == "pyparallel.send"]

@@ -69,7 +69,7 @@ def test_an_extension_for_another_python_is_advice(monkeypatch):
     assert len(problems) == 1
 
 
-def test_where_native_must_run_and_cannot_the_import_says_why(tmp_path):
+def test_the_import_error_of_a_required_extension_has_the_reason(tmp_path):
     package = Path(pyparallel.__file__).parent
     (tmp_path / "pyparallel").mkdir()
     for each in package.iterdir():
@@ -145,7 +145,7 @@ def test_a_gpu_without_kernels_is_an_error_with_a_command(two_gpus, monkeypatch)
     assert len(problems) == 1
 
 
-def test_a_cpu_build_beside_a_gpu_is_advice(two_gpus, monkeypatch):
+def test_a_cpu_build_on_a_machine_with_a_gpu_is_advice(two_gpus, monkeypatch):
     monkeypatch.setattr(backend, "devices", ("cpu",))
     two_gpus({"archs": "", "reason": "no nvcc was found"})
     problems: list[Problem] = []

@@ -249,7 +249,7 @@ def test_mmcv_parallel_of_a_real_folder(tmp_path, monkeypatch, others):
     assert packages.mmcv_parallel([]) == {"owner": "mmcv-test 1.7.2", "path": path}
 
 
-def test_mmcv_parallel_is_ours_once_it_is_installed(monkeypatch):
+def test_mmcv_parallel_is_ours_after_install(monkeypatch):
     functions = ModuleType("pyparallel.mmcv._functions")
     functions.__file__ = "/here.py"
     monkeypatch.setitem(sys.modules, "mmcv.parallel._functions", functions)
@@ -357,7 +357,7 @@ def test_the_documented_limit_leaves_no_time_for_a_late_test(in_two):
     assert problems == [Problem(text, False)]
 
 
-def test_all_ends_within_the_time_that_the_page_promises(monkeypatch):
+def test_the_command_ends_within_the_documented_time(monkeypatch):
     given, sections = [], doctor.sections
     clock = SimpleNamespace(monotonic=lambda: 1000.0, perf_counter=time.perf_counter)
     monkeypatch.setattr(doctor, "time", clock)

@@ -219,7 +219,7 @@ def test_gradients_flow_and_change_no_bit(
         torch.testing.assert_close(leaf.grad, expected)
 
 
-def test_transforms_of_torch_func_go_by_torch() -> None:
+def test_transforms_of_torch_func_use_torch() -> None:
     pre = ImagePreprocessor(2.0, 4.0, pad_value=9)
     other = torch.zeros(1, 3, 3)
     found = torch.func.grad(lambda x: pre([x, other]).sum())(torch.ones(1, 2, 2))

@@ -182,7 +182,7 @@ def test_a_device_that_is_not_there_is_named() -> None:
         ImagePreprocessor(device=99)
 
 
-def test_memory_that_is_gone_is_named() -> None:
+def test_freed_memory_is_named() -> None:
     freed = image()
     freed.untyped_storage().resize_(7)
     with pytest.raises(ValueError) as caught:

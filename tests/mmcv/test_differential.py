@@ -207,7 +207,7 @@ THINGS += [(), [None, ["a"]], {"a": [1, ()]}, OrderedDict(b=1, a=[2]), (1, "x")]
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=repr)
-def test_scatter_gives_other_values_to_the_host_by_reference(thing: Any) -> None:
+def test_scatter_passes_other_values_by_reference(thing: Any) -> None:
     assert_alike(scatter(thing, [-1]), theirs.scatter(thing, [-1]))
     assert_alike(scatter([thing], [-1]), theirs.scatter([thing], [-1]))
     named = {"x": thing, "t": torch.ones(2, 3).t()}
@@ -247,7 +247,7 @@ def test_containers_answer_alike(data: Any) -> None:
                 )
 
 
-def test_pickled_states_go_both_ways() -> None:
+def test_pickled_states_load_in_both_directions() -> None:
     flags = ([torch.ones(2)], True, 7, True, 1)
     ours, other = DataContainer(*flags), theirs.DataContainer(*flags)
     for source, target in ((ours, other), (other, ours)):

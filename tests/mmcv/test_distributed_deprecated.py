@@ -24,7 +24,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_wrapping_gives_every_rank_the_state_of_rank_0(
+def test_the_wrapper_copies_the_state_of_rank_0_to_all_ranks(
     results: Results, options: str
 ) -> None:
     (before, after), (other_before, other_after) = (
@@ -76,7 +76,7 @@ def test_it_is_a_module_wrapper_with_the_attributes_of_mmcv(results: Results) ->
     assert seen["state"] == ["module.layer.weight", "module.layer.bias"]
 
 
-def test_arguments_go_where_the_model_is() -> None:
+def test_arguments_are_copied_to_the_device_of_the_model() -> None:
     class Alone(MMDistributedDataParallel):
         targets: Any = None
 

@@ -229,7 +229,7 @@ def test_a_child_registry_of_mmcv_is_seen(run, kind):
         "runner.P = parallel",
     ],
 )
-def test_it_refuses_when_others_hold_the_old_objects(run, kind, taken):
+def test_install_is_refused_if_a_module_has_old_objects(run, kind, taken):
     run(
         kind,
         f"""
@@ -279,7 +279,7 @@ def test_the_stand_in_module_names_mmcv_as_missing(run):
     )
 
 
-def test_an_mmcv_that_cannot_be_imported_says_so_itself(run, tmp_path):
+def test_the_import_error_of_a_broken_mmcv_is_unchanged(run, tmp_path):
     (tmp_path / "mmcv").mkdir()
     (tmp_path / "mmcv" / "__init__.py").write_text("import no_such_dependency")
     run(

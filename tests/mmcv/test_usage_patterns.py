@@ -134,7 +134,7 @@ def test_one_wrapper_for_gpu_and_cpu():  # 25
     assert (model.dim, model.device_ids) == (0, model.device_ids)
 
 
-def test_the_reducer_is_asked_for():  # 27
+def test_a_model_without_a_reducer_works():  # 27
     from mmcv.parallel import MMDataParallel
 
     kwargs = {}
@@ -190,7 +190,7 @@ def test_inference_collates_and_scatters_one_sample(device):  # 5, 8, 10
 
 @needs_host
 @pytest.mark.parametrize("device", ["cuda:0", torch.device("cuda", 0), 0])
-def test_inference_on_a_missing_device_says_so(device):  # 8, 24
+def test_inference_on_a_missing_device_is_an_error(device):  # 8, 24
     from mmcv.parallel import collate, scatter
 
     data = collate([sample(0)])

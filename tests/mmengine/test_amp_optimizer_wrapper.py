@@ -136,7 +136,7 @@ def test_a_group_with_one_infinite_micro_step_is_left_out_as_a_whole() -> None:
     assert runs.wrapped(model, wrapper, [third, fourth]) == [2]
 
 
-def test_it_ends_where_the_context_ends() -> None:
+def test_autocast_ends_with_the_context() -> None:
     model, wrapper = make(accumulative_counts=2)
     with wrapper.optim_context(model):
         assert torch.is_autocast_enabled("cpu")
@@ -178,7 +178,7 @@ def test_a_state_that_does_not_fit_leaves_the_scale(broken: str) -> None:
     assert runs.same_state(wrapper.state_dict(), before)
 
 
-def test_the_callers_dict_stays_as_it_is() -> None:
+def test_the_callers_dict_is_not_changed() -> None:
     settings = {"init_scale": 8.0, "growth_interval": 5}
     _, wrapper = make(loss_scale=settings)
     assert settings == {"init_scale": 8.0, "growth_interval": 5}

@@ -49,7 +49,7 @@ def on_host(data: Any) -> Any:
     return BaseDataPreprocessor().cast_data(data)
 
 
-def test_containers_keep_their_types_and_tensors_go() -> None:
+def test_containers_keep_their_types_and_tensors_are_copied() -> None:
     t = torch.arange(2)
     data = {
         "list": [t, (t, "text")],
@@ -134,14 +134,14 @@ def test_sequences_of_other_kinds_are_walked() -> None:
     assert to_meta([kept])[0] is kept
 
 
-def test_objects_with_a_method_go_by_it() -> None:
+def test_objects_with_a_to_method_use_it() -> None:
     result = to_meta([Element(), {"a": Element()}])
     assert result[0].device == META and result[0].options == {}
     assert result[1]["a"].device == META
     assert to_meta(Element(), non_blocking=True).options == {"non_blocking": True}
 
 
-def test_datacontainers_are_opened_and_metadata_stays() -> None:
+def test_datacontainers_are_replaced_and_metadata_is_unchanged() -> None:
     samples = [
         {
             "img": DataContainer(torch.full((1, n), float(n)), stack=True, pad_dims=1),
@@ -201,7 +201,7 @@ def test_a_device_that_is_not_there_is_named() -> None:
     )
 
 
-def test_all_tensors_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tensors_are_copied_together(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = []
 
     def move(leaves: Any, parts: Any, target: Any, dtype: Any) -> Any:
@@ -228,7 +228,7 @@ def test_all_tensors_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(copies) == 2
 
 
-def test_forward_gives_keyword_arguments_to_the_model() -> None:
+def test_forward_passes_keyword_arguments_to_the_model() -> None:
     preprocessor = BaseDataPreprocessor()
     t = torch.zeros(1)
     assert preprocessor(UserDict(a=t), True) == {"a": t}

@@ -283,7 +283,7 @@ def test_numbers_made_in_inference_mode() -> None:
     assert result["inputs"].item() == -0.5
 
 
-def test_a_model_holds_it_without_a_trace_in_its_state() -> None:
+def test_the_preprocessor_adds_nothing_to_the_state_of_a_model() -> None:
     class Model(BaseModel):
         def forward(self, inputs: Any, data_samples: Any, mode: str = "tensor") -> Any:
             return inputs

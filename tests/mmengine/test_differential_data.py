@@ -101,7 +101,7 @@ def test_fixed_defects_of_cast_data() -> None:
     assert mine.cast_data(range(3)) == range(3)
 
 
-def test_tensors_of_data_elements_go_with_the_batch(
+def test_tensors_of_data_elements_are_copied_with_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copies = []

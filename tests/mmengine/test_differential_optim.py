@@ -94,7 +94,7 @@ SETTINGS = {
 
 @settings(max_examples=120, deadline=None)
 @given(data=st.data(), **SETTINGS)
-def test_random_trainings_give_the_same_bits_counts_and_states(
+def test_random_trainings_have_equal_bits_counts_and_states(
     data: Any, amp: bool, kind: str, groups: int, every: int, clip: Any
 ) -> None:
     kwargs = {"accumulative_counts": every, "clip_grad": clip}
@@ -184,7 +184,7 @@ def test_the_norm_is_logged_under_the_name_of_mmengine() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_schedulers_of_mmengine_drive_ours(groups: int) -> None:
+def test_schedulers_of_mmengine_work_with_our_wrappers(groups: int) -> None:
     pair = [make(library, False, "sgd", groups) for library in BOTH]
     seen: list[list[Any]] = [[], []]
     for (model, wrapper), rates in zip(pair, seen, strict=True):
@@ -202,7 +202,7 @@ def test_schedulers_of_mmengine_drive_ours(groups: int) -> None:
 
 
 @pytest.mark.parametrize("amp", [False, True])
-def test_a_config_names_ours_by_its_path(amp: bool) -> None:
+def test_a_config_names_our_wrapper_by_its_path(amp: bool) -> None:
     name = "AmpOptimWrapper" if amp else "OptimWrapper"
     config = {
         "type": f"pyparallel.mmengine.{name}",

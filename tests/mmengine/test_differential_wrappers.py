@@ -44,14 +44,12 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("options", ["plain", "static_graph", "unused"])
-def test_a_training_gives_the_same_bits_and_keys(
-    results: Results, options: str
-) -> None:
+def test_a_training_has_equal_bits_and_keys(results: Results, options: str) -> None:
     for rank in results["training"]:
         assert same(rank[options]["ours"], rank[options]["theirs"])
 
 
-def test_a_separate_training_gives_the_same_bits_and_keys(results: Results) -> None:
+def test_a_separate_training_has_equal_bits_and_keys(results: Results) -> None:
     for rank in results["separate"]:
         assert same(rank["ours"], rank["theirs"])
 

@@ -30,7 +30,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize(
     "plan", ["plain", "in groups", "by class", "by function", "accumulated", "clipped"]
 )
-def test_fully_shard_ends_where_one_process_ends(results: Results, plan: str) -> None:
+def test_fully_shard_equals_one_process(results: Results, plan: str) -> None:
     for rank in results["second"]:
         seen = rank[plan]
         assert seen["deviation"] < 1e-6
@@ -48,7 +48,7 @@ def test_micro_steps_within_a_group_reduce_nothing(results: Results) -> None:
 
 
 @pytest.mark.parametrize("plan", ["plain", "accumulated"])
-def test_fsdp_ends_where_one_process_ends(results: Results, plan: str) -> None:
+def test_fsdp_equals_one_process(results: Results, plan: str) -> None:
     for rank in results["first"]:
         assert rank[plan]["deviation"] < 1e-6
         assert rank[plan]["parts"] == 2
@@ -66,7 +66,7 @@ def test_without_an_accelerator_the_cpu_must_be_named() -> None:
         mmengine.MMFullyShardedDataParallel(Net())
 
 
-def test_settings_reach_torch_as_its_own_and_stay_as_they_are(
+def test_settings_are_converted_for_torch_and_not_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[str, Any] = {}

@@ -74,7 +74,7 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 @bounded
 @given(both=options(), data=st.data(), num=st.integers(1, 4))
-def test_lists_of_images_give_the_same_bits(both: Any, data: Any, num: int) -> None:
+def test_lists_of_images_have_equal_bits(both: Any, data: Any, num: int) -> None:
     ours, theirs = both
     given_images = images(data, num)
     found = ImagePreprocessor(**ours)(given_images)
@@ -84,7 +84,7 @@ def test_lists_of_images_give_the_same_bits(both: Any, data: Any, num: int) -> N
 
 @bounded
 @given(both=options(), data=st.data(), num=st.integers(1, 3))
-def test_one_tensor_gives_the_same_bits(both: Any, data: Any, num: int) -> None:
+def test_one_tensor_has_equal_bits(both: Any, data: Any, num: int) -> None:
     ours, theirs = both
     stacked = torch.stack(images(data, 1) * num)
     found = ImagePreprocessor(**ours)(stacked)

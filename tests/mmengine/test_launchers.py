@@ -155,7 +155,7 @@ def test_slurm_with_an_address(groups: Any) -> None:
     assert os.environ["MASTER_PORT"] == "78"
 
 
-def test_slurm_asks_for_the_first_node(
+def test_slurm_uses_the_first_node(
     groups: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = tmp_path / "scontrol"

@@ -11,7 +11,7 @@ from pyparallel.mmengine import BaseDataPreprocessor, BaseModel, ImgDataPreproce
 pytestmark = pytest.mark.cuda
 
 
-def test_a_model_on_a_gpu_takes_its_batches_there() -> None:
+def test_batches_are_copied_to_the_gpu_of_the_model() -> None:
     model = toy_model(BaseModel)().cuda(0)
     assert model.data_preprocessor.device == torch.device("cuda", 0)
     assert model.val_step(batch()).device == torch.device("cuda", 0)
@@ -20,7 +20,7 @@ def test_a_model_on_a_gpu_takes_its_batches_there() -> None:
     assert preprocessor.device.index == torch.cuda.device_count() - 1
 
 
-def test_a_batch_goes_to_a_gpu_with_one_copy() -> None:
+def test_a_batch_is_sent_to_a_gpu_in_one_copy() -> None:
     data = {f"k{i}": [torch.full((i + 1,), i), f"{i}"] for i in range(20)}
     preprocessor = BaseDataPreprocessor().cuda()
     preprocessor.cast_data(data)  # whatever is done once

@@ -147,7 +147,7 @@ def test_more_micro_steps_than_announced_are_an_error_before_the_backward() -> N
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_resuming_at_the_end_of_a_group_goes_on_as_if_undisturbed() -> None:
+def test_resuming_at_the_end_of_a_group_equals_an_uninterrupted_run() -> None:
     data = runs.batches(8)
     whole, wrapper = make(accumulative_counts=3)
     wrapper.initialize_count_status(whole, 0, 8)

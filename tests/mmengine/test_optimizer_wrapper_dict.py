@@ -38,7 +38,7 @@ def test_it_is_read_like_a_dict() -> None:
     assert wrappers["critic"] is other
 
 
-def test_rates_momenta_groups_and_settings_go_by_name() -> None:
+def test_rates_momenta_groups_and_settings_are_by_name() -> None:
     wrappers, one, other = make()
     assert wrappers.get_lr() == {
         "generator.base_lr": [0.1],
@@ -82,7 +82,7 @@ def test_each_wrapper_counts_and_steps_by_itself() -> None:
     assert (wrapper.inner_count, one.inner_count) == (3, 0)
 
 
-def test_the_state_goes_by_name_and_comes_back() -> None:
+def test_the_state_is_saved_and_loaded_by_name() -> None:
     wrappers, one, _ = make()
     one.param_groups[-1]["lr"] = 5.0
     state = wrappers.state_dict()

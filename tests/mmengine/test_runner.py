@@ -86,7 +86,9 @@ def test_ranks_have_different_losses_and_the_same_weights(results: Results) -> N
     "case",
     ["dotted", "default_scope", "containers_and_a_stock_preprocessor"],
 )
-def test_other_ways_to_name_them_give_the_same(results: Results, case: str) -> None:
+def test_other_names_of_the_classes_give_equal_results(
+    results: Results, case: str
+) -> None:
     assert_same(results, case, "short_stock")
     for rank in results.of(case):
         known = OURS[1] if case != "containers_and_a_stock_preprocessor" else ""
@@ -124,12 +126,12 @@ def test_mixed_precision_trains_on_the_cpu(results: Results) -> None:
         assert mixed["losses"] == pytest.approx(full["losses"], abs=0.02)
 
 
-def test_a_model_that_was_wrapped_before_is_left_alone(results: Results) -> None:
+def test_a_wrapped_model_is_not_wrapped_again(results: Results) -> None:
     wrapped = results.of("wrapped_before")
     assert wrapped == [rank["losses"] for rank in results.of("short_stock")]
 
 
-def test_a_resumed_run_ends_where_the_straight_one_does(results: Results) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(results: Results) -> None:
     pairs = zip(results.of("resumed"), results.of("straight"), strict=True)
     for resumed, straight in pairs:
         assert len(resumed["losses"]) == len(straight["losses"]) == 16
@@ -138,7 +140,7 @@ def test_a_resumed_run_ends_where_the_straight_one_does(results: Results) -> Non
         assert all(map(torch.equal, resumed["weights"], straight["weights"]))
 
 
-def test_the_flexible_runner_gives_the_same(results: Results) -> None:
+def test_the_flexible_runner_has_equal_results(results: Results) -> None:
     assert_same(results, "flexible_runner", "short_stock")
     assert results.of("flexible_runner")[0]["classes"] == OURS
 

@@ -85,7 +85,7 @@ def test_the_collate_of_data_containers_is_a_function_for_configs() -> None:
 
 
 @beside_mmengine
-def test_names_that_are_not_ours_stay_with_mmengine() -> None:
+def test_other_names_mean_classes_of_mmengine() -> None:
     ours.install()
     importlib.import_module("mmengine.hooks")
     hooks = root("HOOKS")

@@ -22,7 +22,7 @@ def results(
 
 
 @pytest.mark.parametrize("plan", ["each", "groups"])
-def test_two_optimizers_end_where_one_process_ends(results: Results, plan: str) -> None:
+def test_two_optimizers_equal_one_process(results: Results, plan: str) -> None:
     """The model's own parameters, buffers and frozen children too."""
     ranks = [rank[plan] for rank in results["adversaries"]]
     for rank in ranks:

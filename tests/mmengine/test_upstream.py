@@ -46,12 +46,12 @@ def whole(name: str) -> Any:
     return types.SimpleNamespace(**{each: f"{name}.{each}" for each in names[name]})
 
 
-def test_off_asks_for_no_import() -> None:
+def test_off_imports_nothing() -> None:
     found = _upstream.find("off", never)
     assert found == (False, "PYPARALLEL_MMENGINE=off is set.", {}, False)
 
 
-def test_all_that_is_used_comes_from_where_mmengine_has_it() -> None:
+def test_all_used_names_exist_in_mmengine() -> None:
     found = _upstream.find("auto", whole)
     assert found[:2] == (True, "mmengine is installed.") and not found.warns
     assert found.names["OptimWrapper"] == "mmengine.optim.OptimWrapper"
@@ -98,7 +98,7 @@ def test_another_value_of_the_variable_is_refused() -> None:
         _upstream.find("on", never)
 
 
-def test_a_name_that_is_not_looked_up_is_an_error_with_and_without_mmengine() -> None:
+def test_an_unlisted_name_is_an_error_with_and_without_mmengine() -> None:
     with pytest.raises(KeyError, match="HOOKS must be one of the names"):
         _upstream.upstream("HOOKS")
 
@@ -113,7 +113,7 @@ def test_importing_pyparallel_imports_no_part_of_it() -> None:
     assert run(code).stdout == "[]\n"
 
 
-def test_a_broken_mmengine_gives_one_warning_and_bases_of_our_own(
+def test_a_broken_mmengine_warns_once_and_our_bases_are_used(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "mmengine").mkdir()

@@ -66,7 +66,7 @@ MUTATIONS = (
         "csrc/pytree/walk.cpp",
         "    leaves_.push_back(object);\n    Py_INCREF(object);\n",
         "    leaves_.push_back(object);\n",
-        (_WALKS + "test_a_thousand_walks_leave_nothing_behind",),
+        (_WALKS + "test_a_thousand_walks_leak_nothing",),
     ),
     Mutation(
         "a walk runs the Python code of a class",
@@ -228,6 +228,8 @@ MUTATIONS = (
         "csrc/ops/host_memory.cpp",
         "!is_large(shape, dtype) || at::globalContext().deterministicAlgorithms()",
         "!is_large(shape, dtype)",
-        ("tests/robustness/test_memory.py::test_junk_is_torchs_when_it_is_asked_for",),
+        (
+            "tests/robustness/test_memory.py::test_deterministic_mode_uses_memory_of_torch",
+        ),
     ),
 )

@@ -108,7 +108,7 @@ MUTATIONS = (
         "pyparallel/shm/ring.py",
         "                if holder == FREE:\n",
         "                if True:\n",
-        (_LOCK + "test_after_the_last_iterator_no_slab_stays_locked",),
+        (_LOCK + "test_after_the_last_iterator_no_slab_stays_pinned",),
     ),
     Mutation(
         "a forked child unpins its parent's pages",
@@ -126,7 +126,7 @@ MUTATIONS = (
         "        if before:  # the slab was free, so no copy reads it\n"
         "            pinner.unpin(self.slab_address(slab))\n",
         "",
-        (_LOCK + "test_a_slab_that_grows_is_unlocked_and_locked_anew",),
+        (_LOCK + "test_a_slab_that_grows_is_unpinned_and_pinned_again",),
     ),
     Mutation(
         "a slab that could not be pinned is tried again for every batch",
@@ -134,7 +134,7 @@ MUTATIONS = (
         "pyparallel/shm/ring.py",
         "        if before in (nbytes, -1):\n",
         "        if before == nbytes:\n",
-        (_LOCK + "test_a_refusal_is_not_asked_for_again",),
+        (_LOCK + "test_a_slab_that_could_not_be_pinned_is_not_tried_again",),
     ),
     Mutation(
         "each slab may have the limit of the whole ring",
@@ -161,7 +161,7 @@ MUTATIONS = (
         "pyparallel/shm/ring.py",
         "        size = min(-(-(need + need // 8) // _GROW) * _GROW, self._stride)\n",
         "        size = -(-(need + need // 8) // _GROW) * _GROW\n",
-        ("tests/shm/test_ring.py::test_a_slab_takes_no_more_than_its_stride",),
+        ("tests/shm/test_ring.py::test_a_slab_uses_at_most_its_stride",),
     ),
     Mutation(
         "prefetching has no limit",
@@ -181,10 +181,9 @@ MUTATIONS = (
         "        del batch, get_batch, state",
         "        del state",
         (
-            _BUDGETS + "test_prefetching_holds_queue_size_batches_and_the_one_being_"
-            "made_is_one_of_them",
-            "tests/prefetch/test_prefetch_faults.py::"
-            "test_memory_of_a_batch_belongs_to_the_consumer_alone",
+            _BUDGETS
+            + "test_prefetching_keeps_queue_size_batches_with_the_one_in_preparation",
+            "tests/prefetch/test_prefetch_faults.py::test_only_the_consumer_keeps_a_batch_alive",
         ),
     ),
     Mutation(
@@ -222,7 +221,7 @@ MUTATIONS = (
         "        if not nbytes:\n            order.append(index)\n"
         "            continue\n",
         "",
-        (_SPANS + "test_empty_leaves_beside_a_span_may_be_anywhere",),
+        (_SPANS + "test_empty_leaves_of_a_span_may_be_anywhere",),
     ),
     Mutation(
         "slots follow each other without a gap",
@@ -293,7 +292,7 @@ MUTATIONS = (
         "pyparallel/transfer/pinned_results.py",
         "            fits = in_use + nbytes <= self.limit\n",
         "            fits = in_use >= 0\n",
-        (_HOST_SLABS + "test_beyond_the_limit_results_come_to_ordinary_memory",),
+        (_HOST_SLABS + "test_beyond_the_limit_results_are_in_pageable_memory",),
     ),
     Mutation(
         "the count of results deadlocks in a signal handler",
@@ -301,7 +300,7 @@ MUTATIONS = (
         "pyparallel/transfer/pinned_results.py",
         "        self._lock = threading.RLock()  # a handler",
         "        self._lock = threading.Lock()  # a handler",
-        (_HOST_SLABS + "test_a_handler_may_ask_while_slabs_are_counted",),
+        (_HOST_SLABS + "test_a_signal_handler_may_query_while_slabs_are_counted",),
         limit=25.0,
     ),
     Mutation(
@@ -318,7 +317,7 @@ MUTATIONS = (
         "pyparallel/transfer/from_device.py",
         "        held = [slab] if is_pinned else [slab, self._host]\n",
         "        held = [slab] if is_pinned else [slab]\n",
-        (_HOST_SLABS + "test_ordinary_memory_is_held_until_it_is_written",),
+        (_HOST_SLABS + "test_pageable_results_are_kept_alive_until_they_are_written",),
     ),
     Mutation(
         "a forked child counts its parent's results",
@@ -326,7 +325,7 @@ MUTATIONS = (
         "pyparallel/transfer/pinned_results.py",
         "os.register_at_fork(after_in_child=host_slabs.forget)\n",
         "",
-        (_HOST_SLABS + "test_a_forked_child_begins_anew_and_waits_for_no_lock",),
+        (_HOST_SLABS + "test_a_forked_child_starts_empty_and_waits_for_no_lock",),
         limit=25.0,
     ),
 )

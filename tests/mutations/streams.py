@@ -41,7 +41,7 @@ MUTATIONS = (
         "pyparallel/prefetch/_to_device.py",
         "            api.wait(stream, event)\n",
         "",
-        (_PREFETCH + "test_a_transform_runs_behind_the_copy_and_before_the_consumer",),
+        (_PREFETCH + "test_a_transform_runs_after_the_copy_and_before_the_consumer",),
     ),
     Mutation(
         "a job does not wait for the queued work of its caller",
@@ -136,7 +136,7 @@ MUTATIONS = (
         "        sent.wait(streams[1])",
         "        pass",
         (
-            "tests/transfer/test_engine.py::test_an_error_half_way_is_raised_and_sources_stay",
+            "tests/transfer/test_engine.py::test_an_error_between_copies_is_raised_and_sources_are_kept_alive",
         ),
     ),
     Mutation(
@@ -320,6 +320,6 @@ MUTATIONS = (
         "pyparallel/transfer/from_device.py",
         "engine.queue(copies, held, (stream, home), api)",
         "engine.queue(copies, [], (stream, home), api)",
-        (_BACK + "test_a_dropped_handle_gives_its_memory_back_when_the_copy_is_done",),
+        (_BACK + "test_a_dropped_handle_frees_its_memory_after_the_copy",),
     ),
 )

@@ -74,7 +74,7 @@ MUTATIONS = (
         "pyparallel/prefetch/_thread.py",
         "                if self.finished:\n                    return None\n",
         "",
-        (_PRE + "test_a_pass_that_ended_stays_ended",),
+        (_PRE + "test_an_ended_iterator_stays_at_its_end",),
         limit=25.0,
     ),
     Mutation(
@@ -85,7 +85,7 @@ MUTATIONS = (
         "",
         (
             _ENDS + "test_a_pass_can_be_closed_by_itself",
-            _ENDS + "test_close_ends_all_passes_and_allows_new_ones",
+            _ENDS + "test_close_ends_all_iterators_and_allows_new_ones",
         ),
         limit=30.0,
     ),
@@ -106,7 +106,7 @@ MUTATIONS = (
         "        worker_monitor.clear_error_frames(explained, "
         "prefetch_thread.source)\n",
         "",
-        (_FAULTS + "test_a_held_error_holds_neither_workers_nor_batches",),
+        (_FAULTS + "test_a_kept_error_keeps_neither_workers_nor_batches_alive",),
         limit=90.0,
     ),
     Mutation(
@@ -126,7 +126,7 @@ MUTATIONS = (
         "                prefetch_thread.source, prefetch_thread.options.loader\n"
         "            )\n",
         "            pass\n",
-        (_ENDS + "test_an_iterator_that_others_hold_is_closed",),
+        (_ENDS + "test_an_iterator_with_other_references_is_closed",),
         limit=30.0,
     ),
     Mutation(
@@ -138,7 +138,7 @@ MUTATIONS = (
         "        prefetch_thread.items.clear()\n",
         (
             _ENDS + "test_a_pass_can_be_closed_by_itself",
-            _ENDS + "test_close_ends_all_passes_and_allows_new_ones",
+            _ENDS + "test_close_ends_all_iterators_and_allows_new_ones",
         ),
         limit=30.0,
     ),
@@ -233,7 +233,7 @@ MUTATIONS = (
         "pyparallel/core/thread_state.py",
         "        torch.set_autocast_dtype(name, dtype)\n",
         "",
-        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+        (_MODES + "test_the_modes_of_the_caller_apply_in_its_calls_only",),
     ),
     Mutation(
         "autocast does not reach the thread",
@@ -241,7 +241,7 @@ MUTATIONS = (
         "pyparallel/core/thread_state.py",
         "        torch.set_autocast_enabled(name, is_on)\n",
         "",
-        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+        (_MODES + "test_the_modes_of_the_caller_apply_in_its_calls_only",),
     ),
     Mutation(
         "the cache setting of autocast does not reach the thread",
@@ -249,7 +249,7 @@ MUTATIONS = (
         "pyparallel/core/thread_state.py",
         "    torch.set_autocast_cache_enabled(state.cache)\n",
         "",
-        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+        (_MODES + "test_the_modes_of_the_caller_apply_in_its_calls_only",),
     ),
     Mutation(
         "inference mode does not reach the thread",
@@ -257,7 +257,7 @@ MUTATIONS = (
         "pyparallel/core/thread_state.py",
         "        if state.inference != before.inference:\n",
         "        if False:\n",
-        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+        (_MODES + "test_the_modes_of_the_caller_apply_in_its_calls_only",),
     ),
     Mutation(
         "no_grad does not reach the thread",
@@ -265,7 +265,7 @@ MUTATIONS = (
         "pyparallel/core/thread_state.py",
         "    torch.set_grad_enabled(state.grad)\n",
         "",
-        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+        (_MODES + "test_the_modes_of_the_caller_apply_in_its_calls_only",),
     ),
     Mutation(
         "the default device does not reach the thread",
@@ -273,7 +273,7 @@ MUTATIONS = (
         "pyparallel/core/thread_state.py",
         "    if now.default_device != state.default_device:\n",
         "    if False:\n",
-        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+        (_MODES + "test_the_modes_of_the_caller_apply_in_its_calls_only",),
     ),
     Mutation(
         "a mode that a call changes affects the next call",
@@ -289,7 +289,7 @@ MUTATIONS = (
         "pyparallel/parallel/_device_threads.py",
         "        context = contextvars.copy_context()\n",
         "        context = contextvars.Context()\n",
-        (_MODES + "test_the_modes_of_the_caller_hold_in_its_calls_and_only_there",),
+        (_MODES + "test_the_modes_of_the_caller_apply_in_its_calls_only",),
     ),
     Mutation(
         "two streams of a device share the cache of autocast",
@@ -348,7 +348,7 @@ MUTATIONS = (
         "pyparallel/parallel/_device_threads.py",
         "        failure.error = None  # its traceback refers to this frame\n",
         "        pass\n",
-        (_THREADS + "test_nothing_of_a_failed_call_is_held",),
+        (_THREADS + "test_nothing_of_a_failed_call_is_kept_alive",),
     ),
     Mutation(
         "calls begin after an interrupt",
@@ -358,7 +358,7 @@ MUTATIONS = (
         "            for worker",
         (
             _THREADS + "test_an_interrupt_waits_for_running_calls",
-            _THREADS + "test_an_interrupt_before_all_is_given_takes_the_rest_back",
+            _THREADS + "test_an_interrupt_withdraws_items_that_were_not_submitted",
             "tests/parallel/test_parallel_apply_caller.py::"
             "test_ctrl_c_in_the_callers_part_ends_the_call",
         ),

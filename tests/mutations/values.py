@@ -74,7 +74,7 @@ MUTATIONS = (
         "expanded\n",
         "",
         (
-            "tests/shm/test_serialization.py::test_an_expanded_tensor_is_sent_as_small_as_it_is",
+            "tests/shm/test_serialization.py::test_an_expanded_tensor_is_sent_in_its_stored_size",
         ),
     ),
     Mutation(
@@ -290,7 +290,7 @@ MUTATIONS = (
         "pyparallel/scatter_gather/split.py",
         "    if plain and parts and sizes is None and options.num_targets > 1:\n",
         "    if False:\n",
-        (_SCATTER + "test_tensors_beside_a_container_follow_its_chunks",),
+        (_SCATTER + "test_tensors_next_to_a_container_follow_its_chunks",),
     ),
     Mutation(
         "fields with different numbers of parts are cut to the smallest",

@@ -76,7 +76,7 @@ MUTATIONS = (
         "                slab.release()\n",
         "",
         (
-            _RING + "test_without_memory_for_a_slab_a_batch_takes_other_memory",
+            _RING + "test_without_memory_for_a_slab_a_batch_uses_other_memory",
             _LOADER + "test_a_batch_too_large_for_a_slab_and_the_advice_that_it_gives",
         ),
     ),
@@ -128,7 +128,7 @@ MUTATIONS = (
         "pyparallel/shm/ring.py",
         "            memfd.reserve(self.fd, self.slab_offset(slab), size)\n",
         "            pass\n",
-        (_RING + "test_without_memory_for_a_slab_a_batch_takes_other_memory",),
+        (_RING + "test_without_memory_for_a_slab_a_batch_uses_other_memory",),
     ),
     Mutation(
         "memory outside the ring is written before it is reserved",

@@ -121,7 +121,7 @@ class TestWithoutAnAccelerator:
         assert model.calls == [((), {})]
 
     @pytest.mark.parametrize("key", [*ON_HOST, *ANYWHERE])
-    def test_device_ids_become_empty_whatever_was_asked_for(self, key: str) -> None:
+    def test_device_ids_become_empty_without_an_accelerator(self, key: str) -> None:
         wrapper = MMDataParallel(nn.Linear(1, 1), (ON_HOST | ANYWHERE)[key])
         assert wrapper.device_ids == []
 
@@ -190,7 +190,7 @@ def test_a_compiled_wrapper_is_a_module_wrapper_and_still_opens_containers() -> 
 @pytest.mark.usefixtures("accelerators")
 class TestWithAccelerators:
     @pytest.mark.parametrize("key", ON_HOST)
-    def test_the_host_can_be_asked_for(self, key: str) -> None:
+    def test_the_host_can_be_selected(self, key: str) -> None:
         model = Recorder()
         wrapper = MMDataParallel(model, ON_HOST[key])
         wrapper.train_step(DataContainer([torch.ones(1)], stack=True))
@@ -326,7 +326,7 @@ class TestSubclassesSeenInUse:
         assert model.calls[1] == ((torch.ones(1),), {"key": 1})
 
     @pytest.mark.parametrize("method", METHODS)
-    def test_scatter_that_asks_for_the_host_whatever_it_is_given(
+    def test_scatter_of_a_subclass_may_always_select_the_host(
         self, method: str
     ) -> None:
         seen = []

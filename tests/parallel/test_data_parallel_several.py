@@ -139,7 +139,7 @@ def test_training_on_ragged_samples_in_containers_is_that_of_one_device(
 class TestDevices:
     @pytest.mark.parametrize("key", SEVERAL)
     @pytest.mark.parametrize("present", [False, True])
-    def test_the_host_asked_for_several_times_is_several_replicas(
+    def test_the_host_named_several_times_is_several_replicas(
         self, key: str, present: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: present)
@@ -196,7 +196,7 @@ class TestParts:
 
     @pytest.mark.parametrize("method", METHODS)
     @pytest.mark.parametrize("args", [(), (torch.ones(1),)], ids=["none", "one"])
-    def test_one_part_goes_to_the_module_itself(self, method: str, args: Any) -> None:
+    def test_one_part_uses_the_module_itself(self, method: str, args: Any) -> None:
         model = Seen()
         caller(MMDataParallel(model, ["cpu"] * 2), method)(*args)
         assert model.calls == [(model, args, {})]
@@ -240,7 +240,7 @@ class TestModes:
         assert wrapper.eval()(torch.ones(4)).sum() == 4
 
     @pytest.mark.parametrize("method", METHODS)
-    def test_an_error_says_in_which_replica(self, method: str) -> None:
+    def test_an_error_names_its_replica(self, method: str) -> None:
         class Failing(nn.Module):
             def forward(self, x: torch.Tensor) -> Any:
                 if x[0] == 3:
@@ -258,7 +258,7 @@ class TestModes:
 
 class TestSubclasses:
     @pytest.mark.parametrize("method", METHODS)
-    def test_all_four_methods_are_gone_through(self, method: str) -> None:
+    def test_all_four_methods_are_called(self, method: str) -> None:
         seen: list[str] = []
 
         class Marked(MMDataParallel):

@@ -104,7 +104,7 @@ class TestCombined:
         assert step([object()], [object()]) is not None
         assert len(step([object()], [object()])) == 2
 
-    def test_one_part_gives_the_same_kinds(self) -> None:
+    def test_one_part_has_results_of_equal_types(self) -> None:
         made = step(output(3.0, 2, acc=torch.tensor(1.0)), None, torch.zeros(1))
         assert made["loss"].shape == () and made["loss"].item() == 3.0
         assert made["num_samples"] == 2 and made["acc"].tolist() == [1.0]

@@ -199,7 +199,7 @@ def test_an_unused_forward_changes_nothing(protocol: str, ended: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_models_that_differ_are_named_on_every_rank_which_can_go_on(
+def test_different_models_are_an_error_on_all_ranks_and_the_group_is_usable(
     protocol: str, ended: Path
 ) -> None:
     at = "net." if protocol == "mmcv" else ""

@@ -22,7 +22,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return elastic_runs.undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
-def test_a_job_that_is_killed_twice_ends_like_one_that_is_not(
+def test_a_job_that_is_killed_twice_equals_an_undisturbed_one(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     # A rank in the middle of a step; then the one that writes, in the middle of it.

@@ -141,7 +141,7 @@ def test_a_tuple_is_a_list_of_arguments_and_nothing_else_is() -> None:
     assert type(found[2][0]) is Pair
 
 
-def test_module_kwargs_go_to_every_call() -> None:
+def test_module_kwargs_are_passed_to_every_call() -> None:
     def call(item: int, *, add: torch.Tensor, name: str) -> Any:
         return item + add, name
 
@@ -343,5 +343,5 @@ def test_the_host_has_many_names() -> None:
     assert found == [2, 4, 6]
 
 
-def test_take_is_a_value() -> None:
+def test_a_captured_state_is_a_value() -> None:
     assert capture() == capture()

@@ -133,9 +133,7 @@ def test_a_part_with_a_stream_is_left_to_its_thread() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "during", "after"])
-def test_whatever_moment_an_interrupt_comes_nothing_is_lost(
-    pool: ThreadPool, when: str
-) -> None:
+def test_an_interrupt_at_any_moment_loses_nothing(pool: ThreadPool, when: str) -> None:
     """Before the caller's own task, during it, and while it takes another's."""
     asleep, queue = put_to_sleep(pool, 2)
     cancelled: list[bool] = []

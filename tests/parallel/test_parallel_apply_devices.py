@@ -43,7 +43,7 @@ def test_each_thread_has_a_stream_of_its_own_and_the_callers_device() -> None:
     assert {device for _, device in found} == {0}
 
 
-def test_items_and_keywords_go_there_and_results_come_to_the_output_device() -> None:
+def test_items_and_keywords_are_sent_and_results_are_on_the_output_device() -> None:
     def add(item: dict[str, Any], *, bias: torch.Tensor) -> dict[str, Any]:
         assert item["x"].is_cuda and bias.is_cuda
         return {"y": item["x"] + bias, "name": item["name"]}
@@ -59,7 +59,7 @@ def test_items_and_keywords_go_there_and_results_come_to_the_output_device() -> 
 
 
 @pytest.mark.parametrize("home", ["cuda", "cpu"])
-def test_gradients_come_together_in_the_module(home: str) -> None:
+def test_gradients_are_summed_in_the_module(home: str) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).to(home)
     batch = torch.randn(7, 6, device=home)
@@ -71,9 +71,7 @@ def test_gradients_come_together_in_the_module(home: str) -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_autocast_of_the_caller_holds_and_casts_are_not_shared_between_streams() -> (
-    None
-):
+def test_autocast_of_the_caller_applies_without_shared_casts_of_streams() -> None:
     weight = torch.randn(64, 64, device="cuda", requires_grad=True)
     batch = torch.randn(6, 64, 64, device="cuda")
 

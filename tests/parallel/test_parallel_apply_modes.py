@@ -119,7 +119,7 @@ MODES = {
 
 @pytest.mark.parametrize("devices", [DEVICES, ["cpu"]], ids=["threads", "here"])
 @pytest.mark.parametrize("mode", MODES)
-def test_the_modes_of_the_caller_hold_in_its_calls_and_only_there(
+def test_the_modes_of_the_caller_apply_in_its_calls_only(
     mode: str, devices: list[str]
 ) -> None:
     outside = look()

@@ -148,7 +148,7 @@ def change_hooks(module: nn.Module) -> None:
         change_hooks,
     ],
 )
-def test_a_module_that_has_changed_is_used_as_it_is(change: Any) -> None:
+def test_a_changed_module_is_used_with_its_changes(change: Any) -> None:
     module = network()
     batch = torch.randn(6, 3)
     before = torch.cat(parallel_apply(module, batch, TWO))

@@ -124,7 +124,7 @@ def test_callers_do_not_wait_for_each_other() -> None:
     assert results == [[True, True]] * 2
 
 
-def test_nothing_of_a_call_is_held_by_its_threads() -> None:
+def test_threads_keep_nothing_of_a_call_alive() -> None:
     class Thing:
         pass
 
@@ -137,7 +137,7 @@ def test_nothing_of_a_call_is_held_by_its_threads() -> None:
     until(lambda: not any(ref() for ref in watched))
 
 
-def test_nothing_of_a_failed_call_is_held() -> None:
+def test_nothing_of_a_failed_call_is_kept_alive() -> None:
     class Thing:
         pass
 
@@ -204,7 +204,7 @@ def test_an_interrupt_waits_for_running_calls(pool: ThreadPool) -> None:
     assert len(pool._idle[HOST]) == 2, "the threads are free again"
 
 
-def test_an_interrupt_before_all_is_given_takes_the_rest_back(
+def test_an_interrupt_withdraws_items_that_were_not_submitted(
     pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
@@ -261,7 +261,7 @@ def test_after_an_interrupt_no_further_call_begins(
     assert begun == [0, 1]
 
 
-def test_a_thread_that_cannot_start_leaves_nothing_behind(pool: ThreadPool) -> None:
+def test_a_thread_that_cannot_start_leaks_nothing(pool: ThreadPool) -> None:
     made: list[torch.device] = []
 
     def refuse(device: torch.device) -> None:

@@ -217,7 +217,7 @@ class TestStructure:
         assert first.first is not second.first
         assert first.seen is not second.seen
 
-    def test_places_that_hold_nothing_hold_nothing(self) -> None:
+    def test_empty_entries_of_a_module_stay_empty(self) -> None:
         for replica in replicate(Odd(), TWO):
             assert replica.absent is None and replica.none is None
             assert replica.no_buffer is None and replica.nothing is None
@@ -225,7 +225,7 @@ class TestStructure:
     def test_a_frozen_parameter_is_frozen_in_replicas(self) -> None:
         assert not replicate(Odd(), ["cpu"])[0].frozen.requires_grad
 
-    def test_the_module_is_left_as_it_is(self) -> None:
+    def test_the_module_is_not_changed(self) -> None:
         net = Odd()
         before = {id(each): dict(vars(each)) for each in net.modules()}
         names = [name for name, _ in net.named_parameters()]

@@ -122,7 +122,7 @@ def test_gathered_outputs_are_those_of_torch(devices: Any, target: Any) -> None:
     )
 
 
-def test_many_leaves_come_to_the_host_with_their_values() -> None:
+def test_many_leaves_reach_the_host_with_their_values() -> None:
     outputs = [
         {str(i): torch.full((n,), float(i), device="cuda") for i in range(300)}
         for n in (2, 1)
@@ -132,7 +132,7 @@ def test_many_leaves_come_to_the_host_with_their_values() -> None:
         assert made[str(i)].tolist() == [i] * 3 and made[str(i)].device.type == "cpu"
 
 
-def test_samples_in_containers_come_to_the_target() -> None:
+def test_samples_in_containers_reach_the_target() -> None:
     outputs = [DataContainer([torch.ones(i, 4).cuda()]) for i in (1, 2)]
     made = gather(outputs, "cpu")
     assert [(len(box), box.device.type) for box in made.data] == [

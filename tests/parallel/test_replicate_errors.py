@@ -144,7 +144,7 @@ class TestOtherDevices:
         alone = [p.grad for p in net.parameters()]
         torch.testing.assert_close(by_replicas, alone)
 
-    def test_the_gradients_of_one_device_come_back_at_once(
+    def test_the_gradients_of_one_device_return_in_one_copy(
         self, far: list[Any]
     ) -> None:
         net = make_net()

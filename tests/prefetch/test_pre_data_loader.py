@@ -128,7 +128,7 @@ def test_next_has_its_own_iterator_and_restarts_after_the_end() -> None:
         assert pre.next() == 2
 
 
-def test_a_pass_that_ended_stays_ended() -> None:
+def test_an_ended_iterator_stays_at_its_end() -> None:
     it = iter(PreDataLoader([1]))
     assert list(it) == [1]
     for _ in range(3):
@@ -258,7 +258,7 @@ def test_an_empty_loader_ends_at_once_and_does_not_spin() -> None:
         until(lambda: not prefetch_threads())
 
 
-def test_a_loader_that_is_dropped_takes_its_threads_along() -> None:
+def test_a_loader_that_is_freed_ends_its_threads() -> None:
     with nothing_left():
         for _ in range(5):
             pre = PreDataLoader(list(range(100)))
@@ -275,7 +275,7 @@ def test_two_iterators_have_two_cursors() -> None:
         assert [list(second), list(first)] == [[1, 2, 3], [2, 3]]
 
 
-def test_a_loader_without_length_works_and_says_so() -> None:
+def test_a_loader_without_length_works_and_has_no_len() -> None:
     with passes(DataLoader(Stream(), batch_size=2, num_workers=1)) as pre:
         assert firsts(pre) == ALL
         with pytest.raises(TypeError):

@@ -51,7 +51,7 @@ def test_batches_arrive_on_the_device_in_order(device: Any) -> None:
 
 
 @pytest.mark.parametrize("transformed", [False, True])
-def test_values_hold_on_busy_streams_that_change(transformed: bool) -> None:
+def test_values_are_right_on_changing_busy_streams(transformed: bool) -> None:
     def transform(batch: dict[str, Any]) -> dict[str, Any]:
         busy()
         return {**batch, "image": batch["image"] * 2}

@@ -107,7 +107,7 @@ def add_one(fake: FakeDevice) -> Any:
 
 
 @pytest.mark.parametrize("delays", [(1e-2, 1e-4), (1e-4, 1e-2)], ids=["copy", "step"])
-def test_a_transform_runs_behind_the_copy_and_before_the_consumer(
+def test_a_transform_runs_after_the_copy_and_before_the_consumer(
     delays: tuple[float, float],
 ) -> None:
     fake = FakeDevice(*delays)
@@ -179,7 +179,7 @@ def test_memory_is_taken_from_the_stream_of_the_latest_next() -> None:
         del batches
 
 
-def test_an_abandoned_batch_gives_its_memory_back_after_its_copy() -> None:
+def test_an_abandoned_batch_frees_its_memory_after_its_copy() -> None:
     fake = FakeDevice(copy_delay=2e-2)
     read: list[bytes] = []
     with prefetching(fake, lambda: numbers()) as pre:
@@ -192,7 +192,7 @@ def test_an_abandoned_batch_gives_its_memory_back_after_its_copy() -> None:
         assert read == [bytes(500)] * 5
 
 
-def test_all_tensors_go_in_one_copy_and_everything_else_stays() -> None:
+def test_all_tensors_are_one_copy_and_other_values_are_unchanged() -> None:
     thing, meta = object(), {"name": "a"}
     ragged = Ragged.from_tensors([torch.ones(2), torch.ones(3)])
     batch = {

@@ -63,7 +63,7 @@ def test_an_error_in_the_step_leaves_nothing() -> None:
             batch[0] / 0 if batch is None else 1 / 0
 
 
-def test_close_ends_all_passes_and_allows_new_ones() -> None:
+def test_close_ends_all_iterators_and_allows_new_ones() -> None:
     with passes(loader()) as pre:
         its = [iter(pre), iter(pre)]
         assert [int(next(it)[0, 0]) for it in its] == [0, 0]
@@ -125,7 +125,7 @@ def test_a_closed_generator_of_the_loader_runs_its_finally() -> None:
     assert ended == ["pyparallel-prefetch"]
 
 
-def test_an_iterator_that_others_hold_is_closed() -> None:
+def test_an_iterator_with_other_references_is_closed() -> None:
     class Rows:
         closed = 0
 
@@ -182,7 +182,7 @@ def test_a_pass_outlives_its_predataloader() -> None:
     assert len(firsts(it)) == 6
 
 
-def test_many_epochs_leave_nothing_and_stay_in_memory() -> None:
+def test_many_epochs_leak_nothing() -> None:
     with passes(loader()) as pre:
         for _ in range(200):
             assert sum(firsts(pre)) == 30

@@ -143,7 +143,7 @@ def test_batches_before_the_error_are_not_lost_while_the_consumer_is_slow() -> N
             next(it)
 
 
-def test_a_held_error_holds_neither_workers_nor_batches() -> None:
+def test_a_kept_error_keeps_neither_workers_nor_batches_alive() -> None:
     with nothing_left():
         pre = PreDataLoader(loader(2, Numbers(6, FAULTS["key"])))
         with pytest.raises(KeyError) as caught:
@@ -333,7 +333,7 @@ def test_a_batch_whose_wait_fails_ends_the_iterator() -> None:
         assert next(it, "end") == "end"
 
 
-def test_memory_of_a_batch_belongs_to_the_consumer_alone() -> None:
+def test_only_the_consumer_keeps_a_batch_alive() -> None:
     blocked = threading.Event()
 
     class OneThenNone:

@@ -153,7 +153,7 @@ def test_a_block_that_fails_has_its_report(tmp_path):
     assert found.files
 
 
-def test_a_block_without_steps_says_so(tmp_path):
+def test_a_block_without_steps_is_reported(tmp_path):
     message = (
         "^profile: the block must contain at least two steps, but none was recorded. "
         "Iterate over a loader of torch or pyparallel in the block.$"
@@ -226,7 +226,7 @@ def python(how: str) -> tuple[str, ...]:
     return sys.executable, "-W", "error", str(SCRIPT), how
 
 
-def test_a_script_is_ended_behind_its_steps_also_with_spawned_workers(tmp_path, capfd):
+def test_a_script_is_ended_after_its_steps_also_with_spawned_workers(tmp_path, capfd):
     options = ("--steps", "4", "--warmup", "1")
     assert profiled(tmp_path, *options, script=python("spawn")) == 0
     out, err = capfd.readouterr()
@@ -402,7 +402,7 @@ def test_an_abandoned_script_is_ended(tmp_path, monkeypatch, ignores):
     ("is_seen", "leave", "message"),
     [(True, True, ""), (False, False, LATE.format("It continues."))],
 )
-def test_a_script_with_steps_or_to_be_left_alone_is_waited_for(
+def test_a_script_with_steps_or_keep_going_is_waited_for(
     tmp_path, capfd, is_seen, leave, message
 ):
     class Process:

@@ -215,7 +215,7 @@ def test_workers_without_a_core_are_reported(cores, title):
     assert "For 5.00 ms of a batch its worker was runnable, but had " in found.text
 
 
-def test_workers_that_keep_up_but_come_late_should_run_ahead():
+def test_late_batches_of_fast_workers_advise_prefetching():
     found = only(steady(wait=2 * MS, copy=0, compute=8 * MS))
     assert found.title == "Let workers run further ahead: prefetch_factor"
     assert "but some batches are late. The longest wait is 2.00 ms" in found.text
@@ -299,7 +299,7 @@ def test_fetching_in_the_loop_is_advised_to_move_into_workers():
     )
 
 
-def test_workers_that_are_slow_to_start_should_be_kept():
+def test_workers_that_start_slowly_advise_persistent_workers():
     events: list[Event] = []
     for epoch in (1, 2, 3):
         first = Event(

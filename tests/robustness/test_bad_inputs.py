@@ -48,7 +48,7 @@ def test_a_bad_input_has_one_answer_and_changes_nothing(
 
 
 @pytest.mark.python_optimized
-def test_the_same_holds_where_asserts_are_off() -> None:
+def test_errors_are_equal_without_asserts() -> None:
     num_cases = len(CASES) - len(TABLES["slow"])
     path = [str(SUPPORT), *filter(None, sys.path)]
     result = subprocess.run(

@@ -120,7 +120,7 @@ class Counted:
 
 @pytest.mark.parametrize("queue_size", [1, 2, 5])
 @pytest.mark.parametrize("num_held", [1, 3])
-def test_prefetching_holds_queue_size_batches_and_the_one_being_made_is_one_of_them(
+def test_prefetching_keeps_queue_size_batches_with_the_one_in_preparation(
     queue_size: int, num_held: int
 ) -> None:
     source, held = Counted(20), []

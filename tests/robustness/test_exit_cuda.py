@@ -81,7 +81,7 @@ print(psutil.Process().children())
 
 
 @pytest.mark.parametrize("end, code", [("sys.exit(3)", 3), ("kept.clear()", 0)])
-def test_after_a_failure_of_the_device_all_raises_and_the_process_ends(
+def test_after_a_failure_of_the_device_calls_raise_and_the_process_ends(
     end: str, code: int
 ) -> None:
     """`run` ends a process that hangs, and fails if it leaves a worker behind."""

@@ -66,7 +66,7 @@ def small_failure(first: int = 0, count: int = 2000) -> Failure:
     return failure
 
 
-def test_a_failure_is_made_as_small_as_it_goes() -> None:
+def test_a_failing_case_is_reduced() -> None:
     failure = small_failure()
     assert failure.drawn == [2, 601, 601]
     assert f"--first {failure.seed} --cases 1" in str(failure)

@@ -87,7 +87,7 @@ def test_equal_samples_are_recycled_too():
     assert memory.cache_info().cached == 2 * MIB
 
 
-def test_small_batches_stay_with_torch():
+def test_small_batches_use_memory_of_torch():
     before = memory.cache_info()
     batch = collated(32)
     assert batch.shape == (2, 1, 32, 1024)
@@ -96,7 +96,7 @@ def test_small_batches_stay_with_torch():
 
 
 @recycles
-def test_the_limit_is_kept():
+def test_the_cache_stays_within_its_limit():
     memory.set_cache_limit(3 * MIB)
     kept = collated(1024)
     del kept
@@ -146,7 +146,7 @@ def test_a_recycled_tensor_supports_all_operations():
 
 
 @recycles
-def test_junk_is_torchs_when_it_is_asked_for():
+def test_deterministic_mode_uses_memory_of_torch():
     torch.use_deterministic_algorithms(True)
     try:
         junk = backend_module.empty((MIB,), torch.float32)

@@ -53,7 +53,7 @@ class TestTensors:
     @pytest.mark.parametrize(
         "dtype", [torch.bool, torch.int64, torch.float16, torch.complex64], ids=str
     )
-    def test_dtypes_stay(self, dtype: torch.dtype) -> None:
+    def test_dtypes_are_unchanged(self, dtype: torch.dtype) -> None:
         made = gather([torch.ones(1, dtype=dtype), torch.zeros(2, dtype=dtype)], "cpu")
         assert made.dtype is dtype and made.tolist() == [1, 0, 0]
 
@@ -109,7 +109,7 @@ class TestContainers:
         )
         assert list(made) == ["x", "y"] and made["x"].tolist() == [1, 1]
 
-    def test_outputs_may_be_a_tuple_and_are_left_as_they_are(self) -> None:
+    def test_outputs_may_be_a_tuple_and_are_not_changed(self) -> None:
         outputs = ({"x": torch.zeros(1)}, {"x": torch.ones(1)})
         assert gather(outputs, "cpu")["x"].tolist() == [0, 1]
         assert [output["x"].tolist() for output in outputs] == [[0], [1]]
@@ -146,13 +146,13 @@ class TestOtherValues:
         assert made["names"] == ["a", "b", "c"] and made["of"] == [[1], [2, 3]]
         assert all(a is b for a, b in zip(made["results"], opaque, strict=True))
 
-    def test_lists_with_none_in_the_place_of_tensors_go_item_by_item(self) -> None:
+    def test_lists_of_tensors_and_none_are_gathered_by_item(self) -> None:
         one, other = [None, torch.zeros(1)], [None, torch.ones(1)]
         first, second = gather([one, other], "cpu")
         assert first is None and second.tolist() == [0, 1]
         assert gather([[None, None], [None, None]], "cpu") == [None, None]
 
-    def test_tuples_go_item_by_item(self) -> None:
+    def test_tuples_are_gathered_by_item(self) -> None:
         assert gather([("a", 1), ("a", 1)], "cpu") == ("a", 1)
 
 
@@ -163,7 +163,7 @@ class TestSamplesInContainers:
         assert isinstance(made, DataContainer) and len(made.data) == 3
         assert all(a is b for a, b in zip(made.data, boxes, strict=True))
 
-    def test_flags_and_metadata_stay(self) -> None:
+    def test_flags_and_metadata_are_kept(self) -> None:
         metas = [{"id": 1}, {"id": 2}, {"id": 3}]
         made = gather(
             [
@@ -187,7 +187,7 @@ class TestSamplesInContainers:
         assert made == [[one[0][0], "a"], [other[0][0]], "b"]
 
     @pytest.mark.parametrize("wrap", [lambda x: x, DataContainer], ids=["bare", "in"])
-    def test_ragged_samples_come_behind_each_other(self, wrap: Any) -> None:
+    def test_ragged_samples_are_concatenated(self, wrap: Any) -> None:
         samples = [torch.full((n, 2), float(n)) for n in (2, 0, 3, 1)]
         made = gather(
             [

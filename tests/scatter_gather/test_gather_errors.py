@@ -156,7 +156,7 @@ def test_an_invalid_target_is_refused() -> None:
         gather([ONE], "nowhere")
 
 
-def test_an_output_that_holds_itself() -> None:
+def test_an_output_that_contains_itself_is_refused() -> None:
     loop: list[Any] = [ONE]
     loop.append((loop,))
     with pytest.raises(ValueError, match="nest"):

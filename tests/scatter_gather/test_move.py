@@ -39,7 +39,7 @@ def ids(tensors: list[torch.Tensor]) -> list[int]:
     return list(map(id, tensors))
 
 
-def test_plain_tensors_go_together(sent: list[list[torch.Tensor]]) -> None:
+def test_plain_tensors_are_copied_together(sent: list[list[torch.Tensor]]) -> None:
     tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3), requires_grad=False)]
     moved = move.move(tensors, tensors, META, None)
     assert [ids(queued) for queued in sent] == [ids(tensors)]
@@ -74,7 +74,7 @@ def test_a_stream_is_used_for_the_target_that_it_is_of(
     ],
     ids=["conjugated", "negated", "sparse", "gradient", "subclass", "elsewhere"],
 )
-def test_an_odd_one_goes_by_itself(
+def test_a_tensor_that_is_not_plain_is_copied_alone(
     sent: list[list[torch.Tensor]], odd: torch.Tensor
 ) -> None:
     first, last = torch.ones(3), torch.ones(4)

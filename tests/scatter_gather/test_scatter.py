@@ -83,7 +83,7 @@ def test_one_host_target_gives_one_part_without_a_copy(targets):
     assert part["x"] is tensor
 
 
-def test_a_bare_tensor_gives_a_tuple():
+def test_scatter_of_a_tensor_returns_a_tuple():
     tensor = torch.arange(5)
     assert scatter(tensor, [-1]) == (tensor,)
     first, second = scatter(tensor, CPU2)
@@ -105,7 +105,7 @@ def test_plain_tensors_are_split_as_torch_chunk_does(size, num):
     ("size", "spg", "num", "expected"),
     [(3, 4, 2, [3]), (6, 4, 2, [4, 2]), (9, 4, 3, [4, 4, 1]), (3, 2, 2, [2, 1])],
 )
-def test_tensors_beside_a_container_follow_its_chunks(size, spg, num, expected):
+def test_tensors_next_to_a_container_follow_its_chunks(size, spg, num, expected):
     samples = [
         {"img": DC(torch.full((1, 2, 2), i), stack=True), "label": torch.tensor(i)}
         for i in range(size)
@@ -124,7 +124,7 @@ def test_positional_tensors_follow_containers_among_the_keywords():
     assert lists(k["img"] for k in kwargs) == [[0, 1, 2, 3], [4, 5]]
 
 
-def test_metadata_alone_gives_the_partition_too():
+def test_metadata_alone_decides_the_partition_too():
     batch = {"meta": DC([["a", "b", "c"], ["d"]], cpu_only=True), "x": torch.arange(4)}
     first, second = scatter(batch, CPU2)
     assert (first["meta"], first["x"].tolist()) == (["a", "b", "c"], [0, 1, 2])
@@ -167,7 +167,7 @@ def test_chunk_sizes_split_every_tensor_exactly():
     assert [p.shape for p in parts] == [(2, 2), (2, 3)]
 
 
-def test_chunk_sizes_cut_containers_anew():
+def test_chunk_sizes_divide_containers_again():
     batch = {
         "img": DC([torch.arange(6)], stack=True),
         "boxes": DC([[torch.tensor([i]) for i in range(6)]]),
@@ -255,7 +255,7 @@ def test_everything_else_is_given_by_reference():
     assert scatter(proxy, CPU2)[1]["x"].tolist() == [1]
 
 
-def test_empty_containers_go_to_every_target():
+def test_every_target_gets_empty_containers():
     for empty in ({}, [], (), "", None, collections.OrderedDict()):
         parts = scatter(empty, CPU2)
         assert parts == [empty, empty]
@@ -312,7 +312,7 @@ def test_gradients_flow_back_through_a_split():
 
 
 @pytest.mark.parametrize("nothing", [None, (), [], {}])
-def test_no_arguments_at_all_give_nothing(nothing):
+def test_no_arguments_return_no_parts(nothing):
     assert scatter_kwargs(nothing, nothing, [-1]) == ((), ())
 
 
@@ -342,7 +342,7 @@ def test_options_reach_both_sides():
     assert all(t.dtype == torch.float16 for pair in parts for t in pair)
 
 
-def test_a_tensor_without_samples_goes_along_with_any_partition():
+def test_a_tensor_without_samples_fits_any_partition():
     empty = torch.empty(0, 4)
     for other in (torch.arange(5), torch.arange(1), DC(chunks(3, 1), stack=True)):
         parts = scatter({"x": other, "empty": empty}, CPU2)

@@ -140,7 +140,7 @@ def test_the_host_does_not_wait():
 
 
 @pytest.mark.two_gpus
-def test_two_devices_take_their_parts_on_their_own_streams():
+def test_two_devices_receive_their_parts_on_their_own_streams():
     sides = [torch.cuda.Stream(index) for index in range(2)]
     for step in range(50):
         batch = {"x": torch.arange(9) + step}

@@ -133,7 +133,7 @@ def test_arguments_of_a_module_are_split_by_one_partition(monkeypatch):
         assert fake.num_copies == 2
 
 
-def test_a_device_without_samples_takes_no_part(monkeypatch):
+def test_a_device_without_samples_has_no_part(monkeypatch):
     with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
         (part,) = scatter({"x": torch.arange(1)}, [0, 1])
         arrive(fake)

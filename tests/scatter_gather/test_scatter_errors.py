@@ -167,7 +167,7 @@ def test_chunk_sizes_sum_to_the_samples_of_every_container():
     check(ValueError, message, batch, CPU2, chunk_sizes=[2, 4])
 
 
-def test_chunks_of_different_padding_cannot_be_cut_anew():
+def test_chunks_of_different_padding_cannot_be_divided_again():
     message = (
         "inputs must have chunks of one padded shape to be split again, but has (3,), "
         "(4,). Collate with samples_per_gpu equal to the batch size."
@@ -227,7 +227,7 @@ def test_containers_with_different_numbers_of_chunks():
     check(ValueError, message, {"a": DC([[ONE], [ONE]]), "b": DC([[ONE]])}, CPU2)
 
 
-def test_containers_that_disagree_about_the_tensor_beside_them():
+def test_containers_with_different_chunks_next_to_a_tensor_are_refused():
     message = (
         "inputs['b'] must have the chunk sizes of inputs['a'] so that the tensors "
         "beside them can be split, but has (1, 2) where (2, 1) was expected."
@@ -297,7 +297,7 @@ DEEP = (
 )
 
 
-def test_a_container_that_holds_itself():
+def test_a_container_that_contains_itself_is_refused():
     cyclic: list = [ONE]
     cyclic.append({"again": cyclic})
     check(ValueError, DEEP, cyclic, [-1])

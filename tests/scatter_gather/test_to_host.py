@@ -92,7 +92,7 @@ def tensors(draw: Any) -> torch.Tensor:
 
 @settings(max_examples=120, deadline=None)
 @given(leaves=st.lists(tensors(), max_size=7), snapshot=st.booleans())
-def test_every_tensor_comes_back_as_it_is(leaves, snapshot):
+def test_every_tensor_returns_unchanged(leaves, snapshot):
     large = mock.patch.object(layout_module, "DIRECT_NBYTES", 100)
     with large, FakeDevice(copy_delay=0, compute_delay=0) as fake:
         there = [fake.put(leaf) for leaf in leaves]
@@ -159,7 +159,7 @@ def test_on_the_host_a_batch_is_the_very_same_object(call):
     assert handle.is_done() and handle.get() is handle.get()
 
 
-def test_gradients_stay_where_they_are():
+def test_gradients_stay_on_the_device():
     with FakeDevice() as fake:
         (there,) = on(fake, 2)
         there.requires_grad_()
@@ -295,7 +295,7 @@ def test_large_tensors_find_their_place_among_small_ones(monkeypatch):
         assert (fake.num_copies, fake.num_packs) == (4, 1)
 
 
-def test_large_tensors_are_read_where_they_are_or_kept_as_they_were(monkeypatch):
+def test_large_tensors_are_read_in_place_or_from_a_snapshot(monkeypatch):
     monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
     for snapshot in (True, False):
         with FakeDevice() as fake:
@@ -328,7 +328,7 @@ def test_a_handle_may_be_dropped():
     assert shows(wrong)
 
 
-def test_a_dropped_handle_gives_its_memory_back_when_the_copy_is_done():
+def test_a_dropped_handle_frees_its_memory_after_the_copy():
     with FakeDevice() as fake:
         go = threading.Event()
         fake.copies.queue(go.wait, 30)
@@ -389,7 +389,7 @@ def test_nothing_is_queued_while_a_graph_is_recorded(snapshot):
         assert fake.num_copies == fake.num_packs == 0 and not fake.host.blocks
 
 
-def test_a_failure_on_the_second_device_leaves_nothing_behind():
+def test_a_failure_on_the_second_device_leaks_nothing():
     with FakeDevice(num_devices=2) as fake:
         batch = [fake.put(torch.ones(3)), fake.put(torch.ones(3), OTHER)]
         empty = fake.empty

@@ -136,7 +136,7 @@ def test_tensors_that_are_not_plain_arrive_too(fetch):
 
 
 @BOTH
-def test_small_tensors_come_in_one_copy(fetch):
+def test_small_tensors_arrive_in_one_copy(fetch):
     batch = {str(i): torch.full((3, i % 4 + 1), i, device=device()) for i in range(500)}
     names = device_events(lambda: fetch(batch))
     copies = [name for name in names if "Memcpy" in name]
@@ -218,7 +218,7 @@ def test_starting_does_not_wait_and_get_does():
     assert bool((found[0] == 2).all())
 
 
-def test_the_step_goes_on_while_results_are_copied(monkeypatch):
+def test_the_step_continues_while_results_are_copied(monkeypatch):
     """The copy is not on the current stream: what follows does not wait for it."""
     # By default the limit is a share of the machine's memory, which may be less.
     monkeypatch.setattr(host_slabs, "limit", host_slabs.in_use() + (1 << 30))
@@ -259,7 +259,7 @@ def test_it_refuses_to_run_while_a_graph_is_recorded(fetch):
 
 @pytest.mark.two_gpus
 @BOTH
-def test_tensors_of_two_devices_come_in_two_copies(fetch):
+def test_tensors_of_two_devices_arrive_in_two_copies(fetch):
     batch = [torch.full((3,), i, device=f"cuda:{i % 2}") for i in range(6)]
     assert [x.tolist() for x in fetch(batch)] == [[i] * 3 for i in range(6)]
     names = device_events(lambda: fetch(batch))

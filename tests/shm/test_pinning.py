@@ -104,7 +104,7 @@ def test_a_slab_is_not_free_before_its_mark_is_done() -> None:
     assert lock.calls == [("pin", 2 << 20)] * 2
 
 
-def test_marks_are_asked_for_when_a_batch_arrives_and_in_any_order() -> None:
+def test_events_are_queried_when_a_batch_arrives_and_in_any_order() -> None:
     lock = Lock()
     ring, worker = ring_with(lock, 4)
     batches = [worker.make(samples()) for _ in range(3)]
@@ -117,7 +117,7 @@ def test_marks_are_asked_for_when_a_batch_arrives_and_in_any_order() -> None:
     assert ring.holders().count(PARENT) == 2
 
 
-def test_a_slab_that_grows_is_unlocked_and_locked_anew() -> None:
+def test_a_slab_that_grows_is_unpinned_and_pinned_again() -> None:
     lock = Lock()
     _, worker = ring_with(lock, 1)
     for nbytes in (8, 3 << 20, 100, 9 << 20):
@@ -160,7 +160,7 @@ def test_all_is_unlocked_when_the_ring_dies_after_all_marks() -> None:
     assert lock.calls[3:] == [("unpin", 2 << 20)] * 3
 
 
-def test_after_the_last_iterator_no_slab_stays_locked() -> None:
+def test_after_the_last_iterator_no_slab_stays_pinned() -> None:
     lock = Lock()
     ring, worker = ring_with(lock, 4)
     ring.pin(lock)  # as a second iterator
@@ -212,7 +212,7 @@ def test_slabs_are_locked_as_long_as_a_loader_has_workers(
     assert lock.locked == {}
 
 
-def test_a_fence_that_cannot_be_asked_keeps_its_slab() -> None:
+def test_a_fence_that_cannot_be_queried_keeps_its_slab() -> None:
     lock = Lock()
     ring, worker = ring_with(lock)
     worker.make(samples()).deserialize()
@@ -225,7 +225,7 @@ def test_a_fence_that_cannot_be_asked_keeps_its_slab() -> None:
     assert ring.holders() == [FREE, FREE]
 
 
-def test_a_refusal_is_not_asked_for_again() -> None:
+def test_a_slab_that_could_not_be_pinned_is_not_tried_again() -> None:
     lock = Lock(refuses=True)
     ring, worker = ring_with(lock)
     for _ in range(3):

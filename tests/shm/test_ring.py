@@ -117,7 +117,7 @@ def test_a_slab_that_is_not_the_workers_is_not_adopted() -> None:
     )
 
 
-def test_the_lowest_free_slab_is_used_again_and_memory_stays() -> None:
+def test_the_lowest_free_slab_is_reused_with_its_memory() -> None:
     ring = Ring(8, 8 << 20)
     worker = Worker(ring, torch.stack)
     for nbytes in [10, 3 << 20, 10, 5 << 20, 4 << 20] * 4:
@@ -129,7 +129,7 @@ def test_the_lowest_free_slab_is_used_again_and_memory_stays() -> None:
     assert [ring.committed(slab) for slab in range(8)] == [6 << 20] + [0] * 7
 
 
-def test_a_slab_takes_no_more_than_its_stride(monkeypatch: Any) -> None:
+def test_a_slab_uses_at_most_its_stride(monkeypatch: Any) -> None:
     ring = Ring(2, 5 << 20)
     worker = Worker(ring, torch.stack)
     received = worker.make([torch.ones(5 << 20, dtype=torch.uint8)])
@@ -141,7 +141,7 @@ def full(*args: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_without_memory_for_a_slab_a_batch_takes_other_memory(monkeypatch: Any) -> None:
+def test_without_memory_for_a_slab_a_batch_uses_other_memory(monkeypatch: Any) -> None:
     ring = Ring(2, 1 << 20)
     fallocate = os.posix_fallocate
     refused = []
@@ -293,7 +293,7 @@ def test_reclaimed_slabs_are_poisoned_before_anybody_can_claim_them(
     assert ring.claim(WORKER + 1) is not None
 
 
-def test_a_ring_takes_two_descriptors_and_gives_them_back() -> None:
+def test_a_ring_uses_two_descriptors_and_closes_them() -> None:
     gc.collect()
     before = loader_sets.num_fds()
     ring = Ring(4, 1 << 20)

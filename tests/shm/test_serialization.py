@@ -137,7 +137,7 @@ def check_reach(opened: Any, place: Any) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.recursive(leaves(), combined, max_leaves=8))
-def test_a_batch_comes_out_as_it_went_in(make: Any) -> None:
+def test_a_batch_is_equal_after_serialization(make: Any) -> None:
     ring = Ring(1, 1 << 20)
     dirty(ring)
     batch, received = through(ring, make)
@@ -167,7 +167,7 @@ def test_a_tensor_at_two_places_is_one_and_two_views_are_two() -> None:
     assert opened[2].tolist() == list(range(10, 100))
 
 
-def test_an_expanded_tensor_is_sent_as_small_as_it_is() -> None:
+def test_an_expanded_tensor_is_sent_in_its_stored_size() -> None:
     wide = torch.tensor([3.0]).expand(1 << 22)
     _, received = through(Ring(1, 1 << 20), lambda: [wide, torch.ones(2)])
     arrived, beside = received.deserialize()
@@ -194,7 +194,7 @@ def test_tensors_in_the_slab_are_not_copied() -> None:
     assert received.deserialize()["made"].data_ptr() == address
 
 
-def test_without_a_slab_the_bytes_take_memory_of_their_own() -> None:
+def test_without_a_slab_the_bytes_use_separate_memory() -> None:
     batch = {"x": torch.arange(5), "y": [torch.ones(2, 2).t(), None]}
     message = serialize(batch, None, None)
     assert isinstance(message.location, memfd.SharedBufferHandle)

@@ -123,7 +123,7 @@ def test_memory_is_pinned_beside_a_capture() -> None:
     assert received.deserialize().sum() == 8
 
 
-def test_a_batch_that_dies_under_capture_gives_its_slab_back() -> None:
+def test_a_batch_freed_during_capture_frees_its_slab() -> None:
     ring, worker = pinned_ring()
     batch = [worker.make([torch.ones(8)]).deserialize()]
     assert batch[0].is_pinned()

@@ -72,7 +72,7 @@ def in_a_ring(device: ProbedRing, *shapes: tuple[int, ...]) -> list[torch.Tensor
 
 
 @pytest.mark.parametrize("when", ["send", "wait", "drain"])
-def test_a_leaf_of_a_span_is_named_by_whatever_comes_next(monkeypatch, when):
+def test_a_leaf_of_a_span_is_named_by_the_next_call(monkeypatch, when):
     with ProbedRing() as device:
         monkeypatch.setattr(to_device, "torch_device", device)
         other = to_device.send([torch.zeros(1)], DEVICE, device)
@@ -291,7 +291,7 @@ class Unable(FakeProbe):
         raise MemoryError
 
 
-def test_a_check_that_fails_gives_no_memory_away_early(monkeypatch):
+def test_a_check_that_fails_frees_no_memory_early(monkeypatch):
     monkeypatch.setattr(Device, "probe", Unable())
     with Device(copy_delay=5e-3, compute_delay=0) as device:
         with pytest.raises(MemoryError):

@@ -77,7 +77,7 @@ class Raw:
 
 
 @pytest.mark.parametrize("aside", [False, True])
-def test_dropped_memory_is_overwritten_and_held_memory_is_not(aside: bool) -> None:
+def test_dropped_memory_is_overwritten_and_live_memory_is_not(aside: bool) -> None:
     stream = torch.cuda.Stream() if aside else torch.cuda.current_stream()
     queued = to_device.send([torch.ones(LARGE), torch.ones(LARGE)], DEVICE)
     with torch.cuda.stream(stream):

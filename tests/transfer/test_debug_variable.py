@@ -35,7 +35,7 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("yes", True, True),
     ],
 )
-def test_the_environment_says_so_once_at_import(value, enabled, poison):
+def test_the_environment_is_read_once_at_import(value, enabled, poison):
     code = """
 import os
 from pyparallel.shm.ring import Ring
@@ -58,7 +58,7 @@ queued = to_device.send([torch.ones(100)], DEVICE, device)
 """
 
 
-def test_the_last_batch_is_looked_at_when_the_interpreter_ends():
+def test_the_last_batch_is_checked_when_the_interpreter_ends():
     done = run(LAST, PYPARALLEL_DEBUG="1")
     assert "RuntimeError: the staging memory of leaf 0 of 1 (torch.float32" in (
         done.stderr
@@ -83,7 +83,7 @@ assert debug._unchecked and debug._watched
 """
 
 
-def test_a_forked_process_looks_at_nothing_of_its_parent():
+def test_a_forked_process_checks_nothing_of_its_parent():
     done = run(FORK, PYPARALLEL_DEBUG="1", PYTHONWARNINGS="ignore::DeprecationWarning")
     assert (done.stdout, done.stderr, done.returncode) == ("0 0\n", "", 0)
 
@@ -98,7 +98,7 @@ print(set(where))
 """
 
 
-def test_recycled_memory_of_the_host_holds_poison():
+def test_recycled_memory_of_the_host_contains_poison():
     if backend.name != "native":
         pytest.skip("pure Python recycles nothing")
     for value in ("1", "poison"):
@@ -106,7 +106,7 @@ def test_recycled_memory_of_the_host_holds_poison():
     assert "219" not in run(CACHED, PYPARALLEL_DEBUG="0").stdout
 
 
-def test_the_report_says_that_it_is_on():
+def test_the_report_shows_the_debug_mode():
     done = subprocess.run(
         [sys.executable, "-m", "pyparallel", "doctor", "--quick"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYPARALLEL_DEBUG": "1"},

@@ -195,7 +195,7 @@ def test_a_wait_on_another_stream_is_recorded_and_a_stream_may_be_given():
         assert waits == [MAIN, MAIN, SIDE]
 
 
-def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
+def test_an_error_between_copies_is_raised_and_sources_are_kept_alive(monkeypatch):
     monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
     ready = threading.Event()
 
@@ -218,7 +218,7 @@ def test_an_error_half_way_is_raised_and_sources_stay(monkeypatch):
     assert to_device.release_done() == 0
 
 
-def test_an_error_before_anything_is_queued_holds_nothing(monkeypatch):
+def test_an_error_before_the_first_copy_keeps_nothing_alive(monkeypatch):
     monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
 
     def refuse(*args, **_):

@@ -97,7 +97,7 @@ def test_a_small_batch_is_one_copy_without_a_host_wait():
     assert same(copied, leaves)
 
 
-def test_a_large_pageable_batch_goes_in_chunks():
+def test_a_large_pageable_batch_is_sent_in_chunks():
     leaves = [torch.rand(16 << 20), torch.rand(3 << 20), torch.arange(1000)]
     nbytes = backend.plan_slab(leaves).nbytes
     assert same(send(leaves), leaves)
@@ -261,7 +261,7 @@ def test_scatter_copies_on_the_stream_that_it_is_given(monkeypatch):
 # ---------------------------------------------------------------------------- capture
 
 
-def test_a_capture_refuses_the_copy_and_goes_on():
+def test_a_capture_refuses_the_copy_and_continues():
     leaves, static = many(20), torch.zeros(8, device=device())
     send(leaves)
     graph = torch.cuda.CUDAGraph()

@@ -67,7 +67,7 @@ def names(calls: mock.Mock) -> list[str]:
     return [name for name in called if name.split(".")[-1] in wanted]
 
 
-def test_a_snapshot_is_copied_behind_the_current_stream_on_another_one(calls):
+def test_a_snapshot_is_copied_on_another_stream_after_the_current_one(calls):
     queued = PackedHostCopy([torch.ones(3), torch.ones(2)], DEVICE, TorchReturn())
     assert [x.tolist() for x in queued.wait()] == [[1, 1, 1], [1, 1]]
     assert names(calls) == [
@@ -104,7 +104,7 @@ def test_a_wait_makes_the_copy_available_on_the_current_stream(calls):
     assert calls.module.stream.call_args_list == [mock.call(calls.current)] * 2
 
 
-def test_a_recording_stream_is_asked_for_on_its_device(calls):
+def test_capture_of_a_stream_is_checked_on_its_device(calls):
     calls.module.is_current_stream_capturing.return_value = True
     with pytest.raises(RuntimeError, match="stream of cuda:0 must not be under graph"):
         PackedHostCopy([torch.ones(3)], DEVICE, TorchReturn())
@@ -127,7 +127,7 @@ def test_both_directions_have_streams_of_their_own(calls):
     assert streams[0] is not streams[1]
 
 
-def test_tensors_come_back_from_where_they_are():
+def test_tensors_are_copied_from_their_devices():
     assert torch_return.device_of(torch.ones(2)) is None
     assert torch_return.device_of(torch.ones(2, device="meta")).type == "meta"
     assert torch_return.packs(DEVICE) == ("cuda" in backend.devices)

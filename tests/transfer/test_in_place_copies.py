@@ -146,7 +146,7 @@ def test_leaves_that_do_not_fill_a_span_are_packed(make):
         assert len(device.host.blocks) == device.num_copies == 1
 
 
-def test_empty_leaves_beside_a_span_may_be_anywhere():
+def test_empty_leaves_of_a_span_may_be_anywhere():
     with PinnedRing(copy_delay=0, compute_delay=0) as device:
         memory = device.ring.take(512).fill_(5)
         leaves = [torch.empty(0, 3), memory[:256], memory[256:]]

@@ -27,7 +27,7 @@ class Source:
         self.dropped.append(self.ready is None or self.ready.is_set())
 
 
-def test_a_device_that_fails_gives_nothing_up():
+def test_a_device_that_fails_frees_no_source():
     keep_alive = engine.KeepAlive()
     dropped: list[bool] = []
     ticket = keep_alive.hold([Source(dropped)])
@@ -59,7 +59,7 @@ def test_a_forked_child_destroys_no_event():
     assert keep_alive.release_done() == 0 and destroyed
 
 
-def test_many_threads_give_up_everything_once_and_nothing_early():
+def test_many_threads_free_every_source_once_and_none_early():
     keep_alive = engine.KeepAlive()
     dropped: list[bool] = []
 

@@ -42,7 +42,7 @@ def results(fake: FakeDevice, value: float, snapshot: bool = False) -> HostCopy:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_beyond_the_limit_results_come_to_ordinary_memory(
+def test_beyond_the_limit_results_are_in_pageable_memory(
     two_more: None, snapshot: bool
 ) -> None:
     with FakeDevice() as fake:
@@ -67,7 +67,7 @@ def test_beyond_the_limit_results_come_to_ordinary_memory(
         assert fake.is_pinned(kept[-1]) and kept[-1].eq(4).all()
 
 
-def test_ordinary_memory_is_held_until_it_is_written(
+def test_pageable_results_are_kept_alive_until_they_are_written(
     two_more: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[pinned_results.StorageWeakRef] = []
@@ -163,7 +163,7 @@ def test_the_checks_for_a_result_do_not_grow_with_kept_results(
     assert later[-1] and slabs.in_use() == 100 * 64
 
 
-def test_a_handler_may_ask_while_slabs_are_counted(
+def test_a_signal_handler_may_query_while_slabs_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As of a signal, which prints `memory.pinned_info` whatever is under way."""
@@ -197,7 +197,7 @@ def test_memory_that_cannot_be_pinned_does_not_count() -> None:
     assert slabs.in_use() == 0 and slabs.take(1000, pinned)[1]
 
 
-def test_a_forked_child_begins_anew_and_waits_for_no_lock() -> None:
+def test_a_forked_child_starts_empty_and_waits_for_no_lock() -> None:
     before = host_slabs.in_use()
     slab, _ = host_slabs.take(100, pinned)
     assert memory.pinned_info().results == before + slab.numel()

@@ -236,7 +236,7 @@ def test_capture_is_checked_on_the_stream_and_only_on_devices_with_graphs():
         assert not to_device.torch_device.is_capturing(calls.side)
 
 
-def test_a_copy_goes_to_the_stream_that_the_caller_passes():
+def test_a_copy_uses_the_stream_of_the_caller():
     found: list[bytes] = []
     gate = threading.Event()
     with FakeDevice() as device:

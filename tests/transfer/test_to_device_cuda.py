@@ -65,7 +65,7 @@ def test_values_of_all_dtypes_and_layouts_arrive():
     assert same(part["sparse"].to_dense(), torch.eye(3))
 
 
-def test_a_collated_batch_arrives_and_metadata_stays():
+def test_a_collated_batch_arrives_and_metadata_stays_on_the_host():
     samples = [
         {
             "img": DC(torch.rand(3, 20 + i, 30 - i), stack=True),
@@ -93,7 +93,7 @@ def test_dtype_and_max_size_apply_on_the_way():
     assert same(part["x"], torch.arange(4, dtype=torch.float16))
 
 
-def test_small_leaves_go_in_one_copy():
+def test_small_leaves_are_sent_in_one_copy():
     batch = {str(i): torch.full((3, i % 4 + 1), float(i)) for i in range(500)}
     for _ in range(2):  # the first profile of a process may begin too late
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
@@ -212,7 +212,7 @@ def registered():
     assert cudart.cudaHostUnregister(memory.data_ptr()) == 0
 
 
-def test_a_batch_in_one_registered_storage_is_read_there_and_kept(registered):
+def test_a_batch_in_one_registered_storage_is_read_in_place_and_kept_alive(registered):
     second, first = registered[1 << 20 :].view(torch.float32), registered[: 1 << 20]
     for step in range(10):
         first.fill_(step)
