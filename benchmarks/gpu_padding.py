@@ -21,7 +21,7 @@ from .gpu_target import DryRun
 PAD = "F.pad of each, torch.stack"
 FILL = "new_full, copy_ of each"
 NESTED = "torch.nested to_padded_tensor, already nested"
-COPY = "device copy of as many bytes"
+COPY = "device copy of the same size"
 
 
 def cases(quick: bool) -> list[GpuCase]:

@@ -59,8 +59,8 @@ class Checkpoint:
         num_ranks, world = len(state["loaders"]), dist.get_world_size()
         if num_ranks != world:
             raise ValueError(
-                f"{self.path} must be of as many processes as there are, {world}, but "
-                f"is of {num_ranks}. Start {num_ranks}, or use another file."
+                f"{self.path} must be of a job with {world} processes, but is of one "
+                f"with {num_ranks}. Start {num_ranks} processes, or use another file."
             )
         for name, part in self.parts.items():
             part.load_state_dict(state["parts"][name])

@@ -105,8 +105,8 @@ def test_a_file_of_another_number_of_ranks_is_refused(
     with pytest.raises(ValueError) as caught:
         module.Checkpoint(path, numbers(), counter=counter).load()
     assert str(caught.value) == (
-        f"{path} must be of as many processes as there are, 1, but is of 2. Start 2, "
-        "or use another file."
+        f"{path} must be of a job with 1 processes, but is of one with 2. Start 2 "
+        "processes, or use another file."
     )
     assert counter.count == 1
 
