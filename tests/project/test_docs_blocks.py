@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -18,18 +20,18 @@ pytestmark = pytest.mark.one_backend
 TAKEN_FOR_GRANTED = {
     "docs/mmengine-wrappers.md": """
 import functools
+import os
 import torch
-import torch.distributed as dist
 from torch import nn
 from pyparallel.mmengine import *
 from pyparallel.mmengine import fully_sharded_distributed
-if not dist.is_initialized():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 
 class TransformerBlock(nn.Linear):
     pass
 
-class Model(BaseModel):
+class Net(BaseModel):
     def __init__(self):
         super().__init__()
         self.block = TransformerBlock(1, 1)
@@ -39,7 +41,7 @@ class Model(BaseModel):
 class Gan(BaseModel):
     def __init__(self):
         super().__init__()
-        self.critic = nn.Linear(1, 1)
+        self.critic = nn.Linear(2, 1)
     def forward(self, inputs, mode):
         return None
     def train_step(self, data, wrappers):
@@ -51,10 +53,7 @@ class Gan(BaseModel):
 # Without a GPU the wrapper needs a device for the shards.
 MMFullyShardedDataParallel = functools.partial(
     fully_sharded_distributed.MMFullyShardedDataParallel, device_id="cpu")
-local_rank = 0
-model, gan = Model(), Gan()
-batch = dict(inputs=torch.ones(1, 1))
-optim_wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+model, gan = Net(), Gan()
 critic = torch.optim.SGD(gan.critic.parameters(), lr=0.1)
 optim_wrapper_dict = OptimWrapperDict(critic=OptimWrapper(critic))
 """,
@@ -84,7 +83,8 @@ PYTHON = sorted({block.page for block in all_blocks("python", "pycon")})
 def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["page"])
-    yield
+    with mock.patch.dict(os.environ):
+        yield
     pyparallel.mmcv.uninstall()
     if dist.is_initialized():
         dist.destroy_process_group()
