@@ -102,7 +102,7 @@ $(VPEER)/.others: Makefile
 	test -x $(VPEER)/bin/python || $(PYTHON) -m venv $(VPEER)
 	$(VPEER)/bin/python $(PIP) $(TOOLS)
 	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7 torchdata==0.11.0 \
-		"accelerate>=1.2,<2" "lightning>=2.4,<3"
+		"accelerate>=1.2,<2" "lightning>=2.4,<3" "transformers>=5,<6"
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
 # Both require an OpenCV that needs display libraries; the headless one is sufficient.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
@@ -241,7 +241,7 @@ lint-cpp: $(V)/.deps
 
 # ------------------------------------------------------------- beside the peers
 # Both environments use the extension in the tree: they have the same torch and Python.
-peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata, accelerate, Lightning and the benchmark's packages
+peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata, accelerate, Lightning, transformers and the benchmark's packages
 
 test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \

@@ -1,4 +1,4 @@
-"""Batches of `Collate` in loaders and trainers of accelerate and Lightning."""
+"""Batches of `Collate` in accelerate, Lightning and transformers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ try:
     import lightning
     from accelerate.utils import send_to_device
     from lightning.fabric.utilities import move_data_to_device
+    from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError as error:
     pytest.skip(f"needs the peers: {error}", allow_module_level=True)
 
@@ -99,3 +100,17 @@ def test_lightning_trains_on_the_loader(loader: Callable[..., Any]) -> None:
     trainer.fit(model, loader(SAMPLES, batch_size=4, num_workers=2, collate_fn=RULES))
     for found, expected in zip(model.batches, EXPECTED, strict=True):
         assert_equal(found, expected)
+
+
+def test_transformers_needs_no_padding() -> None:
+    torch.manual_seed(0)
+    options = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = LlamaConfig(vocab_size=50, num_attention_heads=2, **options)
+    model = LlamaForCausalLM(config).eval()
+    samples = [{"ids": list(range(i, 3 * i + 2))} for i in range(1, 5)]
+    padded = Collate(ids=Pad(mask=True))(samples)["ids"]
+    expected = model(input_ids=padded.data, attention_mask=padded.mask.long()).logits
+    ids = Collate(ids=Concat())(samples)["ids"]
+    packed = {"input_ids": ids.values[None], "position_ids": ids.position_ids[None]}
+    found = model(**packed, use_cache=False)
+    torch.testing.assert_close(found.logits[0], expected[padded.mask])

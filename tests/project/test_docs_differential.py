@@ -1,4 +1,4 @@
-"""The pages on mmcv, mmengine, accelerate and Lightning, with those packages."""
+"""The pages on mmcv, mmengine and other frameworks, with those packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from docs_blocks import run_page
+from docs_blocks import blocks, run_page
 from repository import ROOT, SUPPORT
 from torch import nn
 from torchrun import python
@@ -40,22 +40,25 @@ def one_rank() -> Any:
     dist.destroy_process_group()
 
 
-@needs("accelerate", "lightning")
-def test_accelerate_and_lightning_train_as_frameworks_md_says(
+@needs("accelerate", "lightning", "transformers")
+def test_programs_of_frameworks_md_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    page = "docs/frameworks.md"
+    programs = [block for block in blocks(page) if block.language == "python"]
+    assert max(block.text.count("\n") for block in programs) <= 60
     monkeypatch.chdir(tmp_path)
-    assert run_page("docs/frameworks.md", "pycon", "python") == 5
+    assert run_page(page, "pycon", "python") == 5
 
 
 @needs("accelerate")
-def test_accelerate_refuses_containers_as_frameworks_md_says() -> None:
+def test_accelerate_cannot_slice_a_batch_as_frameworks_md_says() -> None:
     from accelerate.utils import find_batch_size
 
-    from pyparallel import DataContainer
+    from pyparallel import Padded
 
     with pytest.raises(TypeError) as caught:
-        find_batch_size(DataContainer([torch.ones(1)]))
+        find_batch_size(Padded(torch.ones(1)))
     page = (ROOT / "docs/frameworks.md").read_text(encoding="utf-8")
     text = re.search(r"\*\*`(Can only find.*?)`\*\*", page, re.DOTALL)
     assert text and str(caught.value).startswith(text[1].replace("\n", " "))
