@@ -31,6 +31,7 @@ from .parallel.replicate import replicate
 from .prefetch.pre_data_loader import PreDataLoader
 from .profiler.hooks import install_from_environment as _install_profiler
 from .profiler.profile import profile
+from .sampler.distributed_eval_sampler import DistributedEvalSampler
 from .sampler.size_batch_sampler import SizeBatchSampler
 from .sampler.size_batcher import SizeBatcher
 from .scatter_gather.gather import gather
@@ -55,6 +56,7 @@ __all__ = [
     "Concat",
     "DataContainer",
     "DataLoader",
+    "DistributedEvalSampler",
     "Error",
     "HostCopy",
     "ImagePreprocessor",

@@ -1,4 +1,7 @@
-"""Plan batches of samples of similar sizes, so that they need little padding.
+"""Samplers: batches of samples of similar sizes, and evaluation on several ranks.
+
+`distributed_eval_sampler` gives each sample to exactly one rank. The other modules plan
+batches of samples of similar sizes, so that they need little padding.
 
 `size_batch_sampler` has the class `SizeBatchSampler`: arguments, iteration and state.
 `size_batcher` has `SizeBatcher`, the same for streams: it reads windows of samples.
@@ -8,7 +11,13 @@
 2. Combine batches of similar cost into steps, one batch for each rank.
 
 `report` compares a plan with random batches. This folder needs NumPy, so other folders
-import its modules with that in mind: only the two classes can be imported without.
+import its modules with that in mind: only the three classes can be imported without.
 """
 
-__all__ = ["planner", "report", "size_batch_sampler", "size_batcher"]
+__all__ = [
+    "distributed_eval_sampler",
+    "planner",
+    "report",
+    "size_batch_sampler",
+    "size_batcher",
+]

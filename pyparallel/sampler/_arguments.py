@@ -1,9 +1,11 @@
-"""Check the arguments and states that `SizeBatchSampler` and `SizeBatcher` share."""
+"""Check arguments and states for the samplers of this folder."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
+
+import torch.distributed
 
 from ..batch.padding import Padding
 from ..core.errors import (
@@ -68,6 +70,31 @@ def check_limits(
             f"{where} max_padded must be at most {_MAX_BUDGET}, but is {max_padded}."
         )
     return limits
+
+
+def find_ranks(
+    where: str, num_replicas: int | None, rank: int | None
+) -> tuple[int, int]:
+    """Return the number of ranks and the rank, from torch.distributed by default.
+
+    Raises:
+        TypeError: One is not an integer.
+        ValueError: One is negative, or the rank is too large.
+    """
+    group = torch.distributed
+    in_group = group.is_available() and group.is_initialized()
+    if num_replicas is None:
+        num_replicas = group.get_world_size() if in_group else 1
+    if rank is None:
+        rank = group.get_rank() if in_group else 0
+    num_replicas = check_int(num_replicas, 1, f"{where} num_replicas")
+    rank = check_int(rank, 0, f"{where} rank")
+    if rank >= num_replicas:
+        raise BatchValueError(
+            f"{where} rank must be less than num_replicas={num_replicas}, but is "
+            f"{rank}. Ranks count from 0."
+        )
+    return num_replicas, rank
 
 
 def check_flags(where: str, **flags: Any) -> None:

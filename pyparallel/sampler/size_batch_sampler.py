@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed
 from torch.utils.data import Sampler
 
 from ..batch.padding import Padding
@@ -16,6 +15,7 @@ from ._arguments import (
     check_limits,
     check_padding,
     check_state,
+    find_ranks,
     import_planner,
 )
 
@@ -125,7 +125,7 @@ class SizeBatchSampler(Sampler[list[int]]):
             progress=progress,
         )
         check_padding(_WHERE, padding)
-        self.num_replicas, self.rank = _find_ranks(num_replicas, rank)
+        self.num_replicas, self.rank = find_ranks(_WHERE, num_replicas, rank)
         if callable(sizes):
             sizes = _measure(planner.measure_sizes, sizes, num_samples, progress)
         elif num_samples is not None:
@@ -256,24 +256,6 @@ class SizeBatchSampler(Sampler[list[int]]):
             self._plan = self._planner.plan(self.epoch, self.num_replicas, history)
             self._plan_key = key
         return self._plan
-
-
-def _find_ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return the number of ranks and the rank, from torch.distributed by default."""
-    group = torch.distributed
-    in_group = group.is_available() and group.is_initialized()
-    if num_replicas is None:
-        num_replicas = group.get_world_size() if in_group else 1
-    if rank is None:
-        rank = group.get_rank() if in_group else 0
-    num_replicas = check_int(num_replicas, 1, f"{_WHERE} num_replicas")
-    rank = check_int(rank, 0, f"{_WHERE} rank")
-    if rank >= num_replicas:
-        raise BatchValueError(
-            f"{_WHERE} rank must be less than num_replicas={num_replicas}, but is "
-            f"{rank}. Ranks count from 0."
-        )
-    return num_replicas, rank
 
 
 def _measure(

@@ -73,7 +73,10 @@ dataset, num_epochs, step = Photos(), 2, lambda batch: None
 """,
 }
 #: Pages whose Python is run elsewhere: by what.
-ELSEWHERE = {"README.md": "tests/project/test_docs.py"}
+ELSEWHERE = {
+    "README.md": "tests/project/test_docs.py",
+    "docs/evaluation.md": "tests/sampler/test_distributed_eval_sampler.py",
+}
 #: Pages whose sessions run here, and what else is Python elsewhere, beside the peers.
 BESIDE_PEERS = {"docs/frameworks.md": "tests/project/test_docs_differential.py"}
 PYTHON = sorted({block.page for block in all_blocks("python", "pycon")})

@@ -24,6 +24,7 @@ from pyparallel import (
     Concat,
     DataContainer,
     DataLoader,
+    DistributedEvalSampler,
     Error,
     HostCopy,
     ImagePreprocessor,
@@ -142,6 +143,7 @@ def loaders(dataset: torch.utils.data.Dataset[Sample]) -> Iterator[Any]:
     sampler = SizeBatchSampler([(4, 5), (6, 7)], max_padded=100, padding=Padding())
     sampler.set_epoch(1)
     assert_type(sampler.report().planned.padding, float)
+    assert_type(DistributedEvalSampler(dataset, 2, 0).num_valid, int)
     for words in SizeBatcher(["a", "bb"], len, batch_size=2):
         assert_type(words, list[str])
     loader = DataLoader(dataset, batch_sampler=sampler)

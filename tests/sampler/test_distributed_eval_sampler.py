@@ -1,0 +1,167 @@
+"""DistributedEvalSampler gives each sample to exactly one rank."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from docs_blocks import blocks
+from hypothesis import given
+from hypothesis import strategies as st
+from torchrun import torchrun
+
+from pyparallel import DataLoader, DistributedEvalSampler
+
+pytestmark = pytest.mark.one_backend
+
+#: The two programs of the page.
+PROGRAM, IN_STEP = (
+    block.text for block in blocks("docs/evaluation.md") if block.language == "python"
+)
+
+
+@given(length=st.integers(0, 40), num_ranks=st.integers(1, 7), pad=st.booleans())
+def test_each_sample_is_on_one_rank(length: int, num_ranks: int, pad: bool) -> None:
+    samplers = [
+        DistributedEvalSampler(range(length), num_ranks, rank, pad=pad)
+        for rank in range(num_ranks)
+    ]
+    found = [list(sampler) for sampler in samplers]
+    assert [len(sampler) for sampler in samplers] == [len(each) for each in found]
+    valid = [
+        each[: sampler.num_valid] for each, sampler in zip(found, samplers, strict=True)
+    ]
+    assert sorted(i for each in valid for i in each) == list(range(length))
+    restored = [-1] * length
+    for rank, each in enumerate(valid):
+        restored[rank::num_ranks] = each
+    assert restored == list(range(length))
+    sizes = {len(each) for each in found}
+    assert max(sizes) - min(sizes) <= (0 if pad else 1)
+    extra = [
+        len(each) - sampler.num_valid
+        for each, sampler in zip(found, samplers, strict=True)
+    ]
+    assert set(extra) <= ({0, 1} if pad else {0})
+    assert all(0 <= i < length for each in found for i in each)
+
+
+def test_a_loader_resumes() -> None:
+    def make() -> DataLoader[Any]:
+        sampler = DistributedEvalSampler(range(11), 2, 1)
+        return DataLoader(range(11), 2, sampler=sampler)
+
+    batches = iter(loader := make())
+    assert next(batches).tolist() == [1, 3]
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in resumed] == [[5, 7], [9]]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            {"num_replicas": 2, "rank": 2},
+            "DistributedEvalSampler: rank must be less than num_replicas=2, but is 2. "
+            "Ranks count from 0.",
+        ),
+        (
+            {"num_replicas": 0},
+            "DistributedEvalSampler: num_replicas must be an integer of 1 or more, but "
+            "is 0.",
+        ),
+        (
+            {"pad": 1},
+            "DistributedEvalSampler: pad must be True or False, but is 1 (int).",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as raised:
+        DistributedEvalSampler(range(4), **arguments)
+    assert str(raised.value) == message
+
+
+def run(script: Path, text: str, processes: int) -> list[str]:
+    script.write_text(text, encoding="utf-8")
+    done = torchrun(script, processes=processes, limit=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_program_prints_the_same_for_any_number_of_ranks(
+    tmp_path: Path, processes: int
+) -> None:
+    expected = re.findall("^#> (.*)$", PROGRAM, re.MULTILINE)
+    assert len(expected) == 2
+    assert run(tmp_path / "evaluate.py", PROGRAM, processes) == expected
+
+
+#: Evaluate 17 samples on 2 ranks: 2 batches of 8 on rank 0, 1 on rank 1.
+UNEVEN = """
+class Points(Points):
+    def __len__(self):
+        return 17
+
+def evaluate_joined(model, data):
+    sampler = DistributedEvalSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    counts = torch.zeros(2, dtype=torch.int64)
+    with torch.no_grad(), model.join(), model.no_sync():
+        for points, labels in loader:
+            correct = (model(points).argmax(1) == labels).sum()
+            counts += torch.stack([correct, torch.tensor(len(labels))])
+    dist.all_reduce(counts)
+    return counts.tolist()
+
+class Reduced(torch.nn.Linear):
+    def forward(self, points):
+        world = torch.ones(())
+        dist.all_reduce(world)
+        return super().forward(points) * world
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(
+    torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+).eval()
+reduced = Reduced(16, 2)
+reduced.load_state_dict(model.module[1].state_dict())
+found = [
+    evaluate(model, Points())[0],
+    evaluate_joined(model, Points()),
+    evaluate_in_step(model, Points()),
+    evaluate_in_step(reduced, Points()),
+]
+if dist.get_rank() == 0:
+    print(found)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_with_different_numbers_of_batches(tmp_path: Path) -> None:
+    definitions = PROGRAM.partition('if __name__ == "__main__":')[0] + IN_STEP
+    (printed,) = run(tmp_path / "uneven.py", definitions + UNEVEN, 2)
+    found = eval(printed)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+    with torch.no_grad():
+        points = torch.stack(
+            [
+                torch.randn(16, generator=torch.Generator().manual_seed(i))
+                for i in range(17)
+            ]
+        )
+        labels = (points.sum(1) > 0).long()
+        correct, plain = (
+            int((net(points).argmax(1) == labels).sum())
+            for net in (model.eval(), model[1])
+        )
+    assert found == [[correct, 17], [correct, 17], [correct, 17], [plain, 17]]
