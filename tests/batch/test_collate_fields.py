@@ -293,6 +293,17 @@ def test_the_default_is_the_rule_of_every_other_field() -> None:
     assert below["b"]["c"].offsets.tolist() == [0, 1, 3]
 
 
+@both
+def test_the_default_is_the_rule_of_equal_values_too(backend: ModuleType) -> None:
+    samples = [{"a": torch.ones(2), "b": {"c": torch.ones(2)}}] * 2
+    with using(backend):
+        found = Collate(default=Concat())(samples)
+        kept = Collate(default=List())(samples)
+    joined = Ragged(torch.ones(4), torch.tensor([0, 2, 4]))
+    assert_same(found, {"a": joined, "b": {"c": joined}})
+    assert_same(kept["a"], [torch.ones(2)] * 2)
+
+
 def test_a_function_gets_the_values_of_its_field() -> None:
     rules = Collate(x=sum, default=max)
     assert rules([{"x": 2, "y": 3}, {"x": 5, "y": 1}]) == {"x": 7, "y": 3}

@@ -6,6 +6,7 @@ from tests.mutations.entry import Mutation
 
 _COLLATE = "tests/batch/test_collate.py::"
 _COLLATE_ERRORS = "tests/batch/test_collate_errors.py::"
+_COLLATE_FIELDS = "tests/batch/test_collate_fields.py::"
 _PLAN = "tests/batch/test_plan.py::"
 _SCATTER = "tests/scatter_gather/test_scatter.py::"
 _SCATTER_ERRORS = "tests/scatter_gather/test_scatter_errors.py::"
@@ -356,5 +357,29 @@ MUTATIONS = (
             _COLLATE + "test_one_sample_is_copied_not_aliased",
         ),
         backend="python",
+    ),
+    Mutation(
+        "equal values are stacked, although the default is another rule",
+        "empty, single, equal and uneven batches",
+        "pyparallel/batch/collate_fields.py",
+        "        if self._default is not None or _dotted(path) in self._parents:\n",
+        "        if _dotted(path) in self._parents:\n",
+        (_COLLATE_FIELDS + "test_the_default_is_the_rule_of_equal_values_too",),
+    ),
+    Mutation(
+        "a rule with a misspelt name has no effect",
+        "empty, single, equal and uneven batches",
+        "pyparallel/batch/collate_fields.py",
+        "            if not _has_field(batch[0], name):\n",
+        "            if False:\n",
+        (_COLLATE_FIELDS + "test_a_rule_without_a_field_is_an_error",),
+    ),
+    Mutation(
+        "an empty list is a list of floats",
+        "empty, single, equal and uneven batches",
+        "pyparallel/batch/rules.py",
+        "        like.new_empty((0, *like.shape[1:])) if is_empty else value\n",
+        "        torch.empty(0) if is_empty else value\n",
+        (_COLLATE_FIELDS + "test_an_empty_list_has_the_dtype_and_width_of_the_others",),
     ),
 )
