@@ -260,7 +260,7 @@ class Boxes(list[Any]):
     """A list with a name."""
 
 
-def test_sequences_become_lists_and_namedtuples_stay() -> None:
+def test_sequences_become_lists_and_namedtuples_keep_their_type() -> None:
     size = torch.Size([1, 2])
     for row in ([1, 2], (1, 2), Boxes([1, 2]), deque([1, 2]), range(1, 3), size):
         got = collate([row, row])

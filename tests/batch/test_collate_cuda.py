@@ -132,7 +132,7 @@ def test_samples_on_two_devices_are_named(swapped: bool, shape: Any) -> None:
 
 
 @pytest.mark.skipif(backend.name != "native", reason="pure Python's masks wait")
-def test_nobody_waits() -> None:
+def test_collate_on_a_device_does_not_wait() -> None:
     padding = Padding(size_divisor=8, side="center", sizes=True, mask=True)
     columns = on_device(ragged()), on_device([torch.rand(n, 4) for n in range(5)])
 
@@ -154,7 +154,7 @@ def test_nobody_waits() -> None:
     assert_chunks(made["img"], expected["img"], 3)
 
 
-def test_the_kernel_runs_behind_what_made_the_samples() -> None:
+def test_the_kernel_runs_after_the_work_that_made_the_samples() -> None:
     tensors = ragged()
     there = on_device(tensors)
     stream = torch.cuda.Stream()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asan
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda name: name.replace(" ", "_"))
-def test_what_mmcv_refused_is_refused_with_the_place_and_both_values(case: str) -> None:
+def test_errors_of_mmcv_are_errors_with_the_place_and_both_values(case: str) -> None:
     _, old, _, message = CASES[case]
     error = raised(case)
     assert str(error) == message

@@ -836,7 +836,7 @@ def test_an_error_in_a_worker_has_the_whole_message(
 
 
 # ------------------------------------------------------------------ after the collation
-def test_a_batch_goes_through_scatter_pytree_and_a_prefetcher() -> None:
+def test_a_batch_works_with_scatter_pytree_and_a_prefetcher() -> None:
     samples = detections()
     batch = DETECTION(samples)
     (part,) = scatter(batch, ["cpu"])
@@ -863,7 +863,7 @@ class Model(torch.nn.Conv2d):
 
 
 @pytest.mark.parametrize("wrapper", ["torch", "MMDistributedDataParallel"])
-def test_a_batch_goes_through_ddp(wrapper: str) -> None:
+def test_a_batch_works_with_ddp(wrapper: str) -> None:
     dist = torch.distributed
     batch = DETECTION(detections())
     torch.manual_seed(0)

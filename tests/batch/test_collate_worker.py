@@ -119,7 +119,7 @@ def test_stacked_tensors_are_written_once_into_shared_memory(spoil: str) -> None
 
 
 @pytest.mark.timeout(120)
-def test_workers_that_are_not_forked_give_the_same_batches() -> None:
+def test_workers_that_are_not_forked_make_equal_batches() -> None:
     collate_two = functools.partial(collate, samples_per_gpu=2)
     pickled = loader(Ragged(), collate_two, multiprocessing_context="forkserver")
     for i, batch in enumerate(pickled):

@@ -246,7 +246,7 @@ def test_to_passes_non_blocking_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [(("cpu",), {"non_blocking": True})]
 
 
-def test_metadata_stays_where_it_is() -> None:
+def test_metadata_is_not_copied() -> None:
     meta = DataContainer([torch.ones(1)], cpu_only=True)
     assert meta.to("meta") is meta
     assert meta.pin_memory() is meta

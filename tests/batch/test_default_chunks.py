@@ -130,13 +130,13 @@ def test_a_loader_that_another_library_makes_from_ours_binds_too() -> None:
     ],
     ids=["partial", "given", "function", "mmcv"],
 )
-def test_other_functions_are_called_as_they_are(function: Callable[..., Any]) -> None:
+def test_other_functions_are_called_unchanged(function: Callable[..., Any]) -> None:
     loader = DataLoader(Samples(), 4, collate_fn=function)
     assert loader.collate_fn is function
     assert [len(batch["img"].data) for batch in loader] == [4, 3]
 
 
-def test_without_batches_collate_is_called_as_it_is() -> None:
+def test_without_batches_collate_is_called_unchanged() -> None:
     given = [[sample(0), sample(1)], [sample(2)]]
     loader = DataLoader(given, batch_size=None, collate_fn=collate)
     assert loader.collate_fn is collate
@@ -198,7 +198,7 @@ def test_the_warning_is_at_the_line_that_reads() -> None:
     ],
     ids=["one", "two", "a single sample", "mmcv"],
 )
-def test_chunks_that_were_asked_for_are_read_in_silence(batch: Any) -> None:
+def test_requested_chunks_are_read_without_a_warning(batch: Any) -> None:
     assert read(batch) == []
 
 

@@ -217,7 +217,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 
 @both
-def test_what_is_more_than_bits_obeys_the_options_too(backend: ModuleType) -> None:
+def test_tensors_that_are_not_plain_obey_the_options_too(backend: ModuleType) -> None:
     options: dict[str, Any] = {"side": "left", "size_divisor": 4, "mask": True}
     options |= {"sizes": True, "padding_value": 5}
     z = torch.tensor([1 + 2j, 3 - 4j])

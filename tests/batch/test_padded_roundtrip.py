@@ -116,7 +116,7 @@ class TestInWorkers:
         assert first == 8
 
     @pytest.mark.timeout(120)
-    def test_workers_that_are_not_forked_give_the_same_batches(self) -> None:
+    def test_workers_that_are_not_forked_make_equal_batches(self) -> None:
         two = functools.partial(collate, samples_per_gpu=2)
         pickled = loader(Samples(), two, multiprocessing_context="forkserver")
         for i, batch in enumerate(pickled):
@@ -146,7 +146,7 @@ def test_a_single_target_gets_everything() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1, 3], [3, 1], [2, 2]])
-def test_chunks_are_cut_anew(sizes: list[int]) -> None:
+def test_chunks_are_divided_again(sizes: list[int]) -> None:
     parts = scatter(make_batch(4, 4), ["cpu", "cpu"], chunk_sizes=sizes)
     check(parts[0], 0, sizes[0])
     check(parts[1], sizes[0], 4)
@@ -242,7 +242,7 @@ class Model(torch.nn.Module):
         return {"loss": self(**data)}
 
 
-def test_the_wrapper_gives_them_to_the_model() -> None:
+def test_the_wrapper_passes_padded_batches_to_the_model() -> None:
     model = MMDataParallel(Model(), device_ids=[-1])
     batch = make_batch(2)
     assert model(**batch) == 2

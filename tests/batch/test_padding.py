@@ -28,7 +28,7 @@ def test_a_padding_is_a_value() -> None:
         Padding(32)  # type: ignore[misc]
 
 
-def test_only_what_was_chosen_is_shown() -> None:
+def test_the_text_shows_only_chosen_options() -> None:
     assert repr(Padding()) == "Padding()"
     shown = "Padding(shape=(4, 4), side='left', sizes=True)"
     assert repr(Padding(shape=[4, 4], side="left", sizes=True)) == shown
@@ -52,7 +52,7 @@ def test_numbers_become_plain_integers() -> None:
         ({"buckets": [(4,), (8,)], "side": ("left",)}, 1),
     ],
 )
-def test_options_for_each_dimension_tell_how_many_there_are(
+def test_options_for_each_dimension_decide_their_number(
     options: dict[str, Any], expected: int | None
 ) -> None:
     assert Padding(**options).num_dims == expected

@@ -111,7 +111,7 @@ def test_samples_on_the_device_are_joined_there() -> None:
     assert [tuple(x.shape) for x in ragged.part(0, 2).unbind()] == [(3, 2), (0, 2)]
 
 
-def test_pinned_batches_stay_what_they_are() -> None:
+def test_pinned_batches_keep_their_type() -> None:
     padding = Padding(mask=True)
     ragged = [torch.rand(1, n, 2) for n in (2, 3)]
     container = collate([DataContainer(x, True, padding=padding) for x in ragged], 2)

@@ -185,7 +185,7 @@ def tuple_or_tensor(result: Any) -> Any:
 
 
 @both
-def test_plain_samples_with_options_go_in_one_pass(
+def test_plain_samples_with_options_are_written_in_one_pass(
     backend: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -207,7 +207,7 @@ def test_plain_samples_with_options_go_in_one_pass(
 
 @both
 @pytest.mark.parametrize("small", [True, False])
-def test_equal_samples_at_the_target_are_stacked_as_they_are(
+def test_equal_samples_of_the_target_size_are_stacked_unchanged(
     backend: ModuleType, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     equal = [torch.rand(2, 4, 8) for _ in range(3 if small else 40)]

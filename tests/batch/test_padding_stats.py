@@ -100,7 +100,7 @@ def test_plain_tensors_and_arrays_are_stacked_without_padding():
     assert counted(lambda: collate(batch)) == (3 * 5 * 4 + 3 * 4 * 4, 0)
 
 
-def test_what_is_not_stacked_is_not_counted():
+def test_values_that_are_not_stacked_are_not_counted():
     batch = [
         {
             "boxes": DataContainer(torch.ones(3, 4)),
@@ -112,7 +112,7 @@ def test_what_is_not_stacked_is_not_counted():
     assert counted(lambda: collate(batch)) == (0, 0)
 
 
-def test_nobody_else_is_counted():
+def test_other_threads_and_later_calls_are_not_counted():
     samples = [torch.ones(2), torch.ones(3)]
     with PaddingCounter() as mine:
         thread = threading.Thread(target=pad_stack, args=(samples,))

@@ -57,7 +57,7 @@ TREES: list[Any] = [
 
 
 @pytest.mark.parametrize("tree", TREES, ids=repr)
-def test_what_is_taken_apart_is_put_together_again(tree: Any) -> None:
+def test_flattened_values_are_restored(tree: Any) -> None:
     leaves, structure = pytree.flatten(tree)
     again = pytree.unflatten(structure, leaves)
     assert again == tree
@@ -145,7 +145,7 @@ def test_threads_that_meet_a_class_first_all_walk_into_it() -> None:
     assert results == [True] * 120
 
 
-def test_dataclasses_are_told_from_their_classes() -> None:
+def test_dataclasses_are_distinguished_from_their_classes() -> None:
     assert pytree.is_dataclass(samples.Frozen(1, 2))
     assert not pytree.is_dataclass(samples.Frozen)
     assert pytree.field_values(samples.Slotted(1, 2)) == {"left": 1, "right": 2}

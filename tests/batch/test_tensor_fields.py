@@ -71,7 +71,7 @@ def test_to_casts_the_data_and_moves_every_tensor(make: Callable[[], Any]) -> No
 
 
 @both
-def test_pinning_asks_the_object(
+def test_pinning_calls_the_method_of_the_object(
     make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor + 1)

@@ -303,7 +303,7 @@ def test_a_record_of_a_gpu_has_three_clocks_counts_and_goals() -> None:
 # The command
 
 
-def test_a_killed_run_has_written_what_it_measured(
+def test_a_killed_run_keeps_its_measurements(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def killed(where: Any) -> Any:
@@ -358,7 +358,7 @@ def test_reports_are_made_of_records_again(
     assert {p: p.read_text() for p in tmp_path.rglob("*.md")} == before
 
 
-def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_error_has_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as caught:
         gpu.main([])

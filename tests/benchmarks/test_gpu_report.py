@@ -124,7 +124,7 @@ Machine:
     assert found_all and gpu_report.case_table(runs[0]["cases"][0]) in tables
 
 
-def test_what_must_be_hidden_is_a_goal() -> None:
+def test_the_hidden_share_is_a_goal() -> None:
     found = {**record([], ours=1.0, peer=2.0), "must_hide": 0.95}
     found["rows"][0]["hidden"] = {"of_medians": 0.9}
     text = "ours hides at least 0.95 of the data: 0.900"
@@ -155,7 +155,7 @@ def test_a_case_has_one_row_for_each_goal() -> None:
     )
 
 
-def test_the_readme_says_so_while_there_are_no_records() -> None:
+def test_the_readme_mentions_missing_records() -> None:
     readme = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     found = list((ROOT / "benchmarks" / "results").glob("*-gpu.json"))
     assert ("No GPU has run these benchmarks yet." in readme) == (not found)

@@ -40,7 +40,7 @@ def test_a_straight_line_is_found_whatever_its_fixed_part(fixed: float) -> None:
     assert found["as_measured"] <= 1 + 1e-9
 
 
-def test_the_fixed_part_flattens_what_was_measured_and_not_the_exponent() -> None:
+def test_the_fixed_part_changes_the_measured_exponent_only() -> None:
     found = fit(lambda n: 1e-5 + 5e-7 * n)
     assert found["from"] == 32  # the first size at which the fixed part is the smaller
     assert found["to"] == 1024
@@ -57,7 +57,7 @@ def test_the_fixed_part_flattens_what_was_measured_and_not_the_exponent() -> Non
         lambda n: 1e-6 * n**0.8,
     ],
 )
-def test_what_is_not_linear_is_told(cost: Callable[[int], float]) -> None:
+def test_nonlinear_growth_is_reported(cost: Callable[[int], float]) -> None:
     assert not growth.is_linear(fit(cost))
 
 
@@ -96,7 +96,7 @@ def test_curves_have_a_time_for_every_size_and_contender() -> None:
     assert len(calls) == 8 and set(calls.values()) == {2 + QUICK.rounds}
 
 
-def test_all_curves_reach_what_is_promised() -> None:
+def test_all_curves_cover_the_documented_sizes() -> None:
     ends = {(each.x, each.sizes[0], each.sizes[-1]) for each in growth.growths(False)}
     assert ends == {("samples", 1, 1024), ("leaves", 1, 10_000)}
     assert len(growth.growths(False)) == len(growth.growths(True)) == 5

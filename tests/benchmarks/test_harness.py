@@ -80,7 +80,7 @@ def test_equality_is_of_bits() -> None:
     assert _harness.difference(torch.tensor(0.0), torch.tensor(-0.0)) != ""
 
 
-def test_containers_of_different_libraries_are_compared_by_what_they_hold() -> None:
+def test_containers_of_different_libraries_are_compared_by_content() -> None:
     class Other:
         cpu_only = False
         data = (torch.ones(2),)
@@ -149,7 +149,7 @@ def test_a_fast_function_is_called_often_in_a_round() -> None:
     assert clock.now == 5 * 0.5 + (3 + 2 * 64) * 2**-13
 
 
-def test_what_a_timer_sees_besides_seconds_has_a_place_of_its_own() -> None:
+def test_other_measurements_of_a_timer_are_stored_separately() -> None:
     clock = FakeClock()
 
     def timer(call: Any, repeats: int) -> dict[str, float]:
@@ -269,14 +269,14 @@ def test_every_case_runs_and_all_contenders_agree() -> None:
         backends.use_backend(backends.AS_LOADED)
 
 
-def test_the_nest_has_as_many_leaves_as_it_is_asked_for() -> None:
+def test_the_nest_has_the_requested_number_of_leaves() -> None:
     for num in (1, 3, 33, 100, 528):
         leaves, _ = _pytree.tree_flatten(data.nested_batch(num))
         assert len(leaves) == num
     assert 100e3 < sum(leaf.nbytes for leaf in leaves) < 200e3
 
 
-def test_what_goes_into_mappings_comes_out_again() -> None:
+def test_mappings_are_converted_and_restored() -> None:
     tree = {"a": [torch.ones(2), (torch.zeros(1), {"b": torch.ones(1)})]}
     mappings = peers.in_mappings(tree)
     assert set(mappings["a"]["1"]) == {"0", "1"}

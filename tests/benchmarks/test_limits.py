@@ -65,7 +65,7 @@ def test_it_is_compiled_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cc", "what"), [("false", "refused"), ("/no/cc", "/no/cc")])
-def test_without_a_compiler_it_says_so(
+def test_without_a_compiler_the_limits_are_reported_as_missing(
     cc: str,
     what: str,
     tmp_path: Path,

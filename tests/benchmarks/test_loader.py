@@ -79,7 +79,7 @@ def test_a_peer_that_leaves_batches_out_is_never_timed() -> None:
         loader.measure_case(comparison(partial(make, DataLoader), short), QUICK)
 
 
-def test_a_record_has_times_and_what_a_batch_costs_besides() -> None:
+def test_a_record_has_times_and_other_costs_of_a_batch() -> None:
     case = comparison(partial(make, DataLoader), partial(make, TORCH))
     record = loader.measure_case(case, QUICK)
     assert record["batches"] == 3
@@ -122,7 +122,7 @@ def test_workers_that_were_compared_are_not_timed() -> None:
     assert timed != compared
 
 
-def test_the_budget_is_of_the_wall_clock_and_times_are_what_contenders_count() -> None:
+def test_the_budget_is_wall_time_and_contenders_measure_their_times() -> None:
     counted, wall = _at(0), _at(0)
 
     def call() -> None:
@@ -155,7 +155,7 @@ def test_every_batch_of_fields_is_new() -> None:
     assert len({first.data_ptr(), second.data_ptr(), samples[0]["ids"].data_ptr()}) == 3
 
 
-def test_what_is_left_above_the_floor_is_compared_with_ours() -> None:
+def test_times_above_the_floor_are_compared_with_ours() -> None:
     record = images(ours=2.0, peer=31.0, floor=1.0)
     loader.add_net(record, {"ours": "floor", "peer": "floor", "absent": "floor"})
     rows = {row["name"]: row for row in record["rows"]}
@@ -164,7 +164,7 @@ def test_what_is_left_above_the_floor_is_compared_with_ours() -> None:
     assert "net" not in rows["floor"]
 
 
-def test_hidden_is_what_the_step_does_not_pay_of_its_data() -> None:
+def test_hidden_is_the_share_of_loading_beside_the_step() -> None:
     names = {loader_overlap.COMPUTE: 1.0, loader_overlap.FETCH: 0.8}
     record = images(ours=1.04, plain=1.8, **names)
     for row in record["rows"]:

@@ -37,13 +37,13 @@ def test_a_quick_run_writes_the_json_and_its_page(
     assert page.read_text("utf-8") == text
 
 
-def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "parallel_apply", lambda fn, items, *rest: items)
     with pytest.raises(harness.Disagreement, match="must give equal results"):
         benchmark.measure(benchmark.QUICK, "numpy: sort", quick=True)
 
 
-def test_torchs_function_is_run_as_it_is() -> None:
+def test_the_function_of_torch_is_run_unchanged() -> None:
     theirs = torch.nn.parallel.parallel_apply
     assert torch_on_host.parallel_apply.__code__ is theirs.__code__
     with torch.no_grad():

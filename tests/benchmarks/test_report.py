@@ -89,7 +89,7 @@ def test_every_reason_is_used_by_a_case_that_exists() -> None:
         assert any(losses.fnmatchcase(title, each.case) for title in titles), each
 
 
-def test_a_run_ends_by_naming_what_nobody_has_explained() -> None:
+def test_a_run_ends_with_the_losses_without_a_reason() -> None:
     fits = [
         {"exponent": e, "as_measured": e, "fixed": 0.0, "each": 1.0} for e in (1, 2)
     ]
@@ -126,7 +126,7 @@ def test_durations_are_for_people(seconds: float, text: str) -> None:
     assert report.duration(seconds) == text
 
 
-def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
+def test_only_text_between_the_markers_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for _ in range(2):  # and the second time gives the same
@@ -221,7 +221,7 @@ def test_reports_can_be_made_again(quick: Path, tmp_path: Path) -> None:
     assert path.with_suffix(".md").read_text() == before
 
 
-def test_the_same_records_give_the_same_charts(quick: Path, tmp_path: Path) -> None:
+def test_equal_records_make_equal_charts(quick: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     charts = importlib.import_module("benchmarks.charts")
     (path,) = (quick / "results").glob("*-cpu.json")
@@ -237,7 +237,7 @@ def test_the_same_records_give_the_same_charts(quick: Path, tmp_path: Path) -> N
         assert png.startswith(b"\x89PNG")
 
 
-def test_charts_draw_what_the_records_say() -> None:
+def test_charts_show_the_records() -> None:
     pytest.importorskip("matplotlib")
     charts = importlib.import_module("benchmarks.charts")
     figure = charts.ratio_by_case([a_run(case(ours=2.0, faster=1.0, mmcv=6.0))])

@@ -94,7 +94,7 @@ MADE = {"generator", "sampler", "batch_sampler"}
     collate_fn=st.sampled_from([None, default_collate, pyparallel.collate, as_list]),
     slabs=st.sampled_from([None, 0, 1, 3]),
 )
-def test_any_options_give_what_torch_gives(
+def test_any_options_return_the_batches_of_torch(
     workers: int,
     length: int,
     batch_size: int | None,
@@ -313,7 +313,7 @@ def test_a_subscript_is_an_annotation() -> None:
 
 
 @pytest.mark.parametrize("slabs", [70_000, 1 << 40])
-def test_more_slabs_than_a_ring_can_have_are_as_many_as_it_can(slabs: int) -> None:
+def test_the_number_of_slabs_is_limited_to_that_of_a_ring(slabs: int) -> None:
     loader = pyparallel.DataLoader(Numbers(2), num_workers=1, ring_slabs=slabs)
     assert len(list(loader)) == 2
     eager = pyparallel.DataLoader(Numbers(2), num_workers=1, prefetch_factor=70_000)

@@ -346,7 +346,7 @@ def test_results_are_under_way_to_the_host_beside_a_capture(own_stream: bool) ->
 
 
 @pytest.mark.parametrize("kind", [DataLoader, TorchLoader])
-def test_a_prefetcher_goes_on_beside_a_capture(kind: Any) -> None:
+def test_a_prefetcher_continues_during_a_capture(kind: Any) -> None:
     """torch's own pinning thread may end a capture: its loader does not pin here."""
     dataset, options = Gated(num_free=2 * BATCH), {**OPTIONS, "num_workers": 1}
     if kind is TorchLoader:

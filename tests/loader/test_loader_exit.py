@@ -144,7 +144,7 @@ print(message)
 """
 
 
-def test_without_any_descriptor_the_error_says_so() -> None:
+def test_without_any_descriptor_the_error_names_the_limit() -> None:
     rc, out, err = run(EXHAUSTED, before="ulimit -n 64")
     assert rc == 0, err
     assert "Too many open files" in out or "ulimit -n" in out

@@ -113,7 +113,7 @@ def identity(i: int) -> int:
 
 
 @pytest.mark.parametrize("place", ["dataset", "collate_fn"])
-def test_errors_arrive_and_the_epoch_goes_on(place: str) -> None:
+def test_errors_arrive_and_the_epoch_continues(place: str) -> None:
     # The first, the last and every other batch is one that arrives.
     order = [100, *(n for i in range(len(ERRORS)) for n in (i, 101 + i))]
     dataset = Making(make if place == "dataset" else identity)

@@ -196,7 +196,7 @@ def test_an_error_without_workers_has_a_note_with_the_samples(
         assert repr(error.__cause__) == "Cause('of the dataset')"
 
 
-def test_a_stream_goes_on_behind_an_error_and_counts_its_samples() -> None:
+def test_a_stream_continues_after_an_error_and_counts_its_samples() -> None:
     class Twice(Samples):
         def __next__(self) -> torch.Tensor:
             self.i += 1
@@ -234,7 +234,7 @@ def test_no_frame_of_the_package_is_in_a_traceback(
                 assert "ValueError: bad\na note of the dataset\n" in text
 
 
-def test_the_place_of_a_mistake_in_the_package_stays_in_the_traceback(
+def test_a_traceback_keeps_the_line_of_an_error_in_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code = "def call(inner): return inner()\ndef wrong(): return 1 / 0\n"

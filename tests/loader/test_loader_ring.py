@@ -62,7 +62,7 @@ def test_slabs_are_free_when_the_last_view_dies(persistent: bool) -> None:
     assert (stats.batches, stats.ring_hits, stats.ring_misses) == (8, 8, 0)
 
 
-def test_memory_stays_in_the_slabs_that_are_needed() -> None:
+def test_only_the_needed_slabs_keep_memory() -> None:
     loader = pyparallel.DataLoader(
         Sizes([300_000, 10] * 20), num_workers=1, ring_slabs=16
     )
@@ -96,7 +96,7 @@ def test_no_batch_takes_a_descriptor(collate_fn: Any) -> None:
     reason="AddressSanitizer keeps freed memory, so the process grows",
 )
 @pytest.mark.parametrize("persistent", [False, True])
-def test_epochs_leave_nothing(persistent: bool) -> None:
+def test_epochs_leak_nothing(persistent: bool) -> None:
     loader = pyparallel.DataLoader(
         Numbers(3), num_workers=1, persistent_workers=persistent
     )
@@ -132,7 +132,7 @@ def test_a_list_of_more_batches_than_slabs() -> None:
     assert not any(holders(loader))
 
 
-def test_a_batch_too_large_for_a_slab_and_the_advice_that_it_gives() -> None:
+def test_a_batch_too_large_for_a_slab_warns_with_advice() -> None:
     def loader(nbytes: int) -> pyparallel.DataLoader:
         return pyparallel.DataLoader(
             Sizes([1000] * 3), num_workers=1, ring_slabs=4, max_ring_bytes=nbytes
@@ -220,7 +220,7 @@ def test_without_a_ring_batches_arrive_all_the_same(options: Any) -> None:
     assert loader.stats().ring_hits == 0
 
 
-def test_an_iterator_that_began_without_a_ring_goes_on_beside_one(
+def test_an_iterator_without_a_ring_continues_next_to_one_with_a_ring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refused(fd: int, start: int, nbytes: int) -> None:
@@ -245,7 +245,7 @@ def test_an_iterator_that_began_without_a_ring_goes_on_beside_one(
     assert (loader.stats().ring_hits, loader.stats().ring_misses) == (3, 3)
 
 
-def test_batches_go_on_through_a_queue_of_torch() -> None:
+def test_batches_can_be_sent_through_a_queue_of_torch() -> None:
     queue = torch.multiprocessing.get_context("fork").Queue()
     loader = pyparallel.DataLoader(Numbers(4), num_workers=1)
     for i, batch in enumerate(loader):

@@ -44,7 +44,7 @@ def test_a_loader_without_workers_needs_nothing(tmp_path):
     assert len(run(poor, pin_memory=True)) == 5
 
 
-def test_what_cannot_be_read_is_not_judged(tmp_path):
+def test_limits_that_cannot_be_read_are_skipped(tmp_path):
     def missing(_):
         raise FileNotFoundError
 
@@ -99,7 +99,7 @@ V1 = {
     ],
     ids=["v2", "v1", "v1 in a container"],
 )
-def test_memory_of_control_groups_counts_what_they_can_give_up(tmp_path, files, where):
+def test_memory_of_control_groups_includes_reclaimable_memory(tmp_path, files, where):
     at = machine(tmp_path)
     write(tmp_path, **files)
     limit = f"the limit of 3.0 GB in {tmp_path}/sys/fs/cgroup/{where}"
@@ -220,7 +220,9 @@ def test_asking_for_the_default_does_not_settle_it():
         ("mps", SimpleNamespace(), None),
     ],
 )
-def test_the_device_is_asked_and_not_woken(monkeypatch, accelerator, module, found):
+def test_the_device_is_queried_but_not_initialized(
+    monkeypatch, accelerator, module, found
+):
     device = accelerator and torch.device(accelerator)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
@@ -273,7 +275,7 @@ class Numbers(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_a_real_loader_opens_as_many_files_as_are_reckoned_with(method):
+def test_a_real_loader_opens_the_expected_number_of_files(method):
     num_workers = 2
     needed = preflight.FILES_PER_WORKER * num_workers + preflight.MORE_FILES
     loader: Any = DataLoader(

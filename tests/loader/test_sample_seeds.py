@@ -97,7 +97,7 @@ def test_the_generator_of_the_loader_has_the_seed() -> None:
     assert found[0] == found[1] != found[2]
 
 
-def test_the_callers_random_states_stay() -> None:
+def test_the_callers_random_states_are_unchanged() -> None:
     found = []
     for dataset, seeds in ((Augmented(6), True), (resumed.Numbers(6), False)):
         resumed.seed(3)
@@ -114,7 +114,7 @@ class Failing(Augmented):
         raise OSError("the disk")
 
 
-def test_the_callers_random_states_stay_after_an_error() -> None:
+def test_the_callers_random_states_are_unchanged_after_an_error() -> None:
     resumed.seed(3)
     batches = iter(DataLoader(Failing(6), 2, sample_seeds=True))
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
@@ -195,7 +195,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize("dataset, seeds, message", REFUSED)
-def test_what_cannot_be_seeded_is_refused(
+def test_datasets_that_cannot_be_seeded_are_refused(
     dataset: Any, seeds: Any, message: str
 ) -> None:
     with pytest.raises(TypeError) as caught:

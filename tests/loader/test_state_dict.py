@@ -208,7 +208,7 @@ class Broken(resumed.Numbers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_batch_that_failed_comes_next_until_another_is_given(workers: int) -> None:
+def test_a_failed_batch_is_repeated_until_another_is_returned(workers: int) -> None:
     loader = DataLoader(Broken(12), 2, num_workers=workers)
     batches = iter(loader)
     assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]

@@ -47,7 +47,7 @@ class AskedStream(resumed.UnevenSelf):
 @pytest.mark.parametrize("workers", [0, 2])
 # More batches than workers make ahead: some are made after the state was taken.
 @pytest.mark.parametrize("make", [lambda: Asked(18), lambda: AskedStream((9, 8))])
-def test_a_run_that_takes_no_state_asks_for_none(make: Any, workers: int) -> None:
+def test_a_run_without_states_requests_none(make: Any, workers: int) -> None:
     dataset = make()
     loader = DataLoader(dataset, 2, num_workers=workers)
     for _ in range(2):
@@ -138,7 +138,7 @@ class UnwillingStream(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"persistent_workers": 1}])
-def test_an_error_of_state_dict_is_raised_where_a_state_is_asked_for(
+def test_an_error_of_state_dict_is_raised_by_the_call_that_needs_it(
     options: dict[str, Any],
 ) -> None:
     workers = 1 if options else 0
@@ -157,7 +157,7 @@ def test_an_error_of_state_dict_is_raised_where_a_state_is_asked_for(
                 loader.state_dict()
 
 
-def test_the_state_may_be_asked_for_before_the_dataset_has_one() -> None:
+def test_a_state_is_available_before_the_dataset_has_one() -> None:
     dataset = resumed.UnevenSelf((5,))
     loader = DataLoader(dataset, 2)
     again = DataLoader(resumed.UnevenSelf((5,)), 2)

@@ -160,7 +160,7 @@ class Endless(resumed.Counting):
         pass
 
 
-def test_a_stateful_sampler_that_gives_more_at_its_end_is_an_error() -> None:
+def test_a_stateful_sampler_that_continues_after_its_end_is_an_error() -> None:
     loader = DataLoader(resumed.Numbers(4), 2, sampler=Endless(4))
     list(loader)
     state = loader.state_dict()

@@ -99,7 +99,7 @@ class Rewound(resumed.Uneven):
         return torch.tensor(next(self.numbers))
 
 
-def test_a_dataset_is_asked_for_its_iterator_once_an_epoch() -> None:
+def test_a_dataset_is_iterated_once_in_an_epoch() -> None:
     _, stops = uninterrupted(case_of(Rewound, (5,)))
     case = case_of(Rewound, (5,))
     assert len(continued(case, stops[3])) == 4 and case.dataset.iterations == 2
@@ -140,7 +140,7 @@ class Failing(IterableDataset[Any]):
             yield torch.tensor(10 * info.id + number)
 
 
-def test_after_an_exception_only_a_state_tells_what_was_given() -> None:
+def test_after_an_exception_only_a_state_knows_the_returned_samples() -> None:
     loader = DataLoader(Failing(), 2, num_workers=2)
     batches = iter(loader)
     assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [10, 11]]

@@ -84,7 +84,7 @@ def rest(cls: Any, order: str, stop: int, workers: int) -> list[Any]:
 
 @pytest.mark.parametrize("workers, stops", [(0, (0, 1, 3, 4)), (2, (1, 3))])
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_same_batches_come_next(
+def test_the_next_batches_are_equal(
     order: str, workers: int, stops: tuple[int, ...]
 ) -> None:
     for stop in stops:
@@ -93,7 +93,7 @@ def test_the_same_batches_come_next(
 
 
 @pytest.mark.parametrize("ask_for_more", [False, True])
-def test_the_same_comes_after_the_last_batch(ask_for_more: bool) -> None:
+def test_the_epoch_after_the_last_batch_is_equal(ask_for_more: bool) -> None:
     found = []
     for cls in (DataLoader, StatefulDataLoader):
         loader = cls(resumed.Numbers(6), 2)

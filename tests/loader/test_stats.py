@@ -216,7 +216,7 @@ def test_counters_keep_their_kind():
         assert type(value) is (float if field.name.endswith("_seconds") else int)
 
 
-def test_what_only_the_loader_below_counts_is_taken_from_it():
+def test_counts_of_the_inner_loader_are_taken_from_it():
     count = len(dataclasses.fields(LoaderStats))
     below = LoaderStats(*range(1, 2 * count, 2))
     before = LoaderStats(*range(count))
@@ -230,7 +230,7 @@ def test_what_only_the_loader_below_counts_is_taken_from_it():
     assert meter.snapshot(below, before) == dataclasses.replace(expected, **mine)
 
 
-def test_a_snapshot_stays_as_it_was():
+def test_a_snapshot_does_not_change():
     meter = Meter()
     meter.add(batches=1)
     before = meter.snapshot()
@@ -439,7 +439,7 @@ def test_the_table_in_the_documentation_names_every_next_step():
         (1, 10, 1, 0, 8, 1),
     ],
 )
-def test_workers_are_as_many_as_a_step_needs_and_cores_allow(
+def test_the_advised_workers_suffice_for_a_step_within_the_cores(
     work, busy, cpu, core_wait, cores, number
 ):
     assert suggest_num_workers(work, busy, cpu, core_wait, cores) == number
@@ -452,7 +452,7 @@ def test_one_miss_in_many_is_no_reason_for_advice():
     assert "11 of 1000 batches" in many.verdict
 
 
-def test_hidden_is_what_the_step_did_not_wait_for():
+def test_hidden_is_the_share_that_the_step_did_not_wait_for():
     assert LoaderStats(wait_seconds=1, fetch_seconds=6, copy_seconds=2).hidden == 0.875
     assert LoaderStats(wait_seconds=9, fetch_seconds=6, copy_seconds=2).hidden == 0.0
     assert LoaderStats(wait_seconds=1, copy_seconds=2).hidden is None
@@ -526,7 +526,7 @@ counters = st.builds(
 
 
 @given(counters, st.integers(0, 10**15), st.floats(0, 1))
-def test_fractions_lie_between_0_and_1_and_the_verdict_follows(stats, stacked, part):
+def test_fractions_are_between_0_and_1_and_decide_the_verdict(stats, stacked, part):
     padding = min(stacked, int(stacked * part))
     stats = dataclasses.replace(stats, stacked_nbytes=stacked, padding_nbytes=padding)
     hidden = 0.0 if stats.hidden is None else stats.hidden

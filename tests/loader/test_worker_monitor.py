@@ -78,7 +78,7 @@ def test_a_close_meanwhile_ends_the_thread_without_a_warning(persistent: bool) -
             plain._iterator = None
 
 
-def test_without_a_prefetcher_a_thread_that_iterates_is_told() -> None:
+def test_without_a_prefetcher_an_iterating_thread_gets_the_error() -> None:
     plain = pyparallel.DataLoader(Numbers(6, DieInMessage()), 2, num_workers=2)
     errors: list[BaseException] = []
 
@@ -121,7 +121,7 @@ def messages() -> Any:
     made.join_thread()
 
 
-def test_a_message_that_comes_slowly_is_whole(messages: Any) -> None:
+def test_a_message_that_arrives_slowly_is_complete(messages: Any) -> None:
     asked: list[None] = []
     worker_monitor.outlive_writers(messages, lambda: asked.append(None) is not None)
     messages.put(list(range(20_000)))  # more than a pipe holds
@@ -132,14 +132,14 @@ def test_a_message_that_comes_slowly_is_whole(messages: Any) -> None:
     pieces.join()
 
 
-def test_what_was_written_before_the_death_is_read(messages: Any) -> None:
+def test_messages_written_before_the_death_are_read(messages: Any) -> None:
     worker_monitor.outlive_writers(messages, lambda: True)
     for i in range(3):
         messages.put([i] * 1000)
     assert [messages.get(timeout=30)[0] for _ in range(3)] == [0, 1, 2]
 
 
-def test_behind_half_a_message_there_is_nothing_but_no_message(messages: Any) -> None:
+def test_an_incomplete_message_of_a_dead_worker_is_no_message(messages: Any) -> None:
     worker_monitor.outlive_writers(messages, lambda: True)
     os.write(messages._writer.fileno(), b"\0\0\0\5\x80")
     with pytest.raises(queue.Empty):

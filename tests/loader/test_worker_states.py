@@ -115,7 +115,7 @@ def test_a_warning_without_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in wait_in_init" in stack
 
 
-def test_a_slow_dataset_gives_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_dataset_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.0)
     made, event = loader("fork")
     batches = iter(made)

@@ -28,7 +28,7 @@ MUTATIONS = (
         "    return pytree.rebuild_sequence(first, columns) if named else columns\n",
         "    return columns\n",
         (
-            "tests/batch/test_collate.py::test_sequences_become_lists_and_namedtuples_stay",
+            "tests/batch/test_collate.py::test_sequences_become_lists_and_namedtuples_keep_their_type",
         ),
     ),
     Mutation(

@@ -122,7 +122,7 @@ MUTATIONS = (
         "pyparallel/batch/container.py",
         "        if self._cpu_only:\n            return self\n",
         "",
-        ("tests/batch/test_container.py::test_metadata_stays_where_it_is",),
+        ("tests/batch/test_container.py::test_metadata_is_not_copied",),
     ),
     Mutation(
         "tensors on the device are copied again",
@@ -177,8 +177,8 @@ MUTATIONS = (
         "    except RuntimeError as error:\n"
         "        return bytes(dtype.itemsize)\n",
         (
-            _COLLATE_ERRORS + "test_what_mmcv_refused_is_refused_with_the_place_and_"
-            "both_values",
+            _COLLATE_ERRORS
+            + "test_errors_of_mmcv_are_errors_with_the_place_and_both_values",
             "tests/robustness/test_bad_inputs.py",
         ),
     ),
@@ -316,8 +316,8 @@ MUTATIONS = (
         "        if len(item) != len(first):\n",
         "        if False:\n",
         (
-            _COLLATE_ERRORS + "test_what_mmcv_refused_is_refused_with_the_place_and_"
-            "both_values",
+            _COLLATE_ERRORS
+            + "test_errors_of_mmcv_are_errors_with_the_place_and_both_values",
         ),
     ),
     Mutation(

@@ -77,7 +77,7 @@ MUTATIONS = (
         "",
         (
             _RING + "test_without_memory_for_a_slab_a_batch_uses_other_memory",
-            _LOADER + "test_a_batch_too_large_for_a_slab_and_the_advice_that_it_gives",
+            _LOADER + "test_a_batch_too_large_for_a_slab_warns_with_advice",
         ),
     ),
     Mutation(
@@ -231,7 +231,7 @@ MUTATIONS = (
         "pyparallel/loader/worker_monitor.py",
         "            was_lost = timeout > 0 and self.is_lost()",
         "            was_lost = timeout > 0 and False",
-        (_PIPE + "test_behind_half_a_message_there_is_nothing_but_no_message",),
+        (_PIPE + "test_an_incomplete_message_of_a_dead_worker_is_no_message",),
         limit=25.0,
     ),
     Mutation(
@@ -284,7 +284,7 @@ MUTATIONS = (
         "pyparallel/loader/_worker.py",
         "        ForkingPickler.dumps(wrapper)\n",
         "        pass\n",
-        (_FAULTS + "test_errors_arrive_and_the_epoch_goes_on",),
+        (_FAULTS + "test_errors_arrive_and_the_epoch_continues",),
         limit=30.0,
     ),
     Mutation(
@@ -312,7 +312,9 @@ MUTATIONS = (
         "pyparallel/loader/preflight.py",
         '    ask = getattr(torch.get_device_module(found), "is_initialized", None)\n',
         '    ask = getattr(torch.get_device_module(found), "is_available", None)\n',
-        ("tests/loader/test_preflight.py::test_the_device_is_asked_and_not_woken",),
+        (
+            "tests/loader/test_preflight.py::test_the_device_is_queried_but_not_initialized",
+        ),
     ),
     Mutation(
         "the thread allocates the first pinned block of the process",

@@ -191,7 +191,7 @@ def test_at_most_one_window_is_in_memory(limit: dict[str, int]) -> None:
     assert 10 < max(counts) <= 5 * 4
 
 
-def test_each_batch_reads_as_many_samples() -> None:
+def test_each_batch_reads_its_number_of_samples() -> None:
     source = Stream(400)
     reads = []
     for _ in SizeBatcher(source, same, 4, window=5):
