@@ -185,6 +185,12 @@ TRAPS: dict[str, Trap] = {
         "Every error is raised in place of its batch or item, and ends the iterator. "
         "The library keeps it no longer than its receiver does.",
     ),
+    "samples lost or used twice": Trap(
+        "A sample that raises ends the run, or changes the number of batches of one "
+        "rank. A resumed epoch repeats samples.",
+        "`on_error` never changes the number of batches, and never hides errors of the "
+        "machine. An epoch continues with the samples that no rank has used.",
+    ),
     "waits without an end": Trap(
         "A blocking put or get continues after its partner has ended. A lock is lost "
         "with its process.",

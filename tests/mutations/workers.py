@@ -8,6 +8,7 @@ _RING = "tests/shm/test_ring.py::"
 _HEADER = "tests/backend/test_ring_header.py::"
 _LOADER = "tests/loader/test_loader_ring.py::"
 _FAULTS = "tests/loader/test_loader_faults.py::"
+_ON_ERROR = "tests/loader/test_on_error.py::"
 _PREFETCH = "tests/prefetch/test_prefetch_faults.py::"
 _PIPE = "tests/loader/test_worker_monitor.py::"
 
@@ -345,5 +346,50 @@ MUTATIONS = (
         "                worker_monitor.ExplainedErrors(self),\n            ):",
         "            ):",
         (_FAULTS + "test_a_connection_that_a_dead_worker_broke_is_its_death",),
+    ),
+    Mutation(
+        "a batch without a good sample is empty",
+        "samples lost or used twice",
+        "pyparallel/loader/sample_errors.py",
+        "        if not samples and index is not None:\n"
+        "            samples.append(self._replace(task, index, read_one))\n",
+        "",
+        (_ON_ERROR + "test_a_batch_without_a_good_sample_has_a_replacement",),
+    ),
+    Mutation(
+        "errors of the machine are skipped",
+        "samples lost or used twice",
+        "pyparallel/loader/sample_errors.py",
+        "    return isinstance(error, _FATAL) or is_death_report(error)\n",
+        "    return is_death_report(error)\n",
+        (_ON_ERROR + "test_errors_of_the_machine_and_the_program_are_raised",),
+    ),
+    Mutation(
+        "the death of a worker is skipped",
+        "samples lost or used twice",
+        "pyparallel/loader/sample_errors.py",
+        "    return isinstance(error, _FATAL) or is_death_report(error)\n",
+        "    return isinstance(error, _FATAL)\n",
+        (_ON_ERROR + "test_the_death_of_a_worker_of_the_dataset_is_raised",),
+    ),
+    Mutation(
+        "errors of replayed samples are counted again",
+        "samples lost or used twice",
+        "pyparallel/loader/_dataset_state.py",
+        "        samples = self._open()\n        self._discard_failures()\n",
+        "        samples = self._open()\n",
+        (_ON_ERROR + "test_a_resumed_stream_counts_no_error_twice",),
+    ),
+    Mutation(
+        "another number of ranks continues at its own position",
+        "samples lost or used twice",
+        "pyparallel/loader/_progress.py",
+        "            self.order = Order(sampler_of(self._sampler, now))\n",
+        "            self.order = Order(self._sampler)\n"
+        "            self.order.skip(num_delivered)\n",
+        (
+            "tests/loader/test_state_dict_ranks.py::"
+            "test_unused_samples_are_dealt_again_each_once",
+        ),
     ),
 )
