@@ -147,7 +147,7 @@ MUTATIONS = (
         _STAGING,
         "  if (poison_) memset(",
         "  if (false) memset(",
-        (_TRANSFER + "test_what_has_been_read_is_poisoned",),
+        (_TRANSFER + "test_blocks_are_poisoned_after_their_copy",),
         sanitize=_ASAN,
     ),
     Mutation(
@@ -185,7 +185,7 @@ MUTATIONS = (
         "lines_[0].word == kRingMagic && lines_[0].others[0] == num_slots_ &&",
         "lines_[0].word == kRingMagic &&",
         (
-            "tests/csrc/core/test_ring.cpp::test_line_zero_says_what_the_memory_is",
+            "tests/csrc/core/test_ring.cpp::test_line_zero_describes_the_memory",
             "tests/csrc/fuzz/fuzz_ring.cpp",
         ),
         sanitize=_ASAN,
@@ -346,7 +346,7 @@ MUTATIONS = (
         "csrc/memory/block_cache.cpp",
         "    std::thread(reap, cache).detach();\n",
         "    static_cast<void>(reap);\n",
-        ("tests/csrc/memory/test_block_cache.cpp::test_idle_blocks_go_back_in_time",),
+        ("tests/csrc/memory/test_block_cache.cpp::test_idle_blocks_are_freed_in_time",),
         sanitize=_ASAN,
         limit=25.0,
     ),
@@ -356,7 +356,7 @@ MUTATIONS = (
         "csrc/cpu/parallel_for.cpp",
         "bool forked() { return getpid() != kLoadedPid; }",
         "bool forked() { return kLoadedPid == 0; }",
-        ("tests/csrc/cpu/test_launch.cpp::test_a_forked_child_works_alone",),
+        ("tests/csrc/cpu/test_launch.cpp::test_a_forked_child_uses_one_thread",),
         sanitize=_ASAN,
     ),
 )

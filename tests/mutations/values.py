@@ -234,7 +234,7 @@ MUTATIONS = (
         "csrc/core/image/math.h",
         "(bits + 0x7FFF + ((bits >> 16) & 1)) >> 16",
         "(bits + 0x8000) >> 16",
-        ("tests/csrc/core/test_half.cpp::test_every_bfloat16_and_what_lies_between",),
+        ("tests/csrc/core/test_half.cpp::test_every_bfloat16_and_values_between",),
     ),
     Mutation(
         "float16 is rounded away from even",
@@ -242,7 +242,7 @@ MUTATIONS = (
         "csrc/core/image/math.h",
         "(magnitude >> 13) & 1;",
         "1;",
-        ("tests/csrc/core/test_half.cpp::test_every_half_and_what_lies_between",),
+        ("tests/csrc/core/test_half.cpp::test_every_float16_and_values_between",),
     ),
     Mutation(
         "NaN becomes infinity",
@@ -250,7 +250,7 @@ MUTATIONS = (
         "csrc/core/image/math.h",
         "(is_number ? rounded : 0x7FC0)",
         "(is_number ? rounded : 0x7F80)",
-        ("tests/csrc/core/test_half.cpp::test_every_bfloat16_and_what_lies_between",),
+        ("tests/csrc/core/test_half.cpp::test_every_bfloat16_and_values_between",),
     ),
     Mutation(
         "padding is normalised in one step",

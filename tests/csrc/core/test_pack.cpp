@@ -103,7 +103,7 @@ void test_words_of_a_leaf_are_read_within_it() {
   }
 }
 
-void test_slices_together_write_what_the_whole_writes() {
+void test_slices_together_equal_the_whole() {
   Random random(4);
   for (int trial = 0; trial < 200; ++trial) {
     const Packed packed = make_packed(&random, 200, 100, 64);
@@ -133,6 +133,6 @@ int main() {
   test_a_lone_lane_writes_a_leaf_or_zero();
   test_lanes_write_leaves_of_any_address_or_zero();
   test_words_of_a_leaf_are_read_within_it();
-  test_slices_together_write_what_the_whole_writes();
+  test_slices_together_equal_the_whole();
   return finish("slots");
 }

@@ -50,7 +50,7 @@ struct Shared {
   Ring ring;
 };
 
-void test_line_zero_says_what_the_memory_is() {
+void test_line_zero_describes_the_memory() {
   Shared shared(3);
   CHECK(shared.ring.is_formatted() && shared.ring.is_native());
   CHECK(!Ring(shared.memory, 2).is_formatted());
@@ -76,7 +76,7 @@ void test_formatting_clears_everything() {
   CHECK(shared.holds(0, static_cast<int64_t>(0xEEEEEEEEEEEEEEEE)));
 }
 
-void test_one_thread_sees_what_a_vector_says() {
+void test_one_thread_equals_a_vector_of_holders() {
   constexpr int64_t kSlots = 7;
   Shared shared(kSlots);
   std::vector<int64_t> expected(kSlots, 0);
@@ -204,9 +204,9 @@ void test_processes_share_a_ring_and_one_is_killed() {
 }  // namespace
 
 int main() {
-  test_line_zero_says_what_the_memory_is();
+  test_line_zero_describes_the_memory();
   test_formatting_clears_everything();
-  test_one_thread_sees_what_a_vector_says();
+  test_one_thread_equals_a_vector_of_holders();
   test_processes_share_a_ring_and_one_is_killed();
   test_threads_never_see_a_slot_of_two_holders();
   return finish("ring");

@@ -55,7 +55,7 @@ void test_pack_with_threads() {
   CHECK(sum == 2 * 7 * nbytes);
 }
 
-void test_a_forked_child_works_alone() {
+void test_a_forked_child_uses_one_thread() {
   CHECK(!cpu::forked());
   const pid_t child = fork();
   if (child == 0) {
@@ -74,6 +74,6 @@ void test_a_forked_child_works_alone() {
 int main() {
   test_large_copies_use_threads();
   test_pack_with_threads();
-  test_a_forked_child_works_alone();
+  test_a_forked_child_uses_one_thread();
   return finish("launch");
 }

@@ -33,7 +33,7 @@ void write(const Block& block, int value) {
 
 uint64_t address(const Block& block) { return reinterpret_cast<uintptr_t>(block.data); }
 
-void test_a_block_comes_back() {
+void test_a_block_is_reused() {
   start_anew(64 * kMiB, kLong);
   const CacheInfo before = cache_info();
   const Block first = take_block(5 * kMiB + 1);
@@ -93,7 +93,7 @@ void test_the_limit_holds() {
   CHECK(cache_info().cached == 0);
 }
 
-void test_idle_blocks_go_back_in_time() {
+void test_idle_blocks_are_freed_in_time() {
   start_anew(64 * kMiB, milliseconds(300));
   give_block(take_block(4 * kMiB));
   give_block(take_block(2 * kMiB));
@@ -196,10 +196,10 @@ void test_a_forked_child_starts_empty() {
 }  // namespace
 
 int main() {
-  test_a_block_comes_back();
+  test_a_block_is_reused();
   test_the_smallest_fitting_block_is_taken();
   test_the_limit_holds();
-  test_idle_blocks_go_back_in_time();
+  test_idle_blocks_are_freed_in_time();
   test_impossible_sizes_are_refused();
   test_threads_do_not_share_blocks();
   test_a_forked_child_starts_empty();

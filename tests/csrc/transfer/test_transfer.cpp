@@ -160,7 +160,7 @@ void test_blocks_fit() {
   CHECK(staging.info().num_allocated == 3);
 }
 
-void test_two_who_look_at_one_line_take_one_block_each() {
+void test_two_threads_with_one_queue_take_one_block_each() {
   Bench bench;
   Events events(&bench.runtime);
   Staging staging(&bench.runtime, {});
@@ -178,7 +178,7 @@ void test_two_who_look_at_one_line_take_one_block_each() {
   gate->open();
 }
 
-void test_what_has_been_read_is_poisoned() {
+void test_blocks_are_poisoned_after_their_copy() {
   Bench bench;
   Events events(&bench.runtime);
   Limits poisoned;
@@ -207,7 +207,7 @@ int main() {
   test_a_long_transfer_uses_its_own_blocks_again();
   test_idle_blocks_above_the_limit_are_freed();
   test_blocks_fit();
-  test_two_who_look_at_one_line_take_one_block_each();
-  test_what_has_been_read_is_poisoned();
+  test_two_threads_with_one_queue_take_one_block_each();
+  test_blocks_are_poisoned_after_their_copy();
   return finish("transfer");
 }

@@ -69,7 +69,7 @@ bool are_beside(Bench* bench, const Batch& batch, bool waits_immediately) {
   return found;
 }
 
-void test_other_copies_go_beside_home() {
+void test_other_copies_use_the_copy_stream() {
   Bench bench;
   const Batch packed(&bench.random, 3, 100, 1);
   const Batch many(&bench.random, 0, 100, kBatchCopies);
@@ -84,7 +84,7 @@ void test_other_copies_go_beside_home() {
   CHECK(!are_beside(&bench, few, true));
 }
 
-void test_copies_go_beside_a_home_that_works() {
+void test_copies_use_the_copy_stream_if_home_is_busy() {
   Bench bench;
   const Batch batch(&bench.random, 0, 100, 1);
   Target target(batch);
@@ -173,7 +173,7 @@ void test_a_fence_records_no_event_under_capture() {
   CHECK(bench.engine.events().num_idle() == bench.engine.events().num_created());
 }
 
-void test_threads_ask_one_fence() {
+void test_threads_query_one_fence() {
   Bench bench;
   bench.runtime.current = {kHome, kOther};
   bench.runtime.capturing = kHome.id;
@@ -196,13 +196,13 @@ void test_threads_ask_one_fence() {
 
 int main() {
   test_copies_of_an_idle_home_need_no_wait();
-  test_other_copies_go_beside_home();
-  test_copies_go_beside_a_home_that_works();
+  test_other_copies_use_the_copy_stream();
+  test_copies_use_the_copy_stream_if_home_is_busy();
   test_a_wait_on_a_captured_stream_is_refused();
   test_the_host_waits_for_a_mark();
   test_a_fence_is_passed_when_every_stream_has_done_its_work();
   test_a_fence_of_no_stream_is_passed();
   test_a_fence_records_no_event_under_capture();
-  test_threads_ask_one_fence();
+  test_threads_query_one_fence();
   return finish("transfer_streams");
 }
