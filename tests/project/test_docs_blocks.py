@@ -9,8 +9,7 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
-from docs_blocks import all_blocks, blocks, pages, run_page
-from repository import ROOT
+from docs_blocks import all_blocks, run_page
 
 import pyparallel.mmcv
 
@@ -99,29 +98,3 @@ def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_python_of_a_page_runs_and_prints_what_is_shown(page: str) -> None:
     languages = ("pycon",) if page in BESIDE_PEERS else ("pycon", "python")
     assert run_page(page, *languages, before=TAKEN_FOR_GRANTED.get(page, "")) > 0
-
-
-def test_the_tables_of_this_file_name_pages_that_need_them() -> None:
-    assert {*TAKEN_FOR_GRANTED, *ELSEWHERE, *BESIDE_PEERS} <= set(PYTHON)
-    for page, test in {**ELSEWHERE, **BESIDE_PEERS}.items():
-        assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
-
-
-def test_a_block_is_python_a_command_a_message_or_a_drawing() -> None:
-    #: The languages of blocks, and the test that checks each.
-    known = {
-        "python": "runs here",
-        "pycon": "runs here",
-        "sh": "tests/project/test_docs_commands.py",
-        "dockerfile": "tests/project/test_docs_commands.py",
-        "text": "tests/project/test_docs_messages.py",
-        "{toctree}": "tests/project/test_docs_site.py",
-        "{eval-rst}": "tests/project/test_docs_site.py",
-        "": "a drawing",
-    }
-    found = [block for page in pages() for block in blocks(page)]
-    assert {block.name for block in found if block.language not in known} == set()
-    assert len(found) > 80
-    for block in all_blocks(""):
-        drawn = [line for line in block.text.splitlines() if "-->" in line]
-        assert drawn, f"{block.name}: say of what language the block is"

@@ -1,14 +1,8 @@
-"""Every command in the pages is run by a test or by CI, or has a reason.
-
-A command that no row of the table covers fails here: run it somewhere, and add the row.
-"""
+"""Commands in the pages: their targets, settings, options and files exist."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-from typing import NamedTuple
 
 import pytest
 from docs_blocks import SETTING, all_blocks, commands, pages
@@ -16,132 +10,10 @@ from repository import ROOT
 
 pytestmark = pytest.mark.one_backend
 
-CI = (ROOT / ".ci/run").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-class Step(NamedTuple):
-    """A step of CI runs it: this text begins a line of ``.ci/run``."""
-
-    line: str
-
-
-class In(NamedTuple):
-    """A file that runs the command: its path, and a text in it."""
-
-    path: str
-    text: str
-
-
-class Not(NamedTuple):
-    """It is not run before each change."""
-
-    reason: str
-
-
-LONG = "a long run, of hours or of a whole machine; its parts have tests"
-ANOTHER = "it sets up another machine, or a folder for one"
-#: The beginning of each command, without settings such as MAX_JOBS=1, and its test.
-COVERED: dict[str, Step | In | Not] = {
-    "make test": In("Makefile", "test: test-native test-python test-core-address"),
-    "make test-all": In("Makefile", "test-all: ## all checks of CI"),
-    "make test-native": Step("make test-native"),
-    "make test-python": Step("make test-python"),
-    "make test-core": Step("make test-core"),
-    "make lint": Step("make lint"),
-    "make demo": Step("make demo"),
-    "make docs": Step("make docs"),
-    "make fuzz-core": Step("make fuzz-core"),
-    "make test-peers": Step("make test-peers"),
-    "make cuda-build": Step("make cuda-build"),
-    "make wheel": In("tests/project/test_release.py", "check_dist"),
-    "make help": In("tests/project/test_docs_commands.py", '"make", "help"'),
-    "make fuzz": Not(LONG),
-    "make fuzz-corpus": Not(LONG),
-    "make soak": Not(LONG),
-    "make test-asan": Not(LONG),
-    "make test-tsan": Not(LONG),
-    "make test-valgrind": Not(LONG),
-    "make test-busy": Not(LONG),
-    "make mutations": Not(LONG),
-    "make bench": In("tests/benchmarks/test_report.py", "run.main("),
-    "make bench-loader": In("tests/benchmarks/test_loader.py", "loader.main("),
-    "make gpu-check": In("tests/support/gpu_check_runs.py", "gpu_check.py"),
-    "make gpu-wheels": Not(ANOTHER),
-    "make wheels": Not(LONG),
-    "make test-matrix": Not(LONG),
-    "make test-newest": Step("make test-newest"),
-    "pip install torch": In("scripts/check_sdist", '"$torch"'),
-    "pip install setuptools>=77": In("scripts/check_sdist", '"setuptools>=77,<81"'),
-    "pip install --no-build-isolation": In(
-        "scripts/check_sdist", "-m pip install -q --no-build-isolation"
-    ),
-    "pip install pyparallel-torch[demo]": In("Makefile", '".[test,lint,demo]"'),
-    "pip install accelerate lightning": In("Makefile", '"accelerate>='),
-    "pip install mmengine": In("Makefile", "mmengine==0.10.7"),
-    "pip install --target": Not(ANOTHER),
-    "pyparallel doctor": In("tests/doctor/test_command_line.py", "doctor"),
-    "pyparallel profile": In("tests/profiler/test_command.py", "profile"),
-    "python -m pyparallel": In(
-        "tests/doctor/test_command_line.py", '"-m", "pyparallel"'
-    ),
-    "python -m benchmarks.loader": In(
-        "tests/benchmarks/test_loader.py", "loader.main("
-    ),
-    "python -m benchmarks.parallel_apply": In(
-        "tests/benchmarks/test_parallel_apply.py", "benchmark.main("
-    ),
-    "python -m benchmarks.gpu": In("tests/benchmarks/test_gpu.py", "gpu.main("),
-    "python -m benchmarks.summary": In(
-        "tests/benchmarks/test_summary.py", "summary.main("
-    ),
-    "python -m benchmarks.collate": In(
-        "benchmarks/__main__.py", '"-m", "benchmarks.collate"'
-    ),
-    "python -m benchmarks": In("tests/benchmarks/test_report.py", "run.main("),
-    "python train.py": In("tests/transfer/test_debug_variable.py", "PYPARALLEL_DEBUG="),
-    "python tests/support/fuzz.py": In("tests/robustness/test_fuzz.py", "fuzz"),
-    "python tests/support/soak.py": In("tests/robustness/test_soak.py", "soak"),
-    "python examples/ragged_digits.py": In(
-        "tests/project/test_examples.py", "ragged_digits"
-    ),
-    "python examples/unicode_names.py": In(
-        "tests/project/test_examples_each.py", "unicode_names"
-    ),
-    "python examples/mmcv1_install.py": In(
-        "tests/project/test_examples_each.py", "mmcv1_install"
-    ),
-    "python examples/lightning_accelerate.py": In(
-        "tests/project/test_examples_peers.py", "lightning_accelerate"
-    ),
-    "python examples/mmengine_runner.py": In(
-        "tests/mmengine/test_runner_example.py", "mmengine_runner"
-    ),
-    "python examples/parallel_apply.py": In(
-        "tests/project/test_examples_parallel.py", "parallel_apply"
-    ),
-    "python examples/filter_photos.py": In(
-        "tests/project/test_examples_parallel.py", "filter_photos"
-    ),
-    "torchrun --nproc_per_node=2 examples/detection.py": In(
-        "tests/project/test_examples_each.py", "detection.py"
-    ),
-    "torchrun --nproc_per_node=2 examples/ragged_digits.py": Step("make demo"),
-    "torchrun --nproc_per_node=2 examples/mmengine_runner.py": In(
-        "tests/mmengine/test_runner_example.py", "torchrun"
-    ),
-    "torchrun --standalone": In("tests/support/elastic_runs.py", "distributed.md"),
-    "torchrun --nnodes=2": In("tests/parallel/test_two_hosts.py", "distributed.md"),
-    "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1": In(
-        "tests/support/elastic_runs.py", "distributed.md"
-    ),
-    "cmake -S . -B build": In("Makefile", '$(CMAKE) -S . -B "build/core-$*"'),
-    "cmake --build build/core": In("Makefile", '$(CMAKE) --build "build/core-$*"'),
-    "ctest --test-dir build/core": In(
-        "Makefile", '$(CTEST) --test-dir "build/core-$*"'
-    ),
-}
-#: The files that must contain the options of our commands.
+#: Options of commands of ours, which must be there, and where that is seen.
 SOURCES = {
     "benchmarks": "benchmarks",
     "benchmarks.loader": "benchmarks",
@@ -166,46 +38,6 @@ def typed() -> list[tuple[str, list[str]]]:
 COMMANDS = typed()
 
 
-def row_of(words: list[str]) -> str | None:
-    """Return the row with the longest beginning that the command has."""
-    text = " ".join(words)
-    fits = [row for row in COVERED if f"{text} ".startswith((f"{row} ", f"{row}/"))]
-    return max(fits, key=len, default=None)
-
-
-def test_every_command_is_covered() -> None:
-    assert len(COMMANDS) > 50
-    uncovered = {
-        f"{name}: {' '.join(words)}"
-        for name, words in COMMANDS
-        if row_of(words) is None
-    }
-    assert uncovered == set()
-
-
-def test_every_row_covers_a_command() -> None:
-    used = {row_of(words) for _, words in COMMANDS}
-    inline = {
-        row
-        for row in COVERED
-        for page in pages()
-        if f"`{row}" in (ROOT / page).read_text(encoding="utf-8")
-    }
-    assert set(COVERED) - used - inline == set()
-
-
-@pytest.mark.parametrize("row", COVERED)
-def test_who_covers_a_command_does(row: str) -> None:
-    cover = COVERED[row]
-    if isinstance(cover, Step):
-        line = rf"^(beside \w+ )?{re.escape(cover.line)}\b"
-        assert re.search(line, CI, re.MULTILINE)
-    elif isinstance(cover, In):
-        assert cover.text in (ROOT / cover.path).read_text(encoding="utf-8")
-    else:
-        assert len(cover.reason) > 20
-
-
 def test_targets_of_make_exist_and_so_do_their_settings() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
     of_scripts = (ROOT / "scripts/gpu_check.py").read_text(encoding="utf-8")
@@ -220,17 +52,6 @@ def test_targets_of_make_exist_and_so_do_their_settings() -> None:
         assert {word for word in words[1:] if word not in settings} <= targets, name
         for setting in settings:
             assert setting.partition("=")[0] in MAKEFILE + of_scripts, name
-
-
-def test_the_makefile_selects_tests_by_registered_markers_alone(
-    pytestconfig: pytest.Config,
-) -> None:
-    known = {line.partition(":")[0] for line in pytestconfig.getini("markers")}
-    selections = re.findall(r'-m "([a-z_ ]+)', MAKEFILE)
-    selections += re.findall(r"^test: WITHOUT_SLOW := (.+)", MAKEFILE, re.MULTILINE)
-    words = set(" ".join(selections).split()) - {"and", "not", "or"}
-    assert {"one_backend", "slow"} <= words <= known
-    assert re.findall(r"tests/\S*test_\w+", MAKEFILE) == []
 
 
 def test_options_of_our_programs_exist() -> None:
@@ -250,16 +71,6 @@ def test_options_of_our_programs_exist() -> None:
     assert checked > 8
 
 
-def test_make_help_lists_the_targets_that_have_a_description() -> None:
-    # Not as a part of the make that may have started the tests.
-    env = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
-    done = subprocess.run(
-        ["make", "help"], cwd=ROOT, env=env, capture_output=True, text=True, check=True
-    )
-    described = re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE)
-    assert [line.split()[0] for line in done.stdout.splitlines()] == described
-
-
 def test_files_that_commands_name_exist() -> None:
     for name, words in COMMANDS:
         for word in words:
@@ -277,20 +88,3 @@ def test_a_container_is_built_by_the_commands_that_are_tested() -> None:
     for line in ("pip install --no-build-isolation", '"setuptools>=77" wheel ninja'):
         assert line in block.text and line in install
     assert "COPY . /src" in block.text
-
-
-def test_settings_that_are_exported_or_set_are_known() -> None:
-    every = "".join(
-        path.read_text(encoding="utf-8")
-        for path in [
-            *ROOT.glob("pyparallel/**/*.py"),
-            ROOT / "setup.py",
-            *ROOT.glob("tests/**/*.py"),
-            *ROOT.glob("examples/*.py"),
-        ]
-    )
-    for block in all_blocks("sh"):
-        for words in commands(block.text):
-            for word in words:
-                if SETTING.match(word) and words[0] != "make":
-                    assert word.partition("=")[0] in every, block.name

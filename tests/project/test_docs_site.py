@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 from docs_blocks import all_blocks, pages
@@ -74,11 +73,6 @@ def test_every_page_of_the_documentation_is_in_the_tree_once() -> None:
     others = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
     others |= {f"{name}/README.md" for name in ("benchmarks", "csrc", "examples")}
     assert set(tree) == written | others  # the README is where the code is hosted
-
-
-def test_the_tree_has_four_parts() -> None:
-    captions = re.findall(r"^:caption: (.+)$", text_of(INDEX), re.MULTILINE)
-    assert captions == ["Tutorial", "How-to guides", "Reference", "Explanation"]
 
 
 @pytest.mark.parametrize("page", pages())
@@ -166,12 +160,6 @@ def test_errors_of_the_library_are_in_the_reference() -> None:
     }
     public = "pyparallel.core.errors.Error"  # described by its public name
     assert public in errors and errors - {public} <= set(DESCRIBED)
-
-
-def test_the_picture_of_the_first_page_is_small() -> None:
-    picture = Path(ROOT, "docs/images/docs-first-page.png")
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert picture.stat().st_size < 200_000
 
 
 def test_what_only_the_site_has_goes_into_a_source_distribution() -> None:

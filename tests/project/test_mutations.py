@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from prefetch_loaders import until
 from repository import ROOT
 
 from tests.mutations import ALL, Mutation
-from tests.mutations.page import digest, is_current, noticed_by, pages, recorded
+from tests.mutations.page import is_current, pages, recorded
 from tests.mutations.traps import TRAPS
 from tests.mutations.trial import NOTICED, Tree, execute, judge, problem, run
 
@@ -70,27 +69,6 @@ def test_every_outcome_is_of_the_mutation_as_it_stands_and_it_was_noticed() -> N
     for mutation in ALL:
         assert is_current(mutation, kept), "run python scripts/mutations.py --changed"
         assert kept[mutation.name]["verdict"] in NOTICED, mutation.name
-
-
-def test_an_outcome_holds_for_the_same_change_wherever_its_files_are() -> None:
-    toy = Mutation("toy", "toy", "source.py", "a = 1", "a = 2", ("test_x.py::test_y",))
-    moved = toy._replace(file="folder/a.py", tests=("folder/test_z.py::test_y",))
-    assert digest(moved) == digest(toy)
-    assert noticed_by(moved, "test_y") == "folder/test_z.py::test_y"
-    assert noticed_by(moved, "test_gone") == ""
-    outcome = {"digest": digest(toy), "verdict": "fails", "by": "test_y"}
-    assert is_current(moved, {"toy": outcome})
-    assert not is_current(moved, {"other": outcome})
-    assert not is_current(moved._replace(text="a"), {"toy": outcome})
-    assert not is_current(moved, {"toy": {**outcome, "by": "test_gone"}})
-    fields = {
-        "text": "b = 1",
-        "replacement": "a = 3",
-        "sanitize": "thread",
-        "backend": "python",
-    }
-    changed = [toy._replace(**{name: value}) for name, value in fields.items()]
-    assert len({digest(each) for each in [toy, *changed]}) == 5
 
 
 def test_the_pages_are_those_of_the_mutations() -> None:
@@ -159,29 +137,6 @@ def test_what_became_of_a_mutation_is_told(toy: Tree) -> None:
     assert (toy.root / "source.py").read_text() == SOURCE, "it was put back"
 
 
-def test_what_was_tried_is_compiled_again_in_every_copy(tmp_path: Path) -> None:
-    name, tree = "csrc/pytree/columns.cpp", Tree(tmp_path / "copy")
-    (tree.root / "build").mkdir(parents=True)
-    (tree.root / "build" / "mutated").write_text(f"{name}\n")
-    for _ in range(2):  # each copy brings the time of the source back
-        begun = time.time()
-        tree.fill()
-        assert (tree.root / name).stat().st_mtime > begun - 1
-        assert (ROOT / name).stat().st_mtime < begun - 1
-
-
-def test_what_cannot_be_imported_has_shown_nothing(toy: Tree) -> None:
-    broken = Mutation("broken", "toy", "source.py", SOURCE, "raise KeyError\n", (ODD,))
-    assert toy.attempt(broken).verdict == "BROKEN"
-
-
-def test_tests_that_fail_anyhow_stop_the_run(toy: Tree) -> None:
-    (toy.root / "test_source.py").write_text("def test_halves():\n    assert 0\n")
-    tried = [without_check("found", "    if False:\n", HALVES)]
-    with pytest.raises(RuntimeError, match=r"^without any mutation: .*test_halves"):
-        run(toy, tried)
-
-
 def test_what_hangs_has_noticed_and_is_ended_with_all_that_it_started(
     tmp_path: Path,
 ) -> None:
@@ -200,17 +155,3 @@ def status(pid: int) -> Any:
         return psutil.Process(pid).status()
     except psutil.NoSuchProcess:
         return psutil.STATUS_ZOMBIE
-
-
-def test_a_mutation_that_does_not_fit_is_told(tmp_path: Path) -> None:
-    (tmp_path / "source.py").write_text("a = 1\nb = 1\n")
-    toy = Mutation("toy", "toy", "source.py", "a = 1", "a = 2", ("test_x.py",))
-    assert problem(toy, tmp_path) == ""
-    for changed, why in [
-        (toy._replace(text="= 1"), "source.py has its text 2 times"),
-        (toy._replace(text="c"), "source.py has its text 0 times"),
-        (toy._replace(file="absent.py"), "absent.py is not there"),
-        (toy._replace(replacement="a = 1"), "it changes nothing"),
-        (toy._replace(replacement="a ="), "it does not parse: "),
-    ]:
-        assert problem(changed, tmp_path).startswith(why)
