@@ -235,6 +235,7 @@ def shown(copy: Path, backend: str | None):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [None, "", "auto", "python"])
 def test_process_without_an_extension_is_silent(copy, backend):
     name, _, error, texts = shown(copy, backend)
@@ -261,6 +262,7 @@ def test_process_with_a_broken_module_warns_once_and_keeps_the_error(copy):
     assert texts == [f"[PP001] {reason}\nUntil then, pure Python runs."]
 
 
+@pytest.mark.slow
 def test_process_that_must_be_native_fails_with_the_reason(copy):
     done = start(copy, "native")
     assert done.returncode == 1

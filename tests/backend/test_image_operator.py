@@ -114,6 +114,7 @@ def test_exact_batches_have_the_bits_of_steps_in_numpy(
     assert np.array_equal(mask.numpy(), oracle.mask_of(images, target))
 
 
+@pytest.mark.slow
 @both
 @bounded
 @given(

@@ -80,6 +80,7 @@ def count(binary: Path, case: str, scale: int) -> int:
     return own_cost(out.read_text(encoding="utf-8"), binary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_instructions_of_a_loop_equal_the_table(binary: Path, case: str) -> None:
     counts = json.loads(TABLE.read_text(encoding="utf-8"))

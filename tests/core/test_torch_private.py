@@ -269,6 +269,7 @@ def run_with(before: str) -> str:
     return done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_an_import_names_what_torch_lacks() -> None:
     text = run_with("import torch._utils\ndel torch._utils.ExceptionWrapper")
     start = (

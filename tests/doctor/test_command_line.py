@@ -115,6 +115,7 @@ def test_a_command_does_not_import_another():
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)  # as `head` does

@@ -64,6 +64,7 @@ def start(tmp_path):
         rank.join()
 
 
+@pytest.mark.slow
 def test_the_installed_script_passes_in_any_folder(tmp_path, folder):
     script = tmp_path / "pyparallel"  # as pip writes it, but with longer limits
     script.write_text(
@@ -217,6 +218,7 @@ def _run_and_send_pids(pipe) -> None:
     two_processes(600)
 
 
+@pytest.mark.slow
 def test_ranks_end_when_their_parent_is_killed(folder):
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("forkserver")

@@ -42,7 +42,6 @@ import pyparallel
 pytestmark = [
     pytest.mark.cuda_torch,
     pytest.mark.asan,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     # Whole epochs are held here, and whichever test is the first is warned of it.
@@ -123,6 +122,7 @@ def test_any_options_return_the_batches_of_torch(
     assert same(both[1], both[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_every_start_method_and_persistent_workers(method: str) -> None:
     ours = compare(

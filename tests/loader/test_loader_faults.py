@@ -24,7 +24,6 @@ from pyparallel.loader import worker_monitor
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
     pytest.mark.one_backend,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.timeout(120),

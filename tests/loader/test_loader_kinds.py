@@ -121,7 +121,6 @@ FOREIGN: dict[str, Callable[[int], Any]] = {
 ALL = OWN | NONE | FOREIGN
 
 
-@functools.cache
 def arrived(cls: Any, name: str) -> Any:
     """Return the batches of one kind, two, and the loader that gave them."""
     loader = cls(Making(ALL[name], 2), num_workers=1, collate_fn=only)

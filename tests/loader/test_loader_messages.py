@@ -160,6 +160,7 @@ def error_of(loader: Any) -> Exception:
     raise AssertionError("no error")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", PLACES)
 def test_an_error_in_a_worker_names_the_samples_and_the_worker(
@@ -304,6 +305,7 @@ KILLED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize(

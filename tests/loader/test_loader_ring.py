@@ -91,6 +91,7 @@ def test_no_batch_takes_a_descriptor(collate_fn: Any) -> None:
     assert len(here) == len(there) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "libasan" in os.environ.get("LD_PRELOAD", ""),
     reason="AddressSanitizer keeps freed memory, so the process grows",

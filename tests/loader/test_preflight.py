@@ -205,6 +205,7 @@ def test_no_start_method_is_the_default_one(tmp_path, monkeypatch, default):
     assert len(found) == (default == "fork")
 
 
+@pytest.mark.slow
 def test_asking_for_the_default_does_not_settle_it():
     code = "import multiprocessing as m; from pyparallel.loader import preflight as p; "
     code += "p.default_start_method(); m.set_start_method('spawn')"
@@ -273,6 +274,7 @@ class Numbers(torch.utils.data.Dataset):
         return i
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_real_loader_opens_the_expected_number_of_files(method):
@@ -307,6 +309,7 @@ def real(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_lowered_limit_of_files_is_found():
     assert "open files" not in real(sys.executable, "-c", REAL, "0")
     found = real(sys.executable, "-c", REAL, "40")
@@ -317,6 +320,7 @@ def test_a_lowered_limit_of_files_is_found():
 MOUNT = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "
 
 
+@pytest.mark.slow
 def test_a_container_with_little_shared_memory_is_found():
     tried = subprocess.run(
         ["unshare", "-m", "sh", "-c", MOUNT + "true"], capture_output=True, text=True

@@ -47,6 +47,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_workers_change_nothing() -> None:
     expected, _ = uninterrupted(case())
     assert len({str(batch) for batch in expected}) == 8
@@ -55,6 +56,7 @@ def test_workers_change_nothing() -> None:
         assert found == expected, options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before, after", [(0, 0), (0, 2), (2, 0), (3, 1), (2, 3)])
 def test_a_resumed_run_draws_the_same(before: int, after: int) -> None:
     batches, stops = uninterrupted(case(num_workers=before))

@@ -93,6 +93,7 @@ def start(code: str, path: Path, *options: str, way: str) -> subprocess.Popen[st
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_ends_without_a_message_of_ours(name: str, tmp_path: Path) -> None:
     code, exit_code, last = SCRIPTS[name]
@@ -110,6 +111,7 @@ def test_a_script_ends_without_a_message_of_ours(name: str, tmp_path: Path) -> N
         assert (rc, out, "" if last else err) == (exit_code, output, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_interactive", [False, True])
 def test_a_session_ends_without_a_message_of_ours(
     is_interactive: bool, tmp_path: Path

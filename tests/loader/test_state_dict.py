@@ -21,7 +21,6 @@ from pyparallel import DataLoader
 
 pytestmark = [
     pytest.mark.one_backend,
-    pytest.mark.slow,
     pytest.mark.filterwarnings(
         "ignore:This DataLoader will create",
     ),
@@ -39,6 +38,7 @@ def quiet(order: str) -> bool:
     return order == "python"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=10, deadline=None)
 @given(
@@ -59,6 +59,7 @@ def test_any_stop_is_continued_exactly(
         assert continued(case, stop) == batches[stop.given :], (stop.epoch, stop.moment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", WITH_WORKERS, ids=str)
 @pytest.mark.parametrize(
     "order", ["shuffle", "two rounds, generator", "eager, one by one", "counting"]
@@ -86,6 +87,7 @@ def test_any_order_is_continued_exactly_with_workers(data: st.DataObject) -> Non
     assert continued(case, stop) == batches[stop.given :], (stop.epoch, stop.moment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before, after", [(0, 2), (2, 0), (1, 2)])
 @pytest.mark.parametrize("order", ["shuffle", "eager", "counting"])
 def test_workers_may_be_more_or_fewer(order: str, before: int, after: int) -> None:
@@ -96,6 +98,7 @@ def test_workers_may_be_more_or_fewer(order: str, before: int, after: int) -> No
         assert found == batches[stop.given :]
 
 
+@pytest.mark.slow
 def test_a_fresh_process_continues(tmp_path: Path) -> None:
     case = Case("shuffle", 9, 2, options={"num_workers": 1}, epochs=2)
     batches, stops = uninterrupted(case)
@@ -237,6 +240,7 @@ def test_the_epoch_of_a_sampler_is_set_in_time() -> None:
     assert [(0, b.tolist()) for b in loader] == batches[:3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["map-style", "iterable"])
 def test_workers_may_be_spawned(kind: str) -> None:
     options = {"num_workers": 1, "multiprocessing_context": "spawn"}
@@ -258,6 +262,7 @@ class Seeds(resumed.Numbers):
         return torch.tensor([index, info.seed - info.id])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("order", ["shuffle", "shuffle, generator", "eager"])
 def test_workers_have_the_seeds_that_they_had(order: str, persistent: bool) -> None:

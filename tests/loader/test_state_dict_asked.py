@@ -79,6 +79,7 @@ KINDS = [resumed.UnevenStateful, resumed.UnevenCursors, resumed.UnevenSelf]
 KINDS += [resumed.UnevenOnward, resumed.UnevenDraws]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_state_of_an_iterable_dataset_is_exact(kind: type) -> None:
     for given, later in ((1, 0), (3, 0), (2, 2), (5, 1)):
@@ -88,6 +89,7 @@ def test_the_first_state_of_an_iterable_dataset_is_exact(kind: type) -> None:
         assert continued(case, stop) == rest, (given, later)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["shuffle", "eager, one by one", "counting"])
 def test_the_first_state_of_a_map_style_dataset_is_exact(order: str) -> None:
     for given, later in ((1, 0), (4, 0), (2, 3)):

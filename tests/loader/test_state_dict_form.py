@@ -27,6 +27,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_state_is_the_same_after_json(name: str) -> None:
     batches, stops = uninterrupted(CASES[name])

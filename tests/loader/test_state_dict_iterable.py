@@ -63,6 +63,7 @@ def test_single_samples(kind: type) -> None:
         assert continued(fresh, stop) == batches[stop.given :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(1, 9, 4), (5, 0, 7)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_that_end_at_different_times(
@@ -71,6 +72,7 @@ def test_workers_that_end_at_different_times(
     assert_continued(case_of(kind, lengths, num_workers=3), slice(1, 11, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_persistent_workers(kind: type) -> None:
     case = case_of(kind, (7, 2), num_workers=2, persistent_workers=True)

@@ -42,6 +42,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @both_loaders
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("persistent", [False, True])
@@ -63,6 +64,7 @@ def test_a_prefetcher_names_the_worker_and_leaves_nothing(
             plain._iterator = None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_close_meanwhile_ends_the_thread_without_a_warning(persistent: bool) -> None:
     plain = loader(1, Numbers(2, DieInMessage()), persistent_workers=persistent)

@@ -67,6 +67,7 @@ def loader(method: str, **options: Any) -> tuple[Any, Any]:
     return made, event
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_timeout_of_a_worker_that_has_not_begun(method: str) -> None:
     made, event = loader(method, init=True, timeout=8)

@@ -13,7 +13,7 @@ from torch import nn
 from pyparallel import DataContainer
 from pyparallel.mmcv.distributed_deprecated import MMDistributedDataParallel
 
-pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(100)]
 
 
 @pytest.fixture(scope="module")

@@ -148,6 +148,7 @@ def test_every_name_of_every_submodule_is_ours(run, kind):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_uninstall_restores_the_modules_that_were_importable_before(run, kind):
     run(
@@ -219,6 +220,7 @@ def test_a_child_registry_of_mmcv_is_seen(run, kind):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WITH_REGISTRY)
 @pytest.mark.parametrize(
     "taken",

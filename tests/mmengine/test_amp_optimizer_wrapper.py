@@ -39,6 +39,7 @@ def make(**kwargs: Any) -> tuple[Cast, AmpOptimWrapper]:
     return model, AmpOptimWrapper(optimizer=runs.optimizer(model), **kwargs)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     every=st.integers(1, 4),
@@ -81,6 +82,7 @@ def test_bfloat16_is_that_of_plain_autocast_to_the_bit(
     assert model.seen == torch.bfloat16
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     bad=st.lists(st.booleans(), min_size=1, max_size=12),
@@ -263,6 +265,7 @@ os._exit(0)  # before the threads of gloo are taken down
 """
 
 
+@pytest.mark.slow
 def test_sharded_parameters_agree_on_steps_and_on_the_norm() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SHARDED],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from distributed_ranks import Results, launch
 
-pytestmark = pytest.mark.one_backend
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
 CASES = ["adversaries", "structure", "no_sync"]
 

@@ -108,11 +108,13 @@ def test_the_provided_classes_are_listed() -> None:
     assert names == ["OptimWrapper", "AmpOptimWrapper"]
 
 
+@pytest.mark.slow
 def test_importing_pyparallel_imports_no_part_of_it() -> None:
     code = "import pyparallel, sys\nprint([m for m in sys.modules if 'mmengine' in m])"
     assert run(code).stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_broken_mmengine_warns_once_and_our_bases_are_used(
     tmp_path: Path,
 ) -> None:

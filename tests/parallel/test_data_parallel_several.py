@@ -122,6 +122,7 @@ class Counted(Net):
         return dict(loss=loss, num_samples=len(data["metas"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [6, 5, 4, 2])
 def test_training_on_ragged_samples_in_containers_is_that_of_one_device(
     last: int,

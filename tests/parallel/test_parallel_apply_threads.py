@@ -354,6 +354,7 @@ sys.exit(5)
 """
 
 
+@pytest.mark.slow
 def test_the_interpreter_exits_with_threads_that_wait_and_threads_that_work() -> None:
     done = run(EXIT)
     assert done.returncode == 5, done.stderr

@@ -45,6 +45,7 @@ class Stream(IterableDataset):
         yield from (torch.full((3,), i) for i in range(12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("queue_size", [1, 2, 50])
 def test_every_epoch_has_all_batches_in_order(

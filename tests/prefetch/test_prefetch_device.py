@@ -80,6 +80,7 @@ def test_every_batch_arrives_whole_before_it_is_read(
     assert set(fake.pools) == {fake.main} and fake.pools[fake.main].num_reused > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [NoWaitOfConsumer, NoWaitBeforeCopy, HastyHostPool])
 def test_a_missing_protection_shows(broken: type[FakeDevice]) -> None:
     delays = {NoWaitBeforeCopy: (1e-4, 1e-2)}.get(broken, (1e-2, 1e-4))
@@ -106,6 +107,7 @@ def add_one(fake: FakeDevice) -> Any:
     return transform
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delays", [(1e-2, 1e-4), (1e-4, 1e-2)], ids=["copy", "step"])
 def test_a_transform_runs_after_the_copy_and_before_the_consumer(
     delays: tuple[float, float],

@@ -37,7 +37,6 @@ from pyparallel.prefetch import _thread, iterator
 
 pytestmark = [
     pytest.mark.one_backend,
-    pytest.mark.slow,
     pytest.mark.usefixtures("patient"),
 ]
 
@@ -62,6 +61,7 @@ ARRIVES: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("bad", [0, 5, 11], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("fault", FAULTS)
@@ -174,6 +174,7 @@ def test_a_killed_worker_is_named_soon(victim: int) -> None:
         assert next(it, "end") == "end"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("cls", [DataLoader, pyparallel.DataLoader])
 def test_a_worker_killed_with_the_shared_lock_is_named_without_a_wait(

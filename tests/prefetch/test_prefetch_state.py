@@ -54,6 +54,7 @@ def test_the_state_is_that_of_the_batch_returned_last() -> None:
         assert list(resumed) == list(range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("seen", [0, 1, 4, 6])
 def test_our_loader_continues_with_the_batch_that_was_not_seen(

@@ -117,6 +117,7 @@ def test_many_lanes_are_not_all_drawn():
     assert ">and 8 more lanes</" in draw(steady(steps=40, workers=20))
 
 
+@pytest.mark.slow
 @needs_matplotlib
 @pytest.mark.parametrize("heading", [False, True])
 def test_texts_do_not_overlap_and_stay_inside(heading):
@@ -181,6 +182,7 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_a_page_is_complete_and_loads_nothing():
     record = steady(padding=500)
@@ -323,6 +325,7 @@ def test_a_report_has_charts(tmp_path):
     assert {"svg", "figure"} <= set(Elements(written.files[0].read_text("utf-8")).tags)
 
 
+@pytest.mark.slow
 def test_every_rank_has_its_files(tmp_path):
     records = [dataclasses.replace(steady(), rank=i, world_size=2) for i in range(2)]
     first, second = report.write([*records, Record("x.py", ())], tmp_path)

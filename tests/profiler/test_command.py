@@ -107,6 +107,7 @@ def test_a_loader_whose_workers_are_slow_is_input_bound(tmp_path):
     assert summary.record.loaders[0]["num_workers"] == 1
 
 
+@pytest.mark.slow
 def test_workers_stop_writing_when_enough_was_seen(tmp_path):
     loader = DataLoader(profile_script.Ragged(), 2, collate_fn=pairs(), num_workers=1)
     with pyparallel.profile(tmp_path, steps=2, warmup=0):
@@ -145,6 +146,7 @@ def test_a_validation_between_epochs_is_another_loader(tmp_path):
     assert [step.is_first for step in summary.steps].count(True) == 2
 
 
+@pytest.mark.slow
 def test_a_block_that_fails_has_its_report(tmp_path):
     with pytest.raises(KeyError, match="seven"), pyparallel.profile(tmp_path) as found:
         loop(TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs()))
@@ -163,6 +165,7 @@ def test_a_block_without_steps_is_reported(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_one_profile_at_a_time(tmp_path):
     message = (
         "^profile: profiles of a process must not overlap, but one is active: an outer "
@@ -183,6 +186,7 @@ def test_numbers_of_steps_are_checked(name, tmp_path):
         pyparallel.profile(tmp_path, **{name: -1}).__enter__()
 
 
+@pytest.mark.slow
 def test_a_step_ends_when_a_device_in_use_has_done_its_work(tmp_path, monkeypatch):
     calls: list[None] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: calls.append(None))
@@ -226,6 +230,7 @@ def python(how: str) -> tuple[str, ...]:
     return sys.executable, "-W", "error", str(SCRIPT), how
 
 
+@pytest.mark.slow
 def test_a_script_is_ended_after_its_steps_also_with_spawned_workers(tmp_path, capfd):
     options = ("--steps", "4", "--warmup", "1")
     assert profiled(tmp_path, *options, script=python("spawn")) == 0
@@ -245,6 +250,7 @@ def test_a_script_is_ended_after_its_steps_also_with_spawned_workers(tmp_path, c
     }
 
 
+@pytest.mark.slow
 def test_a_script_that_is_killed_is_reported_as_far_as_it_came(tmp_path, capfd):
     assert profiled(tmp_path, "--warmup", "0", script=python("killed")) == 128 + 9
     summary = seen(tmp_path / "out")
@@ -253,6 +259,7 @@ def test_a_script_that_is_killed_is_reported_as_far_as_it_came(tmp_path, capfd):
     assert "ended with exit code 137" in (tmp_path / "out/profile.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_script_may_run_to_its_end_and_keeps_its_exit_code(tmp_path, capfd):
     options = ("--keep-going", "--steps", "2")
     assert profiled(tmp_path, *options, script=python("fails")) == 1
@@ -261,6 +268,7 @@ def test_a_script_may_run_to_its_end_and_keeps_its_exit_code(tmp_path, capfd):
     assert len(seen(tmp_path / "out").steps) == 2
 
 
+@pytest.mark.slow
 def test_every_rank_is_reported(tmp_path, capfd):
     run = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     script = (*run, "--nproc_per_node=2", str(SCRIPT), "ranks")
@@ -298,6 +306,7 @@ print("another sitecustomize")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["", "fork", "spawn"])
 def test_a_script_that_never_imports_the_package_is_profiled(tmp_path, capfd, start):
     path = tmp_path / "torch_only.py"
@@ -347,6 +356,7 @@ print(sys.modules["pyparallel"].__file__)
 """
 
 
+@pytest.mark.slow
 def test_the_package_of_the_command_is_used_where_there_is_no_other(tmp_path, capfd):
     path = tmp_path / "train.py"
     path.write_text(HIDDEN, encoding="utf-8")
@@ -356,6 +366,7 @@ def test_the_package_of_the_command_is_used_where_there_is_no_other(tmp_path, ca
     assert len(seen(tmp_path / "out").steps) == 1
 
 
+@pytest.mark.slow
 def test_a_script_whose_python_lacks_the_package_is_reported(tmp_path, capfd):
     (tmp_path / "pyparallel.py").write_text("raise ImportError('not mine')")
     path = tmp_path / "train.py"
@@ -462,6 +473,7 @@ def test_wrong_arguments_are_refused(arguments, message, capsys):
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_record_is_drawn_once_more(tmp_path, capsys):
     first, again = tmp_path / "first", tmp_path / "again"
     with pyparallel.profile(first, warmup=0) as found:
@@ -475,6 +487,7 @@ def test_a_record_is_drawn_once_more(tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_signal_that_ends_the_command_ends_the_script(tmp_path):
     code = "import time; print('ready', flush=True); time.sleep(60)"
     ours = (sys.executable, "-m", "pyparallel", "profile", "--out", str(tmp_path))
@@ -504,6 +517,7 @@ sys.exit(command.main(["--out", sys.argv[1], "--", *script]))
 """
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_script_begins_ends_both(tmp_path):
     ours = (sys.executable, "-c", EARLY, str(tmp_path))
     done = subprocess.run(ours, capture_output=True, text=True, timeout=120)

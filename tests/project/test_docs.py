@@ -24,6 +24,7 @@ MODULES = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_give_what_they_say(name: str) -> None:
     module = importlib.import_module(name)
@@ -31,6 +32,7 @@ def test_examples_in_docstrings_give_what_they_say(name: str) -> None:
     assert failed == 0
 
 
+@pytest.mark.slow
 def test_python_in_the_readme_prints_the_output_that_it_shows(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.one_backend
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-#: Options of commands of ours, which must be there, and where that is seen.
+#: The files that must contain the options of our commands.
 SOURCES = {
     "benchmarks": "benchmarks",
     "benchmarks.loader": "benchmarks",

@@ -160,6 +160,7 @@ def test_padding_of_the_heatmap_does_not_change_the_loss(digits: ModuleType) -> 
     )
 
 
+@pytest.mark.slow
 def test_a_short_run_trains_and_leaves_its_report(tmp_path: Path) -> None:
     sizes = ["--scenes", "64", "--val-scenes", "10", "--epochs", "1", "--workers", "1"]
     done = run(*sizes, "--min-f1", "0", "--out", str(tmp_path / "new" / "out"))
@@ -173,6 +174,7 @@ def test_a_short_run_trains_and_leaves_its_report(tmp_path: Path) -> None:
     assert "Warning" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_detector_that_is_not_good_enough_fails_the_run(tmp_path: Path) -> None:
     sizes = ["--scenes", "32", "--val-scenes", "4", "--epochs", "1"]
     done = run(*sizes, "--min-f1", "1.1", "--out", str(tmp_path))
@@ -180,6 +182,7 @@ def test_a_detector_that_is_not_good_enough_fails_the_run(tmp_path: Path) -> Non
     assert "below --min-f1 1.1" in done.stderr
 
 
+@pytest.mark.slow
 def test_missing_packages_are_named_with_the_command_that_installs_them(
     tmp_path: Path,
 ) -> None:

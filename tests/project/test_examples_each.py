@@ -64,6 +64,7 @@ def test_an_example_is_described_and_run(path: Path) -> None:
     assert any(f'"{path.name}"' in test.read_text("utf-8") for test in tests)
 
 
+@pytest.mark.slow
 def test_kinds_of_characters_are_learned_from_their_names() -> None:
     script = FOLDER / "unicode_names.py"
     done = python(script, "--epochs", "1", "--batch", "256", options=STRICT)
@@ -94,6 +95,7 @@ def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
     assert epochs[2] < 0.7 * epochs[0]
 
 
+@pytest.mark.slow
 def test_code_of_mmcv_1_trains_without_mmcv() -> None:
     pytest.importorskip("sklearn", reason="the example needs scikit-learn")
     if importlib.util.find_spec("mmcv"):

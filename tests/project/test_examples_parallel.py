@@ -42,6 +42,7 @@ def photos(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return filter_photos
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu", "cpu"]], ids=len)
 def test_eight_images_become_eight_rows_of_scores(devices: list[str]) -> None:
     done = run("parallel_apply.py", "--devices", *devices)
@@ -52,6 +53,7 @@ def test_eight_images_become_eight_rows_of_scores(devices: list[str]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_photographs_are_filtered_on_any_number_of_threads(
     photos: ModuleType, tmp_path: Path
 ) -> None:

@@ -306,6 +306,7 @@ def test_an_old_torch_is_refused_before_anything_is_compiled(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built with CUDA")
 def test_forced_cuda_with_a_cpu_torch_stops(tmp_path):
     done = build(tmp_path, FORCE_CUDA="1")

@@ -206,6 +206,7 @@ def test_the_first_line_of_every_docstring_says_what_it_is(name: str) -> None:
         assert "(" not in first.split()[0], f"{path}: a signature is no description"
 
 
+@pytest.mark.slow
 def test_completion_offers_public_names_only() -> None:
     code = "import pyparallel.mmengine\nprint(*dir(pyparallel))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

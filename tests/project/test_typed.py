@@ -48,6 +48,7 @@ def test_every_public_name_is_used() -> None:
     assert unused(without) == {"mmengine.stack_batch", "start_to_host"}
 
 
+@pytest.mark.slow
 def test_its_names_are_there_at_run_time() -> None:
     # Classes are made and annotations of the module evaluated; no function is called.
     done = subprocess.run([sys.executable, str(FILE)], capture_output=True, text=True)

@@ -22,8 +22,6 @@ import pyparallel
 from pyparallel import DataContainer, PreDataLoader
 from pyparallel.core import errors
 
-pytestmark = pytest.mark.slow
-
 #: What collate refuses, wherever it runs.
 REFUSED = [
     name

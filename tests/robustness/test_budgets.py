@@ -118,6 +118,7 @@ class Counted:
         return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queue_size", [1, 2, 5])
 @pytest.mark.parametrize("num_held", [1, 3])
 def test_prefetching_keeps_queue_size_batches_with_the_one_in_preparation(

@@ -105,6 +105,7 @@ def loaded(**options: Any) -> Iterator[None]:
             yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "works",
     [
@@ -125,6 +126,7 @@ def test_nothing_is_lost_when_handlers_run_meanwhile(
     assert len(calls) >= 3, "no signal came while anything was under way"
 
 
+@pytest.mark.slow
 def test_an_error_of_a_signal_handler_leaks_nothing_and_spoils_no_batch() -> None:
     inputs, kept = samples(), samples()
     state = torch.get_rng_state()
@@ -156,6 +158,7 @@ def test_an_error_of_a_signal_handler_leaks_nothing_and_spoils_no_batch() -> Non
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native is None, reason="pure Python copies in several steps")
 def test_a_handler_sees_a_copy_whole_or_not_begun() -> None:
     inputs = samples()

@@ -145,6 +145,7 @@ def rest_of(loader: DataLoader[Any]) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(0, 0), (2, 2), (2, 0), (0, 2)], ids=str)
 @pytest.mark.parametrize("left", [20, 3, 1, 0])
 def test_loaders_continue_with_the_next_batch(
@@ -180,6 +181,7 @@ def test_set_epoch_after_a_state_between_epochs_counts(
     assert sorted(map(tuple, rest_of(again))) == sorted(map(tuple, expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("left", [5, 1, 0])
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 4)])

@@ -171,6 +171,7 @@ def test_windows_are_divided_where_halves_need_the_least_padding(
     assert in_order(sampler) == in_order(expected)
 
 
+@pytest.mark.slow
 def test_large_windows_are_divided_like_small_ones() -> None:
     sizes = np.array(FEW_SIZES)[np.random.default_rng(0).integers(0, 11, (300_000, 2))]
     sampler = SizeBatchSampler(sizes, 1000, window=1000, shuffle=False)
@@ -537,6 +538,7 @@ def test_errors_name_the_argument_or_the_sample(name: str) -> None:
         SizeBatchSampler(*args, **options)
 
 
+@pytest.mark.slow
 def test_the_package_needs_numpy_for_the_sampler_alone() -> None:
     code = """
 import sys

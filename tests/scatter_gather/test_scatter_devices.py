@@ -252,6 +252,7 @@ def fail_on_the_second(fake: FakeDevice) -> int:
     return wrong
 
 
+@pytest.mark.slow
 def test_an_error_on_the_second_device_leaves_nothing_half_done(monkeypatch):
     delays = {"copy_delay": 5e-3, "compute_delay": 0.0}
     with use(monkeypatch, SecondIsFull(num_devices=2, **delays)) as fake:

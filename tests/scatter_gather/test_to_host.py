@@ -317,6 +317,7 @@ def drop_and_reuse(fake: FakeDevice) -> int:
     return wrong
 
 
+@pytest.mark.slow
 def test_a_handle_may_be_dropped():
     with FakeDevice(copy_delay=5e-3) as fake:
         assert drop_and_reuse(fake) == 0

@@ -135,6 +135,7 @@ def check_reach(opened: Any, place: Any) -> None:
             assert b"\x5e" * 8 not in seen
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.recursive(leaves(), combined, max_leaves=8))
 def test_a_batch_is_equal_after_serialization(make: Any) -> None:

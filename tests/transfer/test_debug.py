@@ -187,6 +187,7 @@ def grad(tensor: torch.Tensor) -> Any:
     return (torch.ones(100, requires_grad=True) * tensor).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hold",
     [

@@ -25,6 +25,7 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "enabled", "poison"),
     [
@@ -83,6 +84,7 @@ assert debug._unchecked and debug._watched
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_checks_nothing_of_its_parent():
     done = run(FORK, PYPARALLEL_DEBUG="1", PYTHONWARNINGS="ignore::DeprecationWarning")
     assert (done.stdout, done.stderr, done.returncode) == ("0 0\n", "", 0)
@@ -98,6 +100,7 @@ print(set(where))
 """
 
 
+@pytest.mark.slow
 def test_recycled_memory_of_the_host_contains_poison():
     if backend.name != "native":
         pytest.skip("pure Python recycles nothing")

@@ -104,6 +104,7 @@ if sys.argv[1] == "fails":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["late", "never", "fails"])
 def test_the_end_of_the_interpreter_waits_a_little_and_drops_nothing_early(case):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
