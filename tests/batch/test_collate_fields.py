@@ -259,7 +259,6 @@ JOINED = Ragged(torch.cat(BOXES), torch.tensor([0, 2, 3]))
         (Collate(default=Concat()), lambda x: x, lambda b: b),
         (Collate(default=Concat()), lambda x: {"x": (x, "text")}, lambda b: b["x"][0]),
     ],
-    ids=repr,
 )
 def test_a_field_is_found_by_its_name(
     rules: Collate, wrap: Callable[[Any], Any], read: Callable[[Any], Any]
@@ -941,7 +940,6 @@ def test_auto_chooses_by_shapes_and_warns_once(new_process: None) -> None:
         ([{"x": 1}, {"x": None}], Collate(x=List())),
         (iter([{"x": [1, 2]}] * 3), Collate(x=Stack())),
     ],
-    ids=repr,
 )
 def test_auto_without_different_shapes_does_not_warn(
     samples: Any, chosen: Collate, new_process: None
