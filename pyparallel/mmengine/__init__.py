@@ -27,6 +27,7 @@ from .launchers import init_dist
 from .optimizer_wrapper import OptimWrapper
 from .optimizer_wrapper_dict import OptimWrapperDict
 from .separate_distributed import MMSeparateDistributedDataParallel
+from .size_batch_sampler import SizeBatchSampler
 
 if TYPE_CHECKING:
     from .fully_sharded_distributed import MMFullyShard, MMFullyShardedDataParallel
@@ -44,6 +45,7 @@ __all__ = [
     "OptimWarning",
     "OptimWrapper",
     "OptimWrapperDict",
+    "SizeBatchSampler",
     "default_collate",
     "detect_anomalous_params",
     "init_dist",

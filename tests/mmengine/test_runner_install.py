@@ -34,6 +34,7 @@ NAMES = {
     "MODELS": ["BaseModel", "BaseDataPreprocessor", "ImgDataPreprocessor"],
     "OPTIM_WRAPPERS": ["OptimWrapper", "AmpOptimWrapper"],
     "FUNCTIONS": ["pseudo_collate", "default_collate"],
+    "DATA_SAMPLERS": ["SizeBatchSampler"],
 }
 WITHOUT = (
     "pyparallel.mmengine.install: pyparallel's classes must be subclasses of "

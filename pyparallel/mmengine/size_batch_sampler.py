@@ -1,0 +1,101 @@
+"""SizeBatchSampler for configs of mmengine's Runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..core.errors import BatchTypeError, type_name
+from ..sampler import size_batch_sampler
+from ._upstream import provides
+
+_WHERE = "mmengine.SizeBatchSampler:"
+
+
+@provides("DATA_SAMPLERS")
+class SizeBatchSampler(size_batch_sampler.SizeBatchSampler):
+    """``pyparallel.SizeBatchSampler`` with the arguments of a ``batch_sampler`` config.
+
+    The Runner builds it with the ``sampler`` and the ``batch_size`` of the loader. It
+    takes the dataset, the ranks, the seed and ``shuffle`` of that sampler, but not its
+    order. So it replaces mmdet's ``AspectRatioBatchSampler``, which has the same two
+    arguments::
+
+        train_dataloader = dict(
+            batch_size=16,
+            sampler=dict(type="DefaultSampler", shuffle=True),
+            batch_sampler=dict(type="pyparallel.SizeBatchSampler", scale=(1333, 800)))
+
+    The Runner calls ``set_epoch`` before each epoch.
+
+    Args:
+        sampler: A sampler of mmengine, such as ``DefaultSampler``.
+        batch_size: The number of samples of a batch, or the largest number with
+            ``max_padded``.
+        sizes: As of ``pyparallel.SizeBatchSampler``: an array, or a function of an
+            index. None: ``height`` and ``width`` of the dataset's ``get_data_info``.
+        scale: The size within which the pipeline resizes images and keeps their ratio,
+            as ``scale`` of mmcv's ``Resize``. Only for ``sizes=None``.
+        max_padded: As of ``pyparallel.SizeBatchSampler``.
+        **options: Other arguments of ``pyparallel.SizeBatchSampler``.
+
+    Raises:
+        TypeError: The sampler has no dataset, or an argument has the wrong type.
+        ValueError: An argument has an impossible value.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        batch_size: int,
+        *,
+        sizes: Any = None,
+        scale: tuple[int, int] | None = None,
+        max_padded: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not hasattr(sampler, "dataset"):
+            raise BatchTypeError(
+                f"{_WHERE} sampler must have a dataset, but is {type_name(sampler)}. "
+                "Use DefaultSampler of mmengine."
+            )
+        dataset = sampler.dataset
+        if sizes is None:
+            sizes = _image_sizes(dataset, scale)
+        if callable(sizes):
+            options.setdefault("num_samples", len(dataset))
+        limits: dict[str, Any] = {"batch_size": batch_size}
+        if max_padded is not None:
+            limits = {"max_padded": max_padded, "max_batch_size": batch_size}
+        names = {"seed": "seed", "shuffle": "shuffle"}
+        names |= {"num_replicas": "world_size", "rank": "rank"}
+        for name, attribute in names.items():
+            if (value := getattr(sampler, attribute, None)) is not None:
+                options.setdefault(name, value)
+        super().__init__(sizes, **limits, **options)
+
+    @property
+    def sampler(self) -> SizeBatchSampler:
+        """This object: mmengine's hooks call ``set_epoch`` of this attribute."""
+        return self
+
+
+def _image_sizes(
+    dataset: Any, scale: tuple[int, int] | None
+) -> Callable[[int], tuple[int, int]]:
+    """Return a function that returns the height and width of an image by its index."""
+    if not hasattr(dataset, "get_data_info"):
+        raise BatchTypeError(
+            f"{_WHERE} sizes must be set for a dataset without get_data_info, but is "
+            f"None ({type_name(dataset)}). Set sizes=[(height, width), ...]."
+        )
+
+    def size_of(index: int) -> tuple[int, int]:
+        info = dataset.get_data_info(index)
+        height, width = int(info["height"]), int(info["width"])
+        if scale is None:
+            return height, width
+        factor = min(max(scale) / max(height, width), min(scale) / min(height, width))
+        return int(height * factor + 0.5), int(width * factor + 0.5)
+
+    return size_of

@@ -1,0 +1,140 @@
+"""`SizeBatchSampler` in loaders that mmengine's Runner builds from a config."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.sample_sizes import coco_sizes
+from pyparallel import mmengine as ours
+from pyparallel.sampler import size_batch_sampler
+
+try:
+    from mmengine.hooks import DistSamplerSeedHook
+    from mmengine.registry import DATASETS
+    from mmengine.runner import Runner
+except ImportError as error:
+    pytest.skip(f"needs mmengine: {error}", allow_module_level=True)
+
+pytestmark = pytest.mark.peers
+
+#: Heights and widths of photographs before they are resized.
+PHOTOS = [(480, 640), (640, 480), (960, 1280), (427, 640), (640, 427)]
+
+
+class Photos:
+    """A dataset with the interface of mmdet's."""
+
+    def __init__(self, number: int = 200) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def get_data_info(self, index: int) -> dict[str, Any]:
+        height, width = PHOTOS[index % 5]
+        return {"height": height, "width": width, "img_id": index}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    with ours.installed():
+        DATASETS.register_module(module=Photos, name="Photos", force=True)
+        yield
+
+
+def loader_of(batch_size: int = 8, **options: Any) -> Any:
+    config = {
+        "batch_size": batch_size,
+        "num_workers": 0,
+        "dataset": {"type": "Photos"},
+        "sampler": {"type": "DefaultSampler", "shuffle": True},
+        "batch_sampler": {"type": "pyparallel.SizeBatchSampler", **options},
+        "collate_fn": {"type": "pseudo_collate"},
+    }
+    return Runner.build_dataloader(copy.deepcopy(config), seed=3)
+
+
+def batches_of(loader: Any) -> list[list[int]]:
+    return [list(batch) for batch in loader]
+
+
+def test_the_runner_builds_it_with_the_seed_of_the_sampler() -> None:
+    loader = loader_of(scale=(1333, 800))
+    expected = size_batch_sampler.SizeBatchSampler(
+        loader.batch_sampler.sizes, 8, seed=3, num_replicas=1, rank=0
+    )
+    found = batches_of(loader)
+    assert found == list(expected)
+    assert sorted(itertools.chain.from_iterable(found)) == list(range(200))
+
+
+def test_images_are_measured_as_the_pipeline_resizes_them() -> None:
+    # The sizes of mmcv's rescale_size for the same photographs.
+    assert loader_of(scale=(1333, 800)).batch_sampler.sizes[:5].tolist() == [
+        [800, 1067],
+        [1067, 800],
+        [800, 1067],
+        [800, 1199],
+        [1199, 800],
+    ]
+    assert loader_of().batch_sampler.sizes[2].tolist() == [960, 1280]
+
+
+def test_landscapes_and_portraits_are_apart() -> None:
+    # AspectRatioBatchSampler does the same, so it can be replaced.
+    for batch in batches_of(loader_of(batch_size=4, scale=(1333, 800))):
+        assert len({index % 5 in (1, 4) for index in batch}) == 1
+
+
+def test_the_hook_of_the_runner_sets_the_epoch() -> None:
+    class Loop:
+        dataloader = loader_of()
+
+    class FakeRunner:
+        train_loop, epoch = Loop, 1
+
+    first = batches_of(Loop.dataloader)
+    DistSamplerSeedHook().before_train_epoch(FakeRunner)
+    assert Loop.dataloader.batch_sampler.epoch == 1
+    second = batches_of(Loop.dataloader)
+    assert first != second
+    assert sorted(sum(first, [])) == sorted(sum(second, []))  # noqa: RUF017
+
+
+def test_a_budget_keeps_the_batch_size_as_limit() -> None:
+    sizes = coco_sizes(200).tolist()
+    budget = 4 * 1333 * 1333
+    loader = loader_of(batch_size=5, sizes=sizes, max_padded=budget)
+    found = batches_of(loader)
+    assert max(map(len, found)) == 5
+    for batch in found:
+        height, width = (max(sizes[i][dim] for i in batch) for dim in range(2))
+        assert height * width * len(batch) <= budget
+
+
+def test_errors_name_what_is_missing() -> None:
+    message = (
+        "mmengine.SizeBatchSampler: sampler must have a dataset, but is list. "
+        "Use DefaultSampler of mmengine."
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        ours.SizeBatchSampler([1], 2)
+
+    class Sampler:
+        dataset = [1, 2]  # noqa: RUF012
+
+    message = (
+        "mmengine.SizeBatchSampler: sizes must be set for a dataset without "
+        "get_data_info, but is None (list). Set sizes=[(height, width), ...]."
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        ours.SizeBatchSampler(Sampler(), 2)
