@@ -16,8 +16,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_sizes import audio_lengths, coco_sizes, demo_sizes, sentence_lengths
 
+from benchmarks.sample_sizes import (
+    audio_lengths,
+    coco_sizes,
+    demo_sizes,
+    sentence_lengths,
+)
 from pyparallel import Padding, SizeBatchSampler, pad_stack
 from pyparallel.sampler import _division
 

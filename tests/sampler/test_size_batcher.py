@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_sizes import demo_sizes
 from torch.utils.data import IterableDataset, get_worker_info
 
+from benchmarks.sample_sizes import demo_sizes
 from pyparallel import DataLoader, Padding, SizeBatcher, SizeBatchSampler, pad_stack
 
 pytestmark = [

@@ -1,0 +1,31 @@
+"""Cases of `distributed_ranks`: a `SizeBatchSampler` takes its ranks from the group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from distributed_ranks import case
+
+from pyparallel import DataLoader, SizeBatchSampler
+
+SIZES = [(17 * i % 50, 29 * i % 40) for i in range(101)]
+LIMITS: list[dict[str, Any]] = [{"batch_size": 4}, {"max_padded": 9000}]
+
+
+@case
+def epochs(rank: int, world: int) -> Any:
+    """Return the batches of two epochs for each limit. All ranks do equal steps."""
+    found = []
+    for limit in LIMITS:
+        sampler = SizeBatchSampler(SIZES, **limit, window=5)
+        assert (sampler.rank, sampler.num_replicas) == (rank, world)
+        loader = DataLoader(range(len(SIZES)), batch_sampler=sampler)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            batches = []
+            for batch in loader:
+                dist.barrier()  # would time out if another rank had fewer batches
+                batches.append(batch.tolist())
+            found.append(batches)
+    return found
