@@ -63,6 +63,17 @@ def draw(results: Record, folder: Path) -> list[str]:
         figures["throughput_by_bytes"] = lambda: throughput_by_bytes(by_bytes)
     if growths:
         figures["growth_of_cost"] = lambda: growth_of_cost(growths)
+    return _save(figures, folder)
+
+
+def draw_windows(results: Record, folder: Path) -> list[str]:
+    """Draw the chart of `benchmarks.sampler`, if the records have data for it."""
+    found = [run["window"] for run in results["runs"] if "window" in run]
+    figures = {"padding_by_window": lambda: padding_by_window(found[0])}
+    return _save(figures if found else {}, folder)
+
+
+def _save(figures: dict[str, Callable[[], Figure]], folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_RC):
         for name, make in figures.items():
@@ -189,6 +200,25 @@ def growth_of_cost(growths: Sequence[Record]) -> Figure:
         axes.grid(True)
     figure.suptitle("Growth of cost; the thin grey line is exactly proportional")
     return _with_legend(figure, panels)
+
+
+def padding_by_window(found: Record) -> Figure:
+    """Return the share of padding over the window of a `SizeBatchSampler`."""
+    figure, (axes,) = _panels(1, 1, 6.0, 3.6)
+    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+    for each, colour, marker in zip(found["series"], colours, "os^D", strict=True):
+        shares = [100 * share for share in each["padding"]]
+        label = each["name"]
+        axes.plot(found["windows"], shares, marker=marker, color=colour, label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    _plain_axis(axes.xaxis, (1, 2, 5))
+    _plain_axis(axes.yaxis, (1, 2, 5))
+    axes.set(xlabel="window, in batches (1: random batches)", ylabel="% padding")
+    axes.set_title(f"{found['number']:,} samples in batches of 16")
+    axes.grid(True)
+    axes.legend()
+    return figure
 
 
 def _panels(

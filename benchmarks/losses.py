@@ -54,6 +54,10 @@ _FRESH_PAGES = (
     "Each operator allocates megabytes. With the default allocator these are fresh "
     "pages, and the threads of a process wait for each other to get them."
 )
+_LESS_SORTING = (
+    "The peer sorts along one dimension, or divides samples into fixed groups. It does "
+    "not balance ranks. Its batches have more padding or less balanced ranks."
+)
 
 #: Neither mmcv nor mmengine: they have no special cases, so a loss to them is a defect.
 _NOT_MM = "[!m]*"
@@ -80,6 +84,9 @@ REASONS = (
     Reason("32 images near 224", "new_full + copy_", "ours, Python", _SAME_WAY),
     Reason("detection *", "F.pad + stack", "ours, Python", _LEFT_OVERS),
     Reason("detection *", "mmengine*", "ours, Python", _LEFT_OVERS),
+    Reason("*", "transformers", "ours, window=*", _LESS_SORTING),
+    Reason("*", "mmdet, 2 groups", "ours, window=*", _LESS_SORTING),
+    Reason("*", "torchvision, 8 groups", "ours, window=*", _LESS_SORTING),
     Reason("torch: blur", "a loop, *", "ours", _FRESH_PAGES),
 )
 

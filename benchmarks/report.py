@@ -150,7 +150,7 @@ def _summaries(results: Record) -> str:
         lines += ["", f"## {run_label(run)}", "", *_summary(run), ""]
         lines += [*loss_table(losses(run)), "", *machine(run)]
     if results.get("growth"):
-        lines += ["", "## Growth of the cost", "", *_growth(results["growth"])]
+        lines += ["", "## Growth of the cost", "", *growth_table(results["growth"])]
     return "\n".join(lines) + "\n"
 
 
@@ -235,7 +235,8 @@ def loss_table(found: Sequence[Loss]) -> Iterator[str]:
         yield _row([loss.case, loss.peer, loss.ours, loss.ratio, loss.reason])
 
 
-def _growth(growths: Sequence[Record]) -> Iterator[str]:
+def growth_table(growths: Sequence[Record]) -> Iterator[str]:
+    """Yield the table of the fits of `growth`."""
     titles = ["cost of", "by", "contender", "smallest", "largest", "fixed", "each"]
     yield from _head([*titles, "exponent", "as measured", "from n"], left=3)
     for growth in growths:
