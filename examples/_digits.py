@@ -53,9 +53,8 @@ def split(num_digits: int) -> tuple[np.ndarray, np.ndarray]:
 
 def compose(index: int, held_out: bool) -> Scene:
     """Make scene ``index``, with a fixed seed and its own size."""
-    rng = np.random.default_rng((int(held_out), index))
     images, labels = digits(held_out)
-    height, width = int(rng.integers(16, 49)), int(rng.integers(24, 129))
+    rng, (height, width) = draw_size(index, held_out)
     corners = place(rng, height, width, wanted=int(rng.integers(1, 9)))
     chosen = torch.from_numpy(rng.integers(0, len(labels), len(corners)))
     img = torch.zeros(1, height, width)
@@ -63,6 +62,14 @@ def compose(index: int, held_out: bool) -> Scene:
         img[0, y : y + SIDE, x : x + SIDE] = digit
     boxes = torch.tensor([(x, y, x + SIDE, y + SIDE) for x, y in corners])
     return Scene(img, boxes.float(), labels[chosen])
+
+
+def draw_size(
+    index: int, held_out: bool
+) -> tuple[np.random.Generator, tuple[int, int]]:
+    """Return the random generator of a scene, and its height and width."""
+    rng = np.random.default_rng((int(held_out), index))
+    return rng, (int(rng.integers(16, 49)), int(rng.integers(24, 129)))
 
 
 def place(
@@ -95,13 +102,30 @@ def draw_heatmap(scene: Scene) -> Tensor:
     return heatmap
 
 
+class ChannelNorm(nn.Module):
+    """Divide by the root mean square over the channels of each cell.
+
+    Norms over the whole map, such as GroupNorm, would depend on its padding.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``(n, channels, h, w)``."""
+        scale = (x.square().mean(1, keepdim=True) + 1e-4).rsqrt()
+        return x * scale * self.weight + self.bias
+
+
 def network(channels: int = 24) -> nn.Sequential:
     """Return six convolutions from ``(n, 1, h, w)`` to the scores of all cells."""
     layers: list[nn.Module] = []
     for i in range(5):
         inputs, stride = (1 if i == 0 else channels), (STRIDE if i == 1 else 1)
         layers.append(nn.Conv2d(inputs, channels, 3, stride, 1, bias=False))
-        layers += [nn.GroupNorm(4, channels), nn.ReLU()]
+        layers += [ChannelNorm(channels), nn.ReLU()]
     head = nn.Conv2d(channels, NUM_CLASSES, 3, padding=1)
     # 1 % of cells. For mypy, a bias may be None.
     nn.init.constant_(head.bias, -4.6)  # type: ignore[arg-type]

@@ -33,6 +33,8 @@ def write_report(
         **{name: round(value, 4) for name, value in score.items()},
         "seconds": round(seconds, 1),
         "epochs": args.epochs,
+        "epoch_seconds": [round(each, 3) for each in result["epoch_seconds"]],
+        "padding": round(result["padding"], 4),
         "collate_and_scatter_share": None if share is None else round(share, 4),
         "processes": dist.get_world_size(),
         "data": "real digits (scikit-learn load_digits), composed layout",
@@ -52,6 +54,12 @@ def write_report(
         f"F1 {score['f1']:.3f} on {args.val_scenes} held-out scenes after "
         f"{seconds:.0f} s ({dist.get_world_size()} processes, {backend.name} backend)"
     )
+    if times := result["epoch_seconds"]:
+        print(
+            f"{sum(times) / len(times):.1f} s for an epoch, "
+            f"{100 * result['padding']:.0f} % of the stacked bytes are padding "
+            f"(--window {args.window})"
+        )
     if share is not None:
         print(f"collate and scatter: {100 * share:.1f} % of the training time")
     print("Digits are real, their layout is composed. Written to", args.out.resolve())

@@ -14,14 +14,17 @@ from functools import partial
 from typing import Any
 
 import _demo  # first: it prints how to install missing packages
-import torch
-from _checkpoint import Checkpoint
-from _digits import OUTSIDE, compose, draw_heatmap, find_peaks, focal_loss, network
+import _digits as digits
 from torch import nn
-from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import Dataset
 
-from pyparallel import DataContainer, DataLoader, MMDistributedDataParallel, collate
+from pyparallel import (
+    DataContainer,
+    DataLoader,
+    MMDistributedDataParallel,
+    SizeBatchSampler,
+    collate,
+)
 
 
 class Scenes(Dataset[dict[str, DataContainer]]):
@@ -34,14 +37,14 @@ class Scenes(Dataset[dict[str, DataContainer]]):
         return self.num_scenes
 
     def __getitem__(self, index: int) -> dict[str, DataContainer]:
-        scene = compose(index, self.held_out)
-        heatmap = draw_heatmap(scene)
+        scene = digits.compose(index, self.held_out)
+        heatmap = digits.draw_heatmap(scene)
         meta = dict(index=index, shape=tuple(scene.img.shape[1:]))
         return {
             # Padded with 0 to the largest scene, stacked: (batch, 1, height, width).
             "img": DataContainer(scene.img, stack=True),
             # The same, but padding must not count as "no digit here".
-            "heatmap": DataContainer(heatmap, stack=True, padding_value=OUTSIDE),
+            "heatmap": DataContainer(heatmap, stack=True, padding_value=digits.OUTSIDE),
             # One box for each digit: kept as a list of tensors.
             "gt_bboxes": DataContainer(scene.boxes),
             "gt_labels": DataContainer(scene.labels),
@@ -55,14 +58,14 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = network()
+        self.layers = digits.network()
 
     def forward(self, return_loss: bool = True, **data: Any) -> Any:
         """Return the loss, or the detections in every scene."""
         scores = self.layers(data["img"]).sigmoid().clamp(1e-4, 1 - 1e-4)
         if return_loss:
-            return focal_loss(scores, data["heatmap"])
-        return find_peaks(scores, [meta["shape"] for meta in data["img_metas"]])
+            return digits.focal_loss(scores, data["heatmap"])
+        return digits.find_peaks(scores, [meta["shape"] for meta in data["img_metas"]])
 
     def train_step(self, data: dict[str, Any], optimizer: Any) -> dict[str, Any]:
         """Return a step's loss; as in mmcv 1.x, the caller does the backward pass."""
@@ -73,19 +76,16 @@ class Detector(nn.Module):
 
 def train(demo: _demo.Demo) -> None:
     """Train on this rank, starting from the checkpoint."""
-    torch.manual_seed(0)
     scenes = Scenes(demo.args.scenes, held_out=False)
-    sampler: Any = DistributedSampler(scenes, drop_last=True)
-    merge = partial(collate, samples_per_gpu=demo.args.batch)
-    loader: Any = DataLoader(scenes, sampler=sampler, **demo.loading(demo.timed(merge)))
+    sizes = [digits.draw_size(index, held_out=False)[1] for index in range(len(scenes))]
+    sampler: Any = SizeBatchSampler(sizes, demo.args.batch, **demo.sampling())
+    merge = demo.timed(partial(collate, samples_per_gpu=demo.args.batch))
+    loader: Any = DataLoader(scenes, batch_sampler=sampler, **demo.loading(merge))
     val_loader = demo.each_once(Scenes(demo.args.val_scenes, held_out=True), merge)
     model = MMDistributedDataParallel(Detector())  # a CPU module: no device_ids
-    model.scatter = demo.timed(model.scatter)  # a stopwatch
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    steps = demo.args.epochs * len(loader)
-    schedule = OneCycleLR(optimizer, 4e-3, steps, pct_start=0.15)
+    optimizer, schedule = demo.optimizer(model, len(loader))
     parts = dict(model=model, optimizer=optimizer, schedule=schedule)
-    checkpoint = Checkpoint(demo.args.checkpoint, loader, **parts)
+    checkpoint = _demo.Checkpoint(demo.args.checkpoint, loader, **parts)
     for data in demo.epochs(model, loader, val_loader, checkpoint):
         outputs = model.train_step(data, optimizer)
         optimizer.zero_grad()
