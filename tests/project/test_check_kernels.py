@@ -76,7 +76,7 @@ def script() -> ModuleType:
     return module
 
 
-def test_usage_is_that_of_the_kernel_and_of_what_it_calls(
+def test_usage_includes_the_functions_that_a_kernel_calls(
     script: ModuleType,
 ) -> None:
     assert script.parse_usage(LOG) == {
@@ -164,7 +164,7 @@ def test_names_are_short(script: ModuleType) -> None:
     assert script.shorten("other(int)") == "other(int)"
 
 
-def test_what_is_wrong_is_said(script: ModuleType) -> None:
+def test_broken_rules_are_reported(script: ModuleType) -> None:
     name = "PadCopy<CachedWriter> x 3984"
     good = script.Usage(54, 0, 0), script.Accesses(8, 6, 0, 4, 22)
     assert script.faults(name, *good, script.RULES) == []

@@ -66,7 +66,7 @@ def test_without_a_path_nothing_happens(module: ModuleType) -> None:
     assert checkpoint.load(step=0, losses=[]) == {"step": 0, "losses": []}
 
 
-def test_without_a_file_the_beginning_is_what_was_given(
+def test_without_a_file_the_given_progress_is_the_beginning(
     module: ModuleType, group: None, tmp_path: Path
 ) -> None:
     counter = Counter(5)
@@ -75,7 +75,7 @@ def test_without_a_file_the_beginning_is_what_was_given(
     assert counter.count == 5 and not (tmp_path / "no").exists()
 
 
-def test_all_that_was_saved_comes_back(
+def test_everything_saved_is_restored(
     module: ModuleType, group: None, tmp_path: Path
 ) -> None:
     path, loader = tmp_path / "new" / "folder" / "a.pt", numbers()
@@ -261,7 +261,7 @@ def digits(folder: Path, copies: str = "") -> dict[str, Any]:
     return elastic_runs.trained(folder / "a.pt")
 
 
-def test_the_digits_go_on_in_mid_epoch_and_end_with_the_same_bits(
+def test_the_digits_resume_in_mid_epoch_with_equal_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("sklearn", "matplotlib", "tqdm"):

@@ -53,7 +53,7 @@ def folder_of(path):
 
 
 @each_source
-def test_a_folder_includes_only_what_is_below_it(path):
+def test_a_folder_includes_only_folders_below_it(path):
     allowed = MAY_INCLUDE[folder_of(path)]
     for name in includes(path, '""'):
         assert {name, name.split("/")[0]} & {*allowed}, f"it may not include {name}"

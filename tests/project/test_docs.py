@@ -26,7 +26,7 @@ MODULES = sorted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings_give_what_they_say(name: str) -> None:
+def test_examples_in_docstrings_have_the_shown_results(name: str) -> None:
     module = importlib.import_module(name)
     failed, _ = doctest.testmod(module)
     assert failed == 0

@@ -16,7 +16,7 @@ import pyparallel.mmcv
 pytestmark = pytest.mark.one_backend
 
 #: Code by page that runs before each Python block of the page.
-TAKEN_FOR_GRANTED = {
+SETUP = {
     "docs/mmengine-wrappers.md": """
 import functools
 import os
@@ -71,12 +71,12 @@ class Photos(torch.utils.data.Dataset):
 dataset, num_epochs, step = Photos(), 2, lambda batch: None
 """,
 }
-#: Pages whose Python is run elsewhere: by what.
+#: Pages whose Python another test runs, and that test.
 ELSEWHERE = {
     "README.md": "tests/project/test_docs.py",
     "docs/evaluation.md": "tests/sampler/test_distributed_eval_sampler.py",
 }
-#: Pages whose sessions run here, and what else is Python elsewhere, beside the peers.
+#: Pages whose sessions run here, and the test with the peers that runs the rest.
 BESIDE_PEERS = {"docs/frameworks.md": "tests/project/test_docs_differential.py"}
 PYTHON = sorted({block.page for block in all_blocks("python", "pycon")})
 
@@ -96,6 +96,6 @@ def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("page", [page for page in PYTHON if page not in ELSEWHERE])
 # With a single rank torch has nothing to shard.
 @pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
-def test_python_of_a_page_runs_and_prints_what_is_shown(page: str) -> None:
+def test_python_of_a_page_runs_and_prints_the_shown_output(page: str) -> None:
     languages = ("pycon",) if page in BESIDE_PEERS else ("pycon", "python")
-    assert run_page(page, *languages, before=TAKEN_FOR_GRANTED.get(page, "")) > 0
+    assert run_page(page, *languages, before=SETUP.get(page, "")) > 0

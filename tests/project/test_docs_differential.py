@@ -196,9 +196,7 @@ def test_a_text_of_mmcv_is_raised_by_mmcv_and_not_here(
 
 @needs("mmcv")
 @pytest.mark.parametrize("case", STILL_ERRORS)
-def test_what_mmcv_refuses_without_a_reason_is_refused_with_one(
-    case: str, theirs: Any
-) -> None:
+def test_errors_of_mmcv_without_a_reason_have_one_here(case: str, theirs: Any) -> None:
     import pyparallel
 
     line, kind, text = STILL_ERRORS[case]

@@ -56,7 +56,7 @@ def test_a_quoted_message_is_in_the_sources(block: Block) -> None:
     assert is_known(block.text), unknown(block.text)
 
 
-def test_a_message_that_nobody_raises_is_noticed() -> None:
+def test_a_message_that_no_code_raises_is_found() -> None:
     assert len(QUOTED) > 25
     wrong = "batch[1] has to have the same keys as batch[0], but misses 'y'."
     assert not is_known(wrong)

@@ -162,7 +162,7 @@ def test_errors_of_the_library_are_in_the_reference() -> None:
     assert public in errors and errors - {public} <= set(DESCRIBED)
 
 
-def test_what_only_the_site_has_goes_into_a_source_distribution() -> None:
+def test_files_of_the_site_are_in_a_source_distribution() -> None:
     patterns = (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
     (line,) = re.findall(r"^recursive-include docs (.+)$", patterns, re.MULTILINE)
     assert "\ngraft docs/images\n" in patterns

@@ -56,7 +56,7 @@ def found(boxes: list[list[float]], labels: list[int]) -> dict[str, torch.Tensor
     return {"boxes": boxes_, "labels": torch.tensor(labels), "scores": scores}
 
 
-def test_digits_lie_inside_their_scene_and_never_overlap(digits: ModuleType) -> None:
+def test_digits_are_inside_their_scene_and_never_overlap(digits: ModuleType) -> None:
     sizes = set()
     for index in range(200):
         scene = digits.compose(index, held_out=bool(index % 2))

@@ -45,7 +45,7 @@ def private(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
-def test_an_example_is_short_and_uses_what_is_public(path: Path) -> None:
+def test_an_example_is_short_and_uses_the_public_interface(path: Path) -> None:
     text = path.read_text("utf-8")
     assert len(text.splitlines()) < 100
     assert private(text) == set() and "pyparallel" in text

@@ -78,7 +78,7 @@ def test_a_folder_without_photographs_is_refused(
     assert f"{tmp_path} has no files of .jpg, .jpeg, .png" in done.stderr
 
 
-def test_the_filters_do_what_they_are_called(photos: ModuleType) -> None:
+def test_the_filters_have_the_effect_of_their_names(photos: ModuleType) -> None:
     flat = torch.full((3, 20, 30), 0.5)
     step = flat.clone()
     step[:, :, 15:] = 1.0

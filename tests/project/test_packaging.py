@@ -35,7 +35,7 @@ def setup_py():
     del sys.modules[spec.name]
 
 
-def test_cpu_is_chosen_without_cuda_and_the_reason_names_what_is_missing(setup_py):
+def test_cpu_is_chosen_without_cuda_and_the_reason_names_the_missing_part(setup_py):
     found = setup_py.choose({}, "2.13.0+cpu", None, None, ["/a/nvcc", "/b/nvcc"])
     assert found == (
         "cpu",

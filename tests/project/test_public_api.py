@@ -38,7 +38,7 @@ def now(api: ModuleType) -> list[str]:
 
 
 # ------------------------------------------------------------------------- the rules
-def test_the_file_says_what_the_code_has(api: ModuleType, now: list[str]) -> None:
+def test_the_file_equals_the_code(api: ModuleType, now: list[str]) -> None:
     _, recorded = api.parse(api.FILE.read_text("utf-8"))
     assert recorded == now, (
         "run scripts/public_api.py --write and name in CHANGELOG.md: "
@@ -196,7 +196,7 @@ def docstrings(module: ModuleType) -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("name", ["", ".memory", ".mmcv", ".mmengine", ".registry"])
-def test_the_first_line_of_every_docstring_says_what_it_is(name: str) -> None:
+def test_the_first_line_of_every_docstring_is_a_sentence(name: str) -> None:
     module = importlib.import_module(f"pyparallel{name}")
     found = list(docstrings(module))
     assert len(found) >= 3

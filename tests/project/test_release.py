@@ -144,7 +144,7 @@ NO_EXTENSION = "must have one extension with its record."
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_with_an_archive_is_said(
+def test_defects_of_an_archive_are_reported(
     check: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     dist: Path,
@@ -242,7 +242,7 @@ TOMORROW = (datetime.date.today() + datetime.timedelta(2)).isoformat()
         ),
     ],
 )
-def test_what_keeps_a_version_from_being_released_is_said(
+def test_reasons_against_a_release_are_reported(
     release: ModuleType, project: str, log: str, api: str, expected: str
 ) -> None:
     assert list(release.problems("1.2.3", project, log, api)) == [expected]
@@ -258,7 +258,7 @@ def test_todays_version_is_the_one_that_the_changelog_is_about(
     assert "### Interface" in next(iter(release.sections(log).values()))
 
 
-def test_the_command_prints_notes_or_what_is_wrong() -> None:
+def test_the_command_prints_notes_or_the_reasons() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "release_notes.py"), "9.9.9"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""

@@ -55,7 +55,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
         ([], 128 + 6, 0),
     ],
 )
-def test_a_report_is_shown_and_fails_what_ended_well(
+def test_a_report_is_shown_and_fails_a_passing_run(
     program: str,
     capfd: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -67,7 +67,7 @@ def test_a_report_is_shown_and_fails_what_ended_well(
     assert capfd.readouterr().err.count("signed integer overflow") == reports
 
 
-def test_settings_of_the_caller_stay(tmp_path: Path) -> None:
+def test_settings_of_the_caller_are_kept(tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     command = ["sh", "-c", f'echo "$TSAN_OPTIONS" >{shown}']
     variables = {**os.environ, "TSAN_OPTIONS": "history_size=7"}

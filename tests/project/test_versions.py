@@ -38,7 +38,7 @@ def test_readme_and_install_page_have_the_range() -> None:
     assert f"Linux, Python {python}, torch {torchs}." in text_of("docs/install.md")
 
 
-def test_the_range_is_in_order_and_has_what_runs_here() -> None:
+def test_the_range_is_in_order_and_includes_the_running_versions() -> None:
     assert list(PYTHONS) == sorted(PYTHONS, key=versions.series)
     assert versions.series(OLDEST_TORCH) < versions.series(NEWEST_TORCH)
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in PYTHONS
