@@ -270,7 +270,7 @@ def run_with(before: str) -> str:
 
 
 @pytest.mark.slow
-def test_an_import_names_what_torch_lacks() -> None:
+def test_an_import_error_lists_the_missing_names_of_torch() -> None:
     text = run_with("import torch._utils\ndel torch._utils.ExceptionWrapper")
     start = (
         f"ImportError: pyparallel uses a private name that torch {torch.__version__}"

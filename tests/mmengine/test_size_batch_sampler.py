@@ -121,7 +121,7 @@ def test_a_budget_keeps_the_batch_size_as_limit() -> None:
         assert height * width * len(batch) <= budget
 
 
-def test_errors_name_what_is_missing() -> None:
+def test_errors_name_the_missing_part() -> None:
     message = (
         "mmengine.SizeBatchSampler: sampler must have a dataset, but is list. "
         "Use DefaultSampler of mmengine."

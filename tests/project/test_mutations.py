@@ -137,7 +137,7 @@ def test_what_became_of_a_mutation_is_told(toy: Tree) -> None:
     assert (toy.root / "source.py").read_text() == SOURCE, "it was put back"
 
 
-def test_what_hangs_has_noticed_and_is_ended_with_all_that_it_started(
+def test_a_test_that_hangs_counts_as_failed_and_is_ended_with_its_children(
     tmp_path: Path,
 ) -> None:
     script = "sleep 1000 & echo $!; wait"
