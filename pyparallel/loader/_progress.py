@@ -96,7 +96,12 @@ class Progress:
             self._continue(state, loader)
 
     def _continue(self, state: dict[str, Any], loader: Any) -> None:
-        """Restore samplers and random states from a state."""
+        """Restore samplers and random states from a state.
+
+        If the number of ranks has changed, a rank keeps its own random states. With
+        those of one saved rank, all ranks would draw the same numbers.
+        """
+        own = _random_state.capture(self._generators)
         if state["epoch"] is not None:
             self._epoch = {name: state["epoch"][name] for name in self._epoch}
             self.num_delivered = self._num_before = state["given"]
@@ -112,8 +117,12 @@ class Progress:
             if self.base_seed is not None:
                 self._random_at_end = state["random"]
         elif state["epoch"] is not None:
-            self._replay(state, loader.generator)
-            self._random_after_seed = state["random"]
+            if self._replay(state, loader.generator):
+                _random_state.restore(own, self._generators)
+                self._epoch.update(start=own, seeds=True)
+                self.base_seed = None
+            else:
+                self._random_after_seed = state["random"]
         elif self.base_seed is not None:  # persistent workers drew no new seed
             self.order = Order(self._sampler)
             self._random_after_seed = _random_state.capture(self._generators)
@@ -133,11 +142,14 @@ class Progress:
                 "of state_dict."
             )
 
-    def _replay(self, state: dict[str, Any], generator: torch.Generator | None) -> None:
+    def _replay(self, state: dict[str, Any], generator: torch.Generator | None) -> bool:
         """Draw the same indices again. Keep the ones that were not delivered.
 
         If the number of ranks has changed, the indices of the saved rank are drawn and
         compared, and then the unused ones of all ranks are dealt again.
+
+        Returns:
+            True if the number of ranks has changed.
         """
         epoch, num_delivered = state["epoch"], state["given"]
         saved, now = state["ranks"], self._ranks
@@ -154,7 +166,7 @@ class Progress:
         if has_other_replicas(self._sampler, state["sampler"]):
             # The stopped loader had drawn batches ahead that no rank has today.
             order.resume_counting(num_delivered)
-            return
+            return True
         try:
             if state["sampler"] is not None:
                 order.resume_counting(num_delivered)
@@ -186,6 +198,7 @@ class Progress:
             now["history"].append([saved["num_replicas"], num_delivered - before])
             self.order = Order(sampler_of(self._sampler, now))
             self.order.resume_counting(num_delivered)
+        return is_moved
 
     def indices(self) -> Iterator[Any]:
         """Return the tasks of the epoch. torch's iterator calls this at its start."""

@@ -146,6 +146,52 @@ def test_the_order_is_that_of_the_first_run(before: int, after: int) -> None:
     ]
 
 
+class Drawn(torch.utils.data.Dataset[int]):
+    """The first random number of each worker."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return torch.initial_seed()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_ranks_keep_their_own_random_states(num_workers: int) -> None:
+    def make_drawn(num_ranks: int, rank: int) -> DataLoader[Any]:
+        data = Drawn()
+        sampler: Any = DistributedSampler(data, num_ranks, rank)
+        return DataLoader(data, 2, sampler=sampler, num_workers=num_workers)
+
+    torch.manual_seed(100)
+    next(iter(loader := make_drawn(2, 0)))
+    state = loader.state_dict()
+    drawn, seeds = [], []
+    for rank in range(3):
+        moved = make_drawn(3, rank)
+        moved.load_state_dict(state)
+        torch.manual_seed(rank)
+        batches = iter(moved)
+        drawn.append(float(torch.rand(())))
+        seeds.append(int(next(batches)[0]))
+        # The same rank continues with the same numbers.
+        again, later = make_drawn(3, rank), moved.state_dict()
+        following = float(torch.rand(()))
+        again.load_state_dict(json.loads(json.dumps(later)))
+        rest = [batch.tolist() for batch in batches]
+        resumed = iter(again)
+        assert float(torch.rand(())) == following
+        if num_workers:
+            assert [batch.tolist() for batch in resumed] == rest
+    assert len(set(drawn)) == len(set(seeds)) == 3
+    expected = []
+    for rank in range(3):
+        torch.manual_seed(rank)
+        iter(make_drawn(3, rank))
+        expected.append(float(torch.rand(())))
+    assert drawn == expected
+
+
 class Reversed(DistributedSampler[Any]):
     """A sampler with an order of its own."""
 
