@@ -47,7 +47,7 @@ def test_batches_without_a_sample_are_not_timed(
 ) -> None:
     monkeypatch.setattr(ways, "length_grouped", lambda lengths: [[0]])
     with pytest.raises(harness.Disagreement, match="must give equal results"):
-        benchmark.measure(benchmark.QUICK, "cases", quick=True)
+        benchmark.measure(benchmark.QUICK, ["cases"], quick=True)
 
 
 def test_padding_and_balance_are_those_of_the_batches() -> None:
