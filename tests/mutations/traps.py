@@ -284,6 +284,13 @@ TRAPS: dict[str, Trap] = {
         "The header of a ring is written by other processes.",
         "Each call checks it like user input.",
     ),
+    "samples that are lost or used twice": Trap(
+        "Ranks have different numbers of batches, which stops a run. A sampler with "
+        "batches of similar sizes loses its last samples, or a resumed run uses "
+        "samples twice.",
+        "All ranks calculate one plan. A state has the position in it, also of a "
+        "stream and of a run with other ranks. Property tests count each sample.",
+    ),
     "defects of mmcv and mmengine": Trap(
         "mmcv and mmengine lose container types, bypass torch's context around a "
         "step, and let ranks or replicas train different models.",

@@ -11,6 +11,9 @@ _PLAN = "tests/batch/test_plan.py::"
 _SCATTER = "tests/scatter_gather/test_scatter.py::"
 _SCATTER_ERRORS = "tests/scatter_gather/test_scatter_errors.py::"
 _IMAGE = "tests/images/test_preprocessor.py::"
+_SAMPLER = "tests/sampler/test_size_batch_sampler.py::"
+_SAMPLER_STATE = "tests/sampler/test_sampler_state.py::"
+_BATCHER = "tests/sampler/test_size_batcher.py::"
 
 MUTATIONS = (
     Mutation(
@@ -381,5 +384,29 @@ MUTATIONS = (
         "        like.new_empty((0, *like.shape[1:])) if is_empty else value\n",
         "        torch.empty(0) if is_empty else value\n",
         (_COLLATE_FIELDS + "test_an_empty_list_has_the_dtype_and_width_of_the_others",),
+    ),
+    Mutation(
+        "the incomplete last step is lost",
+        "samples that are lost or used twice",
+        "pyparallel/sampler/planner.py",
+        "        if num_extra and not self.drop_last:\n",
+        "        if num_extra < 0:\n",
+        (_SAMPLER + "test_every_sample_is_in_one_batch",),
+    ),
+    Mutation(
+        "other ranks begin the epoch again",
+        "samples that are lost or used twice",
+        "pyparallel/sampler/size_batch_sampler.py",
+        "            self._history.append([num_replicas, step])\n",
+        "",
+        (_SAMPLER_STATE + "test_each_sample_is_used_once_with_any_changes_of_ranks",),
+    ),
+    Mutation(
+        "a resumed stream repeats a batch",
+        "samples that are lost or used twice",
+        "pyparallel/sampler/size_batcher.py",
+        "replace(window.start, num_batches=number)",
+        "replace(window.start, num_batches=number - 1)",
+        (_BATCHER + "test_a_batcher_continues_after_any_batch",),
     ),
 )
