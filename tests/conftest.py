@@ -1,5 +1,6 @@
 """Fixtures and hooks of all tests.
 
+A test fails if it leaves a thread, a process or shared memory.
 ``PYPARALLEL_REQUIRE_CUDA=1`` fails the tests marked ``cuda`` where no GPU is visible;
 ``PYPARALLEL_NO_SKIP=1`` fails every test that would be skipped. Jobs that exist to run
 such tests set them, so that they cannot pass by doing nothing.
@@ -14,10 +15,11 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import fake_cuda
+import process_resources
 import pytest
 import torch
 from hypothesis import settings
@@ -56,6 +58,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
     # A failed device may read pinned memory for ever, which counts in later tests.
     items.sort(key=lambda item: item.get_closest_marker("device_failures") is not None)
+
+
+#: Seconds in which threads and processes of a test may end after it.
+LIMIT_SECONDS = 20.0
+#: Markers of tests of drivers and packages that keep threads.
+KEEP_THREADS = ("cuda", "peers", "also_peers")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a thread, a process or shared memory.
+
+    This fixture is the first of each test, so it ends after the others.
+    """
+    before = process_resources.resources()
+    yield
+    if any(map(request.node.get_closest_marker, KEEP_THREADS)):
+        return
+    request.node.funcargs.clear()  # pytest keeps the values of ended fixtures
+    more = process_resources.left_behind(before, LIMIT_SECONDS)
+    assert not more, f"the test must end or close: {', '.join(more)}"
 
 
 @pytest.fixture

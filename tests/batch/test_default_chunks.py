@@ -103,6 +103,7 @@ def test_batches_of_a_batch_sampler_have_sizes_of_their_own() -> None:
     assert list(map(sizes, loader)) == whole(1, 4, 2)
 
 
+@pytest.mark.slow
 def test_workers_that_are_spawned_bind_too() -> None:
     loader = DataLoader(
         *(Samples(), 4),

@@ -1,4 +1,4 @@
-"""tests/conftest.py: forbidden skips, commands of failed tests."""
+"""tests/conftest.py: forbidden skips, leaked resources, commands of failed tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.one_backend
 def run(folder: Path, tests: str, **variables: str) -> tuple[dict[str, int], str]:
     """Run tests under a copy of the file; return the counts of outcomes, the output."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
-    shutil.copy(SUPPORT / "fake_cuda.py", folder)
+    for name in ("fake_cuda", "process_resources"):
+        shutil.copy(SUPPORT / f"{name}.py", folder)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a GPU\n")
     (folder / "test_one.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
@@ -28,7 +29,8 @@ def run(folder: Path, tests: str, **variables: str) -> tuple[dict[str, int], str
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=100
     )
     closing = done.stdout.splitlines()[-1]
-    found = {name: int(num) for num, name in re.findall(r"(\d+) ([a-z]+)", closing)}
+    pairs = re.findall(r"(\d+) ([a-z]+?)s?\b", closing)
+    found = {name: int(num) for num, name in pairs if name != "in"}
     return found, done.stdout
 
 
@@ -70,3 +72,46 @@ def test_fixture(broken): pass
         f"{start} test_one.py::test_fixture",
     ]
     assert [each for each in output.splitlines() if " -m pytest " in each] == expected
+
+
+def test_a_test_that_leaves_resources_fails_and_the_next_one_passes(
+    tmp_path: Path,
+) -> None:
+    tests = """\
+import os, subprocess, threading
+import conftest, pytest, torch
+conftest.LIMIT_SECONDS = 0.5
+kept, end = [], threading.Event()
+@pytest.fixture(scope="module", autouse=True)
+def ended():
+    yield
+    end.set()
+    kept[1].kill()
+    kept[1].wait()
+def test_thread():
+    kept.append(threading.Thread(target=end.wait, name="waits"))
+    kept[0].start()
+def test_process():
+    kept.append(subprocess.Popen(["sleep", "60"]))
+def test_descriptor():
+    kept.append(os.memfd_create("slab"))
+def test_shared_memory():
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    kept.append(torch.ones(3).share_memory_())
+def test_nothing():
+    with open("/dev/zero"), subprocess.Popen(["true"]):
+        thread = threading.Thread(target=len, args=[""])
+        thread.start()
+        thread.join()
+"""
+    found, output = run(tmp_path, tests)
+    assert found == {"passed": 5, "error": 4}, output
+    said = re.findall(r"^E +AssertionError: (.*)", output, re.MULTILINE)
+    expected = [
+        "thread waits",
+        r"process \d+ sleep 60",
+        r"descriptor \d+ /memfd:slab \(deleted\)",
+        r"shared memory torch_\d+_\S+",
+    ]
+    for line, resource in zip(said, expected, strict=True):
+        assert re.fullmatch(f"the test must end or close: {resource}", line)

@@ -75,6 +75,7 @@ def test_kinds_of_characters_are_learned_from_their_names() -> None:
     assert re.fullmatch(r"\d{5} names, \d+\.\d s", summary)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="the example needs pillow")
     script = FOLDER / "detection.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import threading
@@ -317,7 +318,7 @@ def test_torch_pins_tensors_outside_of_pinned_pages(
     ring = Ring(2, 1 << 20)
     if locks:
         ring.pin(Lock())
-    batch, is_copied = PINNED[name]
+    batch, is_copied = copy.deepcopy(PINNED[name])  # torch may share its memory
     received = Worker(ring, own).make([batch])
     assert received.pin_memory("cuda") is received
     opened = received.deserialize()

@@ -1,11 +1,20 @@
-"""Resources of a process that a batch must not leak: descriptors, shared memory."""
+"""Resources of a process that no batch and no test must leak."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import threading
+import time
+from multiprocessing import forkserver, resource_sharer, resource_tracker
+from typing import Any
 
 import psutil
+
+SERVER: Any = forkserver._forkserver
+TRACKER: Any = resource_tracker._resource_tracker
+SHARER: Any = resource_sharer._resource_sharer
 
 
 def memfds() -> int:
@@ -28,3 +37,90 @@ def shared_names() -> int:
         if maker.isdigit():
             found += int(maker) == os.getpid() or not psutil.pid_exists(int(maker))
     return found
+
+
+#: A resource: its kind and a thread, a process id, a descriptor or a name.
+Resource = tuple[str, Any]
+#: Commands of processes that torch and jedi start once and keep.
+KEPT = ("torch_shm_manager", "/jedi/")
+#: Targets of descriptors of memory that the library and torch share.
+MEMORY = ("/memfd:", "/dev/shm/torch_")
+
+
+def resources() -> set[Resource]:
+    """Return the threads, children, descriptors and shared memory of this process.
+
+    It takes a tenth of a millisecond. Threads and processes that a library starts once
+    and keeps do not count.
+    """
+    own = f"torch_{os.getpid()}_"
+    found: set[Resource] = {("shared memory", name) for name in os.listdir("/dev/shm")}
+    found = {each for each in found if each[1].startswith(own)}
+    found |= {("thread", each) for each in threading.enumerate() if not _is_kept(each)}
+    found |= {("process", pid) for pid in _children()}
+    return found | {("descriptor", fd) for fd in _descriptors()}
+
+
+def left_behind(before: set[Resource], seconds: float) -> list[str]:
+    """Describe the resources that are there now and were not before.
+
+    Those that end within these seconds are not in the list. Of new descriptors it has
+    those of shared memory.
+    """
+    limit = time.monotonic() + seconds
+    while more := sorted(filter(None, map(_describe, resources() - before))):
+        if time.monotonic() > limit:
+            break
+        gc.collect()
+        time.sleep(0.01)
+    return more
+
+
+def _is_kept(thread: threading.Thread) -> bool:
+    kind = type(thread)
+    # A thread of C++ that called Python, the pool of parallel_apply, tqdm's monitor.
+    return (
+        kind is threading._DummyThread
+        or thread is SHARER._thread
+        or thread.name.endswith("(_enqueue_output)")  # jedi's
+        or (kind.__module__, kind.__name__)
+        in (
+            ("pyparallel.parallel._thread_pool", "Worker"),
+            ("tqdm._monitor", "TMonitor"),
+        )
+    )
+
+
+def _children() -> set[int]:
+    try:  # most tests have no children
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return set()
+    # Children of an ended thread are those of the main thread.
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        found = {int(pid) for pid in file.read().split()}
+    return found - {SERVER._forkserver_pid, TRACKER._pid}
+
+
+def _descriptors() -> set[int]:
+    lowest = os.open("/proc/self/fd", os.O_RDONLY)
+    os.close(lowest)  # the next one to open, which lists the folder
+    return {int(fd) for fd in os.listdir("/proc/self/fd")} - {lowest}
+
+
+def _describe(resource: Resource) -> str:
+    """Return a text, or "" for a resource that has ended or that does not count."""
+    kind, value = resource
+    with contextlib.suppress(OSError):
+        if kind == "thread":
+            return f"thread {value.name}"
+        if kind == "process":
+            with open(f"/proc/{value}/cmdline") as file:
+                command = file.read().replace("\0", " ").strip()
+            kept = any(name in command for name in KEPT)
+            return "" if kept else f"process {value} {command[:100]}"
+        if kind == "descriptor":
+            target = os.readlink(f"/proc/self/fd/{value}")
+            return f"descriptor {value} {target}" if target.startswith(MEMORY) else ""
+        return f"{kind} {value}"
+    return ""

@@ -109,6 +109,7 @@ def test_recycled_memory_of_the_host_contains_poison():
     assert "219" not in run(CACHED, PYPARALLEL_DEBUG="0").stdout
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_debug_mode():
     done = subprocess.run(
         [sys.executable, "-m", "pyparallel", "doctor", "--quick"],
