@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptimWarning
+from . import _upstream
 from ._install import attach as attach
 from ._install import install, installed, uninstall
 from .amp_optimizer_wrapper import AmpOptimWrapper
@@ -31,6 +32,7 @@ from .size_batch_sampler import SizeBatchSampler
 
 if TYPE_CHECKING:
     from .fully_sharded_distributed import MMFullyShard, MMFullyShardedDataParallel
+    from .runner import Runner as Runner
 
 __all__ = [
     "MODEL_WRAPPERS",
@@ -59,9 +61,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the sharded wrappers on first access: torch's FSDP takes a second."""
-    if name not in ("MMFullyShard", "MMFullyShardedDataParallel"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import fully_sharded_distributed
+    """Import on first access what takes a second: torch's FSDP and mmengine's Runner.
 
-    return getattr(fully_sharded_distributed, name)
+    `Runner` exists only with mmengine, so it is not in ``__all__``.
+    """
+    if name in ("MMFullyShard", "MMFullyShardedDataParallel"):
+        from . import fully_sharded_distributed
+
+        return getattr(fully_sharded_distributed, name)
+    if name == "Runner" and _upstream.available:
+        from .runner import Runner
+
+        return Runner
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -38,9 +38,10 @@ def install() -> None:
 
     Every registry of mmengine gets a child of this scope. A ``Runner`` then accepts
     ``type="pyparallel.MMDistributedDataParallel"``, for wrappers, preprocessors,
-    models, optimizer wrappers and collate functions (``pyparallel.collate``,
-    ``pyparallel.pseudo_collate``, ``pyparallel.default_collate``). mmengine's own names
-    keep their meaning. A second call does nothing.
+    models, optimizer wrappers, samplers and collate functions (``pyparallel.collate``,
+    ``pyparallel.pseudo_collate``, ``pyparallel.default_collate``), and
+    ``runner_type="pyparallel.Runner"``. mmengine's own names keep their meaning. A
+    second call does nothing.
 
     mmengine calls this function at the first name of the scope. Call it yourself in a
     script that imports ``pyparallel.registry`` before mmengine, or that resumes a run
@@ -64,7 +65,8 @@ def install() -> None:
             f"mmengine's, but are not. {_upstream.reason} Start a new process where "
             "mmengine can be imported, with PYPARALLEL_MMENGINE unset."
         )
-    from . import fully_sharded_distributed  # noqa: F401  # its import adds to `provided`
+    # Their imports add to `provided`.
+    from . import fully_sharded_distributed, runner  # noqa: F401
 
     safe = safe_globals()
     with _lock:

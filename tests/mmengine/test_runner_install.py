@@ -35,6 +35,7 @@ NAMES = {
     "OPTIM_WRAPPERS": ["OptimWrapper", "AmpOptimWrapper"],
     "FUNCTIONS": ["pseudo_collate", "default_collate"],
     "DATA_SAMPLERS": ["SizeBatchSampler"],
+    "RUNNERS": ["Runner"],
 }
 WITHOUT = (
     "pyparallel.mmengine.install: pyparallel's classes must be subclasses of "

@@ -74,14 +74,16 @@ def test_every_config_of_the_recipes_trains(tmp_path: Path) -> None:
     separate = f"{ours}separate_distributed.MMSeparateDistributedDataParallel"
     optim = f"{ours}optimizer_wrapper.OptimWrapper"
     amp = f"{ours}amp_optimizer_wrapper.AmpOptimWrapper"
+    loader = "torch.utils.data.dataloader.DataLoader"
     found = [line.split() for line in done.stdout.splitlines() if ours in line]
     found = [[name.replace("__main__", "docs_recipes") for name in it] for it in found]
     assert found == [
-        [plain[0], optim],
-        [ddp, optim],
-        [plain[0], optim],
-        [plain[0], amp],
-        [separate, f"{ours}optimizer_wrapper_dict.OptimWrapperDict"],
+        [plain[0], optim, loader],
+        [ddp, optim, loader],
+        [plain[0], optim, "pyparallel.loader.data_loader.DataLoader"],
+        [plain[0], optim, loader],
+        [plain[0], amp, loader],
+        [separate, f"{ours}optimizer_wrapper_dict.OptimWrapperDict", loader],
     ]
 
 

@@ -19,7 +19,7 @@ from docs_blocks import split_section
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import DATASETS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS, RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 
@@ -100,16 +100,16 @@ def train(number: int, changes: Config, first: Config, folder: Path) -> list[str
     if "pseudo_collate" in str(cfg.train_dataloader.collate_fn):
         cfg.train_dataloader.collate_fn.pop("samples_per_gpu")
         cfg.train_dataloader.dataset.containers = False
-    runner = Runner.from_cfg(cfg)
+    runner = (RUNNERS.build if "runner_type" in cfg else Runner.from_cfg)(cfg)
     runner.train()
     assert runner.iter == 2
     MMLogger.check_instance_created(cfg.experiment_name)
-    used = (runner.model, runner.optim_wrapper)
+    used = (runner.model, runner.optim_wrapper, runner.train_dataloader)
     return [f"{type(it).__module__}.{type(it).__qualname__}" for it in used]
 
 
 def main() -> None:
-    """Print the classes of the model and the optimizer wrapper of each recipe."""
+    """Print the classes of the model, optimizer wrapper and loader of each recipe."""
     folder = Path(sys.argv[1])
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= {**rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
