@@ -11,7 +11,7 @@ from .report import ALL, _head, _ratio, _row, duration, head, machine
 
 _GOALS = (
     "*Ours* is the time of pyparallel. *Returns*, *usable* and *device* are the three "
-    "clocks of [the benchmark](../README.md#gpu)."
+    "clocks of [the benchmark](../gpu.md)."
 )
 _MARKS = {True: "reached", False: "**missed**", None: "-"}
 _COUNTS = ("launches", "copies", "waits", "pin_calls")

@@ -22,7 +22,7 @@ release = version = re.findall(r'^version = "(.+)"$', metadata, re.MULTILINE)[0]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**",
-    "benchmarks/README.md",
+    "benchmarks/*.md",
     "benchmarks/results/*.md",
     "csrc/README.md",
     "examples/README.md",
