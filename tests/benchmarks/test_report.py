@@ -22,6 +22,7 @@ _harness = importlib.import_module("benchmarks._harness")
 parallel_apply = importlib.import_module("benchmarks.parallel_apply")
 loader_report = importlib.import_module("benchmarks.loader_report")
 gpu_report = importlib.import_module("benchmarks.gpu_report")
+sampler = importlib.import_module("benchmarks.sampler")
 
 BEGIN, END = "<!-- begin -->", "<!-- end -->"
 MACHINE = {"cpu": "fake", "threads": "1", "malloc": "default"}
@@ -156,7 +157,11 @@ def test_a_file_without_the_two_markers_is_left_alone(
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = {"parallel": parallel_apply.page, "loader": loader_report.page}
-PAGES |= {"overlap": loader_report.page, "gpu": gpu_report.page}
+PAGES |= {
+    "overlap": loader_report.page,
+    "gpu": gpu_report.page,
+    "sampler": sampler.page,
+}
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)

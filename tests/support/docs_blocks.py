@@ -32,7 +32,8 @@ def pages() -> list[str]:
     found = [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
-        *(ROOT / f"{name}/README.md" for name in ("benchmarks", "csrc", "examples")),
+        *ROOT.glob("benchmarks/*.md"),
+        *(ROOT / f"{name}/README.md" for name in ("csrc", "examples")),
     ]
     return sorted(page.relative_to(ROOT).as_posix() for page in found)
 
