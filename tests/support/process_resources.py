@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import threading
 import time
@@ -72,6 +73,7 @@ def left_behind(before: set[Resource], seconds: float) -> list[str]:
         if time.monotonic() > limit:
             break
         gc.collect()
+        multiprocessing.active_children()  # joins workers that have ended
         time.sleep(0.01)
     return more
 
