@@ -1,6 +1,7 @@
 """mmengine's Runner with the loader of this package.
 
-This module needs mmengine. It is imported at the first name of scope ``pyparallel``.
+It is imported at the first name of scope ``pyparallel``. Without mmengine, the class
+has no use.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from ..loader.data_loader import DataLoader
-from ._upstream import provides
+from ._upstream import available, provides
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or not available:
 
     class _Runner:
         @staticmethod
