@@ -117,7 +117,7 @@ class Demo:
         progress = checkpoint.load(epoch=0, losses=[], scores=[])
         self.losses, self.scores = progress["losses"], progress["scores"]
         quiet = dist.get_rank() > 0
-        model.scatter = self.timed(model.scatter)  # type: ignore[method-assign]
+        model.scatter = self.timed(model.scatter)  # type: ignore[method-assign]  # timed
         for epoch in range(progress["epoch"], self.args.epochs):
             loader.batch_sampler.set_epoch(epoch)
             model.train()
