@@ -96,8 +96,8 @@ def record(mutations: Iterable[Mutation], outcomes: Mapping[str, Outcome]) -> No
             kept[name] = {"digest": digest(mutation), **fields}
         elif name in before:
             kept[name] = before[name]
-    text = json.dumps(dict(sorted(kept.items())), indent=1)
-    OUTCOMES.write_text(text + "\n", encoding="utf-8")
+    rows = [f" {json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept)]
+    OUTCOMES.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
 def pages(
