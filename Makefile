@@ -67,9 +67,12 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp
 # The fake CUDA runtime replaces the driver.
 ON_FAKE = cd $(TREE) && . $(FAKE)/env.sh && PYPARALLEL_REQUIRE_CUDA=1 \
 	PYPARALLEL_BACKEND=native $(VCUDA)/bin/python
+# A test that hangs in C ignores the timeout of pytest, which is a Python exception: after
+# these seconds its process prints the stacks of all threads and exits, which ends the run.
+HANGS  := --max-worker-restart 0 -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 # Markers select tests: pyproject.toml describes them. Files with slow tests start first, not
 # those with most tests.
-PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder $(HANGS)
 
 .DELETE_ON_ERROR:
 .PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
