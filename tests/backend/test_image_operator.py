@@ -207,112 +207,54 @@ def odd_start() -> torch.Tensor:
 FLOAT = torch.float32
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dst": [1]}, TypeError, "dst must be a torch.Tensor, but is of type list."),
-    (
-        {"images": 1},
-        TypeError,
-        "images must be a sequence of tensors, but is of type int.",
-    ),
-    (
-        {"images": [image(), 1]},
-        TypeError,
-        "images[1] must be a torch.Tensor, but is of type int.",
-    ),
+    ({"images": 1}, TypeError,
+     "images must be a sequence of tensors, but is of type int."),
+    ({"images": [image(), 1]}, TypeError,
+     "images[1] must be a torch.Tensor, but is of type int."),
     ({"mask": [1]}, TypeError, "mask must be a torch.Tensor, but is of type list."),
     ({"mean": 1}, TypeError, "mean must be a sequence of floats, but is of type int."),
-    (
-        {"std": (1, "1", 1)},
-        TypeError,
-        "std[1] must be a float, but is of type str.",
-    ),
-    (
-        {"swap_channels": 1},
-        TypeError,
-        "swap_channels must be a bool, but is of type int.",
-    ),
+    ({"std": (1, "1", 1)}, TypeError, "std[1] must be a float, but is of type str."),
+    ({"swap_channels": 1}, TypeError,
+     "swap_channels must be a bool, but is of type int."),
     ({"exact": None}, TypeError, "exact must be a bool, but is of type NoneType."),
-    (
-        {"dst": torch.ones(BATCH, dtype=torch.int32)},
-        TypeError,
-        "dst must have dtype torch.float32, torch.float16 or torch.bfloat16, but has "
-        "torch.int32.",
-    ),
-    (
-        {"dst": torch.ones(BATCH, device="meta")},
-        TypeError,
-        "dst must be a plain strided tensor, but is on the meta device. Give it data "
-        "first.",
-    ),
-    (
-        {"dst": torch.ones(2, 3)},
-        ValueError,
-        "dst must have 4 dimensions, (N, C, H, W), but has shape (2, 3).",
-    ),
-    (
-        {"dst": torch.ones(1, 5, 2, 2)},
-        ValueError,
-        "dst must have 1 to 4 channels, but has shape (1, 5, 2, 2).",
-    ),
-    (
-        {"dst": torch.ones(1, 1, 0, 2**31)},
-        ValueError,
-        "dst must be smaller than 2**31 in height and width, but has shape "
-        "(1, 1, 0, 2147483648).",
-    ),
-    (
-        {"dst": torch.ones(2, 3, 5, 4).transpose(2, 3)},
-        ValueError,
-        "dst must be contiguous or channels_last, but has strides (60, 20, 1, 4) for "
-        "shape (2, 3, 4, 5).",
-    ),
-    (
-        {"images": [image()]},
-        ValueError,
-        "images must have 2 entries, one for each image of dst, but has 1.",
-    ),
-    (
-        {"fill": (1, 2)},
-        ValueError,
-        "fill must have 3 entries, one for each channel, but has 2.",
-    ),
-    (
-        {"images": [image(dtype=torch.int64), image()]},
-        TypeError,
-        "images[0] must have dtype torch.uint8 or torch.float32, but has torch.int64. "
-        "Convert it first.",
-    ),
-    (
-        {"images": [image(), image(dtype=FLOAT)]},
-        TypeError,
-        "images[1] must have the dtype of images[0], torch.uint8, but has "
-        "torch.float32. Convert it first.",
-    ),
-    (
-        {"images": [image(), image(2, 3)]},
-        ValueError,
-        "images[1] must have 3 dimensions, (C, h, w), but has shape (2, 3).",
-    ),
-    (
-        {"images": [image(), image(1, 4, 4)]},
-        ValueError,
-        "images[1] must have 3 channels, as dst, but has shape (1, 4, 4).",
-    ),
-    (
-        {"images": [image(), image(3, 5, 5)]},
-        ValueError,
-        "images[1] must have at most height 4 and width 5, but has shape (3, 5, 5).",
-    ),
-    (
-        {"images": [image(), image(3, 5, 4).transpose(1, 2)]},
-        ValueError,
-        "images[1] must be contiguous, or a permuted view of contiguous (h, w, C), but "
-        "has strides (20, 1, 4) for shape (3, 4, 5). Call contiguous() on it first.",
-    ),
-    (
-        {"images": [odd_start(), image(dtype=FLOAT)]},
-        ValueError,
-        "images[0] must start at a multiple of 4 bytes, the item size of "
-        "torch.float32, but starts 1 bytes behind one.",
-    ),
+    ({"dst": torch.ones(BATCH, dtype=torch.int32)}, TypeError,
+     "dst must have dtype torch.float32, torch.float16 or torch.bfloat16, but has "
+     "torch.int32."),
+    ({"dst": torch.ones(BATCH, device="meta")}, TypeError,
+     "dst must be a plain strided tensor, but is on the meta device. Give it data "
+     "first."),
+    ({"dst": torch.ones(2, 3)}, ValueError,
+     "dst must have 4 dimensions, (N, C, H, W), but has shape (2, 3)."),
+    ({"dst": torch.ones(1, 5, 2, 2)}, ValueError,
+     "dst must have 1 to 4 channels, but has shape (1, 5, 2, 2)."),
+    ({"dst": torch.ones(1, 1, 0, 2**31)}, ValueError,
+     "dst must be smaller than 2**31 in height and width, but has shape (1, 1, 0, "
+     "2147483648)."),
+    ({"dst": torch.ones(2, 3, 5, 4).transpose(2, 3)}, ValueError,
+     "dst must be contiguous or channels_last, but has strides (60, 20, 1, 4) for "
+     "shape (2, 3, 4, 5)."),
+    ({"images": [image()]}, ValueError,
+     "images must have 2 entries, one for each image of dst, but has 1."),
+    ({"fill": (1, 2)}, ValueError,
+     "fill must have 3 entries, one for each channel, but has 2."),
+    ({"images": [image(dtype=torch.int64), image()]}, TypeError,
+     "images[0] must have dtype torch.uint8 or torch.float32, but has torch.int64. "
+     "Convert it first."),
+    ({"images": [image(), image(dtype=FLOAT)]}, TypeError,
+     "images[1] must have the dtype of images[0], torch.uint8, but has torch.float32. "
+     "Convert it first."),
+    ({"images": [image(), image(2, 3)]}, ValueError,
+     "images[1] must have 3 dimensions, (C, h, w), but has shape (2, 3)."),
+    ({"images": [image(), image(1, 4, 4)]}, ValueError,
+     "images[1] must have 3 channels, as dst, but has shape (1, 4, 4)."),
+    ({"images": [image(), image(3, 5, 5)]}, ValueError,
+     "images[1] must have at most height 4 and width 5, but has shape (3, 5, 5)."),
+    ({"images": [image(), image(3, 5, 4).transpose(1, 2)]}, ValueError,
+     "images[1] must be contiguous, or a permuted view of contiguous (h, w, C), but "
+     "has strides (20, 1, 4) for shape (3, 4, 5). Call contiguous() on it first."),
+    ({"images": [odd_start(), image(dtype=FLOAT)]}, ValueError,
+     "images[0] must start at a multiple of 4 bytes, the item size of torch.float32, "
+     "but starts 1 bytes behind one."),
     (
         {
             "dst": MEMORY.view(BATCH),
@@ -321,32 +263,18 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "images[1] must not share memory with dst, but overlaps it. Clone it first.",
     ),
-    (
-        {"mask": torch.ones(2, 4, 5, dtype=torch.uint8)},
-        TypeError,
-        "mask must have dtype torch.bool, but has torch.uint8.",
-    ),
-    (
-        {"mask": torch.ones(2, 4, dtype=torch.bool)},
-        ValueError,
-        "mask must have shape (2, 4, 5), one entry for each pixel of dst, but has "
-        "shape (2, 4).",
-    ),
-    (
-        {"mask": torch.ones(2, 5, 4, dtype=torch.bool).transpose(1, 2)},
-        ValueError,
-        "mask must be contiguous, but has strides (20, 1, 4) for shape (2, 4, 5).",
-    ),
-    (
-        {
-            "dst": MEMORY.view(BATCH),
-            "mask": MEMORY.view(torch.bool)[:40].view(2, 4, 5),
-        },
-        ValueError,
-        "mask must not share memory with dst, but overlaps it. Give it memory of its "
-        "own.",
-    ),
-]
+    ({"mask": torch.ones(2, 4, 5, dtype=torch.uint8)}, TypeError,
+     "mask must have dtype torch.bool, but has torch.uint8."),
+    ({"mask": torch.ones(2, 4, dtype=torch.bool)}, ValueError,
+     "mask must have shape (2, 4, 5), one entry for each pixel of dst, but has shape "
+     "(2, 4)."),
+    ({"mask": torch.ones(2, 5, 4, dtype=torch.bool).transpose(1, 2)}, ValueError,
+     "mask must be contiguous, but has strides (20, 1, 4) for shape (2, 4, 5)."),
+    ({"dst": MEMORY.view(BATCH), "mask": MEMORY.view(torch.bool)[:40].view(2, 4, 5)},
+     ValueError,
+     "mask must not share memory with dst, but overlaps it. Give it memory of its "
+     "own."),
+]  # fmt: skip
 
 
 @both

@@ -114,82 +114,37 @@ STARTS = [
     (3, TypeError, "must be a sequence of sequences of ints, but is of type int."),
     ([3, 4], TypeError, "[0] must be a sequence of ints, but is of type int."),
     ([[0, 0], [0.5, 0]], TypeError, "[1][0] must be an int, but is of type float."),
-    (
-        [[0, 2**63], [0, 0]],
-        ValueError,
-        "[0][1] must fit in 64 bits, but is 9223372036854775808.",
-    ),
-    (
-        [[0, 0]],
-        ValueError,
-        " must have 2 entries, one for each sample, but has 1.",
-    ),
-    (
-        [[0, 0], [0, 0, 0]],
-        ValueError,
-        "[1] must have 2 entries, one for each dimension of a row of dst, but has 3.",
-    ),
-    (
-        [[0, -1], [0, 0]],
-        ValueError,
-        "[0] must have no negative entry, but is (0, -1).",
-    ),
-    (
-        [[1, 1], [0, 1]],
-        ValueError,
-        "[1] must leave room for shape (3, 4) in shape (3, 4), but is (0, 1).",
-    ),
-    (
-        [[1, 2**63 - 1], [0, 0]],
-        ValueError,
-        "[0] must leave room for shape (2, 3) in shape (3, 4), but is "
-        "(1, 9223372036854775807).",
-    ),
-]
+    ([[0, 2**63], [0, 0]], ValueError,
+     "[0][1] must fit in 64 bits, but is 9223372036854775808."),
+    ([[0, 0]], ValueError, " must have 2 entries, one for each sample, but has 1."),
+    ([[0, 0], [0, 0, 0]], ValueError,
+     "[1] must have 2 entries, one for each dimension of a row of dst, but has 3."),
+    ([[0, -1], [0, 0]], ValueError, "[0] must have no negative entry, but is (0, -1)."),
+    ([[1, 1], [0, 1]], ValueError,
+     "[1] must leave room for shape (3, 4) in shape (3, 4), but is (0, 1)."),
+    ([[1, 2**63 - 1], [0, 0]], ValueError,
+     "[0] must leave room for shape (2, 3) in shape (3, 4), but is (1, "
+     "9223372036854775807)."),
+]  # fmt: skip
 FIRST_AND_LAST = "must have the first and one or more of the last dimensions of dst,"
 MASKS = [
-    (
-        [True],
-        TypeError,
-        "must be a torch.Tensor, but is of type list.",
-    ),
-    (
-        torch.ones(2, 4).to_sparse(),
-        TypeError,
-        "must be a plain strided tensor, but is sparse or opaque. Call to_dense() on "
-        "it first.",
-    ),
-    (
-        torch.ones(2, 4, dtype=torch.uint8),
-        TypeError,
-        "must have dtype torch.bool, but has torch.uint8.",
-    ),
-    (
-        torch.ones(2, 3, dtype=torch.bool),
-        ValueError,
-        f"{FIRST_AND_LAST} (2, 3, 4), but has shape (2, 3).",
-    ),
-    (
-        torch.ones(2, dtype=torch.bool),
-        ValueError,
-        f"{FIRST_AND_LAST} (2, 3, 4), but has shape (2,).",
-    ),
-    (
-        torch.ones(3, 3, 4, dtype=torch.bool),
-        ValueError,
-        f"{FIRST_AND_LAST} (2, 3, 4), but has shape (3, 3, 4).",
-    ),
-    (
-        torch.ones(1, 2, 3, 4, dtype=torch.bool),
-        ValueError,
-        f"{FIRST_AND_LAST} (2, 3, 4), but has shape (1, 2, 3, 4).",
-    ),
-    (
-        torch.ones(4, 2, dtype=torch.bool).T,
-        ValueError,
-        "must be contiguous, but has strides (1, 2) for shape (2, 4).",
-    ),
-]
+    ([True], TypeError, "must be a torch.Tensor, but is of type list."),
+    (torch.ones(2, 4).to_sparse(), TypeError,
+     "must be a plain strided tensor, but is sparse or opaque. Call to_dense() on it "
+     "first."),
+    (torch.ones(2, 4, dtype=torch.uint8), TypeError,
+     "must have dtype torch.bool, but has torch.uint8."),
+    (torch.ones(2, 3, dtype=torch.bool), ValueError,
+     f"{FIRST_AND_LAST} (2, 3, 4), but has shape (2, 3)."),
+    (torch.ones(2, dtype=torch.bool), ValueError,
+     f"{FIRST_AND_LAST} (2, 3, 4), but has shape (2,)."),
+    (torch.ones(3, 3, 4, dtype=torch.bool), ValueError,
+     f"{FIRST_AND_LAST} (2, 3, 4), but has shape (3, 3, 4)."),
+    (torch.ones(1, 2, 3, 4, dtype=torch.bool), ValueError,
+     f"{FIRST_AND_LAST} (2, 3, 4), but has shape (1, 2, 3, 4)."),
+    (torch.ones(4, 2, dtype=torch.bool).T, ValueError,
+     "must be contiguous, but has strides (1, 2) for shape (2, 4)."),
+]  # fmt: skip
 
 
 def unwritten(call, args, error, message):

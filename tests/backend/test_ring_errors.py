@@ -25,33 +25,17 @@ def formatted(backend, num_slots):
 FLAT = "must be a contiguous torch.uint8 tensor of one dimension on the CPU, but has "
 HEADERS = [
     ([1], TypeError, "must be a torch.Tensor, but is of type list."),
-    (
-        torch.zeros(128),
-        ValueError,
-        f"{FLAT}dtype torch.float32, shape (128,), strides (1,) and device cpu.",
-    ),
-    (
-        blank(3)[::2],
-        ValueError,
-        f"{FLAT}dtype torch.uint8, shape (128,), strides (2,) and device cpu.",
-    ),
-    (
-        blank(1).view(2, 64),
-        ValueError,
-        f"{FLAT}dtype torch.uint8, shape (2, 64), strides (64, 1) and device cpu.",
-    ),
-    (
-        torch.zeros(128, dtype=torch.uint8, device="meta"),
-        TypeError,
-        "must be a plain strided tensor, but is on the meta device. Give it data "
-        "first.",
-    ),
-    (
-        blank(2)[8:136],
-        ValueError,
-        "must start at a multiple of 64 bytes, but starts 8 bytes behind one.",
-    ),
-]
+    (torch.zeros(128), ValueError,
+     f"{FLAT}dtype torch.float32, shape (128,), strides (1,) and device cpu."),
+    (blank(3)[::2], ValueError,
+     f"{FLAT}dtype torch.uint8, shape (128,), strides (2,) and device cpu."),
+    (blank(1).view(2, 64), ValueError,
+     f"{FLAT}dtype torch.uint8, shape (2, 64), strides (64, 1) and device cpu."),
+    (torch.zeros(128, dtype=torch.uint8, device="meta"), TypeError,
+     "must be a plain strided tensor, but is on the meta device. Give it data first."),
+    (blank(2)[8:136], ValueError,
+     "must start at a multiple of 64 bytes, but starts 8 bytes behind one."),
+]  # fmt: skip
 
 
 def arguments(op, header):
@@ -113,18 +97,10 @@ NUMBERS = [
     ("format", ["a"], TypeError, "num_slots must be an int, but is of type str."),
     ("format", [BIG], ValueError, f"num_slots must fit in 64 bits, but is {BIG}."),
     ("format", [0], ValueError, "num_slots must be between 1 and 65536, but is 0."),
-    (
-        "format",
-        [65537],
-        ValueError,
-        "num_slots must be between 1 and 65536, but is 65537.",
-    ),
-    (
-        "format",
-        [2],
-        ValueError,
-        "header must have 192 bytes, 64 and 64 for each of 2 slots, but has 256.",
-    ),
+    ("format", [65537], ValueError,
+     "num_slots must be between 1 and 65536, but is 65537."),
+    ("format", [2], ValueError,
+     "header must have 192 bytes, 64 and 64 for each of 2 slots, but has 256."),
     ("claim", [None, 0], TypeError, "holder must be an int, but is of type NoneType."),
     ("claim", [5, "a"], TypeError, "fd must be an int, but is of type str."),
     ("claim", [0, 0], ValueError, "holder must be 1 or more, but is 0."),
@@ -136,13 +112,9 @@ NUMBERS = [
     ("pass", [0, 0, 5], ValueError, "holder must be 1 or more, but is 0."),
     ("pass", [0, 5, -1], ValueError, "to must be 0 or more, but is -1."),
     ("reclaim", [0], ValueError, "holder must be 1 or more, but is 0."),
-    (
-        "reclaim",
-        [-BIG - 1],
-        ValueError,
-        f"holder must fit in 64 bits, but is {-BIG - 1}.",
-    ),
-]
+    ("reclaim", [-BIG - 1], ValueError,
+     f"holder must fit in 64 bits, but is {-BIG - 1}."),
+]  # fmt: skip
 
 
 @both

@@ -233,33 +233,20 @@ JOINED = Ragged(torch.cat(BOXES), torch.tensor([0, 2, 3]))
         (Collate({"x": Concat()}), lambda x: {"x": x}, lambda b: b["x"]),
         (Collate({"x.y": Concat()}), lambda x: {"x.y": x}, lambda b: b["x.y"]),
         (Collate({"1": Concat()}), lambda x: {1: x}, lambda b: b[1]),
-        (
-            Collate(**{"x.y": Concat()}),
-            lambda x: {"x": {"y": x}},
-            lambda b: b["x"]["y"],
-        ),
-        (
-            Collate(x={"y": Concat()}),
-            lambda x: {"x": {"y": x}},
-            lambda b: b["x"]["y"],
-        ),
-        (
-            Collate({"x.boxes": Concat()}),
-            lambda x: {"x": Target(x, 1)},
-            lambda b: b["x"].boxes,
-        ),
+        (Collate(**{"x.y": Concat()}), lambda x: {"x": {"y": x}},
+         lambda b: b["x"]["y"]),
+        (Collate(x={"y": Concat()}), lambda x: {"x": {"y": x}}, lambda b: b["x"]["y"]),
+        (Collate({"x.boxes": Concat()}), lambda x: {"x": Target(x, 1)},
+         lambda b: b["x"].boxes),
         (Collate(Concat()), lambda x: (x, 1), lambda b: b[0]),
         (Collate(Stack(), Concat()), lambda x: [1, x], lambda b: b[1]),
-        (
-            Collate(Stack(), {"y": Concat()}),
-            lambda x: (1, {"y": x}),
-            lambda b: b[1]["y"],
-        ),
+        (Collate(Stack(), {"y": Concat()}), lambda x: (1, {"y": x}),
+         lambda b: b[1]["y"]),
         (Collate(image=Concat()), lambda x: Pair(x, 1), lambda b: b.image),
         (Collate(default=Concat()), lambda x: x, lambda b: b),
         (Collate(default=Concat()), lambda x: {"x": (x, "text")}, lambda b: b["x"][0]),
     ],
-)
+)  # fmt: skip
 def test_a_field_is_found_by_its_name(
     rules: Collate, wrap: Callable[[Any], Any], read: Callable[[Any], Any]
 ) -> None:
@@ -422,132 +409,66 @@ def of(*values: Any) -> list[Any]:
 
 
 WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
-    (
-        Collate(x=Stack()),
-        of(torch.ones(2, 4), torch.ones(3, 4)),
-        ValueError,
-        "Collate, Stack(): batch[1]['x'] must match batch[0]['x'], but has shape "
-        "(3, 4) where (2, 4) was expected. Use Pad(dims=2), Concat() or List().",
-    ),
-    (
-        Collate(x=Stack()),
-        of([1], [[1]]),
-        ValueError,
-        "Collate, Stack(): batch[1]['x'] must match batch[0]['x'] in its number of "
-        "dimensions, but has shape (1, 1) where (1,) was expected. Use List() to keep "
-        "the values in a list.",
-    ),
-    (
-        Collate(x=Stack()),
-        of("a", "b"),
-        TypeError,
-        f"Collate, Stack(): batch[0]['x'] {_NOT_A_TENSOR} str. Use List() to keep the "
-        "values in a list.",
-    ),
-    (
-        Collate(x=Stack()),
-        of(1, "b"),
-        TypeError,
-        "Collate, Stack(): batch[1]['x'] must be int like batch[0]['x'], but is str. "
-        "Use List() to keep the values in a list.",
-    ),
-    (
-        Collate(x=Stack()),
-        of(2**80),
-        ValueError,
-        "Collate, Stack(): batch[0]['x'] must be a number that a tensor can hold, but "
-        "is 1208925819614629174706176. Use List() to keep the values in a list.",
-    ),
-    (
-        Collate({"x.y": Pad(divisor=2)}),
-        of({"y": torch.ones(3, 4, 4)}, {"y": torch.ones(1, 4, 4)}),
-        ValueError,
-        "Collate, Pad(divisor=2): batch[1]['x']['y'] must match batch[0]['x']['y'] "
-        "outside its last 2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was "
-        "expected. Use Pad(dims=3, divisor=2) or List().",
-    ),
-    (
-        Collate(x=Pad(divisor=(2, 2))),
-        of(torch.ones(3, 4, 4), torch.ones(1, 4, 4)),
-        ValueError,
-        "Collate, Pad(divisor=(2, 2)): batch[1]['x'] must match batch[0]['x'] outside "
-        "its last 2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was expected. "
-        "Use List() to keep the values in a list.",
-    ),
-    (
-        Collate(x=Pad(dims=2)),
-        of([1], [1, 2]),
-        ValueError,
-        "Collate, Pad(dims=2): batch[0]['x'] must have at least 2 dimensions, but has "
-        "shape (1,). Use Pad(dims=1), Concat() or List().",
-    ),
-    (
-        Collate(x=Pad(-1)),
-        of(torch.ones(1).byte(), torch.ones(2).byte()),
-        ValueError,
-        "Collate, Pad(value=-1): batch[0]['x'] must have a padding_value that "
-        "torch.uint8 can hold, but has -1. Use another value, or convert the samples "
-        "to another dtype.",
-    ),
-    (
-        Collate(x=Pad(shape=(2,))),
-        of([1], [1, 2, 3]),
-        ValueError,
-        "Collate, Pad(shape=(2,)): batch[1]['x'] must be at most (2,), the shape of "
-        "the padding, in the padded dimensions, but is (3,) there. Resize it before "
-        "collating, or allow a larger shape.",
-    ),
-    (
-        Collate(x=Pad()),
-        of({"y": 1}, {"y": 2}),
-        TypeError,
-        f"Collate, Pad(): batch[0]['x'] {_NOT_A_TENSOR} dict. Give rules to its fields "
-        "by dotted names, or use List().",
-    ),
-    (
-        Collate(x=Concat()),
-        of(1, 2),
-        ValueError,
-        "Collate, Concat(): batch[0]['x'] must have at least 1 dimension to be ragged, "
-        "but has shape (). Use Stack() or List().",
-    ),
-    (
-        Collate(x=Concat()),
-        of(torch.ones(2, 3), torch.ones(2, 4)),
-        ValueError,
-        "Collate, Concat(): batch[1]['x'] must match batch[0]['x'] outside dimension "
-        "0, but has shape (2, 4) where (2, 3) was expected. Use Pad(dims=1) or List().",
-    ),
-    (
-        Collate(),
-        of([1], [1, 2]),
-        ValueError,
-        "Collate, no rule for 'x': batch[1]['x'] must have 1 items like batch[0]['x'], "
-        "but has 2. Use Pad(dims=1), Concat() or List().",
-    ),
-    (
-        Collate({"x.1": List()}),
-        of((torch.ones(2), 1), (torch.ones(3), 1)),
-        ValueError,
-        "Collate, no rule for 'x.0': batch[1]['x'][0] must match batch[0]['x'][0], but "
-        "has shape (3,) where (2,) was expected. Use Pad(dims=1), Concat() or List().",
-    ),
-    (
-        Collate(),
-        of(1, None),
-        TypeError,
-        "Collate, no rule for 'x': batch[1]['x'] must be a tensor, a numeric array, a "
-        "number, a string or a container of these, but is None. Use List() to keep the "
-        "values in a list.",
-    ),
-    (
-        Collate(),
-        [torch.ones(1), torch.ones(2)],
-        ValueError,
-        "Collate, default=None: batch[1] must match batch[0], but has shape (2,) where "
-        "(1,) was expected. Use Pad(dims=1), Concat() or List().",
-    ),
-]
+    (Collate(x=Stack()), of(torch.ones(2, 4), torch.ones(3, 4)), ValueError,
+     "Collate, Stack(): batch[1]['x'] must match batch[0]['x'], but has shape (3, 4) "
+     "where (2, 4) was expected. Use Pad(dims=2), Concat() or List()."),
+    (Collate(x=Stack()), of([1], [[1]]), ValueError,
+     "Collate, Stack(): batch[1]['x'] must match batch[0]['x'] in its number of "
+     "dimensions, but has shape (1, 1) where (1,) was expected. Use List() to keep the "
+     "values in a list."),
+    (Collate(x=Stack()), of("a", "b"), TypeError,
+     f"Collate, Stack(): batch[0]['x'] {_NOT_A_TENSOR} str. Use List() to keep the "
+     "values in a list."),
+    (Collate(x=Stack()), of(1, "b"), TypeError,
+     "Collate, Stack(): batch[1]['x'] must be int like batch[0]['x'], but is str. Use "
+     "List() to keep the values in a list."),
+    (Collate(x=Stack()), of(2**80), ValueError,
+     "Collate, Stack(): batch[0]['x'] must be a number that a tensor can hold, but is "
+     "1208925819614629174706176. Use List() to keep the values in a list."),
+    (Collate({"x.y": Pad(divisor=2)}),
+     of({"y": torch.ones(3, 4, 4)}, {"y": torch.ones(1, 4, 4)}), ValueError,
+     "Collate, Pad(divisor=2): batch[1]['x']['y'] must match batch[0]['x']['y'] "
+     "outside its last 2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was "
+     "expected. Use Pad(dims=3, divisor=2) or List()."),
+    (Collate(x=Pad(divisor=(2, 2))), of(torch.ones(3, 4, 4), torch.ones(1, 4, 4)),
+     ValueError,
+     "Collate, Pad(divisor=(2, 2)): batch[1]['x'] must match batch[0]['x'] outside its "
+     "last 2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was expected. Use "
+     "List() to keep the values in a list."),
+    (Collate(x=Pad(dims=2)), of([1], [1, 2]), ValueError,
+     "Collate, Pad(dims=2): batch[0]['x'] must have at least 2 dimensions, but has "
+     "shape (1,). Use Pad(dims=1), Concat() or List()."),
+    (Collate(x=Pad(-1)), of(torch.ones(1).byte(), torch.ones(2).byte()), ValueError,
+     "Collate, Pad(value=-1): batch[0]['x'] must have a padding_value that torch.uint8 "
+     "can hold, but has -1. Use another value, or convert the samples to another "
+     "dtype."),
+    (Collate(x=Pad(shape=(2,))), of([1], [1, 2, 3]), ValueError,
+     "Collate, Pad(shape=(2,)): batch[1]['x'] must be at most (2,), the shape of the "
+     "padding, in the padded dimensions, but is (3,) there. Resize it before "
+     "collating, or allow a larger shape."),
+    (Collate(x=Pad()), of({"y": 1}, {"y": 2}), TypeError,
+     f"Collate, Pad(): batch[0]['x'] {_NOT_A_TENSOR} dict. Give rules to its fields by "
+     "dotted names, or use List()."),
+    (Collate(x=Concat()), of(1, 2), ValueError,
+     "Collate, Concat(): batch[0]['x'] must have at least 1 dimension to be ragged, "
+     "but has shape (). Use Stack() or List()."),
+    (Collate(x=Concat()), of(torch.ones(2, 3), torch.ones(2, 4)), ValueError,
+     "Collate, Concat(): batch[1]['x'] must match batch[0]['x'] outside dimension 0, "
+     "but has shape (2, 4) where (2, 3) was expected. Use Pad(dims=1) or List()."),
+    (Collate(), of([1], [1, 2]), ValueError,
+     "Collate, no rule for 'x': batch[1]['x'] must have 1 items like batch[0]['x'], "
+     "but has 2. Use Pad(dims=1), Concat() or List()."),
+    (Collate({"x.1": List()}), of((torch.ones(2), 1), (torch.ones(3), 1)), ValueError,
+     "Collate, no rule for 'x.0': batch[1]['x'][0] must match batch[0]['x'][0], but "
+     "has shape (3,) where (2,) was expected. Use Pad(dims=1), Concat() or List()."),
+    (Collate(), of(1, None), TypeError,
+     "Collate, no rule for 'x': batch[1]['x'] must be a tensor, a numeric array, a "
+     "number, a string or a container of these, but is None. Use List() to keep the "
+     "values in a list."),
+    (Collate(), [torch.ones(1), torch.ones(2)], ValueError,
+     "Collate, default=None: batch[1] must match batch[0], but has shape (2,) where "
+     "(1,) was expected. Use Pad(dims=1), Concat() or List()."),
+]  # fmt: skip
 
 
 def raised(call: Callable[[], Any]) -> Exception:
@@ -585,33 +506,21 @@ def test_every_rule_that_an_error_advises_works(
 @pytest.mark.parametrize(
     ("rules", "samples", "text"),
     [
-        (
-            Collate(Pad()),
-            [([1], 2), ([1],)],
-            "Collate: batch[1] must have 2 items like batch[0], but has 1. Give every "
-            "sample the same fields.",
-        ),
-        (
-            Collate({"x.0": Pad()}),
-            of(([1], 2), ([1],)),
-            "Collate: batch[1]['x'] must have 2 items like batch[0]['x'], but has 1. "
-            "Give every sample the same fields.",
-        ),
-        (
-            Collate(default=Pad()),
-            [{"x": [1]}, [1]],
-            "Collate: batch[1] must be a mapping like batch[0], but is list. Give "
-            "every sample the same fields.",
-        ),
-        (
-            Collate(x=Pad()),
-            [{"x": [1], "y": 1}, {"x": [1]}],
-            "batch[1] must have the keys of batch[0], but lacks 'y'. Give every sample "
-            "the same keys.",
-        ),
+        (Collate(Pad()), [([1], 2), ([1],)],
+         "Collate: batch[1] must have 2 items like batch[0], but has 1. Give every "
+         "sample the same fields."),
+        (Collate({"x.0": Pad()}), of(([1], 2), ([1],)),
+         "Collate: batch[1]['x'] must have 2 items like batch[0]['x'], but has 1. Give "
+         "every sample the same fields."),
+        (Collate(default=Pad()), [{"x": [1]}, [1]],
+         "Collate: batch[1] must be a mapping like batch[0], but is list. Give every "
+         "sample the same fields."),
+        (Collate(x=Pad()), [{"x": [1], "y": 1}, {"x": [1]}],
+         "batch[1] must have the keys of batch[0], but lacks 'y'. Give every sample "
+         "the same keys."),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_samples_with_other_fields_are_an_error(
     rules: Collate, samples: list[Any], text: str
 ) -> None:
@@ -622,39 +531,24 @@ def test_samples_with_other_fields_are_an_error(
 @pytest.mark.parametrize(
     ("rules", "sample", "text"),
     [
-        (
-            Collate(imge=Pad()),
-            {"image": 1, "id": 2},
-            "Collate, Pad(): batch[0] must have the field 'imge', but has 'image', "
-            "'id'. Correct the name, or remove the rule.",
-        ),
-        (
-            Collate({"target.box": Concat()}),
-            {"target": {"boxes": 1}},
-            "Collate, Concat(): batch[0]['target'] must have the field 'box', but has "
-            "'boxes'. Correct the name, or remove the rule.",
-        ),
-        (
-            Collate({"target.boxes": Concat()}),
-            {"target": 3},
-            "Collate, Concat(): batch[0]['target'] must have the field 'boxes', but "
-            "has no fields (int). Correct the name, or remove the rule.",
-        ),
-        (
-            Collate(Pad(), Stack()),
-            Pair(1, 2),
-            "Collate, Pad(): batch[0] must have the field '0', but has 'image', "
-            "'label'. Correct the name, or remove the rule.",
-        ),
-        (
-            Collate(Pad()),
-            torch.ones(2),
-            "Collate, Pad(): batch[0] must have the field '0', but has no fields "
-            "(torch.Tensor). Use Collate(default=Pad()) for samples without fields.",
-        ),
+        (Collate(imge=Pad()), {"image": 1, "id": 2},
+         "Collate, Pad(): batch[0] must have the field 'imge', but has 'image', 'id'. "
+         "Correct the name, or remove the rule."),
+        (Collate({"target.box": Concat()}), {"target": {"boxes": 1}},
+         "Collate, Concat(): batch[0]['target'] must have the field 'box', but has "
+         "'boxes'. Correct the name, or remove the rule."),
+        (Collate({"target.boxes": Concat()}), {"target": 3},
+         "Collate, Concat(): batch[0]['target'] must have the field 'boxes', but has "
+         "no fields (int). Correct the name, or remove the rule."),
+        (Collate(Pad(), Stack()), Pair(1, 2),
+         "Collate, Pad(): batch[0] must have the field '0', but has 'image', 'label'. "
+         "Correct the name, or remove the rule."),
+        (Collate(Pad()), torch.ones(2),
+         "Collate, Pad(): batch[0] must have the field '0', but has no fields "
+         "(torch.Tensor). Use Collate(default=Pad()) for samples without fields."),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_a_rule_without_a_field_is_an_error(
     rules: Collate, sample: Any, text: str
 ) -> None:
@@ -669,85 +563,49 @@ _ANY = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (
-            lambda: Collate(boxes=Ragged),
-            TypeError,
-            f"Collate: the rule of 'boxes' must be {_ANY}, but is <class "
-            "'pyparallel.Ragged'> (type). Use Concat(), whose result is a Ragged.",
-        ),
-        (
-            lambda: Collate(target={"x": Pad}),
-            TypeError,
-            f"Collate: the rule of 'target.x' must be {_ANY}, but is <class "
-            "'pyparallel.Pad'> (type). Use Pad().",
-        ),
-        (
-            lambda: Collate(default="pad"),
-            TypeError,
-            f"Collate: the rule of default must be {_ANY}, but is 'pad' (str). Use "
-            f"{_ANY}.",
-        ),
-        (
-            lambda: Collate({"a.b": Pad(), "a": List()}),
-            ValueError,
-            "Collate: 'a' must have one rule, but has a rule, and 'a.b' has another "
-            "one. Remove one of them.",
-        ),
-        (
-            lambda: Collate({"a": Pad()}, a=List()),
-            ValueError,
-            "Collate: 'a' must have one rule, but has Pad() and List(). Remove one of "
-            "them.",
-        ),
-        (
-            lambda: Pad(divisor=0),
-            ValueError,
-            "Pad: divisor must be an integer of 1 or more, but is 0.",
-        ),
-        (
-            lambda: Pad(divisor=2, shape=(4,)),
-            ValueError,
-            "Pad: divisor must be 1 with shape, but is 2. Give sizes that are "
-            "multiples of it.",
-        ),
+        (lambda: Collate(boxes=Ragged), TypeError,
+         f"Collate: the rule of 'boxes' must be {_ANY}, but is <class "
+         "'pyparallel.Ragged'> (type). Use Concat(), whose result is a Ragged."),
+        (lambda: Collate(target={"x": Pad}), TypeError,
+         f"Collate: the rule of 'target.x' must be {_ANY}, but is <class "
+         "'pyparallel.Pad'> (type). Use Pad()."),
+        (lambda: Collate(default="pad"), TypeError,
+         f"Collate: the rule of default must be {_ANY}, but is 'pad' (str). Use "
+         f"{_ANY}."),
+        (lambda: Collate({"a.b": Pad(), "a": List()}), ValueError,
+         "Collate: 'a' must have one rule, but has a rule, and 'a.b' has another one. "
+         "Remove one of them."),
+        (lambda: Collate({"a": Pad()}, a=List()), ValueError,
+         "Collate: 'a' must have one rule, but has Pad() and List(). Remove one of "
+         "them."),
+        (lambda: Pad(divisor=0), ValueError,
+         "Pad: divisor must be an integer of 1 or more, but is 0."),
+        (lambda: Pad(divisor=2, shape=(4,)), ValueError,
+         "Pad: divisor must be 1 with shape, but is 2. Give sizes that are multiples "
+         "of it."),
         (
             lambda: Pad("x"),  # type: ignore[arg-type]
             TypeError,
             "Pad: value must be a real number, but is 'x' (str).",
         ),
-        (
-            lambda: Pad(dims=0),
-            ValueError,
-            "Pad: dims must be None or an integer of 1 or more, but is 0.",
-        ),
-        (
-            lambda: Pad(dims=1, shape=(4, 4)),
-            ValueError,
-            "Pad: dims must be 2, the number of sizes in the other options, but is 1. "
-            "Omit dims, or change these options.",
-        ),
-        (
-            lambda: DETECTION([]),
-            ValueError,
-            "Collate: batch must have at least one sample, but is empty.",
-        ),
+        (lambda: Pad(dims=0), ValueError,
+         "Pad: dims must be None or an integer of 1 or more, but is 0."),
+        (lambda: Pad(dims=1, shape=(4, 4)), ValueError,
+         "Pad: dims must be 2, the number of sizes in the other options, but is 1. "
+         "Omit dims, or change these options."),
+        (lambda: DETECTION([]), ValueError,
+         "Collate: batch must have at least one sample, but is empty."),
         (
             lambda: DETECTION({"image": 1}),  # type: ignore[arg-type]
             TypeError,
             "Collate: batch must be a sequence of samples, but is dict.",
         ),
-        (
-            lambda: Collate.auto([]),
-            ValueError,
-            "Collate.auto: dataset must have at least one sample, but is empty.",
-        ),
-        (
-            lambda: Collate.auto([1], 0),
-            ValueError,
-            "Collate.auto: num_samples must be an integer of 1 or more, but is 0.",
-        ),
+        (lambda: Collate.auto([]), ValueError,
+         "Collate.auto: dataset must have at least one sample, but is empty."),
+        (lambda: Collate.auto([1], 0), ValueError,
+         "Collate.auto: num_samples must be an integer of 1 or more, but is 0."),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_errors(
     make: Callable[[], Any], error: type[Exception], text: str
 ) -> None:

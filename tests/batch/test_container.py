@@ -176,25 +176,15 @@ def test_a_pickle_with_impossible_pad_dims_is_refused() -> None:
 @pytest.mark.parametrize(
     "state, cls, message",
     [
-        (
-            {"_data": 1, "_stack": True, "_cpu_only": True},
-            ValueError,
-            "the pickled state of a DataContainer must have _data, _stack, "
-            "_padding_value, _cpu_only, _pad_dims, but lacks _padding_value, "
-            "_pad_dims.",
-        ),
-        (
-            5,
-            TypeError,
-            "the pickled state of a DataContainer must be a dict, but is int.",
-        ),
-        (
-            dict.fromkeys(STATE, "2"),
-            TypeError,
-            "DataContainer: pad_dims must be None, 1, 2 or 3, but is '2' (str).",
-        ),
+        ({"_data": 1, "_stack": True, "_cpu_only": True}, ValueError,
+         "the pickled state of a DataContainer must have _data, _stack, "
+         "_padding_value, _cpu_only, _pad_dims, but lacks _padding_value, _pad_dims."),
+        (5, TypeError,
+         "the pickled state of a DataContainer must be a dict, but is int."),
+        (dict.fromkeys(STATE, "2"), TypeError,
+         "DataContainer: pad_dims must be None, 1, 2 or 3, but is '2' (str)."),
     ],
-)
+)  # fmt: skip
 def test_a_broken_state_is_refused(state: Any, cls: type, message: str) -> None:
     container = object.__new__(DataContainer)
     with pytest.raises(cls) as caught:  # type: ignore[call-overload]

@@ -160,46 +160,21 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (5, {}, TypeError, "samples must be a sequence of tensors, but is int."),
     ("ab", {}, TypeError, "samples must be a sequence of tensors, but is str."),
     ([], {}, ValueError, "samples must have at least one tensor, but is empty."),
-    (
-        [RAGGED[0], 5],
-        {},
-        TypeError,
-        "samples[1] must be a tensor or a numeric array, but is int. Convert it with "
-        "torch.as_tensor.",
-    ),
-    (
-        RAGGED,
-        {"padding": 32},
-        TypeError,
-        "padding must be a Padding, but is 32 (int).",
-    ),
-    (
-        RAGGED,
-        {"padding": Padding(), "mask": True},
-        TypeError,
-        "padding must not be given together with its options, but mask is also given. "
-        "Put it into the Padding.",
-    ),
-    (
-        RAGGED,
-        {"pad_dims": -1},
-        ValueError,
-        "pad_dims must be None or an integer of 0 or more, but is -1.",
-    ),
-    (
-        RAGGED,
-        {"pad_dims": 1.0},
-        TypeError,
-        "pad_dims must be None or an integer of 0 or more, but is 1.0 (float).",
-    ),
-    (
-        RAGGED,
-        {"shape": (4, 4)},
-        ValueError,
-        "padding must give shape for 1 padded dimension, but gives (4, 4). Give "
-        "1 of them.",
-    ),
-]
+    ([RAGGED[0], 5], {}, TypeError,
+     "samples[1] must be a tensor or a numeric array, but is int. Convert it with "
+     "torch.as_tensor."),
+    (RAGGED, {"padding": 32}, TypeError, "padding must be a Padding, but is 32 (int)."),
+    (RAGGED, {"padding": Padding(), "mask": True}, TypeError,
+     "padding must not be given together with its options, but mask is also given. Put "
+     "it into the Padding."),
+    (RAGGED, {"pad_dims": -1}, ValueError,
+     "pad_dims must be None or an integer of 0 or more, but is -1."),
+    (RAGGED, {"pad_dims": 1.0}, TypeError,
+     "pad_dims must be None or an integer of 0 or more, but is 1.0 (float)."),
+    (RAGGED, {"shape": (4, 4)}, ValueError,
+     "padding must give shape for 1 padded dimension, but gives (4, 4). Give 1 of "
+     "them."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("tensors, flags, cls, message", WRONG)

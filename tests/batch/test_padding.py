@@ -67,21 +67,11 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"size_divisor": ()}, ValueError, "size_divisor must have a size, but is empty."),
     ({"shape": (4, 0)}, ValueError, f"shape[1] {INTEGER} 0."),
     ({"shape": ()}, ValueError, "shape must have a size, but is empty."),
-    (
-        {"shape": 4},
-        TypeError,
-        "shape must be a sequence of integers, but is 4 (int).",
-    ),
-    (
-        {"buckets": 4},
-        TypeError,
-        "buckets must be a sequence of shapes, but is 4 (int).",
-    ),
-    (
-        {"buckets": (4, 8)},
-        TypeError,
-        "buckets[0] must be a sequence of integers, but is 4 (int).",
-    ),
+    ({"shape": 4}, TypeError, "shape must be a sequence of integers, but is 4 (int)."),
+    ({"buckets": 4}, TypeError,
+     "buckets must be a sequence of shapes, but is 4 (int)."),
+    ({"buckets": (4, 8)}, TypeError,
+     "buckets[0] must be a sequence of integers, but is 4 (int)."),
     ({"buckets": [(4,), ("8",)]}, TypeError, f"buckets[1][0] {INTEGER} '8' (str)."),
     ({"side": "top"}, ValueError, f"{SIDE} 'top'."),
     ({"side": ("left", 1)}, ValueError, f"{SIDE} ('left', 1)."),
@@ -89,35 +79,20 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"side": ()}, ValueError, f"{SIDE} ()."),
     ({"mask": 1}, TypeError, "mask must be True or False, but is 1 (int)."),
     ({"sizes": None}, TypeError, "sizes must be True or False, but is None (None)."),
-    (
-        {"shape": (4,), "buckets": [(4,)]},
-        ValueError,
-        "shape must not be given together with buckets, but both are. Make the shape "
-        "one of the buckets.",
-    ),
-    (
-        {"shape": (4,), "size_divisor": 2},
-        ValueError,
-        "size_divisor must be 1 with shape, but is 2. Give sizes that are multiples of "
-        "it.",
-    ),
-    (
-        {"buckets": [(4,)], "size_divisor": (2,)},
-        ValueError,
-        "size_divisor must be 1 with buckets, but is (2,). Give sizes that are "
-        "multiples of it.",
-    ),
-    (
-        {"shape": (4, 4), "side": ("left",)},
-        ValueError,
-        "side must have 2 entries like shape, but has 1.",
-    ),
-    (
-        {"buckets": [(4, 4), (8,)]},
-        ValueError,
-        "buckets[1] must have 2 entries like buckets[0], but has 1.",
-    ),
-]
+    ({"shape": (4,), "buckets": [(4,)]}, ValueError,
+     "shape must not be given together with buckets, but both are. Make the shape one "
+     "of the buckets."),
+    ({"shape": (4,), "size_divisor": 2}, ValueError,
+     "size_divisor must be 1 with shape, but is 2. Give sizes that are multiples of "
+     "it."),
+    ({"buckets": [(4,)], "size_divisor": (2,)}, ValueError,
+     "size_divisor must be 1 with buckets, but is (2,). Give sizes that are multiples "
+     "of it."),
+    ({"shape": (4, 4), "side": ("left",)}, ValueError,
+     "side must have 2 entries like shape, but has 1."),
+    ({"buckets": [(4, 4), (8,)]}, ValueError,
+     "buckets[1] must have 2 entries like buckets[0], but has 1."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("options, cls, message", REFUSED)
@@ -134,53 +109,29 @@ def test_a_size_divisor_of_ones_may_stand_beside_a_shape() -> None:
 
 
 CONTAINERS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    (
-        {"padding": 32, "stack": True},
-        TypeError,
-        "padding must be a Padding, but is 32 (int).",
-    ),
-    (
-        {"padding": Padding()},
-        ValueError,
-        "padding must come with stack=True and cpu_only=False, but stack is False and "
-        "cpu_only False.",
-    ),
-    (
-        {"padding": Padding(), "stack": True, "cpu_only": True},
-        ValueError,
-        "padding must come with stack=True and cpu_only=False, but stack is True and "
-        "cpu_only True.",
-    ),
-    (
-        {"padding": Padding(), "stack": True, "pad_dims": None},
-        ValueError,
-        "pad_dims must be 1, 2 or 3 with a padding, but is None.",
-    ),
-    (
-        {"padding": Padding(shape=(8,)), "stack": True},
-        ValueError,
-        "padding must give shape for 2 padded dimensions, but gives (8,). Give "
-        "2 of them.",
-    ),
-    (
-        {"padding": Padding(buckets=[(8, 8)]), "stack": True, "pad_dims": 1},
-        ValueError,
-        "padding must give buckets[0] for 1 padded dimension, but gives (8, 8). Give "
-        "1 of them.",
-    ),
-    (
-        {"ragged": True, "stack": True},
-        ValueError,
-        "ragged must not come with stack or cpu_only, but stack is True and cpu_only "
-        "False. Choose one of the three.",
-    ),
-    (
-        {"ragged": True, "cpu_only": True},
-        ValueError,
-        "ragged must not come with stack or cpu_only, but stack is False and cpu_only "
-        "True. Choose one of the three.",
-    ),
-]
+    ({"padding": 32, "stack": True}, TypeError,
+     "padding must be a Padding, but is 32 (int)."),
+    ({"padding": Padding()}, ValueError,
+     "padding must come with stack=True and cpu_only=False, but stack is False and "
+     "cpu_only False."),
+    ({"padding": Padding(), "stack": True, "cpu_only": True}, ValueError,
+     "padding must come with stack=True and cpu_only=False, but stack is True and "
+     "cpu_only True."),
+    ({"padding": Padding(), "stack": True, "pad_dims": None}, ValueError,
+     "pad_dims must be 1, 2 or 3 with a padding, but is None."),
+    ({"padding": Padding(shape=(8,)), "stack": True}, ValueError,
+     "padding must give shape for 2 padded dimensions, but gives (8,). Give 2 of "
+     "them."),
+    ({"padding": Padding(buckets=[(8, 8)]), "stack": True, "pad_dims": 1}, ValueError,
+     "padding must give buckets[0] for 1 padded dimension, but gives (8, 8). Give 1 of "
+     "them."),
+    ({"ragged": True, "stack": True}, ValueError,
+     "ragged must not come with stack or cpu_only, but stack is True and cpu_only "
+     "False. Choose one of the three."),
+    ({"ragged": True, "cpu_only": True}, ValueError,
+     "ragged must not come with stack or cpu_only, but stack is False and cpu_only "
+     "True. Choose one of the three."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("flags, cls, message", CONTAINERS)
@@ -223,21 +174,15 @@ def images(*sizes: tuple[int, int], padding: Padding) -> list[dict[str, Any]]:
 
 
 MISFITS: list[tuple[Padding, list[tuple[int, int]], str]] = [
-    (
-        Padding(shape=(4, 6)),
-        [(4, 6), (4, 7)],
-        "batch[1]['img'] must be at most (4, 6), the shape of the padding, in the "
-        "padded dimensions, but is (4, 7) there. Resize it before collating, or allow "
-        "a larger shape.",
-    ),
-    (
-        Padding(buckets=[(2, 8), (8, 2)]),
-        [(1, 8), (1, 1), (8, 1)],
-        "batch[2]['img'] must be held by one of the buckets ((2, 8), (8, 2)), in the "
-        "padded dimensions, but is (8, 1) there, and with the samples before it (8, "
-        "8). Resize it before collating, or allow a larger shape.",
-    ),
-]
+    (Padding(shape=(4, 6)), [(4, 6), (4, 7)],
+     "batch[1]['img'] must be at most (4, 6), the shape of the padding, in the padded "
+     "dimensions, but is (4, 7) there. Resize it before collating, or allow a larger "
+     "shape."),
+    (Padding(buckets=[(2, 8), (8, 2)]), [(1, 8), (1, 1), (8, 1)],
+     "batch[2]['img'] must be held by one of the buckets ((2, 8), (8, 2)), in the "
+     "padded dimensions, but is (8, 1) there, and with the samples before it (8, 8). "
+     "Resize it before collating, or allow a larger shape."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("padding, sizes, message", MISFITS)

@@ -202,30 +202,18 @@ SHAPES = (
 )
 REFUSED: list[tuple[list[Any], type[Exception], str]] = [
     ([torch.ones(2, 3), torch.ones(2, 4)], ValueError, f"{{1}} {SHAPES}"),
-    (
-        [torch.ones(2), torch.tensor(1.0)],
-        ValueError,
-        "{1} must have at least 1 dimension to be ragged, but has shape (). Call "
-        "reshape(1) on it.",
-    ),
-    (
-        [torch.ones(2, 2), csr()],
-        TypeError,
-        "{1} must be a dense tensor, but its layout is torch.sparse_csr. Convert it "
-        "with to_dense() before collating.",
-    ),
-    (
-        [torch.ones(2), torch.ones(2, device="meta")],
-        ValueError,
-        "{1} must be on cpu like {0}, but is on meta.",
-    ),
-    (
-        [torch.ones(2, 3), freed()],
-        ValueError,
-        "{1} must lie within its storage, but needs 24 bytes where 0 are left. Collate "
-        "it before its storage is resized.",
-    ),
-]
+    ([torch.ones(2), torch.tensor(1.0)], ValueError,
+     "{1} must have at least 1 dimension to be ragged, but has shape (). Call "
+     "reshape(1) on it."),
+    ([torch.ones(2, 2), csr()], TypeError,
+     "{1} must be a dense tensor, but its layout is torch.sparse_csr. Convert it with "
+     "to_dense() before collating."),
+    ([torch.ones(2), torch.ones(2, device="meta")], ValueError,
+     "{1} must be on cpu like {0}, but is on meta."),
+    ([torch.ones(2, 3), freed()], ValueError,
+     "{1} must lie within its storage, but needs 24 bytes where 0 are left. Collate it "
+     "before its storage is resized."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("column, cls, message", REFUSED)
@@ -250,48 +238,32 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
         "Ragged.from_tensors: samples must be a sequence of tensors, but is "
         "torch.Tensor.",
     ),
-    (
-        lambda: Ragged.from_tensors([]),
-        ValueError,
-        "Ragged.from_tensors: samples must have at least one tensor, but is empty.",
-    ),
+    (lambda: Ragged.from_tensors([]), ValueError,
+     "Ragged.from_tensors: samples must have at least one tensor, but is empty."),
     (
         lambda: Ragged.from_tensors([torch.ones(1), 5]),  # type: ignore[list-item]
         TypeError,
         "Ragged.from_tensors: samples[1] must be a tensor, but is int. Convert it with "
         "torch.as_tensor.",
     ),
-    (
-        lambda: Ragged.from_nested(torch.ones(1)),
-        TypeError,
-        "Ragged.from_nested: nested must be a nested tensor, but is torch.Tensor. Use "
-        "Ragged.from_tensors for a list.",
-    ),
-    (
-        lambda: Ragged(torch.ones(0), torch.zeros(1, dtype=torch.int64)).to_padded(),
-        ValueError,
-        "Ragged.to_padded: there must be at least one sample, but there are 0.",
-    ),
-    (
-        lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(4, 4))),
-        ValueError,
-        "Ragged.to_padded: padding must give shape for 1 padded dimension, but gives "
-        "(4, 4). Give 1 of them.",
-    ),
-    (
-        lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(1,))),
-        ValueError,
-        "samples[0] must be at most (1,), the shape of the padding, in the padded "
-        "dimensions, but is (2,) there. Resize it before collating, or allow a larger "
-        "shape.",
-    ),
-    (
-        lambda: collate([DataContainer([1], ragged=True)]),
-        TypeError,
-        "batch[0] must hold a tensor or a numeric array because ragged=True, but holds "
-        "list. Convert it with torch.as_tensor, or use ragged=False.",
-    ),
-]
+    (lambda: Ragged.from_nested(torch.ones(1)), TypeError,
+     "Ragged.from_nested: nested must be a nested tensor, but is torch.Tensor. Use "
+     "Ragged.from_tensors for a list."),
+    (lambda: Ragged(torch.ones(0), torch.zeros(1, dtype=torch.int64)).to_padded(),
+     ValueError,
+     "Ragged.to_padded: there must be at least one sample, but there are 0."),
+    (lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(4, 4))),
+     ValueError,
+     "Ragged.to_padded: padding must give shape for 1 padded dimension, but gives (4, "
+     "4). Give 1 of them."),
+    (lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(1,))), ValueError,
+     "samples[0] must be at most (1,), the shape of the padding, in the padded "
+     "dimensions, but is (2,) there. Resize it before collating, or allow a larger "
+     "shape."),
+    (lambda: collate([DataContainer([1], ragged=True)]), TypeError,
+     "batch[0] must hold a tensor or a numeric array because ragged=True, but holds "
+     "list. Convert it with torch.as_tensor, or use ragged=False."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("call, cls, message", CALLS)
