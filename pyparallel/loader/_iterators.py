@@ -34,13 +34,13 @@ from ..core.torch_private import (
 )
 from ..core.tracing import span
 from ..shm import memfd, pinning
-from ..shm.serialization import ReceivedBatch
 from . import worker_monitor
 from ._batch_receiver import BatchReceiver
 from ._dataset_state import worker_report
 from ._random_state import SampleTask
-from ._worker import WorkerCollate, WorkerInit
+from ._worker import EndFailures, WorkerCollate, WorkerInit
 from ._worker_status import WorkerStatus, starting_workers
+from .sample_errors import Failure
 from .state_dict import InterceptedAttribute, StatefulIterator, wrap_worker_init
 from .stats import warn_about_padding
 from .tracebacks import (
@@ -203,6 +203,10 @@ class WorkersIterator(StatefulIterator, WorkersIter):
             task.indices if isinstance(task, SampleTask) else task for task in tasks
         ]
 
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._end_failures: tuple[Failure, ...] = ()
+        super()._reset(loader, first_iter)
+
     def _next_index(self) -> Any:
         if self._turn:
             for _ in range(self._turn):
@@ -291,10 +295,16 @@ class WorkersIterator(StatefulIterator, WorkersIter):
                 worker_monitor.ExplainedErrors(self),
             ):
                 # torch's iterators are untyped.
-                received: ReceivedBatch = super()._next_data()  # type: ignore[no-untyped-call]
+                received = super()._next_data()  # type: ignore[no-untyped-call]
+                while isinstance(received, EndFailures):
+                    self._end_failures += received.failures
+                    received = super()._next_data()  # type: ignore[no-untyped-call]
                 batch = self._receiver.receive(received)
         except StopIteration:
             meter.pause()
+            # Not earlier: the workers of a resumed epoch send them again.
+            failures, self._end_failures = self._end_failures, ()
+            self._count_failures(failures)
             raise
         timings = received.message.timings
         if timings.failures:

@@ -55,6 +55,17 @@ class WorkerTimings(NamedTuple):
     failures: tuple[Any, ...]
 
 
+class EndFailures:
+    """The samples that raised after the last batch of a worker's stream.
+
+    Attributes:
+        failures: See `ErrorPolicy`.
+    """
+
+    def __init__(self, failures: tuple[Any, ...]) -> None:
+        self.failures = failures
+
+
 class _Moment(NamedTuple):
     """A reading of the wall clock and the CPU clock, in seconds."""
 
@@ -102,6 +113,10 @@ class WorkerCollate:
             self._core_waited = self._core_wait.seconds()
         self._fetch_start = _now()
 
+    def take_failures(self) -> tuple[Any, ...]:
+        """Return the samples that raised since the last call, see `ErrorPolicy`."""
+        return () if self._policy is None else self._policy.take_failures()
+
     def __call__(self, samples: Any) -> SerializedBatch:
         """Return the serialized batch of the samples, in a slab if one is free."""
         slab = self._claim()
@@ -146,7 +161,7 @@ class WorkerCollate:
             padding.stacked_nbytes,
             padding.padding_nbytes,
             report,
-            () if self._policy is None else self._policy.take_failures(),
+            self.take_failures(),
         )
         return SerializedBatch(message._replace(timings=timings))
 
@@ -207,13 +222,18 @@ def _measure_fetch(fetch: Any) -> Any:
         if not isinstance(collate, WorkerCollate):  # of a loader inside the dataset
             return fetch(fetcher, index)
         collate.start_fetch()
-        if collate.status is None or info is None:
-            return fetch(fetcher, index)
-        collate.status.mark(info.id, busy=True)
+        worker, status = (-1, None) if info is None else (info.id, collate.status)
+        if status is not None:
+            status.mark(worker, busy=True)
         try:
             return fetch(fetcher, index)
+        except StopIteration:  # torch sends the end without these
+            if failures := collate.take_failures():
+                return EndFailures(failures)
+            raise
         finally:
-            collate.status.mark(info.id, busy=False)
+            if status is not None:
+                status.mark(worker, busy=False)
 
     return measured
 

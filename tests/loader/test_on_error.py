@@ -245,6 +245,73 @@ def test_a_stream_continues_after_an_error(num_workers: int) -> None:
     assert texts == sorted(error.error for error in failed(0, 5, 6))
 
 
+AT_THE_END = [
+    (0, {}, [10, 11]),
+    (1, {}, [10, 11]),
+    (2, {}, [10, 11]),
+    (2, {"drop_last": True, "persistent_workers": True}, [3, 10, 11]),
+    (1, {"batch_size": None}, [10, 11]),
+]
+
+
+@quiet
+@pytest.mark.parametrize("num_workers, options, bad", AT_THE_END)
+def test_errors_after_the_last_batch_of_a_stream_are_reported(
+    num_workers: int, options: dict[str, Any], bad: list[int]
+) -> None:
+    options = {"batch_size": 2, **options}
+    loader = DataLoader(
+        Stream(12, set(bad)), num_workers=num_workers, on_error="skip", **options
+    )
+    for _ in range(2):  # epochs
+        list(batches := iter(loader))
+        assert next(batches, "the end") == "the end"
+        assert sorted(loader.sample_errors) == sorted(
+            (error.index // max(num_workers, 1), error.error) for error in failed(*bad)
+        )
+    assert loader.stats().sample_errors == 2 * len(bad)
+
+
+@quiet
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_errors_after_the_last_batch_count_for_the_limit(num_workers: int) -> None:
+    loader = DataLoader(
+        *(Stream(6, {1, 4, 5}), 3),
+        num_workers=num_workers,
+        on_error="skip",
+        max_errors=2,
+    )
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 2, 3]
+    with pytest.raises(ErrorLimitError) as raised:
+        next(batches)
+    assert str(raised.value) == (
+        "DataLoader: an epoch must have at most max_errors=2 failed samples, but has "
+        "more. The last one has index 5: ValueError: sample 5 is damaged. Repair the "
+        "samples in DataLoader.sample_errors, or increase max_errors."
+    )
+    assert loader.sample_errors == failed(1)
+
+
+@quiet
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_resumed_stream_counts_its_last_errors_once(num_workers: int) -> None:
+    def make() -> DataLoader[Any]:
+        dataset = Stream(12, {1, 8, 9, 10, 11})
+        return DataLoader(dataset, 2, num_workers=num_workers, on_error="skip")
+
+    whole = make()
+    expected = collect(whole)
+    for stop in range(1, len(expected) + 1):
+        batches = iter(loader := make())
+        found = [next(batches).tolist() for _ in range(stop)]
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        assert found + collect(resumed) == expected
+        assert sorted(resumed.sample_errors) == sorted(whole.sample_errors)
+        assert len(whole.sample_errors) == 5
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_generator_cannot_continue(num_workers: int) -> None:
     loader = DataLoader(
