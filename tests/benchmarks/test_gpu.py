@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from repository import ROOT
 from torch.autograd import DeviceType
 
 pytestmark = pytest.mark.peers
@@ -18,7 +19,6 @@ pytestmark = pytest.mark.peers
 _harness = importlib.import_module("benchmarks._harness")
 gpu = importlib.import_module("benchmarks.gpu")
 gpu_case = importlib.import_module("benchmarks.gpu_case")
-gpu_report = importlib.import_module("benchmarks.gpu_report")
 gpu_target = importlib.import_module("benchmarks.gpu_target")
 QUICK = importlib.import_module("benchmarks.case").QUICK
 Contender, Goal = _harness.Contender, gpu_case.Goal
@@ -63,17 +63,6 @@ def test_a_peer_that_differs_fails_its_case_and_no_other(
     assert err.startswith(f"Failed: wrong: {failed}")
 
 
-def test_a_result_of_the_input_before_is_found() -> None:
-    kept: list[torch.Tensor] = []
-
-    def stale(now: torch.Tensor) -> torch.Tensor:
-        kept.append(now.clone())
-        return kept[0]
-
-    with pytest.raises(_harness.Disagreement, match="differ at the top: values"):
-        gpu_case.measure(case(stale), DRY, QUICK)
-
-
 @pytest.mark.parametrize(
     "other, where",
     [
@@ -98,15 +87,6 @@ def test_values_may_be_apart_by_a_tolerance_and_nothing_else(
     mask = torch.tensor([True, False])
     assert differ((one, mask), (other, mask)) == where
     assert differ((one, mask), (one, ~mask)) == " at the top: values"
-
-
-def test_strides_must_be_equal_too() -> None:
-    batch = torch.zeros(2, 3, 4, 5)
-    last = batch.contiguous(memory_format=torch.channels_last)
-    assert gpu_case.close_to(1)(batch, last) == (
-        ": (torch.float32, (2, 3, 4, 5), (60, 20, 5, 1)) and "
-        "(torch.float32, (2, 3, 4, 5), (60, 1, 15, 3))"
-    )
 
 
 # Timing
@@ -287,20 +267,79 @@ def test_peers_that_are_absent_or_fail_are_named_and_ours_may_not_fail() -> None
     assert found == {"title": "c", "note": "n", "error": why}
 
 
-def test_a_record_of_a_gpu_has_three_clocks_counts_and_goals() -> None:
-    goals = [Goal("peer", 2, of="device")]
-    asked = case(torch.clone, goals=goals)
-    found = gpu_case.measure(asked, FakeGpu(), QUICK)
-    ours, peer = found["rows"]
-    assert ours["counts"] == peer["counts"] == FakeGpu().counts(lambda: 0)
-    assert peer["device"]["seconds"] == [0.25, 0.25]
-    assert peer["device"]["over"]["ours"]["of_medians"] == 1
-    assert set(peer["host"]["over"]) == set(peer["over"]) == {"ours"}
-    assert found["goals"] == [goal._asdict() for goal in goals]
-    json.dumps(found)
+GOALS = [
+    (Goal("peer", 20), False, "peer: at least 20 times ours (usable): 15 (15 - 15)"),
+    (Goal("peer", 10), True, "peer: at least 10 times ours (usable): 15 (15 - 15)"),
+    (
+        Goal("peer", 20, 2e-3 * 0.3),
+        True,
+        "peer: at least 20 times ours less 600 us (usable): 15 (15 - 15)",
+    ),
+    (Goal("absent", 2), None, "absent: at least 2 times ours (usable): not measured"),
+    (
+        Goal("peer", 2, of="device"),
+        None,
+        "peer: at least 2 times ours (device): not measured",
+    ),
+    (Goal(plus=120e-6, of="host"), True, "at most 120 us (returns): 100 us"),
+    (Goal(plus=1e-3), False, "at most 1000 us (usable): 2000 us"),
+    (Goal(count="copies", most=1), True, "at most 1 copies: 1"),
+    (Goal(count="waits"), False, "no waits: 2"),
+    (Goal(count="pin_calls"), None, "no pin calls: not measured"),
+]
+
+
+def test_goals_are_judged_by_medians_and_counts() -> None:
+    ours, theirs = [2e-3] * 3, [30e-3] * 3
+    counts = {"launches": 3, "copies": 1, "waits": 2, "pin_calls": None}
+    host = {**_harness.summarise([1e-4]), "over": {}}
+    over = {"ours": _harness.ratio(theirs, ours)}
+    rows = [
+        {"name": "ours", "kind": "ours", "installed": True, "counts": counts}
+        | {"host": host, "over": {}, **_harness.summarise(ours)},
+        {"name": "peer", "kind": "peer", "installed": True, "over": over}
+        | _harness.summarise(theirs),
+        {"name": "absent", "kind": "peer", "installed": False},
+    ]
+    goals = [goal._asdict() for goal, _, _ in GOALS]
+    expected = [(reached, text) for _, reached, text in GOALS]
+    assert gpu_case.judge({"rows": rows, "goals": goals}) == expected
 
 
 # The command
+
+
+@pytest.mark.slow
+def test_every_case_runs_dry_and_all_contenders_agree(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    results = ROOT / "benchmarks" / "results"
+    before = sorted(results.iterdir())
+    assert gpu.main(["--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    titles = [each.title for each in gpu.cases(True)]
+    assert len(set(titles)) == len(titles) == 31
+    assert [t for t in titles if f"**{t}, a dry run** (" not in out] == []
+    assert "reached" not in out and "missed" not in out
+    assert sorted(results.iterdir()) == before
+
+
+def test_the_profiled_program_runs_every_kernel() -> None:
+    kernels = importlib.import_module("benchmarks.kernels")
+    host, num, side = torch.device("cpu"), 9, 96
+    batch, samples = kernels.pad_copy(host, num, side)
+    for row, sample in zip(batch, samples, strict=True):
+        height, width = sample.shape[1:]
+        pad = (0, side - width, 0, side - height)
+        assert row.equal(torch.nn.functional.pad(sample, pad))
+    slab, leaves = kernels.pack(host, num, side)
+    assert int(slab.long().sum()) == sum(int(leaf.long().sum()) for leaf in leaves)
+    batch, images = kernels.image_batch(host, num, side)
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (kernels.MEAN, kernels.STD))
+    for row, image in zip(batch, images, strict=True):
+        height, width = image.shape[1:]
+        assert row[:, :height, :width].equal((image - mean) / std)
+    assert kernels.main(["--device", "cpu", "--num", "2", "--side", "64"]) == 0
 
 
 def test_a_killed_run_keeps_its_measurements(
@@ -325,51 +364,3 @@ def test_cases_for_which_there_is_no_time_fail_the_run(
     assert run(monkeypatch, case(torch.clone), options=options) == 1
     err = capsys.readouterr().err
     assert err == "Failed: case: not run: -1 s (--total-seconds) were over\n"
-
-
-def test_slow_cases_shorten_the_later_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, shares = [0.0], []
-
-    def slow(case: Any, where: Any, effort: Any) -> Any:
-        shares.append(effort.max_seconds)
-        now[0] += 10
-        return gpu_case.measure(case, where, QUICK)
-
-    monkeypatch.setattr(gpu, "measure_case", slow)
-    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(gpu, "QUICK", QUICK._replace(max_seconds=4.0))
-    found = [case(torch.clone, title) for title in "abcd"]
-    assert run(monkeypatch, *found, options=["--total-seconds", 25]) == 1
-    assert shares == [4.0, 4.0, 2.5]  # 25 / 4, 15 / 3, 5 / 2; the last is not run
-
-
-def test_reports_are_made_of_records_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert run(monkeypatch, case(torch.clone), options=["--out", tmp_path]) == 0
-    (path,) = (tmp_path / "results").glob("*-gpu.json")
-    before = {p: p.read_text() for p in tmp_path.rglob("*.md")}
-    assert list(before) == [path.with_suffix(".md")]
-    for each in before:
-        each.unlink()
-    assert gpu.main(["--from", str(path), "--out", str(tmp_path)]) == 0
-    assert {p: p.read_text() for p in tmp_path.rglob("*.md")} == before
-
-
-def test_without_a_gpu_the_error_has_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as caught:
-        gpu.main([])
-    assert caught.value.code == (
-        f"benchmarks.gpu must see a GPU, but torch {torch.__version__} sees none. To "
-        "see that everything runs, pass --device cpu: its figures mean nothing."
-    )
-
-
-def test_no_case_of_that_title_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        gpu.main(["--device", "cpu", "--cases", "no such case"])
-    expected = "--cases must be parts of titles of cases, but is ['no such case']"
-    assert expected in capsys.readouterr().err

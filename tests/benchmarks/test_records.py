@@ -1,0 +1,116 @@
+"""Published pages, tables and charts are made of the records beside them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+pytestmark = pytest.mark.peers
+
+report = importlib.import_module("benchmarks.report")
+losses = importlib.import_module("benchmarks.losses")
+cases = importlib.import_module("benchmarks.cases")
+parallel_cases = importlib.import_module("benchmarks.parallel_cases")
+summary = importlib.import_module("benchmarks.summary")
+gpu = importlib.import_module("benchmarks.gpu")
+
+FOLDER = ROOT / "benchmarks"
+RESULTS = FOLDER / "results"
+#: The modules with the page of a kind of record.
+PAGES = {"parallel": "parallel_apply", "loader": "loader_report", "gpu": "gpu_report"}
+PAGES |= {"overlap": "loader_report", "sampler": "sampler", "": "report"}
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)
+def test_the_page_of_each_record_is_made_of_it(path: Path) -> None:
+    name = next(PAGES[kind] for kind in PAGES if kind in path.stem)
+    page = importlib.import_module(f"benchmarks.{name}").page
+    shown = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert shown == page(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_tables_of_the_readmes_are_those_of_the_newest_records() -> None:
+    records = [summary.read(summary.newest(kind)) for kind in ("cpu", "loader-cpu")]
+    parallel = summary.read(summary.newest("parallel-cpu"))
+    readme, page = (
+        (folder / "README.md").read_text("utf-8") for folder in (ROOT, FOLDER)
+    )
+    for text, begin, end, expected in (
+        (readme, summary.BEGIN, summary.END, summary.block(*records)),
+        (readme, summary.HEAD_BEGIN, summary.HEAD_END, summary.figures(*records)),
+        (page, summary.LOST_BEGIN, summary.LOST_END, summary.lost(*records, parallel)),
+    ):
+        assert text.partition(begin)[2].partition(end)[0].strip() == expected.strip()
+
+
+def test_the_command_writes_between_its_marks_only(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("readme.md", "page.md")]
+    parts = {
+        paths[0]: ["HEAD_BEGIN", "HEAD_END", "BEGIN", "END"],
+        paths[1]: ["LOST_BEGIN", "LOST_END"],
+    }
+    for path, names in parts.items():
+        marks = [getattr(summary, name) for name in names]
+        path.write_text("\n".join(["above", *marks, "below", ""]))
+    command = ["--readme", str(paths[0]), "--page", str(paths[1])]
+    summary.main(command)
+    written = [path.read_text() for path in paths]
+    for text, source in zip(written, (ROOT, FOLDER), strict=True):
+        original = (source / "README.md").read_text("utf-8")
+        tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+        assert tables and all(table in original for table in tables)
+        assert text.startswith("above\n") and text.endswith("\nbelow\n")
+    summary.main(command)
+    assert [path.read_text() for path in paths] == written
+    paths[1].write_text(f"{summary.LOST_END}\n{summary.LOST_BEGIN}\n")
+    with pytest.raises(ValueError, match="must have the lines"):
+        summary.main(command)
+
+
+def test_charts_and_results_are_linked() -> None:
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    charts = {f"charts/{path.name}" for path in FOLDER.glob("charts/*.svg")}
+    assert set(re.findall(r"!\[.*\]\((.*)\)", readme)) == charts
+    linked = set(re.findall(r"\(results/([^)]*)\)", readme))
+    unlinked = {path.name for path in RESULTS.iterdir()} - linked
+    assert unlinked == {"2026-11-20-cpu.json", "2026-11-20-cpu.md"}, "older ones"
+    without = "No GPU has run these benchmarks yet." in readme
+    assert without == (not list(RESULTS.glob("*-gpu.json")))
+
+
+def test_the_page_of_goals_has_those_of_all_cases(tmp_path: Path) -> None:
+    assert gpu.main(["--goals", "--out", str(tmp_path)]) == 0
+    path = Path("results", "gpu-goals.md")
+    shown = (FOLDER / path).read_text(encoding="utf-8")
+    assert (tmp_path / path).read_text(encoding="utf-8") == shown
+
+
+def test_every_reason_of_a_loss_is_of_a_case_that_exists() -> None:
+    titles = {case.title for case in cases.cases(True)}
+    titles |= {case.title for case in parallel_cases.cases(True)}
+    titles |= {"glyph crops", "photos uint8"}  # where their packages are installed
+    for each in losses.REASONS:
+        assert any(losses.fnmatchcase(title, each.case) for title in titles), each
+
+
+def test_a_loss_is_in_the_table_and_a_complaint() -> None:
+    record = json.loads(summary.newest("cpu").read_text("utf-8"))
+    run: Any = record["runs"][0]
+    run["cases"] = run["cases"][:1]
+    (case,) = run["cases"]
+    ours = next(r for r in case["rows"] if r["kind"] == "ours")
+    peer = next(r for r in case["rows"] if r["kind"] == "peer" and r["installed"])
+    peer["over"][ours["name"]] = {"of_medians": 0.5, "q1": 0.4, "q3": 0.6}
+    case["title"] = "unexplained"
+    loss = f"unexplained: {peer['name']} takes 0.5 (0.4 - 0.6) of the time of "
+    texts = [f"{loss}{ours['name']}: reason unknown"]
+    found = report.complaints({"runs": [run]})
+    assert [text for text in found if text.endswith(tuple(texts))] != []
+    row = f"| unexplained | {peer['name']} | {ours['name']} | 0.5 (0.4 - 0.6) | "
+    assert f"{row}reason unknown |" in report.page({"runs": [run]}).splitlines()
