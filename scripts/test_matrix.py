@@ -71,7 +71,7 @@ CELLS = (
 
 def interpreter(version: str, pyenv: Path) -> str | None:
     """Return an interpreter of this version."""
-    named = os.environ.get(f"PYTHON_{version.replace('.', '_')}")
+    named = os.environ.get(f"PYTHON_{version.replace('.', '_').upper()}")
     kept = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
     own = sys.executable if version == OWN else None
     # pyenv also puts shims of disabled versions on PATH: they do not run.
@@ -141,6 +141,7 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
             ("install", [*pip, "--find-links", str(made), "pyparallel-torch"], {}),
             # -I removes the sources in the working folder from sys.path.
             ("import", [own, "-I", "-c", CHECK], {}),
+            ("self-test", [str(venv / "bin" / "pyparallel"), "doctor"], {}),
         ]
     else:
         steps += build_steps(own)

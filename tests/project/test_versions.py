@@ -108,6 +108,8 @@ def test_an_interpreter_that_does_not_run_is_passed_over(
     named = program(tmp_path / "own")
     monkeypatch.setenv("PYTHON_3_13", str(named))
     assert matrix.interpreter("3.13", tmp_path) == str(named)
+    monkeypatch.setenv("PYTHON_3_13T", str(named))
+    assert matrix.interpreter("3.13t", tmp_path) == str(named)
 
 
 def test_a_machine_with_one_python_has_a_newest_cell(
@@ -180,6 +182,21 @@ def test_a_cell_is_prepared_and_tested_later(
     own = str(folder / "venv" / "bin" / "python")
     assert all(command[:3] == [own, "-m", "pytest"] for command in begun[1:])
     assert not folder.exists()
+
+
+def test_each_wheel_is_installed_and_tests_itself(
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun = commands_of(matrix, monkeypatch)
+    options = ["--wheels", str(tmp_path / "dist"), "--torch", "2.13"]
+    assert matrix.main(options) == 0
+    steps = [begun[first : first + 8] for first in range(0, len(begun), 8)]
+    assert len(steps) == len(PYTHONS)
+    for *_, torch_, wheel, install, load, self_test in steps:
+        venv = Path(install[0]).parent
+        assert torch_[-1] == "torch==2.13.*" and "--no-deps" in wheel
+        assert "pyparallel-torch" in install and matrix.CHECK in load
+        assert self_test == [str(venv / "pyparallel"), "doctor"]
 
 
 def test_a_full_disk_is_found_before_the_cell(
