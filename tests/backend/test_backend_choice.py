@@ -36,8 +36,15 @@ def broken():
     raise ImportError("undefined symbol: _ZN2at6narrowE")
 
 
-def choose(requested="auto", record=FIT, torch_version="2.13.0", cuda=None, load=never):
-    return backend_module.choose(requested, record, torch_version, cuda, load)
+def choose(
+    requested="auto",
+    record=FIT,
+    torch_version="2.13.0",
+    cuda=None,
+    load=never,
+    others=(),
+):
+    return backend_module.choose(requested, record, torch_version, cuda, load, others)
 
 
 def test_a_fitting_extension_is_used():
@@ -62,35 +69,59 @@ def test_another_value_is_refused(value):
     )
 
 
-def test_an_absent_extension_is_quiet():
-    found = choose(record=None)
-    assert (found.name, found.warns) == ("python", False)
-    assert found.reason == (
-        "No extension is installed. To build one in the source folder: "
-        "pip install --no-build-isolation ."
-    )
+def without(*names):
+    """Load an extension without these functions."""
+    return lambda: SimpleNamespace(**{n: 0 for n in CONTRACT if n not in names})
 
 
-@pytest.mark.parametrize(
-    ("record", "torch_version", "cuda", "built", "present"),
-    [
-        (FIT, "2.12.1", None, "torch 2.13.0 (CPU)", "torch 2.12.1 (CPU)"),
-        (FIT, "3.13.0", "14.1", "torch 2.13.0 (CPU)", "torch 3.13.0 (CUDA 14.1)"),
-        (FIT, "2.1.3", None, "torch 2.13.0 (CPU)", "torch 2.1.3 (CPU)"),
-        (FIT_CUDA, "2.11.0", "12.8", "torch 2.11.0 (CUDA 13.0)", None),
-        (FIT_CUDA, "2.11.0+cpu", None, "torch 2.11.0 (CUDA 13.0)", None),
-    ],
-)
-def test_an_extension_for_another_torch_is_not_loaded(
-    record, torch_version, cuda, built, present
+def built_for(built, present):
+    return f"{RULE}, but it was built for {built} and {present} is installed. {REBUILD}"
+
+
+ABSENT = "To build one in the source folder: pip install --no-build-isolation ."
+NO_RECORD = f"{RULE}, but its build record is missing or cannot be read. {REBUILD}"
+OTHER = "_C.cpython-27-x86_64-linux-gnu.so"
+#: The arguments of `choose`, and the reason for pure Python.
+UNUSABLE = [
+    ({"record": None}, f"No extension is installed. {ABSENT}"),
+    ({"record": None, "others": [OTHER]},
+     f"No extension is installed for this Python, only {OTHER}. {ABSENT}"),
+    ({"torch_version": "2.12.1"},
+     built_for("torch 2.13.0 (CPU)", "torch 2.12.1 (CPU)")),
+    ({"torch_version": "3.13.0", "cuda": "14.1"},
+     built_for("torch 2.13.0 (CPU)", "torch 3.13.0 (CUDA 14.1)")),
+    ({"torch_version": "2.1.3"}, built_for("torch 2.13.0 (CPU)", "torch 2.1.3 (CPU)")),
+    ({"record": FIT_CUDA, "torch_version": "2.11.0", "cuda": "12.8"},
+     built_for("torch 2.11.0 (CUDA 13.0)", "torch 2.11.0 (CUDA 12.8)")),
+    ({"record": FIT_CUDA, "torch_version": "2.11.0+cpu"},
+     built_for("torch 2.11.0 (CUDA 13.0)", "torch 2.11.0 (CPU)")),
+    ({"record": {}}, NO_RECORD),
+    ({"record": {"torch": ""}}, NO_RECORD),
+    ({"record": {"cuda": "13.0"}}, NO_RECORD),
+    ({"load": broken},
+     "pyparallel's extension must load, but loading it raised ImportError: undefined "
+     f"symbol: _ZN2at6narrowE. {REBUILD}"),
+    ({"load": without("stack_equal", "views", "build_info")},
+     f"pyparallel's extension must define {', '.join(CONTRACT)}, but lacks "
+     f"stack_equal, views, build_info. {REBUILD}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "reason"), UNUSABLE)
+def test_without_a_usable_extension_python_runs_or_native_is_an_error(
+    arguments, reason
 ):
-    found = choose(record=record, torch_version=torch_version, cuda=cuda)
-    if present is None:
-        present = f"torch 2.11.0 ({f'CUDA {cuda}' if cuda else 'CPU'})"
-    assert (found.name, found.warns, found.load_error) == ("python", True, None)
-    assert found.reason == (
-        f"{RULE}, but it was built for {built} and {present} is installed. {REBUILD}"
+    is_broken = arguments.get("load") is broken
+    found = choose(**arguments)
+    assert (found.name, found.reason) == ("python", reason)
+    assert found.warns == (arguments.get("record", FIT) is not None)
+    assert isinstance(found.load_error, ImportError) == is_broken
+    with pytest.raises(ImportError) as caught:
+        choose("native", **arguments)
+    assert str(caught.value) == (
+        f"PYPARALLEL_BACKEND=native must use the extension, but: {reason}"
     )
+    assert isinstance(caught.value.__cause__, ImportError) == is_broken
 
 
 @pytest.mark.parametrize(
@@ -109,47 +140,6 @@ def test_patch_versions_and_minor_cuda_versions_may_differ(record, torch_version
     assert found.name == "native"
 
 
-@pytest.mark.parametrize("record", [{}, {"torch": ""}, {"cuda": "13.0"}])
-def test_an_extension_without_a_readable_record_is_not_loaded(record):
-    found = choose(record=record)
-    assert (found.name, found.warns) == ("python", True)
-    assert found.reason == (
-        f"{RULE}, but its build record is missing or cannot be read. {REBUILD}"
-    )
-
-
-def test_a_broken_extension_keeps_its_exception():
-    found = choose(load=broken)
-    assert (found.name, found.warns) == ("python", True)
-    assert isinstance(found.load_error, ImportError)
-    assert found.reason == (
-        "pyparallel's extension must load, but loading it raised ImportError: "
-        f"undefined symbol: _ZN2at6narrowE. {REBUILD}"
-    )
-
-
-def test_an_extension_that_lacks_a_function_is_not_used():
-    lacking = ("stack_equal", "views", "build_info")
-    old = SimpleNamespace(**{each: 0 for each in CONTRACT if each not in lacking})
-    found = choose(load=lambda: old)
-    assert (found.name, found.warns) == ("python", True)
-    assert found.reason == (
-        f"pyparallel's extension must define {', '.join(CONTRACT)}, but lacks "
-        f"stack_equal, views, build_info. {REBUILD}"
-    )
-
-
-@pytest.mark.parametrize("record", [None, {}, FIT_CUDA, FIT])
-def test_native_raises_the_reason_and_chains_the_cause(record):
-    reason = choose(record=record, load=broken).reason
-    with pytest.raises(ImportError) as caught:
-        choose("native", record=record, load=broken)
-    assert str(caught.value) == (
-        f"PYPARALLEL_BACKEND=native must use the extension, but: {reason}"
-    )
-    assert isinstance(caught.value.__cause__, ImportError) == (record is FIT)
-
-
 def test_the_running_backend_has_a_name_and_a_reason():
     assert backend_module.name in ("native", "python")
     assert backend_module.reason.endswith(".")
@@ -157,21 +147,6 @@ def test_the_running_backend_has_a_name_and_a_reason():
     assert isinstance(backend_module.built_for, dict)
     asked = os.environ.get("PYPARALLEL_BACKEND") or "auto"
     assert asked in ("auto", backend_module.name)
-
-
-def test_an_extension_for_another_python_is_named_and_quiet():
-    other = "_C.cpython-27-x86_64-linux-gnu.so"
-    found = backend_module.choose("auto", None, "2.13.0", None, never, [other])
-    reason = (
-        f"No extension is installed for this Python, only {other}. To build one in the "
-        "source folder: pip install --no-build-isolation ."
-    )
-    assert found[:2] == ("python", reason) and not found.warns
-    with pytest.raises(ImportError) as caught:
-        backend_module.choose("native", None, "2.13.0", None, never, [other])
-    assert str(caught.value) == (
-        f"PYPARALLEL_BACKEND=native must use the extension, but: {reason}"
-    )
 
 
 def test_find_pairs_the_module_of_this_python_with_its_record(tmp_path):
@@ -262,21 +237,22 @@ def test_process_with_a_broken_module_warns_once_and_keeps_the_error(copy):
     assert texts == [f"[PP001] {reason}\nUntil then, pure Python runs."]
 
 
-@pytest.mark.slow
-def test_process_that_must_be_native_fails_with_the_reason(copy):
-    done = start(copy, "native")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "ImportError: PYPARALLEL_BACKEND=native must use the extension, but: No "
-        "extension is installed. To build one in the source folder: "
-        "pip install --no-build-isolation ."
-    )
-
-
-def test_process_with_a_wrong_value_fails(copy):
-    done = start(copy, "cuda")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "ValueError: PYPARALLEL_BACKEND must be auto, native or python, but is "
-        "'cuda'. Unset it for auto."
-    )
+@pytest.mark.parametrize(
+    ("backend", "error"),
+    [
+        pytest.param(
+            "native",
+            "ImportError: PYPARALLEL_BACKEND=native must use the extension, but: No "
+            f"extension is installed. {ABSENT}",
+            marks=pytest.mark.slow,
+        ),
+        (
+            "cuda",
+            "ValueError: PYPARALLEL_BACKEND must be auto, native or python, but is "
+            "'cuda'. Unset it for auto.",
+        ),
+    ],
+)
+def test_process_that_cannot_choose_fails_with_the_reason(copy, backend, error):
+    done = start(copy, backend)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, error)

@@ -96,13 +96,3 @@ def test_a_plan_takes_any_sequences(backend: Any) -> None:
     plan = backend.SlabPlan([0, 64], [torch.Size([2, 3]), []], [torch.int8] * 2, 128)
     assert fields(plan) == ((0, 64), ((2, 3), ()), (torch.int8,) * 2, 128)
     assert plan == backend.SlabPlan(*fields(plan))
-
-
-@both
-def test_gaps_may_be_wider_than_needed(backend: Any) -> None:
-    plan = backend.SlabPlan((64, 256), ((3,), (2,)), (torch.uint8,) * 2, 512)
-    slab = torch.full((512,), 9, dtype=torch.uint8)
-    backend.pack(slab, [torch.ones(3).byte(), torch.ones(2).byte() * 2], plan)
-    expected = torch.zeros(512, dtype=torch.uint8)
-    expected[64:67], expected[256:258] = 1, 2
-    assert slab.equal(expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import types
 import warnings
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
@@ -44,11 +43,6 @@ def test_every_kind_is_chunked_and_the_last_chunk_may_be_short(
         listed = collate([DataContainer(t, **flags) for t in RAGGED], chunk)
         assert [len(part) for part in listed.data] == sizes
         assert [t for part in listed.data for t in part] == RAGGED
-
-
-def test_chunks_are_padded_one_by_one() -> None:
-    shapes = [tuple(part.shape) for part in collate(stack_of(*RAGGED), 2).data]
-    assert shapes == [(2, 3, 5, 6), (2, 3, 7, 4), (1, 3, 8, 2)]
 
 
 def test_lists_keep_the_very_objects() -> None:
@@ -142,15 +136,6 @@ def test_tangents_of_forward_mode_flow_through(other: tuple[int, ...]) -> None:
             found = forward_ad.unpack_dual(batch).tangent
             assert found is not None
             assert found[0, :, :2].tolist() == tangent.tolist()
-
-
-def test_gradients_flow_through_torch_func() -> None:
-    def total(x: torch.Tensor) -> torch.Tensor:
-        return (one_chunk(x, torch.ones(1, 4), pad_dims=1) ** 2).sum()
-
-    x = torch.tensor([[1.0, 2.0]])
-    assert torch.func.grad(total)(x).tolist() == [[2, 4]]
-    assert torch.func.jvp(total, (x,), (torch.ones_like(x),))[1] == 6
 
 
 def test_parameters_are_stacked_to_a_tensor_that_requires_grad() -> None:
@@ -278,28 +263,6 @@ def test_empty_containers_stay_empty() -> None:
     assert collate([nothing(), nothing()]) == nothing()
 
 
-@pytest.mark.parametrize("cls", [samples.Frozen, samples.Slotted])
-def test_dataclasses_keep_their_class_without_running_its_checks(cls: Any) -> None:
-    tensors = [torch.ones(1, 2), torch.ones(1, 3)]
-    rows = [cls(str(i), dc) for i, dc in enumerate(stack_of(*tensors, pad_dims=1))]
-    got = collate(rows, 2)
-    assert (type(got), got.left) == (cls, ["0", "1"])
-    assert got.right.data[0].shape == (2, 1, 3)
-
-
-def test_mixtures_nest() -> None:
-    def sample(i: int) -> Any:
-        image = DataContainer(torch.full((1, i + 1, 2), float(i)), stack=True)
-        return {"a": [samples.Pair(image, (i, "x"))], "n": OrderedDict(z=np.ones(i))}
-
-    got = collate([sample(2), sample(2), sample(2)], 2)
-    pair = got["a"][0]
-    assert [tuple(t.shape) for t in pair.left.data] == [(2, 1, 3, 2), (1, 1, 3, 2)]
-    assert type(pair) is samples.Pair
-    assert (pair.right[0].tolist(), pair.right[1]) == ([2, 2, 2], ["x"] * 3)
-    assert (type(got["n"]), got["n"]["z"].shape) == (OrderedDict, (3, 2))
-
-
 @pytest.mark.parametrize("options", [{"stack": True, "pad_dims": 2}, {"ragged": True}])
 def test_containers_of_arrays_and_images_are_those_of_tensors(options) -> None:
     pillow = pytest.importorskip("PIL.Image")
@@ -356,20 +319,7 @@ def test_a_subclass_may_have_its_own_idea_of_its_data() -> None:
         assert [values[0].mean(), values[1].mean()] == [2, 1]
 
 
-def test_the_samples_are_not_modified() -> None:
-    batch = [{"a": [1, {"b": DataContainer(torch.ones(1, 2, 3), stack=True)}]}] * 2
-    before = repr(copy.deepcopy(batch))
-    collate(batch, 2)["a"][1]["b"].data[0].zero_()
-    assert repr(batch) == before
-
-
 def test_any_sequence_of_samples_will_do() -> None:
     for batch in ((1, 2), deque([1, 2]), range(1, 3), Boxes([1, 2])):
         assert collate(batch).tolist() == [1, 2]
     assert collate([1, 2], samples_per_gpu=np.int64(1)).tolist() == [1, 2]
-
-
-def test_overlapping_memory_is_read_as_it_looks() -> None:
-    windows = torch.arange(6.0).as_strided((1, 4, 3), (0, 1, 1))
-    got = one_chunk(windows, torch.zeros(1, 4, 4))
-    assert torch.equal(got[0, :, :, :3], windows)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pickle
 import sys
 import textwrap
 from itertools import permutations
@@ -313,25 +312,6 @@ def test_collate_is_the_function_in_every_import_order():
                 assert module.collate is pyparallel.mmcv.collate
 
 
-def test_old_pickles_load():
-    # What mmcv 1.7.2 writes: class by name, state of five attributes.
-    old = (
-        b"ccopy_reg\n_reconstructor\n(cmmcv.parallel.data_container\nDataContainer\n"
-        b"c__builtin__\nobject\nNtR(dS'_data'\n(lp0\nI1\naI2\nasS'_cpu_only'\nI01\n"
-        b"sS'_stack'\nI00\nsS'_padding_value'\nI0\nsS'_pad_dims'\nI2\nsb."
-    )
-    with pyparallel.mmcv.installed():
-        container = pickle.loads(old)
-    assert type(container) is pyparallel.DataContainer
-    assert (container.data, container.cpu_only, container.stack) == (
-        [1, 2],
-        True,
-        False,
-    )
-    again = pickle.loads(pickle.dumps(container))
-    assert (again.data, again.pad_dims) == ([1, 2], 2)
-
-
 def test_assert_tensor_type_guards_methods():
     class Holder:
         datatype = list
@@ -350,35 +330,3 @@ def test_assert_tensor_type_guards_methods():
         AttributeError, match=r"^Holder has no attribute total for type <class 'list'>$"
     ):
         Holder([1]).total(3)
-
-
-def test_replacing_get_stream_takes_effect():
-    with pyparallel.mmcv.installed():
-        module = sys.modules["mmcv.parallel"]
-        before = module._functions._get_stream
-        try:
-            module._functions._get_stream = lambda device: device
-            assert pyparallel.mmcv._functions._get_stream(5) == 5
-        finally:
-            module._functions._get_stream = before
-
-
-def test_replacing_scatter_forward_takes_effect(monkeypatch):
-    with pyparallel.mmcv.installed():
-        from mmcv.parallel import _functions
-        from mmcv.parallel._functions import (
-            get_input_device,
-            scatter,
-            synchronize_stream,
-        )
-
-    class Fixed:
-        @staticmethod
-        def forward(target_gpus, input):
-            assert get_input_device(input) == -1
-            outputs = scatter(input, target_gpus, None)
-            synchronize_stream([], target_gpus, [None])
-            return tuple(outputs)
-
-    monkeypatch.setattr(_functions.Scatter, "forward", Fixed.forward)
-    assert _functions.Scatter.forward([-1], [torch.ones(2)])[0].sum() == 2

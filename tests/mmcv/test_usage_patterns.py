@@ -125,25 +125,6 @@ def test_unwrap():  # 7, 15
     assert not is_module_wrapper(model)
 
 
-def test_one_wrapper_for_gpu_and_cpu():  # 25
-    from mmcv.parallel import MMDataParallel
-
-    dp_factory = {"cuda": MMDataParallel, "cpu": MMDataParallel}
-    model = dp_factory["cpu"](Detector(), dim=0)
-    assert isinstance(model, nn.DataParallel)
-    assert (model.dim, model.device_ids) == (0, model.device_ids)
-
-
-def test_a_model_without_a_reducer_works():  # 27
-    from mmcv.parallel import MMDataParallel
-
-    kwargs = {}
-    model = MMDataParallel(Detector())
-    if hasattr(model, "reducer"):
-        kwargs.update(dict(ddp_reducer=model.reducer))
-    assert kwargs == {}
-
-
 def test_a_registry_of_wrappers_may_have_a_parent():  # 26
     from mmcv.parallel import MODULE_WRAPPERS as MMCV_MODULE_WRAPPERS
     from mmcv.parallel import is_module_wrapper
@@ -218,16 +199,6 @@ def test_metas_of_a_test_time_augmented_batch():  # 13
     data = collate([views], samples_per_gpu=1)
     img_metas = data["img_metas"][0].data[0]
     assert img_metas == [{"n": 1}]
-
-
-def test_isinstance_recognises_containers(mmcv):  # 20, 21
-    from mmcv.parallel import DataContainer as DC
-
-    data = {"points": [DC([[torch.ones(1, 3)]])], "plain": [1]}
-    assert isinstance(data["points"][0], DC)
-    assert isinstance(data["points"][0], mmcv.parallel.DataContainer)
-    assert not isinstance(data["plain"][0], DC)
-    assert data["points"][0].data[0][0].shape == (1, 3)
 
 
 def test_an_ensemble_scatters_a_bare_dict_by_keywords():  # 28

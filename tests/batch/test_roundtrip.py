@@ -1,0 +1,310 @@
+"""Batches of every kind of field in workers, pinning, scatter and the wrappers."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import pickle
+from typing import Any
+
+import pytest
+import samples
+import torch
+from loader_sets import num_fds
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils.pin_memory import pin_memory
+from worker_allocations import with_allocations
+
+from pyparallel import (
+    DataContainer,
+    MMDataParallel,
+    Padded,
+    Padding,
+    Ragged,
+    collate,
+    scatter,
+    scatter_kwargs,
+)
+
+EVERYTHING = Padding(size_divisor=4, side="center", sizes=True, mask=True)
+ONLY_MASK = Padding(side="left", mask=True)
+# When an iterator ends, torch closes queues that their feeder threads may still use.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def sample(i: int) -> dict[str, Any]:
+    image = torch.full((3, 2 + i % 3, 5 - i % 2), float(i))
+    tokens = torch.arange(1, 2 + i)
+    return {
+        "plain": DataContainer(image.clone(), stack=True, padding_value=-1),
+        "img": DataContainer(image, True, -1, padding=EVERYTHING),
+        "tokens": DataContainer(tokens, True, 0, pad_dims=1, padding=ONLY_MASK),
+        "points": DataContainer(torch.full((i, 2), float(i)), ragged=True),
+        "boxes": DataContainer(torch.full((i % 4, 4), float(i))),
+        "meta": DataContainer({"index": i}, cpu_only=True),
+        "pair": samples.Pair(i, torch.ones(2) * i),
+    }
+
+
+def make_batch(count: int = 4, chunk: int = 2) -> dict[str, Any]:
+    return collate([sample(i) for i in range(count)], chunk)
+
+
+def check(part: dict[str, Any], first: int, stop: int) -> None:
+    """Compare the part of one target with its samples."""
+    img, tokens, points = part["img"], part["tokens"], part["points"]
+    assert (type(img), type(tokens), type(points)) == (Padded, Padded, Ragged)
+    assert tokens.sizes is None
+    for row, i in enumerate(range(first, stop)):
+        image, boxes = sample(i)["img"].data, sample(i)["boxes"].data
+        height, width = image.shape[1:]
+        assert part["plain"][row, :, :height, :width].equal(image.to(part["plain"]))
+        assert img.sizes[row].tolist() == [height, width]
+        inside = img.mask[row].expand(3, -1, -1)
+        assert torch.equal(img.data[row][inside], image.flatten())
+        assert (img.data[row][~inside] == -1).all()
+        assert tokens.data[row][tokens.mask[row]].tolist() == list(range(1, 2 + i))
+        assert points.unbind()[row].tolist() == [[i, i]] * i
+        assert torch.equal(part["boxes"][row], boxes)
+    assert len(points.lengths()) == len(img.data) == len(part["boxes"]) == stop - first
+    assert part["meta"] == [{"index": i} for i in range(first, stop)]
+    assert type(part["pair"]) is samples.Pair
+    assert part["pair"].left.tolist() == list(range(first, stop))
+    assert part["pair"].right.tolist() == [[i, i] for i in range(first, stop)]
+
+
+# ------------------------------------------------------------------------- in workers
+class Samples(Dataset[Any]):
+    """The samples; every second one of float64, or one field that requires grad."""
+
+    def __init__(self, spoil: str = "", length: int = 8) -> None:
+        self.spoil, self.length = spoil, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        made = sample(i)
+        if self.spoil == "mixed" and i % 2:
+            made["plain"] = DataContainer(made["plain"].data.double(), True, 0.5)
+        elif self.spoil in made and i == 1:
+            spoilt = made[self.spoil]
+            leaf = spoilt.right if self.spoil == "pair" else spoilt.data
+            leaf.requires_grad_()
+        return made
+
+
+def made_tensors(batch: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that collate allocates, except for those of numbers."""
+    names = ("plain", "img", "tokens", "points")
+    chunks = [chunk for name in names for chunk in batch[name].data]
+    fields = [[c] if isinstance(c, torch.Tensor) else c.fields() for c in chunks]
+    tensors = [each for field in fields for each in field if each is not None]
+    return [*tensors, batch["pair"].right]
+
+
+def report(batch: list[Any]) -> Any:
+    """Return the batch, and the worker's view of its memory."""
+    made, allocated = with_allocations(lambda: collate(batch, 2))
+    tensors = made_tensors(made)
+    handed_over = [each.untyped_storage().data_ptr() for each in tensors]
+    return made, allocated, handed_over, [each.is_shared() for each in tensors]
+
+
+def loader(dataset: Any, collate_fn: Any, **options: Any) -> DataLoader[Any]:
+    options = {"multiprocessing_context": "fork", "batch_size": 4} | options
+    return DataLoader(dataset, num_workers=2, collate_fn=collate_fn, **options)
+
+
+@pytest.mark.parametrize("spoil", ["", "mixed"])
+def test_all_tensors_are_written_once_into_shared_memory(spoil: str) -> None:
+    first = 0
+    for batch, allocated, handed_over, shared in loader(Samples(spoil), report):
+        assert sorted(allocated) == sorted(handed_over)
+        assert shared == [True] * 17
+        assert all(each.is_shared() for each in made_tensors(batch))
+        dtype = torch.float64 if spoil else torch.float32
+        assert [chunk.dtype for chunk in batch["plain"].data] == [dtype] * 2
+        assert (batch["meta"].cpu_only, batch["plain"].padding_value) == (True, -1)
+        for part in scatter(batch, ["cpu", "cpu"]):
+            check(part, first, first + 2)
+            first += 2
+    assert first == 8
+
+
+@pytest.mark.timeout(120)
+def test_workers_that_are_not_forked_make_equal_batches() -> None:
+    two = functools.partial(collate, samples_per_gpu=2)
+    pickled = loader(Samples(), two, multiprocessing_context="forkserver")
+    for i, batch in enumerate(pickled):
+        check(scatter(batch, ["cpu", "cpu"])[1], 4 * i + 2, 4 * i + 4)
+
+
+def read(batches: DataLoader[Any]) -> None:
+    """Read all batches, then end workers and feeder threads, also after an error.
+
+    The error and the iterator refer to each other. The garbage collector would close
+    the pipes of the queues while their feeders use them. A feeder that meets a closed
+    pipe never ends. It closes the pipe of another queue if that has the descriptor now.
+    """
+    iterator: Any = iter(batches)
+    try:
+        list(iterator)
+    finally:
+        iterator._shutdown_workers()
+        for queue in iterator._index_queues:
+            queue._thread.join()
+
+
+@pytest.mark.parametrize(
+    ("field", "path"),
+    [
+        ("plain", "[1]['plain']"),
+        ("points", "[1]['points']"),
+        ("pair", "[1]['pair'].right"),
+    ],
+)
+def test_a_tensor_that_requires_grad_is_refused_in_a_worker(
+    field: str, path: str
+) -> None:
+    with pytest.raises(RuntimeError, match="in DataLoader worker process") as caught:
+        read(loader(Samples(field), functools.partial(collate, samples_per_gpu=4)))
+    assert (
+        f"batch{path} must not require grad in a DataLoader worker, because a graph "
+        "cannot cross processes, but it does. Detach it in the dataset."
+    ) in str(caught.value)
+
+
+def test_file_descriptors_do_not_leak() -> None:
+    collate_fn = functools.partial(collate, samples_per_gpu=2)
+    options = {"batch_size": 2, "persistent_workers": True}
+    batches = loader(Samples(length=100), collate_fn, **options)
+    counts = []
+    for _ in range(2):  # the first round warms everything up
+        for batch in batches:
+            assert len(batch["img"].data) == 1
+            del batch
+        gc.collect()
+        counts.append(num_fds())
+    del batches
+    assert counts[1] <= counts[0] + 4
+
+
+# ------------------------------------------------------------------------- to devices
+def test_each_target_gets_its_chunks() -> None:
+    parts = scatter(make_batch(), ["cpu", "cpu"])
+    assert len(parts) == 2
+    check(parts[0], 0, 2)
+    check(parts[1], 2, 4)
+
+
+def test_a_single_target_gets_everything() -> None:
+    (part,) = scatter(make_batch(3, 3), [-1])
+    check(part, 0, 3)
+
+
+@pytest.mark.parametrize("sizes", [[1, 3], [3, 1], [2, 2]])
+def test_chunks_are_divided_again(sizes: list[int]) -> None:
+    parts = scatter(make_batch(4, 4), ["cpu", "cpu"], chunk_sizes=sizes)
+    check(parts[0], 0, sizes[0])
+    check(parts[1], sizes[0], 4)
+
+
+def test_chunks_of_one_shape_are_joined() -> None:
+    fixed = Padding(shape=(4, 4), sizes=True)
+    batch = [
+        DataContainer(torch.full((1, 2 + i, 1), float(i)), True, padding=fixed)
+        for i in range(3)
+    ]
+    (part,) = scatter(collate(batch, 2), ["cpu"], chunk_sizes=[3])
+    assert part.data[:, 0, 0, 0].tolist() == [0, 1, 2]
+    assert (part.sizes.tolist(), part.mask) == ([[2, 1], [3, 1], [4, 1]], None)
+
+
+def test_the_excess_is_cut_off() -> None:
+    parts = scatter(make_batch(), ["cpu", "cpu"], max_size=1)
+    check(parts[0], 0, 1)
+    check(parts[1], 2, 3)
+
+
+def test_only_floating_point_values_are_cast() -> None:
+    parts = scatter(make_batch(), ["cpu", "cpu"], dtype=torch.float16)
+    img, points = parts[1]["img"], parts[1]["points"]
+    dtypes = [img.data.dtype, img.sizes.dtype, img.mask.dtype]
+    assert dtypes == [torch.float16, torch.int64, torch.bool]
+    assert (points.values.dtype, points.offsets.dtype) == (torch.float16, torch.int64)
+
+
+def test_a_container_may_hold_one_chunk_itself() -> None:
+    batch = make_batch(2)
+    one = {key: DataContainer(batch[key].data[0]) for key in ("img", "points")}
+    (part,) = scatter(one, ["cpu"])
+    assert type(part["img"]) is Padded
+    assert type(part["points"]) is Ragged
+    assert part["points"].offsets.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_sizes": [1, 1]}])
+def test_a_bare_ragged_is_not_split_but_refused(options: dict[str, Any]) -> None:
+    bare = Ragged.from_tensors([torch.ones(1), torch.ones(3)])
+    batch = {"img": torch.ones(2, 3), "clouds": [torch.zeros(2), bare]}
+    with pytest.raises(TypeError) as caught:
+        scatter(batch, ["cpu", "cpu"], **options)
+    assert str(caught.value) == (
+        "inputs['clouds'][1] must be the chunk of a DataContainer to be split, but is "
+        "a bare Ragged. Collate it with DataContainer(..., ragged=True), or give it to "
+        "one target."
+    )
+    with pytest.raises(TypeError, match=r"^kwargs\['x'\]\[0\] must be the chunk"):
+        scatter_kwargs(None, {"a": torch.ones(2), "x": [bare]}, ["cpu", "cpu"])
+    (part,) = scatter(batch, ["cpu"])
+    assert torch.equal(part["clouds"][1].offsets, bare.offsets)
+
+
+def test_the_device_may_be_any() -> None:
+    (part,) = scatter(make_batch(2), [torch.device("cpu")])
+    moved = make_batch(2)["img"].to("meta").data[0]
+    assert type(moved) is Padded
+    assert [each.is_meta for each in moved.fields()] == [True] * 3
+    check(part, 0, 2)
+
+
+def test_pinning_and_pickling_reach_every_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pinned = []
+
+    def fake(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        pinned.append(tensor.data_ptr())
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", fake)
+    batch = make_batch()
+    boxes = [box for chunk in batch["boxes"].data for box in chunk]
+    expected = [*made_tensors(batch), batch["pair"].left, *boxes]
+    got = pin_memory(batch)
+    assert sorted(pinned) == sorted(each.data_ptr() for each in expected)
+    check(scatter(got, ["cpu", "cpu"])[1], 2, 4)
+    assert type(pin_memory(batch["points"].data[0])) is Ragged
+    check(scatter(pickle.loads(pickle.dumps(batch)), ["cpu", "cpu"])[0], 0, 2)
+
+
+class Model(torch.nn.Module):
+    """A model that checks its inputs."""
+
+    def forward(self, **data: Any) -> Any:
+        check(data, 0, 2)
+        return data["points"].to_padded().sum()
+
+    def train_step(self, data: dict[str, Any], optimizer: Any) -> Any:
+        return {"loss": self(**data)}
+
+
+def test_the_wrapper_passes_padded_batches_to_the_model() -> None:
+    model = MMDataParallel(Model(), device_ids=[-1])
+    batch = make_batch(2)
+    assert model(**batch) == 2
+    assert model.train_step(batch, None)["loss"] == 2
