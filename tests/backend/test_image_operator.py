@@ -166,8 +166,7 @@ def test_numbers_are_rounded_to_float32_and_may_be_anything(
         dst, [image], None, [0, 1 / 3], [0, 1], [1e300, -inf], False, True
     )
     oracle.assert_bits(
-        dst,
-        np.array([[[[np.nan, np.inf]], [[1 - np.float32(1 / 3), -np.inf]]]], "f4"),
+        dst, np.array([[[[np.nan, np.inf]], [[1 - np.float32(1 / 3), -np.inf]]]], "f4")
     )
     backend.image_batch(
         dst, [image], None, [np.float64(0), 1], [1, True], [0, 0], False, False

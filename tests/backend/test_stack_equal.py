@@ -67,9 +67,7 @@ def test_the_result_shares_no_memory_with_one_sample(stack_equal: Stack) -> None
     assert sample.tolist() == [0, 0, 0, 0]
 
 
-def test_a_large_batch_is_equal_and_releases_the_gil(
-    stack_equal: Stack,
-) -> None:
+def test_a_large_batch_is_equal_and_releases_the_gil(stack_equal: Stack) -> None:
     samples = [
         torch.randint(0, 255, (3, 700, 900), dtype=torch.uint8) for _ in range(24)
     ]

@@ -107,10 +107,7 @@ def test_no_result_of_an_operator_grows_into_the_next_tensor():
 def test_tensors_written_by_workers_have_their_own_storages():
     for workers in (0, 2):
         batch = first_batch(
-            pyparallel.DataLoader,
-            Containers(),
-            workers,
-            collate_fn=pyparallel.collate,
+            pyparallel.DataLoader, Containers(), workers, collate_fn=pyparallel.collate
         )
         for tensor in tensors(batch):
             assert tensor.untyped_storage().nbytes() == tensor.nbytes

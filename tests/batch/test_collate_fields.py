@@ -672,9 +672,7 @@ def test_a_worker_writes_each_tensor_once(loader: Callable[..., Any]) -> None:
         check_detections(batch, detections(8)[4 * i : 4 * i + 4])
 
 
-def test_an_error_in_a_worker_has_the_whole_message(
-    loader: Callable[..., Any],
-) -> None:
+def test_an_error_in_a_worker_has_the_whole_message(loader: Callable[..., Any]) -> None:
     made = loader(
         Detections(wrong=5), collate_fn=DETECTION, multiprocessing_context="fork"
     )

@@ -242,9 +242,7 @@ def test_metadata_is_not_copied() -> None:
     assert meta.pin_memory() is meta
 
 
-def test_torchs_own_pin_memory_pins_containers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_torchs_own_pin_memory_pins_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = []
 
     def fake(tensor: torch.Tensor, *_: Any) -> torch.Tensor:

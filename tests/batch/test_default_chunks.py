@@ -205,10 +205,7 @@ def test_requested_chunks_are_read_without_a_warning(batch: Any) -> None:
 
 def test_a_container_that_has_travelled_is_warned_of() -> None:
     loader = DataLoader(
-        *(Samples(), 3),
-        sampler=range(3),
-        num_workers=1,
-        collate_fn=partial(collate),
+        *(Samples(), 3), sampler=range(3), num_workers=1, collate_fn=partial(collate)
     )
     (batch,) = loader
     assert read(batch) == [TEXT]

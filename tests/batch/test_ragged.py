@@ -57,11 +57,7 @@ def test_samples_are_joined_and_found_again_bit_by_bit(
     value=st.sampled_from([0, 1, 7]),
 )
 def test_padding_a_ragged_equals_the_oracle(
-    backend: ModuleType,
-    column: list[torch.Tensor],
-    side: str,
-    divisor: int,
-    value: int,
+    backend: ModuleType, column: list[torch.Tensor], side: str, divisor: int, value: int
 ) -> None:
     ragged = Ragged.from_tensors(column)
     ndim = column[0].dim()

@@ -190,10 +190,7 @@ def test_torch_finds_nothing_wrong_with_image_batch(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    pad_dims=st.integers(1, 3),
-    data=st.data(),
-)
+@given(pad_dims=st.integers(1, 3), data=st.data())
 def test_sizes_of_meta_tensors_are_those_of_real_ones(pad_dims: int, data: Any) -> None:
     sizes = st.lists(st.integers(0, 9), min_size=pad_dims, max_size=pad_dims)
     shapes = data.draw(st.lists(sizes, min_size=1, max_size=4))

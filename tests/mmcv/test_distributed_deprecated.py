@@ -44,9 +44,7 @@ def test_a_broadcast_holds_about_bucket_cap_mb_of_one_dtype(
 ) -> None:
     sent: list[int] = []
     monkeypatch.setattr(
-        torch.distributed,
-        "broadcast",
-        lambda tensor, **_: sent.append(tensor.nbytes),
+        torch.distributed, "broadcast", lambda tensor, **_: sent.append(tensor.nbytes)
     )
     model = nn.Sequential(*(nn.Linear(1, 3, bias=False) for _ in range(5)))
     model.register_buffer("steps", torch.tensor(0))

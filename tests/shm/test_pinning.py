@@ -194,10 +194,7 @@ def test_slabs_are_locked_as_long_as_a_loader_has_workers(
     lock = Lock()
     monkeypatch.setattr(pinning, "accelerator_pinner", lambda: lock)
     loader = pyparallel.DataLoader(
-        torch.arange(8.0),
-        num_workers=1,
-        pin_memory=True,
-        persistent_workers=persistent,
+        torch.arange(8.0), num_workers=1, pin_memory=True, persistent_workers=persistent
     )
     for _ in range(2):
         for batch in loader:
