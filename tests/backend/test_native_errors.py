@@ -59,34 +59,22 @@ MEMORY = torch.zeros(64)
 PLAIN = "must be a plain strided tensor, but is"
 DEFECTS = {
     "nested": (nested, "nested. Call unbind() on it first."),
-    "sparse": (
-        lambda: torch.ones(2).to_sparse(),
-        "sparse or opaque. Call to_dense() on it first.",
-    ),
-    "csr": (
-        lambda: torch.ones(2, 2).to_sparse_csr(),
-        "sparse or opaque. Call to_dense() on it first.",
-    ),
-    "mkldnn": (
-        lambda: torch.ones(2).to_mkldnn(),
-        "sparse or opaque. Call to_dense() on it first.",
-    ),
+    "sparse": (lambda: torch.ones(2).to_sparse(),
+        "sparse or opaque. Call to_dense() on it first."),
+    "csr": (lambda: torch.ones(2, 2).to_sparse_csr(),
+        "sparse or opaque. Call to_dense() on it first."),
+    "mkldnn": (lambda: torch.ones(2).to_mkldnn(),
+        "sparse or opaque. Call to_dense() on it first."),
     "quantized": (quantized, "quantized. Call dequantize() on it first."),
     "wrapper": (Wrapper, "a wrapper. Unwrap it first."),
-    "meta": (
-        lambda: torch.empty(2, device="meta"),
-        "on the meta device. Give it data first.",
-    ),
+    "meta": (lambda: torch.empty(2, device="meta"),
+        "on the meta device. Give it data first."),
     "conjugated": (COMPLEX.conj, "conjugated. Call resolve_conj() on it first."),
-    "negated": (
-        lambda: COMPLEX.conj().imag,
-        "negated. Call resolve_neg() on it first.",
-    ),
-    "zero": (
-        lambda: torch._efficientzerotensor(2),
-        "a zero tensor. Call clone() on it first.",
-    ),
-}
+    "negated": (lambda: COMPLEX.conj().imag,
+        "negated. Call resolve_neg() on it first."),
+    "zero": (lambda: torch._efficientzerotensor(2),
+        "a zero tensor. Call clone() on it first."),
+}  # fmt: skip
 
 PAD_COPY = [
     ([1], [], b"", TypeError, "dst must be a torch.Tensor, but is of type list."),

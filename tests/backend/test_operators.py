@@ -1,4 +1,7 @@
-"""`pad_copy`, `pack` and `views` of both backends, against an oracle over bytes."""
+"""`pad_copy`, `pack` and `views` of both backends, against an oracle over bytes.
+
+test_pad_copy_places.py draws arguments of `pad_copy`.
+"""
 
 from __future__ import annotations
 
@@ -36,39 +39,6 @@ pytestmark = [
 
 
 # ------------------------------------------------------------------------- pad_copy
-
-
-@st.composite
-def batches(draw):
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    dtype = draw(st.sampled_from(DTYPES))
-    target = tuple(draw(st.lists(st.integers(0, 5), max_size=5)))
-    padded_dims = [draw(st.booleans()) for _ in target]
-    samples, items = [], []
-    for _ in range(draw(st.integers(0, 4))):
-        shape = [
-            draw(st.integers(0, size)) if free else size
-            for size, free in zip(target, padded_dims, strict=True)
-        ]
-        made = random_items(rng, shape, dtype)
-        sample, made = lay_out(rng, made, dtype, draw(st.sampled_from(LAYOUTS)))
-        samples.append(sample)
-        items.append(made)
-    count = draw(st.sampled_from((1, len(items)))) if items else 1
-    fills = random_items(rng, (count,), dtype).tobytes()
-    if draw(st.booleans()):
-        fills = bytes(len(fills))
-    return dtype, target, samples, items, fills
-
-
-@both
-@settings(max_examples=300, deadline=None)
-@given(batch=batches())
-def test_pad_copy_equals_the_oracle(backend, batch):
-    dtype, target, samples, items, fills = batch
-    dst = poisoned((len(samples), *target), dtype)
-    backend.pad_copy(dst, samples, fills)
-    assert bytes_of(dst) == padded(target, items, fills, dtype.itemsize)
 
 
 @both

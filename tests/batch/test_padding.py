@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyparallel import DataContainer, Padded, Padding, collate
+from pyparallel import DataContainer, Padding, collate
 
 pytestmark = pytest.mark.asan
 
@@ -217,19 +217,6 @@ def test_the_smallest_bucket_is_chosen_for_every_chunk() -> None:
     shapes = [tuple(part.shape[2:]) for part in collate(batch, 1)["img"].data]
     assert shapes == [(2, 4), (4, 2), (4, 4), (2, 4)]
     assert [tuple(p.shape[2:]) for p in collate(batch, 4)["img"].data] == [(4, 4)]
-
-
-def test_tokens_may_have_one_dimension() -> None:
-    padding = Padding(side="left", mask=True)
-    batch = [
-        DataContainer(torch.arange(1, n), True, 9, pad_dims=1, padding=padding)
-        for n in (3, 4)
-    ]
-    (chunk,) = collate(batch, 2).data
-    assert type(chunk) is Padded
-    assert chunk.data.tolist() == [[9, 1, 2], [1, 2, 3]]
-    assert chunk.sizes is None
-    assert chunk.mask.tolist() == [[False, True, True], [True, True, True]]
 
 
 @pytest.mark.parametrize("pad_dims", [True, np.int64(1)])

@@ -44,39 +44,43 @@ def test_names_are_documented_and_of_one_kind():
     assert len(set(SPANS)) == len(SPANS)
 
 
-def test_without_a_profiler_nothing_is_made():
+def test_without_a_profiler_nothing_is_made_and_an_error_passes():
     assert span("pyparallel.wait") is span("pyparallel.send")
     with span("pyparallel.wait"), span("pyparallel.wait"):
         pass
-
-
-def test_without_a_profiler_an_error_passes():
     with pytest.raises(KeyError, match="seven"), span("pyparallel.wait"):
         raise KeyError("seven")
 
 
-def test_kineto_sees_a_user_annotation_in_its_thread():
+def test_kineto_sees_a_user_annotation():
     with profile(activities=[ProfilerActivity.CPU]) as watched:
         two_spans()
-    assert names(watched.events()) == ["pyparallel.wait"]
     (event,) = [e for e in watched.events() if e.name == "pyparallel.wait"]
     assert event.is_user_annotation
     assert "aten::add" in [child.name for child in event.cpu_children]
 
 
-def test_kineto_sees_other_threads_when_asked_for_all():
-    # torch.autograd._profiler_enabled() is False here, in both threads.
-    every = _ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=[ProfilerActivity.CPU], experimental_config=every) as seen:
-        two_spans()
-    assert names(seen.events()) == ["pyparallel.send", "pyparallel.wait"]
+CPU = [ProfilerActivity.CPU]
+EVERY_THREAD = _ExperimentalConfig(profile_all_threads=True)
+AUTOGRAD = torch.autograd.profiler.profile
 
 
-@pytest.mark.parametrize("use_kineto", [True, False])
-def test_the_autograd_profiler_sees_its_thread(use_kineto):
-    with torch.autograd.profiler.profile(use_kineto=use_kineto) as watched:
+@pytest.mark.parametrize(
+    ("profiler", "options", "expected"),
+    [
+        # torch.autograd._profiler_enabled() is False here, in both threads.
+        (profile, {"activities": CPU, "experimental_config": EVERY_THREAD},
+         ["pyparallel.send", "pyparallel.wait"]),
+        (profile, {"activities": CPU}, ["pyparallel.wait"]),
+        (AUTOGRAD, {"use_kineto": True}, ["pyparallel.wait"]),
+        (AUTOGRAD, {"use_kineto": False}, ["pyparallel.wait"]),
+    ],
+)  # fmt: skip
+def test_a_profiler_sees_its_thread_or_all(profiler, options, expected):
+    with profiler(**options) as watched:
         two_spans()
-    assert names(watched.function_events) == ["pyparallel.wait"]
+    events = watched.events() if profiler is profile else watched.function_events
+    assert names(events) == expected
 
 
 def test_a_profiler_in_another_thread_sees_that_thread_only():

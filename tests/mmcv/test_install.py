@@ -30,32 +30,18 @@ WITH_REGISTRY = [kind for kind in KINDS if kind in ("v1", "real")]
 
 # The names that other code imports, by submodule.
 NAMES = {
-    "": [
-        "collate",
-        "DataContainer",
-        "MMDataParallel",
-        "MMDistributedDataParallel",
-        "scatter",
-        "scatter_kwargs",
-        "is_module_wrapper",
-        "MODULE_WRAPPERS",
-    ],
-    "._functions": [
-        "Scatter",
-        "scatter",
-        "get_input_device",
-        "synchronize_stream",
-        "_get_stream",
-        "Tensor",
-    ],
-    ".collate": ["collate"],
-    ".data_container": ["DataContainer", "assert_tensor_type"],
-    ".data_parallel": ["MMDataParallel", "scatter_kwargs"],
-    ".distributed": ["MMDistributedDataParallel", "scatter_kwargs"],
-    ".distributed_deprecated": ["MMDistributedDataParallel"],
-    ".registry": ["MODULE_WRAPPERS"],
-    ".scatter_gather": ["scatter", "scatter_kwargs", "ScatterInputs"],
-    ".utils": ["is_module_wrapper"],
+    "": "collate DataContainer MMDataParallel MMDistributedDataParallel scatter "
+    "scatter_kwargs is_module_wrapper MODULE_WRAPPERS",
+    "._functions": "Scatter scatter get_input_device synchronize_stream _get_stream "
+    "Tensor",
+    ".collate": "collate",
+    ".data_container": "DataContainer assert_tensor_type",
+    ".data_parallel": "MMDataParallel scatter_kwargs",
+    ".distributed": "MMDistributedDataParallel scatter_kwargs",
+    ".distributed_deprecated": "MMDistributedDataParallel",
+    ".registry": "MODULE_WRAPPERS",
+    ".scatter_gather": "scatter scatter_kwargs ScatterInputs",
+    ".utils": "is_module_wrapper",
 }
 
 PACKAGES = {
@@ -130,12 +116,12 @@ def test_every_name_of_every_submodule_is_ours(run, kind):
         for end, names in NAMES.items():
             module = importlib.import_module('mmcv.parallel' + end)
             assert importlib.util.find_spec('mmcv.parallel' + end) is not None
-            for name in names:
+            for name in names.split():
                 value = getattr(module, name)
                 if name not in ('Tensor', 'ScatterInputs', 'MODULE_WRAPPERS'):
                     assert value.__module__.split('.')[0] == 'pyparallel', (end, name)
         import mmcv.parallel
-        assert sorted(mmcv.parallel.__all__) == sorted(NAMES[''])
+        assert sorted(mmcv.parallel.__all__) == sorted(NAMES[''].split())
         from mmcv.parallel import *
         from mmcv.parallel import DataContainer as DC, utils
         from mmcv.parallel._functions import Scatter

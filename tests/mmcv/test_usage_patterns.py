@@ -6,14 +6,12 @@ such scripts run unchanged or end in an error that names the missing part.
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 import pyparallel.mmcv
 
@@ -114,17 +112,6 @@ def test_the_current_device_without_a_gpu_is_an_error_with_a_reason():  # 1
         MMDataParallel(Detector(), device_ids=[torch.cuda.current_device()])
 
 
-def test_unwrap():  # 7, 15
-    from mmcv.parallel import MMDataParallel, is_module_wrapper
-
-    detector = Detector()
-    model = MMDataParallel(detector)
-    if is_module_wrapper(model):
-        model = model.module
-    assert model is detector
-    assert not is_module_wrapper(model)
-
-
 def test_a_registry_of_wrappers_may_have_a_parent():  # 26
     from mmcv.parallel import MODULE_WRAPPERS as MMCV_MODULE_WRAPPERS
     from mmcv.parallel import is_module_wrapper
@@ -142,19 +129,6 @@ def test_a_registry_of_wrappers_may_have_a_parent():  # 26
 
 
 # Loading and inference
-
-
-def test_a_loader_collates_by_partial():  # 6
-    from mmcv.parallel import collate
-
-    samples_per_gpu = 2
-    loader = DataLoader(
-        [sample(i) for i in range(3)],
-        batch_size=2,
-        collate_fn=partial(collate, samples_per_gpu=samples_per_gpu),
-    )
-    sizes = [[len(chunk) for chunk in batch["img"].data] for batch in loader]
-    assert sizes == [[2], [1]]
 
 
 @pytest.mark.parametrize("device", [torch.device("cpu"), "cpu", -1])
@@ -191,16 +165,6 @@ def test_the_cpu_device_has_no_index():  # 24
         scatter({}, [device.index])
 
 
-def test_metas_of_a_test_time_augmented_batch():  # 13
-    from mmcv.parallel import DataContainer as DC
-    from mmcv.parallel import collate
-
-    views = {"img": [torch.ones(3, 2, 2)], "img_metas": [DC({"n": 1}, cpu_only=True)]}
-    data = collate([views], samples_per_gpu=1)
-    img_metas = data["img_metas"][0].data[0]
-    assert img_metas == [{"n": 1}]
-
-
 def test_an_ensemble_scatters_a_bare_dict_by_keywords():  # 28
     from mmcv.parallel import MMDataParallel, collate
     from mmcv.parallel.scatter_gather import scatter_kwargs
@@ -235,20 +199,6 @@ def test_a_custom_wrapper_calls_scatter_kwargs():  # 19, 22
 # Formatting
 
 
-def test_formatting_wraps_results():  # 3, 16, 17, 18, 23
-    from mmcv.parallel import DataContainer as DC
-
-    results = {"img": np.ones((3, 2, 2)), "gt_labels": [1, 2], "gt_masks": object()}
-    for key in ["gt_labels"]:
-        results[key] = DC(to_tensor(results[key]))
-    results["img"] = DC(to_tensor(results["img"]), stack=True)
-    field = dict(cpu_only=True)
-    results["gt_masks"] = DC(results["gt_masks"], **field)
-    results["img_metas"] = DC({"pad_shape": (2, 2, 3)}, cpu_only=True)
-    assert [results[k].stack for k in results] == [True, False, False, False]
-    assert [results[k].cpu_only for k in results] == [False, False, True, True]
-
-
 def test_collated_data_is_wrapped_again():  # 29
     from mmcv.parallel import DataContainer, collate, scatter
 
@@ -263,30 +213,6 @@ def test_collated_data_is_wrapped_again():  # 29
         stack=True,
     )
     assert scatter(data, [-1])[0]["img"].shape == (2, 3, 4, 4)
-
-
-def test_a_queue_of_frames_is_stacked_without_padding():  # 30
-    from mmcv.parallel import DataContainer as DC
-    from mmcv.parallel import collate
-
-    key = "img"
-    queue = [{key: DC(torch.ones(6, 3, 4, 4))} for _ in range(2)]
-    queue[-1][key] = DC(
-        torch.stack([each[key].data for each in queue]),
-        cpu_only=False,
-        stack=True,
-        pad_dims=None,
-    )
-    assert collate([queue[-1]])[key].data[0].shape == (1, 2, 6, 3, 4, 4)
-
-
-def test_collate_takes_bare_containers():  # 32
-    from mmcv.parallel import DataContainer as DC
-    from mmcv.parallel import collate
-
-    results = {"img_metas": [DC({"a": 1}, cpu_only=True), DC({"a": 2}, cpu_only=True)]}
-    results["img_metas"] = [collate([x]).data[0] for x in results["img_metas"]]
-    assert results["img_metas"] == [[{"a": 1}], [{"a": 2}]]
 
 
 # Subclasses and patches
