@@ -175,13 +175,13 @@ def test_each_good_sample_is_delivered_once_on_all_ranks(
     assert len(counts) == 1
 
 
-SPAWN = {"multiprocessing_context": "spawn", "persistent_workers": True}
+SERVED = {"multiprocessing_context": "forkserver", "persistent_workers": True}
 WORKERS: list[tuple[str, dict[str, Any]]] = [
     ("skip", {"num_workers": 1}),
     ("skip", {"num_workers": 3, "persistent_workers": True}),
     ("replace", {"num_workers": 3}),
     ("replace", {"num_workers": 2, "sample_seeds": True}),
-    ("replace", {"num_workers": 1, **SPAWN}),
+    ("replace", {"num_workers": 1, **SERVED}),
 ]
 
 

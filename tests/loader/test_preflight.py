@@ -12,9 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forkserver
 import pytest
 import torch
 from file_machines import GB, MIB, machine, write
+from repository import ROOT
 from torch.utils.data import DataLoader
 
 from pyparallel.loader import preflight
@@ -205,11 +207,15 @@ def test_no_start_method_is_the_default_one(tmp_path, monkeypatch, default):
     assert len(found) == (default == "fork")
 
 
-@pytest.mark.slow
-def test_asking_for_the_default_does_not_settle_it():
-    code = "import multiprocessing as m; from pyparallel.loader import preflight as p; "
-    code += "p.default_start_method(); m.set_start_method('spawn')"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def test_asking_for_the_default_does_not_settle_it(monkeypatch):
+    fork = multiprocessing.get_context("fork")
+    unsettled = multiprocessing.context.DefaultContext(fork)  # type: ignore[arg-type]
+    monkeypatch.setattr(multiprocessing, "get_start_method", unsettled.get_start_method)
+    assert (
+        preflight.default_start_method() == multiprocessing.get_all_start_methods()[0]
+    )
+    unsettled.set_start_method("spawn")  # an error if the method is settled
+    assert preflight.default_start_method() == "spawn"
 
 
 @pytest.mark.parametrize(
@@ -293,26 +299,24 @@ def test_a_real_loader_opens_the_expected_number_of_files(method):
 
 
 REAL = """
-import resource, sys
+import resource
 from pyparallel.loader import preflight
-files = [open("/dev/null") for _ in range(int(sys.argv[1]))]
+files = [open("/dev/null") for _ in range({files})]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 for finding in preflight.check(num_workers=8, prefetch_factor=2, ring_nbytes=1 << 20,
                                pin_memory=True, start_method="fork"):
-    print(f"{finding.name}: {finding.text}")
+    print(finding.name, finding.text, sep=": ")
 """
 
 
-def real(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
 def test_a_lowered_limit_of_files_is_found():
-    assert "open files" not in real(sys.executable, "-c", REAL, "0")
-    found = real(sys.executable, "-c", REAL, "40")
+    def real(files: int) -> str:
+        code, text = forkserver.run(REAL.format(files=files), [str(ROOT)])
+        assert code == 0, text
+        return text
+
+    assert "open files" not in real(0)
+    found = real(40)
     assert "RLIMIT_NOFILE must leave 38 file descriptors for 8 workers" in found
     assert "of 64 are open" in found
 
@@ -327,8 +331,15 @@ def test_a_container_with_little_shared_memory_is_found():
     )
     if tried.returncode:
         pytest.skip(f"may not mount in a namespace of its own: {tried.stderr.strip()}")
-    command = f"{MOUNT} {sys.executable} -c '{REAL}' 0"
-    found = real("unshare", "-m", "sh", "-c", command)
+    command = f"{MOUNT} {sys.executable} -c '{REAL.format(files=0)}'"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    found = done.stdout
     assert "/dev/shm: DataLoader: /dev/shm has only 67.1 MB free." in found
     assert "for up to 16 batches" in found
 

@@ -43,7 +43,7 @@ def case(**options: Any) -> Case:
 OPTIONS: list[dict[str, Any]] = [
     {"num_workers": 1},
     {"num_workers": 3},
-    {"num_workers": 2, "multiprocessing_context": "spawn"},
+    {"num_workers": 2, "multiprocessing_context": "forkserver"},
 ]
 
 

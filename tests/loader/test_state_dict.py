@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forkserver
 import pytest
 import resumed
 import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from repository import ROOT, SUPPORT
 from resumed import ORDERS, Case, continued, uninterrupted
 
 from pyparallel import DataLoader
@@ -98,18 +98,23 @@ def test_workers_may_be_more_or_fewer(order: str, before: int, after: int) -> No
         assert found == batches[stop.given :]
 
 
-@pytest.mark.slow
+FRESH = """
+import json, pickle, resumed, torch
+torch.rand(5)
+with open({path!r}, "rb") as file:
+    print(json.dumps(resumed.continued(*pickle.load(file))))
+"""
+
+
 def test_a_fresh_process_continues(tmp_path: Path) -> None:
     case = Case("shuffle", 9, 2, options={"num_workers": 1}, epochs=2)
     batches, stops = uninterrupted(case)
     stop = stops[4]
     path = tmp_path / "stop.pickle"
     path.write_bytes(pickle.dumps((case, stop)))
-    command = [sys.executable, "-W", "ignore", resumed.__file__, str(path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=True
-    )
-    found = [tuple(batch) for batch in json.loads(done.stdout)]
+    code, text = forkserver.run(FRESH.format(path=str(path)), [str(ROOT), str(SUPPORT)])
+    assert code == 0, text
+    found = [tuple(batch) for batch in json.loads(text)]
     assert stop.given == 3 and found == batches[3:]
 
 
@@ -242,8 +247,8 @@ def test_the_epoch_of_a_sampler_is_set_in_time() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["map-style", "iterable"])
-def test_workers_may_be_spawned(kind: str) -> None:
-    options = {"num_workers": 1, "multiprocessing_context": "spawn"}
+def test_workers_may_import_the_dataset_anew(kind: str) -> None:
+    options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
     case = Case("sequential", 8, 2, options=options, epochs=1)
     case.dataset = resumed.Remembering(8)
     if kind == "iterable":

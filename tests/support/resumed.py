@@ -1,15 +1,10 @@
-"""Loaders to stop and to resume, and their expected batches.
-
-As a program, it resumes a loader in a separate process.
-"""
+"""Loaders to stop and to resume, and their expected batches."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -387,11 +382,3 @@ def continued(case: Case, stop: Stop, **options: Any) -> list[Batch]:
     loader = case.loader(**options)
     loader.load_state_dict(stop.load())
     return case.run(loader, stop.epoch + (stop.moment == "end"))
-
-
-if __name__ == "__main__":
-    import pickle
-
-    torch.rand(5)
-    with open(sys.argv[1], "rb") as file:
-        print(json.dumps(continued(*pickle.load(file))))
