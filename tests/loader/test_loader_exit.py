@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any
 
+import interpreters
 import pytest
-from loader_processes import finish, left, run, start
+from interpreters import Ended
+from loader_processes import START, left, start
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -23,27 +24,76 @@ view = kept[1].numpy()
 row = kept[2][0]
 {end}
 """
+#: Ends of a script with live workers, and its exit codes.
+ENDS = [
+    ("", False, 0),
+    ("", True, 0),
+    ("sys.exit(5)", True, 5),
+    ("1 / 0", False, 1),
+]
+MANY = """
+import warnings; warnings.simplefilter("ignore")
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+def make(i):
+    return [torch.full((3,), i) for _ in range(112)]
+rings = [{"ring_slabs": 50}, {"ring_slabs": 2}]
+for options in rings:
+    loader = DataLoader(Making(make, 40), num_workers=1, collate_fn=only, **options)
+    batches = list(loader)
+    assert [batch[111][0].item() for batch in batches] == list(range(40))
+print("done")
+"""
+EXHAUSTED = """
+import warnings; warnings.simplefilter("ignore")
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+loader = DataLoader(Numbers(6), num_workers=1, ring_slabs=1)
+batches = iter(loader)
+kept = [next(batches)]
+time.sleep(0.3)
+files = []
+try:
+    while True:
+        files.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+try:
+    kept += list(batches)
+except (RuntimeError, OSError) as error:
+    message = str(error)
+for file in files:
+    os.close(file)
+print(message)
+"""
 
 
-def test_the_interpreter_exits_with_live_iterators_and_batches() -> None:
-    cases = [
-        ("", False, 0),
-        ("", True, 0),
-        ("sys.exit(5)", True, 5),
-        ("1 / 0", False, 1),
-    ]
-    started = [
-        (start(LIVE.format(persistent=persistent, end=end)), code)
-        for end, persistent, code in cases
-    ]
-    for process, code in started:
-        rc, _, err = finish(process)
-        assert rc == code
+@pytest.fixture(scope="module")
+def ended() -> list[Ended]:
+    """Return the outcomes of all ends, of `MANY` and of `EXHAUSTED`."""
+    live = [LIVE.format(persistent=persistent, end=end) for end, persistent, _ in ENDS]
+    return interpreters.run(START, [*live, MANY, EXHAUSTED], "-W", "error")
+
+
+def test_the_interpreter_exits_with_live_iterators_and_batches(
+    ended: list[Ended],
+) -> None:
+    for (_, _, code), found in zip(ENDS, ended[:-2], strict=True):
+        assert found.code == code
         if code == 1:
-            assert err.rstrip().endswith("ZeroDivisionError: division by zero")
-            assert err.count("Traceback") == 1
+            assert found.err.rstrip().endswith("ZeroDivisionError: division by zero")
+            assert found.err.count("Traceback") == 1
         else:
-            assert err == ""
+            assert found.err == ""
+
+
+def test_few_descriptors_are_enough_for_many_tensors(ended: list[Ended]) -> None:
+    many = ended[-2]  # torch's loader raises here, or hangs
+    assert (many.code, many.out) == (0, "done\n"), many.err
+
+
+def test_without_any_descriptor_the_error_names_the_limit(ended: list[Ended]) -> None:
+    exhausted = ended[-1]
+    assert exhausted.code == 0, exhausted.err
+    assert "Too many open files" in exhausted.out or "ulimit -n" in exhausted.out
 
 
 WAITING = """
@@ -95,56 +145,8 @@ def may_mount() -> None:
 
 @pytest.mark.usefixtures("may_mount")
 def test_a_small_dev_shm_is_enough() -> None:
-    small: dict[str, Any] = {"before": SMALL_SHM, "within": ("unshare", "-m")}
-    theirs = start(BIG, "torch", **small)
-    rc, out, err = finish(start(BIG, **small))
-    assert (rc, out) == (0, "done\n"), err
-    rc, out, err = finish(theirs)
-    assert (rc, out) == (1, "") and "shared memory" in err
-
-
-MANY = """
-import warnings; warnings.simplefilter("ignore")
-def make(i):
-    return [torch.full((3,), i) for _ in range(112)]
-rings = [{"ring_slabs": 50}, {"ring_slabs": 2}]
-for options in rings:
-    loader = DataLoader(Making(make, 40), num_workers=1, collate_fn=only, **options)
-    batches = list(loader)
-    assert [batch[111][0].item() for batch in batches] == list(range(40))
-print("done")
-"""
-
-
-def test_few_descriptors_are_enough_for_many_tensors() -> None:
-    few = "ulimit -n 256"
-    rc, out, err = run(MANY, before=few)  # torch's loader raises here, or hangs
-    assert (rc, out) == (0, "done\n"), err
-
-
-EXHAUSTED = """
-import warnings; warnings.simplefilter("ignore")
-loader = DataLoader(Numbers(6), num_workers=1, ring_slabs=1)
-batches = iter(loader)
-kept = [next(batches)]
-time.sleep(0.3)
-files = []
-try:
-    while True:
-        files.append(os.open("/dev/null", os.O_RDONLY))
-except OSError:
-    pass
-try:
-    kept += list(batches)
-except (RuntimeError, OSError) as error:
-    message = str(error)
-for file in files:
-    os.close(file)
-print(message)
-"""
-
-
-def test_without_any_descriptor_the_error_names_the_limit() -> None:
-    rc, out, err = run(EXHAUSTED, before="ulimit -n 64")
-    assert rc == 0, err
-    assert "Too many open files" in out or "ulimit -n" in out
+    small = ["unshare", "-m", "bash", "-c", f'{SMALL_SHM}; exec "$@"', "bash"]
+    scripts = [BIG, f"from torch.utils.data import DataLoader\n{BIG}"]
+    ours, theirs = interpreters.run(START, scripts, "-W", "error", within=small)
+    assert (ours.code, ours.out) == (0, "done\n"), ours.err
+    assert (theirs.code, theirs.out) == (1, "") and "shared memory" in theirs.err

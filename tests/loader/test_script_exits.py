@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from interpreters import Ended, run
 from loader_processes import finish
 from repository import ROOT, SUPPORT
 
@@ -32,6 +34,8 @@ import torch
 {"".join(f"import {name}{chr(10)}" for name in PEERS)}
 from pyparallel import DataLoader, PreDataLoader
 torch.set_num_threads(1)
+"""
+LOADER = """
 data = torch.arange(40.0)
 loader = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
 """
@@ -77,15 +81,42 @@ SCRIPTS = {
 }
 
 
-def start(code: str, path: Path, *options: str, way: str) -> subprocess.Popen[str]:
-    """Start Python with a script: as its file, or line by line."""
+#: How a script clears globals, and the output then.
+ENDS = {"_first.find()": "True True\n"}  # by force
+if PEERS:
+    ENDS["_first._globals = []"] = "False True\n"  # in the interpreter's order
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[tuple[str, str], Ended]:
+    """Return the outcomes of all scripts, each with every end."""
+    codes = {
+        (name, end): f"{LOADER}{end}\n{code}"
+        for name, (code, _, _) in SCRIPTS.items()
+        for end in ENDS
+    }
+    return dict(zip(codes, run(START, list(codes.values())), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends_without_a_message_of_ours(name: str, ended: Any) -> None:
+    _, exit_code, last = SCRIPTS[name]
+    for end, output in ENDS.items():
+        code, out, err = ended[name, end]
+        if last:
+            assert err.rstrip().endswith(last) and "Exception ignored" not in err
+        assert (code, out, "" if last else err) == (exit_code, output, "")
+
+
+def start(code: str, path: Path, *options: str) -> subprocess.Popen[str]:
+    """Start Python, which reads a script line by line."""
     path.write_text(code)
-    command = [sys.executable, *options, *([str(path)] if way == "file" else [])]
     with path.open() as lines:
         return subprocess.Popen(
-            command,
+            [sys.executable, *options],
             env={**os.environ, "PYTHONPATH": f"{SUPPORT}{os.pathsep}{ROOT}"},
-            stdin=lines if way == "lines" else subprocess.DEVNULL,
+            stdin=lines,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -94,29 +125,15 @@ def start(code: str, path: Path, *options: str, way: str) -> subprocess.Popen[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_ends_without_a_message_of_ours(name: str, tmp_path: Path) -> None:
-    code, exit_code, last = SCRIPTS[name]
-    ends = {"_first.find()": "True True\n"}  # globals are cleared by force
-    if PEERS:
-        ends["_first._globals = []"] = "False True\n"  # in the interpreter's order
-    started = [
-        start(f"{START}{end}\n{code}", tmp_path / f"{i}.py", way="file")
-        for i, end in enumerate(ends)
-    ]
-    for process, output in zip(started, ends.values(), strict=True):
-        rc, out, err = finish(process)
-        if last:
-            assert err.rstrip().endswith(last) and "Exception ignored" not in err
-        assert (rc, out, "" if last else err) == (exit_code, output, "")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("is_interactive", [False, True])
 def test_a_session_ends_without_a_message_of_ours(
     is_interactive: bool, tmp_path: Path
 ) -> None:
-    code, options, expected = f"{START}_first.find()\n{EPOCH}{ITERATOR}", ["-"], ""
+    code, options, expected = (
+        f"{START}{LOADER}_first.find()\n{EPOCH}{ITERATOR}",
+        ["-"],
+        "",
+    )
     if is_interactive:  # prompts go to stderr, and an exception does not end it
         code = f"import sys; sys.ps1 = sys.ps2 = ''\n{code}1 / 0\n"
         options = ["-q", "-i"]
@@ -126,7 +143,7 @@ def test_a_session_ends_without_a_message_of_ours(
             '  File "<stdin>", line 1, in <module>\n'
             f"{shown}ZeroDivisionError: division by zero\n\n"
         )
-    started = start(code, tmp_path / "lines", *options, way="lines")
+    started = start(code, tmp_path / "lines", *options)
     assert finish(started) == (0, "True True\n", expected)
 
 

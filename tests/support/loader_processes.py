@@ -15,22 +15,17 @@ START = """
 import gc, os, resource, sys, time
 import torch
 from loader_sets import Making, Numbers, only
-from torch.utils.data import DataLoader as TorchLoader
-import pyparallel
-DataLoader = TorchLoader if sys.argv[1:] == ["torch"] else pyparallel.DataLoader
+from pyparallel import DataLoader
 torch.set_num_threads(1)
 """
 
 
-def start(
-    code: str, *args: str, before: str = "", within: tuple[str, ...] = ()
-) -> subprocess.Popen[str]:
-    """Start Python in a new process group, in a shell with commands before it."""
+def start(code: str) -> subprocess.Popen[str]:
+    """Start Python in a new process group."""
     path = os.pathsep.join([str(SUPPORT), str(ROOT)])
-    python = f'exec "{sys.executable}" -W error -c "$CODE" {" ".join(args)}'
     return subprocess.Popen(
-        [*within, "bash", "-c", f"{before}\n{python}"],
-        env={**os.environ, "PYTHONPATH": path, "CODE": START + code},
+        [sys.executable, "-W", "error", "-c", START + code],
+        env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -38,8 +33,8 @@ def start(
     )
 
 
-def run(code: str, *args: str, before: str = "") -> tuple[int, str, str]:
-    return finish(start(code, *args, before=before))
+def run(code: str) -> tuple[int, str, str]:
+    return finish(start(code))
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
+import forkserver
+import interpreters
 import pytest
 from repository import ROOT, SUPPORT
 
@@ -15,17 +14,14 @@ from pyparallel import backend
 pytestmark = pytest.mark.one_backend
 
 
-def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{SUPPORT}", **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def run(code: str, value: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the output of a process with the variable's value from its start on."""
+    monkeypatch.setenv("PYPARALLEL_DEBUG", value)
+    exit_code, output = forkserver.run(code, [str(ROOT), str(SUPPORT)])
+    assert exit_code == 0, output
+    return output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "enabled", "poison"),
     [
@@ -36,7 +32,7 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("yes", True, True),
     ],
 )
-def test_the_environment_is_read_once_at_import(value, enabled, poison):
+def test_the_environment_is_read_once_at_import(value, enabled, poison, monkeypatch):
     code = """
 import os
 from pyparallel.shm.ring import Ring
@@ -44,8 +40,7 @@ from pyparallel.transfer import debug
 os.environ["PYPARALLEL_DEBUG"] = "" if debug.poison_enabled else "1"
 print(debug.enabled, debug.poison_enabled, Ring(1, 1 << 16).poison_enabled)
 """
-    done = run(code, PYPARALLEL_DEBUG=value)
-    assert (done.stdout, done.stderr) == (f"{enabled} {poison} {poison}\n", "")
+    assert run(code, value, monkeypatch) == f"{enabled} {poison} {poison}\n"
 
 
 LAST = """
@@ -60,21 +55,20 @@ queued = to_device.send([torch.ones(100)], DEVICE, device)
 
 
 def test_the_last_batch_is_checked_when_the_interpreter_ends():
-    done = run(LAST, PYPARALLEL_DEBUG="1")
-    assert "RuntimeError: the staging memory of leaf 0 of 1 (torch.float32" in (
-        done.stderr
-    )
-    assert done.returncode == 0
+    (ended,) = interpreters.run("", [LAST], PYPARALLEL_DEBUG="1")
+    error = "RuntimeError: the staging memory of leaf 0 of 1 (torch.float32"
+    assert error in ended.err and ended.code == 0
 
 
 FORK = """
-import os, torch
+import os, torch, warnings
 from fake_device import DEVICE
 from probed_device import Device, held_back
 from pyparallel.transfer import debug, to_device
 device = Device()
 gate = held_back(device)
 tensors = to_device.send([torch.ones(100)], DEVICE, device).wait()
+warnings.simplefilter("ignore")  # Python 3.12 warns of a fork beside a thread
 if os.fork() == 0:
     print(len(debug._unchecked), len(debug._watched), flush=True)
     os._exit(0)
@@ -84,10 +78,8 @@ assert debug._unchecked and debug._watched
 """
 
 
-@pytest.mark.slow
-def test_a_forked_process_checks_nothing_of_its_parent():
-    done = run(FORK, PYPARALLEL_DEBUG="1", PYTHONWARNINGS="ignore::DeprecationWarning")
-    assert (done.stdout, done.stderr, done.returncode) == ("0 0\n", "", 0)
+def test_a_forked_process_checks_nothing_of_its_parent(monkeypatch):
+    assert run(FORK, "1", monkeypatch) == "0 0\n"
 
 
 CACHED = """
@@ -100,22 +92,21 @@ print(set(where))
 """
 
 
-@pytest.mark.slow
-def test_recycled_memory_of_the_host_contains_poison():
+def test_recycled_memory_of_the_host_contains_poison(monkeypatch):
     if backend.name != "native":
         pytest.skip("pure Python recycles nothing")
     for value in ("1", "poison"):
-        assert run(CACHED, PYPARALLEL_DEBUG=value).stdout == "{219}\n"
-    assert "219" not in run(CACHED, PYPARALLEL_DEBUG="0").stdout
+        assert run(CACHED, value, monkeypatch) == "{219}\n"
+    assert "219" not in run(CACHED, "0", monkeypatch)
 
 
-@pytest.mark.slow
-def test_the_report_shows_the_debug_mode():
-    done = subprocess.run(
-        [sys.executable, "-m", "pyparallel", "doctor", "--quick"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYPARALLEL_DEBUG": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert re.search(r"^  debug +yes$", done.stdout, re.M)
+REPORT = """
+import sys
+from pyparallel.__main__ import main
+sys.argv[1:] = ["doctor", "--quick"]
+main()
+"""
+
+
+def test_the_report_shows_the_debug_mode(monkeypatch):
+    assert re.search(r"^  debug +yes$", run(REPORT, "1", monkeypatch), re.M)

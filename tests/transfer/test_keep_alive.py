@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import threading
 import weakref
 
+import interpreters
 import pytest
-from repository import ROOT
 
 from pyparallel.transfer import engine
 
@@ -85,30 +83,28 @@ def test_many_threads_free_every_source_once_and_none_early():
     assert dropped == [True] * 1200
 
 
-EXIT = """
-import os, sys, threading
+IMPORTS = """
+import os, threading
 from pyparallel.transfer import engine
+"""
+EXIT = """
 class Source:
     def __del__(self, write=os.write):  # works until the very end
         write(1, b"dropped\\n")
 ready = threading.Event()
 ticket = engine.keep_alive.hold([Source()])
 engine.keep_alive.release_when(ticket, ready.is_set)
-if sys.argv[1] == "late":
-    engine.EXIT_SECONDS = 30  # of a busy machine
-    timer = threading.Timer(0.3, ready.set)
-    timer.daemon = True
-    timer.start()
-if sys.argv[1] == "fails":
-    engine.keep_alive.release_when(ticket, lambda: 1 / 0)
 """
+LATE = """
+engine.EXIT_SECONDS = 30  # of a busy machine
+timer = threading.Timer(0.3, ready.set)
+timer.daemon = True
+timer.start()
+"""
+FAILS = "engine.keep_alive.release_when(ticket, lambda: 1 / 0)"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["late", "never", "fails"])
-def test_the_end_of_the_interpreter_waits_a_little_and_drops_nothing_early(case):
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", EXIT, case]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    found = (done.returncode, done.stdout, done.stderr)
-    assert found == (0, "dropped\n" if case == "late" else "", "")
+def test_the_end_of_the_interpreter_waits_a_little_and_drops_nothing_early():
+    late, never, fails = interpreters.run(IMPORTS, [EXIT + LATE, EXIT, EXIT + FAILS])
+    assert late == (0, "dropped\n", "")
+    assert never == fails == (0, "", "")
