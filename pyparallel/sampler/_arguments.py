@@ -34,18 +34,57 @@ def import_planner(where: str) -> Any:
         ) from error
 
 
-def check_limits(
+def check_arguments(
+    where: str,
+    *,
+    batch_size: int | None,
+    max_padded: int | None,
+    max_batch_size: int | None,
+    padding: Padding | None,
+    shuffle: bool,
+    seed: int,
+    window: int,
+    drop_last: bool,
+    skip_oversized: bool,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of a `Planner`, and the arguments that a state has.
+
+    The three limits are 0 for None.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has an impossible value, or limits exclude each other.
+    """
+    limits = _check_limits(where, batch_size, max_padded, max_batch_size)
+    check_flags(
+        where, shuffle=shuffle, drop_last=drop_last, skip_oversized=skip_oversized
+    )
+    if padding is not None and not isinstance(padding, Padding):
+        raise BatchTypeError(
+            f"{where} padding must be a Padding or None, but is {padding!r} "
+            f"({type_name(padding)}). Use pyparallel.Padding."
+        )
+    options = {
+        **limits,
+        "shuffle": shuffle,
+        "seed": check_int(seed, 0, f"{where} seed"),
+        "window": check_int(window, 1, f"{where} window"),
+        "drop_last": drop_last,
+    }
+    saved = {
+        **options,
+        "padding": repr(padding) if padding else None,
+        "skip_oversized": skip_oversized,
+    }
+    return options, saved
+
+
+def _check_limits(
     where: str,
     batch_size: int | None,
     max_padded: int | None,
     max_batch_size: int | None,
 ) -> dict[str, int]:
-    """Return the three limits, 0 for those that are None.
-
-    Raises:
-        TypeError: A limit is not an integer.
-        ValueError: A limit is impossible, or limits exclude each other.
-    """
     if (batch_size is None) == (max_padded is None):
         raise BatchValueError(
             f"{where} one of batch_size and max_padded must be set, but they are "
@@ -109,19 +148,6 @@ def check_flags(where: str, **flags: Any) -> None:
                 f"{where} {name} must be True or False, but is {value!r} "
                 f"({type_name(value)})."
             )
-
-
-def check_padding(where: str, padding: Any) -> None:
-    """Check that an argument is a `Padding` or None.
-
-    Raises:
-        TypeError: It is neither.
-    """
-    if padding is not None and not isinstance(padding, Padding):
-        raise BatchTypeError(
-            f"{where} padding must be a Padding or None, but is {padding!r} "
-            f"({type_name(padding)}). Use pyparallel.Padding."
-        )
 
 
 def check_state(

@@ -11,9 +11,8 @@ from torch.utils.data import Sampler
 from ..batch.padding import Padding
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
 from ._arguments import (
+    check_arguments,
     check_flags,
-    check_limits,
-    check_padding,
     check_state,
     find_ranks,
     import_planner,
@@ -116,15 +115,19 @@ class SizeBatchSampler(Sampler[list[int]]):
                 f"({type_name(sizes)}). If Lightning has replaced the sampler, set "
                 "use_distributed_sampler=False of its Trainer."
             )
-        limits = check_limits(_WHERE, batch_size, max_padded, max_batch_size)
-        check_flags(
+        options, self._arguments = check_arguments(
             _WHERE,
+            batch_size=batch_size,
+            max_padded=max_padded,
+            max_batch_size=max_batch_size,
+            padding=padding,
             shuffle=shuffle,
+            seed=seed,
+            window=window,
             drop_last=drop_last,
             skip_oversized=skip_oversized,
-            progress=progress,
         )
-        check_padding(_WHERE, padding)
+        check_flags(_WHERE, progress=progress)
         self.num_replicas, self.rank = find_ranks(_WHERE, num_replicas, rank)
         if callable(sizes):
             sizes = _measure(planner.measure_sizes, sizes, num_samples, progress)
@@ -141,26 +144,13 @@ class SizeBatchSampler(Sampler[list[int]]):
             sizes=self.sizes,
             shapes=shapes,
             candidates=planner.find_candidates(
-                self.sizes, shapes, limits["max_padded"], skip_oversized
+                self.sizes, shapes, options["max_padded"], skip_oversized
             ),
-            **limits,
-            shuffle=shuffle,
-            seed=check_int(seed, 0, f"{_WHERE} seed"),
-            window=check_int(window, 1, f"{_WHERE} window"),
-            drop_last=drop_last,
+            **options,
         )
         self.num_skipped = len(self.sizes) - len(self._planner.candidates)
-        self._arguments: dict[str, Any] = {
-            **limits,
-            "padding": repr(padding) if padding else None,
-            "shuffle": shuffle,
-            "seed": self._planner.seed,
-            "window": self._planner.window,
-            "drop_last": drop_last,
-            "skip_oversized": skip_oversized,
-            "num_samples": len(self.sizes),
-            "checksum": self._planner.checksum(),
-        }
+        self._arguments["num_samples"] = len(self.sizes)
+        self._arguments["checksum"] = self._planner.checksum()
         self.epoch = 0
         # The parts of this epoch before the last change of the number of ranks.
         self._history: list[list[int]] = []

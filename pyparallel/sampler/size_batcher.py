@@ -11,13 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..batch.padding import Padding
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
-from ._arguments import (
-    check_flags,
-    check_limits,
-    check_padding,
-    check_state,
-    import_planner,
-)
+from ._arguments import check_arguments, check_state, import_planner
 
 T = TypeVar("T")
 #: The version of the format of a state.
@@ -101,24 +95,19 @@ class SizeBatcher(IterableDataset[list[T]]):
                 f"{_WHERE} size_of must be a function of a sample, but is "
                 f"{type_name(size_of)}. If the sizes are known, use SizeBatchSampler."
             )
-        limits = check_limits(_WHERE, batch_size, max_padded, max_batch_size)
-        check_flags(
-            _WHERE, shuffle=shuffle, drop_last=drop_last, skip_oversized=skip_oversized
+        self._options, self._arguments = check_arguments(
+            _WHERE,
+            batch_size=batch_size,
+            max_padded=max_padded,
+            max_batch_size=max_batch_size,
+            padding=padding,
+            shuffle=shuffle,
+            seed=seed,
+            window=window,
+            drop_last=drop_last,
+            skip_oversized=skip_oversized,
         )
-        check_padding(_WHERE, padding)
         self.dataset, self.size_of, self.padding = dataset, size_of, padding
-        self._options: dict[str, Any] = {
-            **limits,
-            "shuffle": shuffle,
-            "seed": check_int(seed, 0, f"{_WHERE} seed"),
-            "window": check_int(window, 1, f"{_WHERE} window"),
-            "drop_last": drop_last,
-        }
-        self._arguments = {
-            **self._options,
-            "padding": repr(padding) if padding else None,
-            "skip_oversized": skip_oversized,
-        }
         self.epoch = self.num_skipped = 0
         # The position after the last batch, None before the first and after the end.
         self._position: _Position | None = None

@@ -374,6 +374,16 @@ def test_a_function_is_called_once_for_each_sample(progress: bool) -> None:
     assert sampler.sizes.tolist() == [[1, 10], [2, 9], [3, 8], [4, 7], [5, 6]]
 
 
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"window": 0}, {"progress": 1}])
+def test_no_size_is_evaluated_before_the_arguments_are_checked(
+    wrong: dict[str, Any],
+) -> None:
+    calls: list[int] = []
+    with pytest.raises((TypeError, ValueError), match=f" {next(iter(wrong))} must be "):
+        SizeBatchSampler(calls.append, 2, num_samples=5, **wrong)
+    assert calls == []
+
+
 def test_oversized_samples_are_left_out_on_request() -> None:
     sampler = SizeBatchSampler([5, 50, 6, 70], max_padded=20, skip_oversized=True)
     assert sorted(i for batch in sampler for i in batch) == [0, 2]
