@@ -5,6 +5,7 @@ batches of samples of similar sizes, so that they need little padding.
 
 `size_batch_sampler` has the class `SizeBatchSampler`: arguments, iteration and state.
 `size_batcher` has `SizeBatcher`, the same for streams: it reads windows of samples.
+`_measure` evaluates a function for the sizes, and caches them in a file.
 `planner` checks the sizes and makes the plan of an epoch, which is equal on all ranks:
 
 1. Shuffle the samples, and divide windows of them into batches (`_division`).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -374,35 +374,3 @@ class Planner:
         if num_extra and not self.drop_last:
             steps = np.concatenate([steps, np.resize(incomplete, (1, num_replicas))])
         return steps, num_complete
-
-
-def measure_sizes(
-    size_of: Callable[[int], Any], num_samples: int, progress: bool
-) -> npt.NDArray[Any]:
-    """Return the sizes that a function has for each sample.
-
-    Args:
-        size_of: Returns the size, or the sizes, of the sample of an index.
-        num_samples: The number of samples.
-        progress: Whether to show a progress bar, if tqdm is installed.
-    """
-    indices: Any = range(num_samples)
-    if progress:
-        try:
-            from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
-        except ImportError:  # optional
-            pass
-        else:
-            indices = tqdm(indices, desc="SizeBatchSampler: sizes", leave=False)
-    return np.asarray([_check_size(size_of(i), i) for i in indices])
-
-
-def _check_size(size: Any, index: int) -> Any:
-    found = np.asarray(size)
-    if found.dtype.kind not in "iu" or found.ndim > 1:
-        raise BatchTypeError(
-            f"{_WHERE} sizes({index}) must be an integer or a sequence of integers, "
-            f"but is {size!r} ({type_name(size)}). Return the sizes that differ "
-            f"between samples."
-        )
-    return found.tolist()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Sampler
@@ -67,11 +69,14 @@ class SizeBatchSampler(Sampler[list[int]]):
             an error. `num_skipped` is their number.
         num_samples: The number of samples, if ``sizes`` is a function.
         progress: Show a progress bar for calls of ``sizes``, if tqdm is installed.
+        cache: The path of a file for the sizes, if ``sizes`` is a function. If the file
+            does not exist, the sizes are evaluated and written. Otherwise they are
+            read, and the function is called only for the first and the last sample, to
+            compare them. Delete the file if other sizes change.
 
     Attributes:
         epoch: The number of the epoch, by `set_epoch`.
-        sizes: The sizes as an array ``(n, d)``. Save it to avoid later calls of a
-            function ``sizes``.
+        sizes: The sizes as an array ``(n, d)``.
         num_skipped: The number of samples that were left out as oversized.
 
     Raises:
@@ -107,6 +112,7 @@ class SizeBatchSampler(Sampler[list[int]]):
         skip_oversized: bool = False,
         num_samples: int | None = None,
         progress: bool = True,
+        cache: str | os.PathLike[str] | None = None,
     ) -> None:
         planner = import_planner(_WHERE)
         if isinstance(sizes, Sampler):
@@ -130,13 +136,10 @@ class SizeBatchSampler(Sampler[list[int]]):
         check_flags(_WHERE, progress=progress)
         self.num_replicas, self.rank = find_ranks(_WHERE, num_replicas, rank)
         if callable(sizes):
-            sizes = _measure(planner.measure_sizes, sizes, num_samples, progress)
-        elif num_samples is not None:
-            raise BatchValueError(
-                f"{_WHERE} num_samples must be None if sizes is not a function, but is "
-                f"{num_samples!r}. Remove num_samples."
-            )
-        self.sizes = planner.check_sizes(sizes)
+            self.sizes = _evaluate_sizes(sizes, num_samples, progress, cache)
+        else:
+            _check_unused(num_samples=num_samples, cache=cache)
+            self.sizes = planner.check_sizes(sizes)
         self.batch_size, self.drop_last = batch_size, drop_last
         shapes = planner.PaddedShapes(padding, self.sizes.shape[1])
         shapes.check_largest(self.sizes)
@@ -248,9 +251,29 @@ class SizeBatchSampler(Sampler[list[int]]):
         return self._plan
 
 
-def _measure(
-    measure: Callable[..., Any], size_of: Any, num_samples: int | None, progress: bool
+def _check_unused(**options: Any) -> None:
+    """Check that options for a function ``sizes`` are None."""
+    for name, value in options.items():
+        if value is not None:
+            raise BatchValueError(
+                f"{_WHERE} {name} must be None if sizes is not a function, but is "
+                f"{value!r}. Remove {name}."
+            )
+
+
+def _evaluate_sizes(
+    size_of: Any, num_samples: int | None, progress: bool, cache: Any
 ) -> Any:
+    """Return the sizes that a function has for all samples, or those of a file."""
+    from ._measure import measure_sizes
+
     rule = "an integer, as sizes is a function,"
     number = check_int(num_samples, 0, f"{_WHERE} num_samples", rule)
-    return measure(size_of, number, progress)
+    if cache is not None and not isinstance(cache, (str, os.PathLike)):
+        raise BatchTypeError(
+            f"{_WHERE} cache must be the path of a file or None, but is {cache!r} "
+            f"({type_name(cache)})."
+        )
+    return measure_sizes(
+        size_of, number, progress, None if cache is None else Path(cache)
+    )

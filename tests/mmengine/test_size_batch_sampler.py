@@ -6,6 +6,7 @@ import copy
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +88,23 @@ def test_images_are_measured_as_the_pipeline_resizes_them() -> None:
         [1199, 800],
     ]
     assert loader_of().batch_sampler.sizes[2].tolist() == [960, 1280]
+
+
+def test_sizes_of_another_scale_are_not_taken_from_a_cache(tmp_path: Path) -> None:
+    cache = str(tmp_path / "sizes.npz")
+    written, read = (loader_of(scale=(1333, 800), cache=cache) for _ in range(2))
+    assert (
+        batches_of(written)
+        == batches_of(read)
+        == batches_of(loader_of(scale=(1333, 800)))
+    )
+    message = (
+        f"SizeBatchSampler: cache={cache!r} must have the sizes of this data set, but "
+        "has [800, 1067] for sample 0, and sizes(0) is [480, 640]. Delete the file, or "
+        "use another path."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        loader_of(scale=(640, 480), cache=cache)
 
 
 def test_landscapes_and_portraits_are_apart() -> None:

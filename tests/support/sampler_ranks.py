@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -28,4 +30,34 @@ def epochs(rank: int, world: int) -> Any:
                 dist.barrier()  # would time out if another rank had fewer batches
                 batches.append(batch.tolist())
             found.append(batches)
+    return found
+
+
+@case
+def caches(rank: int, world: int) -> Any:
+    """Let all ranks write a cache at once, then let each rank use it.
+
+    Return the sizes, the calls, and the files in the folder for both.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shared = [folder]
+        dist.broadcast_object_list(shared)
+        cache = Path(shared[0], "sizes.npz")
+        found = []
+        for _ in range(2):
+            calls: list[int] = []
+
+            def size_of(index: int, calls: list[int] = calls) -> Any:
+                calls.append(index)
+                if not cache.exists():
+                    dist.barrier()  # no rank has written the file
+                return SIZES[index]
+
+            sampler = SizeBatchSampler(
+                size_of, 4, num_samples=len(SIZES), progress=False, cache=cache
+            )
+            dist.barrier()
+            files = sorted(path.name for path in cache.parent.iterdir())
+            found.append((sampler.sizes.tolist(), calls, files))
+            dist.barrier()
     return found

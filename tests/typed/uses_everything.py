@@ -144,6 +144,7 @@ def loaders(dataset: torch.utils.data.Dataset[Sample]) -> Iterator[Any]:
     sampler.set_epoch(1)
     assert_type(sampler.report().planned.padding, float)
     assert_type(DistributedEvalSampler(dataset, 2, 0).num_valid, int)
+    SizeBatchSampler(len, 2, num_samples=3, progress=False, cache=Path("sizes.npz"))
     config = mmengine.SizeBatchSampler(sampler, 4, sizes=[1, 2], window=3)
     assert_type(config.sampler.epoch, int)
     for words in SizeBatcher(["a", "bb"], len, batch_size=2):

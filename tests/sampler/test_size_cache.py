@@ -1,0 +1,264 @@
+"""The file cache of sizes: evaluated once, atomic, and never for other samples."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyparallel import SizeBatchSampler
+from pyparallel.sampler import _measure
+
+pytestmark = pytest.mark.one_backend
+
+SIZES = [[1, 10], [2, 9], [3, 8], [4, 7], [5, 6]]
+DELETE = "Delete the file, or use another path."
+UNUSABLE = (
+    "must be a readable file that this version of SizeBatchSampler has written, but "
+    f"is not. {DELETE}"
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "sizes.npz"
+
+
+def sampler_of(
+    cache: Any, sizes: list[Any] = SIZES, calls: list[int] | None = None
+) -> SizeBatchSampler:
+    def size_of(index: int) -> Any:
+        if calls is not None:
+            calls.append(index)
+        return sizes[index]
+
+    return SizeBatchSampler(
+        size_of, 2, num_samples=len(sizes), progress=False, cache=cache
+    )
+
+
+def message(cache: Path, problem: str) -> str:
+    return f"^{re.escape(f'SizeBatchSampler: cache={str(cache)!r} {problem}')}$"
+
+
+@pytest.mark.parametrize("sizes", [SIZES, [3, 1, 2], [7], []], ids=len)
+@pytest.mark.parametrize("path_of", [str, Path])
+def test_sizes_are_evaluated_once(
+    cache: Path, sizes: list[Any], path_of: Callable[[Path], Any]
+) -> None:
+    expected = sampler_of(None, sizes)
+    first, second = [], []
+    written = sampler_of(path_of(cache), sizes, first)
+    content = cache.read_bytes()
+    read = sampler_of(path_of(cache), sizes, second)
+    assert first == list(range(len(sizes)))
+    assert second == sorted({first[0], first[-1]} if first else ())
+    for sampler in (written, read):
+        assert (sampler.sizes == expected.sizes).all()
+        assert sampler.sizes.dtype == expected.sizes.dtype
+        assert list(sampler) == list(expected)
+        assert sampler.state_dict() == expected.state_dict()
+    assert cache.read_bytes() == content
+    assert os.listdir(cache.parent) == [cache.name]
+
+
+def test_a_cache_has_the_permissions_of_a_new_file(cache: Path) -> None:
+    sampler_of(cache)
+    beside = cache.with_name("new")
+    beside.touch()
+    assert cache.stat().st_mode == beside.stat().st_mode
+
+
+def test_wrong_sizes_are_not_written(cache: Path) -> None:
+    with pytest.raises(ValueError, match=r"^SizeBatchSampler: sizes\[2\] must be "):
+        sampler_of(cache, [1, 2, -3])
+    assert os.listdir(cache.parent) == []
+
+
+def test_a_cut_file_is_an_error(cache: Path) -> None:
+    sampler_of(cache)
+    content = cache.read_bytes()
+    for length in range(0, len(content), 5):
+        cache.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=message(cache, UNUSABLE)):
+            sampler_of(cache)
+        assert cache.stat().st_size == length
+
+
+def test_a_damaged_file_is_an_error_or_has_the_sizes(cache: Path) -> None:
+    sampler_of(cache)
+    content = cache.read_bytes()
+    payload = content.index(np.array(SIZES, dtype=np.int32).tobytes())
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 0x11
+        cache.write_bytes(damaged)
+        try:  # the time of a member, for example, may have any value
+            assert sampler_of(cache).sizes.tolist() == SIZES
+        except ValueError as error:
+            assert re.match(message(cache, UNUSABLE), str(error))
+        else:
+            assert not payload <= position < payload + 4 * np.size(SIZES)
+
+
+@pytest.mark.parametrize(
+    "part, damaged", [(b"'<i4'", b"'<i2'"), (b"(5000, 2)", b"(5000, 1)")]
+)
+def test_a_damaged_header_of_a_large_file_is_an_error(
+    cache: Path, part: bytes, damaged: bytes
+) -> None:
+    # NumPy then reads a part of the content, and finds no error.
+    sizes = SIZES * 1000
+    sampler_of(cache, sizes)
+    content = cache.read_bytes()
+    assert content.count(part) == 1
+    cache.write_bytes(content.replace(part, damaged))
+    with pytest.raises(ValueError, match=message(cache, UNUSABLE)):
+        sampler_of(cache, sizes)
+
+
+OTHER_FILES: dict[str, Callable[[Path], Any]] = {
+    "text": lambda path: path.write_text("1 10\n2 9\n"),
+    "array": lambda path: np.array(SIZES).dump(path),
+    "objects": lambda path: np.savez(
+        path, version=1, sizes=np.array([SIZES, None], dtype=object)
+    ),
+    "no version": lambda path: np.savez(path, sizes=SIZES),
+    "no sizes": lambda path: np.savez(path, version=1),
+    "later version": lambda path: np.savez(path, version=2, sizes=SIZES),
+    "floats": lambda path: np.savez(path, version=1, sizes=np.array(SIZES) / 2),
+    "folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FILES)
+def test_other_files_are_errors(cache: Path, name: str) -> None:
+    OTHER_FILES[name](cache)
+    calls: list[int] = []
+    with pytest.raises(ValueError, match=message(cache, UNUSABLE)):
+        sampler_of(cache, SIZES, calls)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    "sizes, problem",
+    [
+        (
+            SIZES[:4],
+            "must have the sizes of num_samples=4 samples, but has those of 5.",
+        ),
+        (
+            [[1, 11], *SIZES[1:]],
+            "must have the sizes of this data set, but has [1, 10] for sample 0, and "
+            "sizes(0) is [1, 11].",
+        ),
+        (
+            [*SIZES[:4], 5],
+            "must have the sizes of this data set, but has [5, 6] for sample 4, and "
+            "sizes(4) is 5.",
+        ),
+    ],
+)
+def test_the_file_of_another_data_set_is_an_error(
+    cache: Path, sizes: list[Any], problem: str
+) -> None:
+    sampler_of(cache)
+    content = cache.read_bytes()
+    with pytest.raises(ValueError, match=message(cache, f"{problem} {DELETE}")):
+        sampler_of(cache, sizes)
+    assert cache.read_bytes() == content
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_sizes_are_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+
+    def refuse(**options: Any) -> Any:  # root may write in any folder
+        raise PermissionError(13, "Permission denied", options["dir"])
+
+    reasons = {
+        "missing/sizes.npz": "No such file or directory",
+        "file/sizes.npz": "Not a directory",
+        "folder/sizes.npz": "Permission denied",
+    }
+    for name, reason in reasons.items():
+        if reason == "Permission denied":
+            monkeypatch.setattr(_measure.tempfile, "TemporaryFile", refuse)
+        calls: list[int] = []
+        path = tmp_path / name
+        problem = (
+            "must be in a writable folder, but creating a file in it failed "
+            f"({reason}). Use another path."
+        )
+        with pytest.raises(ValueError, match=message(path, problem)):
+            sampler_of(path, SIZES, calls)
+        assert calls == []
+
+
+def test_a_cache_can_be_read_in_a_folder_that_cannot_be_written(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler_of(cache)
+    monkeypatch.setattr(_measure, "_write", None)
+    monkeypatch.setattr(_measure, "_check_folder", None)
+    assert sampler_of(cache).sizes.tolist() == SIZES
+
+
+def test_a_file_is_complete_when_it_appears(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, found = os.fsync, []
+
+    def write_another(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        # A reader finds no file, also if the writer is killed here.
+        found.append(cache.exists())
+        # Another writer is not disturbed, and is faster.
+        other = sampler_of(cache)
+        found.append(cache.exists())
+        assert other.sizes.tolist() == SIZES
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", write_another)
+    assert sampler_of(cache).sizes.tolist() == SIZES
+    assert found == [False, True]
+    assert sampler_of(cache).sizes.tolist() == SIZES
+    assert os.listdir(cache.parent) == [cache.name]
+
+
+def test_a_failed_write_leaves_no_file(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        sampler_of(cache)
+    assert os.listdir(cache.parent) == []
+
+
+@pytest.mark.parametrize("path", [3, b"sizes.npz"])
+def test_a_cache_is_a_path(path: Any) -> None:
+    text = re.escape(
+        f"SizeBatchSampler: cache must be the path of a file or None, but is {path!r} "
+        f"({type(path).__name__})."
+    )
+    with pytest.raises(TypeError, match=f"^{text}$"):
+        sampler_of(path)
+
+
+def test_a_cache_needs_a_function(cache: Path) -> None:
+    text = re.escape(
+        "SizeBatchSampler: cache must be None if sizes is not a function, but is "
+        f"{cache!r}. Remove cache."
+    )
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        SizeBatchSampler(SIZES, 2, cache=cache)
