@@ -8,7 +8,6 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <torch/version.h>
 
 #include <atomic>
 #include <memory>
@@ -60,14 +59,6 @@ cudaStream_t handle(const Stream& stream) {
 
 cudaEvent_t handle(const Event& event) {
   return static_cast<cudaEvent_t>(event.handle);
-}
-
-c10::DataPtr allocate_pinned(size_t nbytes) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 8
-  return at::getHostAllocator(c10::DeviceType::CUDA)->allocate(nbytes);
-#else
-  return at::cuda::getCachingHostAllocator()->allocate(nbytes);
-#endif
 }
 
 #if CUDART_VERSION >= 13000
@@ -137,7 +128,8 @@ class CudaRuntime final : public transfer::Runtime {
   Pinned allocate(int64_t nbytes, int64_t device) override {
     const CallGuard guard(device);
     auto owner =
-        std::make_unique<c10::DataPtr>(allocate_pinned(static_cast<size_t>(nbytes)));
+        std::make_unique<c10::DataPtr>(at::getHostAllocator(c10::DeviceType::CUDA)
+                                           ->allocate(static_cast<size_t>(nbytes)));
     auto* data = static_cast<uint8_t*>(owner->get());
     return {data, owner.release()};
   }
