@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -21,51 +22,45 @@ def name(i: int) -> str:
     return f"batch[{i}]"
 
 
-def test_equal_batches_make_equal_plans() -> None:
-    shapes = [(3, 4, 5), (3, 5, 4)]
-    plan = plan_stack(shapes, 2, name)
-    assert plan == StackPlan((2, 3, 5, 5), (True, True))
-    assert plan == plan_stack([torch.Size(shape) for shape in shapes], 2, name)
-    assert plan == copy.copy(plan) == pickle.loads(pickle.dumps(plan))
-    assert hash(plan) == hash(pickle.loads(pickle.dumps(plan)))
+#: Shapes, pad_dims, padding, and the plan.
+PLANS = [
+    ([(3, 4, 5), (3, 5, 4)], 2, None, StackPlan((2, 3, 5, 5), (True, True))),
+    ([(2, 3), (2, 3), (2, 0)], 1, None, StackPlan((3, 2, 3), (False, False, True))),
+    ([(), ()], None, None, StackPlan((2,), (False, False))),
+    ([(1, 2, 4), (1, 3, 3)], 2, Padding(size_divisor=(1, 4), side=("left", "center")),
+     StackPlan((2, 1, 3, 4), (True, True), ((0, 1, 0), (0, 0, 0)))),
+    ([(1, 2, 4), (1, 3, 3)], 2, Padding(shape=(3, 5)),
+     StackPlan((2, 1, 3, 5), (True, True))),
+    # Samples that fill the target start in the low corner.
+    ([(1, 2), (1, 2)], 1, Padding(side="left", size_divisor=2),
+     StackPlan((2, 1, 2), (False, False))),
+    # With a padding all dimensions may be padded.
+    ([(2,), (3,)], 1, Padding(), StackPlan((2, 3), (True, False))),
+    ([()], 0, Padding(), StackPlan((1,), (False,))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shapes", "pad_dims", "padding", "expected"), PLANS)
+def test_a_plan_is_a_value_of_plain_integers(
+    shapes: Any, pad_dims: int | None, padding: Padding | None, expected: StackPlan
+) -> None:
+    plan = plan_stack(list(map(torch.Size, shapes)), pad_dims, name, padding)
+    assert plan == expected == plan_stack(shapes, pad_dims, name, padding)
+    for twin in (copy.copy(plan), pickle.loads(pickle.dumps(plan))):
+        assert plan == twin and hash(plan) == hash(twin)
+    assert repr(plan) == repr(expected)
+    assert {type(start) for row in plan.starts or () for start in row} <= {int}
     with pytest.raises(AttributeError):
         plan.shape = (1,)  # type: ignore[misc]
 
 
-def test_a_plan_holds_plain_integers() -> None:
-    plan = plan_stack([torch.Size([1, 2]), torch.Size([1, 3])], 1, name)
-    assert type(plan.shape) is tuple
-    shown = "StackPlan(shape=(2, 1, 3), padded=(True, False), starts=None)"
-    assert repr(plan) == shown
+def test_plans_differ_by_their_starts() -> None:
+    shapes, padding = [(1, 2, 4), (1, 3, 4)], Padding(side="left")
+    plans = {plan_stack(shapes, 2, name, padding), plan_stack(shapes, 2, name)}
+    assert len(plans) == 2
 
 
-def test_only_smaller_samples_are_padded() -> None:
-    plan = plan_stack([(2, 3), (2, 3), (2, 0)], 1, name)
-    assert plan == StackPlan((3, 2, 3), (False, False, True))
-    assert plan_stack([(), ()], None, name) == StackPlan((2,), (False, False))
-
-
-def test_a_padding_gives_the_target_and_where_samples_start() -> None:
-    shapes = [torch.Size([1, 2, 4]), torch.Size([1, 3, 3])]
-    padding = Padding(size_divisor=(1, 4), side=("left", "center"))
-    plan = plan_stack(shapes, 2, name, padding)
-    assert plan == StackPlan((2, 1, 3, 4), (True, True), ((0, 1, 0), (0, 0, 0)))
-    assert plan == copy.copy(plan) == pickle.loads(pickle.dumps(plan))
-    assert {type(start) for row in plan.starts for start in row} == {int}
-    assert len({plan, plan_stack(shapes, 2, name)}) == 2
-    fixed = plan_stack(shapes, 2, name, Padding(shape=(3, 5)))
-    assert fixed == StackPlan((2, 1, 3, 5), (True, True))
-
-
-def test_samples_that_fill_the_target_start_in_the_low_corner() -> None:
-    plan = plan_stack([(1, 2), (1, 2)], 1, name, Padding(side="left", size_divisor=2))
-    assert plan == StackPlan((2, 1, 2), (False, False))
-    assert plan == plan_stack([(1, 2), (1, 2)], 1, name)
-
-
-def test_with_a_padding_all_dimensions_may_be_padded() -> None:
-    assert plan_stack([(2,), (3,)], 1, name, Padding()).shape == (2, 3)
-    assert plan_stack([()], 0, name, Padding()).shape == (1,)
+def test_with_a_padding_there_must_be_the_padded_dimensions() -> None:
     with pytest.raises(ValueError) as caught:
         plan_stack([(2,), (3,)], 2, name, Padding())
     assert str(caught.value) == (

@@ -288,7 +288,13 @@ def test_pinning_and_pickling_reach_every_tensor(
     got = pin_memory(batch)
     assert sorted(pinned) == sorted(each.data_ptr() for each in expected)
     check(scatter(got, ["cpu", "cpu"])[1], 2, 4)
-    assert type(pin_memory(batch["points"].data[0])) is Ragged
+    for name, cls in (("points", Ragged), ("img", Padded), ("tokens", Padded)):
+        pinned.clear()
+        chunk = batch[name].data[0]
+        bare = pin_memory({"x": chunk})["x"]
+        assert type(bare) is cls
+        fields = [each for each in chunk.fields() if each is not None]
+        assert sorted(pinned) == sorted(each.data_ptr() for each in fields)
     check(scatter(pickle.loads(pickle.dumps(batch)), ["cpu", "cpu"])[0], 0, 2)
 
 
