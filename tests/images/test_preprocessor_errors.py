@@ -59,6 +59,11 @@ def image(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return torch.ones(shape or (3, 4, 5), dtype=dtype)
 
 
+def freed(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
 BATCHES: list[tuple[Any, type[Exception], str]] = [
     ([], EmptyBatchError, " must have at least one image, but is empty."),
     (image(), TypeError,
@@ -94,6 +99,9 @@ BATCHES: list[tuple[Any, type[Exception], str]] = [
     ([image(1).expand(1, 2**40, 1), image(1).expand(1, 1, 2**40)], ValueError,
      "[0] and the samples stacked with it must need less than 2**63 elements, but the "
      "padded shape is (2, 1, 1099511627776, 1099511627776)."),
+    ([image(), freed(image(), 7)], ValueError,
+     "[1] must lie within its storage, but needs 60 bytes where 7 are left. Collate it "
+     "before its storage is resized."),
 ]  # fmt: skip
 
 
@@ -111,14 +119,3 @@ def test_batches_that_do_not_fit_name_the_image(case: Any) -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(RuntimeError, match="ImagePreprocessor: device cuda:99 must be"):
         ImagePreprocessor(device=99)
-
-
-def test_freed_memory_is_named() -> None:
-    freed = image()
-    freed.untyped_storage().resize_(7)
-    with pytest.raises(ValueError) as caught:
-        ImagePreprocessor()([image(), freed])
-    assert str(caught.value) == (
-        "images[1] must lie within its storage, but needs 60 bytes where 7 are left. "
-        "Collate it before its storage is resized."
-    )
