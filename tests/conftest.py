@@ -37,8 +37,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("pyparallel", settings(), deadline=None)
 settings.load_profile("pyparallel")
 
-# Children of a fork server inherit torch, whose import is slower than most tests.
-multiprocessing.set_forkserver_preload(["torch"])
+# Children of a fork server inherit torch, and what its optimizers and DDP import. These
+# imports are slower than most tests.
+multiprocessing.set_forkserver_preload(["torch", "torch._dynamo"])
 
 
 #: Collected only where pytest gets their path: tests of tools of the tests.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forkserver
 import optim_runs as runs
 import pytest
 import torch
@@ -267,15 +265,8 @@ os._exit(0)  # before the threads of gloo are taken down
 
 @pytest.mark.slow
 def test_sharded_parameters_agree_on_steps_and_on_the_norm() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.stdout.split() == [
+    _, output = forkserver.run(SHARDED, [str(ROOT)])
+    assert output.split() == [
         *("ShardedGradScaler", "True", "32768.0", "False", "32768.0"),
         *("Tensor", "4.0"),
-    ], done.stderr
+    ]

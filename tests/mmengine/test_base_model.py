@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections import OrderedDict, UserDict
 from pathlib import Path
 from typing import Any
 
+import forkserver
 import pytest
 import torch
 from hypothesis import given, settings
@@ -193,17 +191,14 @@ except RuntimeError as error:
 """
 
 
-def test_an_init_cfg_needs_mmengine() -> None:
-    environment = os.environ | {"PYPARALLEL_MMENGINE": "off"}
-    environment["PYTHONPATH"] = str(Path(pyparallel.__file__).parents[1])
-    command = [sys.executable, "-W", "error", "-c", INIT]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.stderr == "" and done.stdout == (
+def test_an_init_cfg_needs_mmengine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYPARALLEL_MMENGINE", "off")
+    path = str(Path(pyparallel.__file__).parents[1])
+    assert forkserver.run(INIT, [path]) == (
+        0,
         "Model: init_cfg must be None without mmengine, which reads it, but is "
         "{'type': 'Xavier'}. Install mmengine, or initialize the weights in __init__. "
-        "0\n"
+        "0\n",
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import types
 from pathlib import Path
 from typing import Any
 
+import forkserver
 import pytest
 from optim_runs import refuses
-from python_runs import run
 
 import pyparallel
 from pyparallel.mmengine import _upstream
@@ -108,15 +107,13 @@ def test_the_provided_classes_are_listed() -> None:
     assert names == ["OptimWrapper", "AmpOptimWrapper"]
 
 
-@pytest.mark.slow
 def test_importing_pyparallel_imports_no_part_of_it() -> None:
     code = "import pyparallel, sys\nprint([m for m in sys.modules if 'mmengine' in m])"
-    assert run(code).stdout == "[]\n"
+    assert forkserver.run(code, [str(ROOT)]) == (0, "[]\n")
 
 
-@pytest.mark.slow
 def test_a_broken_mmengine_warns_once_and_our_bases_are_used(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mmengine").mkdir()
     broken = "raise RuntimeError('built for another torch')"
@@ -131,10 +128,11 @@ print(len(caught), caught[0].category.__name__)
 print(caught[0].message)
 print(OptimWrapper.__mro__[-2].__module__, _upstream.available)
 """
-    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = run(code, PYTHONPATH=paths, PYPARALLEL_MMENGINE="auto")
-    assert (done.stderr, done.stdout.splitlines()) == (
-        "",
+    paths = [str(tmp_path), str(ROOT)]
+    monkeypatch.setenv("PYPARALLEL_MMENGINE", "auto")
+    exit_code, output = forkserver.run(code, paths)
+    assert (exit_code, output.splitlines()) == (
+        0,
         [
             "1 RuntimeWarning",
             "[PP002] mmengine must be importable, but importing it raised "
@@ -144,5 +142,5 @@ print(OptimWrapper.__mro__[-2].__module__, _upstream.available)
             "pyparallel.mmengine._upstream False",
         ],
     )
-    off = run("import pyparallel.mmengine", PYTHONPATH=paths, PYPARALLEL_MMENGINE="off")
-    assert (off.returncode, off.stderr) == (0, "")
+    monkeypatch.setenv("PYPARALLEL_MMENGINE", "off")
+    assert forkserver.run("import pyparallel.mmengine", paths) == (0, "")

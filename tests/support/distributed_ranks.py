@@ -6,17 +6,17 @@ that sometimes aborts a process after all its work.
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib
 import os
-import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import forkserver
 import torch
 import torch.distributed as dist
 
@@ -49,40 +49,21 @@ def launch(
     No collective waits longer than half of ``limit`` seconds, and no rank lives longer
     than ``limit``.
     """
-    here, package = Path(__file__).parent, Path(pyparallel.__file__).parents[1]
-    paths = [str(here), str(package), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    command = [sys.executable, "-W", "error", "-c"]
-    command += ["import distributed_ranks; distributed_ranks.run_rank()"]
-    logs = [folder / f"{rank}.log" for rank in range(world)]
-    ranks = []
-    for rank, log in enumerate(logs):
-        numbers = [str(rank), str(world), str(limit / 2)]
-        with log.open("wb") as file:
-            ranks.append(
-                subprocess.Popen(
-                    [*command, *numbers, str(folder), module, *cases],
-                    env=environment,
-                    stdout=file,
-                    stderr=file,
-                )
-            )
-    deadline = time.monotonic() + limit
-    for process in ranks:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    paths = [str(Path(__file__).parent), str(Path(pyparallel.__file__).parents[1])]
+    programs = [
+        "import distributed_ranks as ranks\n"
+        f"ranks.run_rank({rank}, {world}, {limit / 2}, {str(folder)!r}, {module!r}, "
+        f"{list(cases)})"
+        for rank in range(world)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(world) as pool:
+        done = pool.map(lambda code: forkserver.run(code, paths, limit), programs)
+        logs = [text for _, text in done]
     return _collect(folder, cases, world, logs)
 
 
 def _collect(
-    folder: Path, cases: Sequence[str], world: int, logs: Sequence[Path]
+    folder: Path, cases: Sequence[str], world: int, logs: Sequence[str]
 ) -> Results:
     results = Results()
     errors = []
@@ -93,7 +74,7 @@ def _collect(
         errors += [part["error"] for part in found if part["error"]]
         if len(found) == world and not any(part["error"] for part in found):
             results[name] = [part["result"] for part in found]
-    results.errors = "\n".join(errors + [log.read_text() for log in logs])
+    results.errors = "\n".join([*errors, *logs])
     return results
 
 
@@ -108,20 +89,21 @@ def join(folder: Path, rank: int, world: int, timeout: float) -> None:
     )
 
 
-def run_rank() -> None:
-    """Run the cases that the command line names, as the rank that it names."""
-    rank, world, timeout = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    folder = Path(sys.argv[4])
+def run_rank(
+    rank: int, world: int, timeout: float, folder: str, module: str, cases: list[str]
+) -> None:
+    """Run the cases of a module as one rank, and end the process."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    importlib.import_module(sys.argv[5])
-    join(folder, rank, world, timeout)
-    for name in sys.argv[6:]:
+    importlib.import_module(module)
+    join(Path(folder), rank, world, timeout)
+    for name in cases:
         result, error = None, ""
         try:
             result = CASES[name](rank, world)
         except BaseException:
             error = f"rank {rank}, case {name}: {traceback.format_exc()}"
-        unfinished = folder / f"{name}.{rank}.part"
+        unfinished = Path(folder) / f"{name}.{rank}.part"
         torch.save({"error": error, "result": result}, unfinished)
         unfinished.rename(unfinished.with_suffix(".pt"))
         if error:  # the other ranks are no longer in step

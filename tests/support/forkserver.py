@@ -1,7 +1,7 @@
 """Run programs in separate processes that do not import torch first.
 
 The import takes most of the time of a short program. So a fork server has imported
-torch, and nothing else: see ``set_forkserver_preload`` in ``conftest.py``.
+torch, and no other package: see ``set_forkserver_preload`` in ``conftest.py``.
 """
 
 from __future__ import annotations
