@@ -59,22 +59,6 @@ def numbers() -> DataLoader[Any]:
     return DataLoader(range(10), batch_size=2, shuffle=True)
 
 
-def test_without_a_path_nothing_happens(module: ModuleType) -> None:
-    # There is no group either, so a collective would fail.
-    checkpoint = module.Checkpoint(None, numbers(), counter=Counter())
-    checkpoint.save(step=3)
-    assert checkpoint.load(step=0, losses=[]) == {"step": 0, "losses": []}
-
-
-def test_without_a_file_the_given_progress_is_the_beginning(
-    module: ModuleType, group: None, tmp_path: Path
-) -> None:
-    counter = Counter(5)
-    checkpoint = module.Checkpoint(tmp_path / "no" / "a.pt", numbers(), counter=counter)
-    assert checkpoint.load(step=0) == {"step": 0}
-    assert counter.count == 5 and not (tmp_path / "no").exists()
-
-
 def test_everything_saved_is_restored(
     module: ModuleType, group: None, tmp_path: Path
 ) -> None:

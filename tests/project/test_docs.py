@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import importlib
 import pkgutil
@@ -43,32 +42,3 @@ def test_python_in_the_readme_prints_the_output_that_it_shows(tmp_path: Path) ->
         done = run(script, limit=120)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines() == re.findall("^#> (.*)$", block, re.M)
-
-
-def test_every_public_name_is_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    private_detail = {"BatchWarning"}
-    missing = [name for name in pyparallel.__all__ if name not in text]
-    assert set(missing) <= private_detail
-
-
-def test_no_example_takes_the_first_chunk_and_drops_the_rest() -> None:
-    """``(chunk,) = container.data`` fails where ``.data[0]`` would lose samples."""
-    bare = re.compile(r"\.data\[0\]")
-    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.*")]
-    modules = [*ROOT.glob("pyparallel/**/*.py")]
-    docstrings = [
-        (module, ast.get_docstring(node) or "")
-        for module in modules
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-    ]
-    texts = [(page, page.read_text(encoding="utf-8")) for page in pages]
-    shown = [
-        (path.name, line)
-        for path, text in [*texts, *docstrings]
-        for line in text.splitlines()
-        if bare.search(line)
-    ]
-    # The one line quotes code for mmcv beside its translation.
-    assert [name for name, _ in shown] == ["mmcv.md"], shown

@@ -78,13 +78,3 @@ def test_files_that_commands_name_exist() -> None:
                 r"(examples|tests|scripts|benchmarks)/\S+\.(py|json)", word
             ):
                 assert (ROOT / word).exists(), f"{name}: {word}"
-
-
-def test_a_container_is_built_by_the_commands_that_are_tested() -> None:
-    (block,) = all_blocks("dockerfile")
-    install = "\n".join(
-        each.text for each in all_blocks("sh") if each.page == "docs/install.md"
-    )
-    for line in ("pip install --no-build-isolation", '"setuptools>=77" wheel ninja'):
-        assert line in block.text and line in install
-    assert "COPY . /src" in block.text

@@ -51,19 +51,6 @@ def test_programs_of_frameworks_md_train(
     assert run_page(page, "pycon", "python") == 5
 
 
-@needs("accelerate")
-def test_accelerate_cannot_slice_a_batch_as_frameworks_md_says() -> None:
-    from accelerate.utils import find_batch_size
-
-    from pyparallel import Padded
-
-    with pytest.raises(TypeError) as caught:
-        find_batch_size(Padded(torch.ones(1)))
-    page = (ROOT / "docs/frameworks.md").read_text(encoding="utf-8")
-    text = re.search(r"\*\*`(Can only find.*?)`\*\*", page, re.DOTALL)
-    assert text and str(caught.value).startswith(text[1].replace("\n", " "))
-
-
 @needs("mmengine")
 def test_every_config_of_the_recipes_trains(tmp_path: Path) -> None:
     done = python(SUPPORT / "docs_recipes.py", str(tmp_path), options=("-W", "ignore"))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from docs_blocks import Block, all_blocks, pages
+from docs_blocks import Block, all_blocks
 from repository import ROOT
 
 pytestmark = pytest.mark.one_backend
@@ -71,18 +71,6 @@ def test_every_setting_that_the_code_reads_is_described() -> None:
     known = text + (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
     for name in re.findall(r"\b(?:PYPARALLEL|FORCE)_[A-Z_]+\b", page):
         assert name in known
-
-
-def test_every_setting_that_a_page_names_exists() -> None:
-    text = "".join(
-        path.read_text(encoding="utf-8")
-        for path in [*SOURCES, *ROOT.glob("tests/**/*.py"), ROOT / "Makefile"]
-    )
-    for page in pages():
-        named = re.findall(
-            r"\bPYPARALLEL_[A-Z_]+\b", (ROOT / page).read_text(encoding="utf-8")
-        )
-        assert {name for name in named if name not in text} == set(), page
 
 
 def test_figures_of_the_guide_are_those_of_the_benchmarks() -> None:

@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from repository import ROOT, SUPPORT
@@ -107,25 +106,3 @@ def test_code_of_mmcv_1_trains_without_mmcv() -> None:
         r"^trained by a loop: (\d\.\d\d) digits off, on average$", done.stdout
     )
     assert float(off) < 1  # of one to eight; always four and a half: two
-
-
-def test_the_readme_begins_with_commands_an_example_and_figures() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    commands, code = re.findall(r"^```(?:sh|python)\n(.*?)```", text, re.M | re.S)[:2]
-    assert [line.split()[:2] for line in commands.splitlines()] == [
-        ["make", "demo"],
-        ["make", "test"],
-    ]
-    lines = [line for line in code.splitlines() if not line.startswith("#> ")]
-    assert len(lines) < 20 and max(map(len, lines)) <= 88
-    begin = [text.index(part) for part in (commands, code, "<!-- figures -->", "\n## ")]
-    assert begin == sorted(begin) and text[: begin[2]].count("\n") < 40
-    (picture,) = re.findall(r"^!\[[^]]+\]\((\S+\.svg)\)$", text, re.M)
-    drawn = ElementTree.parse(ROOT / picture).getroot()
-    assert drawn.tag.endswith("}svg") and drawn.attrib["role"] == "img"
-    source = (ROOT / picture).read_text("utf-8")
-    # Both themes, and nothing that a page showing it as an image would not load.
-    assert "prefers-color-scheme: dark" in source
-    assert (
-        re.findall(r"https?://(?!www\.w3\.org/2000/svg)|<script|@import", source) == []
-    )

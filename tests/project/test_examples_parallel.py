@@ -68,25 +68,3 @@ def test_photographs_are_filtered_on_any_number_of_threads(
     one, two = (photos.read(tmp_path / n / "china-edges.png") for n in "12")
     assert one.shape == (3, 427, 640) and torch.equal(one, two)
     assert 0.02 < one.mean() < 0.9
-
-
-def test_a_folder_without_photographs_is_refused(
-    photos: ModuleType, tmp_path: Path
-) -> None:
-    done = run("filter_photos.py", "blur", "--photos", str(tmp_path))
-    assert done.returncode == 2
-    assert f"{tmp_path} has no files of .jpg, .jpeg, .png" in done.stderr
-
-
-def test_the_filters_have_the_effect_of_their_names(photos: ModuleType) -> None:
-    flat = torch.full((3, 20, 30), 0.5)
-    step = flat.clone()
-    step[:, :, 15:] = 1.0
-    for name in ("blur", "sharpen"):
-        torch.testing.assert_close(photos.FILTERS[name](flat), flat)
-    assert photos.edges(flat).abs().max() < 1e-6
-    assert photos.edges(step).argmax() % 30 in (14, 15)
-    blurred = photos.blur(step)
-    assert blurred.shape == step.shape and (blurred.diff(dim=2) >= -1e-6).all()
-    assert blurred[0, 0].unique().numel() > 10
-    assert photos.sharpen(step).max() > 1.05

@@ -105,16 +105,6 @@ def test_architectures_must_be_known(setup_py):
         setup_py.arch_list({}, [], "", "")
 
 
-@pytest.mark.parametrize(
-    ("kilobytes", "cores", "jobs"), [(64_000_000, 8, 8), (7_000_000, 8, 2), (9, 4, 1)]
-)
-def test_jobs_follow_cores_and_memory(setup_py, tmp_path, kilobytes, cores, jobs):
-    meminfo = tmp_path / "meminfo"
-    assert setup_py.default_jobs(meminfo, cores) == cores
-    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable:   {kilobytes} kB\n")
-    assert setup_py.default_jobs(meminfo, cores) == jobs
-
-
 def test_flags_leave_the_language_version_to_torch(setup_py):
     for debug in ("", "1"):
         found = setup_py.flags(
@@ -128,45 +118,6 @@ def test_flags_leave_the_language_version_to_torch(setup_py):
     assert "-Werror" in strict["cxx"] and "-Werror=all-warnings" in strict["nvcc"]
     assert {"-O3", "-g0"} <= set(setup_py.flags({}, False)["cxx"])
     assert "nvcc" not in setup_py.flags({}, False)
-
-
-def test_sanitizers_replace_the_optimised_build(setup_py):
-    for off in ({}, {"PYPARALLEL_SANITIZE": ""}):
-        assert setup_py.sanitizers(off, cuda=True) == []
-    env = {"PYPARALLEL_SANITIZE": "address,undefined"}
-    found = setup_py.flags(env, False)["cxx"]
-    assert found[:3] == ["-O1", "-g", "-fsanitize=address,undefined"]
-    assert "-fsanitize=float-cast-overflow" in found and "-g0" not in found
-    thread = setup_py.sanitizers({"PYPARALLEL_SANITIZE": "thread"}, False)
-    assert "-DPP_STD_THREADS" in thread and "-fno-sanitize-recover=all" in thread
-
-
-@pytest.mark.parametrize(
-    ("env", "cuda", "message"),
-    [
-        (
-            {"PYPARALLEL_SANITIZE": "memory"},
-            False,
-            "be one of address | address,undefined | thread | undefined, but is "
-            "'memory'.",
-        ),
-        (
-            {"PYPARALLEL_SANITIZE": "thread"},
-            True,
-            "be unset for CUDA, or FORCE_ONLY_CPU=1 be set.",
-        ),
-        (
-            {"PYPARALLEL_SANITIZE": "thread", "CXX": "false"},
-            False,
-            "be supported by the C++ compiler, but false says:\n"
-            "Install its sanitizers, or unset the variable.",
-        ),
-    ],
-)
-def test_sanitizers_that_cannot_be_are_refused(setup_py, env, cuda, message):
-    with pytest.raises(SystemExit) as caught:
-        setup_py.sanitizers(env, cuda)
-    assert caught.value.code == f"PYPARALLEL_SANITIZE must {message}"
 
 
 def test_foreign_headers_are_system_headers(setup_py, tmp_path):

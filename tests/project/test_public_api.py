@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import from_scripts
 import pytest
@@ -67,48 +66,6 @@ def test_every_public_name_is_there(api: ModuleType, now: list[str]) -> None:
 
 
 # ------------------------------------------------------------------- it can fail
-def function(a: int, /, b: str = "x", *rest: int, c: float, **more: Any) -> None: ...
-def moved(b: str = "x", /, *, c: float = 1.0) -> list[int] | None: ...
-
-
-class Kept:
-    field: int = 3
-
-    def __len__(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return 0
-
-    @classmethod
-    def make(cls, of: object = int) -> Kept:
-        return cls()
-
-    def _hidden(self) -> None: ...
-
-
-def test_a_line_has_kinds_annotations_and_defaults(api: ModuleType) -> None:
-    assert api.signature(function) == (
-        "(a: int, /, b: str = 'x', *rest: int, c: float, **more: Any) -> None"
-    )
-    assert api.signature(moved) == (
-        "(b: str = 'x', /, *, c: float = 1.0) -> list[int] | None"
-    )
-
-
-def test_a_class_has_its_own_members_and_foreign_bases(
-    api: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api, "PACKAGE", __name__.partition(".")[0])
-    assert list(api.of_class("a.Kept", Kept)) == [
-        "a.Kept: class of object",
-        "a.Kept()",
-        "a.Kept.__len__(self) -> int",
-        "a.Kept.field: int",
-        "a.Kept.make: classmethod (cls, of: object = <class 'int'>) -> Kept",
-        "a.Kept.size: property -> int",
-    ]
 
 
 OLD = ["pyparallel.a(x: int)", "pyparallel.A: class of object", "pyparallel.A.b()"]

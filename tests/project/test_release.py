@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import io
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -162,25 +161,6 @@ def test_a_wheel_that_claims_every_python_is_wrong(
     assert (
         text == f"must begin with pyparallel_torch-1.2.3-{check.tag()}, but does not."
     )
-
-
-def test_one_sdist_and_one_wheel_are_expected(check: ModuleType, dist: Path) -> None:
-    (dist / "a-1.whl").touch()
-    assert list(check.problems(dist, TRACKED, "1.2.3")) == [
-        f"{dist} must have one sdist and one wheel, but has ['a-1.whl']."
-    ]
-
-
-@pytest.mark.skipif(not shutil.which("readelf"), reason="readelf is not installed")
-@pytest.mark.skipif(not shutil.which("cc"), reason="there is no compiler")
-def test_symbols_of_a_module_are_seen(check: ModuleType, tmp_path: Path) -> None:
-    source, module = tmp_path / "a.c", tmp_path / "a.so"
-    source.write_text("int one(void) { return 1; }\n")
-    for option, expected in (("-s", False), ("-g", True)):
-        command = ["cc", "-shared", "-fPIC", option, "-o", str(module), str(source)]
-        subprocess.run(command, check=True)
-        left = check.symbols(module.read_bytes())
-        assert (".debug_info" in left and ".symtab" in left) is expected, left
 
 
 # ------------------------------------------------------------------- a version

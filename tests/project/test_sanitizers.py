@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 
 import from_scripts
 import pytest
@@ -65,12 +64,3 @@ def test_a_report_is_shown_and_fails_a_passing_run(
     variables = {**os.environ, **sanitizers.environment("undefined", ["c++"])}
     assert sanitizers.run("undefined", [program, *arguments], variables) == code
     assert capfd.readouterr().err.count("signed integer overflow") == reports
-
-
-def test_settings_of_the_caller_are_kept(tmp_path: Path) -> None:
-    shown = tmp_path / "shown"
-    command = ["sh", "-c", f'echo "$TSAN_OPTIONS" >{shown}']
-    variables = {**os.environ, "TSAN_OPTIONS": "history_size=7"}
-    assert sanitizers.run("thread", command, variables) == 0
-    assert shown.read_text().startswith("log_path=")
-    assert shown.read_text().endswith("/thread history_size=7\n")

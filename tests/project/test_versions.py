@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import from_scripts
@@ -112,31 +112,6 @@ def test_an_interpreter_that_does_not_run_is_passed_over(
     assert matrix.interpreter("3.13t", tmp_path) == str(named)
 
 
-def test_a_machine_with_one_python_has_a_newest_cell(
-    matrix: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(matrix, "OWN", PYTHONS[-2])
-    assert matrix.cells_of(["newest:newest"]) == [(PYTHONS[-2], NEWEST_TORCH)]
-    assert matrix.interpreter(PYTHONS[-2], Path("none")) == sys.executable
-    assert capsys.readouterr().out == (
-        f"no python{PYTHONS[-1]} was found; the next older version is tried\n"
-    )
-
-
-def test_a_cell_without_an_interpreter_fails_or_is_skipped(
-    matrix: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert matrix.main(["--cells", "3.13:newest"]) == 1
-    assert matrix.main(["--cells", "3.13:newest", "--skip-missing"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("3.13 ")] == [
-        f"3.13    {NEWEST_TORCH}   no Python",
-        f"3.13    {NEWEST_TORCH}   skipped",
-    ]
-
-
 def commands_of(
     matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, fails: str = ""
 ) -> list[list[str]]:
@@ -197,20 +172,3 @@ def test_each_wheel_is_installed_and_tests_itself(
         assert torch_[-1] == "torch==2.13.*" and "--no-deps" in wheel
         assert "pyparallel-torch" in install and matrix.CHECK in load
         assert self_test == [str(venv / "pyparallel"), "doctor"]
-
-
-def test_a_full_disk_is_found_before_the_cell(
-    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    begun = commands_of(matrix, monkeypatch)
-    monkeypatch.setattr(matrix.tempfile, "mkdtemp", lambda prefix: tmp_path / "cell")
-    monkeypatch.setattr(
-        matrix.shutil, "disk_usage", lambda path: SimpleNamespace(free=11 << 30)
-    )
-    with pytest.raises(SystemExit) as ended:
-        matrix.main(["--cells", "3.13:2.15"])
-    assert ended.value.code == (
-        f"A cell needs 12 GB of disk, but {tmp_path / 'cell'} has 11 GB. Choose "
-        "another folder by TMPDIR or --prepare."
-    )
-    assert begun == [] and list(tmp_path.iterdir()) == []
