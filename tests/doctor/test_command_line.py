@@ -105,16 +105,6 @@ def test_the_script_that_is_installed_is_the_same_command_line(tmp_path):
         assert way.stdout == f"pyparallel {pyparallel.__version__}\n"
 
 
-def test_a_command_does_not_import_another():
-    code = (
-        "import sys\nfrom pyparallel.__main__ import COMMANDS\n"
-        "print([c.module for c in COMMANDS.values() "
-        "if f'pyparallel.{c.module}' in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
 @pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_traceback() -> None:
     reader, writer = os.pipe()

@@ -8,7 +8,6 @@ import re
 import struct
 import sys
 from html.parser import HTMLParser
-from importlib import resources
 from xml.etree import ElementTree
 
 import pytest
@@ -144,11 +143,6 @@ def test_texts_do_not_overlap_and_stay_inside(heading):
             assert across <= 1 or down <= 3, (text, other)
 
 
-def test_a_part_has_a_colour_and_a_description():
-    assert list(COLOURS) == list(PARTS)
-    assert len(set(COLOURS.values())) == len(PARTS)
-
-
 # The page.
 
 
@@ -212,15 +206,6 @@ def test_a_page_shows_the_figures_of_the_summary():
         "Let workers run further ahead: prefetch_factor",
         "Send batches ahead of the step: PreDataLoader(loader, device)",
     ]
-
-
-def test_the_page_has_dark_colours():
-    css = resources.files("pyparallel.profiler").joinpath("page.css").read_text("utf-8")
-    light, dark = re.findall(r":root \{([^}]*--ink[^}]*)\}", css)
-    names = [re.findall(r"(--\w+):", colours) for colours in (light, dark)]
-    assert sorted(names[0]) == sorted(names[1])
-    assert set(re.findall(r"var\((--\w+)\)", css)) == set(names[0])
-    assert css.index("prefers-color-scheme: dark") < css.index(dark)
 
 
 @pytest.mark.parametrize(("cpu", "is_shown"), [(-1, False), (MS, True)])
@@ -335,23 +320,10 @@ def test_every_rank_has_its_files(tmp_path):
 
 
 @needs_matplotlib
-def test_a_png_has_the_same_bars(tmp_path):
+def test_a_png_has_the_size_of_the_charts(tmp_path):
     (written,) = report.write([steady()], tmp_path)
     (path,) = [path for path in written.files if path.suffix == ".png"]
     image = path.read_bytes()
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", image[16:24])
     assert width == 2 * 960 and height > 1000
-    import numpy as np
-    from matplotlib.image import imread
-
-    pixels = (imread(path)[..., :3] * 255).round().astype(int)
-    counts = {}
-    for part in ("compute", "copy", "wait"):
-        colour = [int(COLOURS[part][i : i + 2], 16) for i in (1, 3, 5)]
-        counts[part] = (abs(pixels - colour).max(axis=2) <= 2).sum(axis=1)
-    row = np.minimum.reduce(list(counts.values())).argmax()  # through the mean step
-    total = sum(counts[part][row] for part in counts)
-    for part, share in (("compute", 0.6), ("copy", 0.1), ("wait", 0.3)):
-        assert counts[part][row] == pytest.approx(total * share, abs=4)
-    assert total > 1500
