@@ -1,101 +1,177 @@
-"""The digit example: its scenes, its scores, and a real run of a few seconds."""
+"""Every example uses public names, is described, and is run as a user runs it."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
-import subprocess
-import sys
+import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
-from repository import ROOT
+from repository import ROOT, SUPPORT
+from torchrun import python, torchrun
 
 import pyparallel
 
 pytestmark = pytest.mark.one_backend
 
-pytest.importorskip("sklearn", reason="the example needs scikit-learn")
-pytest.importorskip("matplotlib", reason="the example needs matplotlib")
-pytest.importorskip("tqdm", reason="the example needs tqdm")
-
-# The run must import the package that is tested, wherever that is.
-PACKAGE = str(Path(pyparallel.__file__).resolve().parent.parent)
-EXAMPLES = ROOT / "examples"
+FOLDER = ROOT / "examples"
+EXAMPLES = sorted(FOLDER.glob("[!_]*.py"))
+STRICT = ("-W", "error", "-W", "ignore:[PP004]")  # the host is enough
 
 
-@pytest.fixture
-def digits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def needs(*packages: str) -> None:
+    for name in packages:
+        pytest.importorskip(name, reason=f"the example needs {name}")
+
+
+def imported_from_the_package(path: Path) -> set[str]:
+    """Return dotted names of a file's imports from pyparallel, at any depth."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "pyparallel"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_uses_public_names_and_is_described_and_run(path: Path) -> None:
+    modules = {"mmcv", "mmengine", "memory"}
+    names = {f"pyparallel.{name}" for name in modules.union(pyparallel.__all__)}
+    assert imported_from_the_package(path) - {"pyparallel"} <= names
+    readme = (FOLDER / "README.md").read_text("utf-8")
+    assert re.search(rf"^\| \[{path.name}\]\(#", readme, re.MULTILINE), "the table"
+    section = readme.partition(f"\n## {path.name}")[2].partition("\n## ")[0]
+    assert f"examples/{path.name}" in section
+    tests = [*ROOT.glob("tests/*/test_*example*.py"), SUPPORT / "elastic_job.py"]
+    assert any(f'"{path.name}"' in test.read_text("utf-8") for test in tests)
+
+
+@pytest.mark.slow
+def test_kinds_of_characters_are_learned_from_their_names() -> None:
+    script = FOLDER / "unicode_names.py"
+    done = python(script, "--epochs", "1", "--batch", "256", options=STRICT)
+    assert (done.returncode, done.stderr) == (0, "")
+    epoch, summary = done.stdout.splitlines()
+    (share,) = re.findall(r"^epoch 1: (0\.\d+) of held-out names$", epoch)
+    assert float(share) > 0.8  # the most frequent kind has 0.49
+    assert re.fullmatch(r"\d{5} names, \d+\.\d s", summary)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
+    needs("PIL")
+    script = FOLDER / "detection.py"
+
+    def run(folder: str, steps: int) -> list[str]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        done = torchrun(script, str(tmp_path / folder), str(steps))
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    stopped = [*run("stopped", 13), *run("stopped", 24)]  # an epoch has 8 steps
+    assert stopped == run("whole", 24)
+    lines = [re.fullmatch(r"step (\d+): loss (\d+\.\d+)", line) for line in stopped]
+    losses = {int(line[1]): float(line[2]) for line in lines if line}
+    assert list(losses) == list(range(1, 25))
+    epochs = [sum(losses[8 * epoch + i] for i in range(1, 9)) for epoch in range(3)]
+    assert epochs[2] < 0.7 * epochs[0]
+
+
+@pytest.mark.slow
+def test_code_of_mmcv_1_trains_without_mmcv() -> None:
+    needs("sklearn")
+    if importlib.util.find_spec("mmcv"):
+        pytest.skip("mmcv is installed; then test_examples_peers.py runs the example")
+    done = python(FOLDER / "mmcv1_install.py", options=STRICT)
+    assert (done.returncode, done.stderr) == (0, "")
+    (off,) = re.findall(
+        r"^trained by a loop: (\d\.\d\d) digits off, on average$", done.stdout
+    )
+    assert float(off) < 1  # of one to eight; always four and a half: two
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu", "cpu"]], ids=len)
+def test_eight_images_become_eight_rows_of_scores(devices: list[str]) -> None:
+    script = FOLDER / "parallel_apply.py"
+    done = python(script, "--devices", *devices, options=("-W", "error"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "(8, 3, 32, 32) -> (8, 10) on cpu",
+        "equal to one call on the whole batch; 4 of 4 gradients",
+    ]
+
+
+@pytest.mark.slow
+def test_photographs_are_filtered_on_any_number_of_threads(tmp_path: Path) -> None:
+    needs("PIL", "sklearn")
+    found = []
+    for threads in ("1", "2"):
+        out = tmp_path / threads
+        arguments = ("edges", "--out", str(out), "--threads", threads)
+        script = FOLDER / "filter_photos.py"
+        done = python(script, *arguments, options=("-W", "error"))
+        assert (done.returncode, done.stderr) == (0, "")
+        paths = [out / "china-edges.png", out / "flower-edges.png"]
+        assert done.stdout.splitlines() == [str(path) for path in paths]
+        found.append([path.read_bytes() for path in paths])
+    assert found[0] == found[1] and min(map(len, found[0])) > 10_000
+
+
+# ---------------------------------------------------------------------- the digits
+DIGITS = FOLDER / "ragged_digits.py"
+
+
+def test_no_digit_is_both_trained_on_and_held_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs("sklearn", "matplotlib", "tqdm")
+    monkeypatch.syspath_prepend(str(FOLDER))
     import _digits
 
-    return _digits
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = [PACKAGE, os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, str(EXAMPLES / "ragged_digits.py"), *arguments],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "OMP_NUM_THREADS": "1",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_no_digit_is_both_trained_on_and_held_out(digits: ModuleType) -> None:
-    train, held_out = digits.split(1797)
+    train, held_out = _digits.split(1797)
     assert not set(train.tolist()) & set(held_out.tolist())
     assert len(train) + len(held_out) == 1797
-    assert len(digits.digits(held_out=True)[1]) == len(held_out) == 360
-
-
-def test_peaks_of_a_perfect_heatmap_find_every_digit(digits: ModuleType) -> None:
-    for index in range(20):
-        scene = digits.compose(index, held_out=False)
-        heatmap = digits.draw_heatmap(scene)
-        # Room that padding added: nothing may be found there.
-        padded = torch.nn.functional.pad(heatmap, (0, 9, 0, 5), value=0.99)
-        (peaks,) = digits.find_peaks(padded[None], [tuple(scene.img.shape[1:])])
-        counts = digits.count_matches(peaks, scene.boxes, scene.labels)
-        assert counts.tolist() == [len(scene.boxes), 0, 0]
+    # Peaks of the target itself are all right, also beside padding.
+    scene = _digits.compose(3, held_out=False)
+    padded = _digits.torch.nn.functional.pad(
+        _digits.draw_heatmap(scene), (0, 9, 0, 5), value=0.99
+    )
+    (peaks,) = _digits.find_peaks(padded[None], [tuple(scene.img.shape[1:])])
+    counts = _digits.count_matches(peaks, scene.boxes, scene.labels)
+    assert counts.tolist() == [len(scene.boxes), 0, 0]
 
 
 @pytest.mark.slow
 def test_a_short_run_trains_and_leaves_its_report(tmp_path: Path) -> None:
+    needs("sklearn", "matplotlib", "tqdm")
     sizes = ["--scenes", "64", "--val-scenes", "10", "--epochs", "1", "--workers", "1"]
-    done = run(*sizes, "--min-f1", "0", "--out", str(tmp_path / "new" / "out"))
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "new" / "out" / "summary.json").read_text())
+    out = tmp_path / "new" / "out"
+    done = python(DIGITS, *sizes, "--min-f1", "1.1", "--out", str(out))
+    assert done.returncode == 1 and "below --min-f1 1.1" in done.stderr
+    summary = json.loads((out / "summary.json").read_text())
     assert 0 <= summary["f1"] <= 1 and summary["processes"] == 1
     for picture in ("training.png", "predictions.png"):
-        head = (tmp_path / "new" / "out" / picture).read_bytes()[:8]
-        assert head == b"\x89PNG\r\n\x1a\n"
+        assert (out / picture).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert "layout is composed" in done.stdout
     assert "Warning" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_detector_that_is_not_good_enough_fails_the_run(tmp_path: Path) -> None:
-    sizes = ["--scenes", "32", "--val-scenes", "4", "--epochs", "1"]
-    done = run(*sizes, "--min-f1", "1.1", "--out", str(tmp_path))
-    assert done.returncode == 1
-    assert "below --min-f1 1.1" in done.stderr
+    done = python(DIGITS, *sizes, "--min-f1", "0", "--out", str(out))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_missing_packages_are_named_with_the_command_that_installs_them(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sklearn.py").write_text("raise ImportError('no module sklearn')\n")
-    done = run("--help", PYTHONPATH=f"{tmp_path}{os.pathsep}{PACKAGE}")
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    done = python(DIGITS, "--help")
     assert done.returncode == 1
     assert "pip install 'pyparallel-torch[demo]'" in done.stderr
     assert "Traceback" not in done.stderr
