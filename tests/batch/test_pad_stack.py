@@ -26,6 +26,14 @@ def test_it_pads_like_pad_sequence() -> None:
         assert torch.equal(got, expected)
 
 
+def test_scalars_are_stacked() -> None:
+    scalars = [torch.tensor(1), torch.tensor(2)]
+    assert pad_stack(scalars).tolist() == [1, 2]
+    got = pad_stack(scalars, sizes=True, mask=True)
+    assert got.sizes.shape == (2, 0)
+    assert got.mask.tolist() == [True, True]
+
+
 def test_only_the_last_dimensions_may_differ_if_said_so() -> None:
     with pytest.raises(ValueError) as caught:
         pad_stack([torch.ones(1, 2), torch.ones(2, 2)], pad_dims=1)
