@@ -22,8 +22,8 @@ from ._sample_reader import SampleReader
 def hide_frames(error: BaseException) -> None:
     """Remove the frames of this package from the tracebacks of an error and its causes.
 
-    The innermost frame of an unexpected error stays. ``PYPARALLEL_DEBUG=1`` keeps all
-    frames.
+    The innermost frame of an unexpected error stays, and on Python 3.10 the frame that
+    catches the error. ``PYPARALLEL_DEBUG=1`` keeps all frames.
     """
     seen: set[int] = set()
     link: BaseException | None = error
@@ -46,7 +46,11 @@ def _without_own_frames(
     for i, entry in enumerate(reversed(entries)):
         if _is_own_frame(entry) and (i or hides_innermost):
             continue
-        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        entry.tb_next = kept
+        kept = entry
+    # A bare `raise` of Python 3.10 begins with the first entry again.
+    if entries and entries[0] is not kept:
+        entries[0].tb_next = kept
     return kept
 
 

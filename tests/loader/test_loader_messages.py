@@ -219,6 +219,8 @@ def test_a_stream_continues_after_an_error_and_counts_its_samples() -> None:
 def test_no_frame_of_the_package_is_in_a_traceback(
     num_workers: int, ahead: bool
 ) -> None:
+    # A bare `raise` of Python 3.10 keeps the frame that catches the error.
+    own = int(sys.version_info < (3, 11))
     for collate_fn in (None, pyparallel.collate):
         odd = fail if collate_fn is None else wide
         loader: Any = DataLoader(
@@ -226,7 +228,7 @@ def test_no_frame_of_the_package_is_in_a_traceback(
         )
         error = error_of(PreDataLoader(loader) if ahead else loader)
         text = "".join(traceback.format_exception(error))
-        assert f'File "{PACKAGE}' not in text
+        assert text.count(f'File "{PACKAGE}') == own
         assert f'File "{__file__}", line' in text
         if odd is fail:
             assert "Cause: of the dataset\n" in text
