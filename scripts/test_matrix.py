@@ -176,6 +176,8 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
 def build_steps(own: str) -> list[Step]:
     """Return the steps that build the package in the tree and import it."""
     pip = [own, "-m", "pip", "install", "-q", "--no-build-isolation"]
+    # The newest release of a test tool may have no wheel for this Python.
+    pip += ["--prefer-binary"]
     return [
         ("package", [*pip, "-e", ".[test]"], {"PYPARALLEL_BUILD": "python"}),
         ("build", [own, "setup.py", "-q", "build_ext", "--inplace"], {}),
