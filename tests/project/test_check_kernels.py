@@ -8,12 +8,7 @@ from types import ModuleType
 import from_scripts
 import pytest
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.skipif(
-        not from_scripts.FOLDER.exists(), reason="there are no scripts here"
-    ),
-]
+pytestmark = pytest.mark.one_backend
 
 LOG = """\
 ptxas info    : 0 bytes gmem

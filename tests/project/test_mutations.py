@@ -17,12 +17,7 @@ from tests.mutations.page import is_current, pages, recorded
 from tests.mutations.traps import TRAPS
 from tests.mutations.trial import NOTICED, Tree, execute, judge, problem, run
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.skipif(
-        not (ROOT / "csrc").is_dir(), reason="csrc is not part of this install"
-    ),
-]
+pytestmark = pytest.mark.one_backend
 
 
 def named_tests(path: Path) -> set[str]:

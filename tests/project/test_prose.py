@@ -7,12 +7,7 @@ from pathlib import Path
 import from_scripts
 import pytest
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.skipif(
-        not from_scripts.FOLDER.exists(), reason="there are no scripts here"
-    ),
-]
+pytestmark = pytest.mark.one_backend
 
 
 def test_a_file_with_a_phrase_fails_with_the_better_form(

@@ -16,12 +16,7 @@ from repository import ROOT
 
 import pyparallel
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.skipif(
-        not from_scripts.FOLDER.exists(), reason="there are no scripts here"
-    ),
-]
+pytestmark = pytest.mark.one_backend
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,7 @@ import from_scripts
 import pytest
 from repository import ROOT
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.skipif(
-        not from_scripts.FOLDER.exists(), reason="there are no scripts here"
-    ),
-]
+pytestmark = pytest.mark.one_backend
 
 
 # ------------------------------------------------------------------- published files
