@@ -64,8 +64,13 @@ def test_single_samples(kind: type) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lengths", [(1, 9, 4), (5, 0, 7)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [
+        *((kind, (1, 9, 4)) for kind in KINDS),
+        *((kind, (5, 0, 7)) for kind in (resumed.Uneven, resumed.UnevenCursors)),
+    ],
+)
 def test_workers_that_end_at_different_times(
     kind: type, lengths: tuple[int, ...]
 ) -> None:

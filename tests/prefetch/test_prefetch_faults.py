@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
 import signal
@@ -63,8 +64,10 @@ ARRIVES: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("bad", [0, 5, 11], ids=["first", "middle", "last"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "bad"),
+    [*((fault, 5) for fault in FAULTS), *itertools.product(["stop", "exit"], [0, 11])],
+)
 def test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_iterator(
     fault: str, bad: int, num_workers: int
 ) -> None:

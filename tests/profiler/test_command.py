@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import forkserver
 import profile_script
 import pytest
 import torch
@@ -107,7 +108,6 @@ def test_a_loader_whose_workers_are_slow_is_input_bound(tmp_path):
     assert summary.record.loaders[0]["num_workers"] == 1
 
 
-@pytest.mark.slow
 def test_workers_stop_writing_when_enough_was_seen(tmp_path):
     loader = DataLoader(profile_script.Ragged(), 2, collate_fn=pairs(), num_workers=1)
     with pyparallel.profile(tmp_path, steps=2, warmup=0):
@@ -146,7 +146,6 @@ def test_a_validation_between_epochs_is_another_loader(tmp_path):
     assert [step.is_first for step in summary.steps].count(True) == 2
 
 
-@pytest.mark.slow
 def test_a_block_that_fails_has_its_report(tmp_path):
     with pytest.raises(KeyError, match="seven"), pyparallel.profile(tmp_path) as found:
         loop(TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs()))
@@ -165,7 +164,6 @@ def test_a_block_without_steps_is_reported(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.slow
 def test_one_profile_at_a_time(tmp_path):
     message = (
         "^profile: profiles of a process must not overlap, but one is active: an outer "
@@ -186,7 +184,6 @@ def test_numbers_of_steps_are_checked(name, tmp_path):
         pyparallel.profile(tmp_path, **{name: -1}).__enter__()
 
 
-@pytest.mark.slow
 def test_a_step_ends_when_a_device_in_use_has_done_its_work(tmp_path, monkeypatch):
     calls: list[None] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: calls.append(None))
@@ -473,7 +470,6 @@ def test_wrong_arguments_are_refused(arguments, message, capsys):
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_record_is_drawn_once_more(tmp_path, capsys):
     first, again = tmp_path / "first", tmp_path / "again"
     with pyparallel.profile(first, warmup=0) as found:
@@ -513,15 +509,14 @@ class Popen(subprocess.Popen):
         super().__init__(*args, **settings)
 subprocess.Popen = Popen
 script = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-sys.exit(command.main(["--out", sys.argv[1], "--", *script]))
+sys.exit(command.main(["--out", {out!r}, "--", *script]))
 """
 
 
-@pytest.mark.slow
 def test_a_signal_before_the_script_begins_ends_both(tmp_path):
-    ours = (sys.executable, "-c", EARLY, str(tmp_path))
-    done = subprocess.run(ours, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, NOTHING)
+    path = str(Path(pyparallel.__file__).parents[1])
+    done = forkserver.run(EARLY.format(out=str(tmp_path)), [path])
+    assert done == (128 + signal.SIGTERM, NOTHING)
 
 
 def test_the_script_of_the_documentation_can_be_profiled(tmp_path, monkeypatch):

@@ -182,9 +182,10 @@ def test_set_epoch_after_a_state_between_epochs_counts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("left", [5, 1, 0])
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 4)])
+@pytest.mark.parametrize(
+    ("before", "after", "num_workers"), [(2, 3, 0), (3, 1, 0), (1, 4, 0), (2, 3, 2)]
+)
 def test_loaders_continue_with_another_number_of_ranks(
     before: int, after: int, left: int, num_workers: int
 ) -> None:
