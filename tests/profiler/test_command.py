@@ -31,6 +31,13 @@ from pyparallel.profiler.summary import Summary, summarize
 pytestmark = pytest.mark.one_backend
 
 SCRIPT = Path(profile_script.__file__)
+CHARTS = "pyparallel.profiler.charts"
+
+
+@pytest.fixture(autouse=True)
+def _no_charts(monkeypatch):
+    """Write reports as without matplotlib, which takes most of the time of a test."""
+    monkeypatch.setitem(sys.modules, CHARTS, None)
 
 
 @pytest.fixture(autouse=True)
@@ -470,7 +477,9 @@ def test_wrong_arguments_are_refused(arguments, message, capsys):
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_a_record_is_drawn_once_more(tmp_path, capsys):
+@pytest.mark.slow
+def test_a_record_is_drawn_once_more(tmp_path, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, CHARTS)
     first, again = tmp_path / "first", tmp_path / "again"
     with pyparallel.profile(first, warmup=0) as found:
         loop(TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs()))
