@@ -27,7 +27,9 @@ class TensorFields:
     def __new__(cls: type[_Self], *tensors: Any, **by_name: Any) -> _Self:
         """Set the fields here too, because older pickles have no state."""
         result = super().__new__(cls)
-        for name, tensor in zip(cls._names, tensors, strict=False):
+        # torch.compile of torch 2.8 refuses to zip different lengths.
+        names = cls._names[: len(tensors)]
+        for name, tensor in zip(names, tensors, strict=False):
             setattr(result, name, tensor)
         return result
 
