@@ -21,12 +21,20 @@ _accelerator = SimpleNamespace(
     current_accelerator=lambda: torch.device("cpu"),
     device_index=lambda device: nullcontext(),
 )
+#: torch 2.8 uses these.
+_cuda = SimpleNamespace(
+    Stream=torch.cuda.Stream,
+    current_stream=lambda device: None,
+    device=lambda device: nullcontext(),
+    stream=lambda stream: nullcontext(),
+)
 
 
 class _Torch:
     """torch, with the host as its accelerator."""
 
     accelerator = _accelerator
+    cuda = _cuda
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

@@ -163,6 +163,11 @@ def by_torch(
     target = target_shape([tuple(s.shape) for s in samples], pad_dims)
     padded = []
     for sample, value in zip(samples, values, strict=True):
+        kept = sample.dim() - pad_dims
+        shape = (*sample.shape[:kept], *target[kept:])
+        if 0 in shape:  # F.pad of torch 2.8 refuses some of these
+            padded.append(sample.reshape(shape))
+            continue
         margins = []
         for dim in range(1, pad_dims + 1):
             margins += [0, target[-dim] - sample.shape[-dim]]
