@@ -213,6 +213,8 @@ def test_tensors_that_are_not_plain_obey_the_options_too(backend: ModuleType) ->
             assert got.mask.tolist() == [[False, False, True, True]]
             assert type(got.mask) is torch.Tensor
             assert got.sizes.tolist() == [[2]]
+            unpadded = pad_stack([sample, sample], mask=True)
+            assert unpadded.mask.tolist() == [[True, True]] * 2
 
 
 def test_meta_tensors_stay_on_meta() -> None:
