@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
 _harness = importlib.import_module("benchmarks._harness")
 backends = importlib.import_module("benchmarks.backends")
-charts = importlib.import_module("benchmarks.charts")
 loader = importlib.import_module("benchmarks.loader")
 loader_cases = importlib.import_module("benchmarks.loader_cases")
 loader_epochs = importlib.import_module("benchmarks.loader_epochs")
@@ -84,6 +83,7 @@ def test_a_command_measures_all_cases_and_makes_its_page_of_the_records(
         assert {each["x"] for each in records["growth"]} == {
             *("samples", "leaves", "threads")
         }
+        charts = importlib.import_module("benchmarks.charts")  # needs matplotlib
         drawn = [charts.draw(records, tmp_path / folder) for folder in "ab"]
         assert drawn[0] == drawn[1] and len(drawn[0]) == 4
         for svg in drawn[0]:
