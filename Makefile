@@ -131,7 +131,7 @@ ahead: $(CELL)/.built $(VPEER)/.others $(VCUDA)/.deps ## download the packages f
 
 # ----------------------------------------------------------------------- checks
 test: WITHOUT_SLOW := and not slow
-test: test-native test-python test-core-address,undefined ## the tests of both backends and of the C++ core, without the slow tests; about 6 minutes
+test: test-native test-python test-core-address,undefined ## the tests of both backends and of the C++ core, without the slow tests; about 5 minutes
 	@echo
 	@echo "Passed: the tests with the extension, in pure Python, and of the C++ core under"
 	@echo "ASan and UBSan. Not run: tests marked slow, ThreadSanitizer, libFuzzer, the newest"
