@@ -169,6 +169,11 @@ def test_a_rank_that_ends_early_is_a_failure(tmp_path, start, end, text, other):
     assert found == Failure(text, [])
 
 
+def test_two_ranks_that_end_well_have_passed(tmp_path, start):
+    ranks = start(lambda _: os._exit(0))
+    assert self_test._wait(ranks, tmp_path, time.monotonic() + 200, 200) is None
+
+
 def test_processes_that_cannot_be_started_are_a_failure(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     failure = two_processes()

@@ -320,10 +320,23 @@ def test_every_rank_has_its_files(tmp_path):
 
 
 @needs_matplotlib
-def test_a_png_has_the_size_of_the_charts(tmp_path):
+def test_a_png_has_the_same_bars(tmp_path):
     (written,) = report.write([steady()], tmp_path)
     (path,) = [path for path in written.files if path.suffix == ".png"]
     image = path.read_bytes()
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", image[16:24])
     assert width == 2 * 960 and height > 1000
+    import numpy as np
+    from matplotlib.image import imread
+
+    pixels = (imread(path)[..., :3] * 255).round().astype(int)
+    counts = {}
+    for part in ("compute", "copy", "wait"):
+        colour = [int(COLOURS[part][i : i + 2], 16) for i in (1, 3, 5)]
+        counts[part] = (abs(pixels - colour).max(axis=2) <= 2).sum(axis=1)
+    row = np.minimum.reduce(list(counts.values())).argmax()  # through the mean step
+    total = sum(counts[part][row] for part in counts)
+    for part, share in (("compute", 0.6), ("copy", 0.1), ("wait", 0.3)):
+        assert counts[part][row] == pytest.approx(total * share, abs=4)
+    assert total > 1500
