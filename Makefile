@@ -161,6 +161,7 @@ test-core-%: $(V)/.deps
 test-busy: $(V)/.built ## the tests of both backends beside BUSY=4 busy processes
 	scripts/busy $(or $(BUSY),4) $(MAKE) test-native test-python
 
+test-newest: export PYTEST_ADDOPTS := $(HANGS)
 test-newest: $(CELL)/.built ## the newest torch on the newest installed Python: operators, loader, wrappers
 	$(PYTHON) $(RUN_CELL) --prepared $(CELL)
 
