@@ -54,7 +54,7 @@ def attempt(chosen: list[Mutation], root: Path, cmake: str, keeps: bool) -> int:
 
 def write_pages() -> None:
     """Write docs/traps*.md."""
-    for path, text in pages(ALL, recorded()).items():
+    for path, text in pages(recorded()).items():
         path.write_text(text, encoding="utf-8")
 
 

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.mutations.entry import Mutation
-from tests.mutations.traps import TRAPS
-from tests.mutations.trial import NOTICED, ROOT, Outcome
+from tests.mutations.entry import ALL, ENTRIES, FILES, ROOT, Mutation, parse
+from tests.mutations.trial import NOTICED, Outcome
 
 FOLDER = ROOT / "docs"
 OUTCOMES = ROOT / "tests" / "mutations" / "outcomes.json"
-
-#: Pages by the end of their name: the title, and the trap that each begins with.
-CHAPTERS = {
-    "streams": ("Traps: streams", "the consumer reads too early"),
-    "memory": ("Traps: memory", "pinned memory reused too early"),
-    "workers": ("Traps: workers", "devices in workers"),
-    "threads": ("Traps: threads and errors", "errors in the wrong place"),
-    "values": ("Traps: values", "leaves that are already in place"),
-}
 
 _HEAD = """\
 # Traps
@@ -40,6 +29,7 @@ entries with a word in their names.
 
 Figures: {total} mutations, {noticed} noticed, {seconds:.0f} s on two busy cores
 without the first builds.
+
 """
 
 
@@ -100,52 +90,27 @@ def record(mutations: Iterable[Mutation], outcomes: Mapping[str, Outcome]) -> No
     OUTCOMES.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
-def pages(
-    mutations: Iterable[Mutation], outcomes: Mapping[str, Any]
-) -> dict[Path, str]:
+def pages(outcomes: Mapping[str, Any]) -> dict[Path, str]:
     """Return the text of every page."""
-    found = list(mutations)
-    first = {trap: chapter for chapter, (_, trap) in CHAPTERS.items()}
-    chapter, parts = "", dict[str, list[str]]()
-    for name in TRAPS:
-        chapter = first.get(name, chapter)
-        parts.setdefault(chapter, []).extend(_part(name, found, outcomes))
-    texts = {
-        FOLDER / f"traps-{chapter}.md": "\n".join([f"# {title}\n", *parts[chapter]])
-        for chapter, (title, _) in CHAPTERS.items()
-    }
-    return {FOLDER / "traps.md": _first(found, outcomes), **texts}
-
-
-def _first(found: list[Mutation], outcomes: Mapping[str, Any]) -> str:
-    known = [outcomes[each.name] for each in found if each.name in outcomes]
-    head = _HEAD.format(
-        total=len(found),
+    known = [outcomes[each.name] for each in ALL if each.name in outcomes]
+    first = _HEAD.format(
+        total=len(ALL),
         noticed=sum(each["verdict"] in NOTICED for each in known),
         seconds=sum(each["seconds"] for each in known),
     )
-    links = [f"- [{title}](traps-{end}.md)\n" for end, (title, _) in CHAPTERS.items()]
-    return head + "\n" + "".join(links)
+    found = {}
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        text = ENTRIES.sub(lambda entries: _table(entries[0], outcomes), text)
+        found[FOLDER / f"traps-{path.stem}.md"] = text.rstrip("\n") + "\n"
+        title = text.partition("\n")[0].removeprefix("# ")
+        first += f"- [{title}](traps-{path.stem}.md)\n"
+    return {FOLDER / "traps.md": first, **found}
 
 
-def _part(
-    name: str, found: list[Mutation], outcomes: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield the paragraphs and the table of one trap."""
-    trap = TRAPS[name]
-    yield f"## {name[0].upper()}{name[1:]}\n"
-    yield _folded(trap.text)
-    yield _folded(f"*Protection.* {trap.protection}")
-    rows = [_row(each, outcomes) for each in found if each.trap == name]
-    if rows:
-        head = "| defect | file | test | outcome |\n|---|---|---|---|\n"
-        yield head + "".join(rows)
-    if trap.rest:
-        yield _folded(f"*Not by a mutation.* {trap.rest}")
-
-
-def _folded(text: str) -> str:
-    return textwrap.fill(text, 88, break_long_words=False) + "\n"
+def _table(entries: str, outcomes: Mapping[str, Any]) -> str:
+    rows = "".join(_row(mutation, outcomes) for mutation in parse(entries))
+    return f"| defect | file | test | outcome |\n|---|---|---|---|\n{rows}\n"
 
 
 def _row(mutation: Mutation, outcomes: Mapping[str, Any]) -> str:

@@ -18,9 +18,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tests.mutations.entry import Mutation
+from tests.mutations.entry import ROOT, Mutation
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTICED = ("fails", "hangs", "dies")
 _BUILD_SECONDS = 900.0
 _PAUSE = 0.02

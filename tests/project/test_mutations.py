@@ -12,9 +12,8 @@ import pytest
 from prefetch_loaders import until
 from repository import ROOT
 
-from tests.mutations import ALL, Mutation
+from tests.mutations.entry import ALL, FILES, Mutation, parse
 from tests.mutations.page import is_current, pages, recorded
-from tests.mutations.traps import TRAPS
 from tests.mutations.trial import NOTICED, Tree, execute, judge, problem, run
 
 pytestmark = pytest.mark.one_backend
@@ -35,14 +34,20 @@ def named_tests(path: Path) -> set[str]:
 
 
 def test_every_mutation_fits_the_sources() -> None:
-    wrong = {each.name: why for each in ALL if (why := problem(each))}
-    assert wrong == {}
+    assert {each.name: why for each in ALL if (why := problem(each))} == {}
+
+
+def test_every_outcome_is_of_the_mutation_as_it_stands_and_it_was_noticed() -> None:
+    names, kept = [mutation.name for mutation in ALL], recorded()
+    assert len(set(names)) == len(names) and set(kept) == set(names)
+    for mutation in ALL:
+        assert is_current(mutation, kept), "run python scripts/mutations.py --changed"
+        assert kept[mutation.name]["verdict"] in NOTICED, mutation.name
 
 
 def test_every_test_that_must_notice_exists() -> None:
     known: dict[str, set[str]] = {}
     for mutation in ALL:
-        assert mutation.tests, mutation.name
         for test in mutation.tests:
             file, _, name = test.partition("::")
             if file not in known:
@@ -51,27 +56,40 @@ def test_every_test_that_must_notice_exists() -> None:
 
 
 def test_every_trap_has_a_mutation_or_a_reason() -> None:
-    names = [mutation.name for mutation in ALL]
-    assert len(set(names)) == len(names)
-    tried = {mutation.trap for mutation in ALL}
-    assert tried <= set(TRAPS)
-    assert [name for name in set(TRAPS) - tried if not TRAPS[name].rest] == []
-
-
-def test_every_outcome_is_of_the_mutation_as_it_stands_and_it_was_noticed() -> None:
-    kept = recorded()
-    assert set(kept) == {mutation.name for mutation in ALL}
-    for mutation in ALL:
-        assert is_current(mutation, kept), "run python scripts/mutations.py --changed"
-        assert kept[mutation.name]["verdict"] in NOTICED, mutation.name
+    for path in FILES:
+        for trap in path.read_text(encoding="utf-8").split("\n## ")[1:]:
+            assert "\n@@ " in trap or "\n*Not by a mutation.*" in trap, trap
 
 
 def test_the_pages_are_those_of_the_mutations() -> None:
-    for path, text in pages(ALL, recorded()).items():
+    for path, text in pages(recorded()).items():
         is_current = path.read_text(encoding="utf-8") == text
         assert is_current, "run python scripts/mutations.py --table"
-    titles = re.findall("^## (.+)$", "".join(pages(ALL, {}).values()), re.M)
-    assert [title.lower() for title in titles] == list(TRAPS), "each is on one page"
+
+
+def test_an_entry_names_what_it_changes_and_its_tests() -> None:
+    entry = """\
+@@ a row is lost
+file: csrc/a.cpp
+test: tests/csrc/test_a.cpp::test_b
+test: tests/csrc/test_c.cpp
+limit: 30
+ stays
+-goes
+-
++comes
+"""
+    assert parse(f"## Trap\n\ntext\n\n{entry}\n{entry}") == 2 * [
+        Mutation(
+            name="a row is lost",
+            file="csrc/a.cpp",
+            text="stays\ngoes\n\n",
+            replacement="stays\ncomes\n",
+            tests=("tests/csrc/test_a.cpp::test_b", "tests/csrc/test_c.cpp"),
+            sanitize="address,undefined",
+            limit=30,
+        )
+    ]
 
 
 SOURCE = """\
@@ -108,7 +126,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def without_check(name: str, replacement: str, *tests: str) -> Mutation:
-    return Mutation(name, "toy", "source.py", CHECK, replacement, tests)
+    return Mutation(name, "source.py", CHECK, replacement, tests)
 
 
 def test_what_became_of_a_mutation_is_told(toy: Tree) -> None:
