@@ -149,22 +149,6 @@ def test_the_content_is_on_the_disk_before_its_name_is(
     assert torch.load(path, weights_only=True) == [2]
 
 
-def test_a_disk_that_is_full_costs_nothing(
-    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.pt"
-    module.write([1], path)
-
-    def full(number: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        module.write([2], path)
-    assert torch.load(path, weights_only=True) == [1]
-    assert os.listdir(tmp_path) == ["a.pt"]
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path

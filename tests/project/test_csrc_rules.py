@@ -11,7 +11,6 @@ CSRC = ROOT / "csrc"
 SOURCES = sorted(
     path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".cuh")
 )
-TESTS = sorted((ROOT / "tests" / "csrc").rglob("*.[ch]*"))
 #: From the top down: folders, and the folders or headers that they may include besides
 #: their own. Folders of one row do not include each other.
 ROWS = (
@@ -148,15 +147,3 @@ def test_the_driver_is_called_without_the_interpreters_lock():
 def test_no_memory_is_write_combined():
     for path in SOURCES:
         assert "writecombined" not in without_comments(path).lower(), path
-
-
-@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: path.name)
-def test_lines_are_narrow(path):
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert max(map(len, lines)) <= 88
-
-
-def test_headers_are_read_once():
-    for path in SOURCES:
-        if path.suffix in (".h", ".cuh"):
-            assert "#pragma once" in path.read_text(encoding="utf-8"), path

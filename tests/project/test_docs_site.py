@@ -18,7 +18,6 @@ import pyparallel.mmengine
 
 pytestmark = pytest.mark.one_backend
 
-INDEX = "docs/index.md"
 #: Modules of the reference, and the names that it has of each.
 MODULES: dict[str, list[str]] = {
     "pyparallel": [name for name in pyparallel.__all__ if name != "memory"],
@@ -50,27 +49,6 @@ def anchors(page: str) -> list[str]:
         taken = found.count(slug) and f"{slug}-{found.count(slug)}"
         found.append(taken or slug)
     return found
-
-
-def in_the_tree() -> list[str]:
-    """Return the pages that the tree of the site names, in its order."""
-    entries = []
-    for block in all_blocks("{toctree}"):
-        assert block.page == INDEX
-        for entry in block.text.split("\n\n", 1)[1].split():
-            path = (ROOT / "docs" / f"{entry}.md").resolve()
-            entries.append(path.relative_to(ROOT).as_posix())
-    return entries
-
-
-def test_every_page_of_the_documentation_is_in_the_tree_once() -> None:
-    tree = in_the_tree()
-    assert len(tree) == len(set(tree)) > 35
-    assert {page for page in tree if not (ROOT / page).exists()} == set()
-    written = {page for page in pages() if page.startswith("docs/")} - {INDEX}
-    others = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/gpu.md"}
-    others |= {f"{name}/README.md" for name in ("benchmarks", "csrc", "examples")}
-    assert set(tree) == written | others  # the README is where the code is hosted
 
 
 @pytest.mark.parametrize("page", pages())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,25 +85,6 @@ def test_changes_are_found_by_name(
     assert api.parse(api.noted(OLD, lines)) == (sorted(OLD), sorted(lines))
 
 
-@pytest.mark.parametrize(
-    ("text", "missing"),
-    [
-        ("`A.b` is a property", []),
-        ("`A.b(x)` takes x; so does `pyparallel.A.b`", []),
-        ("A.b is a property", ["A.b"]),  # a word, not code
-        ("`A.bc` and `B.A.b`", ["A.b"]),
-        ("nothing", ["A.b"]),
-    ],
-)
-def test_a_change_is_named_as_code(
-    api: ModuleType, text: str, missing: list[str]
-) -> None:
-    log = f"# Changelog\n\n## 2.0\n\n- `A.b`\n\n### Interface\n\n{text}\n"
-    older = "\n## 1.0\n\n### Interface\n\n`A.b`\n"
-    assert api.unnamed(["A.b"], api.interface(log + older)) == missing
-    assert api.interface("# Changelog\n\n## 2.0\n" + older) == ""
-
-
 def test_the_command_compares_notes_and_freezes(
     api: ModuleType,
     now: list[str],
@@ -130,32 +110,6 @@ def test_the_command_compares_notes_and_freezes(
 
 
 # ------------------------------------------------------------------- what editors show
-def docstrings(module: ModuleType) -> Iterator[tuple[str, str, str]]:
-    """Yield the public names of a module, their docstrings, and those of a base."""
-    for name in module.__all__:
-        value = getattr(module, name)
-        if not (inspect.isclass(value) or inspect.isroutine(value)):
-            continue
-        yield f"{module.__name__}.{name}", value.__doc__ or "", ""
-        for member in () if inspect.isroutine(value) else sorted(vars(value)):
-            one = vars(value)[member]
-            is_property = isinstance(one, property)
-            if member[0] != "_" and (inspect.isroutine(one) or is_property):
-                bases = [vars(c).get(member) for c in value.__mro__[1:]]
-                inherited = [b.__doc__ for b in bases if getattr(b, "__doc__", None)]
-                path = f"{module.__name__}.{name}.{member}"
-                yield path, one.__doc__ or "", str([*inherited, ""][0])
-
-
-@pytest.mark.parametrize("name", ["", ".memory", ".mmcv", ".mmengine", ".registry"])
-def test_the_first_line_of_every_docstring_is_a_sentence(name: str) -> None:
-    module = importlib.import_module(f"pyparallel{name}")
-    found = list(docstrings(module))
-    assert len(found) >= 3
-    for path, text, inherited in found:
-        first = (text or inherited).strip().split("\n\n")[0]
-        assert first[-1:] in tuple(".:") and len(first.split()) >= 3, (path, first)
-        assert "(" not in first.split()[0], f"{path}: a signature is no description"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import from_scripts
 import pytest
@@ -75,78 +76,47 @@ def found(
     return [text.partition(" ")[2] for text in check.problems(dist, TRACKED, "1.2.3")]
 
 
-def test_complete_archives_pass(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, dist: Path
-) -> None:
-    assert found(check, monkeypatch, dist, SDIST, WHEEL) == []
-
-
-def without(files: dict[str, bytes], name: str) -> dict[str, bytes]:
-    return {key: content for key, content in files.items() if key != name}
-
-
 OTHER = METADATA.replace("1.2.3", "1.2.4").encode()
 LOOSE = METADATA.replace("==2.13.*", ">=2.8").encode()
-NO_EXTENSION = "must have one extension with its record."
+#: A change of a file of the source archive or the wheel, and the fault.
+FAULTS = [
+    ("", "", None, ""),
+    ("sdist", "csrc/core/box.h", None, "must have {}, but has not. See MANIFEST.in."),
+    ("sdist", "notes.txt", b"", "must have tracked files only, but has {}."),
+    ("wheel", "pyparallel/py.typed", None, "must have {}, but has not."),
+    ("wheel", "pyparallel/profiler/page.html", None, "must have {}, but has not."),
+    ("wheel", "tests/test_a.py", b"", "must have modules and stubs only, but has {}."),
+    # A module that was deleted is still in a folder of an earlier build.
+    (
+        "wheel",
+        "pyparallel/old.py",
+        b"",
+        "must have modules and stubs only, but has {}.",
+    ),
+    ("wheel", SO, None, "must have one extension with its record."),
+    ("wheel", SO, b".symtab", "must be stripped, but {} has .symtab."),
+    ("wheel", INFO, OTHER, "must say Version: 1.2.3, but says 1.2.4."),
+    ("wheel", INFO, LOOSE, "must say Requires-Dist: torch==2.13.*, but does not."),
+]
 
 
-@pytest.mark.parametrize(
-    ("sdist", "wheel", "expected"),
-    [
-        (
-            without(SDIST, "csrc/core/box.h"),
-            WHEEL,
-            "must have csrc/core/box.h, but has not. See MANIFEST.in.",
-        ),
-        (
-            {**SDIST, "notes.txt": b""},
-            WHEEL,
-            "must have tracked files only, but has notes.txt.",
-        ),
-        (
-            SDIST,
-            without(WHEEL, "pyparallel/py.typed"),
-            "must have pyparallel/py.typed, but has not.",
-        ),
-        (
-            SDIST,
-            without(WHEEL, "pyparallel/profiler/page.html"),
-            "must have pyparallel/profiler/page.html, but has not.",
-        ),
-        (
-            SDIST,
-            {**WHEEL, "tests/test_a.py": b""},
-            "must have modules and stubs only, but has tests/test_a.py.",
-        ),
-        (
-            SDIST,  # a module that was deleted, still in a folder of an earlier build
-            {**WHEEL, "pyparallel/old.py": b""},
-            "must have modules and stubs only, but has pyparallel/old.py.",
-        ),
-        (SDIST, without(WHEEL, SO), NO_EXTENSION),
-        (SDIST, {**WHEEL, SO: b".symtab"}, f"must be stripped, but {SO} has .symtab."),
-        (
-            SDIST,
-            {**WHEEL, INFO: OTHER},
-            "must say Version: 1.2.3, but says 1.2.4.",
-        ),
-        (
-            SDIST,
-            {**WHEEL, INFO: LOOSE},
-            "must say Requires-Dist: torch==2.13.*, but does not.",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("archive", "name", "content", "expected"), FAULTS)
 def test_defects_of_an_archive_are_reported(
     check: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     dist: Path,
-    sdist: dict[str, bytes],
-    wheel: dict[str, bytes],
-    expected: str,
+    archive: str,
+    name: str,
+    content: bytes | None,
+    expected: Any,
 ) -> None:
-    assert found(check, monkeypatch, dist, sdist, wheel) == [expected]
+    files = {"sdist": {**SDIST}, "wheel": {**WHEEL}}
+    if content is not None:
+        files[archive][name] = content
+    elif name:
+        del files[archive][name]
+    expected = [expected.format(name)] if name else []
+    assert found(check, monkeypatch, dist, **files) == expected
 
 
 def test_a_wheel_that_claims_every_python_is_wrong(
@@ -182,45 +152,29 @@ TOMORROW = (datetime.date.today() + datetime.timedelta(2)).isoformat()
 
 
 @pytest.mark.parametrize(
-    ("project", "log", "api", "expected"),
+    ("old", "new", "expected"),
     [
         (
-            PROJECT.replace("1.2.3", "1.2.4"),
-            LOG,
-            API,
+            '"1.2.3"',
+            '"1.2.4"',
             "pyproject.toml must have version 1.2.3, but has 1.2.4.",
         ),
+        ("2024-01-02", "unreleased", f"{BEGIN} begins with '## 1.2.3 (unreleased)'."),
+        ("2024-01-02", TOMORROW, f"{BEGIN} begins with '## 1.2.3 ({TOMORROW})'."),
+        ("## 1.2.3", "## New\n\n## 1.2.3", f"{BEGIN} begins with '## New'."),
         (
-            PROJECT,
-            LOG.replace("2024-01-02", "unreleased"),
-            API,
-            f"{BEGIN} begins with '## 1.2.3 (unreleased)'.",
-        ),
-        (
-            PROJECT,
-            LOG.replace("2024-01-02", TOMORROW),
-            API,
-            f"{BEGIN} begins with '## 1.2.3 ({TOMORROW})'.",
-        ),
-        (
-            PROJECT,
-            LOG.replace("## 1.2.3", "## Unreleased\n\n## 1.2.3"),
-            API,
-            f"{BEGIN} begins with '## Unreleased'.",
-        ),
-        (
-            PROJECT,
-            LOG,
-            API + "+ pyparallel.b()\n- pyparallel.c()\n",
+            "  pyparallel.a()",
+            "+ pyparallel.b()\n- pyparallel.c()",
             "tests/public_api.txt must be frozen, but has 2 marked lines. Run "
             "scripts/public_api.py --freeze.",
         ),
     ],
 )
 def test_reasons_against_a_release_are_reported(
-    release: ModuleType, project: str, log: str, api: str, expected: str
+    release: ModuleType, old: str, new: str, expected: str
 ) -> None:
-    assert list(release.problems("1.2.3", project, log, api)) == [expected]
+    texts = [text.replace(old, new) for text in (PROJECT, LOG, API)]
+    assert list(release.problems("1.2.3", *texts)) == [expected]
 
 
 def test_todays_version_is_the_one_that_the_changelog_is_about(

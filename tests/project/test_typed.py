@@ -96,12 +96,3 @@ def test_an_editor_completes_public_names(code: str, expected: set[str]) -> None
     jedi = pytest.importorskip("jedi", reason="jedi is not installed")
     found = {name.name for name in jedi.Script(code).complete()}
     assert expected <= found
-
-
-def test_an_editor_shows_signatures_and_descriptions() -> None:
-    jedi = pytest.importorskip("jedi", reason="jedi is not installed")
-    script = jedi.Script("import pyparallel\npyparallel.parallel_apply(")
-    both = [signature.params[0].name for signature in script.get_signatures()]
-    assert both == ["fn", "modules"]
-    (shown,) = jedi.Script("import pyparallel\npyparallel.to_host").help(2, 13)
-    assert (pyparallel.to_host.__doc__ or "").split("\n")[0] in shown.docstring()

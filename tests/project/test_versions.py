@@ -89,29 +89,6 @@ def test_its_tests_exist(matrix: ModuleType) -> None:
     assert {*quick} < {*long} and "tests/project" not in long
 
 
-def program(path: Path, code: int = 0) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\nexit {code}\n")
-    path.chmod(0o755)
-    return path
-
-
-def test_an_interpreter_that_does_not_run_is_passed_over(
-    matrix: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert matrix.interpreter("3.13", tmp_path) is None
-    assert matrix.cells_of(["newest:newest"]) == [(PYTHONS[-1], NEWEST_TORCH)]
-    program(tmp_path / "python3.13", code=127)
-    kept = program(tmp_path / "versions" / "3.13.0" / "bin" / "python")
-    assert matrix.interpreter("3.13", tmp_path) == str(kept)
-    assert matrix.cells_of(["newest:2.11"]) == [("3.13", "2.11")]
-    named = program(tmp_path / "own")
-    monkeypatch.setenv("PYTHON_3_13", str(named))
-    assert matrix.interpreter("3.13", tmp_path) == str(named)
-    monkeypatch.setenv("PYTHON_3_13T", str(named))
-    assert matrix.interpreter("3.13t", tmp_path) == str(named)
-
-
 def commands_of(
     matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, fails: str = ""
 ) -> list[list[str]]:
@@ -139,24 +116,6 @@ def test_the_first_step_that_fails_ends_a_cell(
     assert begun[1][:3] == ["py", "-m", "venv"] and "torch==2.15.*" in begun[3]
     assert len(begun) == {"build": 6, "tests, python": 9, "": 9}[fails]
     assert not Path(begun[0][1]).parent.exists()
-
-
-def test_a_cell_is_prepared_and_tested_later(
-    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    begun = commands_of(matrix, monkeypatch)
-    folder = tmp_path / "build" / "cell"
-    arguments = ["--cells", "3.13:2.15", "--quick"]
-    assert matrix.main([*arguments, "--prepare", str(folder)]) == 0
-    assert len(begun) == 7 and "build_ext" in begun[5] and matrix.CHECK in begun[6]
-    assert begun[0][1] == str(folder / "tree") and folder.exists()
-    prepared = [*begun]
-    begun.clear()
-    assert matrix.main([*arguments, "--prepared", str(folder)]) == 0
-    assert begun[0] == prepared[0] and len(begun) == 3
-    own = str(folder / "venv" / "bin" / "python")
-    assert all(command[:3] == [own, "-m", "pytest"] for command in begun[1:])
-    assert not folder.exists()
 
 
 def test_each_wheel_is_installed_and_tests_itself(
