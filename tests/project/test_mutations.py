@@ -23,7 +23,7 @@ def named_tests(path: Path) -> set[str]:
     """Return the names of the tests in a file, without importing it."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".cpp":
-        return set(re.findall(r"^void (test_\w+)\(", text, re.MULTILINE))
+        return set(re.findall(r"^TEST\((test_\w+)\)", text, re.MULTILINE))
     found = set()
     for node in ast.parse(text).body:
         inside = node.body if isinstance(node, ast.ClassDef) else [node]

@@ -14,7 +14,7 @@ using namespace pyparallel;
 
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 
-void test_overflow_is_reported() {
+TEST(test_overflow_is_reported) {
   int64_t result = 0;
   CHECK(checked_add(kMax - 1, 1, &result) && result == kMax);
   CHECK(!checked_add(kMax, 1, &result));
@@ -23,14 +23,14 @@ void test_overflow_is_reported() {
   CHECK(!checked_mul(int64_t{1} << 32, int64_t{1} << 31, &result));
 }
 
-void test_narrowing_keeps_the_value_or_fails() {
+TEST(test_narrowing_keeps_the_value_or_fails) {
   uint32_t narrow = 0;
   CHECK(checked_narrow(int64_t{2}, &narrow) && narrow == 2);
   CHECK(!checked_narrow((int64_t{1} << 32) + 2, &narrow));
   CHECK(!checked_narrow(int64_t{-1}, &narrow));
 }
 
-void test_nbytes_of_shapes() {
+TEST(test_nbytes_of_shapes) {
   int64_t nbytes = -1;
   CHECK(checked_nbytes(nullptr, 0, 16, &nbytes) && nbytes == 16);
   const int64_t plain[] = {2, 3, 4};
@@ -43,7 +43,7 @@ void test_nbytes_of_shapes() {
   CHECK(!checked_nbytes(negative, 2, 1, &nbytes));
 }
 
-void test_extent_of_strided_tensors() {
+TEST(test_extent_of_strided_tensors) {
   int64_t end = -1;
   const int64_t sizes[] = {3, 4};
   const int64_t rows[] = {4, 1};
@@ -57,7 +57,7 @@ void test_extent_of_strided_tensors() {
   CHECK(checked_extent(empty, far, 2, kMax, 16, &end) && end == 0);
 }
 
-void test_contiguity_ignores_strides_of_single_places() {
+TEST(test_contiguity_ignores_strides_of_single_places) {
   const int64_t sizes[] = {2, 1, 3};
   const int64_t loose[] = {3, 77, 1};
   const int64_t gapped[] = {4, 4, 1};
@@ -66,7 +66,7 @@ void test_contiguity_ignores_strides_of_single_places() {
   CHECK(is_contiguous(nullptr, nullptr, 0));
 }
 
-void test_partition_covers_every_item_once() {
+TEST(test_partition_covers_every_item_once) {
   for (int64_t items : {0, 1, 2, 7, 64, 1000}) {
     for (int64_t workers : {1, 2, 3, 7, 64}) {
       int64_t next = 0;
@@ -83,7 +83,7 @@ void test_partition_covers_every_item_once() {
   CHECK(partition(kMax, 3, 2).end == kMax);
 }
 
-void test_row_division_on_both_sides_of_32_bits() {
+TEST(test_row_division_on_both_sides_of_32_bits) {
   const int64_t edges[] = {0,
                            1,
                            2,
@@ -103,14 +103,3 @@ void test_row_division_on_both_sides_of_32_bits() {
 }
 
 }  // namespace
-
-int main() {
-  test_overflow_is_reported();
-  test_narrowing_keeps_the_value_or_fails();
-  test_nbytes_of_shapes();
-  test_extent_of_strided_tensors();
-  test_contiguity_ignores_strides_of_single_places();
-  test_partition_covers_every_item_once();
-  test_row_division_on_both_sides_of_32_bits();
-  return finish("checked");
-}

@@ -48,7 +48,7 @@ void check_all(uint16_t infinity, const ValueOf& value_of, const CheckValue& che
   }
 }
 
-void test_every_float16_and_values_between() {
+TEST(test_every_float16_and_values_between) {
   check_all(0x7C00, testing::half_value, check_half);
   for (float value : {65504.0f, 65519.99f, 65520.0f, 65536.0f, 1e30f, INFINITY, NAN,
                       0.0f, 1e-30f, 1e-45f}) {
@@ -57,7 +57,7 @@ void test_every_float16_and_values_between() {
   }
 }
 
-void test_every_bfloat16_and_values_between() {
+TEST(test_every_bfloat16_and_values_between) {
   check_all(0x7F80, testing::bfloat16_value, check_bfloat16);
   for (float value : {3.4e38f, 3.4028235e38f, INFINITY, NAN, 0.0f, 1e-45f}) {
     check_bfloat16(value);
@@ -65,7 +65,7 @@ void test_every_bfloat16_and_values_between() {
   }
 }
 
-void test_values_of_float16_are_restored() {
+TEST(test_values_of_float16_are_restored) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<uint16_t>(bits);
     const double value = testing::half_value(half);
@@ -75,7 +75,7 @@ void test_values_of_float16_are_restored() {
   }
 }
 
-void test_random_bits() {
+TEST(test_random_bits) {
   Random random(9);
   for (int trial = 0; trial < 200000; ++trial) {
     const float value = bits_float(static_cast<int32_t>(random.next()));
@@ -85,11 +85,3 @@ void test_random_bits() {
 }
 
 }  // namespace
-
-int main() {
-  test_every_float16_and_values_between();
-  test_every_bfloat16_and_values_between();
-  test_values_of_float16_are_restored();
-  test_random_bits();
-  return finish("half");
-}

@@ -20,7 +20,7 @@ using testing::Bytes;
 using testing::Destination;
 using testing::ImageCase;
 
-void test_random_batches() {
+TEST(test_random_batches) {
   Random random(11);
   for (int trial = 0; trial < 400; ++trial) {
     ImageCase made;
@@ -32,7 +32,7 @@ void test_random_batches() {
 }
 
 // By several threads.
-void test_large_batches_are_whole() {
+TEST(test_large_batches_are_whole) {
   Random random(12);
   for (int trial = 0; trial < 24; ++trial) {
     ImageCase made;
@@ -63,7 +63,7 @@ void test_large_batches_are_whole() {
   }
 }
 
-void test_slices_of_images_make_the_whole() {
+TEST(test_slices_of_images_make_the_whole) {
   Random random(13);
   for (int trial = 0; trial < 30; ++trial) {
     ImageCase made;
@@ -86,7 +86,7 @@ void test_slices_of_images_make_the_whole() {
   }
 }
 
-void test_sizes_beyond_32_bits_are_found_exactly() {
+TEST(test_sizes_beyond_32_bits_are_found_exactly) {
   // Addresses without memory: no body reads them.
   constexpr size_t kNumBytes = size_t{70000} * 80000 * 3;
   void* const data = mmap(nullptr, kNumBytes, PROT_NONE,
@@ -111,11 +111,3 @@ void test_sizes_beyond_32_bits_are_found_exactly() {
 }
 
 }  // namespace
-
-int main() {
-  test_random_batches();
-  test_large_batches_are_whole();
-  test_slices_of_images_make_the_whole();
-  test_sizes_beyond_32_bits_are_found_exactly();
-  return finish("image");
-}

@@ -18,7 +18,7 @@ using testing::make_packed;
 using testing::Packed;
 using testing::Watched;
 
-void test_bounds_do_not_wrap() {
+TEST(test_bounds_do_not_wrap) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   int64_t end = 0;
   CHECK(slot_fits(0, 64, 64, &end) && end == 64);
@@ -29,7 +29,7 @@ void test_bounds_do_not_wrap() {
   CHECK(slot_ascends(0, 0) && !slot_ascends(-1, 0) && !slot_ascends(7, 8));
 }
 
-void test_slots_follow_one_another_at_cache_lines() {
+TEST(test_slots_follow_one_another_at_cache_lines) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   int64_t next = 0;
   CHECK(next_slot(0, 0, &next) && next == 0);
@@ -40,7 +40,7 @@ void test_slots_follow_one_another_at_cache_lines() {
   CHECK(is_aligned(0) && is_aligned(64) && !is_aligned(63) && !is_aligned(-1));
 }
 
-void test_a_lone_lane_writes_a_leaf_or_zero() {
+TEST(test_a_lone_lane_writes_a_leaf_or_zero) {
   Random random(2);
   for (int trial = 0; trial < 500; ++trial) {
     const Packed packed = make_packed(&random, 40, 9, 1);
@@ -55,7 +55,7 @@ void test_a_lone_lane_writes_a_leaf_or_zero() {
   }
 }
 
-void test_lanes_write_leaves_of_any_address_or_zero() {
+TEST(test_lanes_write_leaves_of_any_address_or_zero) {
   Random random(3);
   for (int trial = 0; trial < 300; ++trial) {
     const int64_t most = trial % 3 == 0 ? 900 : 70;
@@ -81,7 +81,7 @@ struct WatchedReader {
   }
 };
 
-void test_words_of_a_leaf_are_read_within_it() {
+TEST(test_words_of_a_leaf_are_read_within_it) {
   Random random(5);
   alignas(16) uint8_t source[16 + 700];
   for (uint8_t& byte : source) byte = static_cast<uint8_t>(random.next());
@@ -103,7 +103,7 @@ void test_words_of_a_leaf_are_read_within_it() {
   }
 }
 
-void test_slices_together_equal_the_whole() {
+TEST(test_slices_together_equal_the_whole) {
   Random random(4);
   for (int trial = 0; trial < 200; ++trial) {
     const Packed packed = make_packed(&random, 200, 100, 64);
@@ -126,13 +126,3 @@ void test_slices_together_equal_the_whole() {
 }
 
 }  // namespace
-
-int main() {
-  test_bounds_do_not_wrap();
-  test_slots_follow_one_another_at_cache_lines();
-  test_a_lone_lane_writes_a_leaf_or_zero();
-  test_lanes_write_leaves_of_any_address_or_zero();
-  test_words_of_a_leaf_are_read_within_it();
-  test_slices_together_equal_the_whole();
-  return finish("slots");
-}

@@ -15,7 +15,7 @@ namespace {
 using namespace pyparallel;
 using testing::Batch;
 
-void test_random_batches() {
+TEST(test_random_batches) {
   Random random(1);
   for (int trial = 0; trial < 600; ++trial) {
     const Batch batch = testing::make_any_batch(&random);
@@ -27,7 +27,7 @@ void test_random_batches() {
 
 // An address and a width that 16 does not divide, in one piece and in the pieces of a
 // GPU: edges, single words, and more words than a lane reads ahead.
-void test_rows_of_every_alignment_and_width() {
+TEST(test_rows_of_every_alignment_and_width) {
   Random random(7);
   testing::PadRuns runs;
   runs.limits = {int64_t{1} << 40, 2048};
@@ -46,7 +46,7 @@ void test_rows_of_every_alignment_and_width() {
   }
 }
 
-void test_slices_of_boxes_make_the_whole() {
+TEST(test_slices_of_boxes_make_the_whole) {
   Random random(2);
   for (bool placed : {false, true}) {
     const Batch batch = testing::make_batch(&random, {3, 4, 9}, 7, 4, false, placed);
@@ -69,7 +69,7 @@ BoxTable table_of(const BoxPlan& plan, size_t num_boxes) {
   return plan.table();
 }
 
-void test_equal_shapes_become_one_row_each() {
+TEST(test_equal_shapes_become_one_row_each) {
   uint8_t byte = 0;
   PadShapes shapes{4, {3, 5, 7}, {3, 5, 7, 3, 5, 7}, {{&byte, {}}, {&byte, {}}}, {}};
   const BoxPlan plan(&byte, shapes);
@@ -77,7 +77,7 @@ void test_equal_shapes_become_one_row_each() {
   CHECK(num_rows(table) == 2 && table.frame.width == 3 * 5 * 7 * 4);
 }
 
-void test_dimensions_that_no_sample_pads_merge() {
+TEST(test_dimensions_that_no_sample_pads_merge) {
   uint8_t byte = 0;
   PadShapes shapes{1, {2, 3, 8, 9, 4}, {2, 3, 8, 5, 4}, {{&byte, {}}}, {}};
   const BoxPlan plan(&byte, shapes);
@@ -87,7 +87,7 @@ void test_dimensions_that_no_sample_pads_merge() {
   CHECK(table.boxes[0].width == 5 * 4 && table.boxes[0].height == 48);
 }
 
-void test_dimensions_without_padding_merge_beside_those_with_starts() {
+TEST(test_dimensions_without_padding_merge_beside_those_with_starts) {
   uint8_t byte = 0;
   PadShapes shapes{1, {2, 3, 8, 9, 4}, {2, 3, 8, 5, 4}, {{&byte, {}}}, {0, 0, 0, 2, 0}};
   const BoxPlan plan(&byte, shapes);
@@ -97,7 +97,7 @@ void test_dimensions_without_padding_merge_beside_those_with_starts() {
   CHECK(table.starts[0].y == 0 && table.starts[0].z == 0);
 }
 
-void test_sizes_beyond_32_bits_are_planned_exactly() {
+TEST(test_sizes_beyond_32_bits_are_planned_exactly) {
   constexpr int64_t kWide = int64_t{3} << 31;
   uint8_t byte = 0;
   PadShapes shapes{2, {5, kWide}, {4, kWide - 1}, {{&byte, {}}}, {}};
@@ -114,14 +114,3 @@ void test_sizes_beyond_32_bits_are_planned_exactly() {
 }
 
 }  // namespace
-
-int main() {
-  test_random_batches();
-  test_rows_of_every_alignment_and_width();
-  test_slices_of_boxes_make_the_whole();
-  test_equal_shapes_become_one_row_each();
-  test_dimensions_that_no_sample_pads_merge();
-  test_dimensions_without_padding_merge_beside_those_with_starts();
-  test_sizes_beyond_32_bits_are_planned_exactly();
-  return finish("pad_copy");
-}

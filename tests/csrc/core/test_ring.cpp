@@ -50,7 +50,7 @@ struct Shared {
   Ring ring;
 };
 
-void test_line_zero_describes_the_memory() {
+TEST(test_line_zero_describes_the_memory) {
   Shared shared(3);
   CHECK(shared.ring.is_formatted() && shared.ring.is_native());
   CHECK(!Ring(shared.memory, 2).is_formatted());
@@ -65,7 +65,7 @@ void test_line_zero_describes_the_memory() {
   CHECK(shared.ring.is_formatted() && !shared.ring.is_native());
 }
 
-void test_formatting_clears_everything() {
+TEST(test_formatting_clears_everything) {
   Shared shared(5);
   memset(shared.memory, 0xEE, shared.nbytes);
   CHECK(!shared.ring.is_formatted());
@@ -76,7 +76,7 @@ void test_formatting_clears_everything() {
   CHECK(shared.holds(0, static_cast<int64_t>(0xEEEEEEEEEEEEEEEE)));
 }
 
-void test_one_thread_equals_a_vector_of_holders() {
+TEST(test_one_thread_equals_a_vector_of_holders) {
   constexpr int64_t kSlots = 7;
   Shared shared(kSlots);
   std::vector<int64_t> expected(kSlots, 0);
@@ -133,7 +133,44 @@ int64_t consume(Shared* shared, int64_t id) {
   return taken;
 }
 
-void test_threads_never_see_a_slot_of_two_holders() {
+pid_t fork_producer(Shared* shared, int64_t id, int num_slots, bool die) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  alarm(60);
+  num_failures = 0;
+  produce(shared, id, num_slots, die);
+  while (die) pause();
+  _exit(num_failures == 0 ? 0 : 1);
+}
+
+TEST(test_processes_share_a_ring_and_one_is_killed) {
+  constexpr int kEach = 400;
+  constexpr int kHeld = 17;
+  Shared shared(5);
+  const pid_t living[] = {fork_producer(&shared, 2, kEach, false),
+                          fork_producer(&shared, 3, kEach, false)};
+  const pid_t doomed = fork_producer(&shared, 4, kHeld, true);
+  int64_t taken = 0;
+  while (taken < 2 * kEach + kHeld - 1) taken += consume(&shared, 100);
+  bool holding = false;
+  while (!holding) {
+    for (int64_t i = 0; i < 5; ++i) holding |= shared.ring.holder(i) == 4;
+  }
+  CHECK(kill(doomed, SIGKILL) == 0);
+  int status = 0;
+  CHECK(waitpid(doomed, &status, 0) == doomed && WIFSIGNALED(status));
+  for (const pid_t child : living) {
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+  }
+  int64_t reclaimed = 0;
+  for (int64_t i = 0; i < 5; ++i) reclaimed += shared.ring.pass(i, 4, kNoHolder);
+  CHECK(reclaimed == 1);
+  for (int64_t i = 0; i < 5; ++i) CHECK(shared.ring.claim(9) == i);
+  CHECK(shared.ring.claim(9) == -1);
+}
+
+TEST(test_threads_never_see_a_slot_of_two_holders) {
   constexpr int kProducers = 3;
   constexpr int kEach = 600;
   Shared shared(4);
@@ -164,50 +201,4 @@ void test_threads_never_see_a_slot_of_two_holders() {
   CHECK(held == 1);
 }
 
-pid_t fork_producer(Shared* shared, int64_t id, int num_slots, bool die) {
-  const pid_t child = fork();
-  if (child != 0) return child;
-  alarm(60);
-  num_failures = 0;
-  produce(shared, id, num_slots, die);
-  while (die) pause();
-  _exit(num_failures == 0 ? 0 : 1);
-}
-
-void test_processes_share_a_ring_and_one_is_killed() {
-  constexpr int kEach = 400;
-  constexpr int kHeld = 17;
-  Shared shared(5);
-  const pid_t living[] = {fork_producer(&shared, 2, kEach, false),
-                          fork_producer(&shared, 3, kEach, false)};
-  const pid_t doomed = fork_producer(&shared, 4, kHeld, true);
-  int64_t taken = 0;
-  while (taken < 2 * kEach + kHeld - 1) taken += consume(&shared, 100);
-  bool holding = false;
-  while (!holding) {
-    for (int64_t i = 0; i < 5; ++i) holding |= shared.ring.holder(i) == 4;
-  }
-  CHECK(kill(doomed, SIGKILL) == 0);
-  int status = 0;
-  CHECK(waitpid(doomed, &status, 0) == doomed && WIFSIGNALED(status));
-  for (const pid_t child : living) {
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0);
-  }
-  int64_t reclaimed = 0;
-  for (int64_t i = 0; i < 5; ++i) reclaimed += shared.ring.pass(i, 4, kNoHolder);
-  CHECK(reclaimed == 1);
-  for (int64_t i = 0; i < 5; ++i) CHECK(shared.ring.claim(9) == i);
-  CHECK(shared.ring.claim(9) == -1);
-}
-
 }  // namespace
-
-int main() {
-  test_line_zero_describes_the_memory();
-  test_formatting_clears_everything();
-  test_one_thread_equals_a_vector_of_holders();
-  test_processes_share_a_ring_and_one_is_killed();
-  test_threads_never_see_a_slot_of_two_holders();
-  return finish("ring");
-}

@@ -36,7 +36,7 @@ void check_pad_copy(const std::vector<int64_t>& target, int64_t num) {
   }
 }
 
-void test_large_copies_use_threads() {
+TEST(test_large_copies_use_threads) {
   CHECK(cpu::num_workers(1) == 1);
   CHECK(cpu::num_workers(int64_t{1} << 40) > 1);
   check_pad_copy({3, 200, 301}, 3);
@@ -44,7 +44,7 @@ void test_large_copies_use_threads() {
   check_pad_copy({7, 3}, 5);
 }
 
-void test_pack_with_threads() {
+TEST(test_pack_with_threads) {
   const std::vector<uint8_t> leaf(1 << 20, 7);
   const auto nbytes = static_cast<int64_t>(leaf.size());
   std::vector<uint8_t> slab(leaf.size() * 2 + 192, 0xEE);
@@ -55,7 +55,7 @@ void test_pack_with_threads() {
   CHECK(sum == 2 * 7 * nbytes);
 }
 
-void test_a_forked_child_uses_one_thread() {
+TEST(test_a_forked_child_uses_one_thread) {
   CHECK(!cpu::forked());
   const pid_t child = fork();
   if (child == 0) {
@@ -70,10 +70,3 @@ void test_a_forked_child_uses_one_thread() {
 }
 
 }  // namespace
-
-int main() {
-  test_large_copies_use_threads();
-  test_pack_with_threads();
-  test_a_forked_child_uses_one_thread();
-  return finish("launch");
-}

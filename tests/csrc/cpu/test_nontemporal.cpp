@@ -55,7 +55,7 @@ void check_pieces(Random* random, int64_t alignment) {
   }
 }
 
-void test_every_mover_writes_every_byte_and_no_other() {
+TEST(test_every_mover_writes_every_byte_and_no_other) {
   Random random(5);
   for (int64_t alignment = 0; alignment < kLineBytes; ++alignment) {
     for (int trial = 0; trial < 40; ++trial) {
@@ -69,7 +69,7 @@ void test_every_mover_writes_every_byte_and_no_other() {
 }
 
 // Other threads see non-temporal stores only after a fence.
-void test_a_worker_ends_with_a_fence() {
+TEST(test_a_worker_ends_with_a_fence) {
 #if defined(__x86_64__)
   static int num_fences = 0;
   struct Counted : cpu::Sse2Lines {
@@ -90,7 +90,7 @@ void test_a_worker_ends_with_a_fence() {
 #endif
 }
 
-void test_this_machine_has_a_mover() {
+TEST(test_this_machine_has_a_mover) {
   int num = 0;
   const bool found = cpu::visit_lines([&](auto) { return ++num == 1; });
 #if defined(__x86_64__)
@@ -104,7 +104,7 @@ PadShapes planes(const std::vector<uint8_t>& source, int64_t height, int64_t wid
   return {1, {3, height, width}, {3, height, width - 1}, {{source.data(), {}}}, {}};
 }
 
-void test_large_copies_of_long_rows_are_streamed() {
+TEST(test_large_copies_of_long_rows_are_streamed) {
   const int64_t cache = cpu::last_cache_bytes();
   CHECK(cache >= 1024 * 1024);
   const std::vector<uint8_t> none(1);
@@ -118,7 +118,7 @@ void test_large_copies_of_long_rows_are_streamed() {
   CHECK(!streamed(cache / 2 / 100, 100));
 }
 
-void test_large_copies_are_whole() {
+TEST(test_large_copies_are_whole) {
   const int64_t height = cpu::last_cache_bytes() / 6 / 1001 + 2;
   Random random(6);
   const auto source = random_bytes(&random, 3 * height * 1000);
@@ -137,12 +137,3 @@ void test_large_copies_are_whole() {
 }
 
 }  // namespace
-
-int main() {
-  test_every_mover_writes_every_byte_and_no_other();
-  test_a_worker_ends_with_a_fence();
-  test_this_machine_has_a_mover();
-  test_large_copies_of_long_rows_are_streamed();
-  test_large_copies_are_whole();
-  return finish("stream");
-}

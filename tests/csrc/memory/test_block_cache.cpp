@@ -33,7 +33,7 @@ void write(const Block& block, int value) {
 
 uint64_t address(const Block& block) { return reinterpret_cast<uintptr_t>(block.data); }
 
-void test_a_block_is_reused() {
+TEST(test_a_block_is_reused) {
   start_anew(64 * kMiB, kLong);
   const CacheInfo before = cache_info();
   const Block first = take_block(5 * kMiB + 1);
@@ -63,7 +63,7 @@ void test_a_block_is_reused() {
   CHECK(clear_cache() == after.cached);
 }
 
-void test_the_smallest_fitting_block_is_taken() {
+TEST(test_the_smallest_fitting_block_is_taken) {
   start_anew(64 * kMiB, kLong);
   const Block large = take_block(8 * kMiB);
   const Block small = take_block(6 * kMiB);
@@ -74,7 +74,7 @@ void test_the_smallest_fitting_block_is_taken() {
   give_block(taken);
 }
 
-void test_the_limit_holds() {
+TEST(test_the_limit_holds) {
   start_anew(10 * kMiB, kLong);
   std::vector<Block> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(take_block(4 * kMiB));
@@ -93,7 +93,7 @@ void test_the_limit_holds() {
   CHECK(cache_info().cached == 0);
 }
 
-void test_idle_blocks_are_freed_in_time() {
+TEST(test_idle_blocks_are_freed_in_time) {
   start_anew(64 * kMiB, milliseconds(300));
   give_block(take_block(4 * kMiB));
   give_block(take_block(2 * kMiB));
@@ -116,7 +116,7 @@ void test_idle_blocks_are_freed_in_time() {
   CHECK(cache_info().cached == 0);
 }
 
-void test_impossible_sizes_are_refused() {
+TEST(test_impossible_sizes_are_refused) {
   start_anew(64 * kMiB, kLong);
   give_block(take_block(4 * kMiB));
   for (const int64_t nbytes : {INT64_MAX, int64_t{1} << 60}) {
@@ -132,7 +132,7 @@ void test_impossible_sizes_are_refused() {
 }
 
 // Blocks that two threads hold at once never share memory.
-void test_threads_do_not_share_blocks() {
+TEST(test_threads_do_not_share_blocks) {
   start_anew(8 * kMiB, milliseconds(1));
   std::atomic<int> wrong{0};
   const auto work = [&](int id) {
@@ -172,7 +172,7 @@ void check_child() {
   CHECK(cache_info().cached == 0);  // it has a thread of its own
 }
 
-void test_a_forked_child_starts_empty() {
+TEST(test_a_forked_child_starts_empty) {
   start_anew(64 * kMiB, kLong);
   const Block held = take_block(2 * kMiB);
   const Block idle = take_block(4 * kMiB);
@@ -191,18 +191,7 @@ void test_a_forked_child_starts_empty() {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   CHECK(cache_info().cached == 4 * kMiB);
   give_block(held);
+  clear_cache();
 }
 
 }  // namespace
-
-int main() {
-  test_a_block_is_reused();
-  test_the_smallest_fitting_block_is_taken();
-  test_the_limit_holds();
-  test_idle_blocks_are_freed_in_time();
-  test_impossible_sizes_are_refused();
-  test_threads_do_not_share_blocks();
-  test_a_forked_child_starts_empty();
-  clear_cache();
-  return finish("block_cache");
-}

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <vector>
 
 inline int num_failures = 0;
 
@@ -15,10 +16,20 @@ inline int num_failures = 0;
     }                                                                     \
   } while (false)
 
-inline int finish(const char* name) {
-  std::printf("%s: %s\n", name, num_failures == 0 ? "passed" : "FAILED");
-  return num_failures == 0 ? 0 : 1;
+// Tests run in the order of their definitions (run_tests.cpp).
+inline std::vector<void (*)()>& all_tests() {
+  static std::vector<void (*)()> tests;
+  return tests;
 }
+
+struct Registered {
+  explicit Registered(void (*test)()) { all_tests().push_back(test); }
+};
+
+#define TEST(name)                    \
+  void name();                        \
+  const Registered run_##name{&name}; \
+  void name()
 
 // SplitMix64.
 class Random {

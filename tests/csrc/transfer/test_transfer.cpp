@@ -19,7 +19,7 @@ using fake::kHome;
 using fake::kOther;
 using fake::Target;
 
-void test_a_small_batch_is_one_copy() {
+TEST(test_a_small_batch_is_one_copy) {
   Bench bench;
   for (int trial = 0; trial < 3; ++trial) {
     Batch batch(&bench.random, 500, 300);
@@ -43,7 +43,7 @@ void test_a_small_batch_is_one_copy() {
   CHECK(bench.engine.events().num_created() == 2);
 }
 
-void test_chunks_of_any_size_arrive() {
+TEST(test_chunks_of_any_size_arrive) {
   Bench bench;
   for (int64_t chunk : {1, 63, 64, 1000, 4096, 65536}) {
     for (int64_t num_direct : {0, 1, 7, 8, 20}) {
@@ -65,7 +65,7 @@ void test_chunks_of_any_size_arrive() {
   CHECK(bench.runtime.num_overwritten == 0);
 }
 
-void test_a_stream_waits_for_no_work_of_its_own() {
+TEST(test_a_stream_waits_for_no_work_of_its_own) {
   Bench bench;
   const Batch batch(&bench.random, 3, 100);
   Target target(batch);
@@ -76,7 +76,7 @@ void test_a_stream_waits_for_no_work_of_its_own() {
   CHECK(target.memory == batch.expected());
 }
 
-void test_nothing_to_send_is_an_event() {
+TEST(test_nothing_to_send_is_an_event) {
   Bench bench;
   const Batch batch(&bench.random, 0, 0);
   Target target(batch);
@@ -86,7 +86,7 @@ void test_nothing_to_send_is_an_event() {
   CHECK(bench.engine.is_done(*sent.event));
 }
 
-void test_a_block_is_used_again_when_it_has_been_read() {
+TEST(test_a_block_is_used_again_when_it_has_been_read) {
   Bench bench;
   const Batch batch(&bench.random, 9, 900);
   std::vector<Target> targets(6, Target(batch));
@@ -107,7 +107,7 @@ void test_a_block_is_used_again_when_it_has_been_read() {
   for (const Target& target : targets) CHECK(target.memory == batch.expected());
 }
 
-void test_a_long_transfer_uses_its_own_blocks_again() {
+TEST(test_a_long_transfer_uses_its_own_blocks_again) {
   // The device has finished all queued work before a chunk is packed.
   const auto pack = [](const pyparallel::Pack& body) {
     fake::now->synchronize(kCopies);
@@ -125,7 +125,7 @@ void test_a_long_transfer_uses_its_own_blocks_again() {
   CHECK(bench.engine.events().num_created() <= 4);
 }
 
-void test_idle_blocks_above_the_limit_are_freed() {
+TEST(test_idle_blocks_above_the_limit_are_freed) {
   Bench bench({3 * kSmallestBlock, false});
   const Batch batch(&bench.random, 9, 900);
   std::vector<Target> targets(5, Target(batch));
@@ -144,7 +144,7 @@ void test_idle_blocks_above_the_limit_are_freed() {
   CHECK(bench.runtime.num_overwritten == 0);
 }
 
-void test_blocks_fit() {
+TEST(test_blocks_fit) {
   Bench bench;
   Staging staging(&bench.runtime, {});
   for (int64_t nbytes : {int64_t{1}, kSmallestBlock, kSmallestBlock + 1,
@@ -160,7 +160,7 @@ void test_blocks_fit() {
   CHECK(staging.info().num_allocated == 3);
 }
 
-void test_two_threads_with_one_queue_take_one_block_each() {
+TEST(test_two_threads_with_one_queue_take_one_block_each) {
   Bench bench;
   Events events(&bench.runtime);
   Staging staging(&bench.runtime, {});
@@ -178,7 +178,7 @@ void test_two_threads_with_one_queue_take_one_block_each() {
   gate->open();
 }
 
-void test_blocks_are_poisoned_after_their_copy() {
+TEST(test_blocks_are_poisoned_after_their_copy) {
   Bench bench;
   Events events(&bench.runtime);
   Limits poisoned;
@@ -197,17 +197,3 @@ void test_blocks_are_poisoned_after_their_copy() {
 }
 
 }  // namespace
-
-int main() {
-  test_a_small_batch_is_one_copy();
-  test_chunks_of_any_size_arrive();
-  test_a_stream_waits_for_no_work_of_its_own();
-  test_nothing_to_send_is_an_event();
-  test_a_block_is_used_again_when_it_has_been_read();
-  test_a_long_transfer_uses_its_own_blocks_again();
-  test_idle_blocks_above_the_limit_are_freed();
-  test_blocks_fit();
-  test_two_threads_with_one_queue_take_one_block_each();
-  test_blocks_are_poisoned_after_their_copy();
-  return finish("transfer");
-}

@@ -59,7 +59,7 @@ void check_failure(const std::string& call, int64_t n, int64_t num_lost) {
   CHECK(info.num_idle + info.num_read + num_lost == info.num_allocated);
 }
 
-void test_an_error_half_way_leaves_nothing_unguarded() {
+TEST(test_an_error_half_way_leaves_nothing_unguarded) {
   for (int64_t n : {1, 2}) check_failure("copy", n, 0);  // the copies in place
   for (int64_t n : {3, 5, 7}) check_failure("copy", n, 0);
   for (int64_t n : {1, 4}) check_failure("allocate", n, 0);
@@ -67,7 +67,7 @@ void test_an_error_half_way_leaves_nothing_unguarded() {
   for (int64_t n : {1, 5}) check_failure("record 0", n, 1);
 }
 
-void test_a_block_that_could_not_be_packed_is_free() {
+TEST(test_a_block_that_could_not_be_packed_is_free) {
   const auto fail = [](const pyparallel::Pack&) {
     throw std::runtime_error("no pack");
   };
@@ -82,7 +82,7 @@ void test_a_block_that_could_not_be_packed_is_free() {
   CHECK(target.memory[1] == batch.sources[0]);
 }
 
-void test_without_an_event_nothing_is_used_again() {
+TEST(test_without_an_event_nothing_is_used_again) {
   Bench bench;
   const Batch batch(&bench.random, 10, 6000, 1);
   Target target(batch);
@@ -98,7 +98,7 @@ void test_without_an_event_nothing_is_used_again() {
   CHECK(info.num_allocated == 2 && info.num_idle == 0 && info.num_read == 1);
 }
 
-void test_an_error_before_anything_is_queued_is_thrown() {
+TEST(test_an_error_before_anything_is_queued_is_thrown) {
   for (const char* call : {"create_event", "record 1", "wait 0"}) {
     Bench bench;
     const Batch batch(&bench.random, 3, 100, 1);
@@ -110,7 +110,7 @@ void test_an_error_before_anything_is_queued_is_thrown() {
   }
 }
 
-void test_capture_is_refused_before_anything_is_queued() {
+TEST(test_capture_is_refused_before_anything_is_queued) {
   Bench bench;
   const Batch batch(&bench.random, 3, 100, 1);
   Target target(batch);
@@ -124,7 +124,7 @@ void test_capture_is_refused_before_anything_is_queued() {
   }
 }
 
-void test_a_forked_child_is_refused() {
+TEST(test_a_forked_child_is_refused) {
   Bench bench;
   const Batch batch(&bench.random, 3, 100);
   Target target(batch);
@@ -154,13 +154,3 @@ void test_a_forked_child_is_refused() {
 }
 
 }  // namespace
-
-int main() {
-  test_an_error_half_way_leaves_nothing_unguarded();
-  test_a_block_that_could_not_be_packed_is_free();
-  test_without_an_event_nothing_is_used_again();
-  test_an_error_before_anything_is_queued_is_thrown();
-  test_capture_is_refused_before_anything_is_queued();
-  test_a_forked_child_is_refused();
-  return finish("transfer_errors");
-}

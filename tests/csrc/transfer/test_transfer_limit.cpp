@@ -38,7 +38,7 @@ std::vector<Target> fill(Bench* bench, const Batch& batch, int num) {
   return targets;
 }
 
-void test_at_the_limit_the_host_waits_for_the_oldest_copy() {
+TEST(test_at_the_limit_the_host_waits_for_the_oldest_copy) {
   Bench bench(blocks(4));
   const Batch batch(&bench.random, 9, 900);
   const GateRef gate = bench.stop(kCopies);
@@ -61,7 +61,7 @@ void test_at_the_limit_the_host_waits_for_the_oldest_copy() {
   for (const Target& target : targets) CHECK(target.memory == batch.expected());
 }
 
-void test_a_transfer_larger_than_the_limit_arrives() {
+TEST(test_a_transfer_larger_than_the_limit_arrives) {
   for (int64_t limit : {1, 2, 7}) {
     Bench bench(blocks(limit));
     const Batch batch(&bench.random, 30, 2 * kSmallestBlock, 2);
@@ -81,7 +81,7 @@ void test_a_transfer_larger_than_the_limit_arrives() {
 }
 
 // Stream 0 is blocked until the host has finished with stream 2, as in an all-reduce.
-void test_a_stream_waits_for_no_block_of_another_one() {
+TEST(test_a_stream_waits_for_no_block_of_another_one) {
   Bench bench(blocks(4));
   const Batch batch(&bench.random, 9, 900);
   const GateRef gate = bench.stop(kCopies);
@@ -107,7 +107,7 @@ void test_a_stream_waits_for_no_block_of_another_one() {
   for (const Target& target : targets) CHECK(target.memory == batch.expected());
 }
 
-void test_idle_blocks_make_room_for_other_sizes() {
+TEST(test_idle_blocks_make_room_for_other_sizes) {
   Bench bench;
   Staging staging(&bench.runtime, blocks(8));
   std::vector<Block> small;
@@ -128,7 +128,7 @@ void test_idle_blocks_make_room_for_other_sizes() {
   CHECK(bench.runtime.most_nbytes == 8 * kSmallestBlock);
 }
 
-void test_a_lower_limit_holds_as_soon_as_it_can() {
+TEST(test_a_lower_limit_holds_as_soon_as_it_can) {
   Bench bench;
   const Batch batch(&bench.random, 9, 900);
   const GateRef other = bench.stop(kOther);
@@ -155,7 +155,7 @@ void test_a_lower_limit_holds_as_soon_as_it_can() {
   CHECK(target.memory == batch.expected() && next.memory == batch.expected());
 }
 
-void test_lost_blocks_count_and_the_error_names_the_knob() {
+TEST(test_lost_blocks_count_and_the_error_names_the_knob) {
   Bench bench(blocks(2));
   const Batch batch(&bench.random, 9, 900);
   Target target(batch);
@@ -177,7 +177,7 @@ void test_lost_blocks_count_and_the_error_names_the_knob() {
   CHECK(target.memory == batch.expected());
 }
 
-void test_a_wait_that_fails_is_the_error_of_its_transfer() {
+TEST(test_a_wait_that_fails_is_the_error_of_its_transfer) {
   Bench bench(blocks(1));
   const Batch batch(&bench.random, 9, 900);
   const GateRef gate = bench.stop(kCopies);
@@ -194,7 +194,7 @@ void test_a_wait_that_fails_is_the_error_of_its_transfer() {
   CHECK(bench.engine.staging().info().abandoned_nbytes == 0);
 }
 
-void test_memory_that_was_not_to_be_had_does_not_count() {
+TEST(test_memory_that_was_not_to_be_had_does_not_count) {
   Bench bench(blocks(1));
   const Batch batch(&bench.random, 9, 900);
   Target target(batch);
@@ -207,7 +207,7 @@ void test_memory_that_was_not_to_be_had_does_not_count() {
 }
 
 // The only block is being written, so there is no event to wait for.
-void test_a_thread_waits_for_one_that_writes() {
+TEST(test_a_thread_waits_for_one_that_writes) {
   for (bool gives_back : {false, true}) {
     Bench bench;
     Events events(&bench.runtime);
@@ -234,16 +234,3 @@ void test_a_thread_waits_for_one_that_writes() {
 }
 
 }  // namespace
-
-int main() {
-  test_at_the_limit_the_host_waits_for_the_oldest_copy();
-  test_a_transfer_larger_than_the_limit_arrives();
-  test_a_stream_waits_for_no_block_of_another_one();
-  test_idle_blocks_make_room_for_other_sizes();
-  test_a_lower_limit_holds_as_soon_as_it_can();
-  test_lost_blocks_count_and_the_error_names_the_knob();
-  test_a_wait_that_fails_is_the_error_of_its_transfer();
-  test_memory_that_was_not_to_be_had_does_not_count();
-  test_a_thread_waits_for_one_that_writes();
-  return finish("transfer_limit");
-}

@@ -35,7 +35,7 @@ SendResult send_and_wait(Bench* bench, const Batch& batch, Target* target) {
   return bench->engine.send(job);
 }
 
-void test_copies_of_an_idle_home_need_no_wait() {
+TEST(test_copies_of_an_idle_home_need_no_wait) {
   Bench bench;
   for (int64_t num_direct = 1; num_direct < kBatchCopies; ++num_direct) {
     const Batch batch(&bench.random, 0, 900, num_direct);
@@ -69,7 +69,7 @@ bool are_beside(Bench* bench, const Batch& batch, bool waits_immediately) {
   return found;
 }
 
-void test_other_copies_use_the_copy_stream() {
+TEST(test_other_copies_use_the_copy_stream) {
   Bench bench;
   const Batch packed(&bench.random, 3, 100, 1);
   const Batch many(&bench.random, 0, 100, kBatchCopies);
@@ -84,7 +84,7 @@ void test_other_copies_use_the_copy_stream() {
   CHECK(!are_beside(&bench, few, true));
 }
 
-void test_copies_use_the_copy_stream_if_home_is_busy() {
+TEST(test_copies_use_the_copy_stream_if_home_is_busy) {
   Bench bench;
   const Batch batch(&bench.random, 0, 100, 1);
   Target target(batch);
@@ -96,7 +96,7 @@ void test_copies_use_the_copy_stream_if_home_is_busy() {
   CHECK(target.memory == batch.expected());
 }
 
-void test_a_wait_on_a_captured_stream_is_refused() {
+TEST(test_a_wait_on_a_captured_stream_is_refused) {
   Bench bench;
   const Batch batch(&bench.random, 3, 100);
   Target target(batch);
@@ -119,7 +119,7 @@ void test_a_wait_on_a_captured_stream_is_refused() {
   bench.synchronize();
 }
 
-void test_the_host_waits_for_a_mark() {
+TEST(test_the_host_waits_for_a_mark) {
   Bench bench;
   const auto gate = bench.stop(kOther);
   const EventRef recorded = bench.engine.record(kOther);
@@ -129,7 +129,7 @@ void test_the_host_waits_for_a_mark() {
   CHECK(bench.engine.is_done(*recorded));
 }
 
-void test_a_fence_is_passed_when_every_stream_has_done_its_work() {
+TEST(test_a_fence_is_passed_when_every_stream_has_done_its_work) {
   for (const bool first_is_last : {true, false}) {
     Bench bench;
     bench.runtime.current = {kHome, kOther};
@@ -148,13 +148,13 @@ void test_a_fence_is_passed_when_every_stream_has_done_its_work() {
   }
 }
 
-void test_a_fence_of_no_stream_is_passed() {
+TEST(test_a_fence_of_no_stream_is_passed) {
   Bench bench;
   CHECK(bench.engine.fence()->is_done());
   CHECK(bench.runtime.take_calls() == kNone);
 }
 
-void test_a_fence_records_no_event_under_capture() {
+TEST(test_a_fence_records_no_event_under_capture) {
   Bench bench;
   bench.runtime.current = {kHome, kOther};
   const auto gate = bench.stop(kHome);  // work from before the capture
@@ -173,7 +173,7 @@ void test_a_fence_records_no_event_under_capture() {
   CHECK(bench.engine.events().num_idle() == bench.engine.events().num_created());
 }
 
-void test_threads_query_one_fence() {
+TEST(test_threads_query_one_fence) {
   Bench bench;
   bench.runtime.current = {kHome, kOther};
   bench.runtime.capturing = kHome.id;
@@ -193,16 +193,3 @@ void test_threads_query_one_fence() {
 }
 
 }  // namespace
-
-int main() {
-  test_copies_of_an_idle_home_need_no_wait();
-  test_other_copies_use_the_copy_stream();
-  test_copies_use_the_copy_stream_if_home_is_busy();
-  test_a_wait_on_a_captured_stream_is_refused();
-  test_the_host_waits_for_a_mark();
-  test_a_fence_is_passed_when_every_stream_has_done_its_work();
-  test_a_fence_of_no_stream_is_passed();
-  test_a_fence_records_no_event_under_capture();
-  test_threads_query_one_fence();
-  return finish("transfer_streams");
-}

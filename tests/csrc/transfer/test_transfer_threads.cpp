@@ -160,7 +160,7 @@ Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us,
   return outcome;
 }
 
-void test_every_byte_arrives_while_everything_is_used_again() {
+TEST(test_every_byte_arrives_while_everything_is_used_again) {
   for (int max_delay_us : {0, 200}) {
     const Outcome outcome = train(Bug::kNone, 3, 400, max_delay_us);
     CHECK(outcome.num_wrong == 0);
@@ -168,7 +168,7 @@ void test_every_byte_arrives_while_everything_is_used_again() {
   }
 }
 
-void test_every_byte_arrives_at_the_limit() {
+TEST(test_every_byte_arrives_at_the_limit) {
   for (int64_t limit : {1, 2, 5}) {
     const Outcome outcome = train(Bug::kNone, 3, 300, 200, limit);
     CHECK(outcome.num_wrong == 0);
@@ -177,7 +177,7 @@ void test_every_byte_arrives_at_the_limit() {
 }
 
 // These runtimes remove one protection each from a correct engine.
-void test_a_forgotten_protection_is_found() {
+TEST(test_a_forgotten_protection_is_found) {
   Outcome outcome = train(Bug::kReuseWithoutEvent, 1, 150, 500);
   CHECK(outcome.num_wrong > 0 && outcome.num_overwritten > 0);
   outcome = train(Bug::kEventBeforeCopy, 1, 150, 500);
@@ -187,10 +187,3 @@ void test_a_forgotten_protection_is_found() {
 }
 
 }  // namespace
-
-int main() {
-  test_every_byte_arrives_while_everything_is_used_again();
-  test_every_byte_arrives_at_the_limit();
-  test_a_forgotten_protection_is_found();
-  return finish("transfer_threads");
-}
