@@ -92,18 +92,6 @@ def test_a_command_measures_all_cases_and_makes_its_page_of_the_records(
         assert (tmp_path / "charts" / "padding_by_window.svg").exists()
 
 
-@pytest.mark.parametrize("name", ["loader", "parallel_apply"])
-def test_a_title_that_no_case_has_is_refused(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        command(name).main(
-            ["--quick", "--only", "no such case", "--out", str(tmp_path)]
-        )
-    assert "must be part of a case's title" in capfd.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 # -------------------------------------------------------------- results before times
 def spoil(samples: list[torch.Tensor]) -> torch.Tensor:
     batch = torch.stack(samples)

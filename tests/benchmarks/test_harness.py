@@ -145,16 +145,6 @@ def test_every_round_times_every_contender_once_in_changing_order() -> None:
     assert len(set(rounds)) > 1
 
 
-def test_a_slow_case_gets_fewer_rounds_but_never_too_few() -> None:
-    def rounds(max_seconds: float) -> Any:
-        clock = FakeClock()
-        contenders = [Contender("ours", clock.takes(1.0), "ours")]
-        options = {"rounds": 30, "clock": clock, "max_seconds": max_seconds}
-        return _harness.compare("case", contenders, **options)["rounds"]
-
-    assert [rounds(x) for x in (0.0, 10.5, 1e9)] == [_harness.MIN_ROUNDS, 11, 30]
-
-
 def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
     def state() -> list[Any]:
         names = "name", *backend._OPERATORS
@@ -164,17 +154,6 @@ def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
     record = bench_collate.measure(1, QUICK, only="tiny", quick=True)
     assert [case["title"] for case in record["cases"]] == ["tiny"]
     assert state() == before
-
-
-def test_both_backends_are_timed_in_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = "name", *backend._OPERATORS
-    for each in names:
-        monkeypatch.setattr(backend, each, None)
-        monkeypatch.setitem(backends.AS_LOADED, each, "native")
-        monkeypatch.setitem(backends.IN_PYTHON, each, "python")
-    native, python = backends.ours(lambda: {getattr(backend, each) for each in names})
-    found = [python.call(), native.call(), python.call()]
-    assert found == [{"python"}, {"native"}, {"python"}]
 
 
 # ------------------------------------------------------------------- costs and limits

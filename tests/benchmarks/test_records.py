@@ -49,30 +49,6 @@ def test_tables_of_the_readmes_are_those_of_the_newest_records() -> None:
         assert text.partition(begin)[2].partition(end)[0].strip() == expected.strip()
 
 
-def test_the_command_writes_between_its_marks_only(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("readme.md", "page.md")]
-    parts = {
-        paths[0]: ["HEAD_BEGIN", "HEAD_END", "BEGIN", "END"],
-        paths[1]: ["LOST_BEGIN", "LOST_END"],
-    }
-    for path, names in parts.items():
-        marks = [getattr(summary, name) for name in names]
-        path.write_text("\n".join(["above", *marks, "below", ""]))
-    command = ["--readme", str(paths[0]), "--page", str(paths[1])]
-    summary.main(command)
-    written = [path.read_text() for path in paths]
-    for text, source in zip(written, (ROOT, FOLDER), strict=True):
-        original = (source / "README.md").read_text("utf-8")
-        tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-        assert tables and all(table in original for table in tables)
-        assert text.startswith("above\n") and text.endswith("\nbelow\n")
-    summary.main(command)
-    assert [path.read_text() for path in paths] == written
-    paths[1].write_text(f"{summary.LOST_END}\n{summary.LOST_BEGIN}\n")
-    with pytest.raises(ValueError, match="must have the lines"):
-        summary.main(command)
-
-
 def test_charts_and_results_are_linked() -> None:
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     charts = {f"charts/{path.name}" for path in FOLDER.glob("charts/*.svg")}

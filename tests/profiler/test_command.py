@@ -276,10 +276,13 @@ def test_a_script_may_run_to_its_end_and_keeps_its_exit_code(tmp_path, capfd):
 def test_every_rank_is_reported(tmp_path, capfd):
     run = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     script = (*run, "--nproc_per_node=2", str(SCRIPT), "ranks")
-    assert profiled(tmp_path, "--steps", "3", script=script) == 0, (
-        capfd.readouterr().err
+    code, err = (
+        profiled(tmp_path, "--steps", "3", script=script),
+        capfd.readouterr().err,
     )
+    assert code == 0, err
     for rank in (0, 1):
+        assert f"profile_script.py, rank {rank} of 2: 3 steps" in err
         summary = seen(tmp_path / "out", f"profile-rank{rank}")
         assert (summary.record.rank, summary.record.world_size) == (rank, 2)
         assert len(summary.steps) == 3

@@ -201,8 +201,6 @@ def test_workers_that_sleep_share_the_cores():
         "would make one every 1.80 ms.",
         3 * MS,
     )
-    computes = only(steady(wait=3 * MS, copy=0, compute=2 * MS, cores=1, cpu=9 * MS))
-    assert computes.title == "Reduce the work on a batch: fetch first"
 
 
 @pytest.mark.parametrize(
@@ -213,12 +211,6 @@ def test_workers_without_a_core_are_reported(cores, title):
     found = only(steady(**options, cores=cores, core_wait=5 * MS))
     assert found.title == f"{title}: workers wait for a core"
     assert "For 5.00 ms of a batch its worker was runnable, but had " in found.text
-
-
-def test_late_batches_of_fast_workers_advise_prefetching():
-    found = only(steady(wait=2 * MS, copy=0, compute=8 * MS))
-    assert found.title == "Let workers run further ahead: prefetch_factor"
-    assert "but some batches are late. The longest wait is 2.00 ms" in found.text
 
 
 def asked_and_ready(*steps: tuple[int, int, int], pack: bool = False) -> Record:
@@ -315,15 +307,6 @@ def test_workers_that_start_slowly_advise_persistent_workers():
     assert found.text.startswith(
         "A step waits 90.0 ms for the first batch of an epoch, and "
     )
-
-
-def test_copies_in_the_loop_belong_ahead():
-    found = only(steady(wait=0, copy=1 * MS, compute=9 * MS))
-    assert (
-        found.title == "Send batches ahead of the step: PreDataLoader(loader, device)"
-    )
-    assert "takes 1.00 ms of a step, 10 %" in found.text
-    assert found.gain == 1 * MS
 
 
 @pytest.mark.parametrize(("padding", "says"), [(400, False), (401, True)])

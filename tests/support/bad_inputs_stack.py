@@ -149,7 +149,6 @@ def scales(first: Any, other: Any) -> Any:
 #: Shapes and flags.
 SHAPES = {
     "pad-0": bad_dims(0, "0", ValueError),
-    "pad-minus-1": bad_dims(-1, "-1", ValueError),
     "pad-4": bad_dims(4, "4", ValueError),
     "pad-float": bad_dims(2.0, "2.0 (float)", TypeError),
     "pad-str": bad_dims("2", "'2' (str)", TypeError),
@@ -166,7 +165,6 @@ SHAPES = {
             ValueError,
         ),
     ),
-    "pickle-10**9": unpickled(10**9, "1000000000", ValueError),
     "pickle-2**32+2": unpickled(2**32 + 2, str(2**32 + 2), ValueError),
     "pickle-str": unpickled("2", "'2' (str)", TypeError),
     "pad-differs": Case(
@@ -205,21 +203,10 @@ SHAPES = {
         one,
         lambda: torch.tensor([[[[0.0, 0]]], [[[1, 0]]]]),
     ),
-    "nothing-at-all": Case(
-        lambda: held(ONES(3, 0, 0), ONES(3, 0, 0)), one, lambda: ONES(2, 3, 0, 0)
-    ),
-    "no-channels": Case(
-        lambda: held(ONES(0, 2, 3), ONES(0, 3, 2)), one, lambda: ONES(2, 0, 3, 3)
-    ),
     "more-than-2**31": Case(
         lambda: [(3, 30000, 30000)] * 2,
         lambda x: plan.plan_stack(x, 2, "batch[{}]".format).shape,
         lambda: (2, 3, 30000, 30000),
-    ),
-    "short-last-chunk": Case(
-        lambda: held(*[ONES(1, 1, 1)] * 3),
-        lambda x: collate(x, 2).data,
-        lambda: [ONES(2, 1, 1, 1), ONES(1, 1, 1, 1)],
     ),
     "four-tebibytes": Case(
         lambda: held(*thin(2**20)),
@@ -236,21 +223,10 @@ TENSORS = {
     "float-double": Case(
         pairs(torch.float32, torch.float64), one, lambda: ONES(2, 1, 2, 2).double()
     ),
-    "float-long": Case(
-        pairs(torch.float32, torch.int64), one, lambda: ONES(2, 1, 2, 2)
-    ),
-    "byte-bool": Case(
-        pairs(torch.uint8, torch.bool), one, lambda: ONES(2, 1, 2, 2).byte()
-    ),
     "transposed": Case(
         lambda: held(torch.arange(6.0).view(1, 2, 3).mT, torch.zeros(1, 3, 2)),
         one,
         lambda: torch.tensor([[[[0.0, 3], [1, 4], [2, 5]]], [[[0, 0]] * 3]]),
-    ),
-    "expanded": Case(
-        lambda: held(ONES(1).expand(1, 2, 2), ONES(1, 2, 2)),
-        one,
-        lambda: ONES(2, 1, 2, 2),
     ),
     "overlapping": Case(
         lambda: [torch.arange(4.0).as_strided((2, 2), (1, 1))] * 2,
@@ -332,24 +308,15 @@ TENSORS = {
         one,
         lambda: ONES(2, 1, 1, 2, device="meta"),
     ),
-    "complex": Case(
-        ragged_pair(torch.complex64, padding_value=2), one, row_of(torch.complex64, 2)
-    ),
     "conjugated": Case(
         lambda: [torch.tensor([1 + 2j]).conj()],
         collate,
         lambda: torch.tensor([[1 - 2j]]),
     ),
-    "bool": Case(
-        ragged_pair(torch.bool, padding_value=0.5), one, row_of(torch.bool, True)
-    ),
     "float8": Case(
         ragged_pair(torch.float8_e4m3fn, padding_value=2),
         one,
         lambda: row_of(torch.float32, 2)().to(torch.float8_e4m3fn),
-    ),
-    "uint16": Case(
-        ragged_pair(torch.uint16, padding_value=65535), one, row_of(torch.uint16, 65535)
     ),
     "half-into-int": Case(
         ragged_pair(torch.int64, padding_value=0.5), one, row_of(torch.int64, 0)
@@ -363,7 +330,6 @@ TENSORS = {
         ragged_pair(padding_value=None), one, row_of(torch.float32, 0)
     ),
     "cut-storage": Case(lambda: [ONES(4), cut(20)], collate, lacks(1, 32, 20)),
-    "cut-storage-first": Case(lambda: [cut(31), ONES(4)], collate, lacks(0, 32, 31)),
     "whole-storage": Case(lambda: [cut(32)] * 2, collate, lambda: ONES(2, 4)),
     "twenty-freed": Case(
         lambda: [freed(ONES(3)) for _ in range(20)], collate, lacks(0, 12, 0)
