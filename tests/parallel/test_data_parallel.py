@@ -1,4 +1,4 @@
-"""MMDataParallel on the host, and its branches for accelerators driven by fakes."""
+"""MMDataParallel on one device: the host, and accelerators driven by fakes."""
 
 from __future__ import annotations
 
@@ -13,55 +13,18 @@ import torch
 from distributed_model import Recorder, make_batch, make_net, make_samples
 from torch import nn
 
-from pyparallel import (
-    DataContainer,
-    MMDataParallel,
-    collate,
-    is_module_wrapper,
-    scatter_kwargs,
-)
+from pyparallel import DataContainer, MMDataParallel, collate, is_module_wrapper
 from pyparallel.core import errors
 
 pytestmark = pytest.mark.cuda_torch
 
 METHODS = ["forward", "train_step", "val_step"]
-ON_HOST: dict[str, Any] = {
-    "nothing": [],
-    "empty tuple": (),
-    "-1": -1,
-    "[-1]": [-1],
-    "cpu": "cpu",
-    "[cpu]": ["cpu"],
-    "device": torch.device("cpu"),
-    "[device]": [torch.device("cpu")],
-}
-ANYWHERE: dict[str, Any] = {
-    "None": None,
-    "0": 0,
-    "[0]": [0],
-    "range(1)": range(1),
-    "range(4)": range(4),
-    "cuda:0": "cuda:0",
-}
+ON_HOST: list[Any] = [[], (), -1, [-1], "cpu", ["cpu"], torch.device("cpu")]
+ANYWHERE: list[Any] = [None, 0, [0], range(4), "cuda:0", [0, "cpu"], ["cuda", "cuda"]]
 
 
 def caller(wrapper: Any, method: str) -> Any:
     return wrapper if method == "forward" else getattr(wrapper, method)
-
-
-@pytest.fixture
-def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-
-
-@pytest.fixture
-def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Show four CUDA devices to pyparallel, but not to torch."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    cuda = SimpleNamespace(
-        is_available=lambda: True, device_count=lambda: 4, current_device=lambda: 0
-    )
-    monkeypatch.setattr(torch, "get_device_module", lambda device=None: cuda)
 
 
 class FakeDevice(MMDataParallel):
@@ -93,8 +56,12 @@ class Counting(nn.Linear):
         return self(data)
 
 
-@pytest.mark.usefixtures("no_accelerator")
 class TestWithoutAnAccelerator:
+    @pytest.fixture(autouse=True)
+    def no_accelerator(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+        monkeypatch.setattr(errors, "_warned", set())
+
     @pytest.mark.parametrize("method", METHODS)
     def test_the_model_gets_opened_containers_and_the_optimizer_itself(
         self, method: str
@@ -113,23 +80,18 @@ class TestWithoutAnAccelerator:
         assert first is optimizer
         assert second["g"] is second["d"] is optimizer
         assert kwargs == {"flag": True, "none": None}
+        call()
+        assert model.calls[1] == ((), {})
 
-    @pytest.mark.parametrize("method", METHODS)
-    def test_a_call_without_arguments_reaches_the_model(self, method: str) -> None:
-        model = Recorder()
-        caller(MMDataParallel(model), method)()
-        assert model.calls == [((), {})]
-
-    @pytest.mark.parametrize("key", [*ON_HOST, *ANYWHERE])
-    def test_device_ids_become_empty_without_an_accelerator(self, key: str) -> None:
-        wrapper = MMDataParallel(nn.Linear(1, 1), (ON_HOST | ANYWHERE)[key])
-        assert wrapper.device_ids == []
+    @pytest.mark.parametrize("ids", [*ON_HOST, *ANYWHERE], ids=repr)
+    def test_device_ids_become_empty_without_an_accelerator(self, ids: Any) -> None:
+        with warnings.catch_warnings():
+            if ids in ON_HOST or ids is None:
+                warnings.simplefilter("error")  # the host is no reason to warn
+            assert MMDataParallel(nn.Linear(1, 1), ids).device_ids == []
 
     @pytest.mark.parametrize("ids, shown", [([0], "[0]"), ("cuda:1", "['cuda:1']")])
-    def test_an_absent_accelerator_is_warned_of(
-        self, ids: Any, shown: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(errors, "_warned", set())
+    def test_an_absent_accelerator_is_warned_of(self, ids: Any, shown: str) -> None:
         with pytest.warns(UserWarning) as caught:
             MMDataParallel(nn.Linear(1, 1), ids)
             MMDataParallel(nn.Linear(1, 1), ids)
@@ -140,42 +102,19 @@ class TestWithoutAnAccelerator:
         ]
         assert caught[0].filename == __file__
 
-    @pytest.mark.parametrize("ids", [None, [], [-1], "cpu", ["cpu", -1]])
-    def test_the_host_is_no_reason_to_warn(
-        self, ids: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(errors, "_warned", set())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            MMDataParallel(nn.Linear(1, 1), ids)
 
-    def test_a_step_trains_the_model(self) -> None:
-        net = make_net()
-        wrapper = MMDataParallel(net, device_ids=[0])
-        optimizer = torch.optim.SGD(wrapper.parameters(), 0.5)
-        losses = []
-        for _ in range(20):
-            output = wrapper.train_step(make_batch(0, 0, 1), optimizer)
-            optimizer.zero_grad()
-            output["loss"].backward()
-            optimizer.step()
-            losses.append(output["log_vars"]["loss"])
-        assert losses[-1] < losses[0] - 0.1
-
-    def test_more_chunks_than_devices_are_an_error_and_not_dropped(self) -> None:
-        batch = collate(make_samples(0, 4), samples_per_gpu=2)
-        with pytest.raises(ValueError, match="chunk"):
-            MMDataParallel(make_net()).train_step(batch)
+@pytest.mark.parametrize("devices", [[-1], ["cpu", "cpu"]], ids=str)
+def test_more_chunks_than_devices_are_an_error_and_not_dropped(devices: Any) -> None:
+    batch = collate(make_samples(0, 6), samples_per_gpu=2)
+    with pytest.raises(ValueError, match="at most one chunk for each target"):
+        MMDataParallel(make_net(), devices).train_step(batch)
 
 
-def test_dim_is_the_fourth_argument_or_a_keyword() -> None:
+def test_dim_is_the_fourth_argument_or_a_keyword_and_keys_begin_with_module() -> None:
     assert MMDataParallel(nn.Linear(1, 1), [-1], None, 1).dim == 1
     assert MMDataParallel(nn.Linear(1, 1), [-1], dim=2).dim == 2
-    assert MMDataParallel(nn.Linear(1, 1), [-1]).dim == 0
-
-
-def test_state_dict_keys_begin_with_module() -> None:
     wrapper = MMDataParallel(nn.Linear(1, 1), [-1])
+    assert wrapper.dim == 0
     assert list(wrapper.state_dict()) == ["module.weight", "module.bias"]
 
 
@@ -187,18 +126,23 @@ def test_a_compiled_wrapper_is_a_module_wrapper_and_still_opens_containers() -> 
     assert torch.equal(compiled(batch), compiled.module(x))
 
 
-@pytest.mark.usefixtures("accelerators")
 class TestWithAccelerators:
-    @pytest.mark.parametrize("key", ON_HOST)
-    def test_the_host_can_be_selected(self, key: str) -> None:
-        model = Recorder()
-        wrapper = MMDataParallel(model, ON_HOST[key])
-        wrapper.train_step(DataContainer([torch.ones(1)], stack=True))
-        assert wrapper.device_ids == []
-        assert model.calls[0][0][0].device.type == "cpu"
+    @pytest.fixture(autouse=True)
+    def accelerators(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Show four CUDA devices to pyparallel, but not to torch."""
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        cuda = SimpleNamespace(
+            is_available=lambda: True, device_count=lambda: 4, current_device=lambda: 0
+        )
+        monkeypatch.setattr(torch, "get_device_module", lambda device=None: cuda)
 
-    def test_devices_may_be_any_iterable(self) -> None:
-        assert MMDataParallel(nn.Linear(1, 1), iter(["cpu"])).device_ids == []
+    def test_the_host_can_be_selected(self) -> None:
+        for ids in ON_HOST:
+            model = Recorder()
+            wrapper = MMDataParallel(model, ids)
+            wrapper.train_step(DataContainer([torch.ones(1)], stack=True))
+            assert wrapper.device_ids == []
+            assert model.calls[0][0][0].device.type == "cpu"
 
     @pytest.mark.parametrize(
         ("asked", "expected"),
@@ -220,10 +164,9 @@ class TestWithAccelerators:
             nn.DataParallel, "__init__", lambda self, *args: seen.extend(args)
         )
         monkeypatch.setattr(nn.Module, "__setattr__", object.__setattr__)
-        wrapper = MMDataParallel(None, asked, 1, dim=3)  # type: ignore[arg-type]
+        MMDataParallel(None, asked, 1, dim=3)  # type: ignore[arg-type]
         cuda = expected and [torch.device("cuda", i) for i in expected]
         assert seen == [None, cuda, 1, 3]
-        assert wrapper.dim == 3
 
     def test_a_device_that_the_machine_lacks_is_named(self) -> None:
         message = (
@@ -236,21 +179,12 @@ class TestWithAccelerators:
 
 
 class TestOnADevice:
-    @pytest.mark.parametrize("method", ["train_step", "val_step"])
-    def test_a_step_scatters_to_the_device_ids(self, method: str) -> None:
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_call_scatters_to_the_device_ids(self, method: str) -> None:
         model = Recorder()
         wrapper = FakeDevice(model, [3])
         caller(wrapper, method)(DataContainer([torch.ones(1)]), key=1)
         caller(wrapper, method)()
-        assert wrapper.seen == [[3], [3]]
-        assert model.calls[0] == ((torch.ones(1),), {"key": 1})
-        assert model.calls[1] == ((), {})
-
-    def test_forward_scatters_to_the_device_ids_too(self) -> None:
-        model = Recorder()
-        wrapper = FakeDevice(model, [3])
-        wrapper(DataContainer([torch.ones(1)]), key=1)
-        wrapper()
         assert wrapper.seen == [[3], [3]]
         assert model.calls == [((torch.ones(1),), {"key": 1}), ((), {})]
 
@@ -284,7 +218,6 @@ class TestOnADevice:
         model = Counting(2, 2)
         wrapper = FakeDevice(model)
         wrapper.train_step(torch.ones(1, 2))
-        model.looked = 0
         assert wrapper.to(torch.float32) is wrapper
         model.looked = 0
         wrapper.train_step(torch.ones(1, 2))
@@ -304,59 +237,19 @@ class TestOnADevice:
             wrapper.train_step(torch.ones(1, 2))
 
 
-class TestSubclassesSeenInUse:
-    def test_scatter_with_two_arguments_and_own_calls(self) -> None:
-        class OnHost(MMDataParallel):
-            def scatter(self, inputs: Any, kwargs: Any) -> Any:  # type: ignore[override]
-                return scatter_kwargs(inputs, kwargs, [-1], dim=self.dim)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_subclass_may_select_the_host_in_scatter(method: str) -> None:
+    seen = []
 
-            def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-                inputs, kwargs = self.scatter(inputs, kwargs)
-                return self.module(*inputs[0], **kwargs[0])
+    class Elsewhere(MMDataParallel):
+        def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+            seen.append(device_ids)
+            return super().scatter(inputs, kwargs, [-1])
 
-            def train_step(self, *inputs: Any, **kwargs: Any) -> Any:
-                inputs, kwargs = self.scatter(inputs, kwargs)
-                return self.module.train_step(*inputs[0], **kwargs[0])
-
-        model = Recorder()
-        wrapper = OnHost(model, device_ids=[-1])
-        wrapper(DataContainer([torch.ones(1)]))
-        wrapper.train_step(DataContainer([torch.ones(1)]), key=1)
-        assert model.calls[0] == ((torch.ones(1),), {})
-        assert model.calls[1] == ((torch.ones(1),), {"key": 1})
-
-    @pytest.mark.parametrize("method", METHODS)
-    def test_scatter_of_a_subclass_may_always_select_the_host(
-        self, method: str
-    ) -> None:
-        seen = []
-
-        class Elsewhere(MMDataParallel):
-            def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
-                seen.append(device_ids)
-                return super().scatter(inputs, kwargs, [-1])
-
-        model = Recorder()
-        caller(Elsewhere(model, device_ids=[]), method)(DataContainer([torch.ones(1)]))
-        assert seen == [[-1]]
-        assert model.calls == [((torch.ones(1),), {})]
-
-    @pytest.mark.parametrize("method", METHODS)
-    def test_init_skipped_and_attributes_set_by_hand(self, method: str) -> None:
-        class Single(MMDataParallel):
-            def __init__(self, module: nn.Module, device: str) -> None:
-                nn.Module.__init__(self)
-                self.module = module
-                self.device_ids = [device]
-                self.dim = 0
-                self.src_device_obj = torch.device(device)
-                self.output_device = device
-
-        model = Recorder()
-        wrapper = Single(model, "cpu")
-        caller(wrapper, method)(DataContainer([torch.ones(1)]), key=1)
-        caller(wrapper, method)()
-        assert model.calls == [((torch.ones(1),), {"key": 1}), ((), {})]
+    model = Recorder()
+    caller(Elsewhere(model, device_ids=[]), method)(DataContainer([torch.ones(1)]))
+    assert seen == [[-1]]
+    assert model.calls == [((torch.ones(1),), {})]
 
 
 @pytest.mark.cuda

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyparallel import DataContainer, MMDataParallel, collate
+from pyparallel import DataContainer, MMDataParallel
 from pyparallel.mmengine import BaseModel, OptimWrapper, OptimWrapperDict
 
 pytestmark = pytest.mark.one_backend
@@ -27,8 +27,10 @@ class StepByFirstSample(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
         self.outputs = outputs
 
-    def train_step(self, x: torch.Tensor, *args: Any) -> Any:
-        output = self.outputs[int(x[0] if isinstance(x, torch.Tensor) else x[0][0])]
+    def train_step(self, x: Any, *args: Any) -> Any:
+        while not isinstance(x, torch.Tensor):
+            x = x["x"] if isinstance(x, dict) else x[0]
+        output = self.outputs[int(x.flatten()[0])]
         return output(self) if callable(output) else output
 
     val_step = train_step
@@ -43,11 +45,6 @@ def step(one: Any, other: Any, data: Any = None, name: str = "train_step") -> An
 def output(loss: float, num_samples: Any = None, **more: Any) -> dict[str, Any]:
     made = dict(loss=torch.tensor(loss), **more)
     return made if num_samples is None else made | {"num_samples": num_samples}
-
-
-def refused(error: type[Exception], message: str, *args: Any, **kwargs: Any) -> None:
-    with pytest.raises(error, match=f"^{re.escape(message)}$"):
-        step(*args, **kwargs)
 
 
 class TestCombined:
@@ -78,12 +75,8 @@ class TestCombined:
         made = MMDataParallel(model, ["cpu", "cpu"]).train_step(torch.arange(3))
         made["loss"].backward()
         assert model.weight.grad == 17.5
-
-    def test_a_replica_without_samples_does_not_count(self) -> None:
-        made = step(output(2.0, 4), output(float("nan"), 0))
+        made = step(output(2.0, 4), output(float("nan"), 0))  # it does not count
         assert made["loss"].item() == 2.0 and made["num_samples"] == 4
-
-    def test_counts_may_be_tensors(self) -> None:
         one, other = torch.tensor(1), torch.tensor(3)
         assert step(output(4.0, one), output(0.0, other))["loss"].item() == 1.0
 
@@ -94,15 +87,12 @@ class TestCombined:
         )
         assert made["scores"].tolist() == [1, 0, 0] and made["names"] == ["a", "b"]
         torch.testing.assert_close(made["acc"], torch.tensor([0.5, 0.7]))
-
-    def test_a_loss_for_each_sample_is_gathered(self) -> None:
         made = step(dict(loss=torch.ones(2)), dict(loss=torch.zeros(1)))
         assert made == {"loss": made["loss"]} and made["loss"].tolist() == [1, 1, 0]
 
     def test_an_output_that_is_no_dict_is_gathered(self) -> None:
         assert step(torch.tensor(1.0), torch.tensor(2.0)).tolist() == [1, 2]
-        assert step([object()], [object()]) is not None
-        assert len(step([object()], [object()])) == 2
+        assert len(step([object()], [object()], name="val_step")) == 2
 
     def test_one_part_has_results_of_equal_types(self) -> None:
         made = step(output(3.0, 2, acc=torch.tensor(1.0)), None, torch.zeros(1))
@@ -111,108 +101,79 @@ class TestCombined:
 
 
 class TestCounts:
-    def test_without_num_samples_tensors_count(self) -> None:
-        assert step(output(3.0), output(0.0))["loss"].item() == 2.0
-
-    def test_without_num_samples_containers_count(self) -> None:
-        boxes = [torch.full((n, 1), float(k)) for n, k in ((5, 0), (1, 1), (9, 2))]
-        batch = collate([DataContainer(box) for box in boxes], samples_per_gpu=2)
-        assert step(output(3.0), output(0.0), batch)["loss"].item() == 2.0
-
     @pytest.mark.parametrize(
-        "data",
+        ("data", "expected"),
         [
-            DataContainer([torch.zeros(1), torch.tensor(2.0).expand(3)], cpu_only=True),
-            {"x": DataContainer([torch.zeros(4), torch.full((2,), 2.0)], stack=True)},
+            (torch.arange(3), 5.0),
+            (DataContainer([[torch.zeros(2)] * 2, [torch.full((1,), 2)]]), 5.0),
+            (DataContainer([torch.zeros(1), torch.full((3,), 2)], cpu_only=True), 7.5),
+            (
+                {"x": DataContainer([torch.zeros(4), torch.full((2,), 2)], stack=True)},
+                5.0,
+            ),
         ],
-        ids=["cpu_only", "stacked"],
+        ids=["tensor", "list", "cpu_only", "stacked"],
     )
-    def test_chunks_of_any_container_count(self, data: Any) -> None:
-        class First(StepByFirstSample):
-            def train_step(self, x: Any, *args: Any) -> Any:
-                return super().train_step(x["x"] if isinstance(x, dict) else x)
-
-        model = First({0: output(3.0), 2: output(9.0)})
-        made = MMDataParallel(model, ["cpu", "cpu"]).train_step(data)
-        assert made["loss"].item() == (7.5 if isinstance(data, DataContainer) else 5.0)
-
-    def test_tensors_of_several_sizes_do_not_tell(self) -> None:
-        class First(StepByFirstSample):
-            def train_step(self, x: Any, *args: Any) -> Any:
-                return super().train_step(x["x"])
-
-        wrapper = MMDataParallel(First({0: output(1.0), 2: output(2.0)}), ["cpu"] * 2)
-        message = (
-            "MMDataParallel.train_step must return num_samples on several devices, to "
-            "weight the loss, if its arguments do not contain the number of samples, "
-            "but returned none. Return dict(loss=..., log_vars=..., num_samples=...)."
-        )
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-            wrapper.train_step({"x": torch.arange(3), "y": torch.ones(4)})
-
-    def test_a_scatter_that_makes_other_parts_than_are_expected_does_not_tell(
-        self,
+    def test_without_num_samples_the_arguments_count(
+        self, data: Any, expected: float
     ) -> None:
+        assert step(output(3.0), output(9.0), data)["loss"].item() == expected
+
+    def test_arguments_may_not_contain_the_number(self) -> None:
         class Own(MMDataParallel):
+            """Other parts than are expected of the arguments."""
+
             def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
                 return [(torch.tensor([i]),) for i in (0, 2)], [{}] * 2
 
-        wrapper = Own(StepByFirstSample({0: output(1.0), 2: output(2.0)}), ["cpu"] * 3)
-        with pytest.raises(ValueError, match=r"^Own\.train_step must return num_samp"):
-            wrapper.train_step(torch.arange(3))
-
-    def test_invalid_counts_are_refused(self) -> None:
-        refused(
-            TypeError,
-            "MMDataParallel.train_step: num_samples must be an integer, but is 1.5 "
-            "(float).",
-            output(1.0, 1.5),
-            output(1.0, 1),
+        message = (
+            ".train_step must return num_samples on several devices, to weight the "
+            "loss, if its arguments do not contain the number of samples, but returned "
+            "none. Return dict(loss=..., log_vars=..., num_samples=...)."
         )
-        refused(
-            ValueError,
-            "MMDataParallel.train_step: num_samples must be 0 or more, but is -1.",
-            output(1.0, -1),
-            output(1.0, 1),
-        )
-        refused(
-            ValueError,
-            "MMDataParallel.train_step: num_samples must be 1 or more on one replica, "
-            "but is 0 on all.",
-            output(1.0, 0),
-            output(1.0, 0),
-        )
+        model = StepByFirstSample({0: output(1.0), 2: output(2.0)})
+        several_sizes = {"x": torch.arange(3), "y": torch.ones(4)}
+        for cls, number, data in (
+            (MMDataParallel, 2, several_sizes),
+            (Own, 3, torch.arange(3)),
+        ):
+            expected = re.escape(cls.__name__ + message)
+            with pytest.raises(ValueError, match=f"^{expected}$"):
+                cls(model, ["cpu"] * number).train_step(data)
 
 
-class TestMismatches:
-    def test_a_loss_that_only_one_replica_has(self) -> None:
-        refused(
-            ValueError,
-            "gather: outputs[1] must have the keys of outputs[0], but lacks 'loss'. "
-            "Return the same keys on every replica.",
-            output(1.0, 1),
-            dict(num_samples=1),
-        )
+MISMATCHES: dict[str, tuple[Any, Any]] = {
+    "MMDataParallel.train_step: num_samples must be an integer, but is 1.5 (float).": (
+        output(1.0, 1.5),
+        output(1.0, 1),
+    ),
+    "MMDataParallel.train_step: num_samples must be 0 or more, but is -1.": (
+        output(1.0, -1),
+        output(1.0, 1),
+    ),
+    "MMDataParallel.train_step: num_samples must be 1 or more on one replica, but is 0 "
+    "on all.": (output(1.0, 0), output(1.0, 0)),
+    "gather: outputs[1] must have the keys of outputs[0], but lacks 'loss'. Return the "
+    "same keys on every replica.": (output(1.0, 1), dict(num_samples=1)),
+    "gather: outputs[1]['log_vars'] must have the keys of outputs[0]['log_vars'], but "
+    "has 'b' too. Return the same keys on every replica.": (
+        output(1.0, 1, log_vars={}),
+        output(1.0, 1, log_vars={"b": 1.0}),
+    ),
+    "gather: outputs[1]['log_vars']['stage'] must equal "
+    "outputs[0]['log_vars']['stage'], but is 'b' where 'a' was expected. Return a "
+    "tensor, or a list with one entry for each sample.": (
+        output(1.0, 1, log_vars={"stage": "a"}),
+        output(1.0, 1, log_vars={"stage": "b"}),
+    ),
+}
 
-    def test_a_log_that_only_one_replica_has(self) -> None:
-        refused(
-            ValueError,
-            "gather: outputs[1]['log_vars'] must have the keys of "
-            "outputs[0]['log_vars'], but has 'b' too. Return the same keys on every "
-            "replica.",
-            output(1.0, 1, log_vars={}),
-            output(1.0, 1, log_vars={"b": 1.0}),
-        )
 
-    def test_a_log_that_is_no_number_must_be_the_same(self) -> None:
-        refused(
-            ValueError,
-            "gather: outputs[1]['log_vars']['stage'] must equal "
-            "outputs[0]['log_vars']['stage'], but is 'b' where 'a' was expected. "
-            "Return a tensor, or a list with one entry for each sample.",
-            output(1.0, 1, log_vars={"stage": "a"}),
-            output(1.0, 1, log_vars={"stage": "b"}),
-        )
+@pytest.mark.parametrize("message", MISMATCHES)
+def test_outputs_that_do_not_fit_are_refused(message: str) -> None:
+    error = TypeError if "an integer" in message else ValueError
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        step(*MISMATCHES[message])
 
 
 class TestUpdates:
@@ -265,14 +226,3 @@ class TestUpdates:
             )
             with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
                 wrapper.train_step({"inputs": torch.ones(2, 1)}, given)
-
-    def test_predictions_of_a_base_model_are_those_of_one_device(self) -> None:
-        class Model(BaseModel):
-            def forward(
-                self, inputs: Any, data_samples: Any = None, mode: Any = ""
-            ) -> Any:
-                return [{"score": float(x)} for x in inputs]
-
-        wrapper = MMDataParallel(Model(), ["cpu", "cpu"])
-        predictions = wrapper.val_step({"inputs": torch.arange(3.0)})
-        assert predictions == [{"score": float(i)} for i in range(3)]

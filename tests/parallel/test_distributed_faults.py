@@ -30,9 +30,10 @@ LOST = (
 TIMED_OUT = rf"{GLOO}Timed out waiting {SHORT * 1000:.0f}ms for (recv|send) operation.*"
 #: Of ranks that wait, the first to give up ends, and the others lose its connection.
 GAVE_UP = rf"{TIMED_OUT}|{LOST}|Application timeout caused pair closure"
-UNUSED = (
+LEFT_OUT = (
+    "RuntimeError",
     r"Expected to have finished reduction in the prior iteration before starting a new "
-    r"one\. .*`find_unused_parameters=True`.*"
+    r"one\. .*`find_unused_parameters=True`.*",
 )
 
 
@@ -51,38 +52,25 @@ class Fault:
         return self.case
 
 
+LOSES, WAITS = ("RuntimeError", LOST), ("RuntimeError", GAVE_UP)
 FAULTS = [
-    Fault("is_killed", ("RuntimeError", LOST), ends=False),
+    Fault("is_killed", LOSES, ends=False),
     Fault(
         "is_killed_and_nobody_ends",
         ("RuntimeError", f"{LOST}|{TIMED_OUT}"),
         ends=False,
         waited=True,
     ),
+    Fault("is_stopped", WAITS, faulty=WAITS, waited=True),  # when it is woken
     Fault(
-        "is_stopped",
-        ("RuntimeError", GAVE_UP),
-        faulty=("RuntimeError", GAVE_UP),  # when it is woken
-        waited=True,
+        "raises_in_forward", LOSES, faulty=("ZeroDivisionError", "in the forward pass")
     ),
     Fault(
-        "raises_in_forward",
-        ("RuntimeError", LOST),
-        faulty=("ZeroDivisionError", "in the forward pass"),
+        "raises_in_the_dataset", LOSES, faulty=("OSError", "sample 2 cannot be read")
     ),
-    Fault(
-        "raises_in_the_dataset",
-        ("RuntimeError", LOST),
-        faulty=("OSError", "sample 2 cannot be read"),
-    ),
-    Fault("has_fewer_batches", ("RuntimeError", LOST)),
-    Fault(
-        "has_fewer_batches_and_waits",
-        ("RuntimeError", GAVE_UP),
-        faulty=("RuntimeError", GAVE_UP),
-        waited=True,
-    ),
-    Fault("has_fewer_batches_and_goes_on", ("RuntimeError", GAVE_UP), waited=True),
+    Fault("has_fewer_batches", LOSES),
+    Fault("has_fewer_batches_and_waits", WAITS, faulty=WAITS, waited=True),
+    Fault("has_fewer_batches_and_goes_on", WAITS, waited=True),
     Fault("has_fewer_batches_in_join", None, step=STEPS - 1),
     Fault(
         "has_fewer_batches_in_a_join_that_throws",
@@ -95,33 +83,13 @@ FAULTS = [
     ),
     # Each rank counts its own reductions: those of different steps are averaged, and
     # the others get the error when the rank with fewer of them ends.
-    Fault("skips_a_step", ("RuntimeError", LOST), step=STEPS - 1),
-    Fault("skips_a_backward", ("RuntimeError", LOST), step=STEPS - 1),
-    Fault(
-        "skips_a_backward_with_buffers",
-        ("RuntimeError", GAVE_UP),
-        faulty=("RuntimeError", GAVE_UP),
-        waited=True,
-    ),
+    Fault("skips_a_step", LOSES, step=STEPS - 1),
+    Fault("skips_a_backward", LOSES, step=STEPS - 1),
+    Fault("skips_a_backward_with_buffers", WAITS, faulty=WAITS, waited=True),
     Fault("runs_forward_twice", None, step=STEPS - 1),
-    Fault(
-        "runs_forward_twice_with_buffers",
-        ("RuntimeError", GAVE_UP),
-        faulty=("RuntimeError", GAVE_UP),
-        waited=True,
-    ),
-    Fault(
-        "all_leave_parameters_out",
-        ("RuntimeError", UNUSED),
-        step=1,
-        faulty=("RuntimeError", UNUSED),
-    ),
-    Fault(
-        "leaves_parameters_out",
-        ("RuntimeError", LOST),
-        step=0,
-        faulty=("RuntimeError", UNUSED),
-    ),
+    Fault("runs_forward_twice_with_buffers", WAITS, faulty=WAITS, waited=True),
+    Fault("all_leave_parameters_out", LEFT_OUT, step=1, faulty=LEFT_OUT),
+    Fault("leaves_parameters_out", LOSES, step=0, faulty=LEFT_OUT),
 ]
 
 Ranks = list[dict[str, Any]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +39,3 @@ def test_a_job_that_is_killed_twice_equals_an_undisturbed_one(
     assert elastic_runs.differences(elastic_runs.trained(checkpoint), undisturbed) == []
     # The next start removed partly written files.
     assert [path.name for path in checkpoint.parent.iterdir()] == ["last.pt"]
-
-
-@pytest.mark.parametrize(
-    ("how", "timeout", "code", "error"),
-    [
-        (0, 60, 3, r".*Connection (closed|reset) by peer.*"),
-        (signal.SIGKILL, 60, -9, r".*Connection (closed|reset) by peer.*"),
-        (signal.SIGSTOP, 10, -9, r".*Timed out waiting 10000ms for (recv|send) .*"),
-    ],
-)
-def test_the_other_rank_raises_in_time(
-    how: int, timeout: float, code: int, error: str, tmp_path: Path
-) -> None:
-    call = f"survive({{rank}}, {str(tmp_path)!r}, {int(how)}, {timeout})"
-    (survivor, text), (struck, _) = elastic_runs.in_two(call)
-    assert (survivor, struck) == (0, code), text
-    found = re.fullmatch(rf"(\d+\.\d\d) s, step 2: {error}\n", text)
-    assert found, text
-    assert float(found[1]) < 30

@@ -1,26 +1,33 @@
-"""parallel_apply of one callable: items, parts, devices, order and bad input."""
+"""parallel_apply of a callable and of modules: items, results, gradients and errors."""
 
 from __future__ import annotations
 
+import copy
+import importlib
 import threading
+import traceback
 from collections import UserList, namedtuple
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from backends import check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from pyparallel import parallel_apply
 from pyparallel.core.errors import BatchTypeError, BatchValueError
-from pyparallel.core.thread_state import capture
+from pyparallel.parallel import _device_threads
 from pyparallel.parallel.parallel_apply import split_evenly
 
 pytestmark = pytest.mark.one_backend
 
+torch_on_host = importlib.import_module("benchmarks.torch_on_host")
+
 TWO = ["cpu", "cpu"]
+SOON = 30.0
 Pair = namedtuple("Pair", "a b")
 
 
@@ -35,19 +42,18 @@ def threads_of(num_items: int, devices: Any, num_parts: int) -> list[int]:
 
     def look(item: int) -> int:
         if not hasattr(seen, "met"):
-            seen.met = met.wait(30)
+            seen.met = met.wait(SOON)
         return threading.get_ident()
 
     return parallel_apply(look, range(num_items), devices)
 
 
-@given(st.integers(0, 40), st.integers(1, 12))
+@given(st.integers(1, 40), st.integers(1, 12))
 def test_parts_are_in_order_and_as_equal_as_can_be(n: int, most: int) -> None:
-    parts = split_evenly(list(range(n)), most) if n else []
+    parts = split_evenly(list(range(n)), most)
     assert [item for part in parts for item in part] == list(range(n))
-    assert len(parts) == min(n, most)
     sizes = [len(part) for part in parts]
-    assert not sizes or max(sizes) - min(sizes) <= 1
+    assert len(parts) == min(n, most) and max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -58,34 +64,25 @@ def test_results_are_those_of_a_loop(items: list[int], num_devices: int) -> None
     assert found == [double(item) for item in items]
 
 
-def test_a_part_is_run_by_one_thread_and_a_device_named_twice_is_two() -> None:
+def test_each_part_has_one_thread_and_the_first_part_that_of_the_caller() -> None:
+    me = threading.get_ident()
     first, *_, last = found = threads_of(5, TWO, 2)
     assert found == [first] * 3 + [last] * 2
-    assert first != last and first == threading.get_ident()  # the caller's is one
-
-
-def test_one_part_runs_in_the_thread_of_its_caller() -> None:
-    assert threads_of(3, "cpu", 1) == [threading.get_ident()] * 3
-    assert threads_of(1, TWO, 1) == [threading.get_ident()]
-
-
-def test_the_default_on_the_host_is_torchs_number_of_threads() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        assert len(set(threads_of(9, None, 3))) == 3
-    finally:
-        torch.set_num_threads(before)
+    assert first != last and first == me
+    assert threads_of(3, "cpu", 1) == [me] * 3 and threads_of(1, TWO, 1) == [me]
+    meet = threading.Barrier(3).wait  # torch's form: a thread for each module
+    assert len({*parallel_apply([lambda x: (meet(SOON), x)[1]] * 3, [1, 2, 3])}) == 3
 
 
 def test_jobs_on_the_host_share_the_threads_of_their_caller() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(6)
     try:
-        for num_devices in (1, 2, 3, 7):
+        assert len(set(threads_of(9, None, 6))) == 6  # the default on the host
+        for num_devices, expected in ((1, 6), (2, 3), (3, 2), (7, 1)):
             devices = ["cpu"] * num_devices
             found = parallel_apply(lambda i: torch.get_num_threads(), range(9), devices)
-            assert found == [max(1, 6 // num_devices)] * 9
+            assert found == [expected] * 9
             assert torch.get_num_threads() == 6
         started: list[int] = []
         other = threading.Thread(target=lambda: started.append(torch.get_num_threads()))
@@ -107,241 +104,314 @@ def test_items_of_a_tensor_keep_their_dimension(dim: int) -> None:
     assert torch.equal(torch.cat(found, dim), batch * 2)
 
 
-def test_eight_images_through_a_small_network() -> None:
-    torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)
-    )
-    images = torch.randn(8, 3, 32, 32)
-    whole = network(images)
-    found = torch.cat(parallel_apply(network, images, TWO))
-    assert found.shape == (8, 10)
-    torch.testing.assert_close(found, whole)
-
-
-@pytest.mark.parametrize(
-    "inputs", [[1, 2, 3], (1, 2, 3), range(1, 4), UserList([1, 2, 3])]
-)
-def test_any_sequence_is_taken_item_by_item(inputs: Any) -> None:
-    assert parallel_apply(double, inputs, TWO) == [2, 4, 6]
+def test_sequences_devices_and_arguments_may_be_given_in_any_form() -> None:
+    for inputs in ([1, 2, 3], (1, 2, 3), range(1, 4), UserList([1, 2, 3])):
+        assert parallel_apply(double, inputs, TWO) == [2, 4, 6]
+    host = [-1, "cpu", torch.device("cpu", 0)]
+    assert parallel_apply(fn=double, inputs=[1, 2, 3], devices=host, dim=0) == [2, 4, 6]
+    modules = [double, double]
+    assert parallel_apply(modules=modules, inputs=[1, 2], devices=TWO) == [2, 4]
+    for nothing in ([], (), torch.empty(0, 3), range(0)):
+        assert parallel_apply(double, nothing, TWO) == []
+    assert parallel_apply([], []) == []
 
 
 def test_a_tuple_is_a_list_of_arguments_and_nothing_else_is() -> None:
     items = [(1, 2), [1, 2], Pair(1, 2), "ab", {"a": 1}, None, ()]
     found = parallel_apply(lambda *args: args, items, TWO)
-    assert found == [
-        (1, 2),
-        ([1, 2],),
-        (Pair(1, 2),),
-        ("ab",),
-        ({"a": 1},),
-        (None,),
-        (),
-    ]
+    assert found == [items[0], *((each,) for each in items[1:-1]), ()]
     assert type(found[2][0]) is Pair
 
 
-def test_module_kwargs_are_passed_to_every_call() -> None:
-    def call(item: int, *, add: torch.Tensor, name: str) -> Any:
-        return item + add, name
-
-    add = torch.ones(2)
-    found = parallel_apply(
-        call, [1, 2, 3], TWO, module_kwargs={"add": add, "name": "n"}
-    )
-    for item, (tensor, name) in zip([1, 2, 3], found, strict=True):
-        assert torch.equal(tensor, torch.ones(2) * (item + 1)) and name == "n"
-
-
-def test_results_may_be_anything_and_are_the_very_objects() -> None:
+def test_keyword_arguments_reach_every_call_and_results_are_the_very_objects() -> None:
     made = [np.arange(3), None, object(), {"a": [torch.ones(1)]}, "text"]
+    options = {"add": torch.ones(2), "name": "n"}
     found = parallel_apply(
-        lambda i: made[i], range(5), ["cpu"] * 3, output_device="cpu"
+        lambda i, **kwargs: (made[i], kwargs), range(5), ["cpu"] * 3, "cpu", 0, options
     )
-    assert all(a is b for a, b in zip(found, made, strict=True))
-
-
-@pytest.mark.parametrize("inputs", [[], (), torch.empty(0, 3), range(0)])
-def test_no_items_no_results(inputs: Any) -> None:
-    assert parallel_apply(double, inputs, TWO) == []
-    assert parallel_apply([], []) == []
-
-
-def test_arguments_can_be_named() -> None:
-    assert parallel_apply(fn=double, inputs=[1], devices=TWO, dim=0) == [2]
-    modules = [double, double]
-    assert parallel_apply(modules=modules, inputs=[1, 2], devices=TWO) == [2, 4]
+    assert [result[0] for result in found] == made
+    assert all(a is b for (a, _), b in zip(found, made, strict=True))
+    assert all(kwargs == options for _, kwargs in found)
 
 
 def never(*args: Any, **kwargs: Any) -> None:
     raise AssertionError("it ran")
 
 
-REFUSED = [
-    (
-        (5, []),
-        {},
-        BatchTypeError,
-        "parallel_apply: the first argument must be a callable, or a sequence of "
-        "modules, but is of type int.",
+WRONG_TYPES: dict[str, Any] = {
+    "the first argument must be a callable, or a sequence of modules, but is of type "
+    "int.": lambda: parallel_apply(5, []),
+    "the first argument must be a callable, or a sequence of modules, but is of type "
+    "str.": lambda: parallel_apply("ab", []),
+    "modules[1] must be a module or another callable, but is of type int.": (
+        lambda: parallel_apply([never, 3], [1, 2])
     ),
-    (
-        ("ab", []),
-        {},
-        BatchTypeError,
-        "parallel_apply: the first argument must be a callable, or a sequence of "
-        "modules, but is of type str.",
+    "the arguments with several modules must be inputs, kwargs_tup, devices, but one "
+    "is output_device.": lambda: parallel_apply([never], [1], output_device=0),
+    "the arguments with one callable must be inputs, devices, output_device, dim, "
+    "module_kwargs, but one is kwargs_tup.": (
+        lambda: parallel_apply(never, [1], kwargs_tup=[{}])
     ),
-    (
-        ([never, 3], [1, 2]),
-        {},
-        BatchTypeError,
-        "parallel_apply: modules[1] must be a module or another callable, but is of "
-        "type int.",
+    "inputs must be a tensor or a sequence of items, but is of type dict. Make a list "
+    "of them.": lambda: parallel_apply(never, {"a": 1}),
+    "inputs must be a tensor or a sequence of items, but is of type str. Make a list "
+    "of them.": lambda: parallel_apply(never, "ab"),
+    "dim must be an integer, but is True (bool).": (
+        lambda: parallel_apply(never, torch.ones(2), dim=True)
     ),
-    (
-        ([never], [1]),
-        {"output_device": 0},
-        BatchTypeError,
-        "parallel_apply: the arguments with several modules must be inputs, "
-        "kwargs_tup, devices, but one is output_device.",
+    "devices must be a device, an index or a list of them, but is of type float.": (
+        lambda: parallel_apply(never, [1], 1.5)
     ),
-    (
-        (never, [1]),
-        {"kwargs_tup": [{}]},
-        BatchTypeError,
-        "parallel_apply: the arguments with one callable must be inputs, devices, "
-        "output_device, dim, module_kwargs, but one is kwargs_tup.",
+    "a device must be an index, a string or a torch.device, but is 1.5 (float).": (
+        lambda: parallel_apply(never, [1], ["cpu", 1.5])
     ),
-    (
-        (never, {"a": 1}),
-        {},
-        BatchTypeError,
-        "parallel_apply: inputs must be a tensor or a sequence of items, but is of "
-        "type dict. Make a list of them.",
+    "module_kwargs must be keyword arguments by name, but is {1: 2}.": (
+        lambda: parallel_apply(never, [1], module_kwargs={1: 2})
     ),
-    (
-        (never, "ab"),
-        {},
-        BatchTypeError,
-        "parallel_apply: inputs must be a tensor or a sequence of items, but is of "
-        "type str. Make a list of them.",
+    "inputs must be a sequence with one entry for each module, but is of type int.": (
+        lambda: parallel_apply([never, never], 7)
     ),
-    (
-        (never, torch.tensor(1)),
-        {},
-        BatchValueError,
-        "parallel_apply: dim must be a dimension of inputs, but is 0 for shape ().",
+    "kwargs_tup[0] must be keyword arguments by name, but is {2: 3}.": (
+        lambda: parallel_apply([never], [1], [{2: 3}])
     ),
-    (
-        (never, torch.ones(2, 3)),
-        {"dim": -3},
-        BatchValueError,
-        "parallel_apply: dim must be a dimension of inputs, but is -3 for shape "
-        "(2, 3).",
+}
+WRONG_VALUES: dict[str, Any] = {
+    "dim must be a dimension of inputs, but is 0 for shape ().": (
+        lambda: parallel_apply(never, torch.tensor(1))
     ),
-    (
-        (never, torch.ones(2)),
-        {"dim": True},
-        BatchTypeError,
-        "parallel_apply: dim must be an integer, but is True (bool).",
+    "dim must be a dimension of inputs, but is -3 for shape (2, 3).": (
+        lambda: parallel_apply(never, torch.ones(2, 3), dim=-3)
     ),
-    (
-        (never, [1], []),
-        {},
-        BatchValueError,
-        "parallel_apply: devices must name at least one, but is empty.",
+    "devices must name at least one, but is empty.": (
+        lambda: parallel_apply(never, [1], [])
     ),
-    (
-        (never, [1], 1.5),
-        {},
-        BatchTypeError,
-        "parallel_apply: devices must be a device, an index or a list of them, but is "
-        "of type float.",
+    "a device must be -1 or name a device, but is 'nowhere'.": (
+        lambda: parallel_apply(never, [1], "nowhere")
     ),
-    (
-        (never, [1], ["cpu", 1.5]),
-        {},
-        BatchTypeError,
-        "parallel_apply: a device must be an index, a string or a torch.device, but is "
-        "1.5 (float).",
+    "inputs must have one entry for each of 2 modules, but has 1.": (
+        lambda: parallel_apply([never] * 2, [1])
     ),
-    (
-        (never, [1], "nowhere"),
-        {},
-        BatchValueError,
-        "parallel_apply: a device must be -1 or name a device, but is 'nowhere'.",
+    "kwargs_tup must have one entry for each of 2 modules, but has 1.": (
+        lambda: parallel_apply([never] * 2, [1, 2], [{}])
     ),
-    (
-        (never, [1]),
-        {"module_kwargs": {1: 2}},
-        BatchTypeError,
-        "parallel_apply: module_kwargs must be keyword arguments by name, but is "
-        "{1: 2}.",
+    "devices must have one entry for each of 2 modules, but has 1.": (
+        lambda: parallel_apply([never] * 2, [1, 2], None, ["cpu"])
     ),
-    (
-        ([never, never], [1]),
-        {},
-        BatchValueError,
-        "parallel_apply: inputs must have one entry for each of 2 modules, but has 1.",
-    ),
-    (
-        ([never, never], [1, 2], [{}]),
-        {},
-        BatchValueError,
-        "parallel_apply: kwargs_tup must have one entry for each of 2 modules, but has "
-        "1.",
-    ),
-    (
-        ([never, never], [1, 2], None, ["cpu"]),
-        {},
-        BatchValueError,
-        "parallel_apply: devices must have one entry for each of 2 modules, but has 1.",
-    ),
-    (
-        ([never, never], 7),
-        {},
-        BatchTypeError,
-        "parallel_apply: inputs must be a sequence with one entry for each module, but "
-        "is of type int.",
-    ),
-    (
-        ([never], [1], [{2: 3}]),
-        {},
-        BatchTypeError,
-        "parallel_apply: kwargs_tup[0] must be keyword arguments by name, but is "
-        "{2: 3}.",
-    ),
-]
+}
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "error", "message"), REFUSED, ids=[case[-1] for case in REFUSED]
-)
-def test_bad_input_is_refused_before_anything_runs(
-    args: Any, kwargs: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        parallel_apply(*args, **kwargs)
-    assert type(caught.value) is error and str(caught.value) == message
+@pytest.mark.parametrize("message", [*WRONG_TYPES, *WRONG_VALUES])
+def test_bad_input_is_refused_before_anything_runs(message: str) -> None:
+    error = BatchTypeError if message in WRONG_TYPES else BatchValueError
+    call = (WRONG_TYPES | WRONG_VALUES)[message]
+    check(call, (), error, f"parallel_apply: {message}")
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    index = torch.accelerator.device_count()
-    with pytest.raises(
-        RuntimeError, match="must be a device of this machine, but torch"
-    ):
-        parallel_apply(never, [1, 2], ["cpu", f"cuda:{index}"])
-    with pytest.raises(
-        RuntimeError, match="must be a device of this machine, but torch"
-    ):
-        parallel_apply(never, [1, 2], TWO, output_device=f"cuda:{index}")
+    absent = f"cuda:{torch.accelerator.device_count()}"
+    for devices, output in ((["cpu", absent], None), (TWO, absent)):
+        with pytest.raises(RuntimeError, match="must be a device of this machine, but"):
+            parallel_apply(never, [1, 2], devices, output_device=output)
 
 
-def test_the_host_has_many_names() -> None:
-    found = parallel_apply(double, [1, 2, 3], [-1, "cpu", torch.device("cpu", 0)])
-    assert found == [2, 4, 6]
+class Two(nn.Module):
+    """A module of two inputs, with a keyword and a nest as its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Any, y: Any = 0.0, *, scale: float = 1.0) -> dict[str, Any]:
+        return {"out": self.linear(x) * scale + y, "meta": [scale]}
 
 
-def test_a_captured_state_is_a_value() -> None:
-    assert capture() == capture()
+def equal(a: Any, b: Any) -> bool:
+    pairs = list(zip(a, b, strict=True))
+    return all(x["meta"] == y["meta"] and x.keys() == y.keys() for x, y in pairs) and (
+        all(torch.equal(x["out"], y["out"]) for x, y in pairs)
+    )
+
+
+X = torch.randn(3, 4, 3)
+FORMS: dict[str, Any] = {
+    "a tensor of inputs": (X, None),
+    "lists of arguments": ([[x, 1.0] for x in X], None),
+    "mixed": ([X[0], (X[1], 2.0), [X[2]]], None),
+    "keywords": (list(X), [{"scale": 2.0}, {}, {"scale": 0.5}]),
+}
+
+
+@pytest.mark.parametrize("devices", [None, ["cpu"] * 3], ids=["found", "named"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_torch_equals_torch(form: str, devices: Any) -> None:
+    inputs, kwargs = FORMS[form]
+    modules = [Two() for _ in range(3)]
+    expected = torch_on_host.parallel_apply(modules, inputs, kwargs, ["cpu"] * 3)
+    for made in (modules, tuple(modules), nn.ModuleList(modules)):
+        assert equal(parallel_apply(made, inputs, kwargs, devices), expected)
+    methods = [module.forward for module in modules]
+    options = [each or None for each in kwargs or [{}] * 3]  # None for no keywords
+    named = parallel_apply(methods, inputs, kwargs_tup=options, devices=devices)
+    assert equal(named, expected)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+@pytest.mark.parametrize("devices", [TWO, ["cpu"] * 3, "cpu"], ids=str)
+def test_gradients_flow_to_the_module(devices: Any) -> None:
+    module, oracle = network(), network()
+    batch = torch.randn(7, 3)
+    torch.cat(parallel_apply(module, batch, devices)).square().sum().backward()
+    oracle(batch).square().sum().backward()
+    for mine, other in zip(module.parameters(), oracle.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_gradients_flow_to_inputs_and_keyword_arguments() -> None:
+    batch = torch.randn(5, 3, requires_grad=True)
+    scale = torch.tensor(2.0, requires_grad=True)
+    found = parallel_apply(lambda x, s: x * s, batch, TWO, module_kwargs={"s": scale})
+    torch.cat(found).sum().backward()
+    assert torch.equal(batch.grad, torch.full((5, 3), 2.0))
+    torch.testing.assert_close(scale.grad, batch.detach().sum())
+
+
+def change_data(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.data.mul_(3)
+        parameter.data = parameter.data.clone() + 1
+
+
+def change_structure(module: nn.Module) -> None:
+    module[0].weight = nn.Parameter(torch.ones(5, 3))
+    module[1] = nn.ReLU()
+    module.append(nn.Linear(2, 4))
+    module[2].register_forward_hook(lambda m, args, out: out + 5)
+
+
+@pytest.mark.parametrize("change", [change_data, change_structure])
+def test_a_changed_module_is_used_with_its_changes(change: Any) -> None:
+    module, batch = network(), torch.randn(6, 3)
+    before = torch.cat(parallel_apply(module, batch, TWO))
+    change(module)
+    found = torch.cat(parallel_apply(module, batch, TWO))
+    assert found.shape != before.shape or not torch.allclose(found, before)
+    torch.testing.assert_close(found, module(batch))
+
+
+def test_buffers_advance_by_the_first_part() -> None:
+    module = nn.BatchNorm1d(3)
+    oracle = copy.deepcopy(module)
+    items = [torch.randn(4, 3) for _ in range(6)]
+    parallel_apply(module, items, TWO)
+    for item in items[:3]:
+        oracle(item)
+    for mine, other in zip(module.buffers(), oracle.buffers(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_every_part_has_a_replica_of_its_own_and_one_part_the_module() -> None:
+    class Which(nn.Module):
+        def forward(self, x: Any) -> int:
+            self.seen = x
+            return id(self)
+
+    module = Which()
+    found = parallel_apply(module, range(4), TWO)
+    assert found[0] == found[1] != found[2] == found[3]
+    assert not hasattr(module, "seen")
+    assert parallel_apply(module, [8], "cpu") == [id(module)]
+    assert module.seen == 8
+    assert {*parallel_apply(lambda x: module(x), range(4), TWO)} == {id(module)}
+
+
+# ------------------------------------------------------------------ errors of calls
+class Odd(Exception):
+    """Its constructor cannot be called with its arguments."""
+
+    def __init__(self, one: int, *, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+        self.two = two
+
+
+@pytest.mark.parametrize("devices", [TWO, "cpu"], ids=["threads", "here"])
+@pytest.mark.parametrize("error", [Odd(1, two=2), KeyError("k"), SystemExit(3)])
+def test_the_very_error_is_raised(error: BaseException, devices: Any) -> None:
+    text, args = str(error), error.args
+    error.__notes__ = []
+
+    def deeper(i: int) -> None:
+        if i == 3:
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        parallel_apply(lambda i: deeper(i), range(5), devices)
+    assert caught.value is error
+    assert str(error) == text and error.args == args
+    assert error.__notes__ == ["in item 3 on device cpu"]
+    assert "in deeper" in "".join(traceback.format_exception(error))
+
+
+class Old(Exception):
+    """An exception of Python 3.10, which has no notes."""
+
+    @property
+    def add_note(self) -> None:
+        raise AttributeError("add_note")
+
+
+def test_where_there_are_no_notes_a_cause_names_the_item() -> None:
+    error = Old("no")
+    _device_threads._add_note(error, "in item 0 on device cpu")
+    assert error.__notes__ == ["in item 0 on device cpu"]
+    assert repr(error.__cause__) == "RuntimeError('in item 0 on device cpu')"
+    other, cause = Old("no"), ValueError("why")
+    other.__cause__ = cause
+    _device_threads._add_note(other, "in item 1 on device cpu")
+    assert other.__cause__ is cause
+
+
+def test_the_first_error_by_item_is_raised_whichever_comes_first() -> None:
+    later_failed = threading.Event()
+
+    def call(i: int) -> None:
+        if i == 1:
+            assert later_failed.wait(SOON)
+            raise ValueError(i)
+        if i == 2:
+            later_failed.set()
+            raise TypeError(i)
+
+    with pytest.raises(ValueError, match="1") as caught:
+        parallel_apply(call, range(4), TWO)
+    assert caught.value.args == (1,)
+
+
+def test_running_calls_are_awaited_and_later_calls_are_skipped() -> None:
+    failed, other_begun = threading.Event(), threading.Event()
+    begun: list[int] = []
+    ended: list[int] = []
+
+    def call(i: int) -> None:
+        begun.append(i)
+        if i == 0:
+            assert other_begun.wait(SOON)
+            failed.set()
+            raise ValueError("no")
+        if i == 2:
+            other_begun.set()
+            assert failed.wait(SOON)
+        ended.append(i)
+
+    with pytest.raises(ValueError, match="no"):
+        parallel_apply(call, range(4), TWO)
+    assert 2 in ended and 1 not in begun and len(begun) - len(ended) == 1
+
+
+def test_torchs_form_names_the_module() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        parallel_apply([abs, (1).__truediv__, (2).__truediv__], [1, 0, 0], None)
+    assert caught.value.__notes__ == ["in item 1 on device cpu"]

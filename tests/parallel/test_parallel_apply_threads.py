@@ -1,4 +1,4 @@
-"""Reused threads: nested, shared by callers, forked, interrupted, ended."""
+"""The kept threads, and the caller's own part: nested, forked, interrupted, ended."""
 
 from __future__ import annotations
 
@@ -6,56 +6,280 @@ import contextlib
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from pool_threads import HOST, SOON, TWO, ours
 from prefetch_loaders import until
+from python_runs import run
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-import pyparallel
 from pyparallel import parallel_apply
-from pyparallel.parallel import _device_threads, _thread_pool
+from pyparallel.parallel import _thread_pool
 from pyparallel.parallel._device_threads import threads
-from pyparallel.parallel._thread_pool import Place, ThreadPool
+from pyparallel.parallel._thread_pool import Place, ThreadPool, Worker
 from pyparallel.parallel._thread_pool import _TaskGroup as TaskGroup
 
 pytestmark = pytest.mark.one_backend
 
-PACKAGE = str(Path(pyparallel.__file__).resolve().parent.parent)
+HOST = torch.device("cpu")
+TWO = ["cpu", "cpu"]
+SOON = 30.0
+
+
+def ours() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if isinstance(t, Worker)}
 
 
 @pytest.fixture
-def pool() -> Any:
+def pool() -> Iterator[ThreadPool]:
     made = ThreadPool(lambda device: None)
     yield made
     made.close()
     assert not made._workers & ours()
 
 
-def at_once(number: int, devices: Any = TWO) -> list[int]:
+def at_once(number: int, pool: ThreadPool | None = None, own: int = 0) -> set[int]:
     """Return the threads of a call whose items all run at the same time."""
-    met = threading.Barrier(number)
+    met, seen = threading.Barrier(number), set[int]()
 
-    def meet(i: int) -> int:
+    def meet(place: Any) -> None:
         met.wait(SOON)
-        return threading.get_ident()
+        seen.add(threading.get_ident())
 
-    return parallel_apply(meet, range(number), devices)
+    if pool is None:
+        parallel_apply(meet, range(number), TWO)
+    else:
+        pool.run([HOST] * number, [meet] * number, never, own)
+    return seen
 
 
+def never(*args: Any) -> None:
+    raise AssertionError("it ran")
+
+
+# ------------------------------------------------------------- the caller's own part
+class Asleep:
+    """The inbox of threads that wake only when the test allows it."""
+
+    def __init__(self, get: Any) -> None:
+        self.kept: list[Any] = []
+        self.get = get  # for a thread that has only just begun
+
+    def put(self, task: Any) -> None:
+        self.kept.append(task)
+
+
+def put_to_sleep(pool: ThreadPool, number: int) -> tuple[Asleep, Any]:
+    """Give ``number`` threads of the host an inbox where they do not look."""
+    workers = [pool._check_out(HOST) for _ in range(number)]
+    queue = workers[0].inbox
+    asleep = Asleep(queue.get)
+    for worker in workers:
+        worker.inbox = asleep  # type: ignore[assignment]  # looks like a queue
+        pool.check_in(worker)
+    return asleep, queue
+
+
+def wake(pool: ThreadPool, asleep: Asleep, queue: Any) -> None:
+    for worker in pool._workers:
+        worker.inbox = queue
+    for task in asleep.kept:
+        queue.put(task)
+
+
+def test_the_caller_runs_items_that_no_thread_began(pool: ThreadPool) -> None:
+    asleep, queue = put_to_sleep(pool, 3)
+    done: list[int] = []
+
+    class Writes:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __call__(self, place: Place) -> None:
+            assert place == Place(HOST, None)
+            assert threading.current_thread() is threading.main_thread()
+            done.append(self.number)
+
+    tasks = [Writes(i) for i in range(4)]
+    watched = [weakref.ref(task) for task in tasks]
+    pool.run([HOST] * 4, tasks, never, 1)
+    assert done == [1, 3, 2, 0], "its own first, then from the end"
+    assert len(pool._idle[HOST]) == len(set(pool._idle[HOST])) == 3
+    del tasks
+    gc.collect()  # items left in an inbox keep nothing alive
+    assert len(asleep.kept) == 3 and not any(ref() for ref in watched)
+    wake(pool, asleep, queue)  # they come too late, and go on waiting
+    assert len(at_once(4, pool)) == 4
+    assert done == [1, 3, 2, 0] and len(pool._workers) == 3
+    until(lambda: len(pool._idle[HOST]) == 3)
+
+
+def test_a_part_with_a_stream_is_left_to_its_thread() -> None:
+    device = torch.device("cuda:0")
+    pool = ThreadPool(lambda d: "a stream" if d == device else None)
+    seen: dict[int, tuple[bool, Place]] = {}
+    late = threading.Event()
+
+    def task(number: int) -> Callable[[Place], None]:
+        def do(place: Place) -> None:
+            mine = threading.current_thread() is threading.main_thread()
+            seen[number] = mine, place
+            if number == 1:  # the caller has finished its own parts by then
+                assert late.wait(SOON)
+            if number == 2:
+                late.set()
+
+        return do
+
+    try:
+        pool.run([device, device, HOST], [task(i) for i in range(3)], never, 2)
+    finally:
+        pool.close()
+    assert seen == {
+        0: (False, Place(device, "a stream")),
+        1: (False, Place(device, "a stream")),
+        2: (True, Place(HOST, None)),
+    }
+
+
+class Interrupt(BaseException):
+    """Raised by a signal or by a task in the thread of a caller."""
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_an_interrupt_at_any_moment_loses_nothing(pool: ThreadPool, when: str) -> None:
+    """Before the caller's own task, during it, and while it takes another's."""
+    asleep, queue = put_to_sleep(pool, 2)
+    cancelled: list[bool] = []
+    ran: list[int] = []
+
+    def own(place: Place) -> None:
+        ran.append(0)
+        if when == "during":
+            raise Interrupt
+
+    def other(place: Place) -> None:
+        ran.append(1)
+        raise Interrupt
+
+    if when == "before":
+        asleep.put = lambda task: (_ for _ in ()).throw(Interrupt())  # type: ignore[method-assign]  # of this one only
+    with pytest.raises(Interrupt):
+        pool.run([HOST] * 3, [own, other, other], lambda: cancelled.append(True), 0)
+    assert cancelled == [True]
+    assert ran == {"before": [], "during": [0], "after": [0, 1]}[when]
+    assert len(pool._idle[HOST]) == len(set(pool._idle[HOST])) == 2
+    wake(pool, asleep, queue)
+    met = threading.Barrier(3)
+    pool.run([HOST] * 3, [lambda place: met.wait(SOON) and None] * 3, never, 0)
+    assert len(at_once(3, pool)) == 3
+
+
+def test_ctrl_c_in_the_callers_part_ends_the_call() -> None:
+    begun: list[int] = []
+    other, cancelled = threading.Event(), threading.Event()
+
+    def call(i: int) -> None:
+        begun.append(i)
+        if i == 0:
+            assert other.wait(SOON)
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                cancelled.set()
+        if i == 2:
+            other.set()
+            assert cancelled.wait(SOON)
+            until(waits)
+            begun.append(20)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        parallel_apply(call, range(4), TWO)
+    assert sorted(begun) == [0, 2, 20], "running calls ended, no other call began"
+    assert caught.value.__notes__ == ["in item 0 on device cpu"]
+
+
+def waits() -> bool:
+    """Return True if the main thread waits for parts of other threads."""
+    frame: Any = sys._current_frames()[threading.main_thread().ident or 0]
+    while frame is not None and frame.f_code is not TaskGroup.wait.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    other, free = threading.Event(), threading.Event()
+    ended = threading.Event()
+
+    def call(i: int) -> None:
+        if i == 0:
+            assert other.wait(SOON)
+            signal.raise_signal(signal.SIGINT)
+        if i == 1:
+            other.set()
+            until(waits)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert free.wait(SOON)
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        parallel_apply(call, range(2), TWO)
+    assert not ended.is_set()
+    free.set()
+    assert ended.wait(SOON)
+
+
+class Counting(TorchDispatchMode):
+    """A mode that torch keeps for a thread, and that is not carried."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_all_calls_see_equal_modes_that_are_not_passed_on() -> None:
+    me = threading.get_ident()
+    assert me in at_once(2)
+    ones = [torch.ones(2)] * 4
+    with Counting() as mode:
+        found = parallel_apply(torch.square, ones, TWO)
+        assert me not in at_once(2)
+    assert mode.count == 0 and torch.equal(torch.cat(found), torch.ones(8))
+    with torch.device("meta"):
+        assert me not in at_once(2)
+
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        torch.exp(x)
+        assert len(packed) == 1, "the test would see nothing"
+        parallel_apply(torch.exp, [x] * 4, TWO)
+        assert me not in at_once(2)
+    assert len(packed) == 1
+    assert me in at_once(2)
+
+
+# ------------------------------------------------------------------ threads are kept
 def test_threads_are_used_again() -> None:
-    first = set(at_once(2))
-    assert len(first) == 2
+    assert len(at_once(2)) == 2
     before = ours()
     for _ in range(20):
-        assert len(set(at_once(2))) == 2
+        assert len(at_once(2)) == 2
     assert ours() == before
 
 
@@ -68,19 +292,14 @@ def test_a_call_inside_of_a_call_gets_other_threads() -> None:
 
 
 def test_a_nested_call_divides_the_threads_of_the_outer_call() -> None:
+    def outer(i: int) -> list[int]:
+        inner = parallel_apply(lambda j: torch.get_num_threads(), range(2), TWO)
+        return [*inner, torch.get_num_threads()]
+
     before = torch.get_num_threads()
     torch.set_num_threads(8)
     try:
-        found = parallel_apply(
-            lambda i: (
-                parallel_apply(lambda j: torch.get_num_threads(), "abcd".split(), TWO)
-                + parallel_apply(lambda j: torch.get_num_threads(), [1, 2], TWO)
-                + [torch.get_num_threads()]
-            ),
-            [1, 2],
-            TWO,
-        )
-        assert found == [[4, 2, 2, 4]] * 2
+        assert parallel_apply(outer, range(2), TWO) == [[2, 2, 4]] * 2
         assert torch.get_num_threads() == 8
     finally:
         torch.set_num_threads(before)
@@ -124,19 +343,6 @@ def test_callers_do_not_wait_for_each_other() -> None:
     assert results == [[True, True]] * 2
 
 
-def test_threads_keep_nothing_of_a_call_alive() -> None:
-    class Thing:
-        pass
-
-    things = [Thing() for _ in range(4)]
-    found = parallel_apply(lambda thing: [thing], things, TWO)
-    watched = [weakref.ref(thing) for thing in things]
-    del things, found
-    gc.collect()
-    # The last thread may be on its way back to waiting.
-    until(lambda: not any(ref() for ref in watched))
-
-
 def test_nothing_of_a_failed_call_is_kept_alive() -> None:
     class Thing:
         pass
@@ -148,6 +354,7 @@ def test_nothing_of_a_failed_call_is_kept_alive() -> None:
     watched = weakref.ref(thing)
     gc.disable()  # it must not take a collection
     try:
+        parallel_apply(lambda each: [each], [thing, thing], TWO)
         with contextlib.suppress(ValueError):
             parallel_apply(fail, [thing, thing], TWO)
         del thing
@@ -160,14 +367,9 @@ def test_more_threads_than_are_needed_end(
     pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_thread_pool, "MAX_IDLE", 2)
-    met = threading.Barrier(5)
-    pool.run([HOST] * 5, [lambda place: met.wait(SOON) and None] * 5, lambda: None)
+    assert len(at_once(6, pool)) == 6
     until(lambda: len(pool._workers) == 2)
     assert len(pool._idle[HOST]) == 2
-
-
-class Interrupt(BaseException):
-    """A signal raises it in a caller that waits."""
 
 
 def test_an_interrupt_waits_for_running_calls(pool: ThreadPool) -> None:
@@ -242,25 +444,6 @@ def test_an_interrupt_withdraws_items_that_were_not_submitted(
     until(lambda: ran == [1, 2])  # and it goes on
 
 
-def test_after_an_interrupt_no_further_call_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(
-        devices: Any, jobs: Any, cancel: Callable[[], None], uses: Any
-    ) -> None:
-        jobs[0]()  # a part that is done already
-        cancel()
-        for job in jobs[1:]:
-            job()
-        raise KeyboardInterrupt
-
-    begun: list[int] = []
-    monkeypatch.setattr(_device_threads.threads, "run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        parallel_apply(begun.append, range(4), TWO)
-    assert begun == [0, 1]
-
-
 def test_a_thread_that_cannot_start_leaks_nothing(pool: ThreadPool) -> None:
     made: list[torch.device] = []
 
@@ -275,13 +458,7 @@ def test_a_thread_that_cannot_start_leaks_nothing(pool: ThreadPool) -> None:
     assert len(pool._idle[HOST]) == 1
 
 
-def never(*args: Any) -> None:
-    raise AssertionError("it ran")
-
-
-def test_an_error_in_an_internal_job_is_raised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_in_an_internal_job_is_raised() -> None:
     def job() -> None:
         raise MemoryError("none left")
 
@@ -298,11 +475,11 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         try:
             signal.alarm(int(SOON))
             found = parallel_apply(lambda i: i * 2, range(5), TWO)
-            code = 0 if found == [0, 2, 4, 6, 8] and len(set(at_once(2))) == 2 else 2
+            code = 0 if found == [0, 2, 4, 6, 8] and len(at_once(2)) == 2 else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert len(set(at_once(2))) == 2
+    assert len(at_once(2)) == 2
 
 
 def test_a_call_may_fork() -> None:
@@ -317,17 +494,6 @@ def test_a_call_may_fork() -> None:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     assert parallel_apply(fork, range(2), TWO) == [7, 8]
-
-
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH", "")]))
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
 
 
 EXIT = r"""
@@ -356,7 +522,7 @@ sys.exit(5)
 
 @pytest.mark.slow
 def test_the_interpreter_exits_with_threads_that_wait_and_threads_that_work() -> None:
-    done = run(EXIT)
+    done = run(EXIT, PYTHONWARNINGS="error")
     assert done.returncode == 5, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from distributed_model import (
-    SAMPLES,
     Adversaries,
     Failing,
     Marked,
-    NaiveDDP,
     OldFix,
     Recorder,
     Reference,
     gradients,
     make_batch,
     make_net,
-    make_samples,
     values,
 )
 from distributed_ranks import case
@@ -30,33 +27,29 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from pyparallel import (
     DataContainer,
     MMDistributedDataParallel,
-    collate,
     scatter,
     scatter_kwargs,
 )
 
 
 def train(
-    rank: int, world: int, cls: Any, steps: int = 20, whole: bool = True, **options: Any
+    rank: int, world: int, cls: Any, steps: int = 20, **options: Any
 ) -> dict[str, Any]:
-    """Train beside a single process that sees the whole batch."""
     net = make_net(unused=options.get("find_unused_parameters", False))
-    single = copy.deepcopy(net)
     model = cls(net, **options)
-    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (net, single)]
-    deviation = 0.0
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(steps):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        output = model.train_step(make_batch(step, rank, world), optimizers[0])
+        optimizer.zero_grad()
+        output = model.train_step(make_batch(step, rank, world), optimizer)
         output["loss"].backward()
-        batch = collate(make_samples(step, SAMPLES * world), SAMPLES * world)
-        single.train_step(scatter(batch, [-1])[0])["loss"].backward()
-        difference = (gradients(net) - gradients(single)).abs().max()
-        deviation = max(deviation, difference.item())
-        for optimizer in optimizers:
-            optimizer.step()
-    return {"deviation": deviation, "values": values(net), "keys": list(output)}
+        optimizer.step()
+    return {"values": values(net), "keys": list(output)}
+
+
+def with_both(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Return the results with our wrapper and with torch's."""
+    kinds = {"ours": MMDistributedDataParallel, "torch": Reference}
+    return {name: function(*args, cls, **options) for name, cls in kinds.items()}
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -69,45 +62,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @case
 def training(rank: int, world: int) -> Any:
-    return {
-        name: {
-            "ours": train(rank, world, MMDistributedDataParallel, **options),
-            "torch": train(rank, world, Reference, **options),
-        }
+    found = {
+        name: with_both(train, rank, world, **options)
         for name, options in OPTIONS.items()
     }
-
-
-@case
-def naive_training(rank: int, world: int) -> Any:
-    names = ("static_graph", "unused_output")
-    return {n: train(rank, world, NaiveDDP, steps=1, **OPTIONS[n]) for n in names}
-
-
-@case
-def no_sync(rank: int, world: int) -> Any:
-    """Twice three micro-steps; the last one of each group synchronises."""
-    result = {}
-    for name in ("plain", "unused_output", "small_buckets"):
-        net = make_net()
-        single = copy.deepcopy(net)
-        ddp = MMDistributedDataParallel(net, **OPTIONS[name])
-        alone = []
-        for round_ in range(2):
-            net.zero_grad()
-            single.zero_grad()
-            steps = range(3 * round_, 3 * round_ + 3)
-            with ddp.no_sync():
-                for step in steps[:2]:
-                    ddp.train_step(make_batch(step, rank, world))["loss"].backward()
-            alone.append(gradients(net))
-            ddp.train_step(make_batch(steps[2], rank, world))["loss"].backward()
-            for step in steps:
-                batch = collate(make_samples(step, SAMPLES * world), SAMPLES * world)
-                single.train_step(scatter(batch, [-1])[0])["loss"].backward()
-            alone.append(gradients(net) - gradients(single))
-        result[name] = alone
-    return result
+    # torch skips most of its preparation if Python hooks reduce the gradients.
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        return found | {"python_reducer": with_both(train, rank, world, steps=3)}
 
 
 def _norms(rank: int, world: int, cls: Any) -> list[torch.Tensor]:
@@ -125,8 +86,7 @@ def _norms(rank: int, world: int, cls: Any) -> list[torch.Tensor]:
 
 @case
 def buffers(rank: int, world: int) -> Any:
-    kinds = {"ours": MMDistributedDataParallel, "torch": Reference, "naive": NaiveDDP}
-    return {name: _norms(rank, world, cls) for name, cls in kinds.items()}
+    return with_both(_norms, rank, world)
 
 
 def _join(rank: int, world: int, cls: Any) -> Any:
@@ -145,15 +105,7 @@ def _join(rank: int, world: int, cls: Any) -> Any:
 
 @case
 def join(rank: int, world: int) -> Any:
-    return {
-        "ours": _join(rank, world, MMDistributedDataParallel),
-        "torch": _join(rank, world, Reference),
-    }
-
-
-@case
-def naive_join(rank: int, world: int) -> Any:
-    return _join(rank, world, NaiveDDP)
+    return with_both(_join, rank, world)
 
 
 Point = namedtuple("Point", "x y")
@@ -166,7 +118,7 @@ def calls(rank: int, world: int) -> Any:
     ddp = MMDistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     both = {"g": optimizer, "d": torch.optim.Adam(model.parameters())}
-    result = {}
+    result: dict[str, Any] = {}
     with torch.no_grad():
         for name in ("forward", "train_step", "val_step"):
             call = ddp if name == "forward" else getattr(ddp, name)
@@ -175,29 +127,23 @@ def calls(rank: int, world: int) -> Any:
             call(**make_batch(0, rank, world))
             call()
             (data, first, second), kwargs = model.calls[0]
-            result[name] = {
-                "img": tuple(data["img"].shape),
-                "boxes": [type(box).__name__ for box in data["boxes"]],
-                "metas": data["metas"],
-                "the optimizer": first is optimizer,
-                "the optimizers": [second[key] is both[key] for key in both],
-                "kwargs": kwargs,
-                "keys": sorted(model.calls[1][1]),
-                "nothing": model.calls[2],
-            }
-    naive = NaiveDDP(model)
-    naive.train_step(make_batch(0, rank, world))
-    result["naive"] = type(model.calls[-1][0][0]["img"]).__name__
+            result[name] = [
+                tuple(data["img"].shape),
+                [type(box).__name__ for box in data["boxes"]],
+                data["metas"],
+                first is optimizer,
+                [second[key] is both[key] for key in both],
+                kwargs,
+                sorted(model.calls[1][1]),
+                model.calls[2],
+            ]
     result["state"] = list(ddp.state_dict())
-    result["attributes"] = [
-        ddp.device_ids,
-        ddp.dim,
-        ddp.output_device,
-        ddp.require_forward_param_sync,
-        ddp.require_backward_grad_sync,
-        ddp.find_unused_parameters,
-        type(ddp.reducer).__name__,
-    ]
+    names = (
+        "device_ids dim output_device require_forward_param_sync "
+        "require_backward_grad_sync find_unused_parameters"
+    )
+    result["attributes"] = [getattr(ddp, name) for name in names.split()]
+    result["reducer"] = type(ddp.reducer).__name__
     return result
 
 
@@ -316,13 +262,6 @@ def reducer_in_the_step(rank: int, world: int) -> Any:
         )
         ddp.train_step(data, optimizers, ddp_reducer=ddp.reducer)
     return [values(model), start]
-
-
-@case
-def python_reducer(rank: int, world: int) -> Any:
-    """torch skips most of its preparation if Python hooks reduce the gradients."""
-    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
-        return train(rank, world, MMDistributedDataParallel, steps=3)
 
 
 @case

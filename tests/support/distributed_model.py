@@ -28,8 +28,6 @@ class Net(nn.Module):
         self.norm_at_entry: list[torch.Tensor] = []
 
     def forward(self, data: Any) -> torch.Tensor:
-        if isinstance(data["img"], DataContainer):  # by NaiveDDP
-            data = scatter(data, [-1])[0]
         area = torch.tensor([float(h * w) for h, w in data["metas"]])
         image = self.conv(data["img"]).relu().sum((2, 3)) / area[:, None]
         boxes = torch.stack([self.boxes(b).tanh().sum(0) for b in data["boxes"]])
@@ -57,23 +55,6 @@ class StepIsForward(nn.Module):
 
     def forward(self, data: Any) -> Any:
         return self.net.train_step(data)
-
-
-class NaiveDDP(MMDistributedDataParallel):
-    """The steps of mmcv 1.x: unchanged arguments, and direct calls of the reducer."""
-
-    def _step(self, name: str, inputs: Any, kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            self.reducer._rebuild_buckets()
-        if self._check_sync_bufs_pre_fwd():
-            self._sync_buffers()
-        output = getattr(self.module, name)(*inputs, **kwargs)
-        if torch.is_grad_enabled() and self.require_backward_grad_sync:
-            used = _find_tensors(output) if self.find_unused_parameters else []
-            self.reducer.prepare_for_backward(list(used))
-        else:
-            self.require_forward_param_sync = False
-        return output
 
 
 class Reference:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -13,12 +12,9 @@ from typing import Any
 import torch
 import torch._dynamo  # imports of DDP, which take longer than a step
 import torch.distributed as dist
-from mmengine_training import Net, batch, sgd
 from torch.utils.data import DistributedSampler
 
-from pyparallel import DataLoader, mmengine
-
-STRUCK_STEP = 2
+from pyparallel import DataLoader
 
 
 def join(rank: int, folder: str) -> None:
@@ -65,38 +61,3 @@ def together(rank: int, folder: str) -> None:
     returned.touch()
     print(own, first, nothing, written, flush=True)
     os._exit(0)
-
-
-def survive(rank: int, folder: str, how: int, timeout: float) -> None:
-    """Send a signal to rank 1 in the middle of a step; print the effect on rank 0.
-
-    It prints the error and the seconds until it was raised. Signal 0 means a normal
-    exit.
-    """
-    join(rank, folder)
-    net = Net()
-    wrapper = mmengine.OptimWrapper(sgd(net))
-    pids = [torch.zeros(1, dtype=torch.long) for _ in range(2)]
-    dist.all_gather(pids, torch.tensor([os.getpid()]))
-    # The limit begins when both have started, however long that took.
-    group = dist.new_group(timeout=timedelta(seconds=timeout))
-    model = mmengine.MMDistributedDataParallel(net, process_group=group)
-    struck = Path(folder) / "struck"
-
-    def strike(gradient: torch.Tensor) -> None:
-        struck.touch()
-        os.kill(os.getpid(), how)
-        os._exit(3)
-
-    for step in range(STRUCK_STEP + 1):
-        if step == STRUCK_STEP and rank == 1:
-            # In the backward pass: the other rank waits for the sum of the gradients.
-            next(net.parameters()).register_hook(strike)
-        try:
-            model.train_step(batch(step, 2, rank), wrapper)
-        except RuntimeError as error:
-            seconds = time.time() - struck.stat().st_mtime
-            print(f"{seconds:.2f} s, step {step}: {error}", flush=True)
-            if how == signal.SIGSTOP:  # it still runs
-                os.kill(int(pids[1]), signal.SIGKILL)
-            os._exit(0)
