@@ -5,7 +5,6 @@ Runs where both are installed. FIXED lists the intended differences.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import pickle
@@ -43,7 +42,6 @@ bounded = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
-BOTH = ((collate, DataContainer), (theirs.collate, theirs.DataContainer))
 
 #: Cases of `refused` in which mmcv gives an answer, or none at all.
 FIXED = {
@@ -276,50 +274,3 @@ def test_odd_chunk_sizes_are_refused_by_both(samples_per_gpu: Any) -> None:
     ):
         with pytest.raises((TypeError, ValueError)):
             function([cls(1)], samples_per_gpu)
-
-
-def test_gradients_arrive_alike() -> None:
-    grads = []
-    for function, cls in (
-        (collate, DataContainer),
-        (theirs.collate, theirs.DataContainer),
-    ):
-        leaves = [torch.ones(1, n, 2, requires_grad=True) for n in (2, 3)]
-        (stacked,) = function([cls(leaf, True, 5) for leaf in leaves], 2).data
-        (stacked**3).sum().backward()
-        grads.append([leaf.grad for leaf in leaves])
-    assert_alike(*grads)
-
-
-def detection_sample(i: int) -> dict[str, Any]:
-    """Return a sample as mmdet's DefaultFormatBundle and Collect make it."""
-    meta = {"filename": f"{i}.jpg", "flip": False}
-    generator = torch.Generator().manual_seed(i)
-    rows, columns, num = 32 + 8 * (i % 3), 40 - 4 * (i % 2), i % 4
-    image = np.asfortranarray(np.random.default_rng(i).random((rows, columns, 3), "f4"))
-    return {
-        "img": DataContainer(torch.from_numpy(image).permute(2, 0, 1), stack=True),
-        "gt_bboxes": DataContainer(torch.rand(num, 4, generator=generator)),
-        "gt_labels": DataContainer(torch.randint(80, (num,), generator=generator)),
-        "gt_masks": DataContainer(np.ones((num, rows, columns), "u1"), cpu_only=True),
-        "gt_semantic_seg": DataContainer(
-            torch.randint(20, (1, rows, columns), generator=generator).byte(),
-            stack=True,
-            padding_value=255,
-        ),
-        "img_metas": DataContainer(meta, cpu_only=True),
-        "idx": i,
-    }
-
-
-@pytest.mark.parametrize("samples_per_gpu", [1, 2, 5])
-def test_a_detectors_batch_is_alike(samples_per_gpu: int) -> None:
-    batch = [detection_sample(i) for i in range(5)]
-    ours = collate(copy.copy(batch), samples_per_gpu)
-    other = theirs.collate(convert(batch), samples_per_gpu)
-    assert_alike(ours, other)
-    if samples_per_gpu == 5:
-        assert_alike(scatter(ours, [-1]), theirs.scatter(other, [-1]))
-        assert_alike(
-            scatter_kwargs(ours, None, [-1]), theirs.scatter_kwargs(other, None, [-1])
-        )

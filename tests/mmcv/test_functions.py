@@ -105,18 +105,23 @@ def test_items_are_sent_and_waited_for_by_one_partition(
     assert log == sent + waited
 
 
-def test_a_tensor_goes_to_the_first_device_only(log):
-    Scatter.forward([1, 2], OnDevice(0, log))
-    assert (0, "cuda:1") in log
-    assert not any("cuda:2" in entry or "copy2" in entry for entry in log)
+def test_nested_lists_stay_on_the_device_of_their_chunk(log, monkeypatch):
+    asked = []
+    before = _functions._get_stream
 
+    def patched(device):
+        asked.append(device.index)
+        return before(device)
 
-def test_nested_lists_stay_on_the_device_of_their_chunk(log):
+    monkeypatch.setattr(_functions, "_get_stream", patched)
     items = [[OnDevice(0, log), OnDevice(1, log)], [[OnDevice(2, log)]]]
     Scatter.forward([0, 1], items)
+    assert asked == [0, 1]
+    Scatter.forward([2, 3], OnDevice(3, log))  # a tensor: the first device only
     assert [entry for entry in log if len(entry) == 2 and entry[0] != "on"] == [
-        (0, "cuda:0"), (1, "cuda:0"), (2, "cuda:1")
+        (0, "cuda:0"), (1, "cuda:0"), (2, "cuda:1"), (3, "cuda:2")
     ]  # fmt: skip
+    assert ("on", "copy3") not in log
 
 
 def test_an_empty_tensor_needs_no_stream(log):
@@ -167,19 +172,6 @@ def test_strangers_are_an_exception_as_before(value):
         with pytest.raises(Exception, match=r"^Unknown type ") as caught:
             call()
         assert isinstance(caught.value, TypeError)
-
-
-def test_get_stream_can_be_replaced_and_is_used(log, monkeypatch):
-    asked = []
-    before = _functions._get_stream
-
-    def patched(device):
-        asked.append(device)
-        return before(device)
-
-    monkeypatch.setattr(_functions, "_get_stream", patched)
-    Scatter.forward([0, 1], [OnDevice(0, log), OnDevice(1, log)])
-    assert asked == [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
 def test_get_stream_takes_devices_and_indices(monkeypatch):

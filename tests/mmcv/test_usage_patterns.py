@@ -6,9 +6,6 @@ such scripts run unchanged or end in an error that names the missing part.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,9 +13,6 @@ from torch import nn
 import pyparallel.mmcv
 
 pytestmark = pytest.mark.filterwarnings("ignore:On January 1, 2023, MMCV")
-needs_host = pytest.mark.skipif(
-    "torch.cuda.is_available()", reason="tests a machine without a GPU"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +21,6 @@ def mmcv():
         import mmcv.parallel
 
         yield mmcv
-
-
-def to_tensor(data):
-    return (
-        torch.from_numpy(data) if isinstance(data, np.ndarray) else torch.tensor(data)
-    )
 
 
 def sample(i: int) -> dict:
@@ -73,59 +61,21 @@ class Detector(nn.Module):
 # Wrapping the model
 
 
-def test_wrap_for_testing_on_the_first_device():  # 2, 4, 9, 11
+def test_wrap_on_the_first_device():  # 2, 4, 9, 11, 12
     from mmcv.parallel import MMDataParallel, MMDistributedDataParallel, collate
 
-    model = MMDataParallel(Detector(), device_ids=[0])
+    model = MMDataParallel(Detector(), device_ids=range(0, 1))
     data = collate([sample(0), sample(1)], samples_per_gpu=2)
     result = model(return_loss=False, rescale=True, **data)
     assert (result["return_loss"], result["rescale"]) == (False, True)
     assert result["img"].shape == (2, 3, 5, 5)
     assert result["img_metas"][1] == {"filename": "1.jpg"}
     assert model.module.show_result(1, 2) == (1, 2)
-    assert issubclass(MMDistributedDataParallel, nn.parallel.DistributedDataParallel)
-
-
-@pytest.mark.parametrize(
-    "device_ids",
-    [[0], range(1), range(0, 1), [], None, 0, "cuda:0", torch.device("cpu")],
-)
-def test_device_ids_are_not_always_a_list(device_ids):  # 12, 14, 31
-    from mmcv.parallel import MMDataParallel, collate
-
-    cfg = SimpleNamespace(gpu_ids=device_ids)
-    model = MMDataParallel(Detector(), device_ids=cfg.gpu_ids)
-    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), collate([sample(0)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     out = model.train_step(data, optimizer, extra=3)
     out["loss"].backward()
-    assert out["seen"]["optimizer"] is optimizer
-    assert out["seen"]["extra"] == 3
-    assert out["num_samples"] == 1
-    assert model.val_step(data, optimizer)["seen"]["data"]["img"].shape == (1, 3, 4, 5)
-
-
-@needs_host
-def test_the_current_device_without_a_gpu_is_an_error_with_a_reason():  # 1
-    from mmcv.parallel import MMDataParallel
-
-    with pytest.raises((RuntimeError, AssertionError, AttributeError)):
-        MMDataParallel(Detector(), device_ids=[torch.cuda.current_device()])
-
-
-def test_a_registry_of_wrappers_may_have_a_parent():  # 26
-    from mmcv.parallel import MODULE_WRAPPERS as MMCV_MODULE_WRAPPERS
-    from mmcv.parallel import is_module_wrapper
-
-    Registry = type(MMCV_MODULE_WRAPPERS)
-    children = dict(MMCV_MODULE_WRAPPERS.children)
-    registry = Registry("module wrapper", parent=MMCV_MODULE_WRAPPERS, scope="pose")
-
-    @registry.register_module()
-    class Separate(nn.Module): ...
-
-    assert is_module_wrapper(Separate())
-    MMCV_MODULE_WRAPPERS.children.clear()
-    MMCV_MODULE_WRAPPERS.children.update(children)
+    assert out["seen"]["optimizer"] is optimizer and out["seen"]["extra"] == 3
+    assert issubclass(MMDistributedDataParallel, nn.parallel.DistributedDataParallel)
 
 
 # Loading and inference
@@ -141,28 +91,6 @@ def test_inference_collates_and_scatters_one_sample(device):  # 5, 8, 10
     assert data["img"].shape == (1, 3, 6, 5)
     assert data["gt_bboxes"][0].shape == (3, 4)
     assert data["img_metas"] == [{"filename": "2.jpg"}]
-
-
-@needs_host
-@pytest.mark.parametrize("device", ["cuda:0", torch.device("cuda", 0), 0])
-def test_inference_on_a_missing_device_is_an_error(device):  # 8, 24
-    from mmcv.parallel import collate, scatter
-
-    data = collate([sample(0)])
-    with pytest.raises(
-        RuntimeError, match=r"^scatter: target cuda:0 must be a device of"
-    ):
-        scatter(data, [device])
-    with pytest.raises(RuntimeError, match="sees 0 of type cuda"):
-        scatter(data, target_gpus=[device])
-
-
-def test_the_cpu_device_has_no_index():  # 24
-    from mmcv.parallel import scatter
-
-    device = torch.device("cpu")
-    with pytest.raises(TypeError, match="but is None"):
-        scatter({}, [device.index])
 
 
 def test_an_ensemble_scatters_a_bare_dict_by_keywords():  # 28
@@ -281,17 +209,3 @@ def test_a_subclass_skips_the_constructor():  # S4
     model = _SingleGPUWrapper(Detector())
     assert model.train_step(collate([sample(0)]), None)["num_samples"] == 1
     assert model(**collate([sample(0)]))["img"].shape == (1, 3, 4, 5)
-
-
-def test_get_stream_is_patched(mmcv, monkeypatch):  # S7
-    import mmcv.parallel._functions
-
-    before = mmcv.parallel._functions._get_stream
-
-    def wrapper(device):
-        return before(torch.device("cuda", device) if type(device) is int else device)
-
-    monkeypatch.setattr(mmcv.parallel._functions, "_get_stream", wrapper)
-    assert (
-        mmcv.parallel._functions.Scatter.forward([-1], [torch.ones(1)])[0].item() == 1
-    )

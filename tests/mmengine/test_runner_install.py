@@ -41,7 +41,6 @@ WITHOUT = (
     "pyparallel.mmengine.install: pyparallel's classes must be subclasses of "
     "mmengine's, but are not."
 )
-ITEMS = [(registry, name) for registry, names in NAMES.items() for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -67,20 +66,17 @@ def state() -> Any:
 
 @beside_mmengine
 @pytest.mark.parametrize("installs", ["the first name", "a call"])
-@pytest.mark.parametrize(("registry", "name"), ITEMS)
+@pytest.mark.parametrize("registry", NAMES)
 def test_a_name_is_ours_with_the_scope_and_mmengines_without(
-    registry: str, name: str, installs: str
+    registry: str, installs: str
 ) -> None:
-    bare = root(registry).module_dict.get(name)
     if installs == "a call":
         ours.install()
-    for prefix in ("pyparallel", "pyparallel.mmengine"):
-        assert root(registry).get(f"{prefix}.{name}") is getattr(ours, name)
-    assert root(registry).module_dict.get(name) is bare is not getattr(ours, name)
-
-
-@beside_mmengine
-def test_the_collate_of_data_containers_is_a_function_for_configs() -> None:
+    for name in NAMES[registry]:
+        bare, mine = root(registry).module_dict.get(name), getattr(ours, name)
+        for prefix in ("pyparallel", "pyparallel.mmengine"):
+            assert root(registry).get(f"{prefix}.{name}") is mine
+        assert root(registry).module_dict.get(name) is bare is not mine
     assert root("FUNCTIONS").get("pyparallel.collate") is pyparallel.collate
     path = "pyparallel.mmengine.distributed.MMDistributedDataParallel"
     assert root("MODEL_WRAPPERS").get(path) is ours.MMDistributedDataParallel
@@ -106,10 +102,16 @@ def test_other_names_mean_classes_of_mmengine() -> None:
 
 @beside_mmengine
 def test_installing_twice_is_once_and_uninstalling_undoes_it() -> None:
+    from mmengine.model import is_model_wrapper
+
+    wrapper = ours.MMFullyShard.__new__(ours.MMFullyShard)
+    torch.nn.Module.__init__(wrapper)
     before = state()
+    assert not is_model_wrapper(wrapper)
     ours.install()
     installed = state()
     ours.install()
+    assert is_model_wrapper(wrapper)
     assert state() == installed != before
     assert installed[0] == before[0]  # the registries' own names
     ours.uninstall()
@@ -187,17 +189,6 @@ def test_a_scope_of_another_package_is_refused_without_a_change() -> None:
         del hooks.children["pyparallel"]
 
 
-@beside_mmengine
-def test_is_model_wrapper_of_mmengine_knows_the_registered_classes() -> None:
-    from mmengine.model import is_model_wrapper
-
-    wrapper = ours.MMFullyShard.__new__(ours.MMFullyShard)
-    torch.nn.Module.__init__(wrapper)
-    assert not is_model_wrapper(wrapper)
-    ours.install()
-    assert is_model_wrapper(wrapper)
-
-
 # --------------------------------------------------------------------- checkpoints
 def history() -> Any:
     from mmengine.logging import HistoryBuffer
@@ -237,25 +228,23 @@ class Calls:
 
 
 @beside_mmengine
-@pytest.mark.parametrize("name", ["__init__", "__class__", "register_statistics"])
-def test_a_checkpoint_gets_nothing_else_by_getattr(name: str) -> None:
-    file = io.BytesIO()
-    torch.save(Calls(getattr, type(history()), name), file)
-    file.seek(0)
-    with ours.installed(), pytest.raises(pickle.UnpicklingError) as caught:
-        torch.load(file, weights_only=True)
-    assert f"of HistoryBuffer, but uses it for {name!r} of" in str(caught.value)
-
-
-@beside_mmengine
-def test_arrays_of_objects_are_refused_as_before() -> None:
+def test_a_checkpoint_gets_nothing_else() -> None:
     import numpy
 
-    file = io.BytesIO()
-    torch.save(numpy.array([None, 1], dtype=object), file)
-    file.seek(0)
-    with ours.installed(), pytest.raises(pickle.UnpicklingError):
-        torch.load(file, weights_only=True)
+    cases = {
+        f"of HistoryBuffer, but uses it for {name!r} of": Calls(
+            getattr, type(history()), name
+        )
+        for name in ("__init__", "__class__", "register_statistics")
+    }
+    cases["Weights only load failed"] = numpy.array([None, 1], dtype=object)
+    for text, content in cases.items():
+        file = io.BytesIO()
+        torch.save(content, file)
+        file.seek(0)
+        with ours.installed(), pytest.raises(pickle.UnpicklingError) as caught:
+            torch.load(file, weights_only=True)
+        assert text in str(caught.value)
 
 
 # ------------------------------------------------------------- processes of their own

@@ -11,14 +11,10 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 CASES = ["adversaries", "structure", "no_sync"]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def results(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Results:
-    folder = tmp_path_factory.mktemp(f"{request.param} ranks")
-    return launch(
-        folder, "mmengine_separate_cases", CASES, world=request.param, limit=180
-    )
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("two ranks")
+    return launch(folder, "mmengine_separate_cases", CASES, limit=180)
 
 
 @pytest.mark.parametrize("plan", ["each", "groups"])
@@ -31,25 +27,25 @@ def test_two_optimizers_equal_one_process(results: Results, plan: str) -> None:
         assert rank["logged"] == ["critic", "generator"]
 
 
-class TestAWrappedModel:
-    def test_each_trained_child_has_one_wrapper(self, results: Results) -> None:
-        for rank in results["structure"]:
-            assert rank["kinds"] == {
-                "generator": "MMDistributedDataParallel",
-                "critic": "MMDistributedDataParallel",
+def test_each_trained_child_has_one_wrapper_and_the_model_has_none(
+    results: Results,
+) -> None:
+    wrapped = "MMDistributedDataParallel"
+    layers = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    for rank in results["structure"]:
+        assert rank == {
+            "kinds": {
+                "generator": wrapped,
+                "critic": wrapped,
                 "shifts": "ParameterList",
-                "same_generator": "MMDistributedDataParallel",
+                "same_generator": wrapped,
                 "frozen": "Linear",
                 "activation": "ReLU",
                 "missing": "NoneType",
-            }
-            assert rank["shared"]
-            assert rank["options"] == [(True, False), True]
-
-    def test_has_the_state_keys_of_mmengine(self, results: Results) -> None:
-        layers = ["0.weight", "0.bias", "2.weight", "2.bias"]
-        for rank in results["structure"]:
-            assert rank["keys"] == [
+            },
+            "shared": True,
+            "options": [(True, False), True],
+            "keys": [  # those of mmengine
                 "module.scale",
                 "module.offset",
                 *[f"module.generator.module.{each}" for each in layers],
@@ -58,29 +54,16 @@ class TestAWrappedModel:
                 *[f"module.same_generator.module.{each}" for each in layers],
                 "module.frozen.weight",
                 "module.frozen.bias",
-            ]
-
-    def test_validation_receives_the_content_of_data_containers(
-        self, results: Results
-    ) -> None:
-        for rank in results["structure"]:
-            assert rank["predicted"] == [True, True]
-
-    def test_changes_its_mode_with_all_children(self, results: Results) -> None:
-        for rank in results["structure"]:
-            assert rank["modes"] == [False] * 3 + [True] * 3
-
-    def test_has_no_forward(self, results: Results) -> None:
-        for rank in results["structure"]:
-            assert rank["message"] == (
+            ],
+            "predicted": [True, True],  # from the content of DataContainers
+            "modes": [False] * 3 + [True] * 3,
+            "message": (
                 "MMSeparateDistributedDataParallel: forward must be called on one "
                 "child, but was called on the whole model. Call train_step, val_step "
                 "or test_step."
-            )
-
-    def test_is_a_model_wrapper_but_its_model_is_not(self, results: Results) -> None:
-        for rank in results["structure"]:
-            assert rank["is wrapper"] == [True, False]
+            ),
+            "is wrapper": [True, False],
+        }
 
 
 def test_no_sync_is_made_up_for_by_the_next_pass(results: Results) -> None:

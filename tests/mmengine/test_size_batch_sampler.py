@@ -140,19 +140,15 @@ def test_a_budget_keeps_the_batch_size_as_limit() -> None:
 
 
 def test_errors_name_the_missing_part() -> None:
-    message = (
-        "mmengine.SizeBatchSampler: sampler must have a dataset, but is list. "
-        "Use DefaultSampler of mmengine."
-    )
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        ours.SizeBatchSampler([1], 2)
-
     class Sampler:
         dataset = [1, 2]  # noqa: RUF012
 
-    message = (
-        "mmengine.SizeBatchSampler: sizes must be set for a dataset without "
-        "get_data_info, but is None (list). Set sizes=[(height, width), ...]."
-    )
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        ours.SizeBatchSampler(Sampler(), 2)
+    for sampler, message in (
+        ([1], "sampler must have a dataset, but is list. Use DefaultSampler of "
+         "mmengine."),
+        (Sampler(), "sizes must be set for a dataset without get_data_info, but is "
+         "None (list). Set sizes=[(height, width), ...]."),
+    ):  # fmt: skip
+        found = re.escape(f"mmengine.SizeBatchSampler: {message}")
+        with pytest.raises(TypeError, match=f"^{found}$"):
+            ours.SizeBatchSampler(sampler, 2)

@@ -45,9 +45,14 @@ def whole(name: str) -> Any:
     return types.SimpleNamespace(**{each: f"{name}.{each}" for each in names[name]})
 
 
-def test_off_imports_nothing() -> None:
+def test_an_mmengine_that_is_off_or_not_installed_is_no_news() -> None:
+    def load(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="mmengine")
+
     found = _upstream.find("off", never)
     assert found == (False, "PYPARALLEL_MMENGINE=off is set.", {}, False)
+    found = _upstream.find("auto", load)
+    assert found == (False, "mmengine is not installed.", {}, False)
 
 
 def test_all_used_names_exist_in_mmengine() -> None:
@@ -56,14 +61,6 @@ def test_all_used_names_exist_in_mmengine() -> None:
     assert found.names["OptimWrapper"] == "mmengine.optim.OptimWrapper"
     assert found.names["BaseDataElement"] == "mmengine.structures.BaseDataElement"
     assert len(found.names) == 16
-
-
-def test_an_mmengine_that_is_not_installed_is_no_news() -> None:
-    def load(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}", name="mmengine")
-
-    found = _upstream.find("auto", load)
-    assert found == (False, "mmengine is not installed.", {}, False)
 
 
 def test_a_broken_mmengine_is_reported_with_its_error() -> None:
@@ -100,11 +97,6 @@ def test_another_value_of_the_variable_is_refused() -> None:
 def test_an_unlisted_name_is_an_error_with_and_without_mmengine() -> None:
     with pytest.raises(KeyError, match="HOOKS must be one of the names"):
         _upstream.upstream("HOOKS")
-
-
-def test_the_provided_classes_are_listed() -> None:
-    names = [each.__name__ for each in _upstream.provided["OPTIM_WRAPPERS"]]
-    assert names == ["OptimWrapper", "AmpOptimWrapper"]
 
 
 def test_importing_pyparallel_imports_no_part_of_it() -> None:

@@ -25,7 +25,6 @@ from mmengine.runner._flexible_runner import FlexibleRunner
 from mmengine_runner_configs import (
     BATCH,
     FOLDER,
-    PARTS,
     config,
     run,
     with_validation,
@@ -58,16 +57,6 @@ def alone_stock() -> Any:
 def alone_ours() -> Any:
     found = run(config("alone_ours", distributed=False, ours="pyparallel"))
     return found | {"imported": IMPORTED}
-
-
-@case
-def alone_images_stock() -> Any:
-    return images("alone_images_stock", "ImgDataPreprocessor", {})
-
-
-@case
-def alone_images_ours() -> Any:
-    return images("alone_images_ours", "pyparallel.ImgDataPreprocessor", {})
 
 
 @case
@@ -125,40 +114,14 @@ def containers_and_a_stock_preprocessor() -> Any:
     return run(cfg)
 
 
-def images(name: str, preprocessor: str, wrapper: dict[str, Any]) -> Any:
-    cfg = config(name, distributed=bool(wrapper))
-    cfg["train_dataloader"]["dataset"] = dict(type=f"{PARTS}.Letters")
-    normal = dict(type=preprocessor, mean=[100.0] * 3, std=[50.0] * 3)
-    cfg["model"] = dict(type=f"{PARTS}.Glyphs", data_preprocessor=normal)
-    return run(cfg | dict(model_wrapper_cfg=wrapper) if wrapper else cfg)
-
-
-@case
-def images_stock() -> Any:
-    stock = dict(type="MMDistributedDataParallel", device_ids=None)
-    return images("images_stock", "ImgDataPreprocessor", stock)
-
-
-@case
-def images_ours() -> Any:
-    wrapper = dict(type="pyparallel.MMDistributedDataParallel")
-    return images("images_ours", "pyparallel.ImgDataPreprocessor", wrapper)
-
-
 def accumulated(name: str, ours: str) -> Any:
     cfg = config(name, ours=ours, count=224)
     cfg["optim_wrapper"] |= dict(accumulative_counts=3, clip_grad=dict(max_norm=0.2))
     return run(cfg)
 
 
-@case
-def accumulated_stock() -> Any:
-    return accumulated("accumulated_stock", "")
-
-
-@case
-def accumulated_ours() -> Any:
-    return accumulated("accumulated_ours", "pyparallel")
+CASES["accumulated_stock"] = partial(accumulated, "accumulated_stock", "")
+CASES["accumulated_ours"] = partial(accumulated, "accumulated_ours", "pyparallel")
 
 
 def mixed(name: str, ours: str, optim: str) -> Any:
@@ -167,14 +130,9 @@ def mixed(name: str, ours: str, optim: str) -> Any:
     return run(cfg)
 
 
-@case
-def mixed_stock() -> Any:
-    return mixed("mixed_stock", "", "AmpOptimWrapper")
-
-
-@case
-def mixed_ours() -> Any:
-    return mixed("mixed_ours", "pyparallel", "pyparallel.AmpOptimWrapper")
+CASES["mixed_stock"] = partial(mixed, "mixed_stock", "", "AmpOptimWrapper")
+AMP = "pyparallel.AmpOptimWrapper"
+CASES["mixed_ours"] = partial(mixed, "mixed_ours", "pyparallel", AMP)
 
 
 @case

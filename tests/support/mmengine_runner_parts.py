@@ -1,7 +1,7 @@
 """Parts for the configs of the runner tests: real ragged data, models, a metric.
 
 The names of Unicode characters are 3 to 75 letters long; the model predicts the kind of
-the character. Letters drawn at several sizes are images of different sizes.
+the character.
 """
 
 from __future__ import annotations
@@ -98,46 +98,3 @@ class Accuracy(BaseMetric):  # type: ignore[misc]  # mmengine has no types
 
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
         return {"accuracy": sum(each["right"] for each in results) / len(results)}
-
-
-@cache
-def drawn(letter: str, size: int) -> torch.Tensor:
-    """Return a letter, ``(3, h, w)`` of uint8, as large as its ink."""
-    import matplotlib
-    import numpy as np
-    from PIL import Image, ImageDraw, ImageFont
-
-    path = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf"
-    image = Image.new("L", (3 * size, 3 * size))
-    font = ImageFont.truetype(path, size)
-    ImageDraw.Draw(image).text((size, size), letter, font=font, fill=255)
-    pixels = torch.from_numpy(np.array(image.crop(image.getbbox())))
-    return pixels.expand(3, *pixels.shape).contiguous()
-
-
-class Letters(Dataset[dict[str, Any]]):
-    """Letters at sizes from 8 to 15."""
-
-    def __len__(self) -> int:
-        return 26 * 8
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        number, size = index % 26, 8 + index // 26
-        image = drawn("ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number], size)
-        return {"inputs": image, "data_samples": torch.tensor(number)}
-
-
-class Glyphs(BaseModel):  # type: ignore[misc]  # mmengine has no types
-    """Two convolutions over a batch of letters."""
-
-    def __init__(self, data_preprocessor: Any = None) -> None:
-        super().__init__(data_preprocessor=data_preprocessor)
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3)
-        )
-        self.letter = nn.Linear(8, 26)
-
-    def forward(self, inputs: Any, data_samples: Any, mode: str = "tensor") -> Any:
-        scores = self.letter(self.features(inputs).amax((2, 3)))
-        labels = torch.stack(list(data_samples))
-        return {"loss": nn.functional.cross_entropy(scores, labels)}
