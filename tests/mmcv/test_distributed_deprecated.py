@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from distributed_deprecated_cases import OPTIONS
+from distributed_model import Recorder, make_batch
 from distributed_ranks import Results, launch
 from torch import nn
 
-from pyparallel import DataContainer
+from pyparallel import is_module_wrapper
 from pyparallel.mmcv.distributed_deprecated import MMDistributedDataParallel
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(100)]
@@ -19,8 +20,9 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(100
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("deprecated")
-    cases = ["wrapped_state", "gradients", "opened"]
-    return launch(folder, "distributed_deprecated_cases", cases)
+    return launch(
+        folder, "distributed_deprecated_cases", ["wrapped_state", "gradients"]
+    )
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -60,37 +62,44 @@ def test_gradients_are_not_reduced(results: Results) -> None:
     assert torch.equal(second, torch.full((3, 4), 2.0))
 
 
+class Alone(MMDistributedDataParallel):
+    """The wrapper in one process, with all tensors on the host."""
+
+    targets: Any = None
+
+    def _sync_params(self) -> None:
+        pass
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        self.targets = device_ids
+        return super().scatter(inputs, kwargs, [-1])
+
+
 @pytest.mark.parametrize("method", ["forward", "train_step", "val_step"])
-def test_the_model_gets_opened_containers(results: Results, method: str) -> None:
-    metas = [(5, 6), (7, 8), (4, 6), (8, 8)]
-    expected = [True, (4, 3, 8, 8), metas, True, {"flag": True}, ((), {})]
-    assert results["opened"][0][method] == expected
-
-
-def test_it_is_a_module_wrapper_with_the_attributes_of_mmcv(results: Results) -> None:
-    seen = results["opened"][0]
-    assert seen["wrapper"]
-    assert seen["attributes"] == [0, True]
-    assert seen["state"] == ["module.layer.weight", "module.layer.bias"]
+def test_the_model_gets_opened_containers(method: str) -> None:
+    model = Recorder()
+    model.output = {"loss": 1}
+    wrapper = Alone(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = wrapper if method == "forward" else getattr(wrapper, method)
+    assert call(make_batch(0, 0, 2), optimizer, flag=True) is model.output
+    (data, passed), kwargs = model.calls[0]
+    assert data["img"].shape == (4, 3, 8, 8)
+    assert data["metas"] == [(5, 6), (7, 8), (4, 6), (8, 8)]
+    assert passed is optimizer and kwargs == {"flag": True}
+    call()
+    assert model.calls[1] == ((), {})
+    assert is_module_wrapper(wrapper)
+    assert (wrapper.dim, wrapper.broadcast_buffers) == (0, True)
+    assert list(wrapper.state_dict()) == ["module.layer.weight", "module.layer.bias"]
 
 
 def test_arguments_are_copied_to_the_device_of_the_model() -> None:
-    class Alone(MMDistributedDataParallel):
-        targets: Any = None
-
-        def _sync_params(self) -> None:
-            pass
-
-        def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
-            self.targets = device_ids
-            return super().scatter(inputs, kwargs, [-1])
-
-    batch = DataContainer([torch.ones(1, 2)], stack=True)
     for model, target in (
         (nn.Linear(2, 2), -1),
         (nn.Linear(2, 2, device="meta"), torch.device("meta")),
         (nn.Identity(), -1),
     ):
         wrapper = Alone(model)
-        wrapper(batch.data[0] if target == -1 else batch.data[0].to("meta"))
+        wrapper(torch.ones(1, 2, device="cpu" if target == -1 else "meta"))
         assert wrapper.targets == [target]

@@ -1,6 +1,6 @@
 """Optimizer wrappers compared with mmengine's: values, counts, states and errors.
 
-Runs where mmengine is installed. FIXED lists the intended differences.
+Runs where mmengine is installed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_random_trainings_have_equal_bits_counts_and_states(
             states = [copy.deepcopy(wrapper.state_dict()) for _, wrapper in pair]
             for (_, wrapper), state in zip(pair, reversed(states), strict=True):
                 wrapper.load_state_dict(state)
-        elif pair[0][1].inner_count != pair[0][1]._max_counts:  # see FIXED
+        elif pair[0][1].inner_count != pair[0][1]._max_counts:  # mmengine divides more
             batch = next(batches)
             for model, wrapper in pair:
                 micro_step(model, wrapper, batch, act == "bad")
@@ -212,35 +212,3 @@ def test_their_wrappers_in_our_dict_leave_a_loaded_state_whole() -> None:
     assert list(state["a"]) == [
         *("state", "param_groups", "base_param_settings", "loss_scaler")
     ]
-
-
-#: What mmengine does where ours is different on purpose.
-FIXED = {
-    "micro-steps beyond those announced": "divided by the remainder, without a word",
-    "clip_grad": "loses its type",
-    "a loaded state": "loses its keys, also when it does not fit",
-    "a state that was taken": "follows the wrapper's base_lr",
-}
-
-
-@pytest.mark.parametrize("case", FIXED)
-def test_fixed_defects_still_exist_in_mmengine(case: str) -> None:
-    clip = {"type": "norm", "max_norm": 1.0}
-    model = Recorded()
-    optimizer = runs.optimizer(model, groups=2)
-    wrapper = theirs.OptimWrapper(optimizer, 3, clip)
-    if case == "clip_grad":
-        assert clip == {"max_norm": 1.0}
-    elif case == "a loaded state":
-        state = wrapper.state_dict()
-        wrapper.load_state_dict(state)
-        assert "base_param_settings" not in state
-    elif case == "a state that was taken":
-        state = wrapper.state_dict()
-        wrapper.param_groups[-1]["lr"] = 7.0
-        assert state["base_param_settings"]["lr"] == 7.0
-    else:
-        wrapper.initialize_count_status(model, 0, 8)
-        for batch in runs.batches(8):
-            micro_step(model, wrapper, batch, False)
-        assert wrapper.scale_loss(torch.tensor(6.0)) == 3

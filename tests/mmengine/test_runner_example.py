@@ -40,11 +40,3 @@ def test_two_processes_learn_and_one_continues_from_their_checkpoint(
     assert "resumed epoch: 1" in alone.stdout + alone.stderr
     (second,) = accuracies(folder)
     assert first > 0.85 and second > 0.88  # the most frequent kind has 0.53
-
-
-def test_the_example_is_short_and_has_no_code_for_the_library() -> None:
-    lines = EXAMPLE.read_text().splitlines()
-    assert len(lines) < 100
-    imports = [line for line in lines if "import" in line and "pyparallel" in line]
-    assert imports[0] == "from pyparallel import DataContainer"
-    assert len(imports) == 2 and imports[1].startswith("custom_imports = ")

@@ -10,7 +10,7 @@ from distributed_ranks import Results, launch
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
-CASES = ["plain", "accumulation", "clipping", "amp", "batches", "anomalies"]
+CASES = ["plain", "accumulation", "batches", "anomalies"]
 
 
 @pytest.fixture(scope="module")
@@ -43,23 +43,6 @@ def test_eight_micro_steps_in_groups_of_three_are_those_of_one_process(
     assert [number for number, pair in enumerate(pairs, 1) if torch.equal(*pair)] == [
         *(3, 6, 8)  # in between, each rank keeps its own gradients
     ]
-
-
-@pytest.mark.parametrize("way", ["norm", "value"])
-def test_clipped_steps_are_those_of_one_process(results: Results, way: str) -> None:
-    for rank in results["clipping"]:
-        assert rank[way]["deviation"] < 1e-6
-        assert rank[way]["without"] > 1e-2
-
-
-def test_bfloat16_steps_are_those_of_one_process(results: Results) -> None:
-    for rank in results["amp"]:
-        # One process that runs the parts in sequence rounds as the ranks do.
-        assert rank["by parts"] < 1e-6
-        # On the whole batch a sum in bfloat16 (8 bits) is rounded once, and not by
-        # each rank; twenty steps with momentum add that up.
-        assert rank["whole"] < 0.03
-        assert 1e-4 < rank["float32"] < 0.1
 
 
 @pytest.mark.parametrize("preprocessor", ["ours", "foreign"])

@@ -1,8 +1,9 @@
-"""MMDataParallel with several replicas, compared with one on the whole batch."""
+"""MMDataParallel with several replicas: training, parts, and the outputs of steps."""
 
 from __future__ import annotations
 
 import copy
+import re
 from collections import OrderedDict
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pyparallel import DataContainer, MMDataParallel, collate, scatter
+from pyparallel.mmengine import BaseModel, OptimWrapper, OptimWrapperDict
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.cuda_torch]
 
@@ -237,3 +239,216 @@ class TestSubclasses:
         )
         first = ["scatter 3", "replicate 2", "parallel_apply 2", "gather 2"]
         assert seen[:4] == first and set(seen[4:]) <= {"gather 2"}
+
+
+STEPS = ["train_step", "val_step"]
+UPDATES = "must leave updates to its caller on several devices, but"
+
+
+class StepByFirstSample(nn.Module):
+    """A step that returns a value selected by the first sample of its part."""
+
+    def __init__(self, outputs: dict[int, Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.outputs = outputs
+
+    def train_step(self, x: Any, *args: Any) -> Any:
+        while not isinstance(x, torch.Tensor):
+            x = x["x"] if isinstance(x, dict) else x[0]
+        output = self.outputs[int(x.flatten()[0])]
+        return output(self) if callable(output) else output
+
+    val_step = train_step
+
+
+def step(one: Any, other: Any, data: Any = None, name: str = "train_step") -> Any:
+    """Return the output of a step whose replicas return ``one`` and ``other``."""
+    wrapper = MMDataParallel(StepByFirstSample({0: one, 2: other}), ["cpu", "cpu"])
+    return getattr(wrapper, name)(torch.arange(3) if data is None else data)
+
+
+def output(loss: float, num_samples: Any = None, **more: Any) -> dict[str, Any]:
+    made = dict(loss=torch.tensor(loss), **more)
+    return made if num_samples is None else made | {"num_samples": num_samples}
+
+
+class TestCombined:
+    @pytest.mark.parametrize("name", STEPS)
+    def test_losses_and_logs_are_weighted_and_samples_counted(self, name: str) -> None:
+        logs = OrderedDict(a=1.0, b=torch.tensor(2.0), c={"d": 4}, lr=0.1)
+        others = OrderedDict(a=4.0, b=torch.tensor(5.0), c={"d": 1}, lr=0.1)
+        made = step(
+            OrderedDict(output(3.0, 4, log_vars=logs)),
+            OrderedDict(output(0.0, 2, log_vars=others)),
+            name=name,
+        )
+        assert type(made) is OrderedDict
+        assert list(made) == ["loss", "log_vars", "num_samples"]
+        assert made["loss"].shape == () and made["loss"].item() == 2.0
+        assert made["num_samples"] == 6
+        logged = made["log_vars"]
+        assert type(logged) is OrderedDict and list(logged) == ["a", "b", "c", "lr"]
+        assert logged["a"] == 2.0 and logged["b"].item() == 3.0
+        assert logged["c"] == {"d": 3.0}
+        assert logged["lr"] == 0.1 and type(logged["lr"]) is float
+
+    def test_gradients_are_weighted_too(self) -> None:
+        def loss(factor: float, num: int) -> Any:
+            return lambda module: dict(loss=module.weight * factor, num_samples=num)
+
+        model = StepByFirstSample({0: loss(10.0, 1), 2: loss(20.0, 3)})
+        made = MMDataParallel(model, ["cpu", "cpu"]).train_step(torch.arange(3))
+        made["loss"].backward()
+        assert model.weight.grad == 17.5
+        made = step(output(2.0, 4), output(float("nan"), 0))  # it does not count
+        assert made["loss"].item() == 2.0 and made["num_samples"] == 4
+        one, other = torch.tensor(1), torch.tensor(3)
+        assert step(output(4.0, one), output(0.0, other))["loss"].item() == 1.0
+
+    def test_everything_else_is_gathered(self) -> None:
+        made = step(
+            output(0.0, 1, scores=torch.ones(1), names=["a"], acc=torch.tensor(0.5)),
+            output(0.0, 1, scores=torch.zeros(2), names=["b"], acc=torch.tensor(0.7)),
+        )
+        assert made["scores"].tolist() == [1, 0, 0] and made["names"] == ["a", "b"]
+        torch.testing.assert_close(made["acc"], torch.tensor([0.5, 0.7]))
+        made = step(dict(loss=torch.ones(2)), dict(loss=torch.zeros(1)))
+        assert made == {"loss": made["loss"]} and made["loss"].tolist() == [1, 1, 0]
+
+    def test_an_output_that_is_no_dict_is_gathered(self) -> None:
+        assert step(torch.tensor(1.0), torch.tensor(2.0)).tolist() == [1, 2]
+        assert len(step([object()], [object()], name="val_step")) == 2
+
+    def test_one_part_has_results_of_equal_types(self) -> None:
+        made = step(output(3.0, 2, acc=torch.tensor(1.0)), None, torch.zeros(1))
+        assert made["loss"].shape == () and made["loss"].item() == 3.0
+        assert made["num_samples"] == 2 and made["acc"].tolist() == [1.0]
+
+
+class TestCounts:
+    @pytest.mark.parametrize(
+        ("data", "expected"),
+        [
+            (torch.arange(3), 5.0),
+            (DataContainer([[torch.zeros(2)] * 2, [torch.full((1,), 2)]]), 5.0),
+            (DataContainer([torch.zeros(1), torch.full((3,), 2)], cpu_only=True), 7.5),
+            (
+                {"x": DataContainer([torch.zeros(4), torch.full((2,), 2)], stack=True)},
+                5.0,
+            ),
+        ],
+        ids=["tensor", "list", "cpu_only", "stacked"],
+    )
+    def test_without_num_samples_the_arguments_count(
+        self, data: Any, expected: float
+    ) -> None:
+        assert step(output(3.0), output(9.0), data)["loss"].item() == expected
+
+    def test_arguments_may_not_contain_the_number(self) -> None:
+        class Own(MMDataParallel):
+            """Other parts than are expected of the arguments."""
+
+            def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+                return [(torch.tensor([i]),) for i in (0, 2)], [{}] * 2
+
+        message = (
+            ".train_step must return num_samples on several devices, to weight the "
+            "loss, if its arguments do not contain the number of samples, but returned "
+            "none. Return dict(loss=..., log_vars=..., num_samples=...)."
+        )
+        model = StepByFirstSample({0: output(1.0), 2: output(2.0)})
+        several_sizes = {"x": torch.arange(3), "y": torch.ones(4)}
+        for cls, number, data in (
+            (MMDataParallel, 2, several_sizes),
+            (Own, 3, torch.arange(3)),
+        ):
+            expected = re.escape(cls.__name__ + message)
+            with pytest.raises(ValueError, match=f"^{expected}$"):
+                cls(model, ["cpu"] * number).train_step(data)
+
+
+MISMATCHES: dict[str, tuple[Any, Any]] = {
+    "MMDataParallel.train_step: num_samples must be an integer, but is 1.5 (float).": (
+        output(1.0, 1.5),
+        output(1.0, 1),
+    ),
+    "MMDataParallel.train_step: num_samples must be 0 or more, but is -1.": (
+        output(1.0, -1),
+        output(1.0, 1),
+    ),
+    "MMDataParallel.train_step: num_samples must be 1 or more on one replica, but is 0 "
+    "on all.": (output(1.0, 0), output(1.0, 0)),
+    "gather: outputs[1] must have the keys of outputs[0], but lacks 'loss'. Return the "
+    "same keys on every replica.": (output(1.0, 1), dict(num_samples=1)),
+    "gather: outputs[1]['log_vars'] must have the keys of outputs[0]['log_vars'], but "
+    "has 'b' too. Return the same keys on every replica.": (
+        output(1.0, 1, log_vars={}),
+        output(1.0, 1, log_vars={"b": 1.0}),
+    ),
+    "gather: outputs[1]['log_vars']['stage'] must equal "
+    "outputs[0]['log_vars']['stage'], but is 'b' where 'a' was expected. Return a "
+    "tensor, or a list with one entry for each sample.": (
+        output(1.0, 1, log_vars={"stage": "a"}),
+        output(1.0, 1, log_vars={"stage": "b"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MISMATCHES)
+def test_outputs_that_do_not_fit_are_refused(message: str) -> None:
+    error = TypeError if "an integer" in message else ValueError
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        step(*MISMATCHES[message])
+
+
+class TestUpdates:
+    """Steps that update parameters would do it once for each replica."""
+
+    class Stepping(StepByFirstSample):
+        def train_step(self, x: torch.Tensor, optimizer: Any) -> Any:
+            (self.weight * 2).backward()
+            optimizer = optimizer["d"] if isinstance(optimizer, dict) else optimizer
+            optimizer.step()
+
+        val_step = train_step
+
+    @pytest.mark.parametrize("name", STEPS)
+    @pytest.mark.parametrize("wrap", [lambda o: o, lambda o: {"d": o}])
+    def test_an_optimizer_is_not_stepped_and_nothing_changes(
+        self, name: str, wrap: Any
+    ) -> None:
+        model = self.Stepping({})
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        wrapper = MMDataParallel(model, ["cpu", "cpu"])
+        message = (
+            f"MMDataParallel.{name} {UPDATES} calls SGD.step, as every replica would. "
+            "Use MMDistributedDataParallel."
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            getattr(wrapper, name)(torch.zeros(4), wrap(optimizer))
+        assert model.weight.item() == 1.0
+        optimizer.step()  # by the caller, afterwards: as ever
+        assert model.weight.item() < 1.0
+
+    def test_an_optimizer_wrapper_is_refused_before_anything_runs(self) -> None:
+        class Model(BaseModel):
+            def forward(
+                self, inputs: Any, data_samples: Any = None, mode: Any = ""
+            ) -> Any:
+                raise ZeroDivisionError
+
+        model = Model()
+        model.layer = nn.Linear(1, 1)
+        wrapper = MMDataParallel(model, ["cpu", "cpu"])
+        made = OptimWrapper(torch.optim.SGD(model.parameters(), 1.0))
+        several = OptimWrapperDict(a=made)
+        for given, of in ((made, made), ({"optim": made}, made), (several, several)):
+            cls = type(of)
+            message = (
+                f"MMDataParallel.train_step {UPDATES} got a {cls.__module__}."
+                f"{cls.__qualname__}, with which every replica would update the "
+                "parameters. Use MMDistributedDataParallel."
+            )
+            with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+                wrapper.train_step({"inputs": torch.ones(2, 1)}, given)

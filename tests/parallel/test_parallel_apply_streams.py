@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,14 @@ class NoWaitInCaller(FakeDevice):
 
 def threads_on(fake: FakeDevice) -> DeviceThreads:
     return DeviceThreads(fake, lambda device: device.type == "cuda")
+
+
+@pytest.fixture
+def on_device() -> Iterator[tuple[FakeDevice, DeviceThreads]]:
+    with FakeDevice(num_devices=2) as fake:
+        threads = threads_on(fake)
+        yield fake, threads
+        threads.pool.close()
 
 
 def add(fake: FakeDevice, x: torch.Tensor, number: int) -> torch.Tensor:
@@ -169,39 +177,35 @@ def test_memory_of_results_is_kept_for_the_stream_that_reads_them() -> None:
         assert overwritten(fake)
 
 
-def test_the_caller_waits_for_jobs_that_fail_too() -> None:
-    with FakeDevice() as fake:
-        threads = threads_on(fake)
+def test_the_caller_waits_for_jobs_that_fail_too(on_device: Any) -> None:
+    fake, threads = on_device
 
-        def fail() -> None:
-            fake.current_stream(DEVICE).queue(time.sleep, 0.05)
-            fake.current_stream(DEVICE).queue(ended.append, 1)
-            raise ValueError("no")
+    def fail() -> None:
+        fake.current_stream(DEVICE).queue(time.sleep, 0.05)
+        fake.current_stream(DEVICE).queue(ended.append, 1)
+        raise ValueError("no")
 
-        ended: list[int] = []
-        with pytest.raises(ValueError, match="no"):
-            threads.run([ZERO, ZERO], [fail, fail], lambda: None)
-        seen: list[int] = []
-        fake.main.queue(lambda: seen.append(len(ended)))
-        assert fake.record(fake.main).wait(60)
-        assert seen == [2]
-        threads.pool.close()
+    ended: list[int] = []
+    with pytest.raises(ValueError, match="no"):
+        threads.run([ZERO, ZERO], [fail, fail], lambda: None)
+    seen: list[int] = []
+    fake.main.queue(lambda: seen.append(len(ended)))
+    assert fake.record(fake.main).wait(60)
+    assert seen == [2]
 
 
-def test_the_host_does_not_wait() -> None:
-    with FakeDevice() as fake:
-        threads = threads_on(fake)
-        hold = fake.record(Held(fake))
-        fake.main.queue(hold.wait, 60)
-        x = fake.put(torch.zeros(SIZE, dtype=torch.uint8))
-        found = threads.run([ZERO, ZERO], [job(fake, x)] * 2, lambda: None)
-        assert not fake.record(fake.main).is_set()  # all of it is still to be done
-        into: list[bytes] = []
-        fake.read(found[1]["y"][0], into)
-        hold.set()
-        assert fake.record(fake.main).wait(60)
-        assert into == [bytes([3]) * SIZE]
-        threads.pool.close()
+def test_the_host_does_not_wait(on_device: Any) -> None:
+    fake, threads = on_device
+    hold = fake.record(Held(fake))
+    fake.main.queue(hold.wait, 60)
+    x = fake.put(torch.zeros(SIZE, dtype=torch.uint8))
+    found = threads.run([ZERO, ZERO], [job(fake, x)] * 2, lambda: None)
+    assert not fake.record(fake.main).is_set()  # all of it is still to be done
+    into: list[bytes] = []
+    fake.read(found[1]["y"][0], into)
+    hold.set()
+    assert fake.record(fake.main).wait(60)
+    assert into == [bytes([3]) * SIZE]
 
 
 class Held(Stream):
@@ -214,49 +218,41 @@ class Held(Stream):
         pass
 
 
-def test_one_job_runs_on_the_callers_stream() -> None:
-    with FakeDevice() as fake:
-        threads = threads_on(fake)
-        with fake.using(fake.side):
-            seen = threads.run(
-                [ZERO], [lambda: fake.current_stream(DEVICE)], lambda: None
-            )
-        assert seen == [fake.side] and not fake.new_streams
+def test_one_job_runs_on_the_callers_stream(on_device: Any) -> None:
+    fake, threads = on_device
+    with fake.using(fake.side):
+        seen = threads.run([ZERO], [lambda: fake.current_stream(DEVICE)], lambda: None)
+    assert seen == [fake.side] and not fake.new_streams
 
 
-def test_a_thread_has_its_stream_for_good_and_jobs_run_on_it() -> None:
-    with FakeDevice() as fake:
-        threads = threads_on(fake)
-        look = [lambda: fake.current_stream(DEVICE)] * 2
-        found = {*threads.run([ZERO, ZERO], look, lambda: None)}
-        for _ in range(5):
-            assert {*threads.run([ZERO, ZERO], look, lambda: None)} == found
-        assert found == set(fake.new_streams) and len(found) == 2
-        threads.pool.close()
+def test_a_thread_has_its_stream_for_good_and_jobs_run_on_it(on_device: Any) -> None:
+    fake, threads = on_device
+    look = [lambda: fake.current_stream(DEVICE)] * 2
+    found = {*threads.run([ZERO, ZERO], look, lambda: None)}
+    for _ in range(5):
+        assert {*threads.run([ZERO, ZERO], look, lambda: None)} == found
+    assert found == set(fake.new_streams) and len(found) == 2
 
 
-def test_a_stream_under_capture_is_refused_before_anything_runs() -> None:
-    with FakeDevice() as fake:
-        threads = threads_on(fake)
-        fake.captured = fake.main
-        ran: list[int] = []
-        with pytest.raises(
-            RuntimeError, match="must not be under graph capture, but is"
-        ):
-            threads.run([ZERO, ZERO], [lambda: ran.append(1)] * 2, lambda: None)
-        assert not ran
-        assert threads.run([ZERO], [lambda: 4], lambda: None) == [4]
+def test_a_stream_under_capture_is_refused_before_anything_runs(on_device: Any) -> None:
+    fake, threads = on_device
+    fake.captured = fake.main
+    ran: list[int] = []
+    with pytest.raises(RuntimeError, match="must not be under graph capture, but is"):
+        threads.run([ZERO, ZERO], [lambda: ran.append(1)] * 2, lambda: None)
+    assert not ran
+    assert threads.run([ZERO], [lambda: 4], lambda: None) == [4]
 
 
-def test_casts_are_cached_unless_two_streams_of_one_device_would_share_them() -> None:
-    with FakeDevice(num_devices=2) as fake:
-        threads = threads_on(fake)
-        look = [torch.is_autocast_cache_enabled] * 2
-        assert torch.is_autocast_cache_enabled()
-        assert threads.run([ZERO, ONE], look, lambda: None) == [True, True]
-        assert threads.run([ZERO, ZERO], look, lambda: None) == [False, False]
-        assert torch.is_autocast_cache_enabled()
-        threads.pool.close()
+def test_casts_are_cached_unless_two_streams_of_one_device_would_share_them(
+    on_device: Any,
+) -> None:
+    _, threads = on_device
+    look = [torch.is_autocast_cache_enabled] * 2
+    assert torch.is_autocast_cache_enabled()
+    assert threads.run([ZERO, ONE], look, lambda: None) == [True, True]
+    assert threads.run([ZERO, ZERO], look, lambda: None) == [False, False]
+    assert torch.is_autocast_cache_enabled()
 
 
 def test_tensors_of_modules_are_kept_alive() -> None:

@@ -283,14 +283,6 @@ def test_threads_are_used_again() -> None:
     assert ours() == before
 
 
-def test_a_call_inside_of_a_call_gets_other_threads() -> None:
-    def outer(i: int) -> list[list[int]]:
-        return [parallel_apply(lambda j: 10 * i + j, range(4), TWO) for _ in range(3)]
-
-    found = parallel_apply(outer, range(4), TWO)
-    assert found == [[[10 * i + j for j in range(4)]] * 3 for i in range(4)]
-
-
 def test_a_nested_call_divides_the_threads_of_the_outer_call() -> None:
     def outer(i: int) -> list[int]:
         inner = parallel_apply(lambda j: torch.get_num_threads(), range(2), TWO)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from distributed_model import Recorder, make_batch
 from distributed_ranks import case
 from torch import nn
 
-from pyparallel import is_module_wrapper
 from pyparallel.mmcv.distributed_deprecated import MMDistributedDataParallel
 
 
@@ -71,28 +69,3 @@ def gradients(rank: int, world: int) -> Any:
     model = Mixed(rank)
     MMDistributedDataParallel(model)(torch.full((4,), rank + 1.0)).backward()
     return model.weight.grad
-
-
-@case
-def opened(rank: int, world: int) -> Any:
-    model = Recorder()
-    model.output = {"loss": 1}
-    wrapper = MMDistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    result: dict[str, Any] = {"wrapper": is_module_wrapper(wrapper)}
-    for name in ("forward", "train_step", "val_step"):
-        call = wrapper if name == "forward" else getattr(wrapper, name)
-        output = call(make_batch(0, rank, world), optimizer, flag=True)
-        (data, passed), kwargs = model.calls[-1]
-        call()
-        result[name] = [
-            output is model.output,
-            tuple(data["img"].shape),
-            data["metas"],
-            passed is optimizer,
-            kwargs,
-            model.calls[-1],
-        ]
-    result["attributes"] = [wrapper.dim, wrapper.broadcast_buffers]
-    result["state"] = list(wrapper.state_dict())
-    return result

@@ -132,21 +132,3 @@ def in_two(call: str) -> list[tuple[int | None, str]]:
     codes = [f"import elastic_ranks as r; r.{call.format(rank=n)}" for n in (0, 1)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda code: forkserver.run(code, PATHS, LIMIT), codes))
-
-
-def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Return the places where two states differ in a bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        same = one.dtype == other.dtype and torch.equal(one, other)
-        return [] if same else [path]
-    if type(one) is not type(other):
-        return [path]
-    if isinstance(one, dict):
-        keys = [path] if list(one) != list(other) else []
-        pairs = [(one[k], other[k], f"{path}.{k}") for k in one if k in other]
-        return keys + [name for pair in pairs for name in differences(*pair)]
-    if isinstance(one, list | tuple) and len(one) == len(other):
-        items = enumerate(zip(one, other, strict=True))
-        pairs = [(*both, f"{path}[{i}]") for i, both in items]
-        return [name for pair in pairs for name in differences(*pair)]
-    return [] if one == other else [path]

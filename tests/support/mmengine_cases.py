@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import Any
 
@@ -25,15 +24,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from pyparallel import DataContainer, collate, mmengine
 from pyparallel.mmengine import _upstream
 
-STEPS = 20
-EACH = [[number] for number in range(STEPS)]
-
-
-def train(
-    rank: int, world: int, numbers: Any, model: Any, wrapper: Any
-) -> list[dict[str, Any]]:
-    return [model.train_step(batch(n, world, rank), wrapper) for n in numbers]
-
 
 @case
 def plain(rank: int, world: int) -> Any:
@@ -47,13 +37,12 @@ def plain(rank: int, world: int) -> Any:
     }
     for name, kwargs in options.items():
         net = Net(unused=name == "unused")
-        expected = alone(net.body, world, EACH)
+        expected = alone(net.body, world, [[number] for number in range(20)])
         model = mmengine.MMDistributedDataParallel(net, **kwargs)
         optimizer = sgd(model)
         record = recorded(net.body, optimizer)
-        logged = train(
-            rank, world, range(STEPS), model, mmengine.OptimWrapper(optimizer)
-        )
+        wrapper = mmengine.OptimWrapper(optimizer)
+        logged = [model.train_step(batch(n, world, rank), wrapper) for n in range(20)]
         result[name] = {
             "deviation": deviation(record, expected),
             "values": values(net),
@@ -95,53 +84,6 @@ def accumulation(rank: int, world: int) -> Any:
         "steps": steps,
         "reductions": reductions,
         "between": between,
-    }
-
-
-@case
-def clipping(rank: int, world: int) -> Any:
-    norm = functools.partial(nn.utils.clip_grad_norm_, max_norm=0.2)
-    value = functools.partial(nn.utils.clip_grad_value_, clip_value=0.02)
-    ways: dict[str, Any] = {
-        "norm": ({"max_norm": 0.2}, norm),
-        "value": ({"type": "value", "clip_value": 0.02}, value),
-    }
-    result = {}
-    for name, (setting, clip) in ways.items():
-        net = Net()
-        expected = alone(net.body, world, EACH, clip)
-        unclipped = alone(net.body, world, EACH)
-        model = mmengine.MMDistributedDataParallel(net)
-        optimizer = sgd(model)
-        record = recorded(net.body, optimizer)
-        wrapper = mmengine.OptimWrapper(optimizer, clip_grad=setting)
-        train(rank, world, range(STEPS), model, wrapper)
-        result[name] = {
-            "deviation": deviation(record, expected),
-            "without": deviation(record, unclipped),
-        }
-    return result
-
-
-@case
-def amp(rank: int, world: int) -> Any:
-    """bfloat16 compared with one process: with each rank's part and the whole batch."""
-    bfloat16 = torch.bfloat16
-    net = Net()
-    by_parts = alone(net.body, world, EACH, dtype=bfloat16, parts=world)
-    whole = alone(net.body, world, EACH, dtype=bfloat16)
-    model = mmengine.MMDistributedDataParallel(net)
-    optimizer = sgd(model)
-    record = recorded(net.body, optimizer)
-    wrapper = mmengine.AmpOptimWrapper(
-        optimizer=optimizer, dtype="bfloat16", loss_scale=1.0
-    )
-    train(rank, world, range(STEPS), model, wrapper)
-    exact = alone(Net().body, world, EACH)
-    return {
-        "by parts": deviation(record, by_parts),
-        "whole": deviation(record, whole),
-        "float32": deviation(record, exact),
     }
 
 

@@ -31,30 +31,6 @@ def toy_model(base: Any) -> Any:
     return ToyModel
 
 
-class Steps:
-    """The argument of a runner for ``train_step``: SGD only."""
-
-    def __init__(self, model: nn.Module, lr: float = 0.01) -> None:
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-        self.calls: list[str] = []
-
-    def optim_context(self, model: nn.Module) -> Steps:
-        self.calls.append("context")
-        return self
-
-    def __enter__(self) -> None:
-        self.calls.append("enter")
-
-    def __exit__(self, *error: Any) -> None:
-        self.calls.append("exit")
-
-    def update_params(self, loss: torch.Tensor) -> None:
-        self.calls.append("update")
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
 def batch(seed: int = 0) -> dict[str, Any]:
     """Return samples in the form of pseudo_collate."""
     generator = torch.Generator().manual_seed(seed)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from docs_blocks import split_section
 from mmengine.config import Config
-from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 from mmengine.runner._flexible_runner import FlexibleRunner
 from mmengine_runner_configs import (
@@ -59,18 +58,6 @@ def alone_ours() -> Any:
     return found | {"imported": IMPORTED}
 
 
-@case
-def alone_containers() -> Any:
-    cfg = config("alone_containers", distributed=False, ours="pyparallel")
-    cfg["model"]["data_preprocessor"] = dict(type="BaseDataPreprocessor")
-    return run(cfg)
-
-
-@case
-def no_group() -> Any:
-    return run(config("no_group"))
-
-
 # ---------------------------------------------------------------------- two ranks
 @case
 def joined_by_config() -> Any:
@@ -79,11 +66,6 @@ def joined_by_config() -> Any:
     path.write_text('custom_imports = dict(imports=["pyparallel.mmengine.join"])\n')
     Config.fromfile(path)
     return torch.distributed.get_backend(), torch.distributed.get_rank()
-
-
-@case
-def default_wrapper() -> Any:
-    return run(config("default_wrapper", model_wrapper_cfg=None))
 
 
 @case
@@ -124,21 +106,11 @@ CASES["accumulated_stock"] = partial(accumulated, "accumulated_stock", "")
 CASES["accumulated_ours"] = partial(accumulated, "accumulated_ours", "pyparallel")
 
 
-def mixed(name: str, ours: str, optim: str) -> Any:
-    cfg = config(name, ours=ours)
-    cfg["optim_wrapper"] |= dict(type=optim, dtype="bfloat16")
-    return run(cfg)
-
-
-CASES["mixed_stock"] = partial(mixed, "mixed_stock", "", "AmpOptimWrapper")
-AMP = "pyparallel.AmpOptimWrapper"
-CASES["mixed_ours"] = partial(mixed, "mixed_ours", "pyparallel", AMP)
-
-
 @case
-def fully_shard() -> Any:
-    wrapper = dict(type="pyparallel.MMFullyShard")
-    return run(config("fully_shard", ours="pyparallel", model_wrapper_cfg=wrapper))
+def mixed_ours() -> Any:
+    cfg = config("mixed_ours", ours="pyparallel")
+    cfg["optim_wrapper"] |= dict(type="pyparallel.AmpOptimWrapper", dtype="bfloat16")
+    return run(cfg)
 
 
 @case
@@ -148,25 +120,6 @@ def default_scope() -> Any:
     cfg["optim_wrapper"]["type"] = "OptimWrapper"
     cfg["model"]["data_preprocessor"]["type"] = "BaseDataPreprocessor"
     return run(cfg | dict(default_scope="pyparallel"))
-
-
-@case
-def bare_collate() -> Any:
-    cfg = config("bare_collate", ours="pyparallel", default_scope="pyparallel")
-    cfg["train_dataloader"]["collate_fn"]["type"] = "collate"
-    try:
-        return run(cfg)
-    finally:
-        DefaultScope.get_instance("after", scope_name="mmengine")
-
-
-@case
-def class_as_wrapper() -> Any:
-    from pyparallel.mmengine import MMDistributedDataParallel
-
-    cfg = config("class_as_wrapper", ours="pyparallel")
-    runner = Runner.from_cfg(Config(cfg))
-    return runner.wrap_model(dict(type=MMDistributedDataParallel), runner.model.module)
 
 
 @case
@@ -181,13 +134,6 @@ def wrapped_before() -> Any:
     cfg["model"] = MMDistributedDataParallel(Reader(BaseDataPreprocessor()))
     # Configs with non-text values cannot be printed; a Runner accepts them in Python.
     return run_in_python(cfg)
-
-
-@case
-def wrapped_twice() -> Any:
-    cfg = config("wrapped_twice", ours="pyparallel")
-    runner = Runner.from_cfg(Config(cfg))
-    return runner.wrap_model(cfg["model_wrapper_cfg"], runner.model)
 
 
 def run_in_python(cfg: dict[str, Any]) -> Any:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,8 +73,6 @@ def alone(
     world: int,
     groups: Sequence[Sequence[int]],
     clip: Callable[[Any], Any] | None = None,
-    dtype: torch.dtype | None = None,
-    parts: int = 1,
 ) -> Record:
     """Train in one process: a step for each group, with the mean of its losses.
 
@@ -84,8 +81,6 @@ def alone(
         world: the number of parts of a batch.
         groups: the numbers of the batches in each group.
         clip: clips the gradients of parameters.
-        dtype: autocast to this dtype.
-        parts: split each batch into this number of parts, with a backward pass each.
     """
     body = copy.deepcopy(body)
     optimizer = sgd(body)
@@ -93,23 +88,15 @@ def alone(
     for group in groups:
         optimizer.zero_grad()
         for number in group:
-            for part in range(parts):
-                each = batch(number, world, part if parts > 1 else None)
-                with cast(dtype):
-                    loss = mse_loss(body(each["inputs"]), each["targets"])
-                (loss / (len(group) * parts)).backward()
+            each = batch(number, world)
+            loss = mse_loss(body(each["inputs"]), each["targets"])
+            (loss / len(group)).backward()
         if clip is not None:
             clip(body.parameters())
         found = gradients(body)
         optimizer.step()
         record.append((found, values(body)))
     return record
-
-
-def cast(dtype: torch.dtype | None) -> Any:
-    if dtype is None:
-        return contextlib.nullcontext()
-    return torch.autocast("cpu", dtype=dtype)
 
 
 def recorded(body: nn.Module, optimizer: torch.optim.Optimizer) -> Record:
