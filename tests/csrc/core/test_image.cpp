@@ -1,5 +1,5 @@
-// The bodies of an image batch, as CPU threads and as CUDA warps run them, against an
-// oracle that computes one value at a time.
+// Image batches of several threads, in slices, and beyond 32 bits, against an oracle
+// that computes one value at a time. fuzz_image.cpp has small batches.
 #include <sys/mman.h>
 
 #include <cstdint>
@@ -11,7 +11,6 @@
 #include "cpu/image.h"
 #include "destination.h"
 #include "image_batch.h"
-#include "image_check.h"
 
 namespace {
 
@@ -19,17 +18,6 @@ using namespace pyparallel;
 using testing::Bytes;
 using testing::Destination;
 using testing::ImageCase;
-
-TEST(test_random_batches) {
-  Random random(11);
-  for (int trial = 0; trial < 400; ++trial) {
-    ImageCase made;
-    const bool wide = random.between(0, 5) == 0;
-    testing::make_case(&made, &random, random.between(0, 3), wide ? 3 : 9,
-                       wide ? 700 : 70);
-    testing::check_case(made, &random, testing::ImageRuns{});
-  }
-}
 
 // By several threads.
 TEST(test_large_batches_are_whole) {

@@ -1,4 +1,4 @@
-// Packing into slots: bounds, gaps, and any partition of the slab.
+// Packing into slots: bounds, gaps, and reads; fuzz_pack.cpp has lanes and slices.
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -55,24 +55,6 @@ TEST(test_a_lone_lane_writes_a_leaf_or_zero) {
   }
 }
 
-TEST(test_lanes_write_leaves_of_any_address_or_zero) {
-  Random random(3);
-  for (int trial = 0; trial < 300; ++trial) {
-    const int64_t most = trial % 3 == 0 ? 900 : 70;
-    const Packed packed = make_packed(&random, most, 100, trial % 2 == 0 ? 64 : 16);
-    for (int64_t piece : {16, 48, 64, 2048}) {
-      for (int64_t workers : {1, 2, 5}) {
-        for (int lanes : {2, 3, 32}) {
-          Destination slab(packed.nbytes());
-          const Pack body = packed.body(slab.data(), piece);
-          testing::run_warps(body, body.num_pieces(), workers, lanes);
-          CHECK(slab.holds(packed.expected));
-        }
-      }
-    }
-  }
-}
-
 struct WatchedReader {
   template <typename Item>
   static Item read(const Item* from) {
@@ -99,28 +81,6 @@ TEST(test_words_of_a_leaf_are_read_within_it) {
         }
         CHECK(dst.holds(expected));
       }
-    }
-  }
-}
-
-TEST(test_slices_together_equal_the_whole) {
-  Random random(4);
-  for (int trial = 0; trial < 200; ++trial) {
-    const Packed packed = make_packed(&random, 200, 100, 64);
-    const auto num_slots = static_cast<int64_t>(packed.slots.size());
-    for (int64_t most : {1, 2, 5, 100}) {
-      Destination slab(packed.nbytes());
-      const Pack whole = packed.body(slab.data(), 64);
-      int64_t first = 0;
-      int64_t end = 0;
-      do {
-        const Pack part = slice(whole, first, most);
-        CHECK(part.begin == end && part.num_slots <= most);
-        testing::run_warps(part, part.num_pieces(), 3, 32);
-        end = part.end;
-        first += most;
-      } while (first < num_slots);
-      CHECK(end == whole.end && slab.holds(packed.expected));
     }
   }
 }

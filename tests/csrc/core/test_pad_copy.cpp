@@ -15,16 +15,6 @@ namespace {
 using namespace pyparallel;
 using testing::Batch;
 
-TEST(test_random_batches) {
-  Random random(1);
-  for (int trial = 0; trial < 600; ++trial) {
-    const Batch batch = testing::make_any_batch(&random);
-    const int64_t itemsize = batch.shapes.itemsize;
-    const int64_t shift = random.between(0, 64 / itemsize) * itemsize;
-    testing::check_batch(batch, shift, testing::PadRuns{});
-  }
-}
-
 // An address and a width that 16 does not divide, in one piece and in the pieces of a
 // GPU: edges, single words, and more words than a lane reads ahead.
 TEST(test_rows_of_every_alignment_and_width) {

@@ -76,32 +76,6 @@ TEST(test_formatting_clears_everything) {
   CHECK(shared.holds(0, static_cast<int64_t>(0xEEEEEEEEEEEEEEEE)));
 }
 
-TEST(test_one_thread_equals_a_vector_of_holders) {
-  constexpr int64_t kSlots = 7;
-  Shared shared(kSlots);
-  std::vector<int64_t> expected(kSlots, 0);
-  Random random(11);
-  for (int step = 0; step < 20'000; ++step) {
-    const int64_t holder = random.between(1, 4);
-    const int64_t slot = random.between(0, kSlots - 1);
-    if (random.between(0, 2) == 0) {
-      int64_t first = 0;
-      while (first < kSlots && expected[static_cast<size_t>(first)] != 0) ++first;
-      if (first == kSlots) first = -1;
-      CHECK(shared.ring.claim(holder) == first);
-      if (first >= 0) expected[static_cast<size_t>(first)] = holder;
-    } else {
-      int64_t& held = expected[static_cast<size_t>(slot)];
-      const int64_t to = random.between(0, 4);
-      CHECK(shared.ring.pass(slot, holder, to) == (held == holder));
-      if (held == holder) held = to;
-    }
-    for (int64_t i = 0; i < kSlots; ++i) {
-      CHECK(shared.ring.holder(i) == expected[static_cast<size_t>(i)]);
-    }
-  }
-}
-
 // Fills slots and gives them to the parent; keeps the last one if it is to die.
 void produce(Shared* shared, int64_t id, int num_slots, bool die) {
   for (int done = 0; done < num_slots;) {

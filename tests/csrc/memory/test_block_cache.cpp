@@ -1,4 +1,4 @@
-// Recycled blocks: reuse, bounds, idle time, threads, fork.
+// Recycled blocks: bounds, idle time, threads, fork; fuzz_block_cache.cpp has a model.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,49 +29,6 @@ void start_anew(int64_t limit, milliseconds patience) {
 
 void write(const Block& block, int value) {
   memset(block.data, value, static_cast<size_t>(block.capacity));
-}
-
-uint64_t address(const Block& block) { return reinterpret_cast<uintptr_t>(block.data); }
-
-TEST(test_a_block_is_reused) {
-  start_anew(64 * kMiB, kLong);
-  const CacheInfo before = cache_info();
-  const Block first = take_block(5 * kMiB + 1);
-  write(first, 7);
-  CHECK(first.capacity == 6 * kMiB);
-  CHECK(address(first) % (2 * kMiB) == 0);
-  CHECK(cache_info().in_use == 6 * kMiB);
-  give_block(first);
-  CHECK(cache_info().in_use == 0);
-  CHECK(cache_info().cached == 6 * kMiB);
-  const Block again = take_block(5 * kMiB);  // at least half of it is used
-  CHECK(again.data == first.data);
-  CHECK(static_cast<const char*>(again.data)[3] == 7);
-  const Block small = take_block(kMiB + 1);
-  CHECK(small.data != first.data);
-  CHECK(small.capacity == kMiB + 64 * 1024);
-  write(small, 1);
-  give_block(again);
-  const Block other = take_block(2 * kMiB);  // a block of 6 MiB would be too large
-  CHECK(other.data != first.data);
-  give_block(other);
-  give_block(small);
-  const CacheInfo after = cache_info();
-  CHECK(after.hits == before.hits + 1);
-  CHECK(after.misses == before.misses + 3);
-  CHECK(after.cached == 9 * kMiB + 64 * 1024);
-  CHECK(clear_cache() == after.cached);
-}
-
-TEST(test_the_smallest_fitting_block_is_taken) {
-  start_anew(64 * kMiB, kLong);
-  const Block large = take_block(8 * kMiB);
-  const Block small = take_block(6 * kMiB);
-  give_block(large);
-  give_block(small);
-  const Block taken = take_block(5 * kMiB);
-  CHECK(taken.data == small.data);
-  give_block(taken);
 }
 
 TEST(test_the_limit_holds) {
