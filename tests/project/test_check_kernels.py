@@ -43,7 +43,6 @@ NVDISASM = """\
 .L_x_0:
         /*0030*/                   SHF.R.U64 R8, R8, R40.reuse, R9 ;
 """
-LOAD, STORE = "LDG.E.128 R4, [R2.64]", "STG.E.128 [R2.64], R4"
 
 
 @pytest.fixture
@@ -62,28 +61,6 @@ def test_output_of_the_tools_is_counted_by_kernel(script: ModuleType) -> None:
         "_Z3twoPf": script.Accesses(wide_loads=0, wide_stores=0, local=2),
     }
     assert script.parse_sass(NVDISASM) == {"_Z3onePf": script.Accesses(1, 1, 0, 1, 1)}
-
-
-@pytest.mark.parametrize(
-    ("code", "ahead"),
-    [
-        ([LOAD, LOAD, LOAD, LOAD, STORE, STORE, STORE, STORE], 4),
-        ([LOAD, STORE, LOAD, STORE, LOAD, STORE, LOAD, STORE], 1),
-        (["LDG.E R4, [R2.64]", "LDG.E.64 R4, [R2.64]", LOAD, STORE], 1),
-        # Two loads on each of two branches; a thread takes one branch.
-        (["@P0 BRA 0x40", LOAD, LOAD, "BRA 0x60", LOAD, LOAD, STORE], 2),
-        # The second of three loads is where a loop begins.
-        ([LOAD, LOAD, LOAD, "@!P1 BRA P2, 0x0010"], 2),
-    ],
-)
-def test_loads_ahead_follow_one_another_in_straight_code(
-    script: ModuleType, code: list[str], ahead: int
-) -> None:
-    lines = [
-        f"  /*{16 * n:04x}*/   {line} ;   /* 0x0 */" for n, line in enumerate(code)
-    ]
-    text = "\n".join(["\t\tFunction : one", *lines])
-    assert script.parse_sass(text)["one"].ahead == ahead
 
 
 def test_broken_rules_are_reported(script: ModuleType) -> None:

@@ -76,23 +76,3 @@ def test_a_checker_sees_the_types_of_the_package(tmp_path: Path) -> None:
         '3: error: "int" has no attribute "nothing"  [attr-defined]',
     ]
     assert done.returncode == 1 and len(found) == 4, done.stdout
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("import pyparallel\npyparallel.", set(pyparallel.__all__)),
-        (
-            "from pyparallel import DataContainer as DC\nDC(1).pa",
-            {"padding", "pad_dims"},
-        ),
-        ("from pyparallel import DataLoader as L\nL([]).sta", {"stats", "state_dict"}),
-        ("from pyparallel import mmengine\nmmengine.MMF", {"MMFullyShard"}),
-        ("from pyparallel import memory as m\nm.cache_info().hi", {"hits"}),
-    ],
-    ids=lambda value: value.rsplit("\n")[-1] if isinstance(value, str) else "",
-)
-def test_an_editor_completes_public_names(code: str, expected: set[str]) -> None:
-    jedi = pytest.importorskip("jedi", reason="jedi is not installed")
-    found = {name.name for name in jedi.Script(code).complete()}
-    assert expected <= found

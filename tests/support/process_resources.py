@@ -42,8 +42,8 @@ def shared_names() -> int:
 
 #: A resource: its kind and a thread, a process id, a descriptor or a name.
 Resource = tuple[str, Any]
-#: Commands of processes that torch and jedi start once and keep.
-KEPT = ("torch_shm_manager", "/jedi/")
+#: Commands of processes that torch starts once and keeps.
+KEPT = ("torch_shm_manager",)
 #: Targets of descriptors of memory that the library and torch share.
 MEMORY = ("/memfd:", "/dev/shm/torch_")
 
@@ -84,7 +84,6 @@ def _is_kept(thread: threading.Thread) -> bool:
     return (
         kind is threading._DummyThread
         or thread is SHARER._thread
-        or thread.name.endswith("(_enqueue_output)")  # jedi's
         or (kind.__module__, kind.__name__)
         in (
             ("pyparallel.parallel._thread_pool", "Worker"),
