@@ -34,52 +34,22 @@ def run(folder: Path, tests: str, **variables: str) -> tuple[dict[str, int], str
     return found, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("variables", "outcome"),
-    [
-        ({}, {"skipped": 2}),
-        ({"PYPARALLEL_REQUIRE_CUDA": "1"}, {"skipped": 1, "error": 1}),
-        ({"PYPARALLEL_NO_SKIP": "1"}, {"failed": 1, "error": 1}),
-    ],
-)
-def test_a_job_can_forbid_skips(
-    tmp_path: Path, variables: dict[str, str], outcome: dict[str, int]
-) -> None:
-    tests = """\
+SKIPS = """\
 import pytest
 @pytest.mark.cuda
 def test_cuda(): pass
 def test_skipping(): pytest.skip("not here")
 """
-    found, output = run(tmp_path, tests, **variables)
-    assert found == outcome, output
-
-
-def test_failed_tests_have_a_command_that_runs_them_alone(tmp_path: Path) -> None:
-    tests = """\
-import pytest
+FAILS = """\
 @pytest.mark.parametrize("text", ["a b", "c"])
 def test_text(text): assert text == "c"
 @pytest.fixture
 def broken(): assert 0
 def test_fixture(broken): pass
 """
-    found, output = run(tmp_path, tests, PYPARALLEL_BACKEND="python")
-    assert found == {"failed": 1, "passed": 1, "error": 1}, output
-    start = f"PYPARALLEL_BACKEND=python {sys.executable} -m pytest"
-    expected = [
-        f"{start} 'test_one.py::test_text[a b]'",
-        f"{start} test_one.py::test_fixture",
-    ]
-    assert [each for each in output.splitlines() if " -m pytest " in each] == expected
-
-
-def test_a_test_that_leaves_resources_fails_and_the_next_one_passes(
-    tmp_path: Path,
-) -> None:
-    tests = """\
+LEAVES = """\
 import os, subprocess, threading
-import conftest, pytest, torch
+import conftest, torch
 conftest.LIMIT_SECONDS = 0.5
 kept, end = [], threading.Event()
 @pytest.fixture(scope="module", autouse=True)
@@ -104,9 +74,35 @@ def test_nothing():
         thread.start()
         thread.join()
 """
-    found, output = run(tmp_path, tests)
-    assert found == {"passed": 5, "error": 4}, output
-    said = re.findall(r"^E +AssertionError: (.*)", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("variable", "outcome"),
+    [
+        ("PYPARALLEL_REQUIRE_CUDA", {"skipped": 1, "error": 1}),
+        ("PYPARALLEL_NO_SKIP", {"failed": 1, "error": 1}),
+    ],
+)
+def test_a_job_can_forbid_skips(
+    tmp_path: Path, variable: str, outcome: dict[str, int]
+) -> None:
+    found, output = run(tmp_path, SKIPS, **{variable: "1"})
+    assert found == outcome, output
+
+
+def test_failed_tests_have_a_command_and_leaked_resources_a_name(
+    tmp_path: Path,
+) -> None:
+    tests = SKIPS + FAILS + LEAVES
+    found, output = run(tmp_path, tests, PYPARALLEL_BACKEND="python")
+    # A test that follows one with leaked resources passes.
+    assert found == {"skipped": 2, "failed": 1, "passed": 6, "error": 5}, output
+    start = f"PYPARALLEL_BACKEND=python {sys.executable} -m pytest"
+    commands = [each for each in output.splitlines() if " -m pytest " in each]
+    assert f"{start} 'test_one.py::test_text[a b]'" in commands
+    assert f"{start} test_one.py::test_fixture" in commands
+    assert len(commands) == 1 + 5
+    said = re.findall(r"^E +AssertionError: the test (.*)", output, re.MULTILINE)
     expected = [
         "thread waits",
         r"process \d+ sleep 60",
@@ -114,4 +110,4 @@ def test_nothing():
         r"shared memory torch_\d+_\S+",
     ]
     for line, resource in zip(said, expected, strict=True):
-        assert re.fullmatch(f"the test must end or close: {resource}", line)
+        assert re.fullmatch(f"must end or close: {resource}", line)
