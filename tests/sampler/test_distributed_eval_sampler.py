@@ -61,31 +61,22 @@ def test_a_loader_resumes() -> None:
     assert [batch.tolist() for batch in resumed] == [[5, 7], [9]]
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (
-            {"num_replicas": 2, "rank": 2},
-            "DistributedEvalSampler: rank must be less than num_replicas=2, but is 2. "
-            "Ranks count from 0.",
-        ),
-        (
-            {"num_replicas": 0},
-            "DistributedEvalSampler: num_replicas must be an integer of 1 or more, but "
-            "is 0.",
-        ),
-        (
-            {"pad": 1},
-            "DistributedEvalSampler: pad must be True or False, but is 1 (int).",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(
-    arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises((TypeError, ValueError)) as raised:
-        DistributedEvalSampler(range(4), **arguments)
-    assert str(raised.value) == message
+#: Arguments by the message of their error.
+REFUSED: dict[str, dict[str, Any]] = {
+    "rank must be less than num_replicas=2, but is 2. Ranks count from 0.": {
+        "num_replicas": 2,
+        "rank": 2,
+    },
+    "num_replicas must be an integer of 1 or more, but is 0.": {"num_replicas": 0},
+    "pad must be True or False, but is 1 (int).": {"pad": 1},
+}
+
+
+def test_wrong_arguments_are_refused() -> None:
+    for message, arguments in REFUSED.items():
+        text = re.escape(f"DistributedEvalSampler: {message}")
+        with pytest.raises((TypeError, ValueError), match=f"^{text}$"):
+            DistributedEvalSampler(range(4), **arguments)
 
 
 def run(script: Path, text: str, processes: int) -> list[str]:
@@ -146,6 +137,10 @@ dist.destroy_process_group()
 """
 
 
+def seeded(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
 def test_ranks_with_different_numbers_of_batches(tmp_path: Path) -> None:
     definitions = PROGRAM.partition('if __name__ == "__main__":')[0] + IN_STEP
     (printed,) = run(tmp_path / "uneven.py", definitions + UNEVEN, 2)
@@ -153,12 +148,7 @@ def test_ranks_with_different_numbers_of_batches(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
     with torch.no_grad():
-        points = torch.stack(
-            [
-                torch.randn(16, generator=torch.Generator().manual_seed(i))
-                for i in range(17)
-            ]
-        )
+        points = torch.stack([torch.randn(16, generator=seeded(i)) for i in range(17)])
         labels = (points.sum(1) > 0).long()
         correct, plain = (
             int((net(points).argmax(1) == labels).sum())

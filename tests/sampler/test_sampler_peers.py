@@ -30,27 +30,6 @@ pytestmark = [
 SIZES = [17 * i % 50 for i in range(101)]
 
 
-def loader_of(num_replicas: int, rank: int, num_workers: int) -> Any:
-    sampler = SizeBatchSampler(SIZES, 4, window=5, num_replicas=num_replicas, rank=rank)
-    return StatefulDataLoader(
-        range(len(SIZES)), batch_sampler=sampler, num_workers=num_workers
-    )
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("num_steps", [1, 7, 25])
-def test_the_next_batch_follows(num_steps: int, num_workers: int) -> None:
-    loader = loader_of(1, 0, num_workers)
-    batches = iter(loader)
-    for _ in range(num_steps):
-        next(batches)
-    again = loader_of(1, 0, num_workers)
-    again.load_state_dict(loader.state_dict())
-    rest = [batch.tolist() for batch in again]
-    assert rest == [batch.tolist() for batch in batches]
-    assert len(rest) == 26 - num_steps
-
-
 class Stream(torch.utils.data.IterableDataset[int]):
     """`SIZES`, divided between the workers."""
 
@@ -59,21 +38,30 @@ class Stream(torch.utils.data.IterableDataset[int]):
         yield from SIZES[info.id :: info.num_workers] if info else SIZES
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("num_steps", [1, 7, 25])
-def test_the_next_batch_of_a_stream_follows(num_steps: int, num_workers: int) -> None:
-    def stream_loader() -> Any:
-        batcher = SizeBatcher(Stream(), int, 4, window=5)
-        return StatefulDataLoader(batcher, batch_size=None, num_workers=num_workers)
+def map_style(num_workers: int) -> Any:
+    sampler = SizeBatchSampler(SIZES, 4, window=5)
+    return StatefulDataLoader(SIZES, batch_sampler=sampler, num_workers=num_workers)
 
-    loader = stream_loader()
+
+def stream(num_workers: int) -> Any:
+    batcher = SizeBatcher(Stream(), int, 4, window=5)
+    return StatefulDataLoader(batcher, batch_size=None, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("loader_of", [map_style, stream])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_steps", [1, 25])
+def test_the_next_batch_follows(
+    num_steps: int, num_workers: int, loader_of: Any
+) -> None:
+    loader = loader_of(num_workers)
     batches = iter(loader)
     for _ in range(num_steps):
         next(batches)
-    again = stream_loader()
+    again = loader_of(num_workers)
     again.load_state_dict(loader.state_dict())
-    rest = list(again)
-    assert rest == list(batches)
+    rest = [torch.as_tensor(batch).tolist() for batch in again]
+    assert rest == [torch.as_tensor(batch).tolist() for batch in batches]
     assert len(rest) == 26 - num_steps
 
 
@@ -94,11 +82,6 @@ def test_lightning_keeps_the_sampler_on_request(fabric: Fabric) -> None:
     loader = DataLoader(range(len(SIZES)), batch_sampler=sampler)
     kept = fabric.setup_dataloaders(loader, use_distributed_sampler=False)
     assert [batch.tolist() for batch in kept] == list(sampler)
-
-
-def test_lightning_that_replaces_the_sampler_is_an_error(fabric: Fabric) -> None:
-    sampler = SizeBatchSampler(SIZES, 4, num_replicas=2, rank=1)
-    loader = DataLoader(range(len(SIZES)), batch_sampler=sampler)
     with pytest.raises(TypeError, match="set use_distributed_sampler=False of its Tr"):
         fabric.setup_dataloaders(loader)
 

@@ -47,15 +47,12 @@ def message(cache: Path, problem: str) -> str:
 
 
 @pytest.mark.parametrize("sizes", [SIZES, [3, 1, 2], [7], []], ids=len)
-@pytest.mark.parametrize("path_of", [str, Path])
-def test_sizes_are_evaluated_once(
-    cache: Path, sizes: list[Any], path_of: Callable[[Path], Any]
-) -> None:
+def test_sizes_are_evaluated_once(cache: Path, sizes: list[Any]) -> None:
     expected = sampler_of(None, sizes)
     first, second = [], []
-    written = sampler_of(path_of(cache), sizes, first)
+    written = sampler_of(str(cache), sizes, first)
     content = cache.read_bytes()
-    read = sampler_of(path_of(cache), sizes, second)
+    read = sampler_of(cache, sizes, second)
     assert first == list(range(len(sizes)))
     assert second == sorted({first[0], first[-1]} if first else ())
     for sampler in (written, read):
@@ -65,29 +62,9 @@ def test_sizes_are_evaluated_once(
         assert sampler.state_dict() == expected.state_dict()
     assert cache.read_bytes() == content
     assert os.listdir(cache.parent) == [cache.name]
-
-
-def test_a_cache_has_the_permissions_of_a_new_file(cache: Path) -> None:
-    sampler_of(cache)
     beside = cache.with_name("new")
     beside.touch()
     assert cache.stat().st_mode == beside.stat().st_mode
-
-
-def test_wrong_sizes_are_not_written(cache: Path) -> None:
-    with pytest.raises(ValueError, match=r"^SizeBatchSampler: sizes\[2\] must be "):
-        sampler_of(cache, [1, 2, -3])
-    assert os.listdir(cache.parent) == []
-
-
-def test_a_cut_file_is_an_error(cache: Path) -> None:
-    sampler_of(cache)
-    content = cache.read_bytes()
-    for length in range(0, len(content), 5):
-        cache.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=message(cache, UNUSABLE)):
-            sampler_of(cache)
-        assert cache.stat().st_size == length
 
 
 def test_a_damaged_file_is_an_error_or_has_the_sizes(cache: Path) -> None:
@@ -106,20 +83,17 @@ def test_a_damaged_file_is_an_error_or_has_the_sizes(cache: Path) -> None:
             assert not payload <= position < payload + 4 * np.size(SIZES)
 
 
-@pytest.mark.parametrize(
-    "part, damaged", [(b"'<i4'", b"'<i2'"), (b"(5000, 2)", b"(5000, 1)")]
-)
-def test_a_damaged_header_of_a_large_file_is_an_error(
-    cache: Path, part: bytes, damaged: bytes
-) -> None:
-    # NumPy then reads a part of the content, and finds no error.
-    sizes = SIZES * 1000
-    sampler_of(cache, sizes)
-    content = cache.read_bytes()
+def change(path: Path, part: bytes, other: bytes) -> None:
+    """Damage the header of a large file; NumPy then reads a part of the content."""
+    sampler_of(path, SIZES * 1000)
+    content = path.read_bytes()
     assert content.count(part) == 1
-    cache.write_bytes(content.replace(part, damaged))
-    with pytest.raises(ValueError, match=message(cache, UNUSABLE)):
-        sampler_of(cache, sizes)
+    path.write_bytes(content.replace(part, other))
+
+
+def cut(path: Path, length: int) -> None:
+    sampler_of(path)
+    path.write_bytes(path.read_bytes()[:length])
 
 
 OTHER_FILES: dict[str, Callable[[Path], Any]] = {
@@ -133,6 +107,12 @@ OTHER_FILES: dict[str, Callable[[Path], Any]] = {
     "later version": lambda path: np.savez(path, version=2, sizes=SIZES),
     "floats": lambda path: np.savez(path, version=1, sizes=np.array(SIZES) / 2),
     "folder": lambda path: path.mkdir(),
+    "empty": lambda path: cut(path, 0),
+    "cut in the header": lambda path: cut(path, 40),
+    "cut in the content": lambda path: cut(path, 300),
+    "cut at the end": lambda path: cut(path, -1),
+    "another dtype": lambda path: change(path, b"'<i4'", b"'<i2'"),
+    "another shape": lambda path: change(path, b"(5000, 2)", b"(5000, 1)"),
 }
 
 
@@ -141,37 +121,27 @@ def test_other_files_are_errors(cache: Path, name: str) -> None:
     OTHER_FILES[name](cache)
     calls: list[int] = []
     with pytest.raises(ValueError, match=message(cache, UNUSABLE)):
-        sampler_of(cache, SIZES, calls)
+        sampler_of(cache, SIZES * 1000 if "another" in name else SIZES, calls)
     assert calls == []
 
 
-@pytest.mark.parametrize(
-    "sizes, problem",
-    [
-        (
-            SIZES[:4],
-            "must have the sizes of num_samples=4 samples, but has those of 5.",
-        ),
-        (
-            [[1, 11], *SIZES[1:]],
-            "must have the sizes of this data set, but has [1, 10] for sample 0, and "
-            "sizes(0) is [1, 11].",
-        ),
-        (
-            [*SIZES[:4], 5],
-            "must have the sizes of this data set, but has [5, 6] for sample 4, and "
-            "sizes(4) is 5.",
-        ),
-    ],
-)
-def test_the_file_of_another_data_set_is_an_error(
-    cache: Path, sizes: list[Any], problem: str
-) -> None:
+#: Sizes of another data set by the problem.
+OTHER_SIZES: dict[str, list[Any]] = {
+    "must have the sizes of num_samples=4 samples, but has those of 5.": SIZES[:4],
+    "must have the sizes of this data set, but has [1, 10] for sample 0, and sizes(0) "
+    "is [1, 11].": [[1, 11], *SIZES[1:]],
+    "must have the sizes of this data set, but has [5, 6] for sample 4, and sizes(4) "
+    "is 5.": [*SIZES[:4], 5],
+}
+
+
+def test_the_file_of_another_data_set_is_an_error(cache: Path) -> None:
     sampler_of(cache)
     content = cache.read_bytes()
-    with pytest.raises(ValueError, match=message(cache, f"{problem} {DELETE}")):
-        sampler_of(cache, sizes)
-    assert cache.read_bytes() == content
+    for problem, sizes in OTHER_SIZES.items():
+        with pytest.raises(ValueError, match=message(cache, f"{problem} {DELETE}")):
+            sampler_of(cache, sizes)
+        assert cache.read_bytes() == content
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_sizes_are_evaluated(
@@ -239,26 +209,19 @@ def test_a_failed_write_leaves_no_file(
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
+    with pytest.raises(ValueError, match=r"^SizeBatchSampler: sizes\[2\] must be "):
+        sampler_of(cache, [1, 2, -3])
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space left on device"):
         sampler_of(cache)
     assert os.listdir(cache.parent) == []
 
 
-@pytest.mark.parametrize("path", [3, b"sizes.npz"])
-def test_a_cache_is_a_path(path: Any) -> None:
-    text = re.escape(
-        f"SizeBatchSampler: cache must be the path of a file or None, but is {path!r} "
-        f"({type(path).__name__})."
-    )
-    with pytest.raises(TypeError, match=f"^{text}$"):
-        sampler_of(path)
-
-
-def test_a_cache_needs_a_function(cache: Path) -> None:
-    text = re.escape(
-        "SizeBatchSampler: cache must be None if sizes is not a function, but is "
-        f"{cache!r}. Remove cache."
-    )
+def test_a_cache_is_a_path_and_needs_a_function(cache: Path) -> None:
+    text = "cache must be the path of a file or None, but is 3 (int)."
+    with pytest.raises(TypeError, match=f"^{re.escape(f'SizeBatchSampler: {text}')}$"):
+        sampler_of(3)
+    text = f"cache must be None if sizes is not a function, but is {cache!r}. "
+    text = re.escape(f"SizeBatchSampler: {text}Remove cache.")
     with pytest.raises(ValueError, match=f"^{text}$"):
         SizeBatchSampler(SIZES, 2, cache=cache)
