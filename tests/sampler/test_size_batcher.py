@@ -340,9 +340,12 @@ def test_errors_name_the_argument_or_the_sample() -> None:
 
 def test_a_state_of_other_arguments_is_an_error() -> None:
     batcher = SizeBatcher([1], same, 2)
-    with pytest.raises(
-        ValueError, match=r"^SizeBatcher\.load_state_dict: .*batch_size=3"
-    ):
+    message = (
+        "SizeBatcher.load_state_dict: the state must be of a sampler with batch_size=2 "
+        "like this one, but is of one with batch_size=3. Make the sampler with "
+        "batch_size=3."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         batcher.load_state_dict(SizeBatcher([1], same, 3).state_dict())
     with pytest.raises(ValueError, match=r"must come from SizeBatcher\.state_dict"):
         batcher.load_state_dict({})
