@@ -6,7 +6,6 @@ import copy
 import gc
 import itertools
 import pickle
-import time
 from typing import Any
 
 import pytest
@@ -218,14 +217,6 @@ def test_workers_are_seeded_as_with_torch() -> None:
     compare(Numbers(4), num_workers=2, collate_fn=seeds, generator=seeded, epochs=2)
 
 
-def test_a_timeout_is_an_error_as_with_torch() -> None:
-    dataset = Making(time.sleep)
-    loader = pyparallel.DataLoader(dataset, num_workers=1, timeout=0.2, sampler=[3])
-    late = r"^DataLoader timed out after 0.2 seconds: worker 0 \(pid \d+\) has not"
-    with pytest.raises(RuntimeError, match=late):
-        list(loader)
-
-
 class Mixed(Numbers):
     """One sample has another dtype."""
 
@@ -273,14 +264,6 @@ def test_two_iterators_of_one_loader_at_a_time() -> None:
     assert [a[0, 0].item() for a, _ in pairs] == [0, 2, 4, 6]
     assert all(same(a, b) for a, b in pairs)
     assert loader.stats().ring_hits == 8
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_no_batch(workers: int) -> None:
-    loader = pyparallel.DataLoader(Numbers(3), 4, num_workers=workers, drop_last=True)
-    assert list(loader) == []
-    assert list(loader) == []
-    assert loader.stats().batches == 0
 
 
 def test_arguments_of_the_ring_are_checked() -> None:

@@ -149,15 +149,6 @@ def test_a_batch_is_read_in_place_without_a_pageable_copy() -> None:
     assert torch.equal(sent.cpu(), expected(0))
 
 
-def test_a_batch_that_is_kept_outlives_its_epoch_and_its_loader() -> None:
-    loader = pinned_loader()
-    kept = list(loader)[3]
-    assert [int(batch[0, 0]) for batch in loader] == [2 * i for i in range(NUM_BATCHES)]
-    del loader
-    assert kept.is_pinned() and torch.equal(kept, expected(3))
-    assert torch.equal(scatter(kept, [0])[0].cpu(), expected(3))
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("way", [by_scatter, by_prefetch])
 def test_an_epoch_that_is_left_early_costs_no_slab(way: Any, persistent: bool) -> None:

@@ -85,15 +85,6 @@ def test_too_many_workers_are_warned_of_once_at_the_users_line(
 SAMPLES = [{"a": 1}, {"a": 2, "b": 3}]
 
 
-def test_a_warning_points_at_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run() -> None:
-        pyparallel.collate(SAMPLES)
-
-    (found,) = heard(run, monkeypatch)
-    assert found[0].startswith("[PP101]")
-    assert found[1:] == (__file__, run.__code__.co_firstlineno + 1)
-
-
 def test_a_warning_of_a_dataset_in_the_process_points_at_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

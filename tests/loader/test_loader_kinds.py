@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import time
 from collections import OrderedDict, defaultdict
@@ -27,8 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant):UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*quant:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*quant:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.PP205. DataLoader. some tensors of a batch"),
     pytest.mark.timeout(120),
 ]
@@ -41,13 +38,6 @@ def forked() -> Iterator[None]:
     multiprocessing.set_start_method("fork", force=True)
     yield
     multiprocessing.set_start_method(before, force=True)
-
-
-@functools.cache
-def read_only(numel: int) -> np.ndarray:
-    array = np.arange(numel, dtype=np.float32)
-    array.flags.writeable = False
-    return array
 
 
 def twice(tensor: torch.Tensor) -> Any:
@@ -168,30 +158,15 @@ def test_dense_tensors_keep_their_strides(name: str) -> None:
         ]
 
 
-def test_one_tensor_at_two_places_is_still_one() -> None:
-    (batch, _), _ = arrived(pyparallel.DataLoader, "twice")
-    assert batch["a"] is batch["b"][0]
-    (scene, _), _ = arrived(pyparallel.DataLoader, "object")
-    assert scene.image is scene.again
-
-
 @pytest.mark.parametrize("numel", [3, 5000])
 def test_arrays_can_be_written_though_the_worker_could_not(numel: int) -> None:
-    dataset = Making(lambda i: {"a": read_only(numel), "t": torch.ones(2)}, 2)
-    for cls in (TorchLoader, pyparallel.DataLoader):
-        for batch in cls(dataset, num_workers=1, collate_fn=only):
-            assert same(batch["a"], read_only(numel))
-            batch["a"] += 1
-            assert torch.from_numpy(batch["a"])[2] == 3
-            assert batch["t"].tolist() == [1, 1]
-
-
-def test_tensors_of_a_batch_can_be_written() -> None:
-    dataset = Making(ALL["strided"], 2)
+    array = np.arange(numel, dtype=np.float32)
+    array.flags.writeable = False
+    dataset = Making(lambda i: array, 2)
     for batch in pyparallel.DataLoader(dataset, num_workers=1, collate_fn=only):
-        for tensor in batch:
-            tensor.add_(1)
-        assert batch[2].flatten()[0] in (2, 3)
+        assert same(batch, array)
+        batch += 1
+        assert torch.from_numpy(batch)[2] == 3
 
 
 def test_a_tensor_with_a_graph_is_refused() -> None:
@@ -221,14 +196,6 @@ def test_foreign_tensors_are_counted_and_explained_once() -> None:
     assert (loader.stats().ring_hits, loader.stats().ring_misses) == (0, 3)
 
 
-def test_statistics_of_a_ring() -> None:
-    _, loader = arrived(pyparallel.DataLoader, "large")
-    stats = loader.stats()
-    assert (stats.batches, stats.ring_hits, stats.ring_misses) == (2, 2, 0)
-    assert stats.nbytes == 2 * 8 * 300_000
-    assert min(stats.wait_seconds, stats.collate_seconds, stats.pack_seconds) > 0
-
-
 class Timed(torch.utils.data.Dataset[torch.Tensor]):
     """4 samples that sleep for 20 ms, or compute for as long."""
 
@@ -236,7 +203,7 @@ class Timed(torch.utils.data.Dataset[torch.Tensor]):
         self.sleeps = sleeps
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        # A loader inside a dataset has samples and times of its own.
+        # A loader in a dataset has samples and times of its own.
         (inner,) = pyparallel.DataLoader([index])
         if self.sleeps:
             time.sleep(0.02)
@@ -275,26 +242,3 @@ def test_the_time_of_the_dataset_is_counted_with_and_without_workers(
         assert stats.fetch_cpu_seconds >= 0.08
     assert (stats.pack_seconds > 0) is (stats.pack_cpu_seconds > 0) is (num_workers > 0)
     assert stats.num_workers == num_workers and stats.cores >= 1
-
-
-def test_an_iterable_dataset_is_timed_in_workers() -> None:
-    loader = pyparallel.DataLoader(Sleeping(), batch_size=2, num_workers=1)
-    assert len(list(loader)) == 2
-    assert loader.stats().fetch_seconds >= 0.08
-
-
-class Sleeping(torch.utils.data.IterableDataset[int]):
-    def __iter__(self) -> Any:
-        for i in range(4):
-            time.sleep(0.02)
-            yield i
-
-
-def test_quantized_tensors_cross_as_with_torch() -> None:
-    def make(i: int) -> torch.Tensor:
-        return torch.quantize_per_tensor(torch.ones(3), 0.1, 2, torch.qint8)
-
-    for cls in (TorchLoader, pyparallel.DataLoader):
-        (batch,) = cls(Making(make, 1), num_workers=1, collate_fn=only)
-        # Neither says by which numbers: torch's queue forgets the quantizer.
-        assert (batch.dtype, batch.shape) == (torch.qint8, (3,))

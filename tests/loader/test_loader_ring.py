@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from loader_sets import (
-    Making,
     Numbers,
     Sizes,
     all_free,
-    children,
     holders,
     messages,
-    no_feeders,
     num_fds,
-    only,
-    own,
     same,
     wait_for,
-    with_fds,
 )
 
 import pyparallel
@@ -60,61 +52,6 @@ def test_slabs_are_free_when_the_last_view_dies(persistent: bool) -> None:
         assert not any(holders(loader))
     stats = loader.stats()
     assert (stats.batches, stats.ring_hits, stats.ring_misses) == (8, 8, 0)
-
-
-def test_only_the_needed_slabs_keep_memory() -> None:
-    loader = pyparallel.DataLoader(
-        Sizes([300_000, 10] * 20), num_workers=1, ring_slabs=16
-    )
-    assert sum(float(batch.sum()) for batch in loader) > 0
-    ring = loader._receiver.ring
-    assert ring is not None
-    committed = [ring.committed(slab) for slab in range(16)]
-    # Two are prefetched, one is read, one is being dropped.
-    assert sum(nbytes > 0 for nbytes in committed) <= 5
-    assert max(committed) == 4 << 20
-
-
-@pytest.mark.parametrize("collate_fn", [None, own, pyparallel.collate])
-def test_no_batch_takes_a_descriptor(collate_fn: Any) -> None:
-    def collate_and_count(batch: list[Any]) -> Any:
-        return (collate_fn or torch.stack)(batch), with_fds(batch)[1]
-
-    loader = pyparallel.DataLoader(
-        Numbers(100, (200,)), num_workers=1, collate_fn=collate_and_count
-    )
-    assert no_feeders()  # of an earlier test: they close descriptors
-    here, there = set(), set()
-    for _, fds in loader:
-        here.add(num_fds())
-        there.add(fds)
-    assert len(here) == len(there) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "libasan" in os.environ.get("LD_PRELOAD", ""),
-    reason="AddressSanitizer keeps freed memory, so the process grows",
-)
-@pytest.mark.parametrize("persistent", [False, True])
-def test_epochs_leak_nothing(persistent: bool) -> None:
-    loader = pyparallel.DataLoader(
-        Numbers(3), num_workers=1, persistent_workers=persistent
-    )
-
-    def state() -> tuple[int, int, int]:
-        gc.collect()
-        return num_fds(), threading.active_count(), len(children())
-
-    epochs = 200 if persistent else 40
-    for _ in range(epochs // 4):
-        assert len(list(loader)) == 3
-    before, nbytes = state(), psutil.Process().memory_info().rss
-    for _ in range(epochs):
-        assert len(list(loader)) == 3
-    assert wait_for(lambda: state() <= before)
-    assert psutil.Process().memory_info().rss - nbytes < 4 << 20
-    assert not any(holders(loader))
 
 
 def test_a_list_of_more_batches_than_slabs() -> None:
@@ -261,20 +198,6 @@ def test_batches_can_be_sent_through_a_queue_of_torch() -> None:
     assert all_free(loader)
 
 
-def test_a_batch_outlives_its_loader() -> None:
-    gc.collect()
-    before = num_fds()
-    batches = list(pyparallel.DataLoader(Numbers(3), num_workers=1))
-    gc.collect()
-    assert [batch.tolist() for batch in batches] == [[[i] * 3] for i in range(3)]
-    assert len(list(ring_module._rings)) >= 1
-    names = list(ring_module._rings)
-    del batches
-    gc.collect()
-    assert len(list(ring_module._rings)) < len(names)
-    assert wait_for(lambda: num_fds() <= before)
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_forked_child_has_workers_and_a_ring_of_its_own(persistent: bool) -> None:
     loader = pyparallel.DataLoader(
@@ -312,13 +235,3 @@ def test_a_child_that_drops_its_copies_frees_nothing() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert holders(loader).count(ring_module.PARENT) == 4
     assert same([batch[0, 0].item() for batch in batches], [0.0, 1.0, 2.0, 3.0])
-
-
-def test_workers_may_be_started_while_batches_are_held() -> None:
-    loader = pyparallel.DataLoader(Numbers(3), num_workers=1, ring_slabs=12)
-    held = [batch for _ in range(3) for batch in loader]
-    assert [batch[0, 0] for batch in held] == [0, 1, 2] * 3
-    made = Making(lambda i: held[i] + 1, 3)
-    other = pyparallel.DataLoader(made, num_workers=1, collate_fn=only)
-    assert [batch[0, 0] for batch in other] == [1, 2, 3]
-    assert holders(loader).count(ring_module.PARENT) == 9

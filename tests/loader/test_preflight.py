@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,11 +31,8 @@ def run(at: Machine, **options: Any) -> list[Finding]:
     return check(**{**given, **options}, machine=at)
 
 
-def test_nothing_is_said_where_nothing_is_short(tmp_path):
+def test_nothing_is_said_where_nothing_is_short_or_needed(tmp_path):
     assert run(machine(tmp_path)) == []
-
-
-def test_a_loader_without_workers_needs_nothing(tmp_path):
     poor = machine(tmp_path, available=0, shm=0, files=(1, 1), device="cuda")
     assert run(poor, num_workers=0, pin_memory=True) == []
     assert len(run(poor, pin_memory=True)) == 5
@@ -108,29 +100,16 @@ def test_memory_of_control_groups_includes_reclaimable_memory(tmp_path, files, w
     assert at.memory_left() == (900_000_000, limit)
     (finding,) = run(at)
     assert f"grow to 1.0 GB, but only 900.0 MB is left of {limit}. If" in finding.text
-
-
-def test_the_machine_may_be_shorter_than_the_group(tmp_path):
-    at = machine(tmp_path, available=1024 * 10**5)
-    write(tmp_path, **V2)
+    # The machine has less left than the group, and then the group nothing at all.
+    write(tmp_path, **{"proc/meminfo": "MemAvailable: 100000 kB\n"})
     assert at.memory_left() == (102_400_000, "the machine's memory")
-
-
-def test_a_group_over_its_limit_has_nothing_left(tmp_path):
-    at = machine(tmp_path)
-    write(tmp_path, **{**V2, "sys/fs/cgroup/job/memory.current": "9000000000"})
+    write(tmp_path, **{f"sys/fs/cgroup/{where}": "1000000\n"})
     assert at.memory_left()[0] == 0
 
 
 @pytest.mark.parametrize(
     ("shm", "ring", "noted"),
-    [
-        (64 * MIB, 0, True),
-        (64 * MIB, GB, True),
-        (64 * MIB + 4096, 0, False),
-        (64 * MIB + 4096, GB, True),
-        (2 * GB, GB, False),
-    ],
+    [(64 * MIB, 0, True), (64 * MIB + 4096, 0, False), (64 * MIB + 4096, GB, True)],
 )
 def test_small_shared_memory_is_noted(tmp_path, shm, ring, noted):
     found = run(machine(tmp_path, shm=shm), ring_nbytes=ring, prefetch_factor=3)
@@ -174,16 +153,12 @@ def test_locked_memory_is_a_note_and_only_with_pinning(tmp_path):
             False,
         )
     ]
-
-
-def test_the_limit_of_locked_memory_does_not_hold_for_the_privileged(tmp_path):
-    at = machine(tmp_path)
     write(tmp_path, **{"proc/self/status": "Name: x\nCapEff:\t0000000000004000\n"})
-    assert run(at, pin_memory=True) == []
+    assert run(at, pin_memory=True) == []  # no limit for the privileged
     assert at.may_lock()
 
 
-def test_a_device_before_the_fork_is_a_note(tmp_path):
+def test_a_device_before_the_fork_is_a_note(tmp_path, monkeypatch):
     at = machine(tmp_path, device="cuda")
     assert run(at) == [
         Finding(
@@ -196,15 +171,10 @@ def test_a_device_before_the_fork_is_a_note(tmp_path):
         )
     ]
     assert run(at, start_method="spawn") == run(at, start_method="forkserver") == []
-
-
-@pytest.mark.parametrize("default", ["fork", "spawn"])
-def test_no_start_method_is_the_default_one(tmp_path, monkeypatch, default):
-    monkeypatch.setattr(
-        multiprocessing, "get_start_method", lambda allow_none=False: default
-    )
-    found = run(machine(tmp_path, device="xpu"), start_method=None)
-    assert len(found) == (default == "fork")
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "spawn")
+    assert run(at, start_method=None) == []
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "fork")
+    assert len(run(at, start_method=None)) == 1
 
 
 def test_asking_for_the_default_does_not_settle_it(monkeypatch):
@@ -236,31 +206,26 @@ def test_the_device_is_queried_but_not_initialized(
     assert preflight.initialised_device() == found
 
 
+CPU = "sys/fs/cgroup/job/cpu.max"
+STEP_CPU = "sys/fs/cgroup/job/step/cpu.max"
+CPU_V1 = {
+    "proc/self/cgroup": "3:cpu,cpuacct:/job\n",
+    "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "200000\n",
+    "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+    "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+}
+
+
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
         ({}, None),
         (V2, None),
-        ({**V2, "sys/fs/cgroup/job/step/cpu.max": "max 100000\n"}, None),
-        ({**V2, "sys/fs/cgroup/job/cpu.max": "150000 100000\n"}, 1.5),
-        (
-            {
-                **V2,
-                "sys/fs/cgroup/job/cpu.max": "150000 100000\n",
-                "sys/fs/cgroup/job/step/cpu.max": "50000 100000\n",
-            },
-            0.5,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/job\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "200000\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            2.0,
-        ),
+        ({**V2, STEP_CPU: "max 100000\n"}, None),
+        ({**V2, CPU: "150000 100000\n"}, 1.5),
+        ({**V2, CPU: "150000 100000\n", STEP_CPU: "50000 100000\n"}, 0.5),
+        (CPU_V1, 2.0),
     ],
 )
 def test_cores_are_those_of_the_narrowest_control_group(tmp_path, files, cores):
@@ -319,51 +284,3 @@ def test_a_lowered_limit_of_files_is_found():
     found = real(40)
     assert "RLIMIT_NOFILE must leave 38 file descriptors for 8 workers" in found
     assert "of 64 are open" in found
-
-
-MOUNT = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "
-
-
-@pytest.mark.slow
-def test_a_container_with_little_shared_memory_is_found():
-    tried = subprocess.run(
-        ["unshare", "-m", "sh", "-c", MOUNT + "true"], capture_output=True, text=True
-    )
-    if tried.returncode:
-        pytest.skip(f"may not mount in a namespace of its own: {tried.stderr.strip()}")
-    command = f"{MOUNT} {sys.executable} -c '{REAL.format(files=0)}'"
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    found = done.stdout
-    assert "/dev/shm: DataLoader: /dev/shm has only 67.1 MB free." in found
-    assert "for up to 16 batches" in found
-
-
-def test_memory_that_is_taken_is_no_longer_left():
-    def left() -> int:
-        found = Machine().memory_left()
-        assert found is not None
-        return found[0]
-
-    if not Path("/proc/meminfo").exists():
-        pytest.skip("there is no /proc")
-    block = os.memfd_create("taken")
-    try:
-        # Others come and go meanwhile: so a large piece, and some patience.
-        taken, least = 512 * MIB, []
-        for _ in range(20):
-            before = left()
-            os.posix_fallocate(block, 0, taken)
-            least.append(before - left())
-            if 0.5 * taken < least[-1] < 1.5 * taken:
-                break
-            os.ftruncate(block, 0)
-            time.sleep(0.1)
-        assert 0.5 * taken < least[-1] < 1.5 * taken, least
-    finally:
-        os.close(block)

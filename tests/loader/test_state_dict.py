@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import pickle
+import gzip
+import io
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
-import forkserver
 import pytest
 import resumed
 import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from repository import ROOT, SUPPORT
-from resumed import ORDERS, Case, continued, uninterrupted
+from resumed import ORDERS, Batch, Case, Stop, continued, uninterrupted
+from torch.utils.data import IterableDataset
 
 from pyparallel import DataLoader
 
 pytestmark = [
     pytest.mark.one_backend,
-    pytest.mark.filterwarnings(
-        "ignore:This DataLoader will create",
-    ),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
 WITH_WORKERS: list[dict[str, Any]] = [
@@ -33,9 +31,9 @@ WITH_WORKERS: list[dict[str, Any]] = [
 ]
 
 
-def quiet(order: str) -> bool:
-    """Return True if the order comes from a generator that the consumer uses too."""
-    return order == "python"
+def check_continued(case: Case, batches: list[Batch], stop: Stop, **options: Any):
+    found = continued(case, stop, **options)
+    assert found == batches[stop.given :], (stop.epoch, stop.moment)
 
 
 @pytest.mark.slow
@@ -51,27 +49,12 @@ def quiet(order: str) -> bool:
 def test_any_stop_is_continued_exactly(
     order: str, length: int, batch_size: int, drop_last: bool, epochs: int, first: int
 ) -> None:
-    case = Case(order, length, batch_size, epochs=epochs, draws=not quiet(order))
+    case = Case(order, length, batch_size, epochs=epochs, draws=order != "python")
     if not {"batch_size", "batch_sampler"} & set(ORDERS[order](2, torch.Generator())):
         case.options["drop_last"] = drop_last
     batches, stops = uninterrupted(case)
     for stop in stops[first :: max(1, len(stops) // 5)]:
-        assert continued(case, stop) == batches[stop.given :], (stop.epoch, stop.moment)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", WITH_WORKERS, ids=str)
-@pytest.mark.parametrize(
-    "order", ["shuffle", "two rounds, generator", "eager, one by one", "counting"]
-)
-def test_stops_are_continued_exactly_with_workers(
-    order: str, options: dict[str, Any]
-) -> None:
-    case = Case(order, 9, 2, options=options, epochs=2)
-    batches, stops = uninterrupted(case)
-    assert len(stops) > 12
-    for stop in [*stops[1:4], *stops[6:9:2], stops[-3]]:
-        assert continued(case, stop) == batches[stop.given :], (stop.epoch, stop.moment)
+        check_continued(case, batches, stop)
 
 
 @settings(max_examples=6, deadline=None)
@@ -80,42 +63,17 @@ def test_any_order_is_continued_exactly_with_workers(data: st.DataObject) -> Non
     order = data.draw(st.sampled_from(sorted(ORDERS)))
     options = data.draw(st.sampled_from(WITH_WORKERS))
     length, size = data.draw(st.integers(2, 14)), data.draw(st.integers(1, 5))
-    draws = not quiet(order)
+    draws = order != "python"  # this order draws from the consumer's generator
     case = Case(order, length, size, options=options, epochs=2, draws=draws)
     batches, stops = uninterrupted(case)
-    stop = data.draw(st.sampled_from(stops))
-    assert continued(case, stop) == batches[stop.given :], (stop.epoch, stop.moment)
+    check_continued(case, batches, data.draw(st.sampled_from(stops)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("before, after", [(0, 2), (2, 0), (1, 2)])
-@pytest.mark.parametrize("order", ["shuffle", "eager", "counting"])
-def test_workers_may_be_more_or_fewer(order: str, before: int, after: int) -> None:
-    case = Case(order, 11, 2, options={"num_workers": before}, epochs=1)
+@pytest.mark.parametrize("before, after", [(0, 2), (2, 1)])
+def test_workers_may_be_more_or_fewer(before: int, after: int) -> None:
+    case = Case("eager", 11, 2, options={"num_workers": before}, epochs=1)
     batches, stops = uninterrupted(case)
-    for stop in (stops[2], stops[4]):
-        found = continued(case, stop, num_workers=after)
-        assert found == batches[stop.given :]
-
-
-FRESH = """
-import json, pickle, resumed, torch
-torch.rand(5)
-with open({path!r}, "rb") as file:
-    print(json.dumps(resumed.continued(*pickle.load(file))))
-"""
-
-
-def test_a_fresh_process_continues(tmp_path: Path) -> None:
-    case = Case("shuffle", 9, 2, options={"num_workers": 1}, epochs=2)
-    batches, stops = uninterrupted(case)
-    stop = stops[4]
-    path = tmp_path / "stop.pickle"
-    path.write_bytes(pickle.dumps((case, stop)))
-    code, text = forkserver.run(FRESH.format(path=str(path)), [str(ROOT), str(SUPPORT)])
-    assert code == 0, text
-    found = [tuple(batch) for batch in json.loads(text)]
-    assert stop.given == 3 and found == batches[3:]
+    check_continued(case, batches, stops[4], num_workers=after)
 
 
 def test_an_order_is_that_of_torch() -> None:
@@ -139,23 +97,14 @@ def test_skipped_batches_are_not_read() -> None:
     assert loader.dataset.reads == 6  # type: ignore[attr-defined]
 
 
-def test_only_the_first_iteration_is_continued() -> None:
-    case = Case("sequential", 6, 2)
-    _, stops = uninterrupted(case)
-    loader = case.loader()
-    loader.load_state_dict(stops[3].load())
-    assert len(loader) == 3
-    assert [len(list(loader)) for _ in range(3)] == [1, 3, 3]
-
-
 def test_a_state_after_the_last_batch_leaves_nothing_of_the_epoch() -> None:
     case = Case("sequential", 6, 2, epochs=1)
     _, stops = uninterrupted(case)
     loader = case.loader()
-    loader.load_state_dict(stops[-2].load())
-    assert [len(list(loader)) for _ in range(2)] == [0, 3]
-    loader.load_state_dict(stops[-1].load())
-    assert [len(list(loader)) for _ in range(2)] == [3, 3]
+    for stop, lengths in ((-3, [1, 3]), (-2, [0, 3]), (-1, [3, 3])):
+        loader.load_state_dict(stops[stop].load())
+        assert len(loader) == 3
+        assert [len(list(loader)) for _ in range(2)] == lengths
 
 
 def test_a_state_that_waits_is_the_state() -> None:
@@ -168,42 +117,14 @@ def test_a_state_that_waits_is_the_state() -> None:
     assert loader.state_dict()["epoch"] is None
 
 
-def test_a_continued_loader_is_stopped_and_continued_again() -> None:
-    case = Case("shuffle, generator", 20, 2, options={"num_workers": 2}, epochs=2)
-    batches, stops = uninterrupted(case)
-    resumed.seed(3)
-    loader = case.loader()
-    loader.load_state_dict(stops[4].load())
-    resumed_batches = iter(loader)
-    for number in (3, 4, 5):
-        assert (0, next(resumed_batches).tolist()) == batches[number]
-    stop = resumed.Stop(0, "batch", 6, resumed.saved(loader.state_dict()))
-    assert continued(case, stop) == batches[6:]
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, *WITH_WORKERS[1:]], ids=str)
 def test_a_stateful_map_style_dataset_keeps_its_state(options: dict[str, Any]) -> None:
-    for options_ in (options, {**options, "persistent_workers": bool(options)}):
-        case = Case("sequential", 9, 2, options=options_, epochs=2)
+    case = Case("sequential", 9, 2, options=options, epochs=2)
+    case.dataset = resumed.Remembering(9)
+    batches, stops = uninterrupted(case)
+    for stop in (stops[3], stops[7], stops[-3]):
         case.dataset = resumed.Remembering(9)
-        batches, stops = uninterrupted(case)
-        for stop in (stops[3], stops[7], stops[-3]):
-            case.dataset = resumed.Remembering(9)
-            assert continued(case, stop) == batches[stop.given :], stop.moment
-
-
-class Untouched(resumed.Remembering):
-    """A dataset that must not be put back."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise AssertionError("an unexpected call")
-
-
-def test_a_run_that_is_not_stopped_puts_nothing_back() -> None:
-    loader = DataLoader(Untouched(4), 2)
-    for epoch in range(2):
-        batches = [batch.tolist() for batch in loader]
-        assert batches[0] == [[0, 4 * epoch + 1], [1, 4 * epoch + 2]]
+        check_continued(case, batches, stop)
 
 
 class Broken(resumed.Numbers):
@@ -249,13 +170,12 @@ def test_the_epoch_of_a_sampler_is_set_in_time() -> None:
 @pytest.mark.parametrize("kind", ["map-style", "iterable"])
 def test_workers_may_import_the_dataset_anew(kind: str) -> None:
     options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
-    case = Case("sequential", 8, 2, options=options, epochs=1)
-    case.dataset = resumed.Remembering(8)
+    case = Case("sequential", 8, 2, resumed.Remembering(8), options, epochs=1)
     if kind == "iterable":
-        case = Case("", batch_size=2, options=options, epochs=1)
-        case.dataset = resumed.UnevenStateful((7,))
+        case = Case("", 0, 2, resumed.UnevenStateful((7,)), options, epochs=1)
     batches, stops = uninterrupted(case)
-    assert len(batches) == 4 and continued(case, stops[3]) == batches[2:]
+    assert len(batches) == 4
+    check_continued(case, batches, stops[3])
 
 
 class Seeds(resumed.Numbers):
@@ -268,26 +188,152 @@ class Seeds(resumed.Numbers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("order", ["shuffle", "shuffle, generator", "eager"])
+@pytest.mark.parametrize(
+    "order, persistent",
+    [("shuffle", False), ("shuffle, generator", True), ("eager", False)],
+)
 def test_workers_have_the_seeds_that_they_had(order: str, persistent: bool) -> None:
     options = {"num_workers": 2, "persistent_workers": persistent}
     case = Case(order, 8, 2, Seeds(8), options, epochs=3)
     batches, stops = uninterrupted(case)
     for stop in (stops[3], stops[6], stops[8]):
-        assert continued(case, stop) == batches[stop.given :], stop.moment
+        check_continued(case, batches, stop)
 
 
-def test_a_consumer_finds_its_own_random_numbers_again() -> None:
-    case = Case("shuffle", options={"num_workers": 1})
-    resumed.seed(4)
-    loader = case.loader()
+# ------------------------------------------- states of datasets are read on request
+FORK = multiprocessing.get_context("fork")
+
+
+class Counted:
+    """Counts the reads of its state in all processes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.read = FORK.Value("i", 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        with self.read:
+            self.read.value += 1
+        return super().state_dict()
+
+
+class CountedMap(Counted, resumed.Remembering):
+    pass
+
+
+class CountedStream(Counted, resumed.UnevenSelf):
+    pass
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+# More batches than workers make ahead: some are made after the state was taken.
+@pytest.mark.parametrize("kind, argument", [(CountedMap, 18), (CountedStream, (9, 8))])
+def test_a_run_without_states_requests_none(
+    kind: Any, argument: Any, workers: int
+) -> None:
+    dataset = kind(argument)
+    loader = DataLoader(dataset, 2, num_workers=workers)
+    for _ in range(2):
+        assert len(list(loader)) >= 4
     batches = iter(loader)
     next(batches)
+    assert dataset.read.value == 0
+    assert loader.state_dict()["given"] == 1
+    list(batches)
+    assert dataset.read.value > 0
+
+
+KINDS: list[Any] = [resumed.UnevenStateful, resumed.UnevenCursors, resumed.UnevenSelf]
+KINDS += [resumed.UnevenOnward, resumed.UnevenDraws, resumed.Remembering]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given, later", [(1, 0), (2, 2), (5, 1)])
+def test_the_first_state_of_a_run_is_exact(kind: Any, given: int, later: int) -> None:
+    is_map = kind is resumed.Remembering
+    order, size = ("shuffle", 13) if is_map else ("", (9, 5))
+    case = Case(order, 13, 2, kind(size), {"num_workers": 2}, epochs=1)
+    resumed.seed(1)
+    batches = iter(loader := case.loader())
+    for _ in range(given):
+        next(batches)
     state = loader.state_dict()
-    expected = torch.rand(4)
-    resumed.seed(5)
-    loader = case.loader()
-    loader.load_state_dict(state)
-    next(iter(loader))
-    assert torch.equal(torch.rand(4), expected)
+    for _ in range(later):
+        next(batches)
+        state = loader.state_dict()
+    rest = [(0, batch.tolist()) for batch in batches]
+    case.dataset = kind(size)
+    stop = Stop(0, "batch", given + later, resumed.saved(state))
+    assert continued(case, stop) == rest
+
+
+class Unwilling(resumed.Remembering):
+    def state_dict(self) -> dict[str, Any]:
+        raise LookupError("no state")
+
+
+class UnwillingStream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(torch.arange(8))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"function": lambda: 1}  # does not pickle
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("there is no state")
+
+
+@pytest.mark.parametrize("workers, persistent", [(0, False), (1, False), (1, True)])
+def test_an_error_of_state_dict_is_raised_by_the_call_that_needs_it(
+    workers: int, persistent: bool
+) -> None:
+    options: Any = {"num_workers": workers, "persistent_workers": persistent}
+    for dataset in (Unwilling(8), UnwillingStream()):
+        loader = DataLoader(dataset, 2, **options)
+        assert [len(list(loader)) for _ in range(2)] == [4, 4]
+        if not workers and isinstance(dataset, UnwillingStream):
+            continue  # without workers nothing is pickled
+        with pytest.raises((LookupError, AttributeError, TypeError)):
+            loader.state_dict()
+            for _ in loader:
+                loader.state_dict()
+
+
+def test_a_state_is_available_before_the_dataset_has_one() -> None:
+    dataset = resumed.UnevenSelf((5,))
+    loader = DataLoader(dataset, 2)
+    again = DataLoader(resumed.UnevenSelf((5,)), 2)
+    again.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_with_snapshot_every_n_steps_workers_report_from_the_first_batch(
+    steps: int,
+) -> None:
+    dataset = resumed.Remembering(9)
+    options: dict[str, Any] = {"num_workers": 2, "snapshot_every_n_steps": steps}
+    loader = DataLoader(dataset, 2, **options)
+    batches = iter(loader)
+    next(batches), next(batches)
+    reported = [r["state"] for r in loader.state_dict()["workers"].values()]
+    assert reported == [{"own": {"reads": 2}}, {"own": {"reads": 2}}]
+
+
+WORKERS = {"num_workers": 2}
+CASES = {
+    "shuffle": Case("shuffle, generator", 13, 2, epochs=1),
+    "iterable": Case("", 0, 2, resumed.Uneven((7, 4)), WORKERS, epochs=1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_state_of_version_1_is_continued(name: str) -> None:
+    # Written by torch.save where states had tensors, after three batches.
+    path = Path(__file__).parent / "state_version_1.pt.gz"
+    with gzip.open(path) as file:
+        state, rest = torch.load(io.BytesIO(file.read()), weights_only=True)[name]
+    assert state["version"] == 1 and len(rest) > 2
+    stop = Stop(0, "batch", 3, resumed.saved(state))
+    assert [batch for _, batch in continued(CASES[name], stop)] == rest

@@ -15,76 +15,66 @@ from pyparallel import DataLoader
 
 pytestmark = [
     pytest.mark.one_backend,
-    pytest.mark.filterwarnings(
-        "ignore:This DataLoader will create",
-    ),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
 
-def state_of(case: Case, number: int = 4) -> dict[str, Any]:
-    return uninterrupted(case)[1][number].load()
+def state_of(case: Case) -> dict[str, Any]:
+    return uninterrupted(case)[1][4].load()
 
 
-def changed(state: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {**state, **fields}
+def iterable(num_workers: int) -> Case:
+    options = {"num_workers": num_workers}
+    return Case("", dataset=resumed.Uneven((9, 9)), options=options)
 
 
-ITERABLE = Case("", dataset=resumed.Uneven((9, 9)), options={"num_workers": 2})
-REFUSED: dict[str, tuple[Any, Any, str]] = {
-    "batch size": (
+#: The state and the case of the loader, by the message of the error.
+REFUSED: dict[str, tuple[Any, Case]] = {
+    "be of a loader with batch_size=3 like this one, but is of one with batch_size=2. "
+    "Make the loader with batch_size=2.": (
         lambda: state_of(Case(batch_size=2)),
-        Case(batch_size=3),
-        "be of a loader with batch_size=3 like this one, but is of one with "
-        "batch_size=2. Make the loader with batch_size=2.",
+        Case(),
     ),
-    "last batch": (
+    "be of a loader with drop_last=True like this one, but is of one with "
+    "drop_last=False. Make the loader with drop_last=False.": (
         lambda: state_of(Case()),
         Case(options={"drop_last": True}),
-        "be of a loader with drop_last=True like this one, but is of one with "
-        "drop_last=False. Make the loader with drop_last=False.",
     ),
-    "workers of an iterable dataset": (
-        lambda: state_of(ITERABLE),
-        Case("", dataset=resumed.Uneven((9, 9)), options={"num_workers": 1}),
-        "be of a loader with num_workers=1 like this one, but is of one with "
-        "num_workers=2. Make the loader with num_workers=2.",
+    "be of a loader with num_workers=1 like this one, but is of one with "
+    "num_workers=2. Make the loader with num_workers=2.": (
+        lambda: state_of(iterable(2)),
+        iterable(1),
     ),
-    "kind of dataset": (
+    "be of a loader with dataset='iterable' like this one, but is of one with "
+    "dataset='map-style'. Make the loader with dataset='map-style'.": (
         lambda: state_of(Case()),
-        ITERABLE,
-        "be of a loader with dataset='iterable' like this one, but is of one with "
-        "dataset='map-style'. Make the loader with dataset='map-style'.",
+        iterable(2),
     ),
-    "generator": (
+    "be of a loader with sample_seeds=True like this one, but is of one with "
+    "sample_seeds=False. Make the loader with sample_seeds=False.": (
+        lambda: state_of(Case()),
+        Case(options={"sample_seeds": True}),
+    ),
+    "have the generators of this loader, [], but has ['generator']. Make the loader "
+    "and its samplers with the same generators.": (
         lambda: state_of(Case("shuffle, generator")),
-        Case("shuffle"),
-        "have the generators of this loader, [], but has ['generator']. Make the "
-        "loader and its samplers with the same generators.",
-    ),
-    "version": (
-        lambda: changed(state_of(Case()), version=7),
         Case(),
-        "be of version 2, but is of version 7. Load it with the version of pyparallel "
-        "that saved it.",
     ),
-    "another class": (
+    "be of version 2, but is of version 7. Load it with the version of pyparallel that "
+    "saved it.": (lambda: {**state_of(Case()), "version": 7}, Case()),
+    "come from DataLoader.state_dict(), but is ['_snapshot', '_steps']. States of "
+    "other loaders are not supported.": (
         lambda: {"_snapshot": {}, "_steps": 1},
         Case(),
-        "come from DataLoader.state_dict(), but is ['_snapshot', '_steps']. States of "
-        "other loaders are not supported.",
     ),
-    "no dict": (
-        lambda: [1],
-        Case(),
-        "come from DataLoader.state_dict(), but is list. States of other loaders are "
-        "not supported.",
-    ),
+    "come from DataLoader.state_dict(), but is list. States of other loaders are not "
+    "supported.": (lambda: [1], Case()),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_state_of_another_loader_is_refused(name: str) -> None:
-    make, case, message = REFUSED[name]
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_state_of_another_loader_is_refused(message: str) -> None:
+    make, case = REFUSED[message]
     state = make()
     loader = case.loader()
     batches = iter(loader)
@@ -93,6 +83,21 @@ def test_a_state_of_another_loader_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{expected}$"):
         loader.load_state_dict(state)
     assert loader.state_dict()["given"] == 1
+
+
+@pytest.mark.parametrize(
+    "steps, error, shown",
+    [(-1, ValueError, "-1"), (1.5, TypeError, "1.5 (float)")],
+)
+def test_snapshot_every_n_steps_must_be_a_number(
+    steps: Any, error: type[Exception], shown: str
+) -> None:
+    with pytest.raises(error) as caught:
+        DataLoader(range(4), snapshot_every_n_steps=steps)
+    assert str(caught.value) == (
+        "DataLoader: snapshot_every_n_steps must be None or an integer of 0 or more, "
+        f"but is {shown}."
+    )
 
 
 OTHERS = (
@@ -114,13 +119,12 @@ class Secret(resumed.Eager):
 
 @pytest.mark.parametrize("workers, drawn", [(0, 2), (2, 6)])
 def test_other_indices_are_an_error(workers: int, drawn: int) -> None:
-    sampler = Secret(60)
-    dataset = resumed.Numbers(60)
-    loader = DataLoader(dataset, 5, sampler=sampler, num_workers=workers)
+    options: Any = {"sampler": Secret(60), "num_workers": workers}
+    loader = DataLoader(resumed.Numbers(60), 5, **options)
     batches = iter(loader)
     next(batches), next(batches)
     state = loader.state_dict()
-    loader = DataLoader(dataset, 5, sampler=sampler, num_workers=workers)
+    loader = DataLoader(resumed.Numbers(60), 5, **options)
     loader.load_state_dict(state)
     for _ in range(2):  # and stays one: the state is not lost
         with pytest.raises(RuntimeError, match=re.escape(OTHERS.format(drawn))):
@@ -129,26 +133,8 @@ def test_other_indices_are_an_error(workers: int, drawn: int) -> None:
 
 @pytest.mark.parametrize("length", [4, 9])
 def test_a_dataset_of_another_length_is_an_error(length: int) -> None:
-    case = Case("shuffle", 8, 2)
     loader = Case("shuffle", length, 2).loader()
-    loader.load_state_dict(state_of(case))
-    with pytest.raises(RuntimeError, match="yields others"):
-        iter(loader)
-
-
-def test_the_state_of_another_rank_is_an_error() -> None:
-    state = state_of(Case("distributed", 12, 2), 3)
-    sampler = torch.utils.data.DistributedSampler(range(12), 2, 0)  # type: ignore[arg-type]
-    loader = DataLoader(resumed.Numbers(12), 2, sampler=sampler)
-    loader.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="the state of the same rank"):
-        iter(loader)
-
-
-def test_a_consumer_that_draws_in_between_is_found_out() -> None:
-    case = Case("python", 12, 2)
-    loader = case.loader()
-    loader.load_state_dict(state_of(case))
+    loader.load_state_dict(state_of(Case("shuffle", 8, 2)))
     with pytest.raises(RuntimeError, match="yields others"):
         iter(loader)
 
@@ -175,16 +161,13 @@ def test_a_stateful_sampler_that_continues_after_its_end_is_an_error() -> None:
         iter(loader)
 
 
-def test_batches_out_of_order_have_no_state() -> None:
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_batches_out_of_order_and_datapipes_have_no_state() -> None:
     loader = DataLoader(resumed.Numbers(4), num_workers=1, in_order=False)
     for call in (loader.state_dict, lambda: loader.load_state_dict({})):
         with pytest.raises(RuntimeError, match="the loader has in_order=False"):
             call()
     assert DataLoader(resumed.Numbers(4), in_order=False).state_dict()
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_datapipes_have_no_state() -> None:
     loader = DataLoader(IterableWrapper(range(4)), 2)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
     with pytest.raises(TypeError, match="has an IterDataPipe"):

@@ -92,26 +92,6 @@ def test_persistent_workers(kind: type) -> None:
             assert continued(again(case), stop) == batches[stop.given :], stop.given
 
 
-class Rewound(resumed.Uneven):
-    """Its own iterator without a state, which notes how often it is rewound."""
-
-    iterations = 0
-
-    def __iter__(self) -> Any:
-        self.iterations += 1
-        self.numbers = iter(range(self.lengths[0]))
-        return self
-
-    def __next__(self) -> Any:
-        return torch.tensor(next(self.numbers))
-
-
-def test_a_dataset_is_iterated_once_in_an_epoch() -> None:
-    _, stops = uninterrupted(case_of(Rewound, (5,)))
-    case = case_of(Rewound, (5,))
-    assert len(continued(case, stops[3])) == 4 and case.dataset.iterations == 2
-
-
 def test_a_worker_sees_the_dataset_of_the_user() -> None:
     def see(worker: int) -> None:
         info = get_worker_info()

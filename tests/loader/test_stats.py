@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from repository import ROOT
 
 from pyparallel import DataContainer, DataLoader, LoaderStats, Ragged
-from pyparallel.batch.stack import PaddingCounter
 from pyparallel.loader.stats import Meter, suggest_num_workers
 
 pytestmark = pytest.mark.one_backend
@@ -137,18 +136,6 @@ def test_the_wait_for_a_batch_that_fails_is_counted():
     assert (stats.wait_seconds, stats.busy_seconds, stats.batches) == (8.0, 1.0, 0)
 
 
-def test_time_between_epochs_is_neither():
-    clock = Clock()
-    meter = Meter(clock)
-    epoch(meter, clock, [(1, 1), (1, 0)])
-    meter.pause()
-    clock.passes(100)  # validation
-    epoch(meter, clock, [(1, 1), (1, 0)])
-    stats = meter.snapshot()
-    assert (stats.wait_seconds, stats.busy_seconds) == (4.0, 2.0)
-    assert stats.first_wait_seconds == 2.0
-
-
 def test_each_thread_has_steps_of_its_own():
     clock = Clock()
     meter = Meter(clock)
@@ -163,20 +150,6 @@ def test_each_thread_has_steps_of_its_own():
     stats = meter.snapshot()
     # 10 before the thread, 7 while it ran; and 3 between its own two waits.
     assert (stats.wait_seconds, stats.busy_seconds) == (5.0, 20.0)
-
-
-def test_a_pause_in_one_thread_leaves_the_others_alone():
-    clock = Clock()
-    meter = Meter(clock)
-    with meter.waiting():
-        clock.passes(1)
-    thread = threading.Thread(target=meter.pause)
-    thread.start()
-    thread.join()
-    clock.passes(2)
-    with meter.waiting():
-        pass
-    assert meter.snapshot().busy_seconds == 2.0
 
 
 def test_counters_add_up_from_many_threads():
@@ -208,14 +181,6 @@ def test_an_unknown_counter_is_named_and_nothing_is_added():
     assert meter.snapshot() == LoaderStats()
 
 
-def test_counters_keep_their_kind():
-    meter = Meter()
-    meter.add(batches=1)
-    for field in dataclasses.fields(LoaderStats):
-        value = getattr(meter.snapshot(), field.name)
-        assert type(value) is (float if field.name.endswith("_seconds") else int)
-
-
 def test_counts_of_the_inner_loader_are_taken_from_it():
     count = len(dataclasses.fields(LoaderStats))
     below = LoaderStats(*range(1, 2 * count, 2))
@@ -228,16 +193,6 @@ def test_counts_of_the_inner_loader_are_taken_from_it():
     # Every other one is an odd number less the number of the field.
     expected = LoaderStats(*range(1, count + 1))
     assert meter.snapshot(below, before) == dataclasses.replace(expected, **mine)
-
-
-def test_a_snapshot_does_not_change():
-    meter = Meter()
-    meter.add(batches=1)
-    before = meter.snapshot()
-    meter.add(batches=1)
-    assert (before.batches, meter.snapshot().batches) == (1, 2)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        before.batches = 3
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(_pickled(m))])
@@ -268,35 +223,6 @@ PROFILE = "run pyparallel profile to see where the time goes"
 PADDING = (
     "41 % of the stacked bytes are padding: use SizeBatchSampler(sizes, batch_size)"
 )
-
-
-@pytest.mark.parametrize(
-    ("counts", "verdict"),
-    [
-        ({}, "no batch yet: iterate over the loader"),
-        ({"wait_seconds": 2.0}, "no batch yet: iterate over the loader"),
-        (
-            {"batches": 9, "wait_seconds": 41.0, "busy_seconds": 59.0},
-            f"input-bound: the step waited 41 % of the time; {PROFILE}",
-        ),
-        (
-            {"batches": 9, "wait_seconds": 5.1, "busy_seconds": 94.9},
-            "compute-bound: the step waited 5 % of the time; make the step itself "
-            "faster",
-        ),
-        (
-            {"batches": 9, "wait_seconds": 10.0, "busy_seconds": 90.0},
-            "compute-bound: the step waited 10 % of the time; make the step itself "
-            "faster",
-        ),
-        (
-            {"batches": 9, "wait_seconds": 101.0, "busy_seconds": 899.0},
-            f"input-bound: the step waited 10 % of the time; {PROFILE}",
-        ),
-    ],
-)
-def test_the_verdict_has_three_kinds(counts, verdict):
-    assert LoaderStats(**counts).verdict == verdict
 
 
 #: A step of 10 ms waits 30 ms for a batch; a worker needs 40 ms for one. For each row
@@ -552,13 +478,3 @@ def test_wait_and_busy_cover_an_epoch_but_for_its_last_step(epochs):
     busy = sum(step for each in epochs for _, step in each[:-1])
     stats = meter.snapshot()
     assert (stats.wait_seconds, stats.busy_seconds) == (wait / 1e9, busy / 1e9)
-
-
-def test_nested_recordings_count_for_both():
-    with PaddingCounter() as outer:
-        with PaddingCounter() as inner:
-            inner.stacked_nbytes += 8
-            inner.padding_nbytes += 2
-        outer.stacked_nbytes += 1
-    assert (outer.stacked_nbytes, outer.padding_nbytes) == (9, 2)
-    assert (inner.stacked_nbytes, inner.padding_nbytes) == (8, 2)

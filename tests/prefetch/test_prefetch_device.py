@@ -17,12 +17,7 @@ import torch
 from fake_device import (
     DEVICE,
     FakeDevice,
-    HastyHostPool,
-    NoKeep,
-    NoWaitBeforeCopy,
-    NoWaitOfConsumer,
 )
-from injected_races import shows
 from prefetch_loaders import nothing_left, until
 
 from pyparallel import DataContainer as DC
@@ -80,13 +75,6 @@ def test_every_batch_arrives_whole_before_it_is_read(
     assert set(fake.pools) == {fake.main} and fake.pools[fake.main].num_reused > 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("broken", [NoWaitOfConsumer, NoWaitBeforeCopy, HastyHostPool])
-def test_a_missing_protection_shows(broken: type[FakeDevice]) -> None:
-    delays = {NoWaitBeforeCopy: (1e-4, 1e-2)}.get(broken, (1e-2, 1e-4))
-    assert shows(lambda: wrong_batches(broken(*delays)))
-
-
 def add_one(fake: FakeDevice) -> Any:
     """Return a transform that computes on the stream that is current, in new memory."""
 
@@ -136,17 +124,6 @@ def test_memory_of_a_transform_is_kept_for_the_consumer_that_reads_it() -> None:
     assert read == [bytes([1]) * 500]
 
 
-@pytest.mark.parametrize("broken", [NoWaitOfConsumer, NoKeep])
-def test_a_missing_protection_of_a_transform_shows(broken: type[FakeDevice]) -> None:
-    delays = (1e-2, 1e-4) if broken is NoWaitOfConsumer else (1e-4, 1e-2)
-
-    def wrong() -> int:
-        fake = broken(*delays)
-        return wrong_batches(fake, add_one(fake), add=1)
-
-    assert shows(wrong)
-
-
 def test_the_stream_that_is_current_at_next_waits_and_no_other() -> None:
     fake = FakeDevice()
     on_side: list[bytes] = []
@@ -179,19 +156,6 @@ def test_memory_is_taken_from_the_stream_of_the_latest_next() -> None:
         batches += it
         assert set(fake.pools) == {fake.side, fake.main}
         del batches
-
-
-def test_an_abandoned_batch_frees_its_memory_after_its_copy() -> None:
-    fake = FakeDevice(copy_delay=2e-2)
-    read: list[bytes] = []
-    with prefetching(fake, lambda: numbers()) as pre:
-        for _ in range(5):
-            for batch in pre:
-                fake.read(batch["a"], read)
-                break
-            del batch
-        until(lambda: len(read) == 5)
-        assert read == [bytes(500)] * 5
 
 
 def test_all_tensors_are_one_copy_and_other_values_are_unchanged() -> None:

@@ -19,7 +19,6 @@ import pytest
 from prefetch_loaders import (
     SOON,
     Numbers,
-    children,
     firsts,
     loader,
     nothing_left,
@@ -29,7 +28,6 @@ from prefetch_loaders import (
 )
 from repository import ROOT, SUPPORT
 
-import pyparallel
 from pyparallel import PreDataLoader
 from pyparallel.prefetch import _thread
 
@@ -55,12 +53,6 @@ def test_breaks_leave_nothing(num_workers: int, times: int) -> None:
             for _ in pre:
                 break
         assert len(prefetch_threads()) == 0  # joined, not only asked to stop
-
-
-def test_an_error_in_the_step_leaves_nothing() -> None:
-    with nothing_left(), pytest.raises(ZeroDivisionError):
-        for batch in PreDataLoader(loader(2)):
-            batch[0] / 0 if batch is None else 1 / 0
 
 
 def test_close_ends_all_iterators_and_allows_new_ones() -> None:
@@ -109,20 +101,6 @@ def test_close_waits_for_no_batch_and_keeps_persistent_workers() -> None:
         go_on.set()
         assert firsts(pre) == [0, 2, 4, 6, 8, 10]
         plain._iterator = None
-
-
-def test_a_closed_generator_of_the_loader_runs_its_finally() -> None:
-    ended: list[str] = []
-
-    def epoch() -> Any:
-        try:
-            yield from range(100)
-        finally:
-            ended.append(threading.current_thread().name)
-
-    for _ in PreDataLoader(epoch):
-        break
-    assert ended == ["pyparallel-prefetch"]
 
 
 def test_an_iterator_with_other_references_is_closed() -> None:
@@ -180,18 +158,6 @@ def test_a_pass_outlives_its_predataloader() -> None:
     it = iter(PreDataLoader(loader()))
     gc.collect()
     assert len(firsts(it)) == 6
-
-
-def test_many_epochs_leak_nothing() -> None:
-    with passes(loader()) as pre:
-        for _ in range(200):
-            assert sum(firsts(pre)) == 30
-        gc.collect()
-        before = sys.getallocatedblocks()
-        for _ in range(50):
-            firsts(pre)
-        gc.collect()
-        assert sys.getallocatedblocks() - before < 200
 
 
 def test_a_forked_child_gets_an_error_at_once_and_can_iterate_anew() -> None:
@@ -317,11 +283,3 @@ def test_a_thread_that_cannot_start_is_an_error_and_no_pass(
     assert set(_thread._running) == running
     monkeypatch.undo()
     assert firsts(pre) == [0, 2, 4, 6, 8, 10]
-
-
-def test_importing_starts_nothing() -> None:
-    assert pyparallel.PreDataLoader is PreDataLoader
-    threads, processes = set(threading.enumerate()), set(children())
-    PreDataLoader(loader(2))
-    assert set(threading.enumerate()) <= threads and set(children()) <= processes
-    until(lambda: not prefetch_threads())

@@ -22,7 +22,6 @@ from prefetch_loaders import (
     Raise,
     TwoArguments,
     die_with_the_lock,
-    firsts,
     loader,
     nothing_left,
     passes,
@@ -41,24 +40,21 @@ pytestmark = [
     pytest.mark.usefixtures("patient"),
 ]
 
-FAULTS = {
-    "key": Raise(KeyError, "nonesuch"),
-    "two arguments": Raise(TwoArguments, 7, "here"),
-    "memory": Raise(MemoryError, "too much"),
-    "stop": Raise(StopIteration, "early"),
-    "exit": Raise(SystemExit, 3),
-    "interrupt": Raise(KeyboardInterrupt),
-    "long": Raise(ValueError, "x" * 1000),
-}
-#: What arrives from the process itself and from a worker, and words of its message.
-ARRIVES: dict[str, tuple[Any, Any, str]] = {
-    "key": (KeyError, KeyError, "nonesuch"),
-    "two arguments": (TwoArguments, RuntimeError, "7 at here"),
-    "memory": (MemoryError, MemoryError, "too much"),
-    "stop": (RuntimeError, RuntimeError, "raised StopIteration after"),
-    "exit": (SystemExit, RuntimeError, "3"),
-    "interrupt": (KeyboardInterrupt, RuntimeError, ""),
-    "long": (ValueError, ValueError, "x" * 1000),
+#: Errors of a sample; what arrives from this process and from a worker; the message.
+FAULTS: dict[str, tuple[Raise, type[BaseException], type[BaseException], str]] = {
+    "key": (Raise(KeyError, "nonesuch"), KeyError, KeyError, "nonesuch"),
+    "two arguments": (
+        *(Raise(TwoArguments, 7, "here"), TwoArguments, RuntimeError),
+        "7 at here",
+    ),
+    "memory": (Raise(MemoryError, "too much"), MemoryError, MemoryError, "too much"),
+    "stop": (
+        *(Raise(StopIteration, "early"), RuntimeError, RuntimeError),
+        "raised StopIteration after",
+    ),
+    "exit": (Raise(SystemExit, 3), SystemExit, RuntimeError, "3"),
+    "interrupt": (Raise(KeyboardInterrupt), KeyboardInterrupt, RuntimeError, ""),
+    "long": (Raise(ValueError, "x" * 1000), ValueError, ValueError, "x" * 1000),
 }
 
 
@@ -71,8 +67,9 @@ ARRIVES: dict[str, tuple[Any, Any, str]] = {
 def test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_iterator(
     fault: str, bad: int, num_workers: int
 ) -> None:
-    cls, words = ARRIVES[fault][num_workers and 1], ARRIVES[fault][2]
-    with passes(loader(num_workers, Numbers(bad, FAULTS[fault]))) as pre:
+    act, here, there, words = FAULTS[fault]
+    cls = there if num_workers else here
+    with passes(loader(num_workers, Numbers(bad, act))) as pre:
         it = iter(pre)
         got = []
         start = time.monotonic()
@@ -128,27 +125,9 @@ def test_stop_iteration_from_elsewhere_is_no_end(where: str) -> None:
             list(pre)
 
 
-def test_a_sampler_may_end_before_its_length() -> None:
-    class Short(list):
-        def __len__(self) -> int:
-            return 50
-
-    with passes(loader(sampler=Short(range(4)))) as pre:
-        assert firsts(pre) == [0, 2]
-
-
-def test_batches_before_the_error_are_not_lost_while_the_consumer_is_slow() -> None:
-    with passes(loader(0, Numbers(6, FAULTS["key"])), queue_size=50) as pre:
-        it = iter(pre)
-        until(lambda: it._thread.items and it._thread.items[-1].error)
-        assert [int(next(it)[0, 0]) for _ in range(3)] == [0, 2, 4]
-        with pytest.raises(KeyError):
-            next(it)
-
-
 def test_a_kept_error_keeps_neither_workers_nor_batches_alive() -> None:
     with nothing_left():
-        pre = PreDataLoader(loader(2, Numbers(6, FAULTS["key"])))
+        pre = PreDataLoader(loader(2, Numbers(6, FAULTS["key"][0])))
         with pytest.raises(KeyError) as caught:
             list(pre)
         assert caught.value.__traceback__ is not None
@@ -210,18 +189,6 @@ def test_dead_persistent_workers_are_named_in_the_next_epoch() -> None:
         assert time.monotonic() - start < SOON
         plain._iterator._shutdown_workers()
         plain._iterator = victim = None
-
-
-def test_our_loader_replaces_persistent_workers_that_died() -> None:
-    plain = pyparallel.DataLoader(Numbers(), 2, num_workers=2, persistent_workers=True)
-    with passes(plain, more_fds=20) as pre:  # the loader keeps its ring
-        for _ in pre:
-            break
-        victim = plain._iterator._workers[0]
-        os.kill(victim.pid, signal.SIGKILL)
-        victim.join(10)
-        assert firsts(pre) == [0, 2, 4, 6, 8, 10]
-        plain._iterator = None
 
 
 def test_a_dataset_that_lacks_a_file_is_not_taken_for_a_dead_worker() -> None:

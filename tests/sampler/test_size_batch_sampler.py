@@ -275,6 +275,8 @@ def test_the_report_is_a_table() -> None:
         "samples in a batch             2.0       2.0",
     ]
     assert report.as_dict()["planned"]["num_steps"] == 2
+    planned = SizeBatchSampler([], 2).report().planned
+    assert (planned.padding, planned.num_shapes, planned.num_steps) == (0.0, 0, 0)
 
 
 #: Sizes, the most padding of batches of 16, and the most with max_padded.

@@ -105,19 +105,6 @@ def test_a_slab_is_not_free_before_its_mark_is_done() -> None:
     assert lock.calls == [("pin", 2 << 20)] * 2
 
 
-def test_events_are_queried_when_a_batch_arrives_and_in_any_order() -> None:
-    lock = Lock()
-    ring, worker = ring_with(lock, 4)
-    batches = [worker.make(samples()) for _ in range(3)]
-    batches.clear()
-    assert ring.holders() == [PARENT] * 3 + [FREE]
-    lock.marks[1].done = lock.marks[2].done = True
-    kept = worker.make(samples())
-    assert kept.message.location.slab == 3
-    assert ring.holders().count(FREE) == 2
-    assert ring.holders().count(PARENT) == 2
-
-
 def test_a_slab_that_grows_is_unpinned_and_pinned_again() -> None:
     lock = Lock()
     _, worker = ring_with(lock, 1)
@@ -246,22 +233,6 @@ def test_an_error_of_the_device_does_not_cost_a_slab() -> None:
         worker.make(samples())
     gc.collect()
     assert ring.holders() == [FREE, FREE]
-
-
-def test_the_mark_is_recorded_in_the_thread_that_drops_the_batch() -> None:
-    lock = Lock()
-    _, worker = ring_with(lock)
-    batches = [worker.make(samples()).deserialize()]
-    threads = []
-
-    def drop() -> None:
-        threads.append(threading.get_ident())
-        batches.clear()
-
-    thread = threading.Thread(target=drop)
-    thread.start()
-    thread.join(10)
-    assert [mark.thread for mark in lock.marks] == threads
 
 
 def test_a_forked_child_neither_waits_nor_unlocks() -> None:

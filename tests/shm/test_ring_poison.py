@@ -35,23 +35,14 @@ def stale(tensor: torch.Tensor) -> Any:
     return (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
 
 
-def test_stale_memory_reads_as_poison() -> None:
-    ring = Ring(1, 1 << 16)
+def test_a_write_to_a_free_slab_is_found_when_it_is_claimed() -> None:
+    ring = Ring(2, 1 << 16)
     worker = Worker(ring, torch.stack)
     batch = worker.make([torch.ones(4)]).deserialize()
     memory = stale(batch)
     assert bytes(memory) == torch.ones(4).numpy().tobytes()
     del batch
     assert bytes(memory) == b"\xdb" * 16
-    assert worker.make([torch.zeros(4)]).deserialize().tolist() == [[0.0] * 4]
-
-
-def test_a_write_to_a_free_slab_is_found_when_it_is_claimed() -> None:
-    ring = Ring(2, 1 << 16)
-    worker = Worker(ring, torch.stack)
-    batch = worker.make([torch.ones(4)]).deserialize()
-    memory = stale(batch)
-    del batch
     memory[5] = 0
     with pytest.raises(RuntimeError) as caught:
         worker.make([torch.ones(4)])
@@ -137,12 +128,3 @@ def test_a_loader_works_and_its_stale_memory_is_found() -> None:
     with pytest.raises(RuntimeError, match="must not change while it is free"):
         for batch in batches:
             del batch
-
-
-def test_a_stale_view_in_a_loader_is_not_another_batch() -> None:
-    loader = pyparallel.DataLoader(Numbers(4), num_workers=1, ring_slabs=8)
-    batches = list(loader)
-    memories = [stale(batch) for batch in batches]
-    del batches
-    assert not any(holders(loader))
-    assert [bytes(memory) for memory in memories] == [b"\xdb" * 12] * 4
