@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import pickle
 from typing import Any
@@ -17,10 +16,8 @@ from loader_sets import (
     Noting,
     Numbers,
     Records,
-    Sizes,
     Stream,
     as_list,
-    own,
     same,
     seeds,
     slowly,
@@ -217,32 +214,6 @@ def test_workers_are_seeded_as_with_torch() -> None:
     compare(Numbers(4), num_workers=2, collate_fn=seeds, generator=seeded, epochs=2)
 
 
-class Mixed(Numbers):
-    """One sample has another dtype."""
-
-    def __getitem__(self, i: int) -> torch.Tensor:
-        return torch.full((2,), i, dtype=torch.float64 if i == 1 else torch.float32)
-
-
-@pytest.mark.parametrize("dataset", [Mixed(4), Sizes([2, 3])])
-@pytest.mark.parametrize("collate_fn", [None, default_collate])
-def test_samples_that_differ_are_collated_or_refused_as_by_torch(
-    dataset: Any, collate_fn: Any
-) -> None:
-    def outcome(cls: Any) -> Any:
-        options = {"num_workers": 1, "collate_fn": collate_fn, "batch_size": 2}
-        try:
-            return list(cls(dataset, **options))
-        except RuntimeError as error:
-            return str(error).splitlines()[-1]
-        finally:
-            # An iterator of torch that raised is in a cycle with its error. A later
-            # worker must not inherit it: there its __del__ raises.
-            gc.collect()
-
-    assert same(outcome(pyparallel.DataLoader), outcome(TorchLoader))
-
-
 @pytest.mark.parametrize("made", [copy.copy, copy.deepcopy, pickle.dumps])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_copy_of_a_loader_is_a_loader(made: Any, persistent: bool) -> None:
@@ -295,18 +266,12 @@ def test_a_subscript_is_an_annotation() -> None:
     assert [batch[0, 0].item() for batch in loader] == [0, 1]
 
 
-@pytest.mark.parametrize("slabs", [70_000, 1 << 40])
-def test_the_number_of_slabs_is_limited_to_that_of_a_ring(slabs: int) -> None:
-    loader = pyparallel.DataLoader(Numbers(2), num_workers=1, ring_slabs=slabs)
-    assert len(list(loader)) == 2
-    eager = pyparallel.DataLoader(Numbers(2), num_workers=1, prefetch_factor=70_000)
-    assert len(list(eager)) == 2
-    assert (loader.stats().ring_hits, eager.stats().ring_hits) == (2, 2)
-
-
-@pytest.mark.parametrize("nbytes", [1 << 62, 1 << 80])
-def test_a_limit_beyond_all_memory_is_no_limit(nbytes: int) -> None:
-    options = {"num_workers": 1, "max_ring_bytes": nbytes, "collate_fn": own}
-    loader = pyparallel.DataLoader(Numbers(2), **options)
+@pytest.mark.parametrize(
+    "options",
+    [{"ring_slabs": 1 << 40}, {"prefetch_factor": 70_000}, {"max_ring_bytes": 1 << 80}],
+    ids=str,
+)
+def test_numbers_beyond_those_of_a_ring_are_no_limit(options: Any) -> None:
+    loader = pyparallel.DataLoader(Numbers(2), num_workers=1, **options)
     assert [batch[0, 0].item() for batch in loader] == [0, 1]
     assert loader.stats().ring_hits == 2

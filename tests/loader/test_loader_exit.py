@@ -1,4 +1,4 @@
-"""The exit of processes with loaders, and loaders that lack a resource."""
+"""An interrupt of a loader, and loaders that lack a resource."""
 
 from __future__ import annotations
 
@@ -9,28 +9,10 @@ import time
 
 import interpreters
 import pytest
-from interpreters import Ended
 from loader_processes import START, left, start
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(120)]
 
-LIVE = """
-loader = DataLoader(
-    Numbers(50), num_workers=2, persistent_workers={persistent}, collate_fn=None
-)
-batches = iter(loader)
-kept = [next(batches) for _ in range(3)]
-view = kept[1].numpy()
-row = kept[2][0]
-{end}
-"""
-#: Ends of a script with live workers, and its exit codes.
-ENDS = [
-    ("", False, 0),
-    ("", True, 0),
-    ("sys.exit(5)", True, 5),
-    ("1 / 0", False, 1),
-]
 MANY = """
 import warnings; warnings.simplefilter("ignore")
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -66,32 +48,10 @@ print(message)
 """
 
 
-@pytest.fixture(scope="module")
-def ended() -> list[Ended]:
-    """Return the outcomes of all ends, of `MANY` and of `EXHAUSTED`."""
-    live = [LIVE.format(persistent=persistent, end=end) for end, persistent, _ in ENDS]
-    return interpreters.run(START, [*live, MANY, EXHAUSTED], "-W", "error")
-
-
-def test_the_interpreter_exits_with_live_iterators_and_batches(
-    ended: list[Ended],
-) -> None:
-    for (_, _, code), found in zip(ENDS, ended[:-2], strict=True):
-        assert found.code == code
-        if code == 1:
-            assert found.err.rstrip().endswith("ZeroDivisionError: division by zero")
-            assert found.err.count("Traceback") == 1
-        else:
-            assert found.err == ""
-
-
-def test_few_descriptors_are_enough_for_many_tensors(ended: list[Ended]) -> None:
-    many = ended[-2]  # torch's loader raises here, or hangs
+def test_a_loader_needs_few_descriptors_and_names_their_limit() -> None:
+    many, exhausted = interpreters.run(START, [MANY, EXHAUSTED], "-W", "error")
+    # torch's loader raises with many tensors, or hangs.
     assert (many.code, many.out) == (0, "done\n"), many.err
-
-
-def test_without_any_descriptor_the_error_names_the_limit(ended: list[Ended]) -> None:
-    exhausted = ended[-1]
     assert exhausted.code == 0, exhausted.err
     assert "Too many open files" in exhausted.out or "ulimit -n" in exhausted.out
 

@@ -361,43 +361,6 @@ def test_a_resumed_stream_counts_no_error_twice(
     assert texts == [error.error for error in failed(1, 6, 10, 11, 12)]
 
 
-class Counting(Damaged):
-    """A dataset with a state: each sample depends on the number of earlier reads."""
-
-    reads = 0
-
-    def __getitem__(self, index: int) -> int:
-        self.reads += 1
-        return super().__getitem__(index) + 100 * self.reads
-
-    def state_dict(self) -> dict[str, int]:
-        return {"reads": self.reads}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.reads = state["reads"]
-
-
-@quiet
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("stop", [2, 6])
-def test_a_dataset_with_a_state_is_resumed(num_workers: int, stop: int) -> None:
-    """Its workers read the samples before the stop again, and count no error twice."""
-
-    def make() -> DataLoader[Any]:
-        dataset = Counting(23, {1, 2, 3, 9, 14, 15, 20})
-        return DataLoader(dataset, 3, num_workers=num_workers, on_error="replace")
-
-    torch.manual_seed(1)
-    batches = collect(whole := make())
-    iterator = iter(loader := make())
-    for _ in range(stop):
-        next(iterator)
-    resumed = make()
-    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert collect(resumed) == batches[stop:]
-    assert resumed.sample_errors == whole.sample_errors
-
-
 # ------------------------------------------------------------------------------- limit
 @quiet
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -7,11 +7,9 @@ import multiprocessing
 from types import SimpleNamespace
 from typing import Any
 
-import forkserver
 import pytest
 import torch
 from file_machines import GB, MIB, machine, write
-from repository import ROOT
 from torch.utils.data import DataLoader
 
 from pyparallel.loader import preflight
@@ -261,26 +259,3 @@ def test_a_real_loader_opens_the_expected_number_of_files(method):
     next(iterator)
     opened = Machine().open_files() - before
     assert needed / 2 <= opened < needed  # and one for the ring
-
-
-REAL = """
-import resource
-from pyparallel.loader import preflight
-files = [open("/dev/null") for _ in range({files})]
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-for finding in preflight.check(num_workers=8, prefetch_factor=2, ring_nbytes=1 << 20,
-                               pin_memory=True, start_method="fork"):
-    print(finding.name, finding.text, sep=": ")
-"""
-
-
-def test_a_lowered_limit_of_files_is_found():
-    def real(files: int) -> str:
-        code, text = forkserver.run(REAL.format(files=files), [str(ROOT)])
-        assert code == 0, text
-        return text
-
-    assert "open files" not in real(0)
-    found = real(40)
-    assert "RLIMIT_NOFILE must leave 38 file descriptors for 8 workers" in found
-    assert "of 64 are open" in found

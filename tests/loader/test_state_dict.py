@@ -152,6 +152,29 @@ def test_a_failed_batch_is_repeated_until_another_is_returned(workers: int) -> N
         assert next(iter(whole)).tolist() == expected
 
 
+class Failing(resumed.Remembering):
+    """A dataset that changes its state before it fails."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample = super().__getitem__(index)
+        if index == 5:
+            raise OSError("the disk")
+        return sample
+
+
+def test_a_state_after_a_failed_batch_replays_it() -> None:
+    options = {"num_workers": 2}
+    case = Case("sequential", 14, 2, Failing(14), options, epochs=1)
+    batches = iter(loader := case.loader())
+    next(batches), next(batches)
+    with pytest.raises(OSError, match="the disk"):
+        next(batches)
+    next(batches)
+    stop = Stop(0, "batch", 4, resumed.saved(loader.state_dict()))
+    rest = [(0, batch.tolist()) for batch in batches]
+    assert len(rest) == 3 and continued(case, stop) == rest
+
+
 def test_the_epoch_of_a_sampler_is_set_in_time() -> None:
     case = Case("distributed", 12, 2, epochs=2)
     batches, stops = uninterrupted(case)

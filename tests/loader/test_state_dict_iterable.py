@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -25,14 +26,16 @@ KINDS = [
 ]
 
 
-def case_of(kind: type, lengths: tuple[int, ...], **options: Any) -> Case:
-    return Case("", batch_size=2, dataset=kind(lengths), options=options, epochs=2)
+def case_of(
+    kind: type, lengths: tuple[int, ...], batch_size: Any = 2, **options: Any
+) -> Case:
+    return Case("", 0, batch_size, kind(lengths), options, epochs=2)
 
 
 def again(case: Case) -> Case:
     """Return the case with an unread dataset."""
     dataset = type(case.dataset)(case.dataset.lengths)
-    return Case("", batch_size=2, dataset=dataset, options=case.options, epochs=2)
+    return dataclasses.replace(case, dataset=dataset)
 
 
 def assert_continued(case: Case, chosen: slice) -> None:
@@ -43,24 +46,16 @@ def assert_continued(case: Case, chosen: slice) -> None:
         assert found == batches[stop.given :], (stop.epoch, stop.moment, stop.given)
 
 
-@pytest.mark.parametrize("length", [1, 6, 7])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    "length, options",
+    [(1, {}), (6, {}), (7, {}), (7, {"drop_last": True}), (5, {"batch_size": None})],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_stop_in_the_process_itself(
-    kind: type, drop_last: bool, length: int
+    kind: type, length: int, options: dict[str, Any]
 ) -> None:
-    assert_continued(case_of(kind, (length,), drop_last=drop_last), slice(None))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_single_samples(kind: type) -> None:
-    case = case_of(kind, (5,))
-    case.batch_size = None  # type: ignore[assignment]
-    batches, stops = uninterrupted(case)
-    for stop in stops:
-        fresh = again(case)
-        fresh.batch_size = None  # type: ignore[assignment]
-        assert continued(fresh, stop) == batches[stop.given :]
+    assert_continued(case_of(kind, (length,), **options), slice(None))
 
 
 @pytest.mark.slow

@@ -116,26 +116,6 @@ def test_the_bytes_of_a_batch_of_any_kind_are_counted(name):
     assert (stats.batches, stats.nbytes) == (3, 3 * nbytes)
 
 
-def test_the_wait_for_a_batch_that_fails_is_counted():
-    class Failing:
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            clock.passes(4)
-            raise KeyError(index)
-
-    loader, clock = DataLoader(Failing()), Clock()
-    iterator = iter(loader)
-    loader._receiver.meter.clock = clock
-    for _ in range(2):
-        with pytest.raises(KeyError):
-            next(iterator)
-        clock.passes(1)
-    stats = loader.stats()
-    assert (stats.wait_seconds, stats.busy_seconds, stats.batches) == (8.0, 1.0, 0)
-
-
 def test_each_thread_has_steps_of_its_own():
     clock = Clock()
     meter = Meter(clock)

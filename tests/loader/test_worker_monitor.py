@@ -32,7 +32,6 @@ pytestmark = [
     pytest.mark.usefixtures("patient"),
 ]
 
-both_loaders = pytest.mark.parametrize("cls", [DataLoader, pyparallel.DataLoader])
 ENDS = {
     "killed": DieInMessage(),
     "killed in the length": DieInMessage(-2),
@@ -43,9 +42,11 @@ ENDS = {
 
 
 @pytest.mark.slow
-@both_loaders
-@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    "cls, end",
+    [*((pyparallel.DataLoader, end) for end in ENDS), (DataLoader, "killed")],
+)
 def test_a_prefetcher_names_the_worker_and_leaves_nothing(
     cls: Any, end: str, persistent: bool
 ) -> None:

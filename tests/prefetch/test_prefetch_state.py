@@ -131,24 +131,6 @@ def test_batches_waits_and_fetches_are_counted() -> None:
         assert pre.stats().batches == 8
 
 
-def test_counts_of_the_loader_are_taken_from_it() -> None:
-    class Counting(list):
-        counted = LoaderStats(batches=9, nbytes=7, ring_hits=1, collate_seconds=0.5)
-
-        def stats(self) -> LoaderStats:
-            return self.counted
-
-    with passes(Counting([1, 2])) as pre:
-        assert pre.stats() == LoaderStats()
-        list(pre)
-        pre.loader.counted = LoaderStats(
-            batches=99, nbytes=12, ring_hits=4, collate_seconds=2.5
-        )
-        stats = pre.stats()
-    assert (stats.batches, stats.nbytes, stats.ring_hits) == (2, 5, 3)
-    assert stats.collate_seconds == 2.0
-
-
 def test_profilers_see_waits_and_transforms() -> None:
     with torch.profiler.profile() as profile:
         with passes(loader(), transform=lambda batch: batch + 1) as pre:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrun import torchrun
 
-from pyparallel import DataLoader, DistributedEvalSampler
+from pyparallel import DistributedEvalSampler
 
 pytestmark = pytest.mark.one_backend
 
@@ -47,18 +47,6 @@ def test_each_sample_is_on_one_rank(length: int, num_ranks: int, pad: bool) -> N
     ]
     assert set(extra) <= ({0, 1} if pad else {0})
     assert all(0 <= i < length for each in found for i in each)
-
-
-def test_a_loader_resumes() -> None:
-    def make() -> DataLoader[Any]:
-        sampler = DistributedEvalSampler(range(11), 2, 1)
-        return DataLoader(range(11), 2, sampler=sampler)
-
-    batches = iter(loader := make())
-    assert next(batches).tolist() == [1, 3]
-    resumed = make()
-    resumed.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in resumed] == [[5, 7], [9]]
 
 
 #: Arguments by the message of their error.

@@ -178,31 +178,6 @@ def test_set_epoch_after_a_state_between_epochs_counts(
     assert sorted(map(tuple, rest_of(again))) == sorted(map(tuple, expected))
 
 
-@pytest.mark.parametrize("left", [5, 0])
-@pytest.mark.parametrize(("before", "after", "num_workers"), [(3, 1, 0), (2, 3, 2)])
-def test_loaders_continue_with_another_number_of_ranks(
-    before: int, after: int, left: int, num_workers: int
-) -> None:
-    loaders = [loader_of(each, num_workers) for each in samplers_of(before)]
-    batches = [map(torch.Tensor.tolist, iter(loader)) for loader in loaders]
-    used = take(batches, len(loaders[0]) - left)
-    state = json.loads(json.dumps(loaders[0].state_dict()))
-    again = [loader_of(each, num_workers) for each in samplers_of(after)]
-    for loader in again:
-        loader.load_state_dict(state)
-    rest = [rest_of(loader) for loader in again]
-    assert len({len(each) for each in rest}) == 1
-    used += take([iter(each) for each in rest], len(rest[0]))
-    assert sorted(i for batch in used for i in batch) == list(range(101))
-    # The next epoch is complete, with the new number of ranks.
-    for loader in again:
-        loader.batch_sampler.set_epoch(1)
-    samplers = samplers_of(after)
-    for sampler in samplers:
-        sampler.set_epoch(1)
-    assert [rest_of(loader) for loader in again] == [list(each) for each in samplers]
-
-
 def test_a_state_of_a_resumed_loader_with_other_ranks_is_exact() -> None:
     loader = loader_of(samplers_of(2)[0], 0)
     next(iter(loader))

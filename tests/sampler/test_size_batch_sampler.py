@@ -24,7 +24,6 @@ from benchmarks.sample_sizes import (
     sentence_lengths,
 )
 from pyparallel import Padding, SizeBatchSampler, pad_stack
-from pyparallel.sampler import _division
 
 pytestmark = pytest.mark.one_backend
 
@@ -174,15 +173,6 @@ def test_windows_are_divided_where_halves_need_the_least_padding(
         expected += divided(list(range(begin, end)), sizes, batch_size)
     sampler = SizeBatchSampler(sizes, batch_size, window=window, shuffle=False)
     assert in_order(sampler) == in_order(expected)
-
-
-@given(counts=st.lists(st.integers(1, 40), min_size=1), data=st.data())
-def test_segments_of_any_lengths_are_sorted(counts: list[int], data: Any) -> None:
-    largest = data.draw(st.sampled_from([1, 2**28 - 1]))
-    codes = np.random.default_rng(0).integers(0, largest, sum(counts), endpoint=True)
-    segments = np.repeat(np.arange(len(counts)), counts)
-    order = _division._sort_segments(codes, np.array(counts))
-    assert (order == np.lexsort((codes, segments))).all()
 
 
 @pytest.mark.parametrize("limit", [{"batch_size": 4}, {"max_padded": 9000}])

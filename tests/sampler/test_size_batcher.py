@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
-from benchmarks.sample_sizes import demo_sizes
 from pyparallel import DataLoader, Padding, SizeBatcher, SizeBatchSampler
 
 pytestmark = [
@@ -191,14 +189,6 @@ def test_at_most_one_window_is_in_memory(limit: dict[str, int]) -> None:
     assert 10 < max(counts) <= 5 * 4
 
 
-def test_each_batch_reads_its_number_of_samples() -> None:
-    source = Stream(400)
-    reads = []
-    for _ in SizeBatcher(source, same, 4, window=5):
-        reads.append(source.num_reads)
-    assert reads == [min(20 + 4 * k, 400) for k in range(100)]
-
-
 def test_the_order_depends_on_seed_and_epoch() -> None:
     def epochs(seed: int) -> list[Any]:
         batcher = SizeBatcher(pairs(101), same, 4, window=50, seed=seed)
@@ -232,37 +222,8 @@ def test_set_epoch_reaches_the_dataset_and_drops_a_position() -> None:
     assert sum(map(len, batcher)) == 101
 
 
-class Images(IterableDataset[Any]):
-    """A stream of tensors of the demo's sizes, divided between workers."""
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        worker, count = (info.id, info.num_workers) if info else (0, 1)
-        for height, width in demo_sizes(400)[worker::count].tolist():
-            yield torch.full((1, height, width), 1.0)
-
-
-def image_size(image: torch.Tensor) -> Any:
-    return image.shape[1:]
-
-
 def as_list(samples: list[Any]) -> list[Any]:
     return samples
-
-
-@pytest.mark.parametrize("loader_class", [DataLoader, torch.utils.data.DataLoader])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_loaders_yield_each_sample_once(loader_class: Any, num_workers: int) -> None:
-    loader = loader_class(
-        SizeBatcher(Images(), image_size, 8),
-        batch_size=None,
-        num_workers=num_workers,
-        collate_fn=as_list,
-    )
-    shapes = [[tuple(image.shape) for image in batch] for batch in loader]
-    assert [len(batch) for batch in shapes] == [8] * 50
-    expected = sorted((1, *size) for size in demo_sizes(400).tolist())
-    assert sorted(shape for batch in shapes for shape in batch) == expected
 
 
 @pytest.mark.parametrize("source", [Stream, StatefulStream])
