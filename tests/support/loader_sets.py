@@ -123,10 +123,6 @@ def own(batch: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(batch)
 
 
-def with_fds(batch: list[Any]) -> Any:
-    return torch.stack(batch), len(os.listdir("/proc/self/fd"))
-
-
 def seeds(batch: list[Any]) -> Any:
     """Return random numbers, to show the seed of the worker."""
     return torch.rand(2), np.random.rand(2), torch.initial_seed()
