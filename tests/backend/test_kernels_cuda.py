@@ -71,12 +71,6 @@ def test_pad_copy_takes_thousands_of_samples(num):
     check_pad_copy(samples, (2, 4), fills(torch.float32, num))
 
 
-@pytest.mark.parametrize("shape", [(0, 4), (9, 4), (300, 4), (1, 1)])
-def test_pad_copy_takes_boxes(shape):
-    samples = [torch.rand(shape), torch.rand(0, shape[1]), torch.rand(shape)]
-    check_pad_copy(samples, shape, fills(torch.float32, 1))
-
-
 @pytest.mark.parametrize(
     "dims", list(itertools.product([1, 2], [1, 3], [33, 64, 1000]))
 )

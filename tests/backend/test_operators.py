@@ -5,7 +5,6 @@ test_pad_copy_places.py draws arguments of `pad_copy`.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -16,13 +15,8 @@ import pytest
 import torch
 from backends import both, native, needs_native
 from gil import others_run_during
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from raw_bytes import (
-    DTYPES,
-    LAYOUTS,
     bytes_of,
-    lay_out,
     padded,
     poisoned,
     random_items,
@@ -39,20 +33,6 @@ pytestmark = [
 
 
 # ------------------------------------------------------------------------- pad_copy
-
-
-@both
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_pad_copy_takes_every_dtype_in_every_layout(backend, dtype, layout):
-    rng = np.random.default_rng(0)
-    shapes = [(2, 3, 5), (2, 4, 4), (2, 2, 1)]
-    laid = [lay_out(rng, random_items(rng, s, dtype), dtype, layout) for s in shapes]
-    fills = random_items(rng, (3,), dtype).tobytes()
-    dst = poisoned((3, 2, 4, 6), dtype)
-    backend.pad_copy(dst, [sample for sample, _ in laid], fills)
-    expected = padded((2, 4, 6), [items for _, items in laid], fills, dtype.itemsize)
-    assert bytes_of(dst) == expected
 
 
 @both
@@ -89,43 +69,9 @@ def test_pad_copy_records_no_gradient(backend):
 # -------------------------------------------------------------------- pack and views
 
 
-@st.composite
-def slabs(draw):
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    leaves, offsets, expected = [], [], b""
-    for _ in range(draw(st.integers(0, 6))):
-        dtype = draw(st.sampled_from(DTYPES))
-        shape = draw(st.lists(st.integers(0, 4), max_size=3))
-        items = random_items(rng, shape, dtype)
-        leaf, items = lay_out(rng, items, dtype, draw(st.sampled_from(LAYOUTS)))
-        expected += bytes(-len(expected) % 64 + 64 * draw(st.integers(0, 2)))
-        leaves.append(leaf)
-        offsets.append(len(expected))
-        expected += items.tobytes()
-    expected += bytes(-len(expected) % 64 + 64 * draw(st.integers(0, 2)))
-    return leaves, offsets, expected
-
-
 def planned(backend, leaves, offsets, nbytes):
     shapes = [leaf.shape for leaf in leaves]
     return backend.SlabPlan(offsets, shapes, [leaf.dtype for leaf in leaves], nbytes)
-
-
-@both
-@settings(max_examples=200, deadline=None)
-@given(slab=slabs())
-def test_pack_and_views_return_the_leaves(backend, slab):
-    leaves, offsets, expected = slab
-    dst = poisoned((len(expected),), torch.uint8)
-    plan = planned(backend, leaves, offsets, len(expected))
-    backend.pack(dst, leaves, plan)
-    assert bytes_of(dst) == expected
-    views = backend.views(dst, plan)
-    assert isinstance(views, list) and len(views) == len(leaves)
-    for leaf, view in zip(leaves, views, strict=True):
-        assert view.dtype == leaf.dtype and view.shape == leaf.shape
-        assert view.stride() == torch.empty(leaf.shape).stride()
-        assert bytes_of(view) == bytes_of(leaf)
 
 
 @both
@@ -262,13 +208,6 @@ def test_large_copies_release_the_gil():
     samples = [torch.ones(8_000_000) for _ in range(4)]
     dst = torch.empty(4, 8_000_003)
     assert others_run_during(lambda: native.pad_copy(dst, samples, bytes(4)))
-
-
-@pytest.mark.parametrize(("library", "expected"), [("CDLL", True), ("PyDLL", False)])
-def test_the_check_for_a_held_gil_works(library: str, expected: bool) -> None:
-    """``ctypes`` calls functions of C without the interpreter's lock, or with it."""
-    wait = getattr(ctypes, library)(None).usleep
-    assert others_run_during(lambda: wait(10_000)) is expected
 
 
 @needs_native

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 import torch
 from backends import both, check, last
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from raw_bytes import (
-    DTYPES,
-    LAYOUTS,
     bytes_of,
-    lay_out,
     marked,
     padded,
     poisoned,
@@ -25,58 +20,6 @@ pytestmark = [
     pytest.mark.asan,
     pytest.mark.filterwarnings("ignore:ComplexHalf support"),
 ]
-
-
-@st.composite
-def batches(draw):
-    """Draw samples, their places in the rows or None, and the dimensions of a mask."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    dtype = draw(st.sampled_from(DTYPES))
-    target = tuple(draw(st.lists(st.integers(0, 5), max_size=5)))
-    free = [draw(st.booleans()) for _ in target]
-    samples, items, starts = [], [], []
-    for _ in range(draw(st.integers(0, 4))):
-        shape = [
-            draw(st.integers(0, size)) if padded_dim else size
-            for size, padded_dim in zip(target, free, strict=True)
-        ]
-        rooms = [size - have for size, have in zip(target, shape, strict=True)]
-        starts.append([draw(st.integers(0, room)) for room in rooms])
-        sample, made = lay_out(
-            rng, random_items(rng, shape, dtype), dtype, draw(st.sampled_from(LAYOUTS))
-        )
-        samples.append(sample)
-        items.append(made)
-    count = draw(st.sampled_from((1, len(items)))) if items else 1
-    fills = random_items(rng, (count,), dtype).tobytes()
-    fills = bytes(len(fills)) if draw(st.booleans()) else fills
-    num_dims = draw(st.integers(0, 5)) if target else 0
-    return (
-        dtype,
-        target,
-        samples,
-        items,
-        fills,
-        draw(st.sampled_from([None, starts])),
-        num_dims,
-    )
-
-
-@both
-@settings(max_examples=500, deadline=None)
-@given(batch=batches())
-def test_pad_copy_and_its_mask_equal_the_oracle(backend, batch):
-    dtype, target, samples, items, fills, starts, num_dims = batch
-    dst = poisoned((len(samples), *target), dtype)
-    mask = None
-    if num_dims:
-        shape = (len(samples), *target[-num_dims:])
-        mask = torch.full(shape, True)
-        mask[:, ::2] = False
-    backend.pad_copy(dst, samples, fills, starts, mask)
-    assert bytes_of(dst) == padded(target, items, fills, dtype.itemsize, starts)
-    if mask is not None:
-        assert bytes_of(mask) == marked(shape, items, starts)
 
 
 @both

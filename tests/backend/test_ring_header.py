@@ -16,9 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from backends import both, native, needs_native, reference
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyparallel.backend import _python_ring
 
@@ -53,77 +50,6 @@ def words(header, line):
     return list(struct.unpack("=8q", bytes(header[LINE * line :][:LINE].tolist())))
 
 
-# --------------------------------------------------------------------------- a model
-
-
-class Model(RuleBasedStateMachine):
-    """A dict of held slots, and what holders wrote behind the first word."""
-
-    backend = reference
-    holders = st.integers(1, 5)
-
-    @initialize(num_slots=st.integers(1, 6))
-    def start(self, num_slots):
-        self.files = contextlib.ExitStack()
-        self.fd = self.files.enter_context(memory_file(1))
-        self.num_slots = num_slots
-        self.header = formatted(self.backend, num_slots)
-        self.held: dict[int, int] = {}
-        self.notes = {slot: 0 for slot in range(num_slots)}
-
-    @rule(holder=holders)
-    def claim(self, holder):
-        free = [i for i in range(self.num_slots) if i not in self.held]
-        slot = self.backend.ring_claim(self.header, holder, self.fd)
-        assert slot == (free[0] if free else -1)
-        if free:
-            self.held[slot] = holder
-
-    @rule(slot=st.integers(0, 5), holder=holders, to=st.integers(0, 5))
-    def pass_on(self, slot, holder, to):
-        slot %= self.num_slots
-        good = self.held.get(slot) == holder
-        assert self.backend.ring_pass(self.header, slot, holder, to) is good
-        if good:
-            self.held[slot] = to
-        if self.held.get(slot) == 0:
-            del self.held[slot]
-
-    @rule(holder=holders)
-    def reclaim(self, holder):
-        lost = [i for i, h in sorted(self.held.items()) if h == holder]
-        assert self.backend.ring_reclaim(self.header, holder) == lost
-        for slot in lost:
-            del self.held[slot]
-
-    @rule(slot=st.integers(0, 5), note=st.integers(-(2**63), 2**63 - 1))
-    def write(self, slot, note):
-        slot %= self.num_slots
-        self.header[LINE * (1 + slot) :].view(torch.int64)[1:8] = note
-        self.notes[slot] = note
-
-    @invariant()
-    def agree(self):
-        holders = [self.held.get(i, 0) for i in range(self.num_slots)]
-        assert self.backend.ring_holders(self.header) == holders
-        for slot, holder in enumerate(holders):
-            assert words(self.header, 1 + slot) == [holder] + [self.notes[slot]] * 7
-
-    def teardown(self):
-        self.files.close()
-
-
-class NativeModel(Model):
-    backend = native
-
-
-FEW = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestReference = Model.TestCase
-TestReference.settings = FEW
-TestNative = needs_native(NativeModel.TestCase)
-TestNative.settings = FEW
-
-
 @both
 def test_formatting_zeroes_all_but_line_zero(backend):
     header = formatted(backend, 3)
@@ -132,6 +58,19 @@ def test_formatting_zeroes_all_but_line_zero(backend):
         words(header, 0) == [int.from_bytes(b"PPRING\0\1", "big"), 3, maker] + [0] * 5
     )
     assert not header[LINE:].any()
+
+
+@both
+def test_a_claim_takes_the_first_free_slot_and_writes_its_first_word(backend):
+    header = formatted(backend, 3)
+    notes = header.view(torch.int64).view(-1, 8)[1:]
+    notes[:, 1:] = -7
+    with memory_file(1) as fd:
+        claimed = [backend.ring_claim(header, holder, fd) for holder in (5, 6, 7, 8)]
+        assert claimed == [0, 1, 2, -1]
+        assert backend.ring_pass(header, 1, 6, 0)
+        assert backend.ring_claim(header, 9, fd) == 1
+    assert notes.tolist() == [[holder] + [-7] * 7 for holder in (5, 9, 7)]
 
 
 @needs_native

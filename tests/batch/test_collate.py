@@ -30,21 +30,6 @@ def one_chunk(*tensors: torch.Tensor, **flags: Any) -> torch.Tensor:
     return collate(stack_of(*tensors, **flags), len(tensors)).data[0]
 
 
-RAGGED = [torch.rand(3, 4 + i, 6 - i) for i in range(5)]
-
-
-@pytest.mark.parametrize("chunk, sizes", [(1, [1] * 5), (2, [2, 2, 1]), (9, [5])])
-def test_every_kind_is_chunked_and_the_last_chunk_may_be_short(
-    chunk: int, sizes: list[int]
-) -> None:
-    stacked = collate(stack_of(*RAGGED), chunk)
-    assert [len(part) for part in stacked.data] == sizes
-    for flags in ({}, {"cpu_only": True}, {"cpu_only": True, "stack": True}):
-        listed = collate([DataContainer(t, **flags) for t in RAGGED], chunk)
-        assert [len(part) for part in listed.data] == sizes
-        assert [t for part in listed.data for t in part] == RAGGED
-
-
 def test_lists_keep_the_very_objects() -> None:
     metas = [{"name": i} for i in range(3)]
     batch = collate([DataContainer(meta, cpu_only=True) for meta in metas], 2)
@@ -100,15 +85,6 @@ def test_one_sample_is_copied_not_aliased(flags: dict[str, Any]) -> None:
     assert tensor.sum() == 6
 
 
-@pytest.mark.parametrize("layout", samples.LAYOUTS)
-@pytest.mark.parametrize("grad", [False, True])
-def test_the_result_is_contiguous_whatever_the_layout(layout: str, grad: bool) -> None:
-    tensor = samples.lay_out(torch.rand(2, 3, 4, 5), layout).requires_grad_(grad)
-    for got in (one_chunk(tensor, tensor), collate([tensor, tensor])):
-        assert got.is_contiguous()
-        assert torch.equal(got, torch.stack([tensor, tensor]))
-
-
 def test_gradients_flow_and_no_grad_stops_them() -> None:
     leaf = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
     other = torch.ones(1, 3, dtype=torch.float64)
@@ -136,14 +112,6 @@ def test_tangents_of_forward_mode_flow_through(other: tuple[int, ...]) -> None:
             found = forward_ad.unpack_dual(batch).tangent
             assert found is not None
             assert found[0, :, :2].tolist() == tangent.tolist()
-
-
-def test_parameters_are_stacked_to_a_tensor_that_requires_grad() -> None:
-    parameter = torch.nn.Parameter(torch.ones(1, 2))
-    got = one_chunk(parameter, torch.ones(1, 3), pad_dims=1)
-    assert (type(got), got.requires_grad) == (torch.Tensor, True)
-    frozen = torch.nn.Parameter(torch.ones(1, 2), requires_grad=False)
-    assert type(one_chunk(frozen, frozen, pad_dims=1)) is torch.Tensor
 
 
 class Image(torch.Tensor):
@@ -177,12 +145,6 @@ def test_quantized_tensors_are_stacked_by_torch() -> None:
         got = one_chunk(*tensors, pad_dims=1, padding_value=0.5)
     assert got.is_quantized
     assert got.dequantize().tolist() == [[[1, 1, 0.5]], [[1, 1, 1]]]
-
-
-def test_meta_tensors_are_stacked_on_meta() -> None:
-    tensors = [torch.ones(1, n, device="meta") for n in (2, 3)]
-    got = one_chunk(*tensors, pad_dims=1, padding_value=4)
-    assert (got.device.type, tuple(got.shape)) == ("meta", (2, 1, 3))
 
 
 def test_a_default_device_does_not_matter() -> None:

@@ -1,4 +1,4 @@
-"""collate of samples on a GPU: batched there, without waiting."""
+"""collate, padding and Ragged on a GPU: the bytes of the host, without waiting."""
 
 from __future__ import annotations
 
@@ -10,12 +10,28 @@ import torch
 from sync_debug import forbid_synchronization
 from torch.utils.data import default_collate
 
-from pyparallel import DataContainer, Padded, Padding, Ragged, backend, collate
+from pyparallel import (
+    DataContainer,
+    Padded,
+    Padding,
+    Ragged,
+    backend,
+    collate,
+    pad_stack,
+    scatter,
+)
 from pyparallel.batch import torch_stack
 
 pytestmark = pytest.mark.cuda
 
-DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64]
+DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.complex128]
+OPTIONS: list[dict[str, Any]] = [
+    {"size_divisor": 32, "sizes": True, "mask": True},
+    {"size_divisor": (1, 7), "side": ("left", "center"), "mask": True},
+    {"shape": (40, 41), "side": "center", "sizes": True},
+    {"buckets": [(30, 35), (64, 64)], "side": "left", "mask": True},
+    {"mask": True},
+]
 
 
 @pytest.fixture
@@ -38,64 +54,56 @@ def contained(tensors: list[torch.Tensor], **options: Any) -> list[dict[str, Any
 
 
 def on_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [each.cuda() for each in tensors]
+    return [samples.as_it_lies(each, torch.device("cuda", 0)) for each in tensors]
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().contiguous().view(torch.uint8)
+def assert_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    fields = [
+        each.fields() if isinstance(each, Padded | Ragged) else [each]
+        for each in (found, expected)
+    ]
+    for one, other in zip(*fields, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.is_cuda and one.is_contiguous()
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            assert torch.equal(one.cpu().view(torch.uint8), other.view(torch.uint8))
 
 
-def assert_chunks(found: Any, expected: Any, num_chunks: int) -> None:
-    assert len(found.data) == len(expected.data) == num_chunks
+def assert_chunks(found: Any, expected: Any) -> None:
     for one, other in zip(found.data, expected.data, strict=True):
-        assert type(one) is type(other)
-        fields = [
-            each.fields() if isinstance(each, Padded | Ragged) else [each]
-            for each in (one, other)
-        ]
-        for mine, right in zip(*fields, strict=True):
-            assert (mine is None) == (right is None)
-            if mine is not None:
-                assert mine.is_cuda and mine.is_contiguous()
-                assert (mine.dtype, mine.shape) == (right.dtype, right.shape)
-                assert torch.equal(bits(mine), bits(right))
+        assert_same(one, other)
 
 
 @pytest.mark.usefixtures("_in_one_pass")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("samples_per_gpu", [1, 2, 5])
+@pytest.mark.parametrize("samples_per_gpu", [2, 5])
 def test_chunks_have_the_bits_of_the_host(
     dtype: torch.dtype, samples_per_gpu: int
 ) -> None:
-    tensors = ragged(dtype=dtype)
-    values = [i % 2 for i in range(len(tensors))]
     made = []
-    for column in (on_device(tensors), tensors):
-        batch = contained(column)
-        for item, value in zip(batch, values, strict=True):
-            item["img"] = DataContainer(
-                item["img"].data, stack=True, padding_value=value
-            )
-        made.append(collate(batch, samples_per_gpu)["img"])
-    assert_chunks(*made, -(-5 // samples_per_gpu))
+    for column in (on_device(ragged(dtype=dtype)), ragged(dtype=dtype)):
+        batch = [
+            DataContainer(x, stack=True, padding_value=i % 2)
+            for i, x in enumerate(column)
+        ]
+        made.append(collate(batch, samples_per_gpu))
+    assert_chunks(*made)
 
 
+@pytest.mark.kernel
 @pytest.mark.usefixtures("_in_one_pass")
-@pytest.mark.parametrize(
-    "padding",
-    [
-        Padding(size_divisor=32, sizes=True, mask=True),
-        Padding(shape=(40, 41), side="center", mask=True),
-        Padding(buckets=[(25, 32), (64, 64)], side=("left", "right"), sizes=True),
-    ],
-    ids=str,
-)
-def test_masks_and_sizes_are_made_there(padding: Padding) -> None:
-    tensors = ragged()
-    found = collate(contained(on_device(tensors), padding=padding), 2)["img"]
-    expected = collate(contained(tensors, padding=padding), 2)["img"]
-    assert type(found.data[0]) is Padded
-    assert_chunks(found, expected, 3)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("layout", ["dense", "transposed", "strided", "offset"])
+def test_padding_on_the_device_equals_padding_on_the_host(
+    options: dict[str, Any], layout: str
+) -> None:
+    for dtype in (torch.uint8, torch.bfloat16, torch.complex128):
+        tensors = [samples.lay_out(each, layout) for each in ragged(dtype=dtype)]
+        arguments = {"pad_dims": 2, "padding_value": 1} | options
+        expected = pad_stack(tensors, **arguments)
+        assert_same(pad_stack(on_device(tensors), **arguments), expected)
 
 
 def test_equal_samples_are_stacked_whatever_their_strides() -> None:
@@ -114,7 +122,30 @@ def test_ragged_chunks_are_joined_there() -> None:
         for column in (on_device(tensors), tensors)
     )
     assert type(found.data[0]) is Ragged
-    assert_chunks(found, expected, 2)
+    assert_chunks(found, expected)
+
+
+def test_chunks_with_masks_and_ragged_chunks_arrive_whole() -> None:
+    batch = {
+        "img": pad_stack(ragged(4), size_divisor=8, side="left", sizes=True, mask=True),
+        "points": Ragged.from_tensors([torch.rand(i, 3) for i in range(4)]),
+    }
+    (part,) = scatter(batch, [0])
+    for key, expected in batch.items():
+        assert_same(part[key], expected)
+    padding = Padding(side="center", mask=True)
+    points = part["points"]
+    assert_same(points.to_padded(7, padding), batch["points"].to_padded(7, padding))
+    nested = points.to_nested()
+    assert Ragged.from_nested(nested).values.data_ptr() == points.values.data_ptr()
+    assert torch.equal((nested * 2).values(), points.values * 2)
+
+
+def test_pinned_batches_keep_their_type() -> None:
+    container = collate(contained(ragged(), padding=Padding(mask=True)), 5)["img"]
+    (pinned,) = container.pin_memory().data
+    assert type(pinned) is Padded
+    assert pinned.data.is_pinned() and pinned.mask.is_pinned() and pinned.sizes is None
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -150,26 +181,4 @@ def test_collate_on_a_device_does_not_wait() -> None:
     collate(batch(), 2)  # whatever is loaded and allocated once
     with forbid_synchronization():
         made = collate(batch(), 2)
-    expected = collate(contained([x.cpu() for x in columns[0]], padding=padding), 2)
-    assert_chunks(made["img"], expected["img"], 3)
-
-
-def test_the_kernel_runs_after_the_work_that_made_the_samples() -> None:
-    tensors = ragged()
-    there = on_device(tensors)
-    stream = torch.cuda.Stream()
-    late = [torch.zeros_like(each) for each in there]
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        for one, other in zip(late, there, strict=True):
-            one.copy_(other)
-        made = collate(contained(late), 5)["img"]
-    stream.synchronize()
-    assert_chunks(made, collate(contained(tensors), 5)["img"], 1)
-
-
-def test_gradients_flow_back() -> None:
-    leaves = [each.cuda().requires_grad_() for each in ragged(2)]
-    collate(contained(leaves), 2)["img"].data[0].sum().backward()
-    assert all(torch.equal(x.grad, torch.ones_like(x)) for x in leaves)
+    assert_chunks(made["img"], collate(contained(ragged(), padding=padding), 2)["img"])

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +12,6 @@ import torch
 from collate_errors import CASES, RESHAPE, padded, raised, stacked
 from hypothesis import given
 from hypothesis import strategies as st
-from repository import SUPPORT
 
 from pyparallel import BatchWarning, DataContainer, Padding, collate
 from pyparallel.core import errors
@@ -32,42 +27,6 @@ def test_errors_of_mmcv_are_errors_with_the_place_and_both_values(case: str) -> 
     assert isinstance(error, old)
 
 
-@pytest.mark.python_optimized
-def test_the_same_errors_are_raised_under_python_O() -> None:
-    run = (
-        "from collate_errors import CASES, raised\n"
-        "assert False, 'asserts must be off'\n"
-        "for case, (_, old, _, message) in CASES.items():\n"
-        "    error = raised(case)\n"
-        "    if not isinstance(error, old) or str(error) != message: print(case)\n"
-    )
-    path = [str(SUPPORT), *filter(None, sys.path)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
-    result = subprocess.run(
-        [sys.executable, "-O", "-c", run], env=env, capture_output=True, text=True
-    )
-    assert (result.returncode, result.stdout) == (0, ""), result.stderr
-
-
-def test_nested_tensors_are_refused() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls them a prototype
-        ragged = [torch.ones(2), torch.ones(3)]
-        nests = [
-            torch.nested.nested_tensor(ragged),
-            torch.nested.nested_tensor(ragged, layout=torch.jagged),
-        ]
-    contained = [DataContainer(nest, stack=True) for nest in nests]
-    for nest in [*nests, *contained]:
-        with pytest.raises(TypeError) as caught:
-            collate([{"a": nest}])
-        assert str(caught.value) == (
-            "batch[0]['a'] must be a dense tensor, but its layout is nested. Convert "
-            "it with to_padded_tensor() before collating."
-        )
-        assert isinstance(caught.value, RuntimeError)
-
-
 def test_extra_keys_are_dropped_with_one_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,13 +40,6 @@ def test_extra_keys_are_dropped_with_one_warning(
         "batch does not contain these keys, as in mmcv. Give every sample the same "
         "keys."
     ]
-
-
-def test_the_value_of_an_unpadded_sample_is_not_looked_at() -> None:
-    tensor = torch.ones(1, 2, 3, dtype=torch.uint8)
-    values = [-1, float("nan"), "x", None]
-    batch = [DataContainer(tensor, stack=True, padding_value=v) for v in values]
-    assert collate(batch, 4).data[0].shape == (4, 1, 2, 3)
 
 
 def test_the_sample_at_fault_is_named_by_its_place_in_the_batch() -> None:
@@ -152,14 +104,3 @@ def test_advice_that_is_applied_leads_to_a_batch(shapes, pad_dims, padded) -> No
             assert advice in (*keeps_a_list, "Add a dimension, or do not pad.")
             options = None
     assert len(chunk) == len(shapes)
-
-
-@given(shapes_of, pad_dims_of)
-def test_the_options_in_an_error_pad_at_once(shapes, pad_dims) -> None:
-    try:
-        collate(containers(shapes, {"pad_dims": pad_dims}), 99)
-    except ValueError as error:
-        options = options_in(advice_of(error))
-        if options and len(set(map(len, shapes))) == 1:
-            (chunk,) = collate(containers(shapes, options), 99).data
-            assert len(chunk) == len(shapes)

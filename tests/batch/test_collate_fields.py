@@ -16,9 +16,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backends import both, using
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.utils import _pytree
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 from worker_allocations import with_allocations
@@ -32,11 +29,9 @@ from pyparallel import (
     Pad,
     Padded,
     Padding,
-    PreDataLoader,
     Ragged,
     Stack,
     collate,
-    scatter,
 )
 from pyparallel.core import errors
 
@@ -84,75 +79,6 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found.is_contiguous() and torch.equal(found, expected)
     else:
         assert found == expected
-
-
-#: The values of one field, its rule (None: no rule), and its batch.
-Field = tuple[list[Any], Any, Any]
-
-
-@st.composite
-def fields(draw: Any, num: int) -> Field:
-    kind = draw(st.sampled_from(["pad", "mask", "concat", "list", "stack", "none"]))
-    dtype = draw(st.sampled_from([torch.float32, torch.int64, torch.uint8]))
-    rest = draw(st.lists(st.integers(1, 3), max_size=2))
-    sizes = draw(st.lists(st.integers(0, 4), min_size=num, max_size=num))
-    if kind in ("stack", "none"):
-        values = [torch.full((2, *rest), i).to(dtype) for i in range(num)]
-        return values, Stack() if kind == "stack" else None, torch.stack(values)
-    if kind == "concat":
-        values = [torch.full((n, *rest), i).to(dtype) for i, n in enumerate(sizes)]
-        ends = torch.tensor([sum(sizes[:i]) for i in range(num + 1)])
-        return values, Concat(), Ragged(torch.cat(values), ends)
-    values = [torch.full((*rest, n), i).to(dtype) for i, n in enumerate(sizes)]
-    if kind == "list":
-        return values, List(), values
-    value, divisor = draw(st.integers(0, 9)), draw(st.integers(1, 3))
-    right = padded_by_torch(values, value, 1, divisor)
-    if kind == "pad":
-        return values, Pad(value, 1, divisor=divisor), right
-    ones = [torch.ones(n) for n in sizes]
-    mask = padded_by_torch(ones, 0, 1, divisor).bool()
-    expected = Padded(right, torch.tensor(sizes)[:, None], mask)
-    return values, Pad(value, dims=1, divisor=divisor, mask=True), expected
-
-
-@st.composite
-def nests(draw: Any) -> tuple[list[Any], dict[str, Any], Any]:
-    """Draw samples of nested dicts and tuples, rules by dotted names, and the batch."""
-    num = draw(st.integers(1, 4))
-    rules: dict[str, Any] = {}
-
-    def nest(prefix: str, depth: int) -> tuple[list[Any], Any]:
-        shape = draw(st.sampled_from(["field", "field", "dict", "tuple"]))
-        if depth and (depth == 3 or shape == "field"):
-            values, rule, expected = draw(fields(num))
-            if rule is not None:
-                rules[prefix[:-1]] = rule
-            return values, expected
-        keys = draw(st.lists(st.sampled_from("abcd"), unique=True, min_size=1))
-        if shape == "tuple":
-            steps = [str(i) for i in range(len(keys))]
-            inner = [nest(f"{prefix}{step}.", depth + 1) for step in steps]
-            columns = [each[0] for each in inner]
-            values = list(zip(*columns, strict=True))
-            return values, [each[1] for each in inner]
-        made = {key: nest(f"{prefix}{key}.", depth + 1) for key in keys}
-        values = [{key: made[key][0][i] for key in keys} for i in range(num)]
-        return values, {key: made[key][1] for key in keys}
-
-    samples, expected = nest("", 0)
-    return samples, rules, expected
-
-
-@both
-@settings(max_examples=150)
-@given(nest=nests())
-def test_any_nest_of_fields_equals_the_oracle(
-    backend: ModuleType, nest: tuple[list[Any], dict[str, Any], Any]
-) -> None:
-    samples, rules, expected = nest
-    with using(backend):
-        assert_same(Collate(rules)(samples), expected)
 
 
 # -------------------------------------------------------------- the same as containers
@@ -315,17 +241,6 @@ def test_arrays_images_and_lists_are_batched_like_tensors(rule: Any, kind: str) 
     )
 
 
-def test_numbers_are_stacked_with_the_dtypes_of_torch() -> None:
-    values = [{"i": 1, "f": 0.1, "b": True, "n": numpy.float32(2)}] * 2
-    batch = Collate(default=Stack())(values)
-    assert {key: each.dtype for key, each in batch.items()} == {
-        "i": torch.int64,
-        "f": torch.float64,
-        "b": torch.bool,
-        "n": torch.float32,
-    }
-
-
 @pytest.mark.parametrize(
     ("rule", "shape"), [(Concat(), (1, 4)), (Pad(), (3, 1, 4))], ids=repr
 )
@@ -364,6 +279,8 @@ def test_options_of_pad(
 def test_sizes_come_with_the_mask_unless_chosen() -> None:
     samples = [{"x": torch.ones(n)} for n in (1, 2)]
     assert type(Collate(x=Pad())(samples)["x"]) is torch.Tensor
+    equal = Collate(x=Pad())([{"x": torch.ones(2)}] * 2)
+    assert equal["x"].tolist() == [[1, 1], [1, 1]]
     only_mask = Collate(x=Pad(mask=True, sizes=False))(samples)["x"]
     only_sizes = Collate(x=Pad(sizes=True))(samples)["x"]
     assert only_mask.sizes is None
@@ -638,20 +555,6 @@ def batches(loader: Any) -> Iterator[Any]:
         iterator._shutdown_workers()
 
 
-def test_workers_that_are_not_forked_make_the_same_batches(
-    loader: Callable[..., Any],
-) -> None:
-    options = {"collate_fn": DETECTION, "multiprocessing_context": "forkserver"}
-    made = loader(Detections(), **options)
-    found = list(batches(made))
-    assert len(found) == 2
-    for i, batch in enumerate(found):
-        check_detections(batch, detections(8)[4 * i : 4 * i + 4])
-    if isinstance(made, pyparallel.DataLoader):
-        stats = made.stats()
-        assert (stats.ring_hits, stats.ring_misses) == (2, 0)
-
-
 def test_a_worker_writes_each_tensor_once(loader: Callable[..., Any]) -> None:
     def report(samples: list[Any]) -> Any:
         batch, allocated = with_allocations(lambda: DETECTION(samples))
@@ -665,78 +568,7 @@ def test_a_worker_writes_each_tensor_once(loader: Callable[..., Any]) -> None:
         check_detections(batch, detections(8)[4 * i : 4 * i + 4])
 
 
-def test_an_error_in_a_worker_has_the_whole_message(loader: Callable[..., Any]) -> None:
-    made = loader(
-        Detections(wrong=5), collate_fn=DETECTION, multiprocessing_context="fork"
-    )
-    found = raised(lambda: list(batches(made)))
-    assert isinstance(found, ValueError)
-    assert (
-        "Collate, Pad(value=2, divisor=32, mask=True): batch[1]['image'] must match "
-        "batch[0]['image'] outside its last 2 dimensions, but has shape (1, 9, 9) "
-        "where (3, 24, 26) was expected. Use Pad(value=2, dims=3, divisor=32, "
-        "mask=True) or List()."
-    ) in str(found)
-
-
 # ------------------------------------------------------------------ after the collation
-def test_a_batch_works_with_scatter_pytree_and_a_prefetcher() -> None:
-    samples = detections()
-    batch = DETECTION(samples)
-    (part,) = scatter(batch, ["cpu"])
-    check_detections(part, samples)
-    leaves, spec = _pytree.tree_flatten(batch)
-    assert sum(isinstance(leaf, torch.Tensor) for leaf in leaves) == 6
-    check_detections(_pytree.tree_unflatten(leaves, spec), samples)
-    loader = pyparallel.DataLoader(Detections(), batch_size=4, collate_fn=DETECTION)
-    with PreDataLoader(loader, device="cpu") as ahead:
-        for i, each in enumerate(ahead):
-            check_detections(each, detections(8)[4 * i : 4 * i + 4])
-        assert i == 1
-
-
-class Model(torch.nn.Conv2d):
-    """A model that gets the batch as keyword arguments."""
-
-    def forward(self, image: Padded, boxes: Ragged, **_: Any) -> torch.Tensor:
-        found = super().forward(image.data).mean(1) * image.mask
-        return found.sum() + boxes.values.sum()
-
-    def train_step(self, batch: Any, optimizer: Any) -> dict[str, torch.Tensor]:
-        return {"loss": self(**batch)}
-
-
-@pytest.mark.parametrize("wrapper", ["torch", "MMDistributedDataParallel"])
-def test_a_batch_works_with_ddp(wrapper: str) -> None:
-    dist = torch.distributed
-    batch = DETECTION(detections())
-    torch.manual_seed(0)
-    alone = Model(3, 2, 1)
-    expected = alone(**batch)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        if wrapper == "torch":
-            loss = torch.nn.parallel.DistributedDataParallel(alone)(**batch)
-        else:
-            wrapped = pyparallel.MMDistributedDataParallel(alone)
-            loss = wrapped.train_step(batch, None)["loss"]
-        loss.backward()
-    finally:
-        dist.destroy_process_group()
-    assert torch.equal(loss, expected)
-    assert alone.weight.grad is not None and alone.weight.grad.any()
-
-
-def test_gradients_flow_through_the_rules() -> None:
-    rules = Collate(a=Pad(), b=Concat(), c=Stack())
-    leaf = torch.ones(2, requires_grad=True)
-    batch = rules(
-        [{"a": leaf, "b": leaf, "c": leaf}, {"a": leaf[:1], "b": leaf, "c": leaf}]
-    )
-    (
-        batch["a"].sum() + 10 * batch["b"].values.sum() + 100 * batch["c"].sum()
-    ).backward()
-    assert leaf.grad.tolist() == [222.0, 221.0]
 
 
 # --------------------------------------------------------------------- Collate.auto

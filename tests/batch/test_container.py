@@ -41,25 +41,6 @@ def test_pad_dims_may_be_none_or_one_to_three(good: Any) -> None:
     assert DataContainer(1, pad_dims=good).pad_dims is good
 
 
-@pytest.mark.parametrize(
-    ("bad", "cls", "shown"),
-    [
-        (0, ValueError, "0"),
-        (-1, ValueError, "-1"),
-        (4, ValueError, "4"),
-        (10**9, ValueError, "1000000000"),
-        (2.0, TypeError, "2.0 (float)"),
-        ("2", TypeError, "'2' (str)"),
-    ],
-)
-def test_other_pad_dims_are_refused(bad: Any, cls: type[Exception], shown: str) -> None:
-    with pytest.raises(cls) as caught:
-        DataContainer(1, pad_dims=bad)
-    assert isinstance(caught.value, AssertionError)
-    expected = f"DataContainer: pad_dims must be None, 1, 2 or 3, but is {shown}."
-    assert str(caught.value) == expected
-
-
 def test_the_type_is_that_of_the_data() -> None:
     assert DataContainer(torch.ones(1)).datatype == "torch.FloatTensor"
     assert DataContainer(np.ones(1)).datatype is np.ndarray

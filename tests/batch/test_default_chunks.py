@@ -97,23 +97,6 @@ def test_a_batch_is_one_chunk_also_the_last_one(dataset: Any, num_workers: int) 
     assert not any(map(read, found))
 
 
-def test_batches_of_a_batch_sampler_have_sizes_of_their_own() -> None:
-    batches = [[0], [1, 2, 3, 4], [5, 6]]
-    loader = DataLoader(Samples(), batch_sampler=batches, collate_fn=collate)
-    assert list(map(sizes, loader)) == whole(1, 4, 2)
-
-
-@pytest.mark.slow
-def test_workers_that_are_spawned_bind_too() -> None:
-    loader = DataLoader(
-        *(Samples(), 4),
-        collate_fn=collate,
-        num_workers=1,
-        multiprocessing_context="spawn",
-    )
-    assert list(map(sizes, loader)) == whole(4, 3)
-
-
 def test_a_loader_that_another_library_makes_from_ours_binds_too() -> None:
     """accelerate and Lightning take ``collate_fn`` from the attribute."""
     ours = DataLoader(Samples(), 4, collate_fn=collate)

@@ -17,15 +17,6 @@ pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 RAGGED = [torch.arange(1.0, 3), torch.arange(1.0, 4)]
 
 
-def test_it_pads_like_pad_sequence() -> None:
-    for side in ("left", "right"):
-        expected = torch.nn.utils.rnn.pad_sequence(
-            RAGGED, batch_first=True, padding_value=-1, padding_side=side
-        )
-        got = pad_stack(RAGGED, padding_value=-1, side=side)
-        assert torch.equal(got, expected)
-
-
 def test_scalars_are_stacked() -> None:
     scalars = [torch.tensor(1), torch.tensor(2)]
     assert pad_stack(scalars).tolist() == [1, 2]
@@ -56,14 +47,6 @@ def test_a_recycled_block_is_written_whole_and_returned(backend: ModuleType) -> 
         assert block.tolist() == [[0, 0, 1, 2], [0, 1, 2, 3]]
         equal = pad_stack([torch.ones(4)] * 2, out=block)
         assert equal is block and block.tolist() == [[1] * 4] * 2
-
-
-@both
-def test_a_part_of_a_larger_block_may_be_written(backend: ModuleType) -> None:
-    block = torch.full((4, 3), 99.0)
-    with using(backend):
-        pad_stack(RAGGED, out=block[1:3])
-    assert block.tolist() == [[99] * 3, [1, 2, 0], [1, 2, 3], [99] * 3]
 
 
 @both
@@ -143,19 +126,6 @@ def test_an_out_that_cannot_be_written_is_refused(
     assert str(caught.value) == f"pad_stack: {message}"
 
 
-def test_a_neighbour_in_the_same_storage_is_no_overlap() -> None:
-    large = torch.arange(9.0).view(3, 3)
-    pad_stack([torch.ones(3), large[2]], out=large[:2])
-    assert large.tolist() == [[1, 1, 1], [6, 7, 8], [6, 7, 8]]
-
-
-def test_without_grad_mode_parameters_may_be_written_to_out() -> None:
-    block = torch.empty(1, 3)
-    with torch.no_grad():
-        pad_stack([torch.nn.Parameter(RAGGED[1])], out=block)
-    assert block.tolist() == [[1, 2, 3]]
-
-
 WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (5, {}, TypeError, "samples must be a sequence of tensors, but is int."),
     ("ab", {}, TypeError, "samples must be a sequence of tensors, but is str."),
@@ -217,18 +187,14 @@ def test_tensors_that_are_not_plain_obey_the_options_too(backend: ModuleType) ->
             assert unpadded.mask.tolist() == [[True, True]] * 2
 
 
-def test_meta_tensors_stay_on_meta() -> None:
-    tensors = [torch.empty(n, device="meta") for n in (2, 3)]
-    got = pad_stack(tensors, size_divisor=4, side="center", mask=True, sizes=True)
-    assert [each.device.type for each in got.fields()] == ["meta"] * 3
-    assert [tuple(each.shape) for each in got.fields()] == [(2, 4), (2, 1), (2, 4)]
-
-
 def test_a_default_device_does_not_matter() -> None:
     with torch.device("meta"):
         got = pad_stack(RAGGED, mask=True, sizes=True)
     assert [each.device.type for each in got.fields()] == ["cpu"] * 3
     assert got.sizes.tolist() == [[2], [3]]
+    far = pad_stack([x.to("meta") for x in RAGGED], side="left", mask=True)
+    assert [each.device.type for each in far.fields()[::2]] == ["meta"] * 2
+    assert far.data.shape == (2, 3)
 
 
 def test_gradients_flow_through_torch_func() -> None:
@@ -253,12 +219,3 @@ def test_a_result_without_elements_has_a_shape_and_gradients(
         assert got.shape == (2, 1, 0) and got.requires_grad == needs_grad
     got.sum().backward()
     assert empty.grad is not None and empty.grad.shape == (0, 0)
-
-
-def test_a_padded_is_cut_into_views() -> None:
-    padded = pad_stack(RAGGED, mask=True)
-    assert padded.num_samples == 2
-    part = padded.part(1, 2)
-    assert type(part) is Padded
-    assert part.data.data_ptr() == padded.data[1].data_ptr()
-    assert (part.sizes, part.mask.tolist()) == (None, [[True] * 3])

@@ -211,14 +211,6 @@ def test_a_column_has_one_padding(other: Padding | None, swap: bool) -> None:
     )
 
 
-def test_the_smallest_bucket_is_chosen_for_every_chunk() -> None:
-    buckets = [(8, 8), (2, 4), (4, 2), (4, 4)]
-    batch = images((1, 1), (4, 1), (3, 3), (1, 3), padding=Padding(buckets=buckets))
-    shapes = [tuple(part.shape[2:]) for part in collate(batch, 1)["img"].data]
-    assert shapes == [(2, 4), (4, 2), (4, 4), (2, 4)]
-    assert [tuple(p.shape[2:]) for p in collate(batch, 4)["img"].data] == [(4, 4)]
-
-
 @pytest.mark.parametrize("pad_dims", [True, np.int64(1)])
 def test_pad_dims_may_be_any_integer(pad_dims: Any) -> None:
     padding = Padding(sizes=True, mask=True, side="left")

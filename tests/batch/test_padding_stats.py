@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from pyparallel import DataContainer, Padded, Ragged, collate, pad_stack
+from pyparallel import DataContainer, Ragged, collate, pad_stack
 from pyparallel.batch.stack import PaddingCounter
 
 
@@ -60,28 +57,6 @@ def test_a_column_is_counted_whatever_way_it_takes(samples):
     found = counted(lambda: made.append(collate(samples, len(samples)).data[0]))
     assert found == obvious(made[0])
     assert found[0] > 0
-
-
-def test_every_chunk_is_counted():
-    samples = [field(1, i + 1, 2) for i in range(5)]
-    made = []
-    found = counted(lambda: made.append(collate(samples, 2).data))
-    assert found == obvious(*made[0])
-
-
-@pytest.mark.parametrize("sizes", [(2, 3), (3, 3)])
-@pytest.mark.parametrize(
-    "options", [{"size_divisor": 8}, {"mask": True, "sizes": True}]
-)
-def test_masks_and_sizes_are_no_padding(sizes, options):
-    samples = [torch.ones(1, size) for size in sizes]
-    made = []
-
-    def body():
-        result = pad_stack(samples, pad_dims=1, padding_value=7, **options)
-        made.append(result.data if isinstance(result, Padded) else result)
-
-    assert counted(body) == obvious(made[0])
 
 
 def test_memory_of_the_caller_is_counted_too():
@@ -130,27 +105,3 @@ def test_an_error_ends_the_recording():
         collate([])
     pad_stack([torch.ones(2), torch.ones(3)])
     assert mine.stacked_nbytes == 0
-
-
-def _collate_and_count(samples: Any) -> Any:
-    with PaddingCounter() as stacked:
-        batch = collate(samples, len(samples))
-    return batch.data[0], stacked.stacked_nbytes, stacked.padding_nbytes
-
-
-def test_a_worker_counts_too():
-    dataset: Any = [field(1, i + 1, 2) for i in range(4)]
-    loader = DataLoader(dataset, 2, num_workers=1, collate_fn=_collate_and_count)
-    for data, *found in loader:
-        assert tuple(found) == obvious(data)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=20),
-    st.sampled_from([torch.uint8, torch.float16, torch.int64]),
-)
-def test_counts_are_those_of_the_result(sizes, dtype):
-    samples = [torch.ones(size, dtype=dtype) for size in sizes]
-    made = []
-    found = counted(lambda: made.append(pad_stack(samples, padding_value=7)))
-    assert found == obvious(made[0])

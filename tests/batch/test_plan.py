@@ -54,12 +54,6 @@ def test_a_plan_is_a_value_of_plain_integers(
         plan.shape = (1,)  # type: ignore[misc]
 
 
-def test_plans_differ_by_their_starts() -> None:
-    shapes, padding = [(1, 2, 4), (1, 3, 4)], Padding(side="left")
-    plans = {plan_stack(shapes, 2, name, padding), plan_stack(shapes, 2, name)}
-    assert len(plans) == 2
-
-
 def test_with_a_padding_there_must_be_the_padded_dimensions() -> None:
     with pytest.raises(ValueError) as caught:
         plan_stack([(2,), (3,)], 2, name, Padding())
@@ -112,10 +106,3 @@ def test_a_value_that_is_just_too_large_is_refused(dtype: torch.dtype) -> None:
     assert str(caught.value) == (
         f"batch[0] must have a padding_value that {dtype} can hold, but has {first}."
     )
-
-
-def test_the_value_of_the_largest_sample_is_not_looked_at() -> None:
-    plan = plan_stack([(1, 2), (1, 1)], 1, name)
-    assert padding_patterns(plan, torch.uint8, ["bad", 3], name) == b"\x03"
-    same = plan_stack([(1, 2), (1, 2)], 1, name)
-    assert padding_patterns(same, torch.uint8, ["bad", -1], name) == b"\x00"

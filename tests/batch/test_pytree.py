@@ -145,12 +145,6 @@ def test_threads_that_meet_a_class_first_all_walk_into_it() -> None:
     assert results == [True] * 120
 
 
-def test_dataclasses_are_distinguished_from_their_classes() -> None:
-    assert pytree.is_dataclass(samples.Frozen(1, 2))
-    assert not pytree.is_dataclass(samples.Frozen)
-    assert pytree.field_values(samples.Slotted(1, 2)) == {"left": 1, "right": 2}
-
-
 def test_a_value_of_any_class_is_freed_without_a_collection() -> None:
     value = Boxes()
     held = weakref.ref(value)

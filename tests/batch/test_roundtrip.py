@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import gc
 import pickle
 from typing import Any
 
 import pytest
 import samples
 import torch
-from loader_sets import num_fds
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from worker_allocations import with_allocations
 
 from pyparallel import (
     DataContainer,
-    MMDataParallel,
     Padded,
     Padding,
     Ragged,
@@ -135,14 +132,6 @@ def test_all_tensors_are_written_once_into_shared_memory(spoil: str) -> None:
     assert first == 8
 
 
-@pytest.mark.timeout(120)
-def test_workers_that_are_not_forked_make_equal_batches() -> None:
-    two = functools.partial(collate, samples_per_gpu=2)
-    pickled = loader(Samples(), two, multiprocessing_context="forkserver")
-    for i, batch in enumerate(pickled):
-        check(scatter(batch, ["cpu", "cpu"])[1], 4 * i + 2, 4 * i + 4)
-
-
 def read(batches: DataLoader[Any]) -> None:
     """Read all batches, then end workers and feeder threads, also after an error.
 
@@ -178,32 +167,7 @@ def test_a_tensor_that_requires_grad_is_refused_in_a_worker(
     ) in str(caught.value)
 
 
-def test_file_descriptors_do_not_leak() -> None:
-    collate_fn = functools.partial(collate, samples_per_gpu=2)
-    options = {"batch_size": 2, "persistent_workers": True}
-    batches = loader(Samples(length=100), collate_fn, **options)
-    counts = []
-    for _ in range(2):  # the first round warms everything up
-        for batch in batches:
-            assert len(batch["img"].data) == 1
-            del batch
-        gc.collect()
-        counts.append(num_fds())
-    del batches
-    assert counts[1] <= counts[0] + 4
-
-
 # ------------------------------------------------------------------------- to devices
-def test_each_target_gets_its_chunks() -> None:
-    parts = scatter(make_batch(), ["cpu", "cpu"])
-    assert len(parts) == 2
-    check(parts[0], 0, 2)
-    check(parts[1], 2, 4)
-
-
-def test_a_single_target_gets_everything() -> None:
-    (part,) = scatter(make_batch(3, 3), [-1])
-    check(part, 0, 3)
 
 
 @pytest.mark.parametrize("sizes", [[1, 3], [3, 1], [2, 2]])
@@ -228,14 +192,6 @@ def test_the_excess_is_cut_off() -> None:
     parts = scatter(make_batch(), ["cpu", "cpu"], max_size=1)
     check(parts[0], 0, 1)
     check(parts[1], 2, 3)
-
-
-def test_only_floating_point_values_are_cast() -> None:
-    parts = scatter(make_batch(), ["cpu", "cpu"], dtype=torch.float16)
-    img, points = parts[1]["img"], parts[1]["points"]
-    dtypes = [img.data.dtype, img.sizes.dtype, img.mask.dtype]
-    assert dtypes == [torch.float16, torch.int64, torch.bool]
-    assert (points.values.dtype, points.offsets.dtype) == (torch.float16, torch.int64)
 
 
 def test_a_container_may_hold_one_chunk_itself() -> None:
@@ -264,14 +220,6 @@ def test_a_bare_ragged_is_not_split_but_refused(options: dict[str, Any]) -> None
     assert torch.equal(part["clouds"][1].offsets, bare.offsets)
 
 
-def test_the_device_may_be_any() -> None:
-    (part,) = scatter(make_batch(2), [torch.device("cpu")])
-    moved = make_batch(2)["img"].to("meta").data[0]
-    assert type(moved) is Padded
-    assert [each.is_meta for each in moved.fields()] == [True] * 3
-    check(part, 0, 2)
-
-
 def test_pinning_and_pickling_reach_every_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -296,21 +244,3 @@ def test_pinning_and_pickling_reach_every_tensor(
         fields = [each for each in chunk.fields() if each is not None]
         assert sorted(pinned) == sorted(each.data_ptr() for each in fields)
     check(scatter(pickle.loads(pickle.dumps(batch)), ["cpu", "cpu"])[0], 0, 2)
-
-
-class Model(torch.nn.Module):
-    """A model that checks its inputs."""
-
-    def forward(self, **data: Any) -> Any:
-        check(data, 0, 2)
-        return data["points"].to_padded().sum()
-
-    def train_step(self, data: dict[str, Any], optimizer: Any) -> Any:
-        return {"loss": self(**data)}
-
-
-def test_the_wrapper_passes_padded_batches_to_the_model() -> None:
-    model = MMDataParallel(Model(), device_ids=[-1])
-    batch = make_batch(2)
-    assert model(**batch) == 2
-    assert model.train_step(batch, None)["loss"] == 2

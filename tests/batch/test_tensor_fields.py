@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-import pyparallel
 from pyparallel import Padded, Ragged
 from pyparallel.batch import pytree
 
@@ -170,15 +169,3 @@ def test_wrong_offsets_are_refused(values: Any, offsets: Any, text: str) -> None
 def test_offsets_elsewhere_are_not_read() -> None:
     there = Ragged(torch.ones(3, device="meta"), torch.tensor([5], device="meta"))
     assert len(there) == 0
-
-
-def test_a_loader_counts_samples_too() -> None:
-    def step(batch: list[torch.Tensor]) -> Any:
-        return {"boxes": Ragged.from_tensors(batch), "img": Padded(torch.stack(batch))}
-
-    loader = pyparallel.DataLoader(
-        torch.arange(12.0).view(6, 2), batch_size=3, collate_fn=step, num_workers=1
-    )
-    for batch in loader:
-        assert len(batch["boxes"]) == len(batch["img"]) == 3
-        assert torch.equal(batch["boxes"][1], batch["img"][1])

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyparallel import ImagePreprocessor, Padded, Padding, pad_stack
-from pyparallel.images._batch import ImageOptions
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.slow]
 
@@ -105,25 +104,6 @@ def test_the_preprocessor_is_one_node(
     assert_same(function(stacked), pre(stacked))
 
 
-@modes
-@pytest.mark.parametrize("options", IMAGE_OPTIONS, ids=str)
-def test_gradients_flow_through_the_compiled_preprocessor(
-    mode: tuple[str, bool], options: dict[str, Any]
-) -> None:
-    pre = ImagePreprocessor(**options)
-    function = compiled(pre, mode)
-    grads = []
-    for each in (function, pre):
-        torch.manual_seed(0)
-        leaves = ragged(1, requires_grad=True)
-        batch = each(leaves)
-        batch = batch.data if isinstance(batch, Padded) else batch
-        weights = torch.rand(batch.shape).to(batch.dtype)
-        grads.append(torch.autograd.grad((batch * weights).sum(), leaves))
-    for found, expected in zip(*grads, strict=True):
-        assert torch.equal(found, expected)
-
-
 def test_dynamic_graphs_serve_other_sizes_without_another_compilation() -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     pre = ImagePreprocessor(1, 2, size_divisor=4)
@@ -204,9 +184,3 @@ def test_sizes_of_meta_tensors_are_those_of_real_ones(pad_dims: int, data: Any) 
     expected = operator(real, *arguments, wanted, wanted)
     for one, other in zip(found, expected, strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
-
-
-def test_a_form_is_a_value() -> None:
-    pre = ImagePreprocessor(1, 2)
-    assert pre._options == ImagePreprocessor([1.0], [2.0])._options
-    assert isinstance(hash(pre._options), int) and type(pre._options) is ImageOptions

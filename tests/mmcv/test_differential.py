@@ -166,7 +166,7 @@ def test_collate_stacks_a_column_alike(
 
 
 @bounded
-@given(batch=samples.batches(DataContainer, legacy=True), chunk=st.integers(1, 6))
+@given(batch=samples.batches(DataContainer), chunk=st.integers(1, 6))
 def test_collate_batches_a_nest_alike(batch: list[Any], chunk: int) -> None:
     ours, other = collate(batch, chunk), theirs.collate(convert(batch), chunk)
     assert_alike(ours, other)
@@ -174,7 +174,7 @@ def test_collate_batches_a_nest_alike(batch: list[Any], chunk: int) -> None:
 
 
 @bounded
-@given(batch=samples.batches(DataContainer, legacy=True))
+@given(batch=samples.batches(DataContainer))
 def test_scatter_to_the_host_alike(batch: list[Any]) -> None:
     ours = collate(batch, len(batch))
     other = convert(ours)
@@ -185,8 +185,8 @@ def test_scatter_to_the_host_alike(batch: list[Any]) -> None:
 
 @bounded
 @given(
-    inputs=samples.batches(DataContainer, legacy=True),
-    kwargs=samples.batches(DataContainer, legacy=True),
+    inputs=samples.batches(DataContainer),
+    kwargs=samples.batches(DataContainer),
     empty=st.sampled_from(["", "inputs", "kwargs", "both"]),
 )
 def test_scatter_kwargs_to_the_host_alike(

@@ -9,8 +9,7 @@ import torch
 from scattered import samples, tensors
 from torch.profiler import ProfilerActivity, profile
 
-from pyparallel import DataContainer as DC
-from pyparallel import collate, scatter, scatter_kwargs
+from pyparallel import collate, scatter
 
 pytestmark = pytest.mark.cuda
 
@@ -73,21 +72,6 @@ def test_options_apply_on_the_way(options):
 
 
 @TARGETS
-def test_another_dimension_is_split_too(num):
-    batch = {"x": torch.arange(24).view(3, 8)}
-    found = scatter(batch, [0] * num, dim=1)
-    check(found, scatter(batch, ["cpu"] * num, dim=1))
-
-
-@TARGETS
-def test_arguments_of_a_module_are_split_by_one_partition(num):
-    img = DC([torch.full((3 - i // 2, 2), float(i)) for i in range(num)], stack=True)
-    label = torch.arange(sum(map(len, img.data)))
-    found = scatter_kwargs((label,), {"img": img}, [0] * num)
-    check(list(found), list(scatter_kwargs((label,), {"img": img}, ["cpu"] * num)))
-
-
-@TARGETS
 def test_every_part_is_waited_for_while_memory_is_reused(num):
     totals, expected = [], []
     for step in range(200):
@@ -98,13 +82,6 @@ def test_every_part_is_waited_for_while_memory_is_reused(num):
             totals.append(part["x"].double().sum())
         del part
     assert torch.stack(totals).tolist() == expected
-
-
-def test_parts_share_no_memory():
-    first, second = scatter({"x": torch.arange(1000.0)}, [0, 0])
-    assert first["x"].untyped_storage()._cdata != second["x"].untyped_storage()._cdata
-    first["x"].zero_()
-    assert second["x"].tolist() == list(range(500, 1000))
 
 
 def test_a_recorded_stream_keeps_the_memory_of_any_tensor_of_a_batch():
@@ -125,18 +102,6 @@ def test_a_recorded_stream_keeps_the_memory_of_any_tensor_of_a_batch():
     assert again.data_ptr() != address
     read.synchronize()
     assert total.item() == 2 << 16
-
-
-def test_the_host_does_not_wait():
-    batch = {"x": torch.ones(1000)}
-    scatter(batch, [0] * 4)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(2_000_000_000)
-    busy = torch.cuda.Event()
-    busy.record()
-    parts = scatter(batch, [0] * 4)
-    assert not busy.query(), "the host waited for the device"
-    assert [part["x"].sum().item() for part in parts] == [250] * 4
 
 
 @pytest.mark.two_gpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -151,64 +151,47 @@ def columns(draw: Any, mixed: bool = False, count: int | None = None) -> Column:
 
 
 @st.composite
-def batches(draw: Any, container: Any, legacy: bool = False) -> list[Any]:
-    """Draw samples of one structure.
+def batches(draw: Any, container: Any) -> list[Any]:
+    """Draw samples of one structure that mmcv 1.x batches without loss.
 
     Args:
         draw: the function of hypothesis.
         container: the class of the DataContainers.
-        legacy: draw only values that mmcv 1.x batches without loss.
     """
-    return draw(_nodes(container, draw(st.integers(1, 5)), 3, legacy))
+    return draw(_nodes(container, draw(st.integers(1, 5)), 3))
 
 
 @st.composite
-def _nodes(draw: Any, container: Any, count: int, depth: int, legacy: bool) -> Any:
+def _nodes(draw: Any, container: Any, count: int, depth: int) -> Any:
     kinds = ["int", "float", "bool", "tensor", "array", "stack", "list", "meta"]
-    kinds += ["dict", "list_of", "tuple_of"] if depth else []
-    if not legacy:
-        kinds += ["str", "bytes"]
-        kinds += ["ordered", "default", "pair", "frozen", "slotted"] if depth else []
-    kind = draw(st.sampled_from(kinds))
-    child = _nodes(container, count, depth - 1, legacy)
-    if kind in ("list_of", "tuple_of"):
+    kind = draw(st.sampled_from([*kinds, "dict", list, tuple] if depth else kinds))
+    child = _nodes(container, count, depth - 1)
+    if kind in (list, tuple):
         inside = [draw(child) for _ in range(draw(st.integers(0, 3)))]
-        make = list if kind == "list_of" else tuple
-        return [make(column[i] for column in inside) for i in range(count)]
-    if kind in ("dict", "ordered", "default"):
+        return [kind(column[i] for column in inside) for i in range(count)]
+    if kind == "dict":
         keys = draw(st.lists(st.sampled_from(["b", "a", 1, None]), unique=True))
         made = {key: draw(child) for key in keys}
-        rows = [{key: made[key][i] for key in keys} for i in range(count)]
-        if kind == "default":
-            return [defaultdict(list, row) for row in rows]
-        return rows if kind == "dict" else [OrderedDict(row) for row in rows]
-    if kind in ("pair", "frozen", "slotted"):
-        cls: Any = {"pair": Pair, "frozen": Frozen, "slotted": Slotted}[kind]
-        # A sample's __post_init__ may reject a batch's fields: Slotted rejects lists.
-        left = list(range(count)) if cls is Slotted else draw(child)
-        return [cls(*row) for row in zip(left, draw(child), strict=True)]
-    return draw(_leaves(container, kind, count, legacy))
+        return [{key: made[key][i] for key in keys} for i in range(count)]
+    return draw(_leaves(container, kind, count))
 
 
 @st.composite
-def _leaves(draw: Any, container: Any, kind: str, count: int, legacy: bool) -> Any:
+def _leaves(draw: Any, container: Any, kind: str, count: int) -> Any:
     numbers = {"int": st.integers(-(2**63), 2**63 - 1), "bool": st.booleans()}
-    numbers |= {"float": st.floats(), "str": st.text(), "bytes": st.binary()}
+    numbers |= {"float": st.floats()}
     if kind in numbers:
         return [draw(numbers[kind]) for _ in range(count)]
     if kind == "array":
         shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
-        dtypes = ["u1", "i4", "f4", "f8", "?"] + ([] if legacy else [">f4"])
-        dtype = draw(st.sampled_from(dtypes))
-        step = 1 if legacy else draw(st.sampled_from([1, -1]))
-        return [np.full((*shape, 2), i, dtype)[..., ::step] for i in range(count)]
+        dtype = draw(st.sampled_from(["u1", "i4", "f4", "f8", "?"]))
+        return [np.full((*shape, 2), i, dtype) for i in range(count)]
     column = draw(columns(count=count))
     if kind == "tensor":
         return [column.samples[0].clone() for _ in range(count)]
     if kind == "stack":
         # Values that every dtype can hold; this dtype has no zero.
-        whole = [1] if "e8m0" in str(column.samples[0].dtype) else [0, 1, 7]
-        value = st.sampled_from(whole if legacy else PADDING)
-        dims = column.pad_dims
+        values = [1] if "e8m0" in str(column.samples[0].dtype) else [0, 1, 7]
+        value, dims = st.sampled_from(values), column.pad_dims
         return [container(t, True, draw(value), False, dims) for t in column.samples]
     return [container(sample, cpu_only=kind == "meta") for sample in column.samples]

@@ -97,21 +97,6 @@ def test_dropped_memory_is_overwritten_and_live_memory_is_not(aside: bool) -> No
     assert not debug._watched
 
 
-def test_many_batches_arrive_as_they_were_sent() -> None:
-    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
-    sums = []
-    for step in range(50):
-        leaves = [torch.full((1000 + step,), step), torch.full((LARGE // 4,), step)]
-        queued = to_device.send(leaves, DEVICE)
-        with torch.cuda.stream(streams[step % 2]):
-            sums += [tensor.sum() for tensor in queued.wait()]
-    torch.cuda.synchronize()
-    debug.check()
-    assert not debug._unchecked
-    expected = [n * s for s in range(50) for n in (1000 + s, LARGE // 4)]
-    assert [int(value) for value in sums] == expected
-
-
 @pytest.mark.parametrize("nbytes", [0, 1, 64, 5000, (1 << 24) + 77])
 @pytest.mark.parametrize("row", [64, 4096])
 def test_the_device_sums_as_the_host_does(nbytes: int, row: int) -> None:
