@@ -54,11 +54,6 @@ def test_a_fitting_extension_is_used():
     assert found.load_error is None and not found.warns
 
 
-def test_python_is_used_on_request_without_looking_at_the_extension():
-    found = choose("python")
-    assert found[:2] == ("python", "PYPARALLEL_BACKEND=python asks for it.")
-
-
 @pytest.mark.parametrize("value", ["cuda", "Native", "0", " "])
 def test_another_value_is_refused(value):
     with pytest.raises(ValueError) as caught:
@@ -140,15 +135,6 @@ def test_patch_versions_and_minor_cuda_versions_may_differ(record, torch_version
     assert found.name == "native"
 
 
-def test_the_running_backend_has_a_name_and_a_reason():
-    assert backend_module.name in ("native", "python")
-    assert backend_module.reason.endswith(".")
-    assert "cpu" in backend_module.devices
-    assert isinstance(backend_module.built_for, dict)
-    asked = os.environ.get("PYPARALLEL_BACKEND") or "auto"
-    assert asked in ("auto", backend_module.name)
-
-
 def test_find_pairs_the_module_of_this_python_with_its_record(tmp_path):
     assert build_record.find(tmp_path) is None
     suffix = build_record.EXTENSION_SUFFIXES[0]
@@ -210,13 +196,6 @@ def shown(copy: Path, backend: str | None):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", [None, "", "auto", "python"])
-def test_process_without_an_extension_is_silent(copy, backend):
-    name, _, error, texts = shown(copy, backend)
-    assert (name, error, texts) == ("python", "NoneType", [])
-
-
 def test_process_with_a_tampered_record_warns_once_and_does_not_load(copy):
     put(copy, {"torch": "1.2.3", "cuda": "9.0"})
     name, reason, error, texts = shown(copy, None)
@@ -235,24 +214,3 @@ def test_process_with_a_broken_module_warns_once_and_keeps_the_error(copy):
     assert (name, error) == ("python", "ImportError")
     assert str(module) in reason and "file too short" in reason
     assert texts == [f"[PP001] {reason}\nUntil then, pure Python runs."]
-
-
-@pytest.mark.parametrize(
-    ("backend", "error"),
-    [
-        pytest.param(
-            "native",
-            "ImportError: PYPARALLEL_BACKEND=native must use the extension, but: No "
-            f"extension is installed. {ABSENT}",
-            marks=pytest.mark.slow,
-        ),
-        (
-            "cuda",
-            "ValueError: PYPARALLEL_BACKEND must be auto, native or python, but is "
-            "'cuda'. Unset it for auto.",
-        ),
-    ],
-)
-def test_process_that_cannot_choose_fails_with_the_reason(copy, backend, error):
-    done = start(copy, backend)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, error)

@@ -43,12 +43,6 @@ def test_values_come_by_key_in_the_order_of_the_first_dict(
         assert list(found) == list(expected)
 
 
-def test_equal_strings_need_not_be_the_same_object() -> None:
-    first, second = ("".join(["na", "me"]) for _ in range(2))
-    assert first is not second
-    assert native.columns([{first: 1}, {second: 2}], False) == {"name": [1, 2]}
-
-
 @pytest.mark.parametrize(
     "dicts",
     [
@@ -143,23 +137,3 @@ def test_a_list_that_is_cut_by_a_garbage_collection_is_left() -> None:
         gc.set_threshold(*before)
         gc.callbacks.remove(cut)
     assert found is None and kept == [dict.fromkeys(keys, 7)]
-
-
-def test_a_thousand_batches_leak_nothing() -> None:
-    tensor, number = torch.ones(2), 10**30
-    key = "".join(["na", "me"])
-    good = [{key: tensor, "x": number} for _ in range(4)]
-    bad = [*good, {key: tensor, "y": number}]
-
-    def counts() -> list[int]:
-        gc.collect()
-        held = [key, tensor, number, good, None]
-        return [*map(sys.getrefcount, held), len(gc.get_objects())]
-
-    before = counts()
-    for _ in range(1000):
-        native.columns(good, True)
-        native.columns(good, False)
-        assert native.columns(bad, True) is None
-    grown = [b - a for a, b in zip(before, counts(), strict=True)]
-    assert max(grown) < 100, grown

@@ -95,9 +95,3 @@ def test_the_instructions_of_a_loop_equal_the_table(binary: Path, case: str) -> 
     else:
         growth = count(binary, case, 2 * SCALE) / once
         assert 1.8 <= growth <= 2.2, f"twice as much work takes {growth:.2f} times"
-
-
-def test_the_growth_is_linear_whatever_the_compiler(binary: Path) -> None:
-    for case in ("pad_copy_small", "pack"):
-        growth = count(binary, case, 2 * SCALE) / count(binary, case, SCALE)
-        assert 1.8 <= growth <= 2.2, f"{case}: {growth:.2f}"

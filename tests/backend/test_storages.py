@@ -137,21 +137,6 @@ def test_no_tensor_of_a_worker_grows_into_the_next_one():
     assert second.equal(torch.arange(4.0).view(4, 1, 1, 1).expand_as(second))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_tensor_can_be_pinned_shared_and_resized_as_in_torch(workers):
-    for name in ("a", "b"):
-        expected, found = (
-            first_batch(each, Fields(), workers)[name] for each in LOADERS
-        )
-        assert found.is_pinned() == expected.is_pinned() is False
-        for tensor in (expected, found):
-            tensor.share_memory_()
-        assert found.is_shared() and expected.is_shared() and found.equal(expected)
-        storages = [x.untyped_storage() for x in (expected, found)]
-        assert storages[0].nbytes() == storages[1].nbytes()
-        assert storages[0].resizable() == storages[1].resizable()
-
-
 def test_a_tensor_that_is_sent_on_is_copied_alone():
     """A slab is reused when the batch dies, even while others have it mapped."""
     batch = first_batch(pyparallel.DataLoader, Fields(), 1)

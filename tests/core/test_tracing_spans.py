@@ -110,15 +110,6 @@ def test_an_iterable_dataset_longer_than_its_length_is_warned_of_as_by_torch():
         assert len(caught) == 2
 
 
-def test_an_error_in_collate_ends_its_range():
-    def body():
-        with pytest.raises(TypeError, match="must be a tensor"):
-            collate([torch.ones(1), "a"])
-        batch()
-
-    assert ranges(body) == [("pyparallel.collate", None)] * 2
-
-
 def test_a_copy_packs_while_it_is_sent():
     with FakeDevice() as device:
         leaves = [torch.ones(3), torch.ones(4)]
@@ -150,18 +141,6 @@ def test_a_step_of_ddp_scatters_within_it(one_rank, name):
     # The gradients of the step are reduced by torch as ever.
     model.train_step(batch(), None).backward()
     assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
-
-
-def test_workers_forked_under_a_profiler_collate_as_ever():
-    samples: Any = [torch.ones(2)] * 8
-    with profile(activities=[ProfilerActivity.CPU]) as watched:
-        loader = DataLoader(samples, 4, collate_fn=collate, num_workers=1)
-        found = [made.tolist() for made in loader]
-        batch()
-    assert found == [[[1.0, 1.0]] * 4] * 2
-    # The worker's ranges stay in the worker.
-    names = [event.name for event in watched.events()]
-    assert names.count("pyparallel.collate") == 1
 
 
 def test_the_model_runs_within_the_step():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -74,13 +72,6 @@ def test_a_filter_finds_the_code(code, heard):
         pyparallel.collate(EXTRA)
     assert len(caught) == heard
     assert r'message=r"\[PP211\]"' in TEXT
-
-
-def test_the_command_line_silences_a_code_too():
-    program = f"import pyparallel\npyparallel.collate({EXTRA})"
-    command = [sys.executable, "-W", "error", "-W", "ignore:[PP101]", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # -------------------------------------------------------------------------- padding
@@ -219,11 +210,3 @@ def test_bytes_warn_where_code_for_mmcv_runs():
     ]
     errors._warned.clear()
     assert pyparallel.collate(samples) == expected
-
-
-def test_the_exported_names_are_the_categories():
-    assert issubclass(pyparallel.BatchWarning, UserWarning)
-    assert issubclass(pyparallel.LoaderWarning, UserWarning)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pyparallel.LoaderWarning)
-        padded(Meter(), 30, 1_000_000, 900_000)

@@ -12,15 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backends import both, using
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.utils.data import DataLoader
-from worker_allocations import with_allocations
 
 import pyparallel
 from pyparallel import ImagePreprocessor, Padded
 from pyparallel.backend import _python
-from pyparallel.batch.stack import PaddingCounter
 from pyparallel.core import errors
 from pyparallel.images import _batch
 from pyparallel.transfer import to_device
@@ -157,13 +152,6 @@ def test_one_number_serves_all_channels_and_no_numbers_change_nothing(
         assert gray.tolist() == [[[[2.0]]]]
 
 
-def test_a_zero_keeps_its_sign() -> None:
-    one = torch.ones(1, 1, 1)
-    for value in (0.0, -0.0, 0.0):
-        batch = ImagePreprocessor(pad_value=value, size_divisor=2)([one])
-        assert torch.signbit(batch[0, 0, 1, 1]) == (str(value) == "-0.0")
-
-
 @both
 def test_one_tensor_is_a_batch_of_equal_images(backend: ModuleType) -> None:
     stacked = torch.stack([photos(1)[0]] * 2)
@@ -228,35 +216,6 @@ def test_transforms_of_torch_func_use_torch() -> None:
     assert torch.equal(rows[3], pre([torch.ones(1, 2, 2), other]))
 
 
-@both
-@settings(max_examples=60, deadline=None)
-@given(
-    sides=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1),
-    divisor=st.tuples(st.integers(1, 5), st.integers(1, 5)),
-    swap=st.booleans(),
-    first=st.booleans(),
-    value=st.floats(-1e4, 1e4),
-)
-def test_torchs_operators_and_the_backend_agree(
-    backend: ModuleType, sides: Any, divisor: Any, swap: bool, first: bool, value: float
-) -> None:
-    images = [torch.rand(3, *each) * 255 for each in sides]
-    pre = ImagePreprocessor(
-        MEAN,
-        STD,
-        size_divisor=divisor,
-        swap_channels=swap,
-        pad_before_normalize=first,
-        pad_value=value,
-        return_mask=True,
-    )
-    with using(backend):
-        padded = pre(images)
-    other = pre([each.clone().requires_grad_() for each in images])
-    assert torch.equal(padded.data, other.data.detach())
-    assert torch.equal(padded.mask, other.mask)
-
-
 # ---------------------------------------------------------------------- as a module
 def test_it_is_a_module_without_state() -> None:
     pre = ImagePreprocessor(MEAN, STD, swap_channels=True, return_mask=True)
@@ -316,14 +275,6 @@ def test_plain_images_need_no_operators_of_torch(
         ImagePreprocessor(MEAN, STD)(photos(dtype=torch.float64))
 
 
-def test_the_bytes_of_padding_are_counted() -> None:
-    with PaddingCounter() as stacked:
-        ImagePreprocessor(dtype=torch.float16)(
-            [torch.ones(1, 2, 2), torch.ones(1, 3, 3)]
-        )
-    assert (stacked.stacked_nbytes, stacked.padding_nbytes) == (36, 10)
-
-
 @both
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 def test_arrays_and_pil_images_are_images(backend: ModuleType, mode: str) -> None:
@@ -375,24 +326,3 @@ def test_bytes_with_a_mean_of_values_up_to_1_are_a_warning() -> None:
         "(0.485, 0.456, 0.406) and std (0.229, 0.224, 0.225) are for values up to 1. "
         "The result is too large. Pass scale=1/255, or multiply both by 255."
     )
-
-
-class Preprocess:
-    """A collate_fn; it also returns True if the batch uses allocated memory."""
-
-    def __call__(self, images: list[torch.Tensor]) -> Any:
-        pre = ImagePreprocessor(MEAN, STD, memory_format=torch.channels_last)
-        batch, allocated = with_allocations(lambda: pre(images))
-        first = batch.untyped_storage().data_ptr()
-        return batch, allocated == [first], batch.is_shared()
-
-
-@pytest.mark.parametrize("loader", [DataLoader, pyparallel.DataLoader])
-def test_a_worker_writes_the_batch_into_shared_memory(loader: Any) -> None:
-    done = list(loader(photos(4), batch_size=2, num_workers=1, collate_fn=Preprocess()))
-    for start, (batch, in_place, was_shared) in zip((0, 2), done, strict=True):
-        pair = photos(4)[start : start + 2]
-        target = (max(x.shape[1] for x in pair), max(x.shape[2] for x in pair))
-        assert torch.equal(batch, by_hand(pair, target))
-        assert batch.is_contiguous(memory_format=torch.channels_last)
-        assert in_place and was_shared == (loader is DataLoader)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, defaultdict, deque, namedtuple
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,6 @@ from pyparallel import DataContainer, Padded, Ragged, collate, gather, scatter
 
 pytestmark = pytest.mark.cuda_torch
 
-Pair = namedtuple("Pair", ["a", "b"])  # what models return
-
-
-@dataclass
-class Result:
-    boxes: torch.Tensor
-    name: str
-
 
 def parts(*sizes: int) -> list[torch.Tensor]:
     """Return numbers in ascending order, in parts of these sizes."""
@@ -30,32 +20,11 @@ def parts(*sizes: int) -> list[torch.Tensor]:
 
 
 class TestTensors:
-    @pytest.mark.parametrize("sizes", [(2, 2), (3, 1), (2, 0, 1), (4,)], ids=str)
-    def test_parts_of_any_sizes_are_joined_in_order(self, sizes: Any) -> None:
-        whole = torch.arange(sum(sizes) * 2.0).reshape(-1, 2)
-        assert torch.equal(gather(parts(*sizes), "cpu"), whole)
-
-    @pytest.mark.parametrize("dim", [1, -1])
-    def test_along_another_dimension(self, dim: int) -> None:
-        gathered = gather([torch.zeros(2, 3), torch.ones(2, 1)], "cpu", dim)
-        assert gathered.tolist() == [[0, 0, 0, 1], [0, 0, 0, 1]]
-
     @pytest.mark.parametrize("dim", [0, 1])
     def test_scalars_become_a_vector(self, dim: int) -> None:
         losses = [torch.tensor(float(i)) for i in range(3)]
         assert gather(losses, "cpu", dim).tolist() == [0, 1, 2]
         assert gather(losses[:1], "cpu").tolist() == [0]
-
-    @pytest.mark.parametrize("target", ["cpu", -1, torch.device("cpu"), None])
-    def test_the_host_may_be_named_in_any_way(self, target: Any) -> None:
-        assert gather(parts(1, 1), target).device.type == "cpu"
-
-    @pytest.mark.parametrize(
-        "dtype", [torch.bool, torch.int64, torch.float16, torch.complex64], ids=str
-    )
-    def test_dtypes_are_unchanged(self, dtype: torch.dtype) -> None:
-        made = gather([torch.ones(1, dtype=dtype), torch.zeros(2, dtype=dtype)], "cpu")
-        assert made.dtype is dtype and made.tolist() == [1, 0, 0]
 
     def test_gradients_flow_to_every_output(self) -> None:
         leaves = [torch.ones(n, requires_grad=True) for n in (2, 1)]
@@ -73,32 +42,6 @@ class TestTensors:
 
 
 class TestContainers:
-    @pytest.mark.parametrize(
-        "wrap",
-        [
-            lambda x: {"b": x, "a": {"c": x + 1}},
-            lambda x: [x, x + 1],
-            lambda x: (x, (x + 1,)),
-            lambda x: Pair(x, x + 1),
-            lambda x: OrderedDict([("z", x), ("y", x)]),
-            lambda x: defaultdict(list, x=x),
-            lambda x: deque([x]),
-            lambda x: {"deep": [(Pair({"x": x}, None),)]},
-            lambda x: {1: x, "one": x},
-        ],
-        ids="dict list tuple namedtuple ordered default deque deep keys".split(),
-    )
-    def test_they_keep_their_types(self, wrap: Any) -> None:
-        one, other, whole = torch.zeros(2), torch.ones(1), torch.tensor([0.0, 0, 1])
-        made, expected = gather([wrap(one), wrap(other)], "cpu"), wrap(whole)
-        assert type(made) is type(expected)
-        assert repr(made) == repr(expected)
-
-    def test_dataclasses_keep_their_class(self) -> None:
-        made = gather([Result(torch.zeros(1), "x"), Result(torch.ones(2), "x")], "cpu")
-        assert type(made) is Result
-        assert made.boxes.tolist() == [0, 1, 1] and made.name == "x"
-
     def test_outputs_may_have_their_keys_in_another_order(self) -> None:
         made = gather(
             [
@@ -151,9 +94,6 @@ class TestOtherValues:
         first, second = gather([one, other], "cpu")
         assert first is None and second.tolist() == [0, 1]
         assert gather([[None, None], [None, None]], "cpu") == [None, None]
-
-    def test_tuples_are_gathered_by_item(self) -> None:
-        assert gather([("a", 1), ("a", 1)], "cpu") == ("a", 1)
 
 
 class TestSamplesInContainers:

@@ -39,13 +39,6 @@ def ids(tensors: list[torch.Tensor]) -> list[int]:
     return list(map(id, tensors))
 
 
-def test_plain_tensors_are_copied_together(sent: list[list[torch.Tensor]]) -> None:
-    tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3), requires_grad=False)]
-    moved = move.move(tensors, tensors, META, None)
-    assert [ids(queued) for queued in sent] == [ids(tensors)]
-    assert [tensor.shape for tensor in moved] == [(2,), (3,)]
-
-
 def test_a_stream_is_used_for_the_target_that_it_is_of(
     sent: list[list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,20 +91,6 @@ def test_sources_that_torch_reads_in_place_are_kept_alive() -> None:
     assert to_device.release_done() == 1 and source() is not None
     done.append(True)
     assert to_device.release_done() == 0 and source() is None
-
-
-def test_without_grad_mode_a_parameter_is_packed(
-    sent: list[list[torch.Tensor]],
-) -> None:
-    tensors = [torch.nn.Parameter(torch.ones(2))]
-    with torch.no_grad():
-        move.move(tensors, tensors, META, None)
-    assert [ids(queued) for queued in sent] == [ids(tensors)]
-
-
-def test_nothing_to_send_is_nothing(sent: list[list[torch.Tensor]]) -> None:
-    assert move.move(["a", 1], ["a", 1], META, None) == ["a", 1]
-    assert sent == []
 
 
 @pytest.mark.parametrize("values", [[[3, 4], [5, 6], [7, 8]], [3, 4, 5, 6, 7, 8], ()])

@@ -15,17 +15,14 @@ from fake_device import DEVICE, FakeDevice, NoWaitBeforeCopy, NoWaitOfConsumer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from injected_races import shows
-from scattered import samples, tensors
 
-from pyparallel import DataContainer as DC
-from pyparallel import collate, scatter, scatter_kwargs
+from pyparallel import scatter
 from pyparallel.core import devices
 from pyparallel.transfer import to_device
 
 pytestmark = pytest.mark.one_backend
 
 OTHER = torch.device("cuda", 1)
-FAST = {"copy_delay": 0.0, "compute_delay": 0.0}
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +45,6 @@ def arrive(fake: FakeDevice) -> None:
         assert fake.record(stream).wait(60)
 
 
-def lists(tree: Any) -> list[Any]:
-    return [tensor.tolist() for tensor in tensors(tree)]
-
-
 def test_all_copies_start_before_the_first_wait(monkeypatch):
     with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
         scatter({"x": torch.arange(4)}, [0, 1])
@@ -63,32 +56,6 @@ def test_all_copies_start_before_the_first_wait(monkeypatch):
             ("wait", DEVICE),
             ("wait", OTHER),
         ]
-
-
-@pytest.mark.parametrize("num", [1, 2, 3, 4, 5, 9])
-@pytest.mark.parametrize("targets", [[0, 1], [1, 0], [0, 0], [0] * 4, [0, 1, 0, 1]])
-def test_parts_are_those_of_a_split_on_the_host(monkeypatch, num, targets):
-    per = -(-num // len(targets))
-    batch = collate(samples(num), per)
-    expected = scatter(batch, ["cpu"] * len(targets))
-    with use(monkeypatch, FakeDevice(num_devices=2, **FAST)) as fake:
-        found = scatter(batch, targets)
-        arrive(fake)
-        assert [lists(part["img"]) for part in found] == [
-            lists(part["img"]) for part in expected
-        ]
-        for mine, theirs, index in zip(found, expected, targets, strict=False):
-            assert lists([mine["boxes"], mine["label"]]) == lists(
-                [theirs["boxes"], theirs["label"]]
-            )
-            assert mine["meta"] == theirs["meta"]
-            places = {
-                fake.device_of(x)
-                for x in tensors([mine["img"], mine["boxes"]])
-                if x.numel()
-            }
-            assert places == {torch.device("cuda", index)}
-        assert fake.num_copies == len(found) == len(expected)
 
 
 trees = st.dictionaries(
@@ -124,24 +91,6 @@ def test_any_tree_and_any_options_split_as_on_the_host(tree, size, num, data):
             }
 
 
-def test_arguments_of_a_module_are_split_by_one_partition(monkeypatch):
-    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
-        img = DC([torch.zeros(4, 2), torch.ones(2, 2)], stack=True)
-        args, kwargs = scatter_kwargs((torch.arange(6),), {"img": img}, [0, 1])
-        arrive(fake)
-        assert [lists(each) for each in args] == [[[0, 1, 2, 3]], [[4, 5]]]
-        assert [len(each["img"]) for each in kwargs] == [4, 2]
-        assert fake.num_copies == 2
-
-
-def test_a_device_without_samples_has_no_part(monkeypatch):
-    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
-        (part,) = scatter({"x": torch.arange(1)}, [0, 1])
-        arrive(fake)
-        assert part["x"].tolist() == [0]
-        assert {device for _, device in fake.calls} == {DEVICE}
-
-
 def test_parts_share_no_memory_and_die_by_themselves(monkeypatch):
     with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
         batch = {"x": torch.arange(8), "everyone": torch.empty(0)}
@@ -154,13 +103,6 @@ def test_parts_share_no_memory_and_die_by_themselves(monkeypatch):
         free = fake.pools[fake.main].free
         assert sum(map(len, free.values())) == 1
         assert [part["x"].tolist() for part in parts] == [[0, 0], [4, 5], [6, 7]]
-
-
-def test_memory_belongs_to_the_current_stream_of_each_device(monkeypatch):
-    with use(monkeypatch, FakeDevice(num_devices=2)) as fake:
-        with fake.using(fake.side):
-            scatter({"x": torch.arange(4)}, [0, 1])
-        assert set(fake.pools) == {fake.side, fake.main_streams[OTHER]}
 
 
 def train(fake: FakeDevice, num_batches: int = 100) -> int:

@@ -185,4 +185,4 @@ def test_a_tensor_is_split_along_any_dimension_as_torch_chunk_does(shape, num, d
     found = scatter(tensor, ["cpu"] * num, dim)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
+        assert torch.equal(one, other) and one.is_contiguous()

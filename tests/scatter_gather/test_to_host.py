@@ -134,23 +134,6 @@ def test_containers_keep_their_types_and_other_things_their_identity():
         assert batch["z"].left is a, "the batch itself was changed"
 
 
-def test_registered_containers_are_walked():
-    import optree
-
-    class Box:
-        def __init__(self, value: Any) -> None:
-            self.value = value
-
-    optree.register_pytree_node(
-        Box, lambda box: ((box.value,), None), lambda _, values: Box(*values),
-        namespace="pyparallel",
-    )  # fmt: skip
-    with FakeDevice() as fake:
-        (tensor,) = on(fake, 7)
-        found = fetch(Box({"x": tensor}), fake)
-        assert type(found) is Box and found.value["x"].tolist() == [7] * 3
-
-
 @pytest.mark.parametrize("call", [to_host, lambda batch: start_to_host(batch).get()])
 def test_on_the_host_a_batch_is_the_very_same_object(call):
     for batch in ({"x": torch.ones(2, requires_grad=True)}, torch.ones(1), None, [1]):
@@ -285,16 +268,6 @@ def test_the_harness_finds_a_source_that_is_reused_before_the_copy(monkeypatch):
     assert shows(wrong)
 
 
-def test_large_tensors_find_their_place_among_small_ones(monkeypatch):
-    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
-    sizes = [200, 3, 101, 0, 64, 128, 1]
-    with FakeDevice() as fake:
-        leaves = [torch.full((n,), i, dtype=torch.uint8) for i, n in enumerate(sizes)]
-        there = [fake.put(leaf) for leaf in leaves]
-        assert all(map(same, fetch(there, fake), leaves))
-        assert (fake.num_copies, fake.num_packs) == (4, 1)
-
-
 def test_large_tensors_are_read_in_place_or_from_a_snapshot(monkeypatch):
     monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
     for snapshot in (True, False):
@@ -365,16 +338,6 @@ def test_the_host_waits_when_it_reads_and_not_before():
         assert handle.is_done() and len(read) == 3
         assert all(each is handle.get() for each in read)
         assert read[0][0].tolist() == [5] * 3
-
-
-def test_the_stream_of_the_caller_is_the_one_that_is_waited_for():
-    with FakeDevice(copy_delay=0, compute_delay=5e-3) as fake:
-        for step in range(10):
-            with fake.using(fake.side):
-                there = [fake.put(torch.full((50,), step))]
-                handle = start(there, fake)
-            assert handle.get()[0].tolist() == [step] * 50
-        assert set(fake.pools) == {fake.side}
 
 
 @pytest.mark.parametrize("snapshot", [True, False])

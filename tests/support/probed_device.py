@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import torch
-from fake_device import FakeDevice, HastyHostPool, PinnedRing, memory
+from fake_device import FakeDevice, PinnedRing, memory
 
 from pyparallel.transfer import device as checksums
 
@@ -27,10 +27,6 @@ class FakeProbe:
 
 
 class Device(FakeDevice):
-    probe = FakeProbe()
-
-
-class Hasty(HastyHostPool):
     probe = FakeProbe()
 
 

@@ -55,13 +55,3 @@ def test_checksums_of_different_bytes_differ(data, draw):
         for x in (data, other)
     ]
     assert (sums[0] != sums[1]).nonzero().tolist() == [[place // 64]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_checksums_see_signs_and_places(dtype):
-    values = torch.randn(64, dtype=torch.float64).to(dtype)
-    others = [-values, values.flip(0), values.roll(1), values.clone().fill_(2)]
-    zeros = torch.zeros_like(values)
-    for a, b in [*((values, other) for other in others), (zeros, zeros + 2)]:
-        sums = [checksums.row_sums(x.view(torch.uint8), 64) for x in (a, b)]
-        assert bool((sums[0] != sums[1]).all())

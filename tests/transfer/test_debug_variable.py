@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import forkserver
 import interpreters
 import pytest
@@ -98,15 +96,3 @@ def test_recycled_memory_of_the_host_contains_poison(monkeypatch):
     for value in ("1", "poison"):
         assert run(CACHED, value, monkeypatch) == "{219}\n"
     assert "219" not in run(CACHED, "0", monkeypatch)
-
-
-REPORT = """
-import sys
-from pyparallel.__main__ import main
-sys.argv[1:] = ["doctor", "--quick"]
-main()
-"""
-
-
-def test_the_report_shows_the_debug_mode(monkeypatch):
-    assert re.search(r"^  debug +yes$", run(REPORT, "1", monkeypatch), re.M)

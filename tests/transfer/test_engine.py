@@ -107,21 +107,6 @@ def test_pinned_leaves_are_read_in_place(num, monkeypatch):
     assert list(map(raw, queued.wait())) == list(map(raw, leaves))
 
 
-def test_one_span_is_sent_in_place(monkeypatch):
-    monkeypatch.setattr(layout, "SPAN_NBYTES", 0)
-    device = HostDevice()
-    memory = device.lock(torch.arange(512, dtype=torch.int64))
-    leaves = [memory[256:].view(16, 16), memory[:200]]
-    queued = to_device.send(leaves, CPU, device)
-    assert list(queued._order) == [1, 0] and not queued._direct
-    assert list(map(raw, queued.wait())) == list(map(raw, leaves))
-
-
-def test_a_batch_of_many_megabytes_arrives():
-    leaves = [torch.rand(1_500_000), torch.rand(3_000_001), torch.rand(7)]
-    assert arrive(leaves, HostDevice()) == list(map(raw, leaves))
-
-
 def test_packed_leaves_are_free_when_send_returns():
     leaves = [torch.full((1000,), 3.0), torch.ones(10, 10).t()]
     expected = list(map(raw, leaves))
@@ -229,31 +214,6 @@ def test_an_error_before_the_first_copy_keeps_nothing_alive(monkeypatch):
     with pytest.raises(RuntimeError, match=r"^refused$"):
         to_device.send([device.lock(torch.zeros(512))], CPU, device)
     assert to_device.release_done() == 0
-
-
-def test_threads_send_at_the_same_time():
-    wrong = []
-
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        device = HostDevice()
-        send = partial(native.send, chunk_nbytes=rng.choice([500, 4 << 20]))
-        for step in range(60):
-            leaves = some_leaves(rng, 12, 300)
-            plan = native.plan_slab(leaves)
-            slab = device.empty(plan.nbytes, CPU)
-            send(slab, leaves, plan, [], [], HostStream(seed % 2), MAIN)
-            expected = torch.zeros_like(slab)
-            native.pack(expected, leaves, plan)
-            if not torch.equal(slab, expected):
-                wrong.append(step)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_large_transfers_release_the_gil():

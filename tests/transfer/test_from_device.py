@@ -125,11 +125,3 @@ def test_both_directions_have_streams_of_their_own(calls):
     for api in real:
         del api._streams[DEVICE]
     assert streams[0] is not streams[1]
-
-
-def test_tensors_are_copied_from_their_devices():
-    assert torch_return.device_of(torch.ones(2)) is None
-    assert torch_return.device_of(torch.ones(2, device="meta")).type == "meta"
-    assert torch_return.packs(DEVICE) == ("cuda" in backend.devices)
-    assert torch_return.packs(torch.device("cpu"))
-    assert not torch_return.packs(torch.device("meta"))

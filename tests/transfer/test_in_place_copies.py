@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from injected_races import shows
 
 from pyparallel import backend
-from pyparallel.transfer import device as device_module
 from pyparallel.transfer import engine, to_device
 from pyparallel.transfer import layout as layout_module
 
@@ -120,30 +119,11 @@ def test_one_span_is_one_copy_and_everything_else_is_packed(layout):
         assert packed == (any(map(len, expected)) and not good_span(placed))
 
 
-def strided(memory):
-    return [view(memory, 0, torch.float32, (8, 8)).t(), memory[256:512]]
-
-
-def of_two_storages(memory):
-    return [memory[:256], torch.ones(64)]
-
-
 def released(memory):
     storage = torch.zeros(64, dtype=torch.uint8).untyped_storage()
     leaf = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (64,))
     storage.resize_(10)
     return [leaf]
-
-
-@pytest.mark.parametrize("make", [strided, of_two_storages])
-def test_leaves_that_do_not_fill_a_span_are_packed(make):
-    with PinnedRing() as device:
-        memory = device.ring.take(512)
-        memory.fill_(3)
-        leaves = make(memory)
-        copied = arrived(device, to_device.send(leaves, DEVICE, device))
-        assert [raw(x) for x in copied] == [raw(x) for x in leaves]
-        assert len(device.host.blocks) == device.num_copies == 1
 
 
 def test_empty_leaves_of_a_span_may_be_anywhere():
@@ -266,19 +246,6 @@ def test_sources_that_were_read_are_freed_at_the_next_call(slow, when):
     assert is_free(slow)
 
 
-def test_send_and_wait_do_not_wait_for_the_device(slow):
-    copies = [send_from_ring(slow) for _ in range(5)]
-    for queued in copies:
-        queued.wait()
-    assert to_device.release_done() == 5 and not slow.ring.free[512]
-
-
-def test_a_dropped_copy_frees_its_source(slow):
-    send_from_ring(slow)
-    finish(slow)
-    assert to_device.release_done() == 0 and is_free(slow)
-
-
 def test_a_copy_that_was_queued_before_an_error_keeps_its_source(slow, monkeypatch):
     monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 512)
     copy, targets = slow.copy, []
@@ -353,29 +320,3 @@ def test_memory_belongs_to_the_stream_that_is_called_home():
         assert found == [bytes([step]) * 100 for step in range(60)]
         assert device.pools[device.side].num_reused > 30
         assert device.main not in device.pools
-
-
-def test_torch_device_asks_torch(monkeypatch):
-    module, event = mock.MagicMock(), mock.Mock()
-    module.is_current_stream_capturing.return_value = False
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    api = device_module.TorchDevice()
-    stream = mock.Mock(device=DEVICE)
-    with api.using(stream):
-        module.device.assert_called_once_with(DEVICE)
-        module.stream.assert_called_once_with(stream)
-    event.query.side_effect = [False, True]
-    assert [api.is_done(event), api.is_done(event)] == [False, True]
-    module.is_current_stream_capturing.return_value = True
-    assert not api.is_done(event) and event.query.call_count == 2
-
-
-def test_a_long_wait_is_not_hidden_in_the_calls():
-    go = threading.Event()
-    with PinnedRing(copy_delay=0, compute_delay=0) as device:
-        device.copies.queue(go.wait, 30)
-        went = device.record(device.copies)
-        copies = [send_from_ring(device) for _ in range(6)]
-        assert not went.is_set()
-        go.set()
-        arrived(device, copies[-1])

@@ -12,17 +12,14 @@ import pytest
 import torch
 from fake_device import (
     DEVICE,
-    POISON,
     FakeDevice,
     HastyHostPool,
     NoKeep,
     NoWaitBeforeCopy,
     NoWaitOfConsumer,
-    memory,
 )
 from injected_races import shows
 
-from pyparallel import backend
 from pyparallel.transfer import device as device_module
 from pyparallel.transfer import layout, to_device
 
@@ -165,32 +162,6 @@ def test_the_copy_waits_for_uses_queued_up_to_the_allocation():
         assert device.pools[device.main].num_reused > 0
 
 
-def test_large_pinned_leaves_are_read_in_place(monkeypatch):
-    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
-    found: list[bytes] = []
-    with FakeDevice() as device:
-        for step in range(50):
-            large = device.pinned(512)
-            large.fill_(step)
-            small = torch.full((3,), step, dtype=torch.uint8)
-            leaves = [small, large.view(torch.float32).view(8, 16), small + 1]
-            received = to_device.send(leaves, DEVICE, device).wait()
-            assert [x.dtype for x in received] == [x.dtype for x in leaves]
-            assert [x.shape for x in received] == [x.shape for x in leaves]
-            for tensor in received:
-                device.read(tensor, found)
-            del large, leaves, received
-        device.wait(device.copies, device.record(device.main))
-        assert device.record(device.copies).wait(30)
-        assert device.num_copies == 100
-    expected = [
-        bytes([value]) * n
-        for s in range(50)
-        for value, n in ((s, 3), (s, 512), (s + 1, 3))
-    ]
-    assert found == expected
-
-
 def test_large_leaves_of_ordinary_memory_are_packed(monkeypatch):
     monkeypatch.setattr(layout, "DIRECT_NBYTES", 512)
     found: list[bytes] = []
@@ -249,19 +220,6 @@ def test_a_copy_uses_the_stream_of_the_caller():
     assert found == [raw(leaf)]
 
 
-def test_copies_can_be_waited_for_twice_and_in_any_order():
-    with FakeDevice() as device:
-        copies = [
-            to_device.send([torch.full((5,), i, dtype=torch.uint8)], DEVICE, device)
-            for i in range(4)
-        ]
-        for i, queued in reversed(list(enumerate(copies))):
-            first, second = queued.wait()[0], queued.wait()[0]
-            assert device.record(device.main).wait(30)
-            assert first.tolist() == second.tolist() == [i] * 5
-            assert first.data_ptr() == second.data_ptr()
-
-
 def test_nothing_but_empty_leaves_needs_no_copy():
     with FakeDevice() as device:
         empty = [torch.empty(0, 4), torch.empty(2, 0, dtype=torch.int64)]
@@ -271,19 +229,6 @@ def test_nothing_but_empty_leaves_needs_no_copy():
         ]
         assert to_device.send([], DEVICE, device).wait() == []
         assert device.num_copies == 0
-
-
-def test_a_change_of_one_received_tensor_keeps_the_versions_of_the_others():
-    with FakeDevice() as device:
-        first, second = to_device.send(
-            [torch.ones(3), torch.ones(3)], DEVICE, device
-        ).wait()
-        assert device.record(device.main).wait(30)
-        weight = torch.ones(3, requires_grad=True)
-        loss = (weight * first).sum()
-        second.add_(1)
-        loss.backward()
-        assert weight.grad.tolist() == [1, 1, 1]
 
 
 def test_copies_leave_no_reference_cycles():
@@ -297,28 +242,6 @@ def test_copies_leave_no_reference_cycles():
             assert len(pool.blocks) == 1
         finally:
             gc.enable()
-
-
-def test_slots_are_aligned_ascending_and_the_gaps_are_zero():
-    leaves = [
-        torch.full((n,), 255, dtype=dtype)
-        for n, dtype in (
-            (1, torch.uint8),
-            (0, torch.int16),
-            (65, torch.uint8),
-            (9, torch.float64),
-        )
-    ]
-    plan = backend.plan_slab(leaves)
-    assert plan.offsets == (0, 64, 64, 192)
-    assert plan.nbytes == 320
-    slab = torch.full((plan.nbytes,), POISON, dtype=torch.uint8)
-    backend.pack(slab, leaves, plan)
-    used = torch.zeros(plan.nbytes, dtype=torch.bool)
-    for leaf, offset in zip(leaves, plan.offsets, strict=True):
-        assert memory(slab.data_ptr() + offset, leaf.nbytes).tobytes() == raw(leaf)
-        used[offset : offset + leaf.nbytes] = True
-    assert not slab[~used].any()
 
 
 def module_of_mocks() -> tuple[mock.Mock, mock.Mock]:
