@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from backends import both, check, last
+from collate_errors import freed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -201,11 +202,6 @@ def call(**changed: Any) -> list[Any]:
 def odd_start() -> torch.Tensor:
     raw = torch.zeros(3 * 4 * 5 * 4 + 1, dtype=torch.uint8).numpy()
     return torch.frombuffer(raw.data, dtype=torch.float32, offset=1).view(3, 4, 5)
-
-
-def freed(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
-    tensor.untyped_storage().resize_(nbytes)
-    return tensor
 
 
 BYTES = torch.zeros(60, dtype=torch.uint8)

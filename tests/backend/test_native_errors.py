@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from backends import both, check, last
+from collate_errors import freed
 
 pytestmark = [
     pytest.mark.cuda_torch,
@@ -28,20 +29,6 @@ class Wrapper(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise AssertionError("nothing may be asked of it")
-
-
-def released():
-    """Return a tensor whose storage was resized to 0 bytes."""
-    tensor = torch.empty(4)
-    tensor.untyped_storage().resize_(0)
-    return tensor
-
-
-def shrunk():
-    """Return a strided tensor that extends beyond the end of its storage."""
-    tensor = torch.empty(100)[10:90:20]
-    tensor.untyped_storage().resize_(100)
-    return tensor
 
 
 def nested():
@@ -96,7 +83,7 @@ PAD_COPY = [
      "fills must have 4 bytes, or 12 for one fill per sample, but has 5."),
     (torch.ones(3, 2), [torch.ones(2)] * 3, b"", ValueError,
      "fills must have 4 bytes, or 12 for one fill per sample, but has 0."),
-    (released(), [torch.ones(())] * 4, b"0000", ValueError,
+    (freed(torch.empty(4)), [torch.ones(())] * 4, b"0000", ValueError,
      "dst must lie within its storage, but needs 16 bytes where 0 are left. Copy it "
      "before its storage is released."),
     (torch.ones(2, 2), [torch.ones(2), torch.ones(2).double()], b"0000", TypeError,
@@ -111,10 +98,10 @@ PAD_COPY = [
      "samples[2] must have at most shape (3, 4, 5), but has shape (3, 6, 5)."),
     (torch.ones(1, 4), [torch.ones(5)], b"0000", ValueError,
      "samples[0] must have at most shape (4,), but has shape (5,)."),
-    (torch.ones(1, 4), [released()], b"0000", ValueError,
+    (torch.ones(1, 4), [freed(torch.empty(4))], b"0000", ValueError,
      "samples[0] must lie within its storage, but needs 16 bytes where 0 are left. "
      "Copy it before its storage is released."),
-    (torch.ones(1, 4), [shrunk()], b"0000", ValueError,
+    (torch.ones(1, 4), [freed(torch.empty(100)[10:90:20], 100)], b"0000", ValueError,
      "samples[0] must lie within its storage, but needs 284 bytes where 100 are left. "
      "Copy it before its storage is released."),
     (MEMORY[:8].view(2, 4), [torch.ones(4), MEMORY[7:9]], b"0000", ValueError,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from backends import both, check, last
+from collate_errors import freed
 from raw_bytes import (
     bytes_of,
     marked,
@@ -43,11 +44,6 @@ def test_starts_may_be_whatever_counts(backend):
     dst = torch.full((1, 4), 7.0)
     backend.pad_copy(dst, [torch.ones(2)], bytes(4), iter([np.array([1])]))
     assert dst.tolist() == [[0, 1, 1, 0]]
-
-
-def freed(tensor, nbytes):
-    tensor.untyped_storage().resize_(nbytes)
-    return tensor
 
 
 BYTES = torch.zeros(64, dtype=torch.bool)

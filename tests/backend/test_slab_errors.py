@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from backends import both, check, last
+from collate_errors import freed
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
-
-
-def released(expanded=False):
-    """Return a tensor whose storage was resized to 0 bytes."""
-    tensor = torch.empty(4)
-    result = tensor.expand(2, 4).t() if expanded else tensor
-    tensor.untyped_storage().resize_(0)
-    return result
 
 
 MEMORY = torch.zeros(64)
@@ -108,10 +101,11 @@ PACK = [
     (SLAB.new_zeros(128), [MEMORY[:1], MEMORY[:1].int()], [MEMORY[:1]] * 2, ValueError,
      "leaves[1] must have dtype torch.float32 and shape (1,), as planned, but has "
      "torch.int32 and (1,)."),
-    (SLAB, [released()], [MEMORY[:4]], ValueError,
+    (SLAB, [freed(torch.empty(4))], [MEMORY[:4]], ValueError,
      "leaves[0] must lie within its storage, but needs 16 bytes where 0 are left. Copy "
      "it before its storage is released."),
-    (SLAB, [released(expanded=True)], [MEMORY[:8].view(4, 2)], ValueError,
+    (SLAB, [freed(torch.empty(4).expand(2, 4).t())], [MEMORY[:8].view(4, 2)],
+     ValueError,
      "leaves[0] must lie within its storage, but needs 16 bytes where 0 are left. Copy "
      "it before its storage is released."),
     (SLAB, [SLAB[:1]], [SLAB[:1]], ValueError,

@@ -11,6 +11,7 @@ import pytest
 import samples
 import torch
 from backends import both, using
+from collate_errors import freed, quiet_csr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ def test_the_arguments_of_attention_without_padding(column: list[torch.Tensor]) 
     oracle.assert_same_tensor(ragged.position_ids, positions)
 
 
+@pytest.mark.slow
 def test_the_compiler_keeps_these_arguments_in_one_graph() -> None:
     @torch.compile(backend="eager", fullgraph=True)
     def arguments(ragged: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,18 +165,6 @@ def test_other_nested_tensors_are_copied() -> None:
     assert [view.tolist() for view in got.unbind()] == [[0, 1], [5, 6, 7], [10]]
 
 
-def csr() -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the layout a beta
-        return torch.ones(2, 2).to_sparse_csr()
-
-
-def freed() -> torch.Tensor:
-    tensor = torch.ones(2, 3)
-    tensor.untyped_storage().resize_(0)
-    return tensor
-
-
 SHAPES = (
     "must match {0} outside dimension 0, but has shape (2, 4) where (2, 3) was "
     "expected. Transpose the samples so that they differ in dimension 0, or pad them."
@@ -184,12 +174,12 @@ REFUSED: list[tuple[list[Any], type[Exception], str]] = [
     ([torch.ones(2), torch.tensor(1.0)], ValueError,
      "{1} must have at least 1 dimension to be ragged, but has shape (). Call "
      "reshape(1) on it."),
-    ([torch.ones(2, 2), csr()], TypeError,
+    ([torch.ones(2, 2), quiet_csr()], TypeError,
      "{1} must be a dense tensor, but its layout is torch.sparse_csr. Convert it with "
      "to_dense() before collating."),
     ([torch.ones(2), torch.ones(2, device="meta")], ValueError,
      "{1} must be on cpu like {0}, but is on meta."),
-    ([torch.ones(2, 3), freed()], ValueError,
+    ([torch.ones(2, 3), freed(torch.ones(2, 3))], ValueError,
      "{1} must lie within its storage, but needs 24 bytes where 0 are left. Collate it "
      "before its storage is resized."),
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 OF_PYTHON = {"_replace", "_fields", "_asdict", "_exit", "_getframe", "_cond", "_flag"}
 OF_PYTHON |= {"_feed", "_reader"}  # of queues
 OF_PYTHON |= {"_target", "_is_gil_enabled"}  # of threads and sys
-#: Of NumPy's global generator, and the package's own marks on objects of torch.
-OF_OTHERS = {"_rand", "_bit_generator", "_former_parameters", "_profiled_epoch"}
 #: Names with a replacement: the object that has each.
 REPLACED = [
     (torch._C, "_dispatch_keys"),
@@ -52,29 +50,6 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def attributes(tree: ast.AST) -> Iterator[str]:
-    """Return the private attributes that a module reads, also by getattr."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_private(node.attr):
-            yield node.attr
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            constants = (arg for arg in node.args if isinstance(arg, ast.Constant))
-            if node.func.id in ("getattr", "hasattr", "setattr"):
-                yield from (str(c.value) for c in constants if is_private(str(c.value)))
-
-
-def defined(tree: ast.AST) -> Iterator[str]:
-    """Return the names that a module defines itself."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if isinstance(node.value, ast.Name) and node.value.id in ("self", "result"):
-                yield node.attr
-
-
 def test_no_other_module_imports_a_private_name_of_torch() -> None:
     found = []
     for path in FILES:
@@ -93,21 +68,6 @@ def test_no_other_module_imports_a_private_name_of_torch() -> None:
     here = [name for name in found if name.startswith("core/torch_private.py: ")]
     assert len(here) > 10
     assert [name for name in found if name not in here] == []
-
-
-def test_every_private_attribute_is_the_packages_own_or_is_listed() -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-    known = {name for tree in trees.values() for name in defined(tree)}
-    known |= {name for names in private.ATTRIBUTES.values() for name in names}
-    known |= {path.stem for path in FILES} | OF_PYTHON | OF_OTHERS
-    used = {
-        f"{path.relative_to(PACKAGE)}: {name}"
-        for path, tree in trees.items()
-        if path.name != "torch_private.py"
-        for name in attributes(tree)
-        if name not in known
-    }
-    assert used == set()
 
 
 @pytest.mark.parametrize("owner", private.ATTRIBUTES, ids=lambda cls: cls.__name__)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from backends import last
+from collate_errors import freed
 
 from pyparallel import ImagePreprocessor, Padded, Ragged
 from pyparallel.core.errors import EmptyBatchError
@@ -57,11 +58,6 @@ def test_options_that_cannot_be_are_refused_at_once(case: Any) -> None:
 
 def image(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return torch.ones(shape or (3, 4, 5), dtype=dtype)
-
-
-def freed(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
-    tensor.untyped_storage().resize_(nbytes)
-    return tensor
 
 
 BATCHES: list[tuple[Any, type[Exception], str]] = [

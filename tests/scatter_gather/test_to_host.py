@@ -17,17 +17,17 @@ import torch
 from fake_device import (
     DEVICE,
     FakeDevice,
-    HastyHostPool,
     NoWaitBeforeCopy,
     NoWaitOnHost,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from injected_races import shows
+from raw_bytes import bytes_of
 from samples import DTYPES
 
 from pyparallel import DataContainer as DC
-from pyparallel import backend, start_to_host, to_host
+from pyparallel import start_to_host, to_host
 from pyparallel.scatter_gather.to_host import HostCopy
 from pyparallel.transfer import engine, to_device
 from pyparallel.transfer import layout as layout_module
@@ -52,15 +52,9 @@ def fetch(batch: Any, fake: FakeDevice) -> Any:
     return HostCopy(batch, fake, False).get()
 
 
-def raw(tensor: torch.Tensor) -> bytes:
-    # A single value may have any stride and count as contiguous.
-    flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    return raw(found) == raw(expected)
+    return bytes_of(found) == bytes_of(expected)
 
 
 def on(fake: FakeDevice, *values: float) -> list[torch.Tensor]:
@@ -192,17 +186,6 @@ def test_nothing_but_empty_tensors_needs_no_copy():
         assert fake.num_copies == fake.num_packs == 0
 
 
-def test_no_byte_of_an_earlier_batch_is_left_in_the_slab(monkeypatch):
-    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
-    with FakeDevice() as fake:
-        fake.host.take(192).fill_(255)
-        leaves = [torch.full((n,), 7, dtype=torch.uint8) for n in (101, 3)]
-        found = fetch([fake.put(x) for x in leaves], fake)
-        slab = backend.memory_of(found[0])[: 64 + 128]
-        assert fake.host.num_reused == 1 and sorted(slab) == [0] * 88 + [7] * 104
-        assert [x.untyped_storage().nbytes() for x in found] == [101, 3]
-
-
 def test_one_copy_for_each_device():
     with FakeDevice(num_devices=2) as fake:
         batch = [fake.put(torch.full((3,), i), fake.devices[i % 2]) for i in range(6)]
@@ -221,7 +204,7 @@ def train(fake: FakeDevice, snapshot: bool = True, late: bool = True) -> int:
     wrong, waiting = 0, []
 
     def check(handle: HostCopy, expected: list[bytes]) -> bool:
-        return [raw(x) for x in handle.get()] != expected
+        return [bytes_of(x) for x in handle.get()] != expected
 
     for step in range(80):
         leaves = [
@@ -229,7 +212,7 @@ def train(fake: FakeDevice, snapshot: bool = True, late: bool = True) -> int:
             for i in range(3)
         ]
         there = [fake.put(leaf) for leaf in leaves]
-        waiting.append((start(there, fake, snapshot), list(map(raw, leaves))))
+        waiting.append((start(there, fake, snapshot), list(map(bytes_of, leaves))))
         for tensor in there:
             fake.fill(tensor, 0xEE)  # the next step may overwrite its results
         del there, tensor
@@ -275,33 +258,6 @@ def test_large_tensors_are_read_in_place_or_from_a_snapshot(monkeypatch):
             assert train(fake, snapshot) == 0
             assert fake.num_copies == (80 if snapshot else 240)
             assert fake.num_packs == (80 if snapshot else 0)
-
-
-def drop_and_reuse(fake: FakeDevice) -> int:
-    """Drop handles at once and write into the host memory that comes free."""
-    wrong = 0
-    for step in range(5):
-        go = threading.Event()
-        fake.copies.queue(go.wait, 30)  # the copy ends after the write
-        start([fake.put(torch.full((100,), step, dtype=torch.uint8))], fake)
-        gc.collect()
-        mine = fake.host.take(128).fill_(0xAA)
-        go.set()
-        done = fake.record(fake.copies)
-        assert done.wait(30)
-        wrong += bool((mine != 0xAA).any())
-    return wrong
-
-
-def test_a_handle_may_be_dropped():
-    with FakeDevice() as fake:
-        assert drop_and_reuse(fake) == 0
-
-    def wrong():
-        with HastyHostPool() as fake:
-            return drop_and_reuse(fake)
-
-    assert shows(wrong)
 
 
 def test_a_dropped_handle_frees_its_memory_after_the_copy():

@@ -42,8 +42,9 @@ def cyclic(container: Any) -> Any:
     return container
 
 
-def freed(tensor: torch.Tensor) -> torch.Tensor:
-    tensor.untyped_storage().resize_(0)
+def freed(tensor: torch.Tensor, nbytes: int = 0) -> torch.Tensor:
+    """Return the tensor with these bytes left in its storage."""
+    tensor.untyped_storage().resize_(nbytes)
     return tensor
 
 

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from samples import DTYPES as DTYPES
 
-DTYPES = [
-    getattr(torch, name)
-    for name in (
-        "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 "
-        "float32 float64 complex32 complex64 complex128 float8_e4m3fn float8_e5m2 "
-        "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
-    ).split()
-    if hasattr(torch, name)
-]
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "channels_last", "offset")
 
 

@@ -18,11 +18,12 @@ from gil import others_run_during
 from host_device import COPIES, CPU, MAIN, SIDE, HostDevice, HostStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raw_bytes import bytes_of
 
 from pyparallel import backend
 from pyparallel.backend import _python
 from pyparallel.transfer import device as device_module
-from pyparallel.transfer import engine, layout, to_device
+from pyparallel.transfer import layout, to_device
 
 pytestmark = [
     pytest.mark.cuda_torch,
@@ -45,12 +46,6 @@ def by_the_engine(monkeypatch):
     assert to_device.drain(30), "something is kept for ever"
 
 
-def raw(tensor: torch.Tensor) -> bytes:
-    # A single value may have any stride and count as contiguous.
-    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
 def some_leaves(rng: random.Random, num: int, largest: int = 40) -> list[torch.Tensor]:
     return [
         (torch.rand(rng.randint(0, 9), rng.randint(1, largest)) * 100).to(dtype)
@@ -61,7 +56,7 @@ def some_leaves(rng: random.Random, num: int, largest: int = 40) -> list[torch.T
 def arrive(leaves, device, **options) -> list[bytes]:
     copied = to_device.send(leaves, CPU, device, **options).wait()
     assert [(x.dtype, x.shape) for x in copied] == [(x.dtype, x.shape) for x in leaves]
-    return list(map(raw, copied))
+    return list(map(bytes_of, copied))
 
 
 # ---------------------------------------------------------------------------- copies
@@ -80,7 +75,7 @@ def test_leaves_of_every_dtype_and_layout_arrive(seed, num, chunk):
     leaves += [torch.arange(20)[::3], torch.tensor(1.5), torch.ones(1, 3).expand(4, 3)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "send", partial(native.send, chunk_nbytes=chunk))
-        assert arrive(leaves, HostDevice()) == list(map(raw, leaves))
+        assert arrive(leaves, HostDevice()) == list(map(bytes_of, leaves))
 
 
 def test_bytes_between_leaves_are_zero_in_every_chunk():
@@ -104,18 +99,18 @@ def test_pinned_leaves_are_read_in_place(num, monkeypatch):
         leaves += [torch.tensor([i]), large, torch.empty(0, 3)]
     queued = to_device.send(leaves, CPU, device)
     assert len(queued._direct) == num
-    assert list(map(raw, queued.wait())) == list(map(raw, leaves))
+    assert list(map(bytes_of, queued.wait())) == list(map(bytes_of, leaves))
 
 
 def test_packed_leaves_are_free_when_send_returns():
     leaves = [torch.full((1000,), 3.0), torch.ones(10, 10).t()]
-    expected = list(map(raw, leaves))
+    expected = list(map(bytes_of, leaves))
     queued = to_device.send(leaves, CPU, HostDevice())
     dead = [weakref.ref(leaf) for leaf in leaves]
     leaves[0].fill_(9)
     del leaves
     assert [ref() for ref in dead] == [None, None]
-    assert list(map(raw, queued.wait())) == expected
+    assert list(map(bytes_of, queued.wait())) == expected
 
 
 class Late:
@@ -261,16 +256,3 @@ def test_pure_python_has_no_engine():
         assert backend.transfers == ()
     assert not device_module.TorchDevice().has_engine(torch.device("cuda"))
     assert device_module.TorchDevice(["cuda"]).has_engine(torch.device("cuda", 1))
-
-
-def test_the_one_choice_is_the_devices(monkeypatch):
-    chosen = []
-    for name in ("_start_native", "_start_with_torch"):
-        monkeypatch.setattr(engine, name, lambda *args, name=name: chosen.append(name))
-    device = HostDevice()
-    leaf, slab = torch.ones(4), torch.zeros(64, dtype=torch.uint8)
-    planned = layout.plan_transfer([leaf], device.is_pinned)
-    for answer in (True, False):
-        device.has_engine = lambda device, answer=answer: answer
-        engine.start(planned, slab, [], (COPIES, MAIN), device)
-    assert chosen == ["_start_native", "_start_with_torch"]

@@ -11,10 +11,12 @@ from unittest import mock
 
 import pytest
 import torch
+from collate_errors import freed
 from fake_device import DEVICE, FakeDevice, PinnedRing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from injected_races import shows
+from raw_bytes import bytes_of
 
 from pyparallel import backend
 from pyparallel.transfer import engine, to_device
@@ -30,12 +32,6 @@ def nothing_is_too_small(monkeypatch):
     monkeypatch.setattr(layout_module, "SPAN_NBYTES", 0)
     yield
     assert to_device.drain(30), "something is kept for ever"
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    # A single value may have any stride and count as contiguous.
-    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def in_slab(memory: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -109,9 +105,9 @@ def test_one_span_is_one_copy_and_everything_else_is_packed(layout):
         for leaf in leaves:
             if leaf.dtype == torch.bool:
                 leaf.view(torch.uint8).clamp_(max=1)
-        expected = [raw(leaf) for leaf in leaves]
+        expected = [bytes_of(leaf) for leaf in leaves]
         copied = arrived(device, to_device.send(leaves, DEVICE, device))
-        assert [raw(x) for x in copied] == expected
+        assert [bytes_of(x) for x in copied] == expected
         assert [x.dtype for x in copied] == [x.dtype for x in leaves]
         assert [x.shape for x in copied] == [x.shape for x in leaves]
         assert device.num_copies == any(map(len, expected))
@@ -119,19 +115,12 @@ def test_one_span_is_one_copy_and_everything_else_is_packed(layout):
         assert packed == (any(map(len, expected)) and not good_span(placed))
 
 
-def released(memory):
-    storage = torch.zeros(64, dtype=torch.uint8).untyped_storage()
-    leaf = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (64,))
-    storage.resize_(10)
-    return [leaf]
-
-
 def test_empty_leaves_of_a_span_may_be_anywhere():
     with PinnedRing(copy_delay=0, compute_delay=0) as device:
         memory = device.ring.take(512).fill_(5)
         leaves = [torch.empty(0, 3), memory[:256], memory[256:]]
         copied = arrived(device, to_device.send(leaves, DEVICE, device))
-        assert [raw(x) for x in copied] == [raw(x) for x in leaves]
+        assert [bytes_of(x) for x in copied] == [bytes_of(x) for x in leaves]
         assert device.num_copies == 1 and not device.host.blocks, "it was packed"
 
 
@@ -155,7 +144,7 @@ def test_a_leaf_beyond_its_storage_is_an_error_and_not_read():
     with PinnedRing() as device:
         device.is_pinned = lambda tensor: True
         with pytest.raises(ValueError, match="must lie within its storage"):
-            to_device.send(released(None), DEVICE, device)
+            to_device.send([freed(torch.zeros(64))], DEVICE, device)
         assert device.num_copies == 0
 
 
@@ -171,7 +160,7 @@ def train(device: PinnedRing, direct: bool = False, num_batches: int = 150) -> i
         batch = in_slab(slot, some_leaves(rng, step % 50))
         if direct:
             batch = [slot[:1024].fill_(step % 256), torch.tensor([step])]
-        expected += [raw(leaf) for leaf in batch]
+        expected += [bytes_of(leaf) for leaf in batch]
         copied = to_device.send(batch, DEVICE, device).wait()
         del batch, slot
         for tensor in copied:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
 from types import SimpleNamespace
 from unittest import mock
 
@@ -19,6 +18,7 @@ from fake_device import (
     NoWaitOfConsumer,
 )
 from injected_races import shows
+from raw_bytes import bytes_of
 
 from pyparallel.transfer import device as device_module
 from pyparallel.transfer import layout, to_device
@@ -36,19 +36,13 @@ def make_batch(rng: random.Random, step: int) -> list[torch.Tensor]:
     ]
 
 
-def raw(tensor: torch.Tensor) -> bytes:
-    # A single value may have any stride and count as contiguous.
-    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
 def train(device: FakeDevice, num_batches: int = NUM_BATCHES) -> int:
     """Send, wait for, read and drop batches; return how many leaves were read wrong."""
     rng = random.Random(5)
     expected, found = [], []
     for step in range(num_batches):
         batch = make_batch(rng, step)
-        expected += [raw(leaf) for leaf in batch]
+        expected += [bytes_of(leaf) for leaf in batch]
         # The next batch reuses the memory of the one before last.
         for tensor in to_device.send(batch, DEVICE, device).wait():
             device.read(tensor, found)
@@ -82,7 +76,7 @@ def read_on_a_side_stream(device: FakeDevice) -> int:
         with device.using(device.side):
             (tensor,) = queued.wait()
             device.read(tensor, found)
-        expected.append(raw(leaves[0]))
+        expected.append(bytes_of(leaves[0]))
         del queued, tensor
     assert device.record(device.side).wait(60)
     return sum(a != b for a, b in zip(found, expected, strict=True))
@@ -205,19 +199,6 @@ def test_capture_is_checked_on_the_stream_and_only_on_devices_with_graphs():
         assert calls.module.stream.call_args == mock.call(calls.side)
         del module.is_current_stream_capturing
         assert not to_device.torch_device.is_capturing(calls.side)
-
-
-def test_a_copy_uses_the_stream_of_the_caller():
-    found: list[bytes] = []
-    gate = threading.Event()
-    with FakeDevice() as device:
-        device.copies.queue(gate.wait, 30)  # nothing gets past here
-        leaf = torch.full((5,), 3, dtype=torch.uint8)
-        (received,) = to_device.send([leaf], DEVICE, device, stream=device.side).wait()
-        device.read(received, found)
-        assert device.record(device.main).wait(30)
-        gate.set()
-    assert found == [raw(leaf)]
 
 
 def test_nothing_but_empty_leaves_needs_no_copy():
