@@ -1,4 +1,4 @@
-"""Sharded models: their settings, and on the CPU the results of one process."""
+"""Settings of sharded models; test_wrappers.py trains them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_ranks import Results, launch
 from mmengine_training import Net
 from optim_runs import refuses
 from torch.distributed import fsdp
@@ -16,44 +15,7 @@ from torch.distributed import fsdp
 from pyparallel import mmengine
 from pyparallel.mmengine.fully_sharded_distributed import resolve_dtypes
 
-pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
-
-CASES = ["second", "first"]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("two ranks")
-    return launch(folder, "mmengine_sharded_cases", CASES, limit=180)
-
-
-@pytest.mark.parametrize(
-    "plan", ["plain", "in groups", "by class", "by function", "accumulated", "clipped"]
-)
-def test_fully_shard_equals_one_process(results: Results, plan: str) -> None:
-    for rank in results["second"]:
-        seen = rank[plan]
-        assert seen["deviation"] < 1e-6
-        assert seen["shard"] == 15  # half of the first weight
-        assert seen["predicted"] == [(4, 3)] * 2
-        names = ["0.weight", "0.bias", "2.weight", "2.bias"]
-        assert seen["keys"] == [f"module.body.{name}" for name in names]
-
-
-def test_micro_steps_within_a_group_reduce_nothing(results: Results) -> None:
-    """Reduced gradients are in ``grad``; a step at the end of a group uses them."""
-    for rank in results["second"]:
-        assert rank["accumulated"]["kept"] == [True] * 8
-        assert rank["wrapper"]
-
-
-@pytest.mark.parametrize("plan", ["plain", "accumulated"])
-def test_fsdp_equals_one_process(results: Results, plan: str) -> None:
-    for rank in results["first"]:
-        assert rank[plan]["deviation"] < 1e-6
-        assert rank[plan]["parts"] == 2
-        assert rank[plan]["predicted"] == (4, 3)
-        assert rank["wrapper"]
+pytestmark = pytest.mark.one_backend
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one")

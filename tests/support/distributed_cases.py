@@ -1,9 +1,8 @@
-"""The cases of test_distributed.py: each returns a result on each rank."""
+"""The cases of test_distributed.py: each asserts or returns a result on each rank."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, namedtuple
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +20,7 @@ from distributed_model import (
     make_net,
     values,
 )
-from distributed_ranks import case
+from distributed_ranks import case, equal_on_all
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pyparallel import (
@@ -31,11 +30,12 @@ from pyparallel import (
     scatter_kwargs,
 )
 
+METHODS = ("forward", "train_step", "val_step")
 
-def train(
-    rank: int, world: int, cls: Any, steps: int = 20, **options: Any
-) -> dict[str, Any]:
-    net = make_net(unused=options.get("find_unused_parameters", False))
+
+def train(rank: int, world: int, cls: Any, steps: int, **options: Any) -> torch.Tensor:
+    unused = options.get("find_unused_parameters", False)
+    net = make_net(unused=unused)
     model = cls(net, **options)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(steps):
@@ -43,32 +43,36 @@ def train(
         output = model.train_step(make_batch(step, rank, world), optimizer)
         output["loss"].backward()
         optimizer.step()
-    return {"values": values(net), "keys": list(output)}
+    keys = ["loss", "log_vars", "num_samples"]
+    assert list(output) == keys + ["not in the loss"] * unused
+    return values(net)
 
 
-def with_both(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Return the results with our wrapper and with torch's."""
-    kinds = {"ours": MMDistributedDataParallel, "torch": Reference}
-    return {name: function(*args, cls, **options) for name, cls in kinds.items()}
+#: Our wrapper, and torch's around a module whose forward is the step.
+BOTH = {"ours": MMDistributedDataParallel, "torch": Reference}
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "static_graph": {"static_graph": True},
-    "unused_output": {"find_unused_parameters": True},
-    "small_buckets": {"bucket_cap_mb": 0.0001, "gradient_as_bucket_view": True},
-}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"static_graph": True},
+    {"find_unused_parameters": True},
+    {"bucket_cap_mb": 0.0001, "gradient_as_bucket_view": True},
+]
 
 
 @case
-def training(rank: int, world: int) -> Any:
-    found = {
-        name: with_both(train, rank, world, **options)
-        for name, options in OPTIONS.items()
-    }
+def training(rank: int, world: int) -> None:
+    def assert_alike(steps: int, **options: Any) -> None:
+        ours, theirs = (
+            train(rank, world, cls, steps, **options) for cls in BOTH.values()
+        )
+        assert torch.equal(ours, theirs) and equal_on_all(ours), options
+
+    for options in OPTIONS:
+        assert_alike(20, **options)
     # torch skips most of its preparation if Python hooks reduce the gradients.
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
-        return found | {"python_reducer": with_both(train, rank, world, steps=3)}
+        assert_alike(3)
 
 
 def _norms(rank: int, world: int, cls: Any) -> list[torch.Tensor]:
@@ -86,7 +90,7 @@ def _norms(rank: int, world: int, cls: Any) -> list[torch.Tensor]:
 
 @case
 def buffers(rank: int, world: int) -> Any:
-    return with_both(_norms, rank, world)
+    return {name: _norms(rank, world, cls) for name, cls in BOTH.items()}
 
 
 def _join(rank: int, world: int, cls: Any) -> Any:
@@ -105,52 +109,46 @@ def _join(rank: int, world: int, cls: Any) -> Any:
 
 @case
 def join(rank: int, world: int) -> Any:
-    return with_both(_join, rank, world)
+    return {name: _join(rank, world, cls) for name, cls in BOTH.items()}
 
 
 Point = namedtuple("Point", "x y")
 
 
 @case
-def calls(rank: int, world: int) -> Any:
-    """Return the arguments of the model for each way to call it."""
+def calls(rank: int, world: int) -> None:
+    """Pass opened containers and the very optimizers to the model."""
     model = Recorder()
     ddp = MMDistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     both = {"g": optimizer, "d": torch.optim.Adam(model.parameters())}
-    result: dict[str, Any] = {}
     with torch.no_grad():
-        for name in ("forward", "train_step", "val_step"):
+        for name in METHODS:
             call = ddp if name == "forward" else getattr(ddp, name)
             model.calls.clear()
-            call(make_batch(0, rank, world), optimizer, both, flag=True, none=None)
+            call(make_batch(0, 0, 2), optimizer, both, flag=True, none=None)
             call(**make_batch(0, rank, world))
             call()
             (data, first, second), kwargs = model.calls[0]
-            result[name] = [
-                tuple(data["img"].shape),
-                [type(box).__name__ for box in data["boxes"]],
-                data["metas"],
-                first is optimizer,
-                [second[key] is both[key] for key in both],
-                kwargs,
-                sorted(model.calls[1][1]),
-                model.calls[2],
-            ]
-    result["state"] = list(ddp.state_dict())
-    names = (
-        "device_ids dim output_device require_forward_param_sync "
-        "require_backward_grad_sync find_unused_parameters"
-    )
-    result["attributes"] = [getattr(ddp, name) for name in names.split()]
-    result["reducer"] = type(ddp.reducer).__name__
-    return result
+            assert data["img"].shape == (4, 3, 8, 8)
+            assert [type(box) for box in data["boxes"]] == [torch.Tensor] * 4
+            assert data["metas"] == [(5, 6), (7, 8), (4, 6), (8, 8)]
+            assert first is optimizer
+            assert all(second[key] is both[key] for key in both)
+            assert kwargs == {"flag": True, "none": None}
+            assert sorted(model.calls[1][1]) == ["boxes", "img", "label", "metas"]
+            assert model.calls[2] == ((), {})
+    assert list(ddp.state_dict()) == ["module.layer.weight", "module.layer.bias"]
+    # The attributes that code bases read.
+    assert ddp.device_ids is ddp.output_device is None
+    assert ddp.dim == 0 and type(ddp.reducer).__name__ == "Reducer"
+    assert not ddp.require_forward_param_sync and ddp.require_backward_grad_sync
+    assert not ddp.find_unused_parameters
 
 
 @case
-def outputs(rank: int, world: int) -> Any:
-    """Nested outputs, also where torch takes them apart for unused parameters."""
-    result = {}
+def outputs(rank: int, world: int) -> None:
+    """Nested outputs keep their types, also where torch takes them apart."""
     for unused in (False, True):
         model = Recorder()
         ddp = MMDistributedDataParallel(model, find_unused_parameters=unused)
@@ -164,19 +162,17 @@ def outputs(rank: int, world: int) -> Any:
         }
         output = ddp.train_step()
         output["loss"].backward()
-        result[unused] = [
-            {key: type(value).__name__ for key, value in output.items()},
-            [output["ordered"] == OrderedDict(b=1, a=2.5), output["tuple"]],
-            [
-                torch.equal(output["point"].x, y),
-                torch.equal(output["default"]["k"][0], y),
-            ],
-        ]
-    return result
+        for key, value in model.output.items():
+            assert type(output[key]) is type(value)
+        assert output["ordered"] == OrderedDict(b=1, a=2.5)
+        assert output["tuple"] == (1, "text", None)
+        assert torch.equal(output["point"].x, y)
+        assert torch.equal(output["default"]["k"][0], y)
 
 
 @case
-def subclasses(rank: int, world: int) -> Any:
+def subclasses(rank: int, world: int) -> None:
+    """Every call goes through the methods that subclasses override."""
     model = Recorder()
     with torch.no_grad():
         OldFix(model)(make_batch(0, rank, world))
@@ -184,12 +180,17 @@ def subclasses(rank: int, world: int) -> Any:
         marked()
         marked.train_step()
         marked.val_step()
-    shape = tuple(model.calls[0][0][0]["img"].shape)
-    return {"old fix": shape, "marked": [kwargs for _, kwargs in model.calls[1:]]}
+    ((data,), _), *others = model.calls
+    assert isinstance(data["img"], torch.Tensor)  # opened in _run_ddp_forward
+    assert [kwargs for _, kwargs in others] == [
+        {"by": "to_kwargs", "target": -1},
+        {"by": "scatter", "target": [-1]},
+        {"by": "scatter", "target": [-1]},
+    ]
 
 
 @case
-def on_a_device(rank: int, world: int) -> Any:
+def on_a_device(rank: int, world: int) -> None:
     """Only our scatter may move arguments, because some must stay on the host.
 
     A replacement leaves all arguments on the host. So arguments on "meta" were moved by
@@ -210,31 +211,33 @@ def on_a_device(rank: int, world: int) -> Any:
         targets.append(list(ids))
         return scatter_kwargs(inputs, kwargs, [-1], **options)
 
-    result = {}
     scatter_of_ddp = "pyparallel.parallel.distributed.scatter_kwargs"
     with torch.no_grad(), patch(scatter_of_ddp, opened):
         theirs(torch.ones(1))
-        result["torch"] = model.calls[-1][0][0].device.type
-        for name in ("forward", "train_step", "val_step"):
+        assert model.calls[-1][0][0].is_meta
+        for name in METHODS:
             call = ddp if name == "forward" else getattr(ddp, name)
             call(batch)
             seen = model.calls[-1][0][0]
-            devices = [seen["img"].device.type, seen["host"][0].device.type]
+            assert seen["img"].device == seen["host"][0].device == torch.device("cpu")
+            assert seen["default"] == {"a": [1]}
             call()
-            result[name] = [devices, dict(seen["default"]), model.calls[-1]]
-        result["targets"] = targets[:]
+            assert model.calls[-1] == ((), {})
+        assert targets == [[0]] * 6
         ddp.mixed_precision = SimpleNamespace(param_dtype=torch.bfloat16)
         ddp.val_step(batch)
         seen = model.calls[-1][0][0]
-        result["precision"] = [seen["img"].dtype, seen["host"][0].dtype]
-    return result
+        assert (seen["img"].dtype, seen["host"][0].dtype) == (
+            torch.bfloat16,
+            torch.float32,
+        )
 
 
 @case
-def failing_step(rank: int, world: int) -> Any:
+def failing_step(rank: int, world: int) -> None:
     """After an exception in the step, the wrapper has the state of torch's wrapper."""
-    result = {}
-    for name, cls in {"ours": MMDistributedDataParallel, "torch": DDP}.items():
+    found = []
+    for cls in (MMDistributedDataParallel, DDP):
         net = make_net(norm=True)
         ddp = cls(Failing(net))
         step = ddp if cls is DDP else ddp.train_step
@@ -244,51 +247,44 @@ def failing_step(rank: int, world: int) -> Any:
                 step(data, fail=i in (1, 4))["loss"].backward()
             except ZeroDivisionError:
                 assert DDP._get_active_ddp_module() is None
-        log = ddp._get_ddp_logging_data()
-        result[name] = [gradients(net), log["iteration"]]
-    return result
+        assert ddp._get_ddp_logging_data()["iteration"] == 5
+        found.append(gradients(net))
+    assert torch.equal(*found) and equal_on_all(found[0])
 
 
 @case
-def reducer_in_the_step(rank: int, world: int) -> Any:
+def reducer_in_the_step(rank: int, world: int) -> None:
+    """Backward passes inside the step are reduced by the reducer attribute."""
     torch.manual_seed(0)
     model = Adversaries()
     ddp = MMDistributedDataParallel(model, find_unused_parameters=True)
     optimizers = {k: torch.optim.SGD(getattr(model, k).parameters(), 0.1) for k in "gd"}
     start = values(model)
     for step in range(6):
-        data = torch.rand(
-            3, 2, generator=torch.Generator().manual_seed(9 * step + rank)
-        )
+        generator = torch.Generator().manual_seed(9 * step + rank)
+        data = torch.rand(3, 2, generator=generator)
         ddp.train_step(data, optimizers, ddp_reducer=ddp.reducer)
-    return [values(model), start]
+    assert equal_on_all(values(model))
+    assert (values(model) - start).abs().max() > 1e-2
 
 
 @case
-def on_a_gpu(rank: int, world: int) -> Any:
-    """Return the devices of the model's tensors and the results of two steps."""
+def on_a_gpu(rank: int, world: int) -> None:
     model = Recorder().cuda()
     ddp = MMDistributedDataParallel(model, device_ids=[0])
-    result: dict[str, Any] = {}
     with torch.no_grad():
-        for name in ("forward", "train_step", "val_step"):
+        for name in METHODS:
             call = ddp if name == "forward" else getattr(ddp, name)
             host = DataContainer([[torch.ones(1)]], cpu_only=True)
             call(make_batch(0, rank, world), defaultdict(list, a=[host]))
             data, default = model.calls[-1][0]
+            assert data["img"].is_cuda and not default["a"][0][0].is_cuda
             call()
-            result[name] = [
-                data["img"].device.type,
-                default["a"][0][0].device.type,
-                model.calls[-1],
-            ]
-    layer = torch.nn.Linear(2, 1).cuda()
+            assert model.calls[-1] == ((), {})
+    layer: Any = torch.nn.Linear(2, 1).cuda()
     layer.train_step = layer.forward
-    step = MMDistributedDataParallel(
-        layer, device_ids=[0], static_graph=True
-    ).train_step
+    ddp = MMDistributedDataParallel(layer, device_ids=[0], static_graph=True)
     for _ in range(2):
         layer.zero_grad()
-        step(DataContainer([torch.ones(3, 2)])).sum().backward()
-        result["gradient"] = layer.weight.grad.cpu()
-    return result
+        ddp.train_step(DataContainer([torch.ones(3, 2)])).sum().backward()
+        assert layer.weight.grad.tolist() == [[3.0, 3.0]]

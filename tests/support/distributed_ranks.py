@@ -89,6 +89,17 @@ def join(folder: Path, rank: int, world: int, timeout: float) -> None:
     )
 
 
+def from_all(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors of all ranks."""
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, tensor)
+    return found
+
+
+def equal_on_all(tensor: torch.Tensor) -> bool:
+    return all(torch.equal(tensor, each) for each in from_all(tensor))
+
+
 def run_rank(
     rank: int, world: int, timeout: float, folder: str, module: str, cases: list[str]
 ) -> None:

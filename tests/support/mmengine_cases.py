@@ -1,4 +1,4 @@
-"""The work of the ranks of test_wrappers.py."""
+"""The work of the ranks of test_wrappers.py: each case asserts on every rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 from typing import Any
 
 import torch
-from distributed_ranks import case
+from distributed_ranks import case, equal_on_all, from_all
+from mmengine_adversaries import Model, all_values, optimizers, wrappers
+from mmengine_adversaries import alone as adversaries_alone
 from mmengine_training import (
     SAMPLES,
     Net,
@@ -20,14 +22,19 @@ from mmengine_training import (
 )
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pyparallel import DataContainer, collate, mmengine
+from pyparallel.mmengine import MMSeparateDistributedDataParallel as Separate
 from pyparallel.mmengine import _upstream
 
+GROUPS = [[0, 1, 2], [3, 4, 5], [6, 7]]
 
+
+# ---------------------------------------------------------- MMDistributedDataParallel
 @case
-def plain(rank: int, world: int) -> Any:
-    result = {}
+def plain(rank: int, world: int) -> None:
+    """Twenty steps compared with one process and the whole batch."""
     options: dict[str, Any] = {
         "plain": {},
         "given devices": {"device_ids": [rank], "output_device": rank},
@@ -39,25 +46,24 @@ def plain(rank: int, world: int) -> Any:
         net = Net(unused=name == "unused")
         expected = alone(net.body, world, [[number] for number in range(20)])
         model = mmengine.MMDistributedDataParallel(net, **kwargs)
+        assert mmengine.is_model_wrapper(model)
         optimizer = sgd(model)
         record = recorded(net.body, optimizer)
         wrapper = mmengine.OptimWrapper(optimizer)
-        logged = [model.train_step(batch(n, world, rank), wrapper) for n in range(20)]
-        result[name] = {
-            "deviation": deviation(record, expected),
-            "values": values(net),
-            "logged": [list(logged[0]), type(logged[0]["loss"]).__name__],
-            "detached": not logged[0]["loss"].requires_grad,
-        }
-    return result
+        for number in range(20):
+            logged = model.train_step(batch(number, world, rank), wrapper)
+        assert deviation(record, expected) < 1e-6, name
+        assert equal_on_all(values(net))
+        assert list(logged) == ["loss", "loss_square", "acc"]
+        assert type(logged["loss"]) is torch.Tensor
+        assert not logged["loss"].requires_grad
 
 
 @case
-def accumulation(rank: int, world: int) -> Any:
+def accumulation(rank: int, world: int) -> None:
     """Eight micro-steps in groups of three; the last of each group reduces."""
     net = Net()
-    groups = [[0, 1, 2], [3, 4, 5], [6, 7]]
-    expected = alone(net.body, world, groups)
+    expected = alone(net.body, world, GROUPS)
     model = mmengine.MMDistributedDataParallel(net)
     reductions: list[int] = []
     now = 0
@@ -71,20 +77,17 @@ def accumulation(rank: int, world: int) -> Any:
     record = recorded(net.body, optimizer)
     wrapper = mmengine.OptimWrapper(optimizer, accumulative_counts=3)
     wrapper.initialize_count_status(model, 0, 8)
-    scaled, steps, between = [], [], []
+    steps = []
     for now in range(1, 9):
-        scaled.append(1 / wrapper.scale_loss(torch.ones(())).item())
+        factor = 1 / wrapper.scale_loss(torch.ones(())).item()
+        assert round(factor) == (3 if now < 7 else 2)
         before = len(record)
         model.train_step(batch(now - 1, world, rank), wrapper)
         steps += [now] * (len(record) - before)
-        between.append(gradients(net))
-    return {
-        "deviation": deviation(record, expected),
-        "factors": [round(each) for each in scaled],
-        "steps": steps,
-        "reductions": reductions,
-        "between": between,
-    }
+        first, second = from_all(gradients(net))
+        assert torch.equal(first, second) == (now in (3, 6, 8))
+    assert steps == reductions == [3, 6, 8]
+    assert deviation(record, expected) < 1e-6
 
 
 class Foreign(nn.Module):
@@ -104,9 +107,17 @@ class AsNothing(nn.Module):
         return 3
 
 
+def raised(error: type[Exception], call: Any, *args: Any) -> str:
+    try:
+        call(*args)
+    except error as found:
+        return str(found)
+    raise AssertionError(f"no {error.__name__}")
+
+
 @case
-def batches(rank: int, world: int) -> Any:
-    """Return the inputs of the model from DataContainers and from preprocessors."""
+def batches(rank: int, world: int) -> None:
+    """Open DataContainers for every step, and pass on the result of preprocessors."""
     samples = [
         {
             "inputs": DataContainer(torch.ones(5), stack=True, pad_dims=None),
@@ -115,40 +126,36 @@ def batches(rank: int, world: int) -> Any:
         for _ in range(SAMPLES)
     ]
     contained = collate(samples, SAMPLES)
-    result: dict[str, Any] = {}
-    for name, preprocessor in {
-        "ours": None,
-        "foreign": Foreign(),
-        "tuple": AsTuple(),
-    }.items():
+    losses = {}
+    for preprocessor in (None, Foreign(), AsTuple()):
         net = Net(preprocessor)
         model = mmengine.MMDistributedDataParallel(net)
         wrapper = mmengine.OptimWrapper(sgd(model))
-        losses = [
+        losses[type(preprocessor)] = [
             model.train_step(data, wrapper)["loss_square"].item()
             for data in (contained, batch(0, world, rank))
         ]
-        if name != "tuple":
-            contained_inputs = {"inputs": contained["inputs"]}
-            with torch.no_grad():
-                predicted = [
-                    model.val_step(contained_inputs),
-                    model.test_step(contained_inputs),
-                    net.body(torch.ones(SAMPLES, 5) * (2 if name == "foreign" else 1)),
-                ]
-            result[name + " predicted"] = predicted
-        result[name] = (net.seen, losses)
+        assert net.seen == [("Tensor", "loss")] * 2
+        if isinstance(preprocessor, AsTuple):
+            continue
+        with torch.no_grad():
+            inputs = torch.ones(SAMPLES, 5) * (1 if preprocessor is None else 2)
+            expected = net.body(inputs)
+            for predict in (model.val_step, model.test_step):
+                assert torch.equal(predict({"inputs": contained["inputs"]}), expected)
+        assert net.seen[2:] == [("Tensor", "predict")] * 2
+    assert losses[AsTuple] == losses[type(None)]
     model = mmengine.MMDistributedDataParallel(Net(AsNothing()))
-    try:
-        model.train_step({}, mmengine.OptimWrapper(sgd(model)))
-    except TypeError as error:
-        result["nothing"] = str(error)
-    result["is wrapper"] = mmengine.is_model_wrapper(model)
-    return result
+    wrapper = mmengine.OptimWrapper(sgd(model))
+    assert raised(TypeError, model.train_step, {}, wrapper) == (
+        "MMDistributedDataParallel: data_preprocessor must return a dict, a list or a "
+        "tuple of arguments, but returned int."
+    )
 
 
 @case
-def anomalies(rank: int, world: int) -> Any:
+def anomalies(rank: int, world: int) -> None:
+    """Name the parameters without a gradient."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -159,9 +166,193 @@ def anomalies(rank: int, world: int) -> Any:
         logger = MMLogger.get_instance("anomalies", log_level="CRITICAL")
         logger.setLevel("ERROR")
     logger.addHandler(handler)
-    model = mmengine.MMDistributedDataParallel(
-        Net(unused=True), True, find_unused_parameters=True
+    net = Net(unused=True)
+    model = mmengine.MMDistributedDataParallel(net, True, find_unused_parameters=True)
+    model.train_step(batch(0, world, rank), mmengine.OptimWrapper(sgd(model)))
+    assert sorted(lines) == [
+        f"parameter module.unused.{name} of shape {shape} is not in the computational "
+        "graph of the loss"
+        for name, shape in (("bias", (2,)), ("weight", (2, 2)))
+    ]
+
+
+# -------------------------------------------------- MMSeparateDistributedDataParallel
+@case
+def adversaries(rank: int, world: int) -> None:
+    """Compare two optimizers with one process, also of buffers and frozen children."""
+    for groups in ([[number] for number in range(20)], GROUPS):
+        model = Model()
+        expected = adversaries_alone(model, world, groups)
+        with torch.no_grad():  # which the constructor has to undo
+            for each in (*model.parameters(), *model.buffers()):
+                each.add_(rank)
+        both = optimizers(model)
+        wrapped = Separate(model, device_ids=[rank])
+        total = sum(map(len, groups))
+        wrapper = wrappers(both, len(groups[0]), total)
+        for number in range(total):
+            logged = wrapped.train_step(batch(number, world, rank), wrapper)
+        assert (all_values(model) - expected).abs().max() < 1e-6
+        assert equal_on_all(all_values(model))
+        assert list(logged) == ["critic", "generator"]
+
+
+@case
+def structure(rank: int, world: int) -> None:
+    """One wrapper for each trained child, with the state keys of mmengine."""
+    model = Model()
+    wrapped = Separate(model, find_unused_parameters=True, detect_anomalous_params=True)
+    ddp = "MMDistributedDataParallel"
+    assert {name: type(each).__name__ for name, each in model._modules.items()} == {
+        "generator": ddp,
+        "critic": ddp,
+        "shifts": "ParameterList",
+        "same_generator": ddp,
+        "frozen": "Linear",
+        "activation": "ReLU",
+        "missing": "NoneType",
+    }
+    assert model.generator is model.same_generator
+    assert model.critic.find_unused_parameters and model.critic.detect_anomalous_params
+    old = vars(model.critic).get("broadcast_buffers")  # before torch 2.13
+    assert vars(model.critic).get("forward_sync_buffers", old) is False
+    layers = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert list(wrapped.state_dict()) == [
+        "module.scale",
+        "module.offset",
+        *[f"module.generator.module.{each}" for each in layers],
+        *[f"module.critic.module.{each}" for each in layers],
+        "module.shifts.0",
+        *[f"module.same_generator.module.{each}" for each in layers],
+        "module.frozen.weight",
+        "module.frozen.bias",
+    ]
+    data = {"inputs": DataContainer([torch.ones(2, 5)], stack=True)}
+    with torch.no_grad():
+        expected = model.fake(torch.ones(2, 5))
+        assert torch.equal(wrapped.val_step(data), expected)
+        assert torch.equal(wrapped.test_step(data), expected)
+    for mode in (False, True):
+        wrapped.train(mode)
+        assert {wrapped.training, model.training, model.critic.module[0].training} == {
+            mode
+        }
+    assert raised(NotImplementedError, wrapped, torch.ones(1)) == (
+        "MMSeparateDistributedDataParallel: forward must be called on one child, but "
+        "was called on the whole model. Call train_step, val_step or test_step."
     )
-    wrapper = mmengine.OptimWrapper(sgd(model))
-    model.train_step(batch(0, world, rank), wrapper)
-    return sorted(lines)
+    assert mmengine.is_model_wrapper(wrapped)
+    assert not mmengine.is_model_wrapper(wrapped.module)
+
+
+class Pair(nn.Module):
+    """Has two children and its own parameter; the loss uses all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 1)
+        self.own = nn.Parameter(torch.ones(2))
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> Any:
+        return self.other(self.one(data) * self.own).square().sum()
+
+
+@case
+def no_sync(rank: int, world: int) -> None:
+    """Let the next pass outside of no_sync make up for a pass inside."""
+    model = Pair()
+    wrapped = Separate(model)
+    data = torch.full((1, 2), 1.0 + rank)
+    with wrapped.no_sync():
+        assert not model.one.require_backward_grad_sync
+        assert not model.other.require_backward_grad_sync
+        wrapped.train_step(data, None).backward()
+    inside = [from_all(p.grad.clone()) for p in model.parameters()]
+    wrapped.train_step(data, None).backward()
+    assert model.one.require_backward_grad_sync
+    assert model.other.require_backward_grad_sync
+    for parameter, parts in zip(model.parameters(), inside, strict=True):
+        assert not torch.equal(*parts)
+        mean = sum(parts, torch.zeros(())) / world
+        torch.testing.assert_close(parameter.grad, 2 * mean, rtol=1e-5, atol=1e-8)
+
+
+# ------------------------------------------------------------------- sharded models
+def train_sharded(
+    rank: int, world: int, model: Any, groups: Any, **settings: Any
+) -> list[bool]:
+    """Train; return the micro-steps without reduced gradients."""
+    wrapper = mmengine.OptimWrapper(sgd(model), len(groups[0]), **settings)
+    total = sum(map(len, groups))
+    wrapper.initialize_count_status(model, 0, total)
+    kept = []
+    for number in range(total):
+        model.train_step(batch(number, world, rank), wrapper)
+        kept.append(all(p.grad is None for p in model.parameters()))
+    return kept
+
+
+def has_three(module: Any) -> bool:
+    return len(list(module.children())) == 3
+
+
+def norm_clip(parameters: Any) -> Any:
+    return nn.utils.clip_grad_norm_(parameters, max_norm=0.2)
+
+
+@case
+def fully_shard(rank: int, world: int) -> None:
+    """FSDP2 compared with one process."""
+    steps = [[number] for number in range(6)]
+    clip = {"clip_grad": {"max_norm": 0.2}}
+    plans: list[tuple[Any, ...]] = [
+        (steps, {}, None, {}),
+        (steps, {"shard": ["body.0", "body.2"]}, None, {}),
+        (steps, {"shard": "Linear"}, None, {}),
+        (steps, {"shard": has_three}, None, {}),
+        (GROUPS, {"shard": ["Linear"]}, None, {}),
+        (steps, {}, norm_clip, clip),
+    ]
+    for groups, options, clipped, settings in plans:
+        net = Net()
+        expected = alone(net.body, world, groups, clipped)[-1][1]
+        model = mmengine.MMFullyShard(net, **options)
+        kept = train_sharded(rank, world, model, groups, **settings)
+        # Reduced gradients are in ``grad``; a step at the end of a group uses them.
+        assert groups is steps or kept == [True] * 8
+        parts = [p.detach().full_tensor().reshape(-1) for p in model.parameters()]
+        assert (torch.cat(parts) - expected).abs().max() < 1e-6, options
+        assert next(model.parameters()).to_local().numel() == 15  # half of the weight
+        inputs = {"inputs": batch(9, world, rank)["inputs"]}
+        with torch.no_grad():
+            assert model.val_step(inputs).shape == (4, 3)
+            assert model.test_step(inputs).shape == (4, 3)
+        names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert list(model.state_dict()) == [f"module.body.{name}" for name in names]
+        assert mmengine.is_model_wrapper(model)
+
+
+@case
+def fsdp(rank: int, world: int) -> None:
+    """Compare the older FSDP with one process, on the CPU if selected."""
+    for groups in ([[number] for number in range(6)], GROUPS):
+        net = Net()
+        expected = alone(net.body, world, groups)[-1][1]
+        model = mmengine.MMFullyShardedDataParallel(
+            net,
+            device_id="cpu",
+            sharding_strategy="FULL_SHARD",
+            backward_prefetch="BACKWARD_PRE",
+            auto_wrap_policy={
+                "type": "torch.distributed.fsdp.wrap.size_based_auto_wrap_policy",
+                "min_num_params": 30,
+            },
+        )
+        train_sharded(rank, world, model, groups)
+        kinds = [isinstance(each, FullyShardedDataParallel) for each in model.modules()]
+        assert sum(kinds) == 2 and mmengine.is_model_wrapper(model)
+        with torch.no_grad():
+            predicted = model.val_step({"inputs": batch(9, world, rank)["inputs"]})
+        assert predicted.shape == (4, 3)
+        with FullyShardedDataParallel.summon_full_params(model):
+            assert (values(model) - expected).abs().max() < 1e-6
