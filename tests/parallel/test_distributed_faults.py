@@ -100,9 +100,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where all ranks have written how they ended."""
     folder = tmp_path_factory.mktemp("faults")
     code = (
-        "import fault_ranks, fault_cases, gradient_cases\n"
-        "cases = fault_cases.CASES | gradient_cases.CASES\n"
-        f"fault_ranks.run(cases, {str(folder)!r})"
+        "import fault_ranks, fault_cases\n"
+        f"fault_ranks.run(fault_cases.CASES, {str(folder)!r})"
     )
     done = forkserver.run(code, elastic_runs.PATHS, 2 * LIMIT)
     assert done == (0, ""), done
