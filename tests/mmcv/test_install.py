@@ -207,36 +207,30 @@ def test_a_child_registry_of_mmcv_is_seen(run, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WITH_REGISTRY)
-@pytest.mark.parametrize(
-    "taken",
-    [
-        "runner.f = parallel.collate",
-        "runner.C = parallel.DataContainer",
-        "runner.W = parallel.MODULE_WRAPPERS",
-        "runner.P = parallel",
-    ],
-)
-def test_install_is_refused_if_a_module_has_old_objects(run, kind, taken):
+def test_install_is_refused_if_a_module_has_old_objects(run, kind):
     run(
         kind,
-        f"""
+        """
         from mmcv import parallel
-        runner = sys.modules['mmcv.runner'] = types.ModuleType('mmcv.runner')
-        {taken}
+        old = [parallel.collate, parallel.DataContainer, parallel.MODULE_WRAPPERS]
+        old.append(parallel)
         del parallel
-        try:
-            pyparallel.mmcv.install()
-        except RuntimeError as error:
-            assert str(error) == (
-                'pyparallel.mmcv.install() must run before other modules import from '
-                'mmcv.parallel, but mmcv.runner already did. Call it first in the main '
-                'script.'
-            ), error
-        else:
-            raise AssertionError('installed')
-        import mmcv.parallel
-        assert mmcv.parallel.collate is not pyparallel.mmcv.collate
-        vars(runner).clear()
+        runner = sys.modules['mmcv.runner'] = types.ModuleType('mmcv.runner')
+        while old:
+            runner.taken = old.pop()
+            try:
+                pyparallel.mmcv.install()
+            except RuntimeError as error:
+                assert str(error) == (
+                    'pyparallel.mmcv.install() must run before other modules import '
+                    'from mmcv.parallel, but mmcv.runner already did. Call it first in '
+                    'the main script.'
+                ), error
+            else:
+                raise AssertionError('installed')
+            import mmcv.parallel
+            assert mmcv.parallel.collate is not pyparallel.mmcv.collate
+        del runner.taken
         pyparallel.mmcv.install()
         """,
     )

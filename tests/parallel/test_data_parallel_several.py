@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_model import Net, make_samples
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from pyparallel import DataContainer, MMDataParallel, collate, scatter
+from pyparallel import DataContainer, MMDataParallel, scatter
 from pyparallel.mmengine import BaseModel, OptimWrapper, OptimWrapperDict
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.cuda_torch]
@@ -107,26 +105,6 @@ def test_training_is_that_of_one_device_on_the_whole_batch(
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     assert alone.norm_of_nothing.weight.grad is None
     assert wrapper.module.norm_of_nothing.weight.grad is None
-
-
-class Counted(Net):
-    """The model of the distributed tests; it counts its samples."""
-
-    def train_step(self, data: Any, optimizer: Any = None, **kwargs: Any) -> Any:
-        loss = cross_entropy(self.head(self(data)), data["label"])
-        return dict(loss=loss, num_samples=len(data["metas"]))
-
-
-@pytest.mark.slow
-def test_training_on_ragged_samples_in_containers_is_that_of_one_device() -> None:
-    torch.manual_seed(0)
-    alone = Counted()
-    wrapper = MMDataParallel(copy.deepcopy(alone), ["cpu", "cpu"])
-    sizes = [(step, 8 if step % 5 else (6, 5, 4, 2)[step // 5]) for step in range(20)]
-    chunked = [collate(make_samples(step, n), samples_per_gpu=4) for step, n in sizes]
-    whole = [collate(make_samples(step, n), samples_per_gpu=8) for step, n in sizes]
-    ours, theirs = trained(wrapper, chunked, False), trained(alone, whole, True)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 class TestDevices:

@@ -103,20 +103,6 @@ def test_gradients_are_those_of_the_module_on_the_whole_batch(
     torch.testing.assert_close(by_replicas, alone)
 
 
-def test_gradients_of_gradients_are_those_of_the_module() -> None:
-    x = torch.tensor([[1.0], [3.0]])
-
-    def second(outputs: list[torch.Tensor], weight: torch.Tensor) -> torch.Tensor:
-        loss = torch.cat(outputs).pow(3).sum()
-        (grad,) = torch.autograd.grad(loss, weight, create_graph=True)
-        return torch.autograd.grad(grad.sum(), weight)[0]
-
-    net = nn.Linear(1, 1, bias=False)
-    outputs = [r(part) for r, part in zip(replicate(net, TWO), x.split(1), strict=True)]
-    alone = second([net(x)], net.weight)
-    torch.testing.assert_close(second(outputs, net.weight), alone)
-
-
 def test_lists_of_devices_may_be_empty_short_or_named_in_any_way() -> None:
     net = nn.Linear(1, 1)
     assert replicate(net, []) == []
