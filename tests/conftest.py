@@ -53,8 +53,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FakeCuda())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move slow files to the front, so that no slow file runs alone at the end."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Deselect tests of the fake CUDA runtime elsewhere, and order the others.
+
+    Slow files come first, so that no slow file runs alone at the end.
+    """
+    if not fake_cuda.active:
+        only_fake = [item for item in items if item.get_closest_marker("fake_cuda")]
+        config.hook.pytest_deselected(items=only_fake)
+        items[:] = [item for item in items if item not in only_fake]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     # A failed device may read pinned memory for ever, which counts in later tests.

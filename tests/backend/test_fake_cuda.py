@@ -15,10 +15,7 @@ from repository import ROOT
 
 CAPTURE_UNSUPPORTED, CAPTURED_EVENT = 900, 907
 
-on_fake = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not fake_cuda.active, reason="needs the fake CUDA runtime"),
-]
+on_fake = [pytest.mark.cuda, pytest.mark.fake_cuda]
 
 
 def runtime() -> Any:

@@ -19,7 +19,7 @@ from pyparallel.transfer.engine import keep_alive
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.device_failures,
-    pytest.mark.skipif(not fake_cuda.active, reason="needs the fake CUDA runtime"),
+    pytest.mark.fake_cuda,
     pytest.mark.filterwarnings(r"ignore:\[PP208\]"),  # a slab that CUDA refuses to pin
 ]
 

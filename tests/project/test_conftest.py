@@ -20,7 +20,9 @@ def run(folder: Path, tests: str, **variables: str) -> tuple[dict[str, int], str
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
     for name in ("fake_cuda", "process_resources"):
         shutil.copy(SUPPORT / f"{name}.py", folder)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a GPU\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n  cuda: needs a GPU\n  fake_cuda: needs the fake\n"
+    )
     (folder / "test_one.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL_")}
@@ -38,6 +40,9 @@ SKIPS = """\
 import pytest
 @pytest.mark.cuda
 def test_cuda(): pass
+@pytest.mark.cuda
+@pytest.mark.fake_cuda
+def test_fake(): assert 0
 def test_skipping(): pytest.skip("not here")
 """
 FAILS = """\
@@ -79,8 +84,8 @@ def test_nothing():
 @pytest.mark.parametrize(
     ("variable", "outcome"),
     [
-        ("PYPARALLEL_REQUIRE_CUDA", {"skipped": 1, "error": 1}),
-        ("PYPARALLEL_NO_SKIP", {"failed": 1, "error": 1}),
+        ("PYPARALLEL_REQUIRE_CUDA", {"skipped": 1, "error": 1, "deselected": 1}),
+        ("PYPARALLEL_NO_SKIP", {"failed": 1, "error": 1, "deselected": 1}),
     ],
 )
 def test_a_job_can_forbid_skips(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -253,13 +252,10 @@ print(*done)
 """
 
 
-@pytest.mark.skipif(
-    not fake_cuda.active and torch.cuda.device_count() < 2, reason="needs two devices"
-)
+@pytest.mark.two_gpus
 def test_no_context_is_opened_on_an_unused_device() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SECOND_DEVICE],
-        env={**os.environ, "FAKECUDA_DEVICES": "2"},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -271,7 +267,7 @@ def test_no_context_is_opened_on_an_unused_device() -> None:
 # -------------------------------------------------------------------- the home stream
 
 
-@pytest.mark.skipif(not fake_cuda.active, reason="the fake lists the calls")
+@pytest.mark.fake_cuda  # lists the calls
 @pytest.mark.parametrize("busy", [False, True])
 def test_pinned_leaves_need_no_event_on_an_idle_stream(busy: bool) -> None:
     leaf = torch.arange(1 << 20).pin_memory()
