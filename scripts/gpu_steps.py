@@ -37,6 +37,9 @@ HANGS = "--timeout 60 -o faulthandler_timeout=45".split()
 # Short tracebacks: long ones print the arguments, which are tensors on the device.
 REPORT = "-o junit_family=xunit1 --maxfail=50 --durations=5 --tb=short".split()
 SANITIZER = "--error-exitcode 86 --target-processes application-only --print-limit 20"
+# By default the tool waits 10 s for the first CUDA call, and then checks nothing. The
+# tests are collected before that call.
+SANITIZER += " --launch-timeout 0"
 NCU = "--target-processes application-only --clock-control none --csv"
 SECTIONS = "SpeedOfLight MemoryWorkloadAnalysis Occupancy LaunchStats".split()
 #: A part of the mangled names of all our kernels.

@@ -147,8 +147,9 @@ def test_every_step_of_a_stage_runs_and_has_a_row(check: Check, stage: str) -> N
         assert " -m cuda and not two_gpus " in tests
         assert "tests/transfer/test_to_device_cuda.py" in tests
         assert bench.endswith(" --total-seconds 380 --commit abc --rounds 7")
-        kinds = [call.split()[2] for call in check.calls if call.startswith("compute-")]
-        assert kinds == ["memcheck", "initcheck"]
+        sanitized = [call for call in check.calls if call.startswith("compute-")]
+        assert [call.split()[2] for call in sanitized] == ["memcheck", "initcheck"]
+        assert all(" --launch-timeout 0 " in f"{call} " for call in sanitized)
         assert sum("PYTORCH_NO_CUDA_MEMORY_CACHING=1 " in c for c in check.calls) == 2
 
 
