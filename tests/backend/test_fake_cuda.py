@@ -113,6 +113,16 @@ class TestErrors:
         fake_cuda.reset()
         assert runtime().cudaDeviceSynchronize() == fake_cuda.SUCCESS
 
+    @pytest.mark.parametrize(("library", "num"), [("PyDLL", 1), ("CDLL", 0)])
+    def test_a_call_with_the_gil_is_a_problem(self, library: str, num: int) -> None:
+        synchronize = getattr(ctypes, library)(None).cudaDeviceSynchronize
+        with fake_cuda.unlocked(""):
+            assert synchronize() == fake_cuda.SUCCESS
+        found = fake_cuda.problems()
+        assert found == ["cudaDeviceSynchronize with the GIL"] * num
+        assert synchronize() == fake_cuda.SUCCESS
+        assert fake_cuda.problems() == []
+
 
 class TestCapture:
     pytestmark = on_fake

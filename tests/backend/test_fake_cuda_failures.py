@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:\[PP208\]"),  # a slab that CUDA refuses to pin
 ]
 
-EXTENSION = "backend/_C"
 #: The number of calls of each function that fail in turn during one operation.
 MOST_CALLS = 6
 
@@ -139,7 +138,7 @@ def check(operation: Callable[[int], tuple[Tensors, Tensors]], value: int) -> No
 def test_each_call_may_fail(operation: Any) -> None:
     for value in range(3):  # until its memory, events and streams exist
         check(operation, value)
-    with fake_cuda.calls(caller=EXTENSION) as names:
+    with fake_cuda.calls(caller=fake_cuda.EXTENSION) as names:
         check(operation, 3)
     value = 4
     failed = []
@@ -147,7 +146,7 @@ def test_each_call_may_fail(operation: Any) -> None:
         for name in sorted(set(names)):
             for nth in range(1, min(names.count(name), MOST_CALLS) + 1):
                 before = fake_cuda.num_failed()
-                with fake_cuda.failing(name, nth, caller=EXTENSION):
+                with fake_cuda.failing(name, nth, caller=fake_cuda.EXTENSION):
                     try:
                         check(operation, value)
                     except RuntimeError as error:

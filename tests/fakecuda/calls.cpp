@@ -18,6 +18,7 @@ namespace fakecuda {
 namespace {
 
 constexpr size_t kMaxProblems = 200;
+constexpr char kExtension[] = "pyparallel/backend/_C";
 
 struct Failure {
   int countdown;
@@ -30,6 +31,7 @@ struct State {
   std::map<std::string, uint64_t> counts;
   std::map<std::string, Failure> failures;
   std::string watched_caller;
+  std::string unlocked_caller = kExtension;
   uint64_t num_failed = 0;
   std::vector<std::string> problems;
   bool logging = false;
@@ -54,12 +56,29 @@ bool is_from(const void* caller, const std::string& path_part) {
          strstr(info.dli_fname, path_part.c_str()) != nullptr;
 }
 
+bool holds_gil() {
+  static const auto check =
+      reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  return check != nullptr && check() != 0;
+}
+
+void check_gil(const char* name, const void* caller) {
+  if (!holds_gil()) return;
+  State& s = state();
+  {
+    const std::lock_guard<std::mutex> lock(s.mutex);
+    if (!is_from(caller, s.unlocked_caller)) return;
+  }
+  add_problem(std::string(name) + " with the GIL");
+}
+
 }  // namespace
 
 cudaError_t begin_call(const char* name, unsigned flags, const void* caller) {
   if (is_forked_child()) return fail(cudaErrorInitializationError);
   State& s = state();
   s.pid = getpid();
+  check_gil(name, caller);
   {
     const std::lock_guard<std::mutex> lock(s.mutex);
     ++s.counts[name];
@@ -170,6 +189,12 @@ void set_watched_caller(const std::string& path_part) {
   s.watched_caller = path_part;
 }
 
+void set_unlocked_caller(const std::string& path_part) {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  s.unlocked_caller = path_part;
+}
+
 uint64_t num_injected() {
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
@@ -200,6 +225,7 @@ void reset_calls() {
   const std::lock_guard<std::mutex> lock(s.mutex);
   s.failures.clear();
   s.watched_caller.clear();
+  s.unlocked_caller = kExtension;
   s.logging = false;
   s.log.clear();
   s.device_failure = cudaSuccess;

@@ -59,11 +59,15 @@ void add_to_count(const char* name);
 void inject_failure(const std::string& name, int nth, cudaError_t error);
 // Failures and the log ignore calls from libraries without this text in their path.
 void set_watched_caller(const std::string& path_part);
+// A driver may block in any call. So a call with the GIL is a problem if it comes from
+// a library with this text in its path; by default from our extension.
+void set_unlocked_caller(const std::string& path_part);
 uint64_t num_injected();  // failures until now
 uint64_t num_calls(const std::string& name);
 void log_calls(bool on);
 std::vector<std::string> logged_calls();
-// Ends injected failures, the log, and the state after a device failure.
+// Ends injected failures, the log, and the state after a device failure. Restores the
+// default of set_unlocked_caller.
 void reset_calls();
 
 }  // namespace fakecuda

@@ -51,6 +51,10 @@ void fakecuda_fail(const char* name, int nth, int code) {
 
 void fakecuda_only(const char* path_part) { fakecuda::set_watched_caller(path_part); }
 
+void fakecuda_unlocked(const char* path_part) {
+  fakecuda::set_unlocked_caller(path_part);
+}
+
 uint64_t fakecuda_injected() { return fakecuda::num_injected(); }
 
 void fakecuda_break(int code) {

@@ -18,12 +18,16 @@ def loader_of(num, **options):
     return DataLoader(Numbers(num, (300_000,)), 2, num_workers=2, **options)
 """
 
+# A device may wait for its work while memory is pinned, so it sleeps again afterwards.
 COPIES = """
+shaped = [torch.zeros(2, 300_000, device="cuda") for _ in range(7)]
+start_to_host(shaped).get()
 pinned, pageable = loader_of(40, pin_memory=True), loader_of(40)
 batches, ahead = iter(pinned), iter(PreDataLoader(pageable, 0))
 torch.cuda._sleep(1_000_000_000)
 kept = [scatter(next(batches), [0])[0] for _ in range(3)]
 kept += [next(ahead) for _ in range(3)]
+torch.cuda._sleep(1_000_000_000)
 start_to_host(kept[0])  # and drop it
 results = start_to_host(kept)
 print(results.is_done())

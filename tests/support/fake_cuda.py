@@ -14,6 +14,9 @@ import torch
 _library = ctypes.CDLL(None)
 active = hasattr(_library, "fakecuda_fail")
 
+#: Part of the path of our extension.
+EXTENSION = "pyparallel/backend/_C"
+
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED = 0, 1, 2, 801
 ILLEGAL_ADDRESS, LAUNCH_FAILURE = 700, 719
 
@@ -90,6 +93,20 @@ def calls(caller: str = "") -> Iterator[list[str]]:
         _library.fakecuda_log(0)
         _library.fakecuda_only(b"")
         found += _text("fakecuda_calls").split()
+
+
+@contextlib.contextmanager
+def unlocked(caller: str) -> Iterator[None]:
+    """Report each call with the GIL as a problem; the default is our extension.
+
+    Args:
+        caller: part of the path of a library; calls of other libraries may hold it.
+    """
+    _library.fakecuda_unlocked(caller.encode())
+    try:
+        yield
+    finally:
+        _library.fakecuda_unlocked(EXTENSION.encode())
 
 
 @contextlib.contextmanager
