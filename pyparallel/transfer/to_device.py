@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from operator import attrgetter
 from typing import Any
 
@@ -307,10 +307,12 @@ def _free_after_copy(
     blocks: Sequence[torch.Tensor],
 ) -> None:
     """Delay the reuse of the memory of a copy that was never waited for."""
-    if api.is_capturing(home):
-        keep_alive.release_when(keep_alive.hold(blocks), event.is_done)
-    else:
-        event.wait(home)
+    # A failed device raises an error at the next call of the program.
+    with suppress(RuntimeError):
+        if not api.is_capturing(home):
+            event.wait(home)
+            return
+    keep_alive.release_when(keep_alive.hold(blocks), event.is_done)
 
 
 def _bytes(leaf: torch.Tensor) -> torch.Tensor:

@@ -126,6 +126,28 @@ def test_memory_of_a_copy_without_a_wait_is_safe_to_reuse():
     assert shows(wrong)
 
 
+class FailsToWait(FakeDevice):
+    """Its main stream cannot wait."""
+
+    def wait(self, stream, event):
+        if stream is self.main:
+            raise RuntimeError("CUDA error")
+        super().wait(stream, event)
+
+
+def test_memory_outlives_a_copy_for_which_its_stream_cannot_wait():
+    with FailsToWait(copy_delay=0, compute_delay=0) as device:
+        begin, freed = threading.Event(), device.pools[device.main].free[128]
+        device.copies.queue(begin.wait, 30)
+        to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
+        to_device.release_done()
+        assert not freed
+        begin.set()
+        assert device.record(device.copies).wait(30)
+        to_device.release_done()
+        assert len(freed) == 1
+
+
 class OtherThreadFrees(FakeDevice):
     """Between any two calls, another thread queues a read on main and frees memory."""
 
