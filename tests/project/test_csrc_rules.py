@@ -131,19 +131,6 @@ def test_each_call_of_cuda_is_guarded():
     assert guard.index("CUDAGuard device_") < guard.index("relaxed_{")
 
 
-def test_the_driver_is_called_without_the_interpreters_lock():
-    text = without_comments(CSRC / "bindings" / "transfer.cpp")
-    calls = re.findall(r"(unlocked\(\[&\] \{ (?:return )?)?(?:self|job)\.(\w+)\(", text)
-    building = {"pack", "read_in_place"}
-    calls = [(unlocked, name) for unlocked, name in calls if name not in building]
-    names = {"is_done", "wait", "synchronize", "pin", "unpin", "record", "fence", "run"}
-    assert {name for _, name in calls} == names
-    assert all(unlocked for unlocked, _ in calls)
-    text = without_comments(CSRC / "bindings" / "run.h")
-    assert text.count("job->run()") == 2
-    assert "if (job->on_host() && job->nbytes() <= kHoldGilBytes) return" in text
-
-
 def test_no_memory_is_write_combined():
     for path in SOURCES:
         assert "writecombined" not in without_comments(path).lower(), path
