@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 from types import SimpleNamespace
 from unittest import mock
 
