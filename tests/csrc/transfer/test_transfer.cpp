@@ -9,15 +9,8 @@
 
 namespace {
 
+using namespace fake;
 using namespace pyparallel::transfer;
-using fake::Batch;
-using fake::Bench;
-using fake::Calls;
-using fake::count;
-using fake::kCopies;
-using fake::kHome;
-using fake::kOther;
-using fake::Target;
 
 TEST(test_a_small_batch_is_one_copy) {
   Bench bench;

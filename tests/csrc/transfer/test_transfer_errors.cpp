@@ -14,14 +14,8 @@
 
 namespace {
 
+using namespace fake;
 using namespace pyparallel::transfer;
-using fake::Batch;
-using fake::Bench;
-using fake::count;
-using fake::kCopies;
-using fake::kHome;
-using fake::message;
-using fake::Target;
 
 template <typename Body>
 std::string thrown(const Body& body) {

@@ -14,15 +14,8 @@
 
 namespace {
 
+using namespace fake;
 using namespace pyparallel::transfer;
-using fake::Batch;
-using fake::Bench;
-using fake::count;
-using fake::GateRef;
-using fake::kCopies;
-using fake::kOther;
-using fake::message;
-using fake::Target;
 
 Limits blocks(int64_t num) {
   Limits limits;

@@ -11,14 +11,8 @@
 
 namespace {
 
+using namespace fake;
 using namespace pyparallel::transfer;
-using fake::Batch;
-using fake::Bench;
-using fake::Calls;
-using fake::kCopies;
-using fake::kHome;
-using fake::kOther;
-using fake::Target;
 
 const Calls kNone;
 

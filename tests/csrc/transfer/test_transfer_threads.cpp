@@ -14,12 +14,8 @@
 
 namespace {
 
+using namespace fake;
 using namespace pyparallel::transfer;
-using fake::Batch;
-using fake::Bug;
-using fake::Bytes;
-using fake::kCopies;
-using fake::Target;
 
 // A loader thread with a model on its home stream. The model gets the device memory of
 // the batch before last without synchronisation, as from torch's allocator.
