@@ -142,63 +142,6 @@ def test_inputs_turn_before_every_call_and_results_die_after_the_clocks() -> Non
     assert 0 < found["host"] <= found["seconds"]
 
 
-class Stream:
-    """A stream on which time passes when the host waits for it, and events on it."""
-
-    def __init__(self, launch: float) -> None:
-        self.now, self.done_at, self.launch, self.calls = 0.0, 0.0, launch, 0
-
-    def call(self) -> None:
-        self.calls += 1
-        self.now += self.launch
-        self.done_at = max(self.done_at, self.now) + 0.003
-
-    def event(self, enable_timing: bool) -> Any:
-        assert enable_timing
-        return Event(self)
-
-
-class Event:
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-
-    def record(self) -> None:
-        self.at = max(self.stream.now, self.stream.done_at)
-
-    def query(self) -> bool:
-        return self.stream.now >= self.at
-
-    def elapsed_time(self, end: Any) -> float:
-        return (end.at - self.at) * 1e3
-
-
-class SleepingGpu(gpu_target.Gpu):  # type: ignore[misc]  # the module is found at run time
-    """A GPU whose stream is that above."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream, self._asleep = stream, {}
-
-    def sync(self) -> None:
-        self.stream.now = max(self.stream.now, self.stream.done_at)
-
-    def sleep(self, seconds: float) -> None:
-        self.stream.done_at = self.stream.now + seconds
-
-
-def test_the_device_is_never_seen_waiting_for_the_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stream = Stream(launch=0.01)
-    monkeypatch.setattr(torch.cuda, "Event", stream.event)
-    where = SleepingGpu(stream)
-    # With a queueing time of 0, the first sleep is too short.
-    assert where.device_seconds(stream.call, 0.0) == pytest.approx(0.003)
-    calls = stream.calls
-    assert calls > 1
-    assert where.device_seconds(stream.call, 0.0) == pytest.approx(0.003)
-    assert stream.calls == calls + 1
-
-
 #: Calls of the host and work of the device, with their times of start.
 EVENTS = """
 cudaStreamSynchronize 5

@@ -10,7 +10,7 @@ import fuzz_operators
 import pytest
 import torch
 from backends import needs_native, reference
-from fuzz_kinds import any_case
+from fuzz_batches import any_case
 from fuzzed import Numbers, search
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

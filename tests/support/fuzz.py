@@ -15,7 +15,7 @@ import time
 import warnings
 
 import torch
-from fuzz_kinds import any_case
+from fuzz_batches import any_case
 from fuzz_operators import BACKENDS
 from fuzzed import Failure, played, search
 

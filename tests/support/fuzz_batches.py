@@ -16,7 +16,17 @@ import raw_bytes
 import samples
 import torch
 from backends import reference, using
-from fuzz_operators import BACKENDS, generator, outcome, sizes, tensor
+from fuzz_operators import (
+    BACKENDS,
+    generator,
+    headers,
+    outcome,
+    pad_copies,
+    plans,
+    sizes,
+    slabs,
+    tensor,
+)
 from fuzzed import Numbers
 from host_device import HostDevice
 
@@ -347,3 +357,15 @@ def device_copies(numbers: Numbers) -> None:
         if backend is not reference:
             with using(backend):
                 check(to_device.send(leaves, CPU, HostDevice()).wait(), rights)
+
+
+#: A kind that is listed twice is drawn twice as often.
+KINDS = [batches, batches, batches, pad_stacks, pad_stacks, pad_copies, pad_copies]
+KINDS += [slabs, plans, device_copies, headers]
+
+
+def any_case(numbers: Numbers) -> str:
+    """Run one case; return its kind."""
+    kind = numbers.choose(KINDS)
+    kind(numbers)
+    return kind.__name__
