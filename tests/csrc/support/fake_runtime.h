@@ -1,7 +1,6 @@
 // A device of threads that records its calls. Streams work late and at their own speed,
 // on memory by address. The device counts copies that read memory which the host has
-// begun to overwrite. Runtimes without one protection show that the tests find such
-// bugs.
+// begun to overwrite.
 #pragma once
 
 #include <algorithm>
@@ -28,19 +27,15 @@ using pyparallel::transfer::Event;
 using pyparallel::transfer::Pinned;
 using pyparallel::transfer::Stream;
 
-enum class Bug { kNone, kReuseWithoutEvent, kEventBeforeCopy, kNoWaitForHome };
-
 class Runtime : public pyparallel::transfer::Runtime {
  public:
-  Runtime(int64_t num_streams, int max_delay_us, Bug bug = Bug::kNone)
-      : bug_(bug), held_(static_cast<size_t>(num_streams)) {
+  Runtime(int64_t num_streams, int max_delay_us) {
     for (int64_t i = 0; i < num_streams; ++i) {
       queues_.push_back(
           std::make_unique<Queue>(static_cast<uint64_t>(i), max_delay_us));
     }
   }
   ~Runtime() {
-    for (size_t i = 0; i < queues_.size(); ++i) flush(i);
     queues_.clear();
     for (Slab* slab : slabs_) delete slab;
   }
@@ -96,12 +91,12 @@ class Runtime : public pyparallel::transfer::Runtime {
       const std::lock_guard<std::mutex> lock(mutex_);
       *static_cast<GateRef*>(event.handle) = reached;
     }
-    push(stream, [reached] { reached->open(); }, bug_ != Bug::kEventBeforeCopy);
+    push(stream, [reached] { reached->open(); });
   }
 
   bool is_done(const Event& event) override {
     begin("is_done");
-    const bool done = bug_ == Bug::kReuseWithoutEvent || gate(event)->is_open();
+    const bool done = gate(event)->is_open();
     if (Work meanwhile = std::exchange(before_answer, nullptr)) meanwhile();
     return done;
   }
@@ -109,7 +104,6 @@ class Runtime : public pyparallel::transfer::Runtime {
   void wait(const Stream& stream, const Event& event) override {
     begin("wait " + std::to_string(stream.id));
     const GateRef reached = gate(event);
-    if (bug_ == Bug::kNoWaitForHome && stream.id == kCopies) return;
     push(stream, [reached] { reached->wait(); });
   }
 
@@ -146,13 +140,6 @@ class Runtime : public pyparallel::transfer::Runtime {
       const Copy& copy = each.second;
       if (copy.src < data + nbytes && data < copy.src + copy.nbytes) ++num_overwritten;
     }
-  }
-
-  // Prevents data races between device and host in tests of runtimes with a bug.
-  std::unique_lock<std::mutex> touch() {
-    std::unique_lock<std::mutex> lock(touching_, std::defer_lock);
-    if (bug_ != Bug::kNone) lock.lock();
-    return lock;
   }
 
   std::vector<std::string> take_calls() {
@@ -205,44 +192,18 @@ class Runtime : public pyparallel::transfer::Runtime {
       number = num_copies_++;
       unread_[number] = copy;
     }
-    const auto work = [this, copy, number] {
-      {
-        const auto touching = touch();
-        memcpy(copy.dst, copy.src, static_cast<size_t>(copy.nbytes));
-      }
+    push(stream, [this, copy, number] {
+      memcpy(copy.dst, copy.src, static_cast<size_t>(copy.nbytes));
       const std::lock_guard<std::mutex> lock(mutex_);
       unread_.erase(number);
-    };
-    if (bug_ == Bug::kEventBeforeCopy) {
-      flush(static_cast<size_t>(stream.id));
-      const std::lock_guard<std::mutex> lock(mutex_);
-      held_[static_cast<size_t>(stream.id)] = work;
-    } else {
-      push(stream, work);
-    }
+    });
   }
 
-  // Runs a delayed copy before or after `work`.
-  void push(const Stream& stream, Work work, bool held_first = true) {
-    const auto id = static_cast<size_t>(stream.id);
-    if (held_first) flush(id);
-    queues_[id]->push(std::move(work));
-    flush(id);
+  void push(const Stream& stream, Work work) {
+    queues_[static_cast<size_t>(stream.id)]->push(std::move(work));
   }
 
-  void flush(size_t id) {
-    Work held;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      held.swap(held_[id]);
-    }
-    if (held) queues_[id]->push(std::move(held));
-  }
-
-  Bug bug_;
   std::mutex mutex_;
-  std::mutex touching_;
-  std::vector<Work> held_;
   std::set<Slab*> slabs_;
   std::deque<GateRef> events_;
   std::map<int64_t, Copy> unread_;

@@ -26,7 +26,6 @@ inline Runtime* now = nullptr;
 
 inline void pack(const pyparallel::Pack& body) {
   now->check_unread(body.dst, body.end);
-  const auto touching = now->touch();
   pyparallel::cpu::pack(body);
 }
 

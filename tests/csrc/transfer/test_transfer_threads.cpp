@@ -1,4 +1,4 @@
-// Threads that send over slow streams, with and without each protection.
+// Threads that send over slow streams.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -39,8 +39,6 @@ class Loader {
   }
 
   int64_t num_wrong = 0;
-  // Keeps sources alive: a device with a bug may read them after their event.
-  bool keeps = false;
 
  private:
   static constexpr size_t kSlabBytes = 40000;
@@ -82,10 +80,7 @@ class Loader {
     // The model reads the batch. The batch after next may reuse its memory.
     DeviceCopy* const read = copy.get();
     runtime_->run(home_, [this, read, slab, nbytes] {
-      {
-        const auto touching = runtime_->touch();
-        read->found.assign(slab, slab + nbytes);
-      }
+      read->found.assign(slab, slab + nbytes);
       read->read->open();
     });
     copies_in_flight_.push_back(std::move(copy));
@@ -101,7 +96,6 @@ class Loader {
       expected.insert(expected.end(), source.begin(), source.end());
     }
     num_wrong += copy.found == expected ? 0 : 1;
-    if (keeps) kept_.push_back(std::move(copies_in_flight_.front()));
     copies_in_flight_.pop_front();
   }
 
@@ -113,7 +107,6 @@ class Loader {
   Bytes memory_ = Bytes(2 * 2 * kSlabBytes);
   uint8_t* slabs_[2] = {memory_.data(), memory_.data() + 2 * kSlabBytes};
   std::deque<std::unique_ptr<DeviceCopy>> copies_in_flight_;
-  std::deque<std::unique_ptr<DeviceCopy>> kept_;
 };
 
 struct Outcome {
@@ -121,20 +114,18 @@ struct Outcome {
   int64_t num_overwritten;
 };
 
-// With a limit, in blocks, unless the runtime has a bug.
-Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us,
+// The limit is a number of blocks.
+Outcome train(int num_loaders, int num_batches, int max_delay_us,
               int64_t limit = 1000) {
   // Two loaders share the copy stream; the third has its own.
-  fake::Runtime runtime(5, max_delay_us, bug);
+  fake::Runtime runtime(5, max_delay_us);
   fake::now = &runtime;
-  // A bug must show as wrong values, not as a report of a sanitizer on freed memory.
   const Limits strict{kSmallestBlock * 4, true, kSmallestBlock * limit};
-  Engine engine(&runtime, fake::pack, bug == Bug::kNone ? strict : Limits());
+  Engine engine(&runtime, fake::pack, strict);
   std::deque<Loader> loaders;
   for (int i = 0; i < num_loaders; ++i) {
     const Stream copies{i < 2 ? kCopies.id : 4, 0};
     loaders.emplace_back(&runtime, &engine, Stream{i + 1, 0}, copies);
-    loaders.back().keeps = bug != Bug::kNone;
   }
   std::vector<std::thread> threads;
   for (Loader& loader : loaders) {
@@ -143,7 +134,6 @@ Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us,
   for (std::thread& thread : threads) thread.join();
   Outcome outcome{0, runtime.num_overwritten};
   for (const Loader& loader : loaders) outcome.num_wrong += loader.num_wrong;
-  if (bug != Bug::kNone) return outcome;
   const Staging::Info info = engine.staging().info();
   CHECK(info.num_idle + info.num_read == info.num_allocated - info.num_freed);
   // Each queued block has one event; all other events are idle.
@@ -158,7 +148,7 @@ Outcome train(Bug bug, int num_loaders, int num_batches, int max_delay_us,
 
 TEST(test_every_byte_arrives_while_everything_is_used_again) {
   for (int max_delay_us : {0, 200}) {
-    const Outcome outcome = train(Bug::kNone, 3, 400, max_delay_us);
+    const Outcome outcome = train(3, 400, max_delay_us);
     CHECK(outcome.num_wrong == 0);
     CHECK(outcome.num_overwritten == 0);
   }
@@ -166,20 +156,10 @@ TEST(test_every_byte_arrives_while_everything_is_used_again) {
 
 TEST(test_every_byte_arrives_at_the_limit) {
   for (int64_t limit : {1, 2, 5}) {
-    const Outcome outcome = train(Bug::kNone, 3, 300, 200, limit);
+    const Outcome outcome = train(3, 300, 200, limit);
     CHECK(outcome.num_wrong == 0);
     CHECK(outcome.num_overwritten == 0);
   }
-}
-
-// These runtimes remove one protection each from a correct engine.
-TEST(test_a_forgotten_protection_is_found) {
-  Outcome outcome = train(Bug::kReuseWithoutEvent, 1, 150, 500);
-  CHECK(outcome.num_wrong > 0 && outcome.num_overwritten > 0);
-  outcome = train(Bug::kEventBeforeCopy, 1, 150, 500);
-  CHECK(outcome.num_wrong > 0);
-  outcome = train(Bug::kNoWaitForHome, 1, 150, 500);
-  CHECK(outcome.num_wrong > 0);
 }
 
 }  // namespace
