@@ -5,16 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from prefetch_loaders import until
 from repository import ROOT
 
 from tests.mutations.entry import ALL, FILES, Mutation, parse
 from tests.mutations.page import is_current, pages, recorded
-from tests.mutations.trial import NOTICED, Tree, execute, judge, problem, run
+from tests.mutations.trial import NOTICED, Tree, problem, run
 
 pytestmark = pytest.mark.one_backend
 
@@ -148,23 +145,3 @@ def test_what_became_of_a_mutation_is_told(toy: Tree) -> None:
     words = [line.split()[0] for line in told]
     assert words == ["noticed", "SURVIVED", "noticed", "noticed"]
     assert (toy.root / "source.py").read_text() == SOURCE, "it was put back"
-
-
-def test_a_test_that_hangs_counts_as_failed_and_is_ended_with_its_children(
-    tmp_path: Path,
-) -> None:
-    script = "sleep 1000 & echo $!; wait"
-    for limit in (0.3, 3, 30):  # a busy machine may not have begun
-        done = execute(["sh", "-c", script], tmp_path, limit)
-        assert done.code is None and judge(done, by_pytest=True).verdict == "hangs"
-        if done.output:
-            break
-    pid = int(done.output)
-    until(lambda: status(pid) == psutil.STATUS_ZOMBIE)
-
-
-def status(pid: int) -> Any:
-    try:
-        return psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return psutil.STATUS_ZOMBIE
