@@ -196,18 +196,6 @@ def shown(copy: Path, backend: str | None):
     return json.loads(done.stdout)
 
 
-def test_process_with_a_tampered_record_warns_once_and_does_not_load(copy):
-    put(copy, {"torch": "1.2.3", "cuda": "9.0"})
-    name, reason, error, texts = shown(copy, None)
-    present = build_record.describe(torch.__version__, torch.version.cuda)
-    assert (name, error) == ("python", "NoneType")
-    assert reason == (
-        f"{RULE}, but it was built for torch 1.2.3 (CUDA 9.0) and {present} is "
-        f"installed. {REBUILD}"
-    )
-    assert texts == [f"[PP001] {reason}\nUntil then, pure Python runs."]
-
-
 def test_process_with_a_broken_module_warns_once_and_keeps_the_error(copy):
     module = put(copy, {"torch": torch.__version__, "cuda": torch.version.cuda})
     name, reason, error, texts = shown(copy, "auto")

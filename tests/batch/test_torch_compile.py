@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pyparallel import ImagePreprocessor, Padded, Padding, pad_stack
 
@@ -167,20 +165,3 @@ def test_torch_finds_nothing_wrong_with_image_batch(
         options = ([1.0], [2.0], [0.5], False, True, True, [4, 4], torch.float16)
         arguments = (images, *options, channels_last, mask)
         torch.library.opcheck(torch.ops.pyparallel.image_batch.default, arguments)
-
-
-@settings(max_examples=100, deadline=None)
-@given(pad_dims=st.integers(1, 3), data=st.data())
-def test_sizes_of_meta_tensors_are_those_of_real_ones(pad_dims: int, data: Any) -> None:
-    sizes = st.lists(st.integers(0, 9), min_size=pad_dims, max_size=pad_dims)
-    shapes = data.draw(st.lists(sizes, min_size=1, max_size=4))
-    dtypes = st.sampled_from([torch.uint8, torch.float16, torch.float64])
-    real = [torch.zeros(2, *each, dtype=data.draw(dtypes)) for each in shapes]
-    divisor = [data.draw(st.integers(1, 5)) for _ in range(pad_dims)]
-    wanted = data.draw(st.booleans())
-    arguments = (pad_dims, 0.0, divisor, None, None, ["left"] * pad_dims)
-    operator = torch.ops.pyparallel.pad_stack.default
-    found = operator([each.to("meta") for each in real], *arguments, wanted, wanted)
-    expected = operator(real, *arguments, wanted, wanted)
-    for one, other in zip(found, expected, strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)

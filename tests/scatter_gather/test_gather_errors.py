@@ -24,7 +24,9 @@ class Result:
     boxes: Any
 
 
-CASES: dict[str, tuple[type[Exception], list[Any], str]] = {
+NO_LIST = "gather: outputs must be a list with one output for each replica, but is"
+
+CASES: dict[str, tuple[type[Exception], Any, str]] = {
     "kinds": (
         TypeError,
         [{"a": ONE}, {"a": NONE}],
@@ -118,6 +120,9 @@ CASES: dict[str, tuple[type[Exception], list[Any], str]] = {
         [],
         "gather: outputs must have at least one output, but is empty.",
     ),
+    "a tensor as outputs": (TypeError, ONE, f"{NO_LIST} torch.Tensor."),
+    "a dict as outputs": (TypeError, {"a": 1}, f"{NO_LIST} dict."),
+    "None as outputs": (TypeError, None, f"{NO_LIST} None."),
 }
 
 
@@ -126,18 +131,6 @@ def test_an_output_that_does_not_fit_is_named_with_its_replica(name: str) -> Non
     error, outputs, message = CASES[name]
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         gather(outputs, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(ONE, "torch.Tensor"), ({"a": 1}, "dict"), (None, "None")]
-)
-def test_outputs_that_are_no_list(value: Any, shown: str) -> None:
-    message = (
-        "gather: outputs must be a list with one output for each replica, but is "
-        f"{shown}."
-    )
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        gather(value, "cpu")
 
 
 def test_a_dimension_that_is_not_there() -> None:

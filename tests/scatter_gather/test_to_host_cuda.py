@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import DTYPES
+from raw_bytes import DTYPES, bytes_of
 from torch.profiler import ProfilerActivity, profile
 
 from pyparallel import backend, start_to_host, to_host
@@ -41,16 +41,10 @@ def of_bytes(nbytes: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return bits.view(dtype) if bits.numel() else torch.empty(0, dtype=dtype)
 
 
-def raw(tensor: torch.Tensor) -> bytes:
-    assert tensor.is_cpu
-    # A single value may have any stride and count as contiguous.
-    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    return raw(found) == raw(expected)
+    assert found.is_cpu
+    return bytes_of(found) == bytes_of(expected)
 
 
 def device_events(call: Any) -> list[str]:

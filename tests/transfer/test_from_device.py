@@ -88,22 +88,6 @@ def test_a_snapshot_is_copied_on_another_stream_after_the_current_one(calls):
     assert calls.module.stream.call_args_list[-1] == mock.call(calls.back)
 
 
-def test_a_wait_makes_the_copy_available_on_the_current_stream(calls):
-    queued = PackedHostCopy([torch.ones(3)], DEVICE, TorchReturn(), snapshot=False)
-    queued.wait()
-    assert names(calls) == [
-        "module.is_current_stream_capturing",
-        "empty_pinned",
-        "empty",
-        "copy",
-        "current.record_event",
-        "current.event.synchronize",
-        "module.is_current_stream_capturing",
-        "current.event.query",
-    ]
-    assert calls.module.stream.call_args_list == [mock.call(calls.current)] * 2
-
-
 def test_capture_of_a_stream_is_checked_on_its_device(calls):
     calls.module.is_current_stream_capturing.return_value = True
     with pytest.raises(RuntimeError, match="stream of cuda:0 must not be under graph"):
