@@ -279,8 +279,8 @@ def test_options_of_pad(
 def test_sizes_come_with_the_mask_unless_chosen() -> None:
     samples = [{"x": torch.ones(n)} for n in (1, 2)]
     assert type(Collate(x=Pad())(samples)["x"]) is torch.Tensor
-    equal = Collate(x=Pad())([{"x": torch.ones(2)}] * 2)
-    assert equal["x"].tolist() == [[1, 1], [1, 1]]
+    equal = Collate(x=Pad(dims=1))([{"x": torch.ones(1, 2)}] * 2)
+    assert equal["x"].tolist() == [[[1, 1]], [[1, 1]]]
     only_mask = Collate(x=Pad(mask=True, sizes=False))(samples)["x"]
     only_sizes = Collate(x=Pad(sizes=True))(samples)["x"]
     assert only_mask.sizes is None
