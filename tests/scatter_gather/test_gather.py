@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyparallel import DataContainer, Padded, Ragged, collate, gather, scatter
+from pyparallel import DataContainer, Padded, Ragged, gather
 
 pytestmark = pytest.mark.cuda_torch
 
@@ -150,23 +150,3 @@ class TestSamplesInContainers:
             made = gather([one, other], "cpu", dim)
             assert type(made) is Padded and made.mask is None
             assert made.data.shape == (3, 3) and made.sizes.tolist() == [[3], [1], [2]]
-
-
-def test_gather_joins_the_parts_of_scatter() -> None:
-    samples = [
-        {
-            "img": DataContainer(torch.full((3, 4 + i, 5), float(i)), stack=True),
-            "boxes": DataContainer(torch.full((i, 4), float(i))),
-            "meta": DataContainer({"id": i}, cpu_only=True),
-            "label": i,
-        }
-        for i in range(5)
-    ]
-    split = scatter(collate(samples, samples_per_gpu=3), ["cpu", "cpu"])
-    as_lists = [{**part, "boxes": DataContainer(part["boxes"])} for part in split]
-    made = gather([{**p, "img": p["img"][:, :, :4]} for p in as_lists], "cpu")
-    assert made["img"].shape == (5, 3, 4, 5)
-    assert made["img"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
-    assert made["label"].tolist() == [0, 1, 2, 3, 4]
-    assert made["meta"] == [{"id": i} for i in range(5)]
-    assert [len(boxes) for boxes in made["boxes"].data] == [0, 1, 2, 3, 4]
