@@ -1,4 +1,4 @@
-"""The deprecated wrapper: after wrapping, all ranks have the state of rank 0."""
+"""The deprecated wrapper in one process; test_distributed.py runs it on ranks."""
 
 from __future__ import annotations
 
@@ -6,39 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_deprecated_cases import OPTIONS
 from distributed_model import Recorder, make_batch
-from distributed_ranks import Results, launch
 from torch import nn
 
 from pyparallel import is_module_wrapper
 from pyparallel.mmcv.distributed_deprecated import MMDistributedDataParallel
 
-pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(100)]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("deprecated")
-    return launch(
-        folder, "distributed_deprecated_cases", ["wrapped_state", "gradients"]
-    )
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_the_wrapper_copies_the_state_of_rank_0_to_all_ranks(
-    results: Results, options: str
-) -> None:
-    (before, after), (other_before, other_after) = (
-        rank[options] for rank in results["wrapped_state"]
-    )
-    for name, expected in before.items():
-        assert torch.equal(after[name], expected)
-        if options == "no buffers" and name == "hidden":
-            expected = other_before[name]
-        assert torch.equal(other_after[name], expected), name
-    assert not torch.equal(other_before["weight"], before["weight"])
-    assert not torch.equal(other_before["hidden"], before["hidden"])
+pytestmark = pytest.mark.one_backend
 
 
 def test_a_broadcast_holds_about_bucket_cap_mb_of_one_dtype(
@@ -54,12 +28,6 @@ def test_a_broadcast_holds_about_bucket_cap_mb_of_one_dtype(
         sent.clear()
         MMDistributedDataParallel(model, bucket_cap_mb=cap)
         assert sorted(sent) == sorted(expected)
-
-
-def test_gradients_are_not_reduced(results: Results) -> None:
-    first, second = results["gradients"]
-    assert torch.equal(first, torch.full((3, 4), 1.0))
-    assert torch.equal(second, torch.full((3, 4), 2.0))
 
 
 class Alone(MMDistributedDataParallel):

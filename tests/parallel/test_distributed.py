@@ -11,7 +11,7 @@ from distributed_ranks import Results, launch
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(150)]
 
 CASES = ["training", "calls", "outputs", "subclasses", "on_a_device", "failing_step"]
-CASES += ["reducer_in_the_step"]
+CASES += ["reducer_in_the_step", "deprecated"]
 
 
 @pytest.fixture(scope="module")

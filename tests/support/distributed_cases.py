@@ -21,6 +21,7 @@ from distributed_model import (
     values,
 )
 from distributed_ranks import case, equal_on_all
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pyparallel import (
@@ -28,6 +29,9 @@ from pyparallel import (
     MMDistributedDataParallel,
     scatter,
     scatter_kwargs,
+)
+from pyparallel.mmcv.distributed_deprecated import (
+    MMDistributedDataParallel as Deprecated,
 )
 
 METHODS = ("forward", "train_step", "val_step")
@@ -266,6 +270,61 @@ def reducer_in_the_step(rank: int, world: int) -> None:
         ddp.train_step(data, optimizers, ddp_reducer=ddp.reducer)
     assert equal_on_all(values(model))
     assert (values(model) - start).abs().max() > 1e-2
+
+
+class Mixed(nn.Module):
+    """State of many kinds, different on every rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.weight = nn.Parameter(torch.rand(3, 4))
+        self.transposed = nn.Parameter(torch.rand(5, 2).t())
+        self.double_precision = nn.Parameter(torch.rand(3, dtype=torch.float64))
+        self.tied = self.weight
+        self.frozen = nn.Parameter(torch.rand(2), requires_grad=False)
+        self.register_buffer("steps", torch.tensor(rank))
+        self.register_buffer("mask", torch.rand(9) > 0.5)
+        self.register_buffer("half_precision", torch.rand(3).half())
+        self.register_buffer("brain", torch.rand(3).bfloat16())
+        self.register_buffer("complex", torch.rand(2, dtype=torch.complex64))
+        self.register_buffer("short", torch.full((3,), rank, dtype=torch.int16))
+        self.register_buffer("empty", torch.zeros(0, 3))
+        self.register_buffer("absent", None)
+        self.register_buffer("hidden", torch.rand(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight @ x).sum()
+
+    def get_extra_state(self) -> str:
+        return "not a tensor"
+
+    def set_extra_state(self, state: str) -> None:
+        pass
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        state = dict(self.named_parameters()) | dict(self.named_buffers())
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+@case
+def deprecated(rank: int, world: int) -> None:
+    """Copy the state of rank 0 to all ranks, but do not reduce gradients."""
+    options: list[dict[str, Any]] = [
+        {},
+        {"bucket_cap_mb": 1e-6},
+        {"broadcast_buffers": False},
+    ]
+    for each in options:
+        model, expected = Mixed(rank), Mixed(0).tensors()
+        if "broadcast_buffers" in each:
+            expected["hidden"] = model.hidden.clone()
+        assert (rank == 0) == torch.equal(model.weight, expected["weight"])
+        wrapper = Deprecated(model, **each)
+        for name, tensor in model.tensors().items():
+            assert torch.equal(tensor, expected[name]), (each, name)
+    wrapper(torch.full((4,), rank + 1.0)).backward()
+    assert torch.equal(model.weight.grad, torch.full((3, 4), rank + 1.0))
 
 
 @case
