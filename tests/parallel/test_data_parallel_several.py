@@ -171,24 +171,6 @@ class TestParts:
         assert wrapper(torch.ones(1)).tolist() == [1]
 
 
-class TestModes:
-    @pytest.mark.parametrize("method", METHODS)
-    def test_an_error_names_its_replica(self, method: str) -> None:
-        class Failing(nn.Module):
-            def forward(self, x: torch.Tensor) -> Any:
-                if x[0] == 3:
-                    raise KeyError("in the model")
-                return x
-
-            train_step = val_step = forward
-
-        wrapper = MMDataParallel(Failing(), ["cpu"] * 2)
-        with pytest.raises(KeyError, match="in the model") as caught:
-            caller(wrapper, method)(torch.arange(6.0))
-        notes = getattr(caught.value, "__notes__", [])
-        assert any("1 on device cpu" in note for note in notes)
-
-
 class TestSubclasses:
     @pytest.mark.parametrize("method", METHODS)
     def test_all_four_methods_are_called(self, method: str) -> None:
