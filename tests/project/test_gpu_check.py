@@ -176,11 +176,11 @@ def test_a_step_that_fails_hides_no_other_but_a_build_does(check: Check) -> None
 
 
 def test_a_step_is_stopped_at_its_limit(check: Check) -> None:
-    done = check.run(GPU_STEPS="bench tests", SLOW="bench", GPU_LIMIT="5")
+    done = check.run(GPU_STEPS="bench tests", SLOW="bench", GPU_LIMIT="3")
     assert done.returncode == 1
     assert rows(done.stdout) == [
         TITLE,
-        "bench      FAILED # s  stopped after 5 s: bench began",
+        "bench      FAILED # s  stopped after 3 s: bench began",
         "tests      passed # s  tests is fine",
         ONE_GPU,
     ]

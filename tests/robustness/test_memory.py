@@ -63,19 +63,8 @@ def test_the_memory_of_a_large_batch_serves_the_next_one():
     assert again.data_ptr() == address
     after = memory.cache_info()
     assert (after.hits - before.hits, after.misses - before.misses) == (1, 1)
-
-
-@recycles
-def test_recycled_memory_never_shows_an_earlier_batch():
-    dirty = torch.empty(0)
-    for fill in (1, 2, 3):
-        dirty = backend_module.empty((2, 1, 2048, 1024), torch.uint8).fill_(fill)
-        del dirty
-        batch = collated(2048)
-        expected = torch.zeros(2, 1, 2048, 1024, dtype=torch.uint8)
-        expected[0], expected[1, :, :2047] = 2048 % 251, 2047 % 251
-        assert torch.equal(batch, expected)
-        del batch
+    del again
+    assert [memory.empty_cache(), memory.empty_cache()] == [4 * MIB, 0]
 
 
 @recycles
@@ -118,15 +107,6 @@ def test_unused_blocks_are_freed_in_time():
     while memory.cache_info().cached and time.monotonic() < end:
         time.sleep(0.01)
     assert memory.cache_info().cached == 0
-
-
-@recycles
-def test_emptying_returns_the_bytes():
-    batch = collated(2048)
-    assert memory.empty_cache() == 0
-    del batch
-    assert memory.empty_cache() == 4 * MIB
-    assert memory.empty_cache() == 0
 
 
 def test_a_recycled_tensor_supports_all_operations():
