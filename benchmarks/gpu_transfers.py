@@ -21,6 +21,8 @@ from .gpu_target import DryRun
 MIB = 1 << 20
 #: The least total size of the inputs of a rotation, in bytes.
 _TURNING = 512 * MIB
+#: The most inputs of a rotation; only the small inputs of a quick run reach it.
+_MOST_TURNS = 512
 
 LEAVES = ".to(device) of each"
 PINNED = ".pin_memory().to(non_blocking) of each"
@@ -149,7 +151,7 @@ def _now(function: Callable[[Any], Any], inputs: Rotation) -> Any:
 
 def _turns(nbytes: int, pinned: bool, where: DryRun) -> Rotation:
     """Return blocks of random bytes, larger than a cache in total."""
-    num = 2 if where.dry else max(2, -(-_TURNING // nbytes))
+    num = 2 if where.dry else min(max(2, -(-_TURNING // nbytes)), _MOST_TURNS)
     block = torch.randint(256, (nbytes,), dtype=torch.uint8)
     copy = where.pin if pinned else Tensor.clone
     turns = []

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.peers
 _harness = importlib.import_module("benchmarks._harness")
 gpu = importlib.import_module("benchmarks.gpu")
 gpu_case = importlib.import_module("benchmarks.gpu_case")
+gpu_transfers = importlib.import_module("benchmarks.gpu_transfers")
 gpu_target = importlib.import_module("benchmarks.gpu_target")
 QUICK = importlib.import_module("benchmarks.case").QUICK
 Contender, Goal = _harness.Contender, gpu_case.Goal
@@ -111,6 +112,11 @@ class FakeGpu(gpu_target.DryRun):  # type: ignore[misc]  # the module is found a
     def counts(self, call: Any) -> dict[str, Any]:
         call()
         return {"launches": 1, "copies": 2, "waits": 0, "pin_calls": None}
+
+
+def test_small_inputs_turn_in_few_blocks() -> None:
+    where = SimpleNamespace(dry=False, pin=torch.Tensor.clone)
+    assert gpu_transfers._turns(1 << 10, True, where).num == 512
 
 
 def test_inputs_turn_before_every_call_and_results_die_after_the_clocks() -> None:
