@@ -75,6 +75,13 @@ def send_from_side_stream(value: int) -> tuple[Tensors, Tensors]:
     return found, expected
 
 
+def drop(value: int) -> tuple[Tensors, Tensors]:
+    """Drop a copy that is not waited for; its memory is the next result's."""
+    to_device.send([torch.full((1 << 20,), value, dtype=torch.uint8)], device())
+    found = torch.full((1 << 20,), value + 1, dtype=torch.uint8, device=device())
+    return [found], [torch.full((1 << 20,), value + 1, dtype=torch.uint8)]
+
+
 def results(value: int) -> tuple[Tensors, Tensors]:
     hosts = [*small(value), torch.full((2 << 20,), value, dtype=torch.uint8)]
     return [host.to(device()) for host in hosts], hosts
@@ -121,6 +128,7 @@ OPERATIONS: list[Callable[[int], tuple[Tensors, Tensors]]] = [
     send_direct,
     send_batch,
     send_from_side_stream,
+    drop,
     fetch,
     start_to_fetch,
     scatter_ragged,
