@@ -113,10 +113,6 @@ PLACES: dict[str, tuple[Any, dict[str, Any], str]] = {
         "in the batch of indices [12, 13, 14] (batch[1] is index 13, batch[0] is "
         "index 12)",
     ),
-    "seeds and collate": (
-        *(Some(wide), UPWARDS | SEEDS),
-        f"in the batch of indices [12, 13, 14] {ENTRIES}",
-    ),
     "collate of a stream": (
         *(Samples(wide), {"batch_size": 6}),
         f"in the batch of samples [12, 13, 14, 15, 16, 17] {OF_STREAM}",

@@ -109,12 +109,12 @@ def test_a_script_ends_without_a_message_of_ours(name: str, ended: Any) -> None:
         assert (code, out, "" if last else err) == (exit_code, output, "")
 
 
-def start(code: str, path: Path, *options: str) -> subprocess.Popen[str]:
+def start(code: str, path: Path, option: str) -> subprocess.Popen[str]:
     """Start Python, which reads a script line by line."""
     path.write_text(code)
     with path.open() as lines:
         return subprocess.Popen(
-            [sys.executable, *options],
+            [sys.executable, option],
             env={**os.environ, "PYTHONPATH": f"{SUPPORT}{os.pathsep}{ROOT}"},
             stdin=lines,
             stdout=subprocess.PIPE,
@@ -125,25 +125,18 @@ def start(code: str, path: Path, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_interactive", [False, True])
-def test_a_session_ends_without_a_message_of_ours(
-    is_interactive: bool, tmp_path: Path
-) -> None:
-    code, options, expected = (
-        f"{START}{LOADER}_first.find()\n{EPOCH}{ITERATOR}",
-        ["-"],
-        "",
-    )
-    if is_interactive:  # prompts go to stderr, and an exception does not end it
+@pytest.mark.parametrize("option", ["-", "-qi"])
+def test_a_session_ends_without_a_message_of_ours(option: str, tmp_path: Path) -> None:
+    code, expected = f"{START}{LOADER}_first.find()\n{EPOCH}{ITERATOR}", ""
+    if option == "-qi":  # prompts go to stderr, and an exception does not end it
         code = f"import sys; sys.ps1 = sys.ps2 = ''\n{code}1 / 0\n"
-        options = ["-q", "-i"]
         shown = "    1 / 0\n    ~~^~~\n" if sys.version_info >= (3, 13) else ""
         expected = (
             ">>> Traceback (most recent call last):\n"
             '  File "<stdin>", line 1, in <module>\n'
             f"{shown}ZeroDivisionError: division by zero\n\n"
         )
-    started = start(code, tmp_path / "lines", *options)
+    started = start(code, tmp_path / "lines", option)
     assert finish(started) == (0, "True True\n", expected)
 
 
