@@ -27,10 +27,7 @@ from pyparallel.core import errors
 from pyparallel.core.errors import ErrorLimitError
 from pyparallel.loader.sample_errors import SampleError
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-]
+pytestmark = pytest.mark.one_backend
 quiet = pytest.mark.filterwarnings(r"ignore:\[PP21[56]\]")
 
 

@@ -245,7 +245,6 @@ class Numbers(torch.utils.data.Dataset):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_real_loader_opens_the_expected_number_of_files(method):
     num_workers = 2
     needed = preflight.FILES_PER_WORKER * num_workers + preflight.MORE_FILES

@@ -16,8 +16,6 @@ from torch.utils.data import Subset
 
 from pyparallel import DataLoader
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 class Augmented(resumed.Numbers):
     """Samples that draw from every generator; later ones would see how often."""

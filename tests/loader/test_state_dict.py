@@ -19,10 +19,7 @@ from torch.utils.data import IterableDataset
 
 from pyparallel import DataLoader
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-]
+pytestmark = pytest.mark.one_backend
 
 WITH_WORKERS: list[dict[str, Any]] = [
     {"num_workers": 1},

@@ -13,10 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from pyparallel import DataLoader
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-]
+pytestmark = pytest.mark.one_backend
 
 
 def state_of(case: Case) -> dict[str, Any]:

@@ -13,12 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from pyparallel import DataLoader
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.filterwarnings(
-        "ignore:This DataLoader will create",
-    ),
-]
+pytestmark = pytest.mark.one_backend
 
 KINDS = [
     *(resumed.Uneven, resumed.UnevenStateful, resumed.UnevenCursors),

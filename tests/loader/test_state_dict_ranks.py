@@ -14,10 +14,7 @@ from torch.utils.data import DistributedSampler
 
 from pyparallel import DataLoader
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-]
+pytestmark = pytest.mark.one_backend
 
 
 def make(

@@ -14,10 +14,7 @@ except ImportError as error:
 
 pytestmark = [
     pytest.mark.peers,
-    pytest.mark.filterwarnings(
-        "ignore:'set_vital' is deprecated:UserWarning",
-        "ignore:This DataLoader will create",
-    ),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
 ]
 
 

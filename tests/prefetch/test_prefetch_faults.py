@@ -90,30 +90,6 @@ def test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_iterator(
         assert [next(it, "end") for _ in range(3)] == ["end"] * 3
 
 
-@pytest.mark.parametrize("where", ["iter", "collate", "transform", "sampler"])
-def test_errors_of_all_parts_arrive(where: str) -> None:
-    def fail(*batch: Any) -> Any:
-        raise LookupError(where)
-
-    class Broken:
-        __iter__ = fail
-
-        def __len__(self) -> int:
-            return 2
-
-    below = {
-        "iter": Broken(),
-        "collate": loader(collate_fn=fail),
-        "transform": loader(),
-        "sampler": loader(sampler=Broken()),
-    }[where]
-    with passes(below, transform=fail if where == "transform" else None) as pre:
-        it = iter(pre)
-        with pytest.raises(LookupError, match=where):
-            next(it)
-        assert next(it, "end") == "end"
-
-
 @pytest.mark.parametrize("where", ["iter", "transform"])
 def test_stop_iteration_from_elsewhere_is_no_end(where: str) -> None:
     def fail(*batch: Any) -> Any:

@@ -21,10 +21,7 @@ except ImportError as error:
 
 pytestmark = [
     pytest.mark.peers,
-    pytest.mark.filterwarnings(
-        "ignore:'set_vital' is deprecated:UserWarning",
-        "ignore:This DataLoader will create",
-    ),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
 ]
 
 SIZES = [17 * i % 50 for i in range(101)]

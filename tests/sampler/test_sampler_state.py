@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 
 from pyparallel import DataLoader, SizeBatchSampler
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-]
+pytestmark = pytest.mark.one_backend
 
 SIZES = [(17 * i % 50, 29 * i % 40) for i in range(101)]
 LIMITS: list[dict[str, Any]] = [{"batch_size": 4}, {"max_padded": 9000}]

@@ -16,10 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from pyparallel import DataLoader, Padding, SizeBatcher, SizeBatchSampler
 
-pytestmark = [
-    pytest.mark.one_backend,
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-]
+pytestmark = pytest.mark.one_backend
 
 #: Arguments with which a stream of `pairs` can be divided.
 LIMITS: list[dict[str, Any]] = [
