@@ -338,6 +338,13 @@ class TestOtherDevices:
         assert far == [(num_parameters, [CPU])] * 2
 
     @pytest.mark.usefixtures("far")
+    def test_a_parameter_without_a_gradient_gets_none(self) -> None:
+        net = make_net()
+        for replica in replicate(net, [FAR, FARTHER]):
+            replica[0](torch.ones(1, 2)).sum().backward()
+        assert net[0].weight.grad is not None and net[2].weight.grad is None
+
+    @pytest.mark.usefixtures("far")
     def test_gradients_have_gradients(self) -> None:
         net = nn.Linear(1, 1, bias=False)
         (replica,) = replicate(net, [FAR])
@@ -397,9 +404,13 @@ class TestCopiesBetweenDevices:
         tensors = [torch.empty(1, device="meta")]
         assert between_devices._copies(tensors, [CPU]) == [["came", 1]]
 
-    def test_integers_are_copied_without_a_gradient(self) -> None:
+    def test_integers_are_copied_without_a_gradient_and_nothing_to_nowhere(
+        self,
+    ) -> None:
         whole, real = torch.arange(3), torch.ones(2, requires_grad=True)
         ((moved, also),) = between_devices.copy_to_devices([whole, real], [CPU])
         assert torch.equal(moved, whole) and not moved.requires_grad
         also.sum().backward()
         assert real.grad is not None and real.grad.tolist() == [1.0, 1.0]
+        assert between_devices.copy_to_devices([], [CPU, FAR]) == [[], []]
+        assert between_devices.copy_to_devices([whole], []) == []
