@@ -363,6 +363,9 @@ class TestOtherDevices:
         assert net[1].running_mean is not first[1].running_mean
         pointers = {each[1].running_mean.data_ptr() for each in (net, first, second)}
         assert len(pointers) == 3
+        for replica in replicate(net, [FAR, CPU], detach=True):
+            weight = replica[0].weight
+            assert not weight.requires_grad and weight.grad_fn is None
 
 
 class TestCopiesBetweenDevices:
