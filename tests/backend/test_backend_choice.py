@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import forkserver
 import pytest
 import torch
 
@@ -155,50 +153,33 @@ def test_find_pairs_the_module_of_this_python_with_its_record(tmp_path):
         assert build_record.find(tmp_path) == (module, record)
 
 
-# ------------------------------------------------------------------ real processes
-SHOW = (
-    "import json, warnings\n"
-    "with warnings.catch_warnings(record=True) as caught:\n"
-    "    warnings.simplefilter('always')\n"
-    "    from pyparallel import backend as b\n"
-    "error = type(b.load_error).__name__\n"
-    "texts = [str(w.message) for w in caught if w.category is RuntimeWarning]\n"
-    "print(json.dumps([b.name, b.reason, error, texts]))\n"
+SHOW = """
+import json, warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from pyparallel import backend as b
+error = type(b.load_error).__name__
+texts = [str(w.message) for w in caught if w.category is RuntimeWarning]
+print(json.dumps([b.name, b.reason, error, texts]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("cuda", "error"), [(torch.version.cuda, "ImportError"), ("9.0", "NoneType")]
 )
-
-
-@pytest.fixture
-def copy(tmp_path):
-    """Copy the package without its extension to another folder."""
+def test_a_process_with_a_bad_extension_warns_once(tmp_path, monkeypatch, cuda, error):
+    """A broken module is loaded; one whose record does not fit is not."""
     ignore = shutil.ignore_patterns("_C.*.so", "_C.*.json", "__pycache__")
     shutil.copytree(PACKAGE, tmp_path / "pyparallel", ignore=ignore)
-    return tmp_path
-
-
-def put(copy: Path, record: object, content: bytes = b"no shared library") -> Path:
-    module = copy / "pyparallel" / "backend" / f"_C{build_record.EXTENSION_SUFFIXES[0]}"
-    module.write_bytes(content)
+    suffix = build_record.EXTENSION_SUFFIXES[0]
+    module = tmp_path / "pyparallel" / "backend" / f"_C{suffix}"
+    module.write_bytes(b"no shared library")
+    record = {"torch": torch.__version__, "cuda": cuda}
     module.with_suffix(".json").write_text(json.dumps(record))
-    return module
-
-
-def start(copy: Path, backend: str | None, code: str = SHOW):
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL")}
-    env |= {"PYTHONPATH": str(copy)}
-    env |= {} if backend is None else {"PYPARALLEL_BACKEND": backend}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True)
-
-
-def shown(copy: Path, backend: str | None):
-    done = start(copy, backend)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_process_with_a_broken_module_warns_once_and_keeps_the_error(copy):
-    module = put(copy, {"torch": torch.__version__, "cuda": torch.version.cuda})
-    name, reason, error, texts = shown(copy, "auto")
-    assert (name, error) == ("python", "ImportError")
-    assert str(module) in reason and "file too short" in reason
+    monkeypatch.setenv("PYPARALLEL_BACKEND", "auto")
+    exit_code, output = forkserver.run(SHOW, [str(tmp_path)])
+    assert exit_code == 0, output
+    name, reason, found, texts = json.loads(output)
+    assert (name, found) == ("python", error)
+    assert (f"{module}: file too short" in reason) is (error == "ImportError")
     assert texts == [f"[PP001] {reason}\nUntil then, pure Python runs."]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forkserver
 import pytest
 import torch
 from torch import nn
@@ -221,14 +220,11 @@ def test_the_error_for_a_missing_name_names_its_user() -> None:
 def run_with(before: str) -> str:
     """Return the last line that an import of the package prints after some code."""
     code = f"import torch\n{before}\nimport pyparallel\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True
-    )
-    assert done.returncode == 1, done.stderr
-    return done.stderr.splitlines()[-1]
+    exit_code, output = forkserver.run(code, [str(PACKAGE.parent)])
+    assert exit_code == 1, output
+    return output.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_an_import_error_lists_the_missing_names_of_torch() -> None:
     text = run_with("import torch._utils\ndel torch._utils.ExceptionWrapper")
     start = (
