@@ -27,103 +27,61 @@ class Result:
 NO_LIST = "gather: outputs must be a list with one output for each replica, but is"
 
 CASES: dict[str, tuple[type[Exception], Any, str]] = {
-    "kinds": (
-        TypeError,
-        [{"a": ONE}, {"a": NONE}],
+    "kinds": (TypeError, [{"a": ONE}, {"a": NONE}],
         "gather: outputs[1]['a'] must be of type torch.Tensor like outputs[0]['a'], "
-        f"but is None. {FIX}",
-    ),
-    "containers": (
-        TypeError,
-        [[ONE], [ONE], (ONE,)],
-        f"gather: outputs[2] must be of type list like outputs[0], but is tuple. {FIX}",
-    ),
-    "in a container": (
-        TypeError,
-        [DataContainer([ONE]), DataContainer(ONE)],
+        f"but is None. {FIX}"),
+    "containers": (TypeError, [[ONE], [ONE], (ONE,)],
+        "gather: outputs[2] must be of type list like outputs[0], but is tuple. "
+        f"{FIX}"),
+    "in a container": (TypeError, [DataContainer([ONE]), DataContainer(ONE)],
         "gather: outputs[1].data must be of type list like outputs[0].data, but is "
-        f"torch.Tensor. {FIX}",
-    ),
-    "a missing key": (
-        ValueError,
-        [{"a": {"x": ONE, "y": ONE}}, {"a": {"x": ONE}}],
+        f"torch.Tensor. {FIX}"),
+    "a missing key": (ValueError, [{"a": {"x": ONE, "y": ONE}}, {"a": {"x": ONE}}],
         "gather: outputs[1]['a'] must have the keys of outputs[0]['a'], but lacks "
-        "'y'. Return the same keys on every replica.",
-    ),
-    "another key": (
-        ValueError,
-        [{"x": ONE}, {"x": ONE, "y": ONE}],
+        "'y'. Return the same keys on every replica."),
+    "another key": (ValueError, [{"x": ONE}, {"x": ONE, "y": ONE}],
         "gather: outputs[1] must have the keys of outputs[0], but has 'y' too. Return "
-        "the same keys on every replica.",
-    ),
-    "lengths": (
-        ValueError,
-        [{"boxes": [ONE, ONE]}, {"boxes": [ONE]}],
+        "the same keys on every replica."),
+    "lengths": (ValueError, [{"boxes": [ONE, ONE]}, {"boxes": [ONE]}],
         "gather: outputs[1]['boxes'] must have the same number of items as "
         "outputs[0]['boxes'], but has 1 where 2 was expected. Put a list with one item "
-        "for each sample into a DataContainer: such lists are joined.",
-    ),
-    "shapes": (
-        ValueError,
-        [Result([torch.ones(2, 3)]), Result([torch.ones(2, 4)])],
+        "for each sample into a DataContainer: such lists are joined."),
+    "shapes": (ValueError, [Result([torch.ones(2, 3)]), Result([torch.ones(2, 4)])],
         "gather: outputs[1].boxes[0] must match outputs[0].boxes[0] outside dimension "
         "0, but has shape (2, 4) where (2, 3) was expected. Pad them to one shape, or "
-        "put a list of them into a DataContainer.",
-    ),
-    "a scalar beside a vector": (
-        ValueError,
-        [ONE, torch.tensor(1.0)],
+        "put a list of them into a DataContainer."),
+    "a scalar beside a vector": (ValueError, [ONE, torch.tensor(1.0)],
         "gather: outputs[1] must match outputs[0] outside dimension 0, but has shape "
         "() where (1,) was expected. Pad them to one shape, or put a list of them into "
-        "a DataContainer.",
-    ),
-    "numbers of dimensions": (
-        ValueError,
-        [torch.ones(3, 3), torch.ones(3)],
+        "a DataContainer."),
+    "numbers of dimensions": (ValueError, [torch.ones(3, 3), torch.ones(3)],
         "gather: outputs[1] must match outputs[0] outside dimension 0, but has shape "
         "(3,) where (3, 3) was expected. Pad them to one shape, or put a list of them "
-        "into a DataContainer.",
-    ),
-    "dtypes": (
-        ValueError,
-        [{"x": ONE}, {"x": ONE.double()}],
+        "into a DataContainer."),
+    "dtypes": (ValueError, [{"x": ONE}, {"x": ONE.double()}],
         "gather: outputs[1]['x'] must be of the dtype of outputs[0]['x'], but is "
-        "torch.float64 where torch.float32 was expected.",
-    ),
-    "dtypes of arrays": (
-        ValueError,
-        [np.ones(1), np.ones(1, dtype=np.float32)],
+        "torch.float64 where torch.float32 was expected."),
+    "dtypes of arrays": (ValueError, [np.ones(1), np.ones(1, dtype=np.float32)],
         "gather: outputs[1] must be of the dtype of outputs[0], but is float32 where "
-        "float64 was expected.",
-    ),
-    "values": (
-        ValueError,
-        [{"name": "a"}, {"name": "b"}],
+        "float64 was expected."),
+    "values": (ValueError, [{"name": "a"}, {"name": "b"}],
         "gather: outputs[1]['name'] must equal outputs[0]['name'], but is 'b' where "
-        "'a' was expected. Return a tensor, or a list with one entry for each sample.",
-    ),
-    "values in cpu_only": (
-        ValueError,
+        "'a' was expected. Return a tensor, or a list with one entry for each sample."),
+    "values in cpu_only": (ValueError,
         [DataContainer("a", cpu_only=True), DataContainer("b", cpu_only=True)],
         "gather: outputs[1].data must equal outputs[0].data, but is 'b' where 'a' was "
-        "expected. Return a tensor, or a list with one entry for each sample.",
-    ),
-    "ragged values": (
-        ValueError,
+        "expected. Return a tensor, or a list with one entry for each sample."),
+    "ragged values": (ValueError,
         [Ragged.from_tensors([torch.ones(1, n)]) for n in (2, 3)],
         "gather: outputs[1].values must match outputs[0].values outside dimension 0, "
         "but has shape (1, 3) where (1, 2) was expected. Pad them to one shape, or put "
-        "a list of them into a DataContainer.",
-    ),
-    "no outputs": (
-        ValueError,
-        [],
-        "gather: outputs must have at least one output, but is empty.",
-    ),
+        "a list of them into a DataContainer."),
+    "no outputs": (ValueError, [],
+        "gather: outputs must have at least one output, but is empty."),
     "a tensor as outputs": (TypeError, ONE, f"{NO_LIST} torch.Tensor."),
     "a dict as outputs": (TypeError, {"a": 1}, f"{NO_LIST} dict."),
     "None as outputs": (TypeError, None, f"{NO_LIST} None."),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

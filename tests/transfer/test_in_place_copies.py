@@ -144,7 +144,7 @@ def test_a_leaf_beyond_its_storage_is_an_error_and_not_read():
     with PinnedRing() as device:
         device.is_pinned = lambda tensor: True
         with pytest.raises(ValueError, match="must lie within its storage"):
-            to_device.send([freed(torch.zeros(64))], DEVICE, device)
+            to_device.send([freed(torch.zeros(16), 10)], DEVICE, device)
         assert device.num_copies == 0
 
 
