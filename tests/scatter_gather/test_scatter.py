@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from samples import Frozen, Pair
 
 from pyparallel import DataContainer as DC
 from pyparallel import collate, scatter, scatter_kwargs
@@ -17,33 +17,12 @@ from pyparallel import collate, scatter, scatter_kwargs
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 
 CPU2 = ["cpu", "cpu"]
-Pair = collections.namedtuple("Pair", "a b")
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    number: int
-    value: Any
 
 
 class Config(dict):
     """A dict with attribute access, as configuration libraries have it."""
 
     __getattr__ = dict.__getitem__
-
-
-class Mapped(collections.abc.Mapping):
-    def __init__(self, items):
-        self.items_ = dict(items)
-
-    def __getitem__(self, key):
-        return self.items_[key]
-
-    def __iter__(self):
-        return iter(self.items_)
-
-    def __len__(self):
-        return len(self.items_)
 
 
 def chunks(*sizes: int) -> list[torch.Tensor]:
@@ -91,11 +70,11 @@ def test_one_host_target_gives_one_part_without_a_copy(targets):
     [(3, 4, 2, [3]), (6, 4, 2, [4, 2]), (9, 4, 3, [4, 4, 1]), (3, 2, 2, [2, 1])],
 )
 def test_tensors_next_to_a_container_follow_its_chunks(size, spg, num, expected):
-    samples = [
+    batch = [
         {"img": DC(torch.full((1, 2, 2), i), stack=True), "label": torch.tensor(i)}
         for i in range(size)
     ]
-    parts = scatter(collate(samples, spg), ["cpu"] * num)
+    parts = scatter(collate(batch, spg), ["cpu"] * num)
     assert [len(part["label"]) for part in parts] == expected
     for part in parts:
         assert part["img"][:, 0, 0, 0].tolist() == part["label"].tolist()
@@ -173,7 +152,7 @@ def test_containers_keep_their_types():
         "ordered": collections.OrderedDict(z=tensor, a=2),
         "default": collections.defaultdict(list, k=tensor),
         "config": Config(x=tensor),
-        "mapped": Mapped({"x": tensor}),
+        "mapped": collections.UserDict(x=tensor),
         "frozen": Frozen(3, DC(chunks(2, 2), stack=True)),
         "deque": collections.deque([tensor]),
         "tuple": (tensor,),
@@ -185,12 +164,12 @@ def test_containers_keep_their_types():
         assert {k: type(v) for k, v in part.items()} == {
             k: type(v) for k, v in batch.items()
         }
-        assert part["named"].a.tolist() == values
+        assert part["named"].left.tolist() == values
         assert list(part["ordered"]) == ["z", "a"]
         assert part["default"].default_factory is list
         assert part["config"].x.tolist() == part["mapped"]["x"].tolist() == values
-        assert part["frozen"].number == 3
-        assert part["frozen"].value.tolist() == values
+        assert part["frozen"].left == 3
+        assert part["frozen"].right.tolist() == values
 
 
 def test_everything_else_is_given_by_reference():

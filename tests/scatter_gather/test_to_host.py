@@ -6,8 +6,7 @@ import gc
 import random
 import threading
 import weakref
-from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
+from collections import OrderedDict
 from typing import Any
 from unittest import mock
 
@@ -24,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from injected_races import shows
 from raw_bytes import bytes_of
-from samples import DTYPES
+from samples import DTYPES, Frozen, Pair
 
 from pyparallel import DataContainer as DC
 from pyparallel import start_to_host, to_host
@@ -35,13 +34,6 @@ from pyparallel.transfer import layout as layout_module
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
 
 OTHER = torch.device("cuda", 1)
-Pair = namedtuple("Pair", ["left", "right"])
-
-
-@dataclass
-class Metrics:
-    loss: Any
-    name: str
 
 
 def start(batch: Any, fake: FakeDevice, snapshot: bool = True) -> HostCopy:
@@ -112,7 +104,7 @@ def test_containers_keep_their_types_and_other_things_their_identity():
             "a": OrderedDict(x=(b, "text", None)),
             "dc": DC([[c]]),
             "meta": meta,
-            "metrics": Metrics(d, "d"),
+            "metrics": Frozen(d, "d"),
         }
         found = start(batch, fake).get()
         assert list(found) == list(batch)
@@ -123,7 +115,7 @@ def test_containers_keep_their_types_and_other_things_their_identity():
         values = found["z"].left, found["a"]["x"][0], found["dc"].data[0][0]
         assert [x.tolist() for x in values] == [[1] * 3, [2] * 3, [3] * 3]
         assert (
-            found["metrics"].name == "d" and found["metrics"].loss.tolist() == [4] * 3
+            found["metrics"].right == "d" and found["metrics"].left.tolist() == [4] * 3
         )
         assert batch["z"].left is a, "the batch itself was changed"
 
