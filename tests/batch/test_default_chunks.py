@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import pyparallel
 import pyparallel.mmcv
@@ -48,12 +48,7 @@ def sample(i: int) -> dict[str, Any]:
     }
 
 
-class Samples(Dataset[Any]):
-    def __len__(self) -> int:
-        return 7
-
-    def __getitem__(self, i: int) -> Any:
-        return sample(i)
+SAMPLES: Any = [sample(i) for i in range(7)]
 
 
 class Stream(IterableDataset[Any]):
@@ -87,7 +82,7 @@ def read(batch: Any) -> list[str]:
 
 # ------------------------------------------------------------------- the loader binds
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("dataset", [Samples(), Stream()], ids=["map", "iterable"])
+@pytest.mark.parametrize("dataset", [SAMPLES, Stream()], ids=["map", "iterable"])
 def test_a_batch_is_one_chunk_also_the_last_one(dataset: Any, num_workers: int) -> None:
     loader = DataLoader(dataset, 3, collate_fn=collate, num_workers=num_workers)
     found = list(loader)
@@ -99,7 +94,7 @@ def test_a_batch_is_one_chunk_also_the_last_one(dataset: Any, num_workers: int) 
 
 def test_a_loader_that_another_library_makes_from_ours_binds_too() -> None:
     """accelerate and Lightning take ``collate_fn`` from the attribute."""
-    ours = DataLoader(Samples(), 4, collate_fn=collate)
+    ours = DataLoader(SAMPLES, 4, collate_fn=collate)
     theirs = TorchLoader(ours.dataset, ours.batch_size, collate_fn=ours.collate_fn)
     assert list(map(sizes, theirs)) == whole(4, 3)
 
@@ -115,7 +110,7 @@ def test_a_loader_that_another_library_makes_from_ours_binds_too() -> None:
     ids=["partial", "given", "function", "mmcv"],
 )
 def test_other_functions_are_called_unchanged(function: Callable[..., Any]) -> None:
-    loader = DataLoader(Samples(), 4, collate_fn=function)
+    loader = DataLoader(SAMPLES, 4, collate_fn=function)
     assert loader.collate_fn is function
     assert [len(batch["img"].data) for batch in loader] == [4, 3]
 
@@ -153,7 +148,7 @@ def batch_of(num_samples: int, **options: Any) -> Any:
 
 def test_reading_chunks_of_the_default_size_is_warned_of_once() -> None:
     assert read(batch_of(3)) == [TEXT]
-    (batch,) = TorchLoader(Samples(), 3, sampler=range(3), collate_fn=collate)
+    (batch,) = TorchLoader(SAMPLES, 3, sampler=range(3), collate_fn=collate)
     assert read(batch) == [TEXT]
 
 
@@ -188,7 +183,7 @@ def test_requested_chunks_are_read_without_a_warning(batch: Any) -> None:
 
 def test_a_container_that_has_travelled_is_warned_of() -> None:
     loader = DataLoader(
-        *(Samples(), 3), sampler=range(3), num_workers=1, collate_fn=partial(collate)
+        *(SAMPLES, 3), sampler=range(3), num_workers=1, collate_fn=partial(collate)
     )
     (batch,) = loader
     assert read(batch) == [TEXT]

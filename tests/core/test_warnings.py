@@ -120,21 +120,16 @@ def test_padding_of_some_batches_is_weighed_with_all_others():
     assert messages(caught) == [PADDING.format("41 % of the 55.0 MB stacked in 55")]
 
 
-class Wide(torch.utils.data.Dataset):
-    """Samples; every second one has a tenth of the bytes of the others."""
-
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, i):
-        size = (1, 200, 1000) if i % 2 else (1, 20, 1000)
-        return {"img": pyparallel.DataContainer(torch.ones(size), stack=True)}
+def wide(i: int):
+    """Return a sample; every second one has a tenth of the bytes of the others."""
+    size = (1, 200, 1000) if i % 2 else (1, 20, 1000)
+    return {"img": pyparallel.DataContainer(torch.ones(size), stack=True)}
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_loader_warns_about_padding(num_workers):
     loader = pyparallel.DataLoader(
-        Wide(),
+        [wide(i) for i in range(60)],
         batch_size=2,
         collate_fn=lambda batch: pyparallel.collate(batch, samples_per_gpu=2),
         num_workers=num_workers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -10,16 +10,9 @@ from typing import Any
 import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
+from samples import Frozen, Pair
 
 from pyparallel import DataContainer, MMDataParallel, gather
-
-Pair = namedtuple("Pair", ["one", "other"])  # what models return
-
-
-@dataclass
-class Both:
-    one: Any
-    other: Any
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ nests = st.recursive(
         st.dictionaries(st.text("abc", max_size=2), inner, max_size=3),
         st.dictionaries(st.integers(0, 3), inner, max_size=2).map(OrderedDict),
         st.tuples(inner, inner).map(lambda x: Pair(*x)),
-        st.tuples(inner, inner).map(lambda x: Both(*x)),
+        st.tuples(inner, inner).map(lambda x: Frozen(*x)),
     ),
     max_leaves=6,
 )
@@ -70,8 +63,8 @@ def build(nest: Any, make: Any) -> Any:
     """Return the nest with every leaf replaced, by a walk that is not the library's."""
     if isinstance(nest, Samples):
         return make(nest)
-    if isinstance(nest, Both):
-        return Both(build(nest.one, make), build(nest.other, make))
+    if isinstance(nest, Frozen):
+        return Frozen(build(nest.left, make), build(nest.right, make))
     if isinstance(nest, Pair):
         return Pair(*[build(each, make) for each in nest])
     if isinstance(nest, dict):
@@ -86,8 +79,8 @@ def same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, DataContainer):
         return same(one.data, other.data)
-    if isinstance(one, Both):
-        return same(one.one, other.one) and same(one.other, other.other)
+    if isinstance(one, Frozen):
+        return same(one.left, other.left) and same(one.right, other.right)
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple):
