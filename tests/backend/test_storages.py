@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import multiprocessing
 from torch.distributed import distributed_c10d
-from torch.utils.data import Dataset
 
 import pyparallel
 from pyparallel import DataContainer as DC
@@ -20,19 +19,17 @@ from pyparallel import DataContainer as DC
 LOADERS = (torch.utils.data.DataLoader, pyparallel.DataLoader)
 
 
-class Fields(Dataset[dict[str, Any]]):
-    """A few bytes beside a few that are many."""
+def fields(i: int) -> dict[str, Any]:
+    """Return a few bytes beside a few that are many."""
+    return {
+        "a": torch.tensor(i),
+        "b": torch.arange(i, i + 20.0),
+        "image": torch.full((3, 200, 200), i, dtype=torch.uint8),
+        "names": {"ids": np.arange(i, i + 3), "flag": i % 2 == 0},
+    }
 
-    def __len__(self) -> int:
-        return 8
 
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return {
-            "a": torch.tensor(i),
-            "b": torch.arange(i, i + 20.0),
-            "image": torch.full((3, 200, 200), i, dtype=torch.uint8),
-            "names": {"ids": np.arange(i, i + 3), "flag": i % 2 == 0},
-        }
+FIELDS = [fields(i) for i in range(8)]
 
 
 def first_batch(loader: type, dataset: Any, workers: int, **options: Any) -> Any:
@@ -60,7 +57,7 @@ def gathered(value: Any) -> int:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_serialized_tensor_has_the_size_of_torch(workers):
-    expected, found = (first_batch(each, Fields(), workers) for each in LOADERS)
+    expected, found = (first_batch(each, FIELDS, workers) for each in LOADERS)
     for one, other in zip(tensors(expected), tensors(found), strict=True):
         assert other.equal(one)
         sizes = [f(other) for f in (saved, gathered, lambda x: len(pickle.dumps(x)))]
@@ -75,7 +72,7 @@ def test_a_serialized_tensor_has_the_size_of_torch(workers):
 
 def test_no_result_of_an_operator_grows_into_the_next_tensor():
     for loader in LOADERS:
-        batch = first_batch(loader, Fields(), 1)
+        batch = first_batch(loader, FIELDS, 1)
         before = copy.deepcopy(batch)
         with (
             pytest.warns(UserWarning, match="An output with one or more elements was"),
@@ -97,15 +94,16 @@ def collate_and_grow(samples: list[Any]) -> Any:
     return batch
 
 
-class Pairs(Fields):
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        image = super().__getitem__(i)["image"].float()
-        return {"first": DC(image[:2], stack=True), "second": DC(image, stack=True)}
+def pair(i: int) -> dict[str, Any]:
+    image = fields(i)["image"].float()
+    return {"first": DC(image[:2], stack=True), "second": DC(image, stack=True)}
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_no_tensor_of_a_worker_grows_into_the_next_one():
-    batch = first_batch(pyparallel.DataLoader, Pairs(), 1, collate_fn=collate_and_grow)
+    batch = first_batch(
+        pyparallel.DataLoader, list(map(pair, range(4))), 1, collate_fn=collate_and_grow
+    )
     assert batch["error"] == "Trying to resize storage that is not resizable"
     second = batch["second"].data[0]
     assert second.equal(torch.arange(4.0).view(4, 1, 1, 1).expand_as(second))
@@ -113,7 +111,7 @@ def test_no_tensor_of_a_worker_grows_into_the_next_one():
 
 def test_a_tensor_that_is_sent_on_is_copied_alone():
     """A slab is reused when the batch dies, even while others have it mapped."""
-    batch = first_batch(pyparallel.DataLoader, Fields(), 1)
+    batch = first_batch(pyparallel.DataLoader, FIELDS, 1)
     queue = multiprocessing.get_context("fork").SimpleQueue()
     queue.put(batch["b"])
     received = queue.get()
