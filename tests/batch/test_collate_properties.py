@@ -10,7 +10,7 @@ import oracle
 import pytest
 import samples
 import torch
-from fuzz_kinds import any_case
+from fuzz_batches import any_case
 from fuzzed import search
 
 from pyparallel import DataContainer, collate
