@@ -83,14 +83,13 @@ class BatchReceiver:
 
     def preflight(self, loader: Any) -> list[preflight_module.Finding]:
         """Return the limits of this machine that are too low for the loader."""
-        context = loader.multiprocessing_context
         ring = self.ring_for(loader.num_workers, loader.prefetch_factor or 2)
         return preflight_module.check(
             num_workers=loader.num_workers,
             prefetch_factor=loader.prefetch_factor,
             ring_nbytes=total_nbytes(ring.num_slabs, ring.slab_nbytes) if ring else 0,
             pin_memory=loader.pin_memory,
-            start_method=context.get_start_method() if context else None,
+            start_method=preflight_module.start_method_of(loader),
         )
 
     def receive(self, received: ReceivedBatch) -> Any:

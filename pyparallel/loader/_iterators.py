@@ -40,6 +40,7 @@ from ._dataset_state import worker_report
 from ._random_state import SampleTask
 from ._worker import EndFailures, WorkerCollate, WorkerInit
 from ._worker_status import WorkerStatus, starting_workers
+from .preflight import start_method_of
 from .sample_errors import Failure
 from .state_dict import InterceptedAttribute, StatefulIterator, wrap_worker_init
 from .stats import warn_about_padding
@@ -176,6 +177,7 @@ class WorkersIterator(StatefulIterator, WorkersIter):
                 self._status = WorkerStatus()
         with starting_workers(self._status):
             super().__init__(loader)
+        self._start_method = start_method_of(loader)
         worker_monitor.take_over(self)
 
     def wrap_collate(self, collate_fn: Any) -> WorkerCollate:
@@ -269,11 +271,17 @@ class WorkersIterator(StatefulIterator, WorkersIter):
                 "call in the dataset that blocks."
             )
         stack = status.stack(worker, process.pid)
-        return (
-            f"{text} is alive but has not begun {batch}. It may wait for a lock that a "
-            'thread held during fork: use multiprocessing_context="forkserver", or '
-            "start the workers before the threads."
-            + (f" The stack of the worker:\n{stack}" if stack else "")
+        advice = (
+            "It may wait for a lock that a thread held during fork: use "
+            'multiprocessing_context="forkserver", or start the workers before the '
+            "threads."
+            if self._start_method == "fork"
+            else f"With {self._start_method} it first imports the main module and "
+            "unpickles the dataset. Look for a slow import, or for a call in "
+            "worker_init_fn that blocks."
+        )
+        return f"{text} is alive but has not begun {batch}. {advice}" + (
+            f" The stack of the worker:\n{stack}" if stack else ""
         )
 
     def has_lost_worker(self) -> bool:

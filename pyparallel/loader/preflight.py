@@ -281,6 +281,12 @@ def num_cores() -> int:
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
+def start_method_of(loader: Any) -> str:
+    """Return the start method of a loader's workers, without fixing the default."""
+    context = loader.multiprocessing_context
+    return context.get_start_method() if context else default_start_method()
+
+
 def default_start_method() -> str:
     """Return the start method of processes, without fixing it."""
     chosen = multiprocessing.get_start_method(allow_none=True)

@@ -21,10 +21,12 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
-ADVICE = (
-    "It may wait for a lock that a thread held during fork: use "
-    'multiprocessing_context="forkserver", or start the workers before the threads.'
-)
+ADVICE = {
+    "fork": "It may wait for a lock that a thread held during fork: use "
+    'multiprocessing_context="forkserver", or start the workers before the threads.',
+    "forkserver": "With forkserver it first imports the main module and unpickles the "
+    "dataset. Look for a slow import, or for a call in worker_init_fn that blocks.",
+}
 
 
 class Waiting(Dataset[torch.Tensor]):
@@ -79,7 +81,7 @@ def test_a_timeout_of_a_worker_that_has_not_begun(method: str) -> None:
     head, _, stack = str(caught.value).partition(" The stack of the worker:\n")
     assert head == (
         f"DataLoader timed out after 8 seconds: worker 0 (pid {pid}) is alive but has "
-        f"not begun the batch of indices [0, 1]. {ADVICE}"
+        f"not begun the batch of indices [0, 1]. {ADVICE[method]}"
     )
     assert re.search(r'File "[^"]+", line \d+ in wait_in_init', stack)
 
@@ -111,7 +113,7 @@ def test_a_warning_without_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     head, _, stack = str(warning.message).partition(" The stack of the worker:\n")
     assert head == (
         f"[PP214] DataLoader: worker 0 (pid {pid}) is alive but has not begun the "
-        f"batch of indices [0, 1]. {ADVICE}"
+        f"batch of indices [0, 1]. {ADVICE['fork']}"
     )
     assert "in wait_in_init" in stack
 
