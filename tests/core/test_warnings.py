@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 
@@ -131,7 +132,7 @@ def test_a_loader_warns_about_padding(num_workers):
     loader = pyparallel.DataLoader(
         [wide(i) for i in range(60)],
         batch_size=2,
-        collate_fn=lambda batch: pyparallel.collate(batch, samples_per_gpu=2),
+        collate_fn=functools.partial(pyparallel.collate, samples_per_gpu=2),
         num_workers=num_workers,
     )
     with pytest.warns(pyparallel.LoaderWarning) as caught:

@@ -81,7 +81,8 @@ def new_feeders(before: list[Any]) -> list[Any]:
 def garbage(num_workers: int = 2) -> tuple[list[Any], list[Any]]:
     """Return workers and queues of an iterator that only a cycle refers to."""
     batches: Any = iter(pyparallel.DataLoader(Numbers(6), num_workers=num_workers))
-    next(batches)
+    for _ in range(num_workers):  # a worker that still starts needs the queues
+        next(batches)
     batches.cycle = batches
     return batches._workers, batches._index_queues
 

@@ -201,7 +201,10 @@ def test_batches_can_be_sent_through_a_queue_of_torch() -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_forked_child_has_workers_and_a_ring_of_its_own(persistent: bool) -> None:
     loader = pyparallel.DataLoader(
-        Numbers(6), num_workers=1, persistent_workers=persistent
+        Numbers(6),
+        num_workers=1,
+        persistent_workers=persistent,
+        multiprocessing_context="fork",  # a child cannot use its parent's fork server
     )
     its = iter(loader)
     first = next(its)
