@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_model import Recorder, make_batch
+from distributed_model import METHODS, Recorder, caller, make_batch
 from torch import nn
 
 from pyparallel import is_module_wrapper
@@ -43,13 +43,13 @@ class Alone(MMDistributedDataParallel):
         return super().scatter(inputs, kwargs, [-1])
 
 
-@pytest.mark.parametrize("method", ["forward", "train_step", "val_step"])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_model_gets_opened_containers(method: str) -> None:
     model = Recorder()
     model.output = {"loss": 1}
     wrapper = Alone(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    call = wrapper if method == "forward" else getattr(wrapper, method)
+    call = caller(wrapper, method)
     assert call(make_batch(0, 0, 2), optimizer, flag=True) is model.output
     (data, passed), kwargs = model.calls[0]
     assert data["img"].shape == (4, 3, 8, 8)

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_model import Recorder, make_batch, make_net, make_samples
+from distributed_model import (
+    METHODS,
+    Recorder,
+    caller,
+    make_batch,
+    make_net,
+    make_samples,
+)
 from torch import nn
 
 from pyparallel import DataContainer, MMDataParallel, collate, is_module_wrapper
@@ -18,13 +25,9 @@ from pyparallel.core import errors
 
 pytestmark = pytest.mark.cuda_torch
 
-METHODS = ["forward", "train_step", "val_step"]
+
 ON_HOST: list[Any] = [[], (), -1, [-1], "cpu", ["cpu"], torch.device("cpu")]
 ANYWHERE: list[Any] = [None, 0, [0], range(4), "cuda:0", [0, "cpu"], ["cuda", "cuda"]]
-
-
-def caller(wrapper: Any, method: str) -> Any:
-    return wrapper if method == "forward" else getattr(wrapper, method)
 
 
 class FakeDevice(MMDataParallel):

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from distributed_model import METHODS, caller
 from torch import nn
 
 from pyparallel import DataContainer, MMDataParallel, scatter
 from pyparallel.mmengine import BaseModel, OptimWrapper, OptimWrapperDict
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.cuda_torch]
-
-METHODS = ["forward", "train_step", "val_step"]
 
 
 class Steps(nn.Module):
@@ -56,10 +55,6 @@ class Seen(nn.Module):
         return None
 
     train_step = val_step = forward
-
-
-def caller(wrapper: Any, method: str) -> Any:
-    return wrapper if method == "forward" else getattr(wrapper, method)
 
 
 def make_data(num_samples: int, seed: int = 0) -> dict[str, torch.Tensor]:

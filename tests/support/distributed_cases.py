@@ -9,12 +9,14 @@ from unittest.mock import patch
 
 import torch
 from distributed_model import (
+    METHODS,
     Adversaries,
     Failing,
     Marked,
     OldFix,
     Recorder,
     Reference,
+    caller,
     gradients,
     make_batch,
     make_net,
@@ -33,8 +35,6 @@ from pyparallel import (
 from pyparallel.mmcv.distributed_deprecated import (
     MMDistributedDataParallel as Deprecated,
 )
-
-METHODS = ("forward", "train_step", "val_step")
 
 
 def train(rank: int, world: int, cls: Any, steps: int, **options: Any) -> torch.Tensor:
@@ -128,7 +128,7 @@ def calls(rank: int, world: int) -> None:
     both = {"g": optimizer, "d": torch.optim.Adam(model.parameters())}
     with torch.no_grad():
         for name in METHODS:
-            call = ddp if name == "forward" else getattr(ddp, name)
+            call = caller(ddp, name)
             model.calls.clear()
             call(make_batch(0, 0, 2), optimizer, both, flag=True, none=None)
             call(**make_batch(0, rank, world))
@@ -220,7 +220,7 @@ def on_a_device(rank: int, world: int) -> None:
         theirs(torch.ones(1))
         assert model.calls[-1][0][0].is_meta
         for name in METHODS:
-            call = ddp if name == "forward" else getattr(ddp, name)
+            call = caller(ddp, name)
             call(batch)
             seen = model.calls[-1][0][0]
             assert seen["img"].device == seen["host"][0].device == torch.device("cpu")
@@ -333,7 +333,7 @@ def on_a_gpu(rank: int, world: int) -> None:
     ddp = MMDistributedDataParallel(model, device_ids=[0])
     with torch.no_grad():
         for name in METHODS:
-            call = ddp if name == "forward" else getattr(ddp, name)
+            call = caller(ddp, name)
             host = DataContainer([[torch.ones(1)]], cpu_only=True)
             call(make_batch(0, rank, world), defaultdict(list, a=[host]))
             data, default = model.calls[-1][0]

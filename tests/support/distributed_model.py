@@ -13,6 +13,12 @@ from torch.nn.parallel.distributed import _find_tensors
 from pyparallel import DataContainer, MMDistributedDataParallel, collate, scatter
 
 SAMPLES = 4  # for one rank and step
+METHODS = ("forward", "train_step", "val_step")
+
+
+def caller(wrapper: Any, method: str) -> Any:
+    """Return the wrapper itself for ``forward``, otherwise its method."""
+    return wrapper if method == "forward" else getattr(wrapper, method)
 
 
 class Net(nn.Module):

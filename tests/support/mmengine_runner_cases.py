@@ -135,9 +135,7 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 # ------------------------------------------------------------------- one process
-@case
-def alone_stock() -> Any:
-    return run(config("alone_stock", distributed=False))
+CASES["alone_stock"] = lambda: run(config("alone_stock", distributed=False))
 
 
 @case
@@ -167,14 +165,8 @@ def scoped() -> Any:
     return run(with_validation(cfg))
 
 
-@case
-def dotted() -> Any:
-    return run(config("dotted", ours="pyparallel.mmengine"))
-
-
-@case
-def short_stock() -> Any:
-    return run(config("short_stock"))
+CASES["dotted"] = lambda: run(config("dotted", ours="pyparallel.mmengine"))
+CASES["short_stock"] = lambda: run(config("short_stock"))
 
 
 @case
