@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from types import ModuleType
 from typing import Any
@@ -12,41 +13,42 @@ import samples
 import torch
 from backends import both, using
 from collate_errors import freed, quiet_csr
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pyparallel import DataContainer, Padded, Padding, Ragged, collate, pad_stack
 
 POINTS = [torch.ones(2, 3), torch.zeros(0, 3), torch.full((1, 3), 2.0)]
 
 
-@st.composite
-def columns(draw: Any, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-    rest = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
-    dtype = dtype or draw(st.sampled_from(samples.DTYPES))
-    lengths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
-    return [draw(samples.tensors((length, *rest), dtype)) for length in lengths]
-
-
-@settings(deadline=None)
-@given(column=columns())
-def test_samples_are_joined_and_found_again_bit_by_bit(
-    column: list[torch.Tensor],
-) -> None:
-    ragged = Ragged.from_tensors(column)
-    assert ragged.values.is_contiguous()
-    assert ragged.num_samples == len(column)
-    assert ragged.lengths().tolist() == [len(sample) for sample in column]
-    assert (ragged.offsets.dtype, ragged.offsets[0].item()) == (torch.int64, 0)
-    for view, sample in zip(ragged.unbind(), column, strict=True):
-        oracle.assert_same_tensor(view, sample)
-        owner = ragged.values.untyped_storage().data_ptr()
-        assert view.untyped_storage().data_ptr() == owner
-    for start in range(len(column)):
-        part = ragged.part(start, start + 2)
-        assert part.offsets[0] == 0
-        for view, sample in zip(part.unbind(), column[start : start + 2], strict=True):
+def test_samples_are_joined_and_found_again_bit_by_bit() -> None:
+    for seed in range(100):
+        rng = random.Random(seed)
+        dtype = samples.DTYPES[seed % len(samples.DTYPES)]
+        rest = [rng.randint(0, 3) for _ in range(seed % 3)]
+        lengths = [rng.randint(0, 4) for _ in range(rng.randint(1, 5))]
+        made = [
+            samples.random_tensor((n, *rest), dtype, i) for i, n in enumerate(lengths)
+        ]
+        column = [samples.lay_out(x, rng.choice(samples.LAYOUTS)) for x in made]
+        ragged = Ragged.from_tensors(column)
+        assert ragged.values.is_contiguous()
+        assert ragged.num_samples == len(column)
+        assert ragged.lengths().tolist() == lengths
+        assert (ragged.offsets.dtype, ragged.offsets[0].item()) == (torch.int64, 0)
+        for view, sample in zip(ragged.unbind(), column, strict=True):
             oracle.assert_same_tensor(view, sample)
+            owner = ragged.values.untyped_storage().data_ptr()
+            assert view.untyped_storage().data_ptr() == owner
+        for start in range(len(column)):
+            part, expected = ragged.part(start, start + 2), column[start : start + 2]
+            assert part.offsets[0] == 0
+            for view, sample in zip(part.unbind(), expected, strict=True):
+                oracle.assert_same_tensor(view, sample)
+        ends = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+        cu_seqlens = torch.tensor(ends, dtype=torch.int32)
+        oracle.assert_same_tensor(ragged.cu_seqlens, cu_seqlens)
+        assert ragged.max_seqlen == max(lengths)
+        assert ragged.position_ids.dtype is torch.int64
+        assert ragged.position_ids.tolist() == [i for n in lengths for i in range(n)]
 
 
 @both
@@ -71,19 +73,6 @@ def test_padding_a_ragged_equals_padding_its_samples(
         oracle.assert_same_tensor(got.data, whole)
         assert torch.equal(got.sizes, alone.sizes)
         assert torch.equal(got.mask, alone.mask)
-
-
-@settings(deadline=None)
-@given(column=columns())
-def test_the_arguments_of_attention_without_padding(column: list[torch.Tensor]) -> None:
-    ragged = Ragged.from_tensors(column)
-    lengths = [len(sample) for sample in column]
-    ends = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    cu_seqlens = torch.tensor(ends, dtype=torch.int32)
-    oracle.assert_same_tensor(ragged.cu_seqlens, cu_seqlens)
-    assert ragged.max_seqlen == max(lengths)
-    positions = torch.tensor([i for n in lengths for i in range(n)], dtype=torch.int64)
-    oracle.assert_same_tensor(ragged.position_ids, positions)
 
 
 @pytest.mark.slow
