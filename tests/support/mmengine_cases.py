@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from typing import Any
 
@@ -27,6 +28,7 @@ from pyparallel import DataContainer, collate, mmengine
 from pyparallel.mmengine import MMSeparateDistributedDataParallel as Separate
 from pyparallel.mmengine import _upstream
 
+EACH = [[number] for number in range(20)]
 GROUPS = [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
@@ -43,7 +45,7 @@ def plain(rank: int, world: int) -> None:
     }
     for name, kwargs in options.items():
         net = Net(unused=name == "unused")
-        expected = alone(net.body, world, [[number] for number in range(20)])
+        expected = alone(net.body, world, EACH)
         model = mmengine.MMDistributedDataParallel(net, **kwargs)
         assert mmengine.is_model_wrapper(model)
         optimizer = sgd(model)
@@ -83,10 +85,50 @@ def accumulation(rank: int, world: int) -> None:
         before = len(record)
         model.train_step(batch(now - 1, world, rank), wrapper)
         steps += [now] * (len(record) - before)
-        first, second = from_all(gradients(net))
-        assert torch.equal(first, second) == (now in (3, 6, 8))
+        assert equal_on_all(gradients(net)) == (now in (3, 6, 8))
     assert steps == reductions == [3, 6, 8]
     assert deviation(record, expected) < 1e-6
+
+
+def twenty_steps(rank: int, world: int, cls: Any, **settings: Any) -> Any:
+    """Return the gradients and values of steps with this optimizer wrapper."""
+    net = Net()
+    model = mmengine.MMDistributedDataParallel(net)
+    optimizer = sgd(model)
+    record = recorded(net.body, optimizer)
+    wrapper = cls(optimizer=optimizer, **settings)
+    for number in range(20):
+        model.train_step(batch(number, world, rank), wrapper)
+    return record
+
+
+@case
+def clipping(rank: int, world: int) -> None:
+    ways: list[tuple[dict[str, Any], Any]] = [
+        ({"max_norm": 0.2}, norm_clip),
+        (
+            {"type": "value", "clip_value": 0.02},
+            functools.partial(nn.utils.clip_grad_value_, clip_value=0.02),
+        ),
+    ]
+    for setting, clip in ways:
+        record = twenty_steps(rank, world, mmengine.OptimWrapper, clip_grad=setting)
+        assert deviation(record, alone(Net().body, world, EACH, clip)) < 1e-6
+        assert deviation(record, alone(Net().body, world, EACH)) > 1e-2
+
+
+@case
+def amp(rank: int, world: int) -> None:
+    """Compare bfloat16 with one process: each rank's part, and the whole batch."""
+    kind, bfloat16 = mmengine.AmpOptimWrapper, torch.bfloat16
+    record = twenty_steps(rank, world, kind, dtype="bfloat16", loss_scale=1.0)
+    # One process that runs the parts in sequence rounds as the ranks do.
+    by_parts = alone(Net().body, world, EACH, dtype=bfloat16, parts=world)
+    assert deviation(record, by_parts) < 1e-6
+    # On the whole batch a sum in bfloat16 (8 bits) is rounded once, and not by each
+    # rank; twenty steps with momentum add that up.
+    assert deviation(record, alone(Net().body, world, EACH, dtype=bfloat16)) < 0.03
+    assert 1e-4 < deviation(record, alone(Net().body, world, EACH)) < 0.1
 
 
 class Foreign(nn.Module):
@@ -271,7 +313,7 @@ def all_values(model: nn.Module) -> torch.Tensor:
 @case
 def adversaries(rank: int, world: int) -> None:
     """Compare two optimizers with one process, also of buffers and frozen children."""
-    for groups in ([[number] for number in range(20)], GROUPS):
+    for groups in (EACH, GROUPS):
         model = Model()
         expected = adversaries_alone(model, world, groups)
         with torch.no_grad():  # which the constructor has to undo
@@ -363,7 +405,7 @@ def no_sync(rank: int, world: int) -> None:
     assert model.one.require_backward_grad_sync
     assert model.other.require_backward_grad_sync
     for parameter, parts in zip(model.parameters(), inside, strict=True):
-        assert not torch.equal(*parts)
+        assert not torch.equal(*parts[:2])
         mean = sum(parts, torch.zeros(())) / world
         torch.testing.assert_close(parameter.grad, 2 * mean, rtol=1e-5, atol=1e-8)
 

@@ -73,6 +73,8 @@ def alone(
     world: int,
     groups: Sequence[Sequence[int]],
     clip: Callable[[Any], Any] | None = None,
+    dtype: torch.dtype | None = None,
+    parts: int = 1,
 ) -> Record:
     """Train in one process: a step for each group, with the mean of its losses.
 
@@ -81,6 +83,8 @@ def alone(
         world: the number of parts of a batch.
         groups: the numbers of the batches in each group.
         clip: clips the gradients of parameters.
+        dtype: autocast to this dtype.
+        parts: split each batch into this number of parts, with a backward pass each.
     """
     body = copy.deepcopy(body)
     optimizer = sgd(body)
@@ -88,9 +92,11 @@ def alone(
     for group in groups:
         optimizer.zero_grad()
         for number in group:
-            each = batch(number, world)
-            loss = mse_loss(body(each["inputs"]), each["targets"])
-            (loss / len(group)).backward()
+            for part in range(parts):
+                each = batch(number, world, part if parts > 1 else None)
+                with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                    loss = mse_loss(body(each["inputs"]), each["targets"])
+                (loss / (len(group) * parts)).backward()
         if clip is not None:
             clip(body.parameters())
         found = gradients(body)
