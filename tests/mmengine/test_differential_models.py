@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from pyparallel import ImagePreprocessor
 from pyparallel import mmengine as ours
 from pyparallel.mmengine import _cast_data, _upstream
 
@@ -195,6 +196,33 @@ def test_a_list_of_images_has_the_same_bits(
             assert isinstance(mine, ValueError | TypeError), (mine, other)
         else:
             assert bits(mine) == bits(other)
+
+
+@pytest.mark.filterwarnings(r"ignore:\[PP103\]")  # any mean, also of bytes
+@bounded
+@given(
+    shapes=st.lists(SHAPES, min_size=1, max_size=4),
+    numbers=NUMBERS.filter(lambda pair: pair[1] is None or 0 not in pair[1]),
+    divisor=st.integers(1, 33),
+    swap=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+)
+def test_an_image_preprocessor_has_the_bits_of_mmengine(
+    shapes: Any, numbers: Any, divisor: int, swap: bool, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = [
+        torch.randint(0, 256, (3, *each), generator=generator).byte() for each in shapes
+    ]
+    mine = ImagePreprocessor(
+        *numbers, size_divisor=divisor, pad_value=7, swap_channels=swap, dtype=dtype
+    )
+    other = theirs.ImgDataPreprocessor(*numbers, divisor, 7, bgr_to_rgb=swap)
+    for given_images in (images, torch.stack(images[:1] * 2)):
+        expected = other({"inputs": given_images})["inputs"].to(dtype).contiguous()
+        found = mine(given_images)
+        assert found.shape == expected.shape and found.dtype is dtype
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
 @bounded
