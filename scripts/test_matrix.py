@@ -124,6 +124,8 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
     if not env.get("FORCE_CUDA"):
         env["FORCE_ONLY_CPU"] = "1"
     tree, venv = folder / "tree", folder / "venv"
+    # torch looks for ninja on PATH. Without ninja one compiler runs at a time.
+    env["PATH"] = f"{venv / 'bin'}{os.pathsep}{env['PATH']}"
     own = str(venv / "bin" / "python")
     pip = [own, "-m", "pip", "install", "-q"]
     torch = [*os.environ.get("TORCH_PIP", "").split(), f"torch=={cell.torch}.*"]

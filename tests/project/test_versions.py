@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -98,6 +99,8 @@ def commands_of(
     def run(command: list[str], *, env: dict[str, str], **rest: Any) -> Any:
         begun.append(command)
         name = "build" if "build_ext" in command else ""
+        if name or "wheel" in command:  # finds ninja
+            assert env["PATH"].split(os.pathsep)[0] == str(Path(command[0]).parent)
         if "pytest" in command:
             name = f"tests, {env['PYPARALLEL_BACKEND']}"
         return subprocess.CompletedProcess(command, int(name == fails != ""), "text")
