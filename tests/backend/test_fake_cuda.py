@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -11,9 +13,11 @@ import fake_cuda
 import pytest
 import torch
 from fake_cuda_plugin import gpu_only
-from repository import ROOT
+from repository import ROOT, SUPPORT
 
-CAPTURE_UNSUPPORTED, CAPTURED_EVENT = 900, 907
+NOT_READY, CAPTURE_UNSUPPORTED, CAPTURED_EVENT = 600, 900, 907
+ALREADY_REGISTERED, NOT_REGISTERED, NOT_INITIALIZED = 712, 713, 3
+PORTABLE = 1
 
 on_fake = [pytest.mark.cuda, pytest.mark.fake_cuda]
 
@@ -30,6 +34,16 @@ def allocated(function: str, nbytes: int) -> int:
     assert getattr(runtime(), function)(*arguments) == 0
     assert pointer.value is not None
     return pointer.value
+
+
+def run(script: str, **environment: str) -> str:
+    command = ["env", *(f"{k}={v}" for k, v in environment.items())]
+    command += [sys.executable, "-c", f"import torch, fake_cuda\n{script}"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, cwd=SUPPORT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def test_the_list_of_tests_for_a_gpu_has_no_stale_entry() -> None:
@@ -70,6 +84,19 @@ class TestMemory:
         assert fake_cuda.problems() == [message]
         assert runtime().cudaFree(ctypes.c_void_p(memory)) == 0
 
+    def test_memory_is_registered_once(self) -> None:
+        memory = torch.empty(1 << 16, dtype=torch.uint8)
+        api, address = torch.cuda.cudart(), memory.data_ptr()
+        assert int(api.cudaHostRegister(address, memory.nbytes, PORTABLE)) == 0
+        assert memory.is_pinned()
+        again = int(api.cudaHostRegister(address + 8, 8, PORTABLE))
+        assert again == ALREADY_REGISTERED
+        assert int(api.cudaHostUnregister(address)) == 0
+        assert int(api.cudaHostUnregister(address)) == NOT_REGISTERED
+        assert not memory.is_pinned()
+        assert runtime().cudaGetLastError() == NOT_REGISTERED
+        assert runtime().cudaGetLastError() == fake_cuda.SUCCESS
+
     def test_an_index_out_of_range_breaks_the_device(self) -> None:
         indices = torch.tensor([7], device="cuda")
         torch.arange(3, device="cuda").index_select(0, indices)
@@ -101,9 +128,57 @@ class TestStreams:
                 source.fill_(1)
         assert [x.tolist() for x in there] == [[1.0] * 4, [0.0] * 4]
 
+    def test_the_default_stream_waits_for_blocking_streams_alone(self) -> None:
+        blocking = ctypes.c_void_p()
+        assert runtime().cudaStreamCreate(ctypes.byref(blocking)) == 0
+        assert blocking.value is not None
+        external = torch.cuda.ExternalStream(blocking.value)
+        for stream, waits in ((external, True), (torch.cuda.Stream(), False)):
+            with fake_cuda.held(stream):
+                with torch.cuda.stream(stream):
+                    torch.zeros(1 << 10, device="cuda")
+                event = torch.cuda.default_stream().record_event()
+                if waits:
+                    assert not event.query()
+                else:
+                    event.synchronize()
+            event.synchronize()
+        assert runtime().cudaStreamDestroy(blocking) == 0
+
+    def test_a_wait_covers_the_work_recorded_before_it(self) -> None:
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        event = torch.cuda.Event()
+        event.record(first)
+        second.wait_event(event)
+        first.synchronize()
+        with fake_cuda.held(first):
+            event.record(first)
+            second.synchronize()
+            assert not event.query()
+
 
 class TestErrors:
     pytestmark = on_fake
+
+    def test_the_nth_call_fails_and_leaves_the_last_error(self) -> None:
+        x = torch.zeros(3, device="cuda")
+        with fake_cuda.failing("cudaMemcpyAsync", 2, fake_cuda.OUT_OF_MEMORY):
+            assert x.tolist() == [0.0] * 3
+            with pytest.raises(RuntimeError, match="CUDA error: out of memory"):
+                x.tolist()
+            assert x.tolist() == [0.0] * 3
+
+    def test_not_ready_is_a_last_error(self) -> None:
+        event = ctypes.c_void_p()
+        assert runtime().cudaEventCreateWithFlags(ctypes.byref(event), 2) == 0
+        with fake_cuda.held():
+            torch.zeros(1 << 10, device="cuda").add_(1)
+            assert runtime().cudaEventRecord(event, None) == 0
+            assert runtime().cudaEventQuery(event) == NOT_READY
+            assert runtime().cudaGetLastError() == NOT_READY
+            assert runtime().cudaGetLastError() == fake_cuda.SUCCESS
+        assert runtime().cudaEventSynchronize(event) == fake_cuda.SUCCESS
+        assert runtime().cudaEventDestroy(event) == 0
 
     def test_every_call_fails_after_a_failure_of_the_device(self) -> None:
         fake_cuda.break_device()
@@ -112,6 +187,24 @@ class TestErrors:
             assert runtime().cudaGetLastError() == fake_cuda.LAUNCH_FAILURE
         fake_cuda.reset()
         assert runtime().cudaDeviceSynchronize() == fake_cuda.SUCCESS
+
+    def test_a_forked_child_cannot_use_the_device(self) -> None:
+        script = """
+import ctypes, os
+torch.zeros(1, device="cuda")
+if os.fork() == 0:
+    os._exit(ctypes.CDLL(None).cudaDeviceSynchronize())
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+        assert run(script) == str(NOT_INITIALIZED)
+
+    def test_a_context_is_opened_on_the_devices_that_are_used(self) -> None:
+        script = """
+print(torch.cuda.device_count(), fake_cuda.contexts())
+torch.zeros(1, device="cuda:1")
+print(fake_cuda.contexts())
+"""
+        assert run(script, FAKECUDA_DEVICES="2") == "2 set()\n{1}"
 
     @pytest.mark.parametrize(("library", "num"), [("PyDLL", 1), ("CDLL", 0)])
     def test_a_call_with_the_gil_is_a_problem(self, library: str, num: int) -> None:
@@ -133,6 +226,21 @@ class TestCapture:
         thread.start()
         thread.join()
         return found
+
+    def test_a_graph_runs_copies_fills_and_kernels_again(self) -> None:
+        source = torch.ones(4).pin_memory()
+        x, y = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y.zero_()
+            x.copy_(source, non_blocking=True)
+            y.add_(x, alpha=2)
+        assert y.tolist() == [0.0] * 4
+        for value in (3.0, 5.0):
+            source.fill_(value)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert y.tolist() == [2 * value] * 4
 
     @pytest.mark.parametrize(
         ("mode", "call", "expected"),
@@ -157,4 +265,29 @@ class TestCapture:
             with pytest.raises(RuntimeError, match="failed due to a previous"):
                 graph.capture_end()
         message = f"{call} is not allowed while a stream is captured"
+        assert fake_cuda.problems() == [message]
+
+    def test_a_captured_event_cannot_be_queried(self) -> None:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="relaxed")
+            event = stream.record_event()
+            found = runtime().cudaEventQuery(ctypes.c_void_p(event.cuda_event))
+            assert found == CAPTURED_EVENT
+            with pytest.raises(RuntimeError, match="failed due to a previous"):
+                graph.capture_end()
+        assert fake_cuda.problems() == ["cudaEventQuery of a captured event"]
+
+    def test_a_forked_stream_must_be_joined(self) -> None:
+        graph, x = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+        main, side = torch.cuda.Stream(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(main):
+            graph.capture_begin()
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                x.add_(1)
+            with pytest.raises(RuntimeError, match="stream has unjoined work"):
+                graph.capture_end()
+        message = "a captured stream was not joined before the end of the capture"
         assert fake_cuda.problems() == [message]

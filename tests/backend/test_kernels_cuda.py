@@ -110,3 +110,9 @@ def test_pad_copy_runs_on_the_current_stream():
         total = out.sum()
     side.synchronize()
     assert total.item() == 2 * 6 + 1 * 2
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (9, 4), (300, 4), (1, 1)])
+def test_pad_copy_takes_boxes(shape):
+    samples = [torch.rand(shape), torch.rand(0, shape[1]), torch.rand(shape)]
+    check_pad_copy(samples, shape, fills(torch.float32, 1))

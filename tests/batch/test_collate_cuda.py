@@ -182,3 +182,32 @@ def test_collate_on_a_device_does_not_wait() -> None:
     with forbid_synchronization():
         made = collate(batch(), 2)
     assert_chunks(made["img"], collate(contained(ragged(), padding=padding), 2)["img"])
+
+
+def test_the_kernel_runs_after_the_work_that_made_the_samples() -> None:
+    tensors = ragged()
+    there = on_device(tensors)
+    stream = torch.cuda.Stream()
+    late = [torch.zeros_like(each) for each in there]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        for one, other in zip(late, there, strict=True):
+            one.copy_(other)
+        made = collate(contained(late), 5)["img"]
+    stream.synchronize()
+    assert_chunks(made, collate(contained(tensors), 5)["img"])
+
+
+def test_gradients_flow_back() -> None:
+    leaves = [each.cuda().requires_grad_() for each in ragged(2)]
+    collate(contained(leaves), 2)["img"].data[0].sum().backward()
+    assert all(torch.equal(x.grad, torch.ones_like(x)) for x in leaves)
+
+
+def test_one_block_on_the_device_serves_every_batch() -> None:
+    block = torch.empty(2, 4, device="cuda")
+    for side, rows in (("right", [[1, 1, 0, 0]] * 2), ("left", [[0, 0, 1, 1]] * 2)):
+        ones = [torch.ones(2, device="cuda")] * 2
+        assert pad_stack(ones, shape=(4,), side=side, out=block) is block
+        assert block.tolist() == rows

@@ -120,3 +120,28 @@ def test_images_on_another_device_are_named() -> None:
             [torch.ones(3, 2, 2, device="cuda"), torch.ones(3, 2, 2)],
             ImagePreprocessor(MEAN, STD)._options,
         )
+
+
+def test_many_small_images() -> None:
+    sides = torch.randint(1, 40, (2500, 2)).tolist()
+    images = [torch.randint(0, 256, (3, *each), dtype=torch.uint8) for each in sides]
+    expected = ImagePreprocessor(MEAN, STD, return_mask=True)(images)
+    found = ImagePreprocessor(MEAN, STD, return_mask=True, device=0)(images)
+    assert torch.equal(found.data.cpu(), expected.data)
+    assert torch.equal(found.mask.cpu(), expected.mask)
+
+
+def test_fast_batches_are_near_exact_ones() -> None:
+    images = photos()
+    exact = ImagePreprocessor(MEAN, STD, device="cuda")(images)
+    fast = ImagePreprocessor(MEAN, STD, device="cuda", exact=False)(images)
+    torch.testing.assert_close(fast, exact, rtol=0, atol=2.0**-22 * 400 / 57)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+def test_a_compiled_model_has_it_in_its_graph() -> None:
+    pre = ImagePreprocessor(MEAN, STD, device="cuda")
+    compiled = torch.compile(pre, fullgraph=True, backend="aot_eager")
+    images = photos()
+    assert torch.equal(compiled(images), pre(images))
+    torch._dynamo.reset()

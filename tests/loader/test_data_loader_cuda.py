@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fake_cuda
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
 import pyparallel
-from pyparallel import DataLoader, PreDataLoader, scatter
+from pyparallel import DataLoader, PreDataLoader, scatter, start_to_host
 from pyparallel.shm import ring as ring_module
 from pyparallel.transfer import to_device
 
@@ -148,6 +149,32 @@ def test_a_batch_is_read_in_place_without_a_pageable_copy() -> None:
     assert torch.equal(sent.cpu(), expected(0))
 
 
+def test_a_batch_that_is_kept_outlives_its_epoch_and_its_loader() -> None:
+    loader = pinned_loader()
+    kept = list(loader)[3]
+    assert [int(batch[0, 0]) for batch in loader] == [2 * i for i in range(NUM_BATCHES)]
+    del loader
+    assert kept.is_pinned() and torch.equal(kept, expected(3))
+    assert torch.equal(scatter(kept, [0])[0].cpu(), expected(3))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("way", [by_scatter, by_prefetch])
+def test_an_epoch_that_is_left_early_costs_no_slab(way: Any, persistent: bool) -> None:
+    loader = pinned_loader(persistent_workers=persistent)
+    for stop in (1, 4, 0):
+        sent = way(loader)
+        for i in range(stop):
+            assert torch.equal(next(sent).cpu(), expected(i))
+        sent.close()
+        del sent
+    assert [batch.cpu()[0, 0].item() for batch in way(loader)] == [
+        2.0 * i for i in range(NUM_BATCHES)
+    ]
+    assert loader.stats().ring_misses == 0
+    assert is_free_again(loader)
+
+
 # ---------------------------------------------------------------------- forked workers
 
 
@@ -230,19 +257,14 @@ def num_here(loader: Any) -> int:
 
 
 def test_batches_arrive_and_are_pinned_beside_a_capture() -> None:
-    """The pinning thread adopts slabs, which pins them and asks for done copies.
-
-    Another batch dies in the thread that captures.
-    """
+    """The pinning thread adopts slabs, which pins them and asks for done copies."""
     dataset = Gated(num_free=BATCH)
     loader = pinned_loader(dataset, persistent_workers=True)
     batches = iter(loader)
     with late_device():
-        held = [next(batches)]
-        first = scatter(held[0], [0])[0]
+        first = scatter(next(batches), [0])[0]  # its slab is given back late
 
         def arrive() -> None:
-            held.clear()
             dataset.gate.set()
             assert wait_for(lambda: num_here(loader) >= 3)
 
@@ -252,6 +274,76 @@ def test_batches_arrive_and_are_pinned_beside_a_capture() -> None:
         assert torch.equal(batch.cpu(), expected(i))
     assert loader.stats().ring_misses == 0
     assert is_free_again(loader)
+
+
+def test_a_batch_may_die_in_the_thread_that_captures() -> None:
+    loader = pinned_loader()
+    batches = iter(loader)
+    held = [next(batches)]
+    with late_device():
+        sent = [scatter(held[0], [0])[0]]
+        captured(held.clear)
+        sent += [scatter(batch, [0])[0] for batch in batches]
+    for i, batch in enumerate(sent):
+        assert torch.equal(batch.cpu(), expected(i))
+    assert loader.stats().ring_misses == 0
+    assert is_free_again(loader)
+
+
+def in_thread(body: Callable[[], Any], stream: Any = None) -> None:
+    """Run ``body`` in another thread, on a stream or the default one."""
+
+    def run() -> None:
+        with torch.cuda.stream(stream):
+            body()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result()
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_a_thread_sends_and_drops_batches_beside_a_capture(own_stream: bool) -> None:
+    loader = pinned_loader()
+    stream = torch.cuda.Stream() if own_stream else None
+    batches, sent = iter(loader), []
+
+    def use() -> None:
+        for _ in range(4):
+            sent.append(scatter(next(batches), [0])[0])
+
+    with late_device():
+        in_thread(use, stream)
+        cache_memory(stream)
+        captured(lambda: in_thread(use, stream))
+        sent += [scatter(batch, [0])[0] for batch in batches]
+    for i, batch in enumerate(sent):
+        assert torch.equal(batch.cpu(), expected(i))
+    assert is_free_again(loader)
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_results_are_under_way_to_the_host_beside_a_capture(own_stream: bool) -> None:
+    """A send asks for the end of other copies, which must not end the capture."""
+    numbers = torch.arange(1 << 20, dtype=torch.float32)
+    there, leaves = numbers.to("cuda"), [torch.full((5,), 7.0), torch.arange(9)]
+    stream = torch.cuda.Stream() if own_stream else None
+    sent: list[Any] = []
+
+    def send() -> None:
+        in_thread(lambda: sent.extend(scatter(leaves, [0])), stream)
+
+    send()
+    cache_memory(stream)
+    start_to_host([there]).get()  # to allocate pinned memory may wait for the device
+    with late_device():
+        handle = start_to_host([there])
+        assert not handle.is_done()
+        captured(send)
+        (got,) = handle.get()
+    assert torch.equal(got, numbers)
+    for first, second in sent:
+        assert torch.equal(first.cpu(), leaves[0])
+        assert torch.equal(second.cpu(), leaves[1])
 
 
 @pytest.mark.parametrize("kind", [DataLoader, TorchLoader])

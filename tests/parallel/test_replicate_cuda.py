@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import gather as torch_gather
 from torch.nn.parallel import replicate as torch_replicate
 
-from pyparallel import DataContainer, gather, replicate
+from pyparallel import DataContainer, MMDataParallel, gather, replicate
 
 pytestmark = pytest.mark.cuda
 
@@ -128,3 +128,36 @@ def test_samples_in_containers_reach_the_target() -> None:
         (1, "cpu"),
         (2, "cpu"),
     ]
+
+
+class Steps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def train_step(self, data: Any, optimizer: Any = None) -> dict[str, Any]:
+        loss = self.body(data["x"]).square().mean()
+        return dict(loss=loss, num_samples=len(data["x"]))
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_training_is_that_of_one_device_on_the_whole_batch(devices: list[int]) -> None:
+    alone, model = Steps().cuda(0), Steps().cuda(0)
+    wrapper = MMDataParallel(model, devices)
+    random = torch.Generator().manual_seed(0)
+    both = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (alone, model)]
+    for step in range(20):
+        x = torch.randn(5 if step % 5 == 4 else 8, 3, generator=random)
+        losses = []
+        for run_step, optimizer in zip(
+            (alone.train_step, wrapper.train_step), both, strict=True
+        ):
+            data = {"x": x.cuda() if optimizer is both[0] else x}
+            optimizer.zero_grad()
+            losses.append(run_step(data, optimizer)["loss"])
+            losses[-1].backward()
+            optimizer.step()
+        torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-6)
+    for one, other in zip(alone.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

@@ -138,3 +138,22 @@ def test_two_devices_receive_their_parts_on_their_own_streams():
             side.synchronize()
         assert first["x"].tolist() == [step + i for i in range(5)]
         assert second["x"].tolist() == [step + i for i in range(5, 9)]
+
+
+def test_parts_share_no_memory():
+    first, second = scatter({"x": torch.arange(1000.0)}, [0, 0])
+    assert first["x"].untyped_storage()._cdata != second["x"].untyped_storage()._cdata
+    first["x"].zero_()
+    assert second["x"].tolist() == list(range(500, 1000))
+
+
+def test_the_host_does_not_wait():
+    batch = {"x": torch.ones(1000)}
+    scatter(batch, [0] * 4)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    parts = scatter(batch, [0] * 4)
+    assert not busy.query(), "the host waited for the device"
+    assert [part["x"].sum().item() for part in parts] == [250] * 4

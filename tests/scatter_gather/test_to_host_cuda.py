@@ -10,7 +10,9 @@ import torch
 from raw_bytes import DTYPES, bytes_of
 from torch.profiler import ProfilerActivity, profile
 
+from pyparallel import DataContainer as DC
 from pyparallel import backend, start_to_host, to_host
+from pyparallel.transfer import to_device
 from pyparallel.transfer.pinned_results import host_slabs
 
 pytestmark = [
@@ -277,3 +279,78 @@ def test_pack_runs_on_the_current_stream():
         total = slab.view(torch.float32).sum()
     side.synchronize()
     assert total.item() == 2000
+
+
+@BOTH
+def test_tensors_that_are_not_plain_arrive_too(fetch):
+    conj = torch.tensor([1 + 2j], device=device()).conj()
+    weight = torch.nn.Parameter(torch.ones(2, device=device()))
+    meta = DC([weight], cpu_only=True)
+    batch = {
+        "sparse": torch.eye(3, device=device()).to_sparse(),
+        "conj": conj,
+        "weight": weight,
+        "host": (host := torch.ones(2)),
+        "dc": DC([torch.ones(2, device=device())]),
+        "meta": meta,
+    }
+    found = fetch(batch)
+    assert found["sparse"].is_cpu and found["sparse"].to_dense().equal(torch.eye(3))
+    assert found["conj"].tolist() == [1 - 2j]
+    assert found["weight"].tolist() == [1, 1] and not found["weight"].requires_grad
+    assert found["host"] is host
+    assert found["dc"].data[0].is_cpu and found["meta"].data[0] is weight
+
+
+def test_large_tensors_are_copied_from_where_they_are():
+    sizes = [3, 1 << 20, 5, 1 << 21]
+    batch = [torch.full((n,), i, device=device()) for i, n in enumerate(sizes)]
+    batch = [each.to(torch.uint8) for each in batch]
+    names = device_events(lambda: to_host(batch))
+    assert sum("DtoH" in name for name in names) == 3
+    for i, (found, n) in enumerate(zip(to_host(batch), sizes, strict=True)):
+        assert found.shape == (n,) and bool((found == i).all())
+
+
+def test_a_handle_may_be_dropped_at_any_time():
+    for step in range(50):
+        there = torch.full((5_000_000,), step, dtype=torch.uint8, device=device())
+        handle = start_to_host([there])
+        del handle, there
+        mine = torch.full((5_000_000,), 7, dtype=torch.uint8).pin_memory()
+        other = torch.full((5_000_000,), 9, dtype=torch.uint8, device=device())
+        assert bool((mine == 7).all()) and bool((other == 9).all())
+        del mine, other
+    torch.cuda.synchronize()
+    assert to_device.release_done() == 0
+
+
+@BOTH
+def test_it_refuses_to_run_while_a_graph_is_recorded(fetch):
+    source = torch.ones(3, device=device())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = source + 1
+        with pytest.raises(RuntimeError, match="must not be under graph capture"):
+            fetch([out])
+    graph.replay()
+    assert fetch([out])[0].tolist() == [2, 2, 2]
+
+
+@BOTH
+def test_results_beyond_the_limit_are_as_right_and_not_pinned(
+    fetch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes = 3 << 20
+    monkeypatch.setattr(host_slabs, "limit", host_slabs.in_use() + 2 * nbytes)
+    kept = []
+    for seed in range(4):
+        expected = of_bytes(nbytes, torch.uint8, seed)
+        there = expected.to(device())
+        keep_busy()
+        kept.append(fetch({"x": there})["x"])
+        del there
+        assert same(kept[-1], expected)
+    assert [x.is_pinned() for x in kept] == [True, True, False, False]
+    del kept[0]
+    assert fetch({"x": torch.ones(9, device=device())})["x"].is_pinned()

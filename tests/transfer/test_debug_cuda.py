@@ -95,3 +95,31 @@ def test_the_device_sums_as_the_host_does(nbytes: int, row: int) -> None:
     stream.synchronize()
     assert found.is_pinned() or nbytes == 0  # no memory is pinned
     assert torch.equal(found, checksums.row_sums(data, row))
+
+
+def test_leaves_may_change_when_their_copies_are_done_and_packed_ones_at_once() -> None:
+    leaves = [torch.ones(5), torch.ones(LARGE, pin_memory=True)]
+    busy()
+    queued = to_device.send(leaves, DEVICE)
+    leaves[0].fill_(2)
+    torch.cuda.synchronize()
+    leaves[1].fill_(2)
+    for tensor in queued.wait():
+        assert bool((tensor == 1).all())
+    debug.check()
+    assert not debug._unchecked
+
+
+def test_many_batches_arrive_as_they_were_sent() -> None:
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    sums = []
+    for step in range(50):
+        leaves = [torch.full((1000 + step,), step), torch.full((LARGE // 4,), step)]
+        queued = to_device.send(leaves, DEVICE)
+        with torch.cuda.stream(streams[step % 2]):
+            sums += [tensor.sum() for tensor in queued.wait()]
+    torch.cuda.synchronize()
+    debug.check()
+    assert not debug._unchecked
+    expected = [n * s for s in range(50) for n in (1000 + s, LARGE // 4)]
+    assert [int(value) for value in sums] == expected

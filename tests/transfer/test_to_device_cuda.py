@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 from unittest import mock
 
@@ -362,3 +363,103 @@ def test_at_its_limit_the_host_waits_and_every_byte_arrives():
     assert info.waits > before.waits
     assert CHUNK <= info.in_use + info.cached <= 2 * CHUNK  # the host's engine has one
     assert all_same(copied, leaves)
+
+
+def test_threads_send_at_the_same_time():
+    errors: list[Any] = []
+
+    def work(seed: int) -> None:
+        try:
+            home = torch.cuda.Stream()
+            with torch.cuda.stream(home):
+                for step in range(200):
+                    leaves = many(40, seed + step)
+                    if step % 20 == 0:
+                        leaves.append(torch.full((3 << 20,), float(step)))
+                    copied = send(leaves)
+                    keep_busy(100_000)
+                    if not all_same(copied, leaves):
+                        errors.append((seed, step))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_the_copy_waits_for_earlier_users_of_its_memory():
+    """A copy must not overwrite memory that the caller's stream reads later."""
+    found = []
+    for step in range(50):
+        held = torch.full((1 << 16,), step, dtype=torch.uint8, device=device())
+        keep_busy(2_000_000)
+        found.append(held.max())
+        del held  # the allocator gives this block to the copy
+        send([torch.full((1 << 16,), 255, dtype=torch.uint8)])
+    assert [value.item() for value in found] == list(range(50))
+
+
+def test_a_thread_sends_beside_the_capture_of_another():
+    leaves, static = many(20), torch.zeros(8, device=device())
+    copied: list[Any] = []
+    home = torch.cuda.Stream()
+
+    def work() -> None:
+        with torch.cuda.stream(home):
+            copied[:] = [send(leaves) for _ in range(3)]
+
+    work()
+    torch.cuda.synchronize()
+    copied.clear()  # its memory is there for the thread
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()  # torch.cuda.graph would empty the allocator's cache
+        static.add_(1)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        static.add_(1)
+        graph.capture_end()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert static.tolist() == [2] * 8
+    assert len(copied) == 3 and all(all_same(batch, leaves) for batch in copied)
+
+
+def test_gradients_flow_back_from_the_device():
+    source = torch.arange(5.0, requires_grad=True)
+    first, second = scatter({"x": source}, [0, 0])
+    (first["x"].sum() + 2 * second["x"].sum()).backward()
+    assert source.grad.tolist() == [1, 1, 1, 2, 2]
+    with torch.no_grad():
+        (part,) = scatter({"x": source}, [0])
+    assert not part["x"].requires_grad
+
+
+def test_memory_of_a_copy_without_a_wait_is_safe_to_reuse():
+    for _ in range(50):
+        queued = to_device.send([torch.zeros(5_000_000, dtype=torch.uint8)], device())
+        del queued
+        output = torch.full((5_000_000,), 7, dtype=torch.uint8, device=device())
+        assert bool((output == 7).all())
+        del output
+
+
+def test_a_thread_sends_to_the_memory_of_its_consumer():
+    home = torch.cuda.Stream()
+    for step in range(50):
+        queued = to_device.send(
+            [torch.full((50_000,), float(step))], device(), home=home
+        )
+        assert torch.cuda.current_stream() != home
+        with torch.cuda.stream(home):
+            (tensor,) = queued.wait()
+            keep_busy(500_000)
+            total = tensor.double().sum()
+        del queued, tensor
+        home.synchronize()
+        assert total.item() == 50_000.0 * step
