@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.autograd import forward_ad, profiler
 
 import pyparallel
 from pyparallel.core import torch_private as private
+from pyparallel.core import versions
 
 PACKAGE = Path(pyparallel.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -23,6 +24,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 OF_PYTHON = {"_replace", "_fields", "_asdict", "_exit", "_getframe", "_cond", "_flag"}
 OF_PYTHON |= {"_feed", "_reader"}  # of queues
 OF_PYTHON |= {"_target", "_is_gil_enabled"}  # of threads and sys
+#: Of NumPy's global generator, and the package's own marks on objects of torch.
+OF_OTHERS = {"_rand", "_bit_generator", "_former_parameters", "_profiled_epoch"}
 #: Names with a replacement: the object that has each.
 REPLACED = [
     (torch._C, "_dispatch_keys"),
@@ -49,6 +52,29 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+def attributes(tree: ast.AST) -> Iterator[str]:
+    """Return the private attributes that a module reads, also by getattr."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            yield node.attr
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            constants = (arg for arg in node.args if isinstance(arg, ast.Constant))
+            if node.func.id in ("getattr", "hasattr", "setattr"):
+                yield from (str(c.value) for c in constants if is_private(str(c.value)))
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Return the names that a module defines itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "result"):
+                yield node.attr
+
+
 def test_no_other_module_imports_a_private_name_of_torch() -> None:
     found = []
     for path in FILES:
@@ -67,6 +93,21 @@ def test_no_other_module_imports_a_private_name_of_torch() -> None:
     here = [name for name in found if name.startswith("core/torch_private.py: ")]
     assert len(here) > 10
     assert [name for name in found if name not in here] == []
+
+
+def test_every_private_attribute_is_the_packages_own_or_is_listed() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    known = {name for tree in trees.values() for name in defined(tree)}
+    known |= {name for names in private.ATTRIBUTES.values() for name in names}
+    known |= {path.stem for path in FILES} | OF_PYTHON | OF_OTHERS
+    used = {
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path, tree in trees.items()
+        if path.name != "torch_private.py"
+        for name in attributes(tree)
+        if name not in known
+    }
+    assert used == set()
 
 
 @pytest.mark.parametrize("owner", private.ATTRIBUTES, ids=lambda cls: cls.__name__)
@@ -240,3 +281,10 @@ def test_an_old_torch_is_refused_at_import() -> None:
         "ImportError: pyparallel needs torch 2.8 or newer, but torch 2.7.1+cpu is "
         'installed. Type: pip install "torch>=2.8"'
     )
+
+
+@pytest.mark.parametrize(
+    "version", ["2.8.0", "2.8.0a0+git12ab", "2.13.0+cpu", "2.100", "3.0.0"]
+)
+def test_other_releases_are_not_refused(version: str) -> None:
+    assert versions.too_old(version) is None
