@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from pyparallel.core.errors import _warned
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
+    pytest.mark.usefixtures("forked"),
     pytest.mark.asan,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -29,15 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.PP205. DataLoader. some tensors of a batch"),
     pytest.mark.timeout(120),
 ]
-
-
-@pytest.fixture(autouse=True)
-def forked() -> Iterator[None]:
-    """Fork workers: the data sets have lambdas, which a fork server cannot receive."""
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("fork", force=True)
-    yield
-    multiprocessing.set_start_method(before, force=True)
 
 
 def twice(tensor: torch.Tensor) -> Any:

@@ -27,7 +27,11 @@ PACKAGE = str(Path(pyparallel.__file__).parent)
 needs_notes = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="needs notes of exceptions (Python 3.11)"
 )
-pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.usefixtures("forked"),
+    pytest.mark.one_backend,
+    pytest.mark.timeout(120),
+]
 
 
 class Cause(Exception):
