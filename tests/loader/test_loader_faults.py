@@ -174,6 +174,7 @@ def test_a_consumer_that_leaves_early(in_cycle: bool, persistent: bool) -> None:
     assert wait_for(lambda: set(children()) <= others)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_batch_that_does_not_unpickle_is_an_error_and_the_next_one_arrives() -> None:
     loader = pyparallel.DataLoader(
         Making(lambda i: [torch.ones(2), Bad() if i == 1 else i], 3),
@@ -197,6 +198,7 @@ class Bad:
         return explode, ()
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_lost_worker_ends_the_others() -> None:
     loader = pyparallel.DataLoader(
         Numbers(8), num_workers=2, persistent_workers=True, prefetch_factor=1

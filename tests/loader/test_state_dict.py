@@ -245,6 +245,7 @@ class CountedStream(Counted, resumed.UnevenSelf):
     pass
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("workers", [0, 2])
 # More batches than workers make ahead: some are made after the state was taken.
 @pytest.mark.parametrize("kind, argument", [(CountedMap, 18), (CountedStream, (9, 8))])

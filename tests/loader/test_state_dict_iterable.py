@@ -82,6 +82,7 @@ def test_persistent_workers(kind: type) -> None:
             assert continued(again(case), stop) == batches[stop.given :], stop.given
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_worker_sees_the_dataset_of_the_user() -> None:
     def see(worker: int) -> None:
         info = get_worker_info()

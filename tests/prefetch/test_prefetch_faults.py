@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -112,7 +113,7 @@ def test_a_kept_error_keeps_neither_workers_nor_batches_alive() -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_is_named_soon(victim: int) -> None:
-    plain = loader(2, Numbers(4, lambda: time.sleep(60)))
+    plain = loader(2, Numbers(4, functools.partial(time.sleep, 60)))
     with passes(plain) as pre:
         it = iter(pre)
         assert int(next(it)[0, 0]) == 0
@@ -195,7 +196,7 @@ def test_a_timeout_names_the_activity_and_can_be_repeated() -> None:
 
 
 def test_a_timeout_of_the_loader_itself_is_passed_on() -> None:
-    sleeping = Numbers(0, lambda: time.sleep(60))
+    sleeping = Numbers(0, functools.partial(time.sleep, 60))
     with passes(loader(1, sleeping, timeout=0.3)) as pre:
         with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
             next(iter(pre))
