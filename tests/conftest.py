@@ -92,6 +92,15 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def forked() -> Iterator[None]:
+    """Fork workers: a fork server gets no lambda and no patch, and shares tensors."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow a prefetch thread half a minute to end without a warning; torch a minute.
 

@@ -16,6 +16,8 @@ from torch.distributed import distributed_c10d
 import pyparallel
 from pyparallel import DataContainer as DC
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 LOADERS = (torch.utils.data.DataLoader, pyparallel.DataLoader)
 
 

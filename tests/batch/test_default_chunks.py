@@ -27,6 +27,8 @@ from pyparallel import (
 )
 from pyparallel.core.errors import _warned
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 TEXT = (
     "[PP104] DataContainer: a batch should have one chunk for each device, but has 3 "
     "chunks of 1 sample, because collate got no samples_per_gpu. data[0] is 1 sample "

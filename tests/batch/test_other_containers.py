@@ -60,6 +60,7 @@ def test_registered_classes_are_split_and_rebuilt_as_registered(cls: Any) -> Non
     assert torch.equal(back.points, cloud.points)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_registered_classes_are_collated_as_registered(num_workers: int) -> None:
     clouds = [{"c": Named(torch.full((2,), i), "m")} for i in range(4)]

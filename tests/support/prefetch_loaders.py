@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import torch
+from process_resources import SERVER, TRACKER
 from torch.utils.data import DataLoader, Dataset
 
 from pyparallel import PreDataLoader
@@ -118,7 +119,8 @@ def prefetch_threads() -> list[threading.Thread]:
 
 
 def children() -> list[int]:
-    return [child.pid for child in psutil.Process().children()]
+    kept = {SERVER._forkserver_pid, TRACKER._pid}
+    return [x.pid for x in psutil.Process().children() if x.pid not in kept]
 
 
 def num_fds() -> int:
