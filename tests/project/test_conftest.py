@@ -81,6 +81,7 @@ def test_nothing():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "outcome"),
     [
@@ -95,6 +96,7 @@ def test_a_job_can_forbid_skips(
     assert found == outcome, output
 
 
+@pytest.mark.slow
 def test_failed_tests_have_a_command_and_leaked_resources_a_name(
     tmp_path: Path,
 ) -> None:

@@ -74,6 +74,7 @@ def run(script: Path, text: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_program_prints_the_same_for_two_ranks(tmp_path: Path) -> None:
     expected = re.findall("^#> (.*)$", PROGRAM, re.MULTILINE)
     assert len(expected) == 2
@@ -126,6 +127,7 @@ def seeded(number: int) -> torch.Generator:
     return torch.Generator().manual_seed(number)
 
 
+@pytest.mark.slow
 def test_ranks_with_different_numbers_of_batches(tmp_path: Path) -> None:
     definitions = PROGRAM.partition('if __name__ == "__main__":')[0] + IN_STEP
     (printed,) = run(tmp_path / "uneven.py", definitions + UNEVEN)
