@@ -50,6 +50,19 @@ def test_the_sample_at_fault_is_named_by_its_place_in_the_batch() -> None:
         collate(padded(-1, torch.uint8)[::-1], 2)
 
 
+def test_samples_that_no_padding_makes_equal_stay_a_list() -> None:
+    samples = [
+        DataContainer(torch.ones(n, 1, 1, 1, 1), stack=True, pad_dims=None)
+        for n in (1, 2)
+    ]
+    with pytest.raises(ValueError) as caught:
+        collate(samples, 2)
+    assert str(caught.value) == (
+        "batch[1] must match batch[0], but has shape (2, 1, 1, 1, 1) where "
+        "(1, 1, 1, 1, 1) was expected. Keep a list with DataContainer(...)."
+    )
+
+
 def test_an_error_of_torch_is_chained() -> None:
     with pytest.raises(ValueError) as caught:
         collate(padded(-1, torch.uint8))
