@@ -269,7 +269,7 @@ class _Pickler(ForkingPickler):
             return tensor_placeholder, (self._leaves.add_unsupported(value),)
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(value) in (numpy.ndarray, numpy.memmap):
-            if not value.flags.writeable:  # as torch before Python 3.14
+            if not value.flags.writeable:  # the receiver gets a writable copy
                 return value.copy("K").__reduce_ex__(5)
         return NotImplemented
 
