@@ -198,11 +198,26 @@ def flags(env: Mapping[str, str], cuda: bool) -> dict[str, list[str]]:
     return found if cuda else {"cxx": found["cxx"]}
 
 
-def sources(cuda: bool) -> list[str]:
-    """List the files to compile; CUDA builds add csrc/cuda."""
-    patterns = [f"csrc/{folder}/*.cpp" for folder in FOLDERS]
-    patterns += ["csrc/cuda/*.cpp", "csrc/cuda/*.cu"] if cuda else []
-    return sorted(str(p.relative_to(ROOT)) for q in patterns for p in ROOT.glob(q))
+def sources(cuda: bool, folder: Path) -> list[str]:
+    """List the files to compile: the kernels, and one file per folder of C++ files.
+
+    The latter are written into ``folder``. Each includes the files of a folder of csrc,
+    so that the compiler reads torch's headers once per folder: they take most of its
+    time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # The kernels come first, because they take longest.
+    kernels = sorted((ROOT / "csrc" / "cuda").glob("*.cu")) if cuda else []
+    listed = [str(path.relative_to(ROOT)) for path in kernels]
+    for name in (*FOLDERS, *(["cuda"] if cuda else [])):
+        files = sorted((ROOT / "csrc" / name).glob("*.cpp"))
+        text = "".join(f'#include "{name}/{file.name}"\n' for file in files)
+        path = folder / f"{name}.cpp"
+        # An unchanged file is not compiled again.
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+        listed.append(str(path))
+    return listed
 
 
 def system_headers(dirs: list[str], nvcc: Nvcc | None, site: Path) -> list[str]:
@@ -285,6 +300,8 @@ def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str
             text = json.dumps(record, indent=2) + "\n"
             built.with_suffix(".json").write_text(text, encoding="utf-8")
 
+    # Builds for different versions of torch share no object file.
+    base = f"build/{record['kind']}{record['sanitize']}-torch{record['torch']}"
     names = ("version", "torch", "cuda", "archs", "sanitize")
     macros = [(f"PP_BUILD_{k.upper()}", f'"{record[k] or ""}"') for k in names]
     own, usual = str(ROOT / "csrc"), [] if on(os.environ, "DEBUG") else ["-s"]
@@ -292,7 +309,7 @@ def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str
     make = cpp_extension.CUDAExtension if nvcc else cpp_extension.CppExtension
     extension: Extension = make(
         MODULE,
-        sources(cuda=nvcc is not None),
+        sources(nvcc is not None, Path(base, "sources")),
         include_dirs=[own],
         define_macros=macros,
         extra_link_args=["-fopenmp", *link],
@@ -303,8 +320,6 @@ def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str
     extension.extra_compile_args = {
         tool: [*ours, *headers] for tool, ours in flags(os.environ, bool(nvcc)).items()
     }
-    # Builds for different versions of torch share no object file.
-    base = f"build/{record['kind']}{record['sanitize']}-torch{record['torch']}"
     options, commands = {"build": {"build_base": base}}, {"build_ext": Build}
     return {"ext_modules": [extension], "cmdclass": commands, "options": options}
 

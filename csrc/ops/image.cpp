@@ -8,8 +8,8 @@
 namespace pyparallel::ops {
 namespace {
 
-constexpr Where kDst{"image_batch", "dst"};
-constexpr Where kMask{"image_batch", "mask"};
+constexpr Where kImageDst{"image_batch", "dst"};
+constexpr Where kImageMask{"image_batch", "mask"};
 constexpr int64_t kLimit = int64_t{1} << 31;
 
 // Returns true if (N, C, H, W), or (C, H, W), has its channels last, without gaps.
@@ -40,7 +40,8 @@ ImageValue value_of(const Snapshot& dst) {
   TORCH_CHECK_TYPE(
       dst.dtype == c10::kFloat || dst.dtype == c10::kHalf ||
           dst.dtype == c10::kBFloat16,
-      kDst, " must have dtype torch.float32, torch.float16 or torch.bfloat16, but has ",
+      kImageDst,
+      " must have dtype torch.float32, torch.float16 or torch.bfloat16, but has ",
       dtype_name(dst.dtype), ".");
   if (dst.dtype == c10::kFloat) return ImageValue::kFloat;
   return dst.dtype == c10::kHalf ? ImageValue::kHalf : ImageValue::kBFloat16;
@@ -51,8 +52,8 @@ ImageValue value_of(const Snapshot& dst) {
 ImageBatchJob::ImageBatchJob(const at::Tensor& dst, TensorRefs images,
                              const at::Tensor* mask,
                              const ImageNormalization& normalization) {
-  take_snapshot(dst, kDst, &dst_);
-  backend_ = backend_of(dst_, kDst);
+  take_snapshot(dst, kImageDst, &dst_);
+  backend_ = backend_of(dst_, kImageDst);
   check_dst(images.size());
   set_levels(normalization);
   images_.reserve(images.size());
@@ -66,23 +67,23 @@ ImageBatchJob::ImageBatchJob(const at::Tensor& dst, TensorRefs images,
 void ImageBatchJob::check_dst(size_t num_images) {
   job_.value = value_of(dst_);
   const Tuple shape{dst_.sizes};
-  TORCH_CHECK_VALUE(dst_.sizes.size() == 4, kDst,
+  TORCH_CHECK_VALUE(dst_.sizes.size() == 4, kImageDst,
                     " must have 4 dimensions, (N, C, H, W), but has shape ", shape,
                     ".");
-  TORCH_CHECK_VALUE(dst_.sizes[1] >= 1 && dst_.sizes[1] <= kMaxChannels, kDst,
+  TORCH_CHECK_VALUE(dst_.sizes[1] >= 1 && dst_.sizes[1] <= kMaxChannels, kImageDst,
                     " must have 1 to 4 channels, but has shape ", shape, ".");
-  TORCH_CHECK_VALUE(dst_.sizes[2] < kLimit && dst_.sizes[3] < kLimit, kDst,
+  TORCH_CHECK_VALUE(dst_.sizes[2] < kLimit && dst_.sizes[3] < kLimit, kImageDst,
                     " must be smaller than 2**31 in height and width, but has shape ",
                     shape, ".");
   job_.last = !dst_.contiguous && is_channels_last(dst_.sizes, dst_.strides);
-  TORCH_CHECK_VALUE(dst_.contiguous || job_.last, kDst,
+  TORCH_CHECK_VALUE(dst_.contiguous || job_.last, kImageDst,
                     " must be contiguous or channels_last, but has strides ",
                     Tuple{dst_.strides}, " for shape ", shape, ".");
   const auto num = static_cast<uint64_t>(dst_.sizes[0]);
   TORCH_CHECK_VALUE(num_images == num, "image_batch: images must have ", num,
                     " entries, one for each image of dst, but has ", num_images, ".");
-  check_storage(dst_, kDst);
-  check_start(dst_, kDst);
+  check_storage(dst_, kImageDst);
+  check_start(dst_, kImageDst);
   job_.batch.num_images = dst_.sizes[0];
   job_.batch.channels = static_cast<int32_t>(dst_.sizes[1]);
   job_.batch.height = dst_.sizes[2];
@@ -149,17 +150,17 @@ void ImageBatchJob::add_image(const at::Tensor& tensor, int64_t index) {
 
 void ImageBatchJob::add_mask(const at::Tensor& tensor) {
   Snapshot& mask = mask_.emplace();
-  take_snapshot(tensor, kMask, &mask);
-  check_mask_kind(mask, dst_, kMask);
+  take_snapshot(tensor, kImageMask, &mask);
+  check_mask_kind(mask, dst_, kImageMask);
   const ImageBatch& batch = job_.batch;
   const c10::DimVector wanted{batch.num_images, batch.height, batch.width};
-  TORCH_CHECK_VALUE(mask.sizes == wanted, kMask, " must have shape ", Tuple{wanted},
-                    ", one entry for each pixel of dst, but has shape ",
+  TORCH_CHECK_VALUE(mask.sizes == wanted, kImageMask, " must have shape ",
+                    Tuple{wanted}, ", one entry for each pixel of dst, but has shape ",
                     Tuple{mask.sizes}, ".");
-  check_mask_memory(mask, kMask);
-  check_mask_apart(mask, kMask, dst_, kDst);
+  check_mask_memory(mask, kImageMask);
+  check_mask_apart(mask, kImageMask, dst_, kImageDst);
   for (size_t i = 0; i < images_.size(); ++i) {
-    check_mask_apart(mask, kMask, images_[i],
+    check_mask_apart(mask, kImageMask, images_[i],
                      {"image_batch", "images", static_cast<int64_t>(i)});
   }
 }

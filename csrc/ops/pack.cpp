@@ -11,7 +11,7 @@
 namespace pyparallel::ops {
 namespace {
 
-constexpr Where kDst{"pack", "dst"};
+constexpr Where kPackDst{"pack", "dst"};
 constexpr Where kSlab{"views", "slab"};
 constexpr Where kTensor{"memory_of", "tensor"};
 
@@ -81,7 +81,7 @@ void check_planned(const at::Tensor& leaf, const PlannedLeaf& planned,
 // Lanes that share the work write words: see core/pack.h.
 void check_words(const Snapshot& dst) {
   const auto address = reinterpret_cast<uintptr_t>(dst.mutable_data());
-  TORCH_CHECK_VALUE(dst.device.is_cpu() || address % kWordBytes == 0, kDst,
+  TORCH_CHECK_VALUE(dst.device.is_cpu() || address % kWordBytes == 0, kPackDst,
                     " must start at a multiple of ", kWordBytes,
                     " bytes, but starts at byte ", dst.offset, " of its storage.");
 }
@@ -124,8 +124,8 @@ const std::vector<Slot>& LeafBytes::read() {
 }
 
 PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan)
-    : dst_(take_slab(dst, kDst, plan)), backend_(find_backend(dst_.device.type())) {
-  TORCH_CHECK_NOT_IMPLEMENTED(backend_ != nullptr, kDst,
+    : dst_(take_slab(dst, kPackDst, plan)), backend_(find_backend(dst_.device.type())) {
+  TORCH_CHECK_NOT_IMPLEMENTED(backend_ != nullptr, kPackDst,
                               " must be on a device that this build knows, but is on ",
                               dst_.device.str(), ". Use the pure Python backend.");
   check_words(dst_);

@@ -7,17 +7,17 @@
 namespace pyparallel::ops {
 namespace {
 
-constexpr Where kDst{"pad_copy", "dst"};
-constexpr Where kMask{"pad_copy", "mask"};
+constexpr Where kPadDst{"pad_copy", "dst"};
+constexpr Where kPadMask{"pad_copy", "mask"};
 
 c10::IntArrayRef target_of(const Snapshot& dst) {
   return c10::IntArrayRef(dst.sizes).slice(1);
 }
 
 void check_dst(const Snapshot& dst, size_t num_samples, size_t fill_nbytes) {
-  TORCH_CHECK_VALUE(!dst.sizes.empty(), kDst,
+  TORCH_CHECK_VALUE(!dst.sizes.empty(), kPadDst,
                     " must have at least 1 dimension, but has 0.");
-  TORCH_CHECK_VALUE(dst.contiguous, kDst, " must be contiguous, but has strides ",
+  TORCH_CHECK_VALUE(dst.contiguous, kPadDst, " must be contiguous, but has strides ",
                     Tuple{dst.strides}, " for shape ", Tuple{dst.sizes}, ".");
   const auto num_rows = static_cast<uint64_t>(dst.sizes[0]);
   TORCH_CHECK_VALUE(num_samples == num_rows, "pad_copy: samples must have ", num_rows,
@@ -27,7 +27,7 @@ void check_dst(const Snapshot& dst, size_t num_samples, size_t fill_nbytes) {
                     "pad_copy: fills must have ", itemsize, " bytes, or ",
                     itemsize * num_rows, " for one fill per sample, but has ",
                     fill_nbytes, ".");
-  check_storage(dst, kDst);
+  check_storage(dst, kPadDst);
 }
 
 // Compares a start without an addition, because a start from outside may overflow.
@@ -59,8 +59,8 @@ bool mask_fits(c10::IntArrayRef mask, c10::IntArrayRef dst) {
 PadCopyJob::PadCopyJob(const at::Tensor& dst, TensorRefs samples,
                        std::string_view fills, const PadPlaces& places)
     : fills_(fills) {
-  take_snapshot(dst, kDst, &dst_);
-  backend_ = backend_of(dst_, kDst);
+  take_snapshot(dst, kPadDst, &dst_);
+  backend_ = backend_of(dst_, kPadDst);
   check_dst(dst_, samples.size(), fills.size());
   samples_.reserve(samples.size());
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -104,17 +104,17 @@ void PadCopyJob::add_starts(const std::vector<c10::DimVector>& starts) {
 
 void PadCopyJob::add_mask(const at::Tensor& tensor) {
   Snapshot& mask = mask_.emplace();
-  take_snapshot(tensor, kMask, &mask);
-  check_mask_kind(mask, dst_, kMask);
-  TORCH_CHECK_VALUE(mask_fits(mask.sizes, dst_.sizes), kMask,
+  take_snapshot(tensor, kPadMask, &mask);
+  check_mask_kind(mask, dst_, kPadMask);
+  TORCH_CHECK_VALUE(mask_fits(mask.sizes, dst_.sizes), kPadMask,
                     " must have the first and one or more of the last dimensions of "
                     "dst, ",
                     Tuple{dst_.sizes}, ", but has shape ", Tuple{mask.sizes}, ".");
-  check_mask_memory(mask, kMask);
-  check_mask_apart(mask, kMask, dst_, kDst);
+  check_mask_memory(mask, kPadMask);
+  check_mask_apart(mask, kPadMask, dst_, kPadDst);
   for (size_t i = 0; i < samples_.size(); ++i) {
     const Where where{"pad_copy", "samples", static_cast<int64_t>(i)};
-    if (samples_[i].contiguous) check_mask_apart(mask, kMask, samples_[i], where);
+    if (samples_[i].contiguous) check_mask_apart(mask, kPadMask, samples_[i], where);
   }
 }
 

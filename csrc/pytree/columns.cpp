@@ -4,7 +4,7 @@ namespace pyparallel::pytree {
 namespace {
 
 // Returns true only for certain equality. Python code compares other keys.
-bool are_equal(PyObject* a, PyObject* b) {
+bool are_same(PyObject* a, PyObject* b) {
   return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) &&
                     PyUnicode_Compare(a, b) == 0);
 }
@@ -34,7 +34,7 @@ bool read_values(PyObject* dict, Columns* columns) {
   PyObject* expected = nullptr;
   PyObject* value = nullptr;
   while (PyDict_Next(columns->lists, &expected_at, &expected, nullptr)) {
-    if (!PyDict_Next(dict, &at, &key, &value) || !are_equal(key, expected)) {
+    if (!PyDict_Next(dict, &at, &key, &value) || !are_same(key, expected)) {
       return false;
     }
     columns->values.push_back(value);

@@ -150,11 +150,17 @@ def test_the_environment_decides_first_where_nvcc_is_looked_for(setup_py, tmp_pa
     ]
 
 
-def test_every_source_of_the_tree_is_compiled(setup_py):
-    listed = set(setup_py.sources(cuda=True))
+def test_every_source_of_the_tree_is_compiled(setup_py, tmp_path):
+    def compiled(cuda: bool) -> set[str]:
+        listed = [ROOT / path for path in setup_py.sources(cuda, tmp_path)]
+        own = {str(p.relative_to(ROOT)) for p in listed if p.suffix == ".cu"}
+        texts = [p.read_text() for p in listed if p.suffix == ".cpp"]
+        included = re.findall(r'#include "(.+)"', "".join(texts))
+        return own | {f"csrc/{name}" for name in included}
+
     present = {str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.c*[pu]")}
-    assert listed == present
-    assert not [name for name in setup_py.sources(cuda=False) if "cuda" in name]
+    assert compiled(cuda=True) == present
+    assert compiled(cuda=False) == {name for name in present if "cuda" not in name}
 
 
 # ------------------------------------------------------------------ real processes
