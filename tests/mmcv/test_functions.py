@@ -105,25 +105,6 @@ def test_items_are_sent_and_waited_for_by_one_partition(
     assert log == sent + waited
 
 
-def test_nested_lists_stay_on_the_device_of_their_chunk(log, monkeypatch):
-    asked = []
-    before = _functions._get_stream
-
-    def patched(device):
-        asked.append(device.index)
-        return before(device)
-
-    monkeypatch.setattr(_functions, "_get_stream", patched)
-    items = [[OnDevice(0, log), OnDevice(1, log)], [[OnDevice(2, log)]]]
-    Scatter.forward([0, 1], items)
-    assert asked == [0, 1]
-    Scatter.forward([2, 3], OnDevice(3, log))  # a tensor: the first device only
-    assert [entry for entry in log if len(entry) == 2 and entry[0] != "on"] == [
-        (0, "cuda:0"), (1, "cuda:0"), (2, "cuda:1"), (3, "cuda:2")
-    ]  # fmt: skip
-    assert ("on", "copy3") not in log
-
-
 def test_an_empty_tensor_needs_no_stream(log):
     empty = torch.empty(0)
     empty.to = lambda device, non_blocking: empty

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 import textwrap
-from itertools import permutations
 from pathlib import Path
 
 import forkserver
@@ -275,21 +273,6 @@ def test_the_import_error_of_a_broken_mmcv_is_unchanged(run, tmp_path):
         assert not any(name.startswith('mmcv') for name in sys.modules)
         """,
     )
-
-
-def test_collate_is_the_function_in_every_import_order():
-    lines = [
-        "import mmcv.parallel.collate",
-        "from mmcv.parallel.collate import collate",
-        "import mmcv.parallel.data_container, mmcv.parallel.scatter_gather",
-        "importlib.import_module('mmcv.parallel.collate')",
-    ]
-    for order in permutations(lines):
-        with pyparallel.mmcv.installed():
-            for line in order:
-                exec(line, {"importlib": importlib})
-                module = sys.modules["mmcv.parallel"]
-                assert module.collate is pyparallel.mmcv.collate
 
 
 def test_assert_tensor_type_guards_methods():

@@ -81,66 +81,7 @@ def test_wrap_on_the_first_device():  # 2, 4, 9, 11, 12
 # Loading and inference
 
 
-@pytest.mark.parametrize("device", [torch.device("cpu"), "cpu", -1])
-def test_inference_collates_and_scatters_one_sample(device):  # 5, 8, 10
-    from mmcv.parallel import collate, scatter
-
-    data = sample(2)
-    data = collate([data], samples_per_gpu=1)
-    data = scatter(data, [device])[0]
-    assert data["img"].shape == (1, 3, 6, 5)
-    assert data["gt_bboxes"][0].shape == (3, 4)
-    assert data["img_metas"] == [{"filename": "2.jpg"}]
-
-
-def test_an_ensemble_scatters_a_bare_dict_by_keywords():  # 28
-    from mmcv.parallel import MMDataParallel, collate
-    from mmcv.parallel.scatter_gather import scatter_kwargs
-
-    model = MMDataParallel(Detector())
-    data, _ = scatter_kwargs(
-        inputs=collate([sample(0)]), kwargs=None, target_gpus=model.device_ids or [-1]
-    )
-    assert data[0]["img"].shape == (1, 3, 4, 5)
-
-
-def test_a_custom_wrapper_calls_scatter_kwargs():  # 19, 22
-    from mmcv.parallel import collate
-    from mmcv.parallel.scatter_gather import scatter_kwargs
-
-    class DistributedDataParallelWrapper(nn.Module):
-        def __init__(self, module, dim=0):
-            super().__init__()
-            self.module, self.dim = module, dim
-
-        def scatter(self, inputs, kwargs, device_ids):
-            return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
-
-        def forward(self, *inputs, **kwargs):
-            inputs, kwargs = self.scatter(inputs, kwargs, [-1])
-            return self.module(*inputs[0], **kwargs[0])
-
-    out = DistributedDataParallelWrapper(Detector())(**collate([sample(0)]))
-    assert out["img"].shape == (1, 3, 4, 5)
-
-
 # Formatting
-
-
-def test_collated_data_is_wrapped_again():  # 29
-    from mmcv.parallel import DataContainer, collate, scatter
-
-    data_batch = collate(
-        [{"img": DataContainer(torch.rand(2, 3, 4, 4), stack=True)} for _ in range(2)],
-        2,
-    )
-    data = {}
-    data["img"] = DataContainer(
-        data=[data_batch["img"].data[0][:, 1]],
-        cpu_only=data_batch["img"].cpu_only,
-        stack=True,
-    )
-    assert scatter(data, [-1])[0]["img"].shape == (2, 3, 4, 4)
 
 
 # Subclasses and patches
@@ -158,40 +99,6 @@ def test_a_subclass_repairs_the_forward_of_ddp():  # S1
     nn.Module.__init__(fixed)
     fixed.module, fixed.dim, fixed.mixed_precision = Detector(), 0, None
     assert fixed._run_ddp_forward(img=torch.ones(2))["img"].tolist() == [1, 1]
-
-
-def test_a_subclass_scatters_with_two_arguments():  # S2
-    from mmcv.parallel import MMDataParallel, collate, scatter
-
-    class MMDataCPU(MMDataParallel):
-        def scatter(self, inputs, kwargs):
-            return scatter(inputs, [-1]), scatter(kwargs, [-1])
-
-        def forward(self, *inputs, **kwargs):
-            inputs, kwargs = self.scatter(inputs, kwargs)
-            return self.module(*inputs[0], **kwargs[0])
-
-        def train_step(self, *inputs, **kwargs):
-            inputs, kwargs = self.scatter(inputs, kwargs)
-            return self.module.train_step(*inputs[0], **kwargs[0])
-
-    model, data = MMDataCPU(Detector()), collate([sample(0)])
-    assert model(**data)["img"].shape == (1, 3, 4, 5)
-    assert model.train_step(data, None)["num_samples"] == 1
-
-
-def test_a_subclass_scatters_to_the_host(monkeypatch):  # S3
-    from mmcv.parallel import MMDataParallel, collate
-
-    class XPUDataParallel(MMDataParallel):
-        def scatter(self, inputs, kwargs, device_ids):
-            return super().scatter(inputs, kwargs, [-1])
-
-    data = collate([sample(0)])
-    assert XPUDataParallel(Detector())(**data)["img"].shape == (1, 3, 4, 5)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    model = MMDataParallel(Detector(), device_ids=[])
-    assert model.train_step(data, None)["num_samples"] == 1
 
 
 def test_a_subclass_skips_the_constructor():  # S4

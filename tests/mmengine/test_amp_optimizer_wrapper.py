@@ -38,49 +38,6 @@ def make(**kwargs: Any) -> tuple[Cast, AmpOptimWrapper]:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
-@given(
-    every=st.integers(1, 4),
-    number=st.integers(1, 9),
-    dtype=st.sampled_from([None, "bfloat16", torch.bfloat16]),
-    clip=st.sampled_from(
-        [None, {"max_norm": 0.3}, {"type": "value", "clip_value": 0.1}]
-    ),
-    scale=st.sampled_from(["dynamic", 512.0, 64]),
-)
-def test_bfloat16_is_that_of_plain_autocast_to_the_bit(
-    every: int, number: int, dtype: Any, clip: Any, scale: Any
-) -> None:
-    """Without any scale: the ones here are powers of two, which change no bit."""
-    data = runs.batches(number)
-    cut = runs.cut(number, every, announced=True)
-    expected = Cast()
-    plain = runs.optimizer(expected)
-
-    def autocast(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss: torch.Tensor = expected(x)
-        return loss
-
-    for group in cut:
-        plain.zero_grad()
-        for index in group:
-            (autocast(data[index]) / len(group)).backward()
-        runs.clip_of(clip)(list(expected.parameters()))
-        plain.step()
-
-    model, wrapper = make(
-        loss_scale=scale, dtype=dtype, accumulative_counts=every, clip_grad=clip
-    )
-    wrapper.initialize_count_status(model, 0, number)
-    steps = runs.wrapped(model, wrapper, data)
-    assert runs.same_bits(model, expected)
-    assert runs.same_state(wrapper.optimizer.state_dict(), plain.state_dict())
-    assert steps == [group[-1] + 1 for group in cut]
-    assert model.seen == torch.bfloat16
-
-
-@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     bad=st.lists(st.booleans(), min_size=1, max_size=12),

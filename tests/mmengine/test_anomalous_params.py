@@ -23,40 +23,12 @@ pytestmark = pytest.mark.one_backend
 EXPECTED = "parameter {} of shape {} is not in the computational graph of the loss"
 
 
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(2, 1)
-        self.unused = nn.Linear(2, 3)
-        self.frozen = nn.Parameter(torch.zeros(1), requires_grad=False)
-
-
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the logged messages."""
     messages: list[str] = []
     monkeypatch.setattr(anomalous_params, "_log", messages.append)
     return messages
-
-
-def test_parameters_without_a_part_in_the_loss_are_named(logged: Any) -> None:
-    model = Two()
-    loss = model.used(torch.ones(1, 2)).sum()
-    assert detect_anomalous_params(loss, model.used) == logged == []
-    assert detect_anomalous_params(loss, model) == ["unused.weight", "unused.bias"]
-    assert logged == [
-        EXPECTED.format("unused.weight", (3, 2)),
-        EXPECTED.format("unused.bias", (3,)),
-    ]
-    loss.backward()
-    assert detect_anomalous_params(loss, model) == ["unused.weight", "unused.bias"]
-
-
-def test_a_loss_without_a_graph_depends_on_nothing(logged: Any) -> None:
-    model = nn.Linear(1, 1)
-    names = ["weight", "bias"]
-    assert detect_anomalous_params(torch.zeros(1), model) == names
-    assert detect_anomalous_params(model.weight, model) == names
 
 
 def test_nothing_is_run_and_no_hook_is_called(logged: Any) -> None:
@@ -89,6 +61,8 @@ def test_the_size_of_a_graph_has_no_limit(logged: Any) -> None:
     for _ in range(200):  # by every path there would be 2**200 of them
         loss = loss + loss
     assert detect_anomalous_params(loss, model) == ["bias"]
+    # A leaf has no graph.
+    assert detect_anomalous_params(model.weight, model) == ["weight", "bias"]
 
 
 def test_the_level_is_error_and_the_logger_has_a_name(

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import array
 import dataclasses
-from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pyparallel import DataContainer, Padded, Padding, Ragged, collate
 from pyparallel.mmengine import BaseDataPreprocessor, _cast_data
 
 pytestmark = pytest.mark.one_backend
 
-Point = namedtuple("Point", ["x", "y"])
 META = torch.device("meta")
 
 
@@ -55,6 +52,7 @@ def test_containers_keep_their_types_and_tensors_are_copied() -> None:
         "default": defaultdict(list, a=t),
         "proxy": MappingProxyType({"a": t}),
         "deque": deque([t], maxlen=3),
+        "ordered": OrderedDict(a=(t, None)),
         "sample": Sample(t, "a"),
     }
     result = to_meta(data)
@@ -62,6 +60,7 @@ def test_containers_keep_their_types_and_tensors_are_copied() -> None:
         assert type(result[key]) is type(value)
     assert result["default"].default_factory is list and result["deque"].maxlen == 3
     sent = (result["default"]["a"], result["proxy"]["a"], result["deque"][0])
+    sent += (result["ordered"]["a"][0],)
     assert all(each.device == META for each in (*sent, result["sample"].box))
     assert data["default"]["a"] is t and data["sample"].box is t
 
@@ -198,51 +197,3 @@ def test_forward_passes_keyword_arguments_to_the_model() -> None:
     assert type(preprocessor(UserDict(a=t))) is dict
     assert type(preprocessor(OrderedDict(a=t))) is OrderedDict
     assert preprocessor((t,)) == (t,)
-
-
-LEAVES = st.one_of(
-    st.none(),
-    st.integers(),
-    st.text(max_size=3),
-    st.binary(max_size=3),
-    st.builds(range, st.integers(0, 3)),
-    st.integers(0, 9).map(lambda n: torch.full((n % 3,), n)),
-    st.builds(Element),
-)
-
-
-def nests(children: Any) -> Any:
-    return st.one_of(
-        st.lists(children, max_size=3),
-        st.lists(children, max_size=3).map(tuple),
-        st.lists(children, max_size=3).map(deque),
-        st.dictionaries(st.text(max_size=2), children, max_size=3),
-        st.dictionaries(st.text(max_size=2), children, max_size=3).map(OrderedDict),
-        st.dictionaries(st.text(max_size=2), children, max_size=3).map(UserDict),
-        st.builds(Point, children, children),
-    )
-
-
-def check_cast(before: Any, after: Any) -> None:
-    """Compare by a walk that is independent of the library."""
-    if isinstance(before, torch.Tensor):
-        assert after.device == META and after.shape == before.shape
-        assert after.dtype == before.dtype
-    elif isinstance(before, Element):
-        assert after.device == META
-    elif isinstance(before, dict | UserDict):
-        assert type(after) is type(before) and list(after) == list(before)
-        for key in before:
-            check_cast(before[key], after[key])
-    elif isinstance(before, list | tuple | deque):
-        assert type(after) is type(before) and len(after) == len(before)
-        for one, other in zip(before, after, strict=True):
-            check_cast(one, other)
-    else:
-        assert after is before
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.recursive(LEAVES, nests, max_leaves=12))
-def test_any_nest_keeps_its_form(data: Any) -> None:
-    check_cast(data, to_meta(data))

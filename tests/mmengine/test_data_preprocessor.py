@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pyparallel import DataContainer, Padded, Padding, collate
 from pyparallel.mmengine import (
@@ -66,24 +64,6 @@ RAGGED = images((3, 5, 7), (3, 8, 2), (3, 1, 1))
 
 
 class TestStackBatch:
-    @settings(deadline=None, max_examples=150)
-    @given(
-        num_dims=st.integers(1, 4),
-        num=st.integers(1, 4),
-        divisor=st.integers(1, 5),
-        value=st.sampled_from([0, 1.5, -3, math.inf]),
-        data=st.data(),
-    )
-    def test_it_is_pad_and_stack(
-        self, num_dims: int, num: int, divisor: int, value: float, data: Any
-    ) -> None:
-        sizes = st.tuples(*[st.integers(0, 6)] * (num_dims - 1))
-        first = data.draw(st.integers(1, 3))
-        tensors = [torch.rand(first, *data.draw(sizes)) for _ in range(num)]
-        result = stack_batch(tensors, divisor, value)
-        assert same_bits(result, padded(tensors, divisor, value))
-        assert result.is_contiguous()
-
     def test_dtypes_are_promoted_and_values_converted_as_torch_does_it(self) -> None:
         tensors = [torch.ones(1, 2, dtype=torch.int32), torch.ones(1, 3) / 2]
         assert same_bits(stack_batch(tensors, 2, 7), padded(tensors, 2, 7))

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torchrun import free_port
 
 from pyparallel.mmengine import init_dist, launchers
 
@@ -122,31 +121,26 @@ def test_no_launcher_does_nothing(groups: Any) -> None:
     assert groups == [] and dict(os.environ) == before
 
 
-def test_mpi(groups: Any) -> None:
-    os.environ.update(
-        OMPI_COMM_WORLD_RANK="3",
-        OMPI_COMM_WORLD_SIZE="4",
-        OMPI_COMM_WORLD_LOCAL_RANK="1",
-        MASTER_ADDR="first",
-    )
-    init_dist("mpi")
-    found = [os.environ[name] for name in NAMES]
-    assert found == ["3", "4", "1", "first", "29500"]
+@pytest.mark.parametrize(
+    ("launcher", "given", "options", "found"),
+    [
+        ("mpi", {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4",
+                 "OMPI_COMM_WORLD_LOCAL_RANK": "1", "MASTER_ADDR": "first"},
+         {}, ["3", "4", "1", "first", "29500"]),
+        ("slurm", {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "2",
+                   "MASTER_ADDR": "given", "MASTER_PORT": "77"},
+         {}, ["5", "8", "2", "given", "77"]),
+        ("slurm", {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "MASTER_ADDR": "given"},
+         {"port": 78}, ["5", "8", "0", "given", "78"]),
+    ],
+)  # fmt: skip
+def test_variables_of_a_launcher_become_those_of_torch(
+    launcher: str, given: Any, options: Any, found: list[str], groups: Any
+) -> None:
+    os.environ.update(given)
+    init_dist(launcher, **options)
+    assert [os.environ[name] for name in NAMES] == found
     assert groups == [{"backend": "gloo"}]
-
-
-def test_slurm_with_an_address(groups: Any) -> None:
-    os.environ.update(
-        SLURM_PROCID="5",
-        SLURM_NTASKS="8",
-        SLURM_LOCALID="2",
-        MASTER_ADDR="given",
-        MASTER_PORT="77",
-    )
-    init_dist("slurm")
-    assert [os.environ[name] for name in NAMES] == ["5", "8", "2", "given", "77"]
-    init_dist("slurm", port=78)
-    assert os.environ["MASTER_PORT"] == "78"
 
 
 def test_slurm_uses_the_first_node(
@@ -222,26 +216,3 @@ def test_an_unknown_launcher_is_refused(groups: Any) -> None:
         "init_dist: timeout must be a number of seconds or a timedelta, but is '1h' "
         "(str)."
     )
-
-
-def test_a_real_group_of_one(tmp_path: Path) -> None:
-    port = free_port()
-    os.environ.update(
-        RANK="0",
-        WORLD_SIZE="1",
-        LOCAL_RANK="0",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        GLOO_SOCKET_IFNAME="lo",
-    )
-    if torch.accelerator.is_available():
-        pytest.skip("is about a machine without an accelerator")
-    dist = launchers.dist
-    init_dist("pytorch", timeout=30)
-    try:
-        assert dist.get_backend() == "gloo" and dist.get_world_size() == 1
-        total = torch.ones(2)
-        dist.all_reduce(total)
-        assert total.tolist() == [1, 1]
-    finally:
-        dist.destroy_process_group()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import optim_runs as runs
@@ -127,23 +126,6 @@ def test_more_micro_steps_than_announced_are_an_error_before_the_backward() -> N
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_resuming_at_the_end_of_a_group_equals_an_uninterrupted_run() -> None:
-    data = runs.batches(8)
-    whole, wrapper = make(accumulative_counts=3)
-    wrapper.initialize_count_status(whole, 0, 8)
-    runs.wrapped(whole, wrapper, data)
-
-    first, before = make(accumulative_counts=3)
-    before.initialize_count_status(first, 0, 8)
-    runs.wrapped(first, before, data[:6])
-    second, after = make(accumulative_counts=3)
-    second.load_state_dict(first.state_dict())
-    after.load_state_dict(before.state_dict())
-    after.initialize_count_status(second, 6, 8)
-    assert runs.wrapped(second, after, data[6:]) == [2]
-    assert runs.same_bits(second, whole) and after.inner_count == 8
-
-
 def test_resuming_within_a_group_warns() -> None:
     model, wrapper = make(accumulative_counts=3)
     message = (
@@ -226,21 +208,6 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     with pytest.raises(ValueError, match="different number of parameter groups"):
         one.load_state_dict(two.state_dict())
     assert one.base_param_settings is None and one.get_lr() == {"lr": [0.1]}
-
-
-def test_rates_momenta_and_groups() -> None:
-    model = Recorded()
-    one = OptimWrapper(runs.optimizer(model))
-    assert (one.get_lr(), one.get_momentum()) == ({"lr": [0.1]}, {"momentum": [0.9]})
-    assert one.param_groups is one.optimizer.param_groups
-    assert one.defaults is one.optimizer.defaults
-    two = OptimWrapper(runs.optimizer(model, "adam", 2))
-    assert two.get_lr() == {"base_lr": [0.1], "lr": [0.03, 0.1]}
-    assert two.get_momentum() == {"momentum": [0.9, 0.9]}
-    assert len(two.param_groups) == 3 and two.param_groups[2]["lr"] == 0.1
-    assert two.param_groups[2] is two.base_param_settings
-    plain = OptimWrapper(torch.optim.Adagrad(model.parameters()))
-    assert plain.get_momentum() == {"momentum": [0]}
 
 
 REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
@@ -386,13 +353,6 @@ def test_the_state_is_saved_and_loaded_by_name() -> None:
     again.load_state_dict(state)
     assert again.get_lr()["generator.base_lr"] == [5.0]
     assert runs.same_state(again.state_dict(), kept) and runs.same_state(state, kept)
-
-
-def test_a_checkpoint_of_the_state_is_read_without_running_code(tmp_path: Path) -> None:
-    wrappers, _, _ = make_dict()
-    torch.save(wrappers.state_dict(), tmp_path / "state.pt")
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert runs.same_state(state, wrappers.state_dict())
 
 
 def test_a_state_of_an_unknown_name_is_an_error_before_loading() -> None:

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from distributed_ranks import Results, launch
+from distributed_ranks import launch
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
 CASES = ["plain", "accumulation", "clipping", "amp", "batches", "anomalies"]
 CASES += ["adversaries", "structure", "no_sync"]
-SHARDED = ["fully_shard", "fsdp"]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def results(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Results:
-    folder, world = tmp_path_factory.mktemp("ranks"), request.param
-    cases = [*CASES, *(SHARDED if world == 2 else [])]
-    return launch(folder, "mmengine_cases", cases, world, limit=180)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_all_ranks_pass(results: Results, case: str) -> None:
-    assert results[case]
-
-
-@pytest.mark.parametrize("results", [2], indirect=True)
-@pytest.mark.parametrize("case", SHARDED)
-def test_two_ranks_pass(results: Results, case: str) -> None:
-    assert results[case]
+@pytest.mark.parametrize(
+    ("world", "cases"), [(2, [*CASES, "fully_shard", "fsdp"]), (4, CASES)]
+)
+def test_all_ranks_pass(world: int, cases: list[str], tmp_path: Path) -> None:
+    results = launch(tmp_path, "mmengine_cases", cases, world, limit=180)
+    assert all(results[case] for case in cases)
