@@ -12,7 +12,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from repository import ROOT
@@ -183,19 +182,6 @@ def test_a_failed_check_is_an_error_and_the_rest_is_reported(monkeypatch, new_pr
 # ------------------------------------------------------------------- packages
 
 
-@pytest.mark.parametrize("gil", [True, False, None], ids=["on", "off", "unknown"])
-def test_the_build_of_the_interpreter_is_named(monkeypatch, gil):
-    if gil is None:  # before free threading
-        monkeypatch.delattr(sys, "_is_gil_enabled", raising=False)
-    else:
-        monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil, raising=False)
-    versions = found()["versions"]
-    assert versions["free_threaded"] is ("t" in sys.abiflags)
-    assert versions["gil_enabled"] is (gil is not False)
-    shown = "no" if gil is False else "yes"
-    assert f"\n  gil enabled        {shown}\n" in report()[1]
-
-
 def test_the_parallel_port_driver_is_an_error(others, new_problems):
     assert found()["versions"]["wrong_distribution"] is None
     others("pyparallel", "0.2.2")
@@ -345,14 +331,6 @@ def test_the_command_ends_within_the_documented_time(monkeypatch):
     assert given == [28.0, 40.0 - 25.0 - 3.0]
     page = (DOCS / "doctor.md").read_text(encoding="utf-8")
     assert "Its limit is 40 seconds" in page and "After 28\nseconds" in page
-
-
-def test_the_age_of_this_process_is_known():
-    began = psutil.Process().create_time()
-    before = time.time() - began
-    age = doctor._age()
-    # Both count in hundredths of a second; the clock of the wall may be set.
-    assert before - 1 <= age <= time.time() - began + 1
 
 
 def test_every_part_of_the_batch_is_compared(monkeypatch):

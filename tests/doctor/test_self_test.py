@@ -103,23 +103,6 @@ def test_a_wrong_gradient_is_a_failure_of_the_rank_that_found_it(monkeypatch, fo
     assert "Traceback (most recent call last):" in failure.output
 
 
-def test_ranks_see_no_device_and_the_loopback_interface_only(monkeypatch, forked):
-    names = ("RANK", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME")
-
-    def train(rank, *_):
-        if rank == 1:
-            signal.pause()
-        raise ValueError([os.environ[name] for name in names] + [tempfile.gettempdir()])
-
-    monkeypatch.setattr(self_test, "_train", train)
-    failure = two_processes(200)
-    assert failure is not None
-    start, _, shown = failure.text.rpartition("ValueError: ")
-    assert start == "rank 0 ended with exit code 1 while importing pyparallel: "
-    assert shown.startswith("['0', '', 'lo', '") and "pyparallel-doctor-" in shown
-    assert failure.output[0] == "Traceback (most recent call last):"
-
-
 def test_a_rank_that_hangs_is_a_failure_with_its_stage(tmp_path, start):
     ready = [FORK.Event(), FORK.Event()]
 

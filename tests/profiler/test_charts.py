@@ -67,22 +67,6 @@ def test_the_mean_bar_is_as_long_as_its_parts():
 
 
 @needs_matplotlib
-def test_columns_are_as_high_as_their_times():
-    found = bars(draw(steady(steps=3, warmup=1)))
-    times = {"compute": 6, "copy": 1, "wait": 3}
-    shown = {
-        f"step {step}: {part} {ms}.00 ms": ms
-        for step in (2, 3)
-        for part, ms in times.items()
-    }
-    assert {name for name in found if name.startswith("step")} == set(shown)
-    (widths, heights) = zip(*[found[name][0] for name in shown], strict=True)
-    scale = heights[0] / 6
-    assert heights == pytest.approx([ms * scale for ms in shown.values()], abs=1e-3)
-    assert widths == pytest.approx([widths[0]] * 6, abs=1e-3)
-
-
-@needs_matplotlib
 def test_a_step_much_longer_than_the_others_is_cut_off_and_labelled():
     waits = [1] * 9 + [991, 1]
     start, events = 0, []
@@ -100,47 +84,8 @@ def test_a_step_much_longer_than_the_others_is_cut_off_and_labelled():
 
 
 @needs_matplotlib
-def test_lanes_have_one_scale():
-    times = {"compute": 6, "copy": 1, "wait": 3, "fetch": 6, "collate": 2, "pack": 1}
-    widths: dict[str, list[float]] = {part: [] for part in times}
-    for name, sizes in bars(draw(steady())).items():
-        if name.startswith(("the loop: ", "worker ")):
-            widths[name.split(" ")[-3]] += [width for width, _ in sizes]
-    scale = widths["compute"][0] / 6
-    for part, found in widths.items():
-        assert found == pytest.approx([times[part] * scale] * 8, abs=2e-3)
-
-
-@needs_matplotlib
 def test_many_lanes_are_not_all_drawn():
     assert ">and 8 more lanes</" in draw(steady(steps=40, workers=20))
-
-
-@pytest.mark.slow
-@needs_matplotlib
-@pytest.mark.parametrize("heading", [False, True])
-def test_texts_do_not_overlap_and_stay_inside(heading):
-    import matplotlib.style
-    from matplotlib.text import Text
-
-    from pyparallel.profiler import charts
-
-    full = steady(steps=200, warmup=3, workers=14, compute=2 * MS, padding=640)
-    record = dataclasses.replace(full, script="long_name" * 30, rank=12, world_size=99)
-    with matplotlib.style.context(["default", charts._STYLE]):
-        figure = charts.figure(summary(record), heading)
-        svg = ElementTree.fromstring(charts.to_svg(figure, ""))
-    drawn = {(text.text or "").strip() for text in svg.iter(f"{SVG}text")} - {""}
-    texts = [(each.get_text().strip(), each) for each in figure.findobj(Text)]
-    boxes = [(text, t.get_window_extent()) for text, t in texts if text in drawn]
-    assert len(boxes) > 30
-    for i, (text, box) in enumerate(boxes):
-        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1, text
-        assert box.y0 >= -1 and box.y1 <= figure.bbox.height + 1, text
-        for other, second in boxes[i + 1 :]:
-            across = min(box.x1, second.x1) - max(box.x0, second.x0)
-            down = min(box.y1, second.y1) - max(box.y0, second.y0)
-            assert across <= 1 or down <= 3, (text, other)
 
 
 # The page.

@@ -9,7 +9,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import forkserver
@@ -20,7 +19,7 @@ from repository import ROOT
 from torch.utils.data import DataLoader as TorchLoader
 
 import pyparallel
-from pyparallel import DataLoader, MMDataParallel, PreDataLoader, collate
+from pyparallel import MMDataParallel, PreDataLoader, collate
 from pyparallel.core import tracing
 from pyparallel.profiler import command, hooks, recorder, report
 from pyparallel.profiler.advice import advise
@@ -90,40 +89,6 @@ def test_a_loader_without_workers_fetches_in_the_loop(tmp_path):
     assert summary.record.environment["device"] == "CPU"
     (of_loader,) = summary.record.loaders
     assert of_loader == {"name": "DataLoader", "num_workers": 0, "batch_size": 2}
-
-
-class Slow(profile_script.Ragged):
-    def __getitem__(self, index: int):
-        time.sleep(0.05)  # the subject of the test: it never returns earlier
-        return super().__getitem__(index)
-
-    def __len__(self) -> int:
-        return 24
-
-
-def test_a_loader_whose_workers_are_slow_is_input_bound(tmp_path):
-    loader = DataLoader(Slow(), 2, collate_fn=pairs(), num_workers=1)
-    with pyparallel.profile(tmp_path, steps=8, warmup=3) as found:
-        loop(loader)
-    summary = seen(tmp_path)
-    work = summary.work("worker")
-    assert work is not None and work.lanes == ("worker 0",)
-    assert work.parts["fetch"] >= 100e6 and work.parts["collate"] and work.parts["pack"]
-    assert summary.mean["wait"] > 1e6 and not summary.mean["fetch"]
-    assert found.verdict.startswith("input-bound")
-    assert summary.stacked[1] * 3 == summary.stacked[0]
-    assert summary.record.loaders[0]["num_workers"] == 1
-
-
-def test_workers_stop_writing_when_enough_was_seen(tmp_path):
-    loader = DataLoader(profile_script.Ragged(), 2, collate_fn=pairs(), num_workers=1)
-    with pyparallel.profile(tmp_path, steps=2, warmup=0):
-        for _ in range(3):
-            loop(loader)
-    events = seen(tmp_path).record.events
-    (stop,) = [event for event in events if event.kind == "stop"]
-    # Two batches are made ahead for a worker, and one may just have been begun.
-    assert len([e for e in events if e.kind == "fetch" and e.start > stop.end]) <= 3
 
 
 def test_a_prefetcher_has_a_lane_of_its_own(tmp_path):
