@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,55 +195,3 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(
     module.write(state, path)
     module.Checkpoint(path, numbers()).load()
     assert sorted(os.listdir(tmp_path)) == ["a.pt", "a.pt.old"]
-
-
-DIGITS = """
-import runpy, shutil, sys, warnings
-import torch
-torch.set_num_threads(1)
-# Of matplotlib, when it draws a tensor.
-warnings.filterwarnings("ignore", "__array__ impl", DeprecationWarning)
-import _checkpoint
-write, copies = _checkpoint.write, {copies!r}
-
-def keep(state, path):
-    write(state, path)
-    shutil.copy(path, f"{{copies}}{{len(state['progress']['losses'])}}.pt")
-
-if copies:
-    _checkpoint.write = keep
-sys.argv = {arguments!r}
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-def digits(folder: Path, copies: str = "") -> dict[str, Any]:
-    """Run the example; return its checkpoint. Keep a copy of every one before it."""
-    script = str(Path(EXAMPLES) / "ragged_digits.py")
-    arguments = [script, "--checkpoint", str(folder / "a.pt"), "--out", str(folder)]
-    arguments += "--scenes 48 --val-scenes 4 --epochs 2 --batch 8".split()
-    arguments += "--every 4 --min-f1 0".split()
-    code = DIGITS.format(copies=copies, arguments=arguments, script=script)
-    status, text = forkserver.run(code, elastic_runs.PATHS, elastic_runs.LIMIT)
-    assert status == 0, text
-    return elastic_runs.trained(folder / "a.pt")
-
-
-def test_the_digits_resume_in_mid_epoch_with_equal_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("sklearn", "matplotlib", "tqdm"):
-        pytest.importorskip(name, reason=f"the example needs {name}")
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    whole, continued = tmp_path / "whole", tmp_path / "continued"
-    whole.mkdir()
-    continued.mkdir()
-    expected = digits(whole, f"{tmp_path}/")
-    # Six steps in an epoch: after the fourth, and after the last one of each epoch.
-    copies = sorted(int(path.stem) for path in tmp_path.glob("*.pt"))
-    assert copies == [4, 6, 8, 12] and len(expected["progress"]["losses"]) == 12
-    shutil.copy(tmp_path / "4.pt", continued / "a.pt")
-    found = digits(continued)
-    assert picture(found) == picture(expected)
-    assert len(found["progress"]["scores"]) == 1  # that of the first epoch

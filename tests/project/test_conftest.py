@@ -82,21 +82,6 @@ def test_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variable", "outcome"),
-    [
-        ("PYPARALLEL_REQUIRE_CUDA", {"skipped": 1, "error": 1, "deselected": 1}),
-        ("PYPARALLEL_NO_SKIP", {"failed": 1, "error": 1, "deselected": 1}),
-    ],
-)
-def test_a_job_can_forbid_skips(
-    tmp_path: Path, variable: str, outcome: dict[str, int]
-) -> None:
-    found, output = run(tmp_path, SKIPS, **{variable: "1"})
-    assert found == outcome, output
-
-
-@pytest.mark.slow
 def test_failed_tests_have_a_command_and_leaked_resources_a_name(
     tmp_path: Path,
 ) -> None:

@@ -13,16 +13,6 @@ pytestmark = pytest.mark.one_backend
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-#: The files that must contain the options of our commands.
-SOURCES = {
-    "benchmarks": "benchmarks",
-    "benchmarks.loader": "benchmarks",
-    "tests/support/fuzz.py": "tests/support/fuzz.py",
-    "tests/support/soak.py": "tests/support/soak.py",
-    "examples/": "examples",
-}
-
-
 def typed() -> list[tuple[str, list[str]]]:
     """Return every command of every block with the block's name, without settings."""
     found = []
@@ -52,23 +42,6 @@ def test_targets_of_make_exist_and_so_do_their_settings() -> None:
         assert {word for word in words[1:] if word not in settings} <= targets, name
         for setting in settings:
             assert setting.partition("=")[0] in MAKEFILE + of_scripts, name
-
-
-def test_options_of_our_programs_exist() -> None:
-    checked = 0
-    for name, words in COMMANDS:
-        program = next((w for w in words if w.startswith(tuple(SOURCES))), None)
-        if program is None or words[0] == "ctest":
-            continue
-        folder = next(SOURCES[each] for each in SOURCES if program.startswith(each))
-        files = [ROOT / folder] if "." in folder else (ROOT / folder).glob("*.py")
-        source = "".join(path.read_text(encoding="utf-8") for path in files)
-        for word in words[words.index(program) + 1 :]:
-            if word.startswith("--"):
-                option = word.partition("=")[0]
-                checked += 1
-                assert f'"{option}"' in source, f"{name}: {option}"
-    assert checked > 8
 
 
 def test_files_that_commands_name_exist() -> None:

@@ -56,12 +56,6 @@ def test_a_quoted_message_is_in_the_sources(block: Block) -> None:
     assert is_known(block.text), unknown(block.text)
 
 
-def test_a_message_that_no_code_raises_is_found() -> None:
-    assert len(QUOTED) > 25
-    wrong = "batch[1] has to have the same keys as batch[0], but misses 'y'."
-    assert not is_known(wrong)
-
-
 def test_every_setting_that_the_code_reads_is_described() -> None:
     page = (ROOT / "docs/environment.md").read_text(encoding="utf-8")
     text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
@@ -71,23 +65,3 @@ def test_every_setting_that_the_code_reads_is_described() -> None:
     known = text + (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
     for name in re.findall(r"\b(?:PYPARALLEL|FORCE)_[A-Z_]+\b", page):
         assert name in known
-
-
-def test_figures_of_the_guide_are_those_of_the_benchmarks() -> None:
-    newest = (
-        max((ROOT / "benchmarks/results").glob(f"????-??-??-{kind}.md"))
-        for kind in ("cpu", "loader-cpu")
-    )
-    measured = "".join(
-        path.read_text(encoding="utf-8").partition("## All contenders")[0]
-        for path in newest
-    )
-    numbers = [float(each) for each in re.findall(r"(?<![\w.])\d+\.?\d*", measured)]
-    guide = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\|.*(?:MB|small tensors|every byte).*$", guide, re.MULTILINE)
-    assert len(rows) == 7
-    for row in rows:
-        for cell in row.split("|")[2:]:
-            for figure in re.findall(r"\d+\.?\d*", cell):
-                digits = len(figure.partition(".")[2])
-                assert any(round(each, digits) == float(figure) for each in numbers)

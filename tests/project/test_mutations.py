@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
-from tests.mutations.entry import ALL, FILES, Mutation, parse
+from tests.mutations.entry import ALL, FILES, Mutation
 from tests.mutations.page import is_current, pages, recorded
 from tests.mutations.trial import NOTICED, Tree, problem, run
 
@@ -62,31 +62,6 @@ def test_the_pages_are_those_of_the_mutations() -> None:
     for path, text in pages(recorded()).items():
         is_current = path.read_text(encoding="utf-8") == text
         assert is_current, "run python scripts/mutations.py --table"
-
-
-def test_an_entry_names_what_it_changes_and_its_tests() -> None:
-    entry = """\
-@@ a row is lost
-file: csrc/a.cpp
-test: tests/csrc/test_a.cpp::test_b
-test: tests/csrc/test_c.cpp
-limit: 30
- stays
--goes
--
-+comes
-"""
-    assert parse(f"## Trap\n\ntext\n\n{entry}\n{entry}") == 2 * [
-        Mutation(
-            name="a row is lost",
-            file="csrc/a.cpp",
-            text="stays\ngoes\n\n",
-            replacement="stays\ncomes\n",
-            tests=("tests/csrc/test_a.cpp::test_b", "tests/csrc/test_c.cpp"),
-            sanitize="address,undefined",
-            limit=30,
-        )
-    ]
 
 
 SOURCE = """\

@@ -172,18 +172,35 @@ def build(tmp_path: Path, **env: str):
     )
 
 
-def test_without_torch_the_commands_to_type_are_printed(tmp_path):
-    (tmp_path / "torch.py").write_text("raise ImportError('hidden by a test')")
-    done = build(tmp_path, PYTHONPATH=str(tmp_path))
+WITHOUT_TORCH = (
+    "\npyparallel's extension must be built against the torch that will run it, but "
+    f"torch cannot be imported by {sys.executable} (hidden by a test). Type:\n\n"
+    '    pip install torch "setuptools>=77" wheel ninja\n'
+    "    pip install --no-build-isolation .\n\n"
+    "Without a compiler, PYPARALLEL_BUILD=python installs the pure Python form.\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("torch_py", "form", "end"),
+    [
+        ("raise ImportError('hidden by a test')", "native", WITHOUT_TORCH),
+        (
+            "__version__ = '2.7.1+cpu'",
+            "native",
+            "pyparallel needs torch 2.8 or newer, but torch 2.7.1+cpu is installed. "
+            'Type: pip install "torch>=2.8"\n',
+        ),
+        ("", "pure", "PYPARALLEL_BUILD must be native or python, but is 'pure'.\n"),
+    ],
+)
+def test_a_build_that_cannot_be_is_an_error_before_anything_is_compiled(
+    tmp_path, torch_py, form, end
+):
+    (tmp_path / "torch.py").write_text(torch_py)
+    done = build(tmp_path, PYTHONPATH=str(tmp_path), PYPARALLEL_BUILD=form)
     assert done.returncode == 1
-    assert done.stderr == (
-        "\npyparallel's extension must be built against the torch that will run it, "
-        f"but torch cannot be imported by {sys.executable} (hidden by a test). "
-        "Type:\n\n"
-        '    pip install torch "setuptools>=77" wheel ninja\n'
-        "    pip install --no-build-isolation .\n\n"
-        "Without a compiler, PYPARALLEL_BUILD=python installs the pure Python form.\n\n"
-    )
+    assert done.stderr.endswith(end)
 
 
 def test_metadata_need_no_torch(setup_py, tmp_path):
@@ -226,23 +243,6 @@ def test_requirements_of_any_torch(setup_py):
     assert setup_py.requirements(None)[0] == f"torch>={versions.OLDEST_TORCH}"
     for version in ("2.13.0+cpu", "2.13.0a0+git1234", "2.13.1.dev20260101"):
         assert setup_py.requirements(version)[0] == "torch==2.13.*"
-
-
-def test_an_old_torch_is_refused_before_anything_is_compiled(tmp_path):
-    (tmp_path / "torch.py").write_text("__version__ = '2.7.1+cpu'")
-    done = build(tmp_path, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (
-        1,
-        "pyparallel needs torch 2.8 or newer, but torch 2.7.1+cpu is installed. "
-        'Type: pip install "torch>=2.8"',
-    )
-
-
-def test_another_build_form_is_refused(tmp_path):
-    done = build(tmp_path, PYPARALLEL_BUILD="pure")
-    assert done.stderr.splitlines()[-1] == (
-        "PYPARALLEL_BUILD must be native or python, but is 'pure'."
-    )
 
 
 # ------------------------------------------------------------------- installed files

@@ -6,7 +6,6 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import from_scripts
@@ -60,53 +59,6 @@ def test_every_public_name_is_there(api: ModuleType, now: list[str]) -> None:
 
 
 # ------------------------------------------------------------------- it can fail
-
-
-OLD = ["pyparallel.a(x: int)", "pyparallel.A: class of object", "pyparallel.A.b()"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "names"),
-    [
-        (OLD, []),
-        (["pyparallel.a(x: int = 0)", *OLD[1:]], ["a"]),  # a default
-        (["pyparallel.a(y: int)", *OLD[1:]], ["a"]),  # a name
-        ([*OLD[:2], "pyparallel.A.b: property"], ["A.b"]),  # a kind
-        ([*OLD, "pyparallel.A.c()"], ["A.c"]),
-        (OLD[:1], ["A"]),  # its method goes with it
-        ([*OLD, "pyparallel.m.B: class of object", "pyparallel.m.B.c()"], ["m.B"]),
-        ([OLD[0], "pyparallel.A: class of KeyError", OLD[2]], ["A"]),  # a base
-    ],
-)
-def test_changes_are_found_by_name(
-    api: ModuleType, lines: list[str], names: list[str]
-) -> None:
-    assert api.changed(OLD, lines) == names
-    assert api.parse(api.noted(OLD, lines)) == (sorted(OLD), sorted(lines))
-
-
-def test_the_command_compares_notes_and_freezes(
-    api: ModuleType,
-    now: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    file = tmp_path / "public_api.txt"
-    monkeypatch.setattr(api, "FILE", file)
-    gone = [line for line in now if api.name_of(line) != "collate"]
-    was = [*gone, "pyparallel.collate(batch)", "pyparallel.old()"]
-    file.write_text(api.noted(was, was))
-    assert api.main([]) == 1
-    assert capsys.readouterr().out == (
-        "public_api.txt must match the code, but these differ: collate, old.\n"
-        "Run scripts/public_api.py --write, and name them in CHANGELOG.md.\n"
-    )
-    assert api.main(["--write"]) == api.main([]) == 0
-    assert "- pyparallel.old()\n" in file.read_text()
-    assert api.changed(*api.parse(file.read_text())) == ["collate", "old"]
-    assert api.main(["--freeze"]) == api.main([]) == 0
-    assert api.changed(*api.parse(file.read_text())) == []
 
 
 # ------------------------------------------------------------------- what editors show

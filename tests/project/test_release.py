@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import io
-import subprocess
-import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import from_scripts
 import pytest
-from repository import ROOT
 
 pytestmark = pytest.mark.one_backend
 
@@ -119,78 +114,4 @@ def test_defects_of_an_archive_are_reported(
     assert found(check, monkeypatch, dist, **files) == expected
 
 
-def test_a_wheel_that_claims_every_python_is_wrong(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, dist: Path
-) -> None:
-    (text,) = found(check, monkeypatch, dist, SDIST, WHEEL, tag="py3-none-any")
-    assert (
-        text == f"must begin with pyparallel_torch-1.2.3-{check.tag()}, but does not."
-    )
-
-
 # ------------------------------------------------------------------- a version
-PROJECT = 'name = "a"\nversion = "1.2.3"\n'
-LOG = (
-    "# Changelog\n\n## 1.2.3 (2024-01-02)\n\n- new\n\n## 1.2.2 (2023-01-02)\n\n- old\n"
-)
-API = "# head\n  pyparallel.a()\n"
-
-
-@pytest.fixture(scope="module")
-def release() -> Iterator[ModuleType]:
-    yield from_scripts.load("release_notes")
-
-
-def test_a_version_that_all_agree_on_has_notes(release: ModuleType) -> None:
-    assert list(release.problems("1.2.3", PROJECT, LOG, API)) == []
-    assert release.notes("1.2.3", LOG) == "- new"
-    assert release.notes("1.2.2", LOG) == "- old" and release.notes("1.2.4", LOG) == ""
-
-
-BEGIN = "CHANGELOG.md must begin with '## 1.2.3 (YYYY-MM-DD)', a day that has been, but"
-TOMORROW = (datetime.date.today() + datetime.timedelta(2)).isoformat()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (
-            '"1.2.3"',
-            '"1.2.4"',
-            "pyproject.toml must have version 1.2.3, but has 1.2.4.",
-        ),
-        ("2024-01-02", "unreleased", f"{BEGIN} begins with '## 1.2.3 (unreleased)'."),
-        ("2024-01-02", TOMORROW, f"{BEGIN} begins with '## 1.2.3 ({TOMORROW})'."),
-        ("## 1.2.3", "## New\n\n## 1.2.3", f"{BEGIN} begins with '## New'."),
-        (
-            "  pyparallel.a()",
-            "+ pyparallel.b()\n- pyparallel.c()",
-            "tests/public_api.txt must be frozen, but has 2 marked lines. Run "
-            "scripts/public_api.py --freeze.",
-        ),
-    ],
-)
-def test_reasons_against_a_release_are_reported(
-    release: ModuleType, old: str, new: str, expected: str
-) -> None:
-    texts = [text.replace(old, new) for text in (PROJECT, LOG, API)]
-    assert list(release.problems("1.2.3", *texts)) == [expected]
-
-
-def test_todays_version_is_the_one_that_the_changelog_is_about(
-    release: ModuleType,
-) -> None:
-    log = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    project = (ROOT / "pyproject.toml").read_text("utf-8")
-    first = next(iter(release.sections(log))).split(" (")[0]
-    assert first == "Unreleased" or f'\nversion = "{first}"\n' in project
-    assert "### Interface" in next(iter(release.sections(log).values()))
-
-
-def test_the_command_prints_notes_or_the_reasons() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "release_notes.py"), "9.9.9"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("pyproject.toml must have version 9.9.9, but has ")
-    done = subprocess.run(command[:2], capture_output=True, text=True)
-    assert done.returncode == 2 and "release_notes.py 0.1.0 > notes.md" in done.stderr

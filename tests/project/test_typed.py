@@ -48,13 +48,6 @@ def test_every_public_name_is_used() -> None:
     assert unused(without) == {"mmengine.stack_batch", "start_to_host"}
 
 
-@pytest.mark.slow
-def test_its_names_are_there_at_run_time() -> None:
-    # Classes are made and annotations of the module evaluated; no function is called.
-    done = subprocess.run([sys.executable, str(FILE)], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_checker_sees_the_types_of_the_package(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     assert (Path(pyparallel.__file__).parent / "py.typed").exists()

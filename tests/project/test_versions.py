@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-import from_scripts
 import pytest
 import torch
 from repository import ROOT
@@ -65,72 +59,3 @@ def test_only_newer_versions_are_untested(
 
 
 # ---------------------------------------------------------------------- the matrix
-@pytest.fixture
-def matrix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """Load the script of the matrix, as if no interpreter were installed."""
-    script = from_scripts.load("test_matrix")
-    monkeypatch.setattr(script, "OWN", "3.9")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
-    for version in PYTHONS:
-        monkeypatch.delenv(f"PYTHON_{version.replace('.', '_')}", raising=False)
-    return script
-
-
-def test_the_matrix_has_both_ends_of_both_ranges(matrix: ModuleType) -> None:
-    cells = matrix.cells_of([])
-    assert {PYTHONS[0], PYTHONS[-1]} < {cell.python for cell in cells}
-    assert {OLDEST_TORCH, NEWEST_TORCH} < {cell.torch for cell in cells}
-    assert all(cell.python in PYTHONS for cell in cells)
-
-
-def test_its_tests_exist(matrix: ModuleType) -> None:
-    quick, long = (matrix.test_folders(ROOT, quick) for quick in (True, False))
-    assert [name for name in quick if not (ROOT / name).exists()] == []
-    assert {*quick} < {*long} and "tests/project" not in long
-
-
-def commands_of(
-    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, fails: str = ""
-) -> list[list[str]]:
-    """Return the commands that the matrix runs from now on; none runs in fact."""
-    begun: list[list[str]] = []
-
-    def run(command: list[str], *, env: dict[str, str], **rest: Any) -> Any:
-        begun.append(command)
-        name = "build" if "build_ext" in command else ""
-        if name or "wheel" in command:  # finds ninja
-            assert env["PATH"].split(os.pathsep)[0] == str(Path(command[0]).parent)
-        if "pytest" in command:
-            name = f"tests, {env['PYPARALLEL_BACKEND']}"
-        return subprocess.CompletedProcess(command, int(name == fails != ""), "text")
-
-    monkeypatch.setattr(matrix.subprocess, "run", run)
-    monkeypatch.setattr(matrix, "interpreter", lambda version, pyenv: "py")
-    return begun
-
-
-@pytest.mark.parametrize("fails", ["build", "tests, python", ""])
-def test_the_first_step_that_fails_ends_a_cell(
-    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
-    begun = commands_of(matrix, monkeypatch, fails)
-    assert matrix.main(["--cells", "3.13:2.15", "--quick"]) == int(fails != "")
-    assert begun[1][:3] == ["py", "-m", "venv"] and "torch==2.15.*" in begun[3]
-    assert len(begun) == {"build": 6, "tests, python": 9, "": 9}[fails]
-    assert not Path(begun[0][1]).parent.exists()
-
-
-def test_each_wheel_is_installed_and_tests_itself(
-    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    begun = commands_of(matrix, monkeypatch)
-    options = ["--wheels", str(tmp_path / "dist"), "--torch", "2.13"]
-    assert matrix.main(options) == 0
-    steps = [begun[first : first + 8] for first in range(0, len(begun), 8)]
-    assert len(steps) == len(PYTHONS)
-    for *_, torch_, wheel, install, load, self_test in steps:
-        venv = Path(install[0]).parent
-        assert torch_[-1] == "torch==2.13.*" and "--no-deps" in wheel
-        assert "pyparallel-torch" in install and matrix.CHECK in load
-        assert self_test == [str(venv / "pyparallel"), "doctor"]
