@@ -35,34 +35,29 @@ def looked(monkeypatch):
 def test_a_machine_with_enough_of_all_is_ok(looked, tmp_path):
     facts, problems = looked(machine(tmp_path, available=1024 * 10**6))
     assert problems == []
-    assert facts["memory"] == {
-        "left_nbytes": 1024 * 10**6,
-        "of": "the machine's memory",
-        "judgement": "ok",
-    }
-    assert facts["shared_memory"] == {
-        "left_nbytes": 8 * 10**9 // 4096 * 4096,
-        "judgement": "ok",
-    }
-    assert facts["file_descriptors"] == {
-        "open": 10,
-        "limit": 1024,
-        "hard_limit": 4096,
-        "enough_for_workers": (1024 - 10 - 6) // 4,
-        "judgement": "ok",
-    }
-    assert facts["locked_memory"] == {
-        "limit_nbytes": 8 << 20,
-        "hard_limit_nbytes": 8 << 20,
-        "may_lock_more": False,
-        "judgement": "ok",
-    }
-    assert facts["cores"] == {
-        "present": os.cpu_count(),
-        "allowed": 2,
-        "of_control_group": None,
-        "threads_of_torch": 4,
-        "judgement": "ok",
+    judged = [part.pop("judgement") for part in facts.values() if "judgement" in part]
+    assert judged == ["ok"] * 6
+    del facts["start_method"], facts["load"]
+    assert facts == {
+        "cores": {
+            "present": 2,
+            "allowed": 2,
+            "of_control_group": None,
+            "threads_of_torch": 4,
+        },
+        "memory": {"left_nbytes": 1024 * 10**6, "of": "the machine's memory"},
+        "shared_memory": {"left_nbytes": 8 * 10**9 // 4096 * 4096},
+        "file_descriptors": {
+            "open": 10,
+            "limit": 1024,
+            "hard_limit": 4096,
+            "enough_for_workers": (1024 - 10 - 6) // 4,
+        },
+        "locked_memory": {
+            "limit_nbytes": 8 << 20,
+            "hard_limit_nbytes": 8 << 20,
+            "may_lock_more": False,
+        },
     }
     facts, _ = looked(machine(tmp_path, files=(-1, -1), locked=-1))
     files, locked = facts["file_descriptors"], facts["locked_memory"]

@@ -6,8 +6,6 @@ import io
 import tarfile
 import zipfile
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import from_scripts
 import pytest
@@ -15,7 +13,6 @@ import pytest
 pytestmark = pytest.mark.one_backend
 
 
-# ------------------------------------------------------------------- published files
 TRACKED = {
     "setup.py",
     ".ci/run",
@@ -36,39 +33,6 @@ WHEEL = {name: b"" for name in TRACKED if name.startswith("pyparallel/")}
 WHEEL |= {SO: b"", SO.replace(".so", ".json"): RECORD, INFO: METADATA.encode()}
 SDIST = {name: b"" for name in TRACKED if not name.startswith(".")}
 SDIST |= {"PKG-INFO": b"", "pyparallel_torch.egg-info/SOURCES.txt": b""}
-
-
-@pytest.fixture(scope="module")
-def check() -> ModuleType:
-    return from_scripts.load("check_dist")
-
-
-@pytest.fixture
-def dist(tmp_path: Path) -> Path:
-    (tmp_path / "dist").mkdir()
-    return tmp_path / "dist"
-
-
-def found(
-    check: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    dist: Path,
-    sdist: dict[str, bytes],
-    wheel: dict[str, bytes],
-    tag: str = "",
-) -> list[str]:
-    """Return the faults of two archives, without their names."""
-    monkeypatch.setattr(check, "symbols", lambda content: content.decode())
-    with tarfile.open(dist / "pyparallel_torch-1.2.3.tar.gz", "w:gz") as archive:
-        for name, content in sdist.items():
-            member = tarfile.TarInfo(f"pyparallel_torch-1.2.3/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    tag = tag or f"{check.tag()}x86_64"
-    with zipfile.ZipFile(dist / f"pyparallel_torch-1.2.3-{tag}.whl", "w") as archive:
-        for name, content in wheel.items():
-            archive.writestr(name, content)
-    return [text.partition(" ")[2] for text in check.problems(dist, TRACKED, "1.2.3")]
 
 
 OTHER = METADATA.replace("1.2.3", "1.2.4").encode()
@@ -97,21 +61,30 @@ FAULTS = [
 
 @pytest.mark.parametrize(("archive", "name", "content", "expected"), FAULTS)
 def test_defects_of_an_archive_are_reported(
-    check: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
-    dist: Path,
+    tmp_path: Path,
     archive: str,
     name: str,
     content: bytes | None,
-    expected: Any,
+    expected: str,
 ) -> None:
-    files = {"sdist": {**SDIST}, "wheel": {**WHEEL}}
+    check = from_scripts.load("check_dist")
+    monkeypatch.setattr(check, "symbols", lambda content: content.decode())
+    files: dict[str, dict[str, bytes]] = {"sdist": {**SDIST}, "wheel": {**WHEEL}}
     if content is not None:
         files[archive][name] = content
     elif name:
         del files[archive][name]
-    expected = [expected.format(name)] if name else []
-    assert found(check, monkeypatch, dist, **files) == expected
-
-
-# ------------------------------------------------------------------- a version
+    with tarfile.open(tmp_path / "pyparallel_torch-1.2.3.tar.gz", "w:gz") as sdist:
+        for path, data in files["sdist"].items():
+            member = tarfile.TarInfo(f"pyparallel_torch-1.2.3/{path}")
+            member.size = len(data)
+            sdist.addfile(member, io.BytesIO(data))
+    tag = f"{check.tag()}x86_64"
+    wheel_path = tmp_path / f"pyparallel_torch-1.2.3-{tag}.whl"
+    with zipfile.ZipFile(wheel_path, "w") as wheel:
+        for path, data in files["wheel"].items():
+            wheel.writestr(path, data)
+    found = check.problems(tmp_path, TRACKED, "1.2.3")
+    texts = [text.partition(" ")[2] for text in found]
+    assert texts == ([expected.format(name)] if name else [])

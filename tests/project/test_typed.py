@@ -33,19 +33,9 @@ def used(text: str) -> set[str]:
     return found
 
 
-def unused(text: str) -> set[str]:
-    public = {f"{m}.{name}" for m, module in MODULES.items() for name in module.__all__}
-    return public.union(pyparallel.__all__) - used(text)
-
-
 def test_every_public_name_is_used() -> None:
-    text = FILE.read_text("utf-8")
-    assert unused(text) == set()
-    # Taken out, a name is missed; that it is imported is not enough.
-    without = text.replace("mmengine.stack_batch(", "print(").replace(
-        "start_to_host(", "print("
-    )
-    assert unused(without) == {"mmengine.stack_batch", "start_to_host"}
+    public = {f"{m}.{name}" for m, module in MODULES.items() for name in module.__all__}
+    assert public.union(pyparallel.__all__) <= used(FILE.read_text("utf-8"))
 
 
 def test_a_checker_sees_the_types_of_the_package(tmp_path: Path) -> None:
