@@ -1,19 +1,24 @@
-"""The DataLoader returns the batches of torch's, for the same arguments."""
+"""The DataLoader has the interface of torch's, and returns the same batches."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
+import os
 import pickle
+import sys
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_sets import (
     Making,
-    Noting,
     Numbers,
     Records,
     Stream,
@@ -22,6 +27,7 @@ from loader_sets import (
     seeds,
     slowly,
 )
+from resumed import Eager
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -33,6 +39,8 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 import pyparallel
+from pyparallel import DataLoader
+from pyparallel.core import errors
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -50,8 +58,8 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
-def compare(dataset: Any, epochs: int = 1, ordered: bool = True, **options: Any) -> Any:
-    """Compare two epochs of both loaders, and return what ours gave."""
+def compare(dataset: Any, epochs: int = 2, **options: Any) -> Any:
+    """Compare the epochs of both loaders, and return what ours gave."""
     both = []
     for cls in (TorchLoader, pyparallel.DataLoader):
         # A sampler and a generator have a state of their own: each loader has its own.
@@ -63,15 +71,9 @@ def compare(dataset: Any, epochs: int = 1, ordered: bool = True, **options: Any)
         length = len(loader) if hasattr(dataset, "__len__") else None
         made = [list(loader) for _ in range(epochs)]
         assert length is None or all(len(epoch) == length for epoch in made)
-        both.append(made)
-    theirs, ours = both
-    if not ordered:
-        theirs, ours = (
-            [sorted(epoch, key=lambda batch: batch.tolist()) for epoch in made]
-            for made in (theirs, ours)
-        )
-    assert same(ours, theirs)
-    return ours
+        both.append([made, torch.rand(1)])
+    assert same(both[1], both[0])
+    return both[1][0]
 
 
 #: Arguments that are given as functions that make them.
@@ -123,7 +125,6 @@ def test_any_options_return_the_batches_of_torch(
 def test_every_start_method_and_persistent_workers(method: str) -> None:
     ours = compare(
         Records(6),
-        epochs=2,
         batch_size=2,
         num_workers=2 if method == "fork" else 1,
         persistent_workers=True,
@@ -143,6 +144,7 @@ SAMPLERS: list[dict[str, Any]] = [
     {"sampler": lambda: [[3, 1], [2]], "batch_size": None},
     {"batch_sampler": by_two},
     {"batch_sampler": lambda: [[4, 4, 4], [], [1]], "collate_fn": as_list},
+    {"sampler": lambda: Eager(9), "batch_size": 2},
 ]
 
 
@@ -152,7 +154,7 @@ def test_samplers(options: dict[str, Any], workers: int) -> None:
     dataset: Any = Numbers(20)
     if options.get("batch_size", 1) is None:
         dataset = Making(torch.tensor)
-    compare(dataset, num_workers=workers, epochs=2, **options)
+    compare(dataset, num_workers=workers, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -172,38 +174,21 @@ def test_streams(workers: int, batch_size: int | None, has_len: bool) -> None:
         assert sorted(flat) == list(range(11))
 
 
-def test_a_stream_longer_than_it_said_warns_as_with_torch() -> None:
-    for cls in (TorchLoader, pyparallel.DataLoader):
-        dataset = Stream(3, True)
-        loader = cls(dataset, batch_size=None, num_workers=1)
-        assert len(loader) == 3
-        dataset.length = 4
-        with pytest.warns(UserWarning, match="was reported to be 3.*but 4 samples"):
-            assert len(list(loader)) == 4
-
-
 def test_batches_out_of_order_are_all_there() -> None:
-    compare(
-        Numbers(24),
-        ordered=False,
-        in_order=False,
-        batch_size=2,
-        num_workers=2,
-        collate_fn=slowly,
-    )
+    options: dict[str, Any] = {"num_workers": 2, "in_order": False}
+    loader = pyparallel.DataLoader(Numbers(24), 2, collate_fn=slowly, **options)
+    firsts = sorted(batch[:, 0].tolist() for batch in loader)
+    assert firsts == [[i, i + 1] for i in range(0, 24, 2)]
 
 
-def test_worker_init_fn_is_called_in_each_worker_with_its_number() -> None:
-    dataset = Making(torch.tensor, 6)
-    options = {"num_workers": 2, "worker_init_fn": Noting()}
-    ((*batches,),) = compare(dataset, **options)
-    assert [batch.tolist() for batch in batches] == [[[i, i % 2]] for i in range(6)]
+def fail_in_init(worker_id: int) -> None:
+    raise KeyError("init", worker_id)
 
 
 def test_an_error_in_worker_init_fn_arrives_as_with_torch() -> None:
     texts = []
     for cls in (TorchLoader, pyparallel.DataLoader):
-        loader = cls(Numbers(), num_workers=1, worker_init_fn=Noting(spoil=True))
+        loader = cls(Numbers(), num_workers=1, worker_init_fn=fail_in_init)
         with pytest.raises(KeyError, match="in DataLoader worker process 0") as caught:
             list(loader)
         texts.append(str(caught.value).splitlines()[-1])
@@ -211,7 +196,7 @@ def test_an_error_in_worker_init_fn_arrives_as_with_torch() -> None:
 
 
 def test_workers_are_seeded_as_with_torch() -> None:
-    compare(Numbers(4), num_workers=2, collate_fn=seeds, generator=seeded, epochs=2)
+    compare(Numbers(4), num_workers=2, collate_fn=seeds, generator=seeded)
 
 
 @pytest.mark.parametrize("made", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -229,41 +214,11 @@ def test_a_copy_of_a_loader_is_a_loader(made: Any, persistent: bool) -> None:
     assert (again.stats().batches, loader.stats().batches) == (2, 4)
 
 
-def test_two_iterators_of_one_loader_at_a_time() -> None:
-    loader = pyparallel.DataLoader(Numbers(8), batch_size=2, num_workers=1)
-    pairs = list(zip(loader, loader, strict=True))
-    assert [a[0, 0].item() for a, _ in pairs] == [0, 2, 4, 6]
-    assert all(same(a, b) for a, b in pairs)
-    assert loader.stats().ring_hits == 8
-
-
-def test_arguments_of_the_ring_are_checked() -> None:
-    cases: list[tuple[str, Any, type[Exception], str]] = [
-        ("ring_slabs", -1, ValueError, "-1"),
-        ("ring_slabs", 1.5, TypeError, "1.5 (float)"),
-        ("ring_slabs", "4", TypeError, "'4' (str)"),
-        ("max_ring_bytes", -5, ValueError, "-5"),
-        ("max_ring_bytes", 1e9, TypeError, "1000000000.0 (float)"),
-    ]
-    for name, value, kind, found in cases:
-        with pytest.raises(kind) as caught:
-            pyparallel.DataLoader(Numbers(), **{name: value})
-        assert str(caught.value) == (
-            f"DataLoader: {name} must be None or an integer of 0 or more, "
-            f"but is {found}."
-        )
-
-
 def test_torch_checks_its_own_arguments() -> None:
     with pytest.raises(ValueError, match="num_workers option should be non-negative"):
         pyparallel.DataLoader(Numbers(), num_workers=-1)
     with pytest.raises(ValueError, match="prefetch_factor"):
         pyparallel.DataLoader(Numbers(), prefetch_factor=2)
-
-
-def test_a_subscript_is_an_annotation() -> None:
-    loader = pyparallel.DataLoader[torch.Tensor](Numbers(2), num_workers=1)
-    assert [batch[0, 0].item() for batch in loader] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -272,6 +227,95 @@ def test_a_subscript_is_an_annotation() -> None:
     ids=str,
 )
 def test_numbers_beyond_those_of_a_ring_are_no_limit(options: Any) -> None:
-    loader = pyparallel.DataLoader(Numbers(2), num_workers=1, **options)
+    loader = pyparallel.DataLoader[torch.Tensor](Numbers(2), num_workers=1, **options)
     assert [batch[0, 0].item() for batch in loader] == [0, 1]
     assert loader.stats().ring_hits == 2
+
+
+OURS = {"ring_slabs", "max_ring_bytes", "sample_seeds", "snapshot_every_n_steps"}
+OURS |= {"on_error", "max_errors"}
+
+
+def test_the_signature_is_torchs_with_types() -> None:
+    found = dict(inspect.signature(DataLoader).parameters)
+    assert all(p.annotation is not inspect.Parameter.empty for p in found.values())
+    ours = {name: found.pop(name) for name in OURS}
+    assert {p.kind for p in ours.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    expected = inspect.signature(torch.utils.data.DataLoader).parameters
+    assert [(p.name, p.kind, p.default) for p in found.values()] == [
+        (p.name, p.kind, p.default) for p in expected.values()
+    ]
+
+
+def test_every_argument_arrives() -> None:
+    generator = torch.Generator()
+    given: dict[str, Any] = {
+        **{"drop_last": True, "num_workers": 1, "timeout": 7.0},
+        **{"collate_fn": list, "worker_init_fn": print, "generator": generator},
+        **{"prefetch_factor": 5, "persistent_workers": True, "in_order": False},
+        **{"pin_memory": True, "pin_memory_device": "cuda"},
+    }
+    loader = DataLoader(range(7), 3, None, [1, 0], **given)
+    assert {name: getattr(loader, name) for name in given} == given
+    assert loader.sampler == [1, 0]
+
+
+def heard(
+    call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, str, int]]:
+    """Return the warnings of a call: text, file and line."""
+    monkeypatch.setattr(errors, "_warned", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [(str(w.message), w.filename, w.lineno) for w in caught]
+
+
+def test_too_many_workers_are_warned_of_once_at_the_users_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    lines = []
+
+    def run() -> None:
+        lines.append(sys._getframe().f_lineno + 1)
+        loader = DataLoader(range(2), num_workers=2)
+        assert len(list(loader)) == len(list(loader)) == 2
+
+    found = heard(run, monkeypatch)
+    found = [each for each in found if "fork" not in each[0]]
+    assert len(found) == 1
+    text, file, line = found[0]
+    assert text.startswith("This DataLoader will create 2 worker processes in total.")
+    assert (file, line) == (__file__, lines[0])
+
+
+SAMPLES = [{"a": 1}, {"a": 2, "b": 3}]
+
+
+def test_a_warning_without_a_line_of_the_user_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pre = pyparallel.PreDataLoader(
+        DataLoader(SAMPLES, 2, collate_fn=pyparallel.collate)
+    )
+    (found,) = heard(lambda: list(pre), monkeypatch)
+    assert found[0].startswith("[PP101]")
+
+
+ERRORS = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, Exception)
+    if value.__module__ == errors.__name__ and not issubclass(value, Warning)
+]
+
+
+def test_all_errors_have_one_base() -> None:
+    assert len(ERRORS) > 12
+    assert pyparallel.Error.__bases__ == (Exception,)
+    for error in ERRORS:
+        assert issubclass(error, pyparallel.Error), error
+        assert error is pyparallel.Error or len(error.__bases__) > 1
+    with pytest.raises(pyparallel.Error, match=r"^collate: "):
+        pyparallel.collate([], samples_per_gpu=0)

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from loader_sets import Making, Numbers, all_free, children, only, same, wait_for
+from loader_sets import Making, Numbers, all_free, children, only, wait_for
 from prefetch_loaders import die_with_the_lock
 
 import pyparallel
@@ -61,6 +61,17 @@ class Evil:
         raise local_error()("pickled")
 
 
+def explode() -> None:
+    raise ZeroDivisionError
+
+
+class Bad:
+    """Unpickling it raises an error."""
+
+    def __reduce__(self) -> Any:
+        return explode, ()
+
+
 UNPICKLABLE = (AttributeError, pickle.PicklingError)
 #: The error of a sample, the class that arrives, and a part of the message.
 ERRORS: list[tuple[Any, Any, str]] = [
@@ -75,6 +86,7 @@ ERRORS: list[tuple[Any, Any, str]] = [
     (lambda: {"a": torch.ones(2), "b": (i for i in "x")}, TypeError, "cannot pickle"),
     (lambda: [torch.ones(2), Evil()], RuntimeError, "LocalError, which does not pickl"),
     (lambda: leaf() * 2, RuntimeError, "autograd graph cannot be sent"),
+    (lambda: [torch.ones(2), Bad()], ZeroDivisionError, ""),
 ]
 
 
@@ -101,10 +113,12 @@ def test_errors_arrive_and_the_epoch_continues() -> None:
         with pytest.raises(kind) as caught:
             next(batches)
         assert text in str(caught.value)
-        assert "in DataLoader worker process 0" in str(caught.value)
-        assert "Traceback" in str(caught.value)
+        if kind is not ZeroDivisionError:  # which this process raises
+            assert "in DataLoader worker process 0" in str(caught.value)
+            assert "Traceback" in str(caught.value)
     with pytest.raises(StopIteration):
         next(batches)
+    del caught  # its traceback has the slab
     assert all_free(loader)
 
 
@@ -155,16 +169,14 @@ def test_a_worker_that_dies_with_a_slab(
 
 
 @both_lives
-@pytest.mark.parametrize("in_cycle", [False, True])
-def test_a_consumer_that_leaves_early(in_cycle: bool, persistent: bool) -> None:
+def test_a_consumer_that_leaves_early(persistent: bool) -> None:
     others = set(children())  # a fork server that an earlier test has started, say
     loader = pyparallel.DataLoader(
         Numbers(12), num_workers=1, persistent_workers=persistent
     )
     batches = iter(loader)
     held: list[Any] = [batches, next(batches), next(batches)]
-    if in_cycle:
-        held.append(held)
+    held.append(held)
     del batches, held
     # A persistent iterator stays, and drops its remaining batches at the next start.
     assert [int(batch[0, 0]) for batch in loader] == list(range(12))
@@ -172,30 +184,6 @@ def test_a_consumer_that_leaves_early(in_cycle: bool, persistent: bool) -> None:
     del loader
     gc.collect()
     assert wait_for(lambda: set(children()) <= others)
-
-
-@pytest.mark.usefixtures("forked")
-def test_a_batch_that_does_not_unpickle_is_an_error_and_the_next_one_arrives() -> None:
-    loader = pyparallel.DataLoader(
-        Making(lambda i: [torch.ones(2), Bad() if i == 1 else i], 3),
-        num_workers=1,
-        collate_fn=only,
-    )
-    batches = iter(loader)
-    assert same(next(batches), [torch.ones(2), 0])
-    with pytest.raises(ZeroDivisionError):
-        next(batches)
-    assert same(next(batches), [torch.ones(2), 2])
-    assert all_free(loader)
-
-
-def explode() -> None:
-    raise ZeroDivisionError
-
-
-class Bad:
-    def __reduce__(self) -> Any:
-        return explode, ()
 
 
 @pytest.mark.usefixtures("forked")

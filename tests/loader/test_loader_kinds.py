@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +13,7 @@ import samples
 import torch
 from loader_sets import Making, Scene, Tagged, messages, only, same
 from torch.nn.utils.rnn import pack_sequence
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader as TorchLoader
 
 import pyparallel
@@ -51,8 +52,6 @@ def base(i: int) -> torch.Tensor:
 OWN: dict[str, Callable[[int], Any]] = {
     "bare": lambda i: torch.tensor([i]),
     "dict": lambda i: {"x": torch.ones(i), "y": {"z": [torch.tensor(i)]}},
-    "tuple": lambda i: (torch.ones(2), (), [], (torch.zeros(1),)),
-    "ordered": lambda i: OrderedDict(b=torch.ones(2), a=i),
     "default": lambda i: defaultdict(list, {i: [torch.ones(2)]}),
     "namedtuple": lambda i: samples.Pair(torch.ones(2), None),
     "frozen": lambda i: samples.Frozen(i, torch.ones(3, 3)).right,
@@ -60,9 +59,7 @@ OWN: dict[str, Callable[[int], Any]] = {
     "container": lambda i: DataContainer([[torch.ones(2)], [torch.ones(i)]], True, 7),
     "ragged": lambda i: Ragged.from_tensors([torch.ones(i + 1, 2), torch.ones(3, 2)]),
     "packed": lambda i: pack_sequence([torch.ones(3), torch.ones(2)]),
-    "zero-dim": lambda i: [torch.tensor(i), torch.tensor(float(i)), torch.tensor(True)],
     "empty": lambda i: [torch.empty(0), torch.empty(3, 0, 2), torch.empty(0).bool()],
-    "empty and not": lambda i: [torch.empty(0), torch.ones(3), torch.empty(2, 0)],
     "large": lambda i: torch.full((300_000,), i),
     "permuted": lambda i: [base(i).permute(2, 0, 3, 1), base(i).transpose(1, 2)],
     "channels_last": lambda i: base(i).contiguous(memory_format=torch.channels_last),
@@ -83,9 +80,7 @@ OWN: dict[str, Callable[[int], Any]] = {
 #: Batches without any tensor.
 NONE: dict[str, Callable[[int], Any]] = {
     "nothing": lambda i: None,
-    "number": lambda i: i,
     "string": lambda i: "text" * 10_000,
-    "list": lambda i: [],
     "objects": lambda i: np.array([1, "a", None, [i]], dtype=object),
     "types": lambda i: [torch.float32, torch.Size([i]), torch.device("cpu"), slice(1)],
 }
@@ -120,6 +115,9 @@ def test_a_batch_arrives_as_with_torch(name: str) -> None:
         assert storages(ours) == storages(made)
         return
     assert same(ours, made)
+    if name in ("permuted", "channels_last"):
+        strides = [[t.stride() for t in tree_leaves(batch)] for batch in (ours, made)]
+        assert strides[0] == strides[1]
     if name not in ("conj", "negative"):  # torch loses these flags
         assert same(ours, arrived(TorchLoader, name)[0])
     stats = loader.stats()
@@ -127,26 +125,6 @@ def test_a_batch_arrives_as_with_torch(name: str) -> None:
     has_bytes = name in OWN and name not in ("empty", "arrays", "scalars", "text")
     if name != "arrays":
         assert (stats.ring_hits, stats.ring_misses) == (2 * has_bytes, missed)
-
-
-def find(batch: Any) -> list[torch.Tensor]:
-    """Return the tensors of nested lists."""
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    return [tensor for item in batch for tensor in find(item)]
-
-
-@pytest.mark.parametrize("name", ["permuted", "channels_last"])
-def test_dense_tensors_keep_their_strides(name: str) -> None:
-    for ours, made in zip(
-        find(arrived(pyparallel.DataLoader, name)[0]),
-        find([ALL[name](i) for i in range(2)]),
-        strict=True,
-    ):
-        kept = [s for s, n in zip(made.stride(), made.shape, strict=True) if n > 1]
-        assert kept == [
-            s for s, n in zip(ours.stride(), ours.shape, strict=True) if n > 1
-        ]
 
 
 @pytest.mark.parametrize("numel", [3, 5000])
@@ -188,19 +166,12 @@ def test_foreign_tensors_are_counted_and_explained_once() -> None:
 
 
 class Timed(torch.utils.data.Dataset[torch.Tensor]):
-    """4 samples that sleep for 20 ms, or compute for as long."""
-
-    def __init__(self, sleeps: bool) -> None:
-        self.sleeps = sleeps
+    """4 samples that sleep for 20 ms."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         # A loader in a dataset has samples and times of its own.
         (inner,) = pyparallel.DataLoader([index])
-        if self.sleeps:
-            time.sleep(0.02)
-        begun = time.process_time()
-        while not self.sleeps and time.process_time() < begun + 0.02:
-            pass
+        time.sleep(0.02)
         return inner
 
     def __len__(self) -> int:
@@ -213,23 +184,19 @@ def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("sleeps", [False, True])
 def test_the_time_of_the_dataset_is_counted_with_and_without_workers(
-    num_workers: int, sleeps: bool
+    num_workers: int,
 ) -> None:
     options: Any = {"num_workers": num_workers, "collate_fn": slow_collate}
-    loader = pyparallel.DataLoader(Timed(sleeps), 2, **options)
+    loader = pyparallel.DataLoader(Timed(), 2, **options)
     begun = time.perf_counter()
     assert len(list(loader)) == 2
     seconds = time.perf_counter() - begun
     stats = loader.stats()
-    # No sleep is any shorter, and CPU time is no longer than the time that passed.
+    # No sleep is any shorter, and no dataset of four samples computes for long.
     assert 0.08 <= stats.fetch_seconds <= seconds - 0.1
     assert 0.1 <= stats.collate_seconds <= seconds - 0.08
-    if sleeps:  # and no dataset of four samples computes for long
-        assert 0 < stats.fetch_cpu_seconds < 0.04
-        assert stats.collate_cpu_seconds < 0.04
-    else:
-        assert stats.fetch_cpu_seconds >= 0.08
+    assert 0 < stats.fetch_cpu_seconds < 0.04
+    assert stats.collate_cpu_seconds < 0.04
     assert (stats.pack_seconds > 0) is (stats.pack_cpu_seconds > 0) is (num_workers > 0)
     assert stats.num_workers == num_workers and stats.cores >= 1

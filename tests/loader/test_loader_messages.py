@@ -20,7 +20,6 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 import pyparallel
 from pyparallel import DataLoader, PreDataLoader
-from pyparallel.loader import tracebacks
 from pyparallel.transfer import debug
 
 PACKAGE = str(Path(pyparallel.__file__).parent)
@@ -174,27 +173,10 @@ def test_an_error_without_workers_has_a_note_with_the_samples(
         assert repr(error.__cause__) == "Cause('of the dataset')"
 
 
-def test_a_stream_continues_after_an_error_and_counts_its_samples() -> None:
-    class Twice(Samples):
-        def __next__(self) -> torch.Tensor:
-            self.i += 1
-            return fail() if self.i in (5, 9) else torch.tensor(self.i)
-
-    batches = iter(DataLoader(Twice(fail), batch_size=3, num_workers=1))
-    places = []
-    for _ in range(4):
-        try:
-            next(batches)
-        except ValueError as error:
-            places += re.findall(r"at sample \d+", str(error))
-    # The samples of a batch before its error are lost, as in torch's loader.
-    assert places == ["at sample 5", "at sample 9"]
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_no_frame_of_the_package_is_in_a_traceback(
-    num_workers: int, ahead: bool
+    num_workers: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A bare `raise` of Python 3.10 keeps the frame that catches the error.
     own = int(sys.version_info < (3, 11))
@@ -212,51 +194,24 @@ def test_no_frame_of_the_package_is_in_a_traceback(
             assert text.count("in fail\n") == 1
             if sys.version_info >= (3, 11):
                 assert "ValueError: bad\na note of the dataset\n" in text
-
-
-def test_a_traceback_keeps_the_line_of_an_error_in_the_package(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    code = "def call(inner): return inner()\ndef wrong(): return 1 / 0\n"
-    code += "def refuse(): raise Refusal('no')\n"
-    ours: dict[str, Any] = {"__name__": "pyparallel.x", "Refusal": pyparallel.Error}
-    exec(code, ours)
-
-    def names(innermost: str) -> list[str]:
-        def by_user() -> None:
-            ours["call"](ours[innermost])
-
-        try:
-            ours["call"](by_user)
-        except Exception as error:
-            tracebacks.hide_frames(error)
-            return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-        raise AssertionError
-
-    assert names("wrong") == ["names", "by_user", "wrong"]
-    assert names("refuse") == ["names", "by_user"]
     monkeypatch.setattr(debug, "enabled", True)
-    assert names("refuse") == ["names", "call", "by_user", "call", "refuse"]
+    frames = traceback.format_exception(error_of(loader))
+    assert "".join(frames).count(f'File "{PACKAGE}') > own
 
 
 def test_an_error_names_the_rank(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    loader = DataLoader(Some(fail), 4, num_workers=1)
-    monkeypatch.setenv("RANK", "5")
-    begin = "Caught ValueError in DataLoader worker process 0 (rank {}), at index 13.\n"
-    assert str(error_of(loader)).startswith(begin.format(5))
-    if sys.version_info >= (3, 11):
-        assert error_of(DataLoader(Some(fail))).__notes__[-1] == (
-            "DataLoader (rank 5): at index 13."
-        )
+    monkeypatch.setenv("RANK", "5")  # the group counts, if there is one
     dist.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
-        assert str(error_of(loader)).startswith(begin.format(0))
+        text = str(error_of(DataLoader(Some(fail), 4, num_workers=1)))
     finally:
         dist.destroy_process_group()
+    begin = "Caught ValueError in DataLoader worker process 0 (rank 0), at index 13.\n"
+    assert text.startswith(begin)
 
 
 def end(by: int) -> Callable[[], torch.Tensor]:

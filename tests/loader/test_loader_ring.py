@@ -11,7 +11,6 @@ import torch
 from loader_sets import (
     Numbers,
     Sizes,
-    all_free,
     holders,
     messages,
     num_fds,
@@ -54,22 +53,6 @@ def test_slabs_are_free_when_the_last_view_dies(persistent: bool) -> None:
     assert (stats.batches, stats.ring_hits, stats.ring_misses) == (8, 8, 0)
 
 
-def test_a_list_of_more_batches_than_slabs() -> None:
-    loader = pyparallel.DataLoader(Numbers(40), num_workers=2, ring_slabs=4)
-    with pytest.warns(LoaderWarning) as caught:
-        batches = list(loader)
-    assert messages(caught) == [
-        f"[PP201] DataLoader: all 4 ring slabs are in use, so {OUTSIDE}. Increase "
-        "ring_slabs, or release batches sooner."
-    ]
-    assert [batch[0].tolist() for batch in batches] == [[i] * 3 for i in range(40)]
-    stats = loader.stats()
-    assert (stats.ring_hits, stats.ring_misses) == (4, 36)
-    assert sorted(holders(loader)) == [ring_module.PARENT] * 4
-    del batches
-    assert not any(holders(loader))
-
-
 def test_a_batch_too_large_for_a_slab_warns_with_advice() -> None:
     def loader(nbytes: int) -> pyparallel.DataLoader:
         return pyparallel.DataLoader(
@@ -104,18 +87,6 @@ class NoSpace:
         os.posix_fallocate = refuse
 
 
-def test_without_memory_for_slabs_batches_arrive_all_the_same() -> None:
-    loader = pyparallel.DataLoader(Numbers(4), num_workers=1, worker_init_fn=NoSpace())
-    with pytest.warns(LoaderWarning) as caught:
-        assert [batch[0, 0] for batch in loader] == [0, 1, 2, 3]
-    assert messages(caught) == [
-        "[PP203] DataLoader: the system has no memory for a ring slab of 64 bytes, so "
-        f"{OUTSIDE}. Decrease max_ring_bytes, or free memory."
-    ]
-    assert loader.stats().ring_misses == 4
-    assert not any(holders(loader))
-
-
 class Caching:
     """A collate function that gives out the same tensor again and again."""
 
@@ -128,21 +99,44 @@ class Caching:
         return {"same": self.made, "new": batch[0]}
 
 
-def test_a_tensor_that_a_worker_keeps_does_not_change() -> None:
-    loader = pyparallel.DataLoader(
-        Numbers(6, (40_000,)), num_workers=1, collate_fn=Caching()
-    )
-    with pytest.warns(LoaderWarning) as caught:
-        batches = list(loader)
-    assert messages(caught) == [
+#: Options of a loader, the number of its misses, and the warning.
+MISSES: dict[str, tuple[dict[str, Any], int, str]] = {
+    "full": (
+        {"num_workers": 2, "ring_slabs": 4},
+        8,
+        f"[PP201] DataLoader: all 4 ring slabs are in use, so {OUTSIDE}. Increase "
+        "ring_slabs, or release batches sooner.",
+    ),
+    "no memory": (
+        {"num_workers": 1, "worker_init_fn": NoSpace()},
+        12,
+        "[PP203] DataLoader: the system has no memory for a ring slab of 160000 "
+        f"bytes, so {OUTSIDE}. Decrease max_ring_bytes, or free memory.",
+    ),
+    "kept": (
+        {"num_workers": 1, "ring_slabs": 16, "collate_fn": Caching()},
+        1,
         "[PP204] DataLoader: the worker keeps a tensor of a batch that is in a ring "
         "slab, so the batch was copied out of the ring, which is slower. Clone tensors "
-        "that collate_fn keeps."
-    ]
-    for i, batch in enumerate(batches):
-        assert batch["same"].unique().tolist() == [0]
-        assert batch["new"].unique().tolist() == [i]
-    assert loader.stats().ring_misses == 1
+        "that collate_fn keeps.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_batches_outside_the_ring_arrive_and_a_warning_says_why(name: str) -> None:
+    options, misses, warning = MISSES[name]
+    loader = pyparallel.DataLoader(Numbers(12, (40_000,)), **options)
+    with pytest.warns(LoaderWarning) as caught:
+        batches = list(loader)
+    assert messages(caught) == [warning]
+    assert loader.stats().ring_misses == misses
+    if name == "kept":
+        assert [batch["same"].unique().tolist() for batch in batches] == [[0]] * 12
+        batches = [batch["new"] for batch in batches]
+    assert [batch.unique().tolist() for batch in batches] == [[i] for i in range(12)]
+    del batches
+    assert name == "kept" or not any(holders(loader))
 
 
 @pytest.mark.parametrize("options", [{"ring_slabs": 0}, {"max_ring_bytes": 0}])
@@ -181,21 +175,6 @@ def test_an_iterator_without_a_ring_continues_next_to_one_with_a_ring(
     second = iter(loader)
     assert [batch[0, 0] for batch in first] == [batch[0, 0] for batch in second]
     assert (loader.stats().ring_hits, loader.stats().ring_misses) == (3, 3)
-
-
-def test_batches_can_be_sent_through_a_queue_of_torch() -> None:
-    queue = torch.multiprocessing.get_context("fork").Queue()
-    loader = pyparallel.DataLoader(Numbers(4), num_workers=1)
-    for i, batch in enumerate(loader):
-        queue.put({"batch": batch, "row": batch[0, :2]})
-        received = queue.get(timeout=10)
-        del batch
-        assert received["batch"].tolist() == [[i] * 3]
-        assert received["row"].tolist() == [i] * 2
-    del received
-    queue.close()
-    queue.join_thread()
-    assert all_free(loader)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -30,7 +30,6 @@ def run(at: Machine, **options: Any) -> list[Finding]:
 
 
 def test_nothing_is_said_where_nothing_is_short_or_needed(tmp_path):
-    assert run(machine(tmp_path)) == []
     poor = machine(tmp_path, available=0, shm=0, files=(1, 1), device="cuda")
     assert run(poor, num_workers=0, pin_memory=True) == []
     assert len(run(poor, pin_memory=True)) == 5
@@ -45,10 +44,11 @@ def test_limits_that_cannot_be_read_are_skipped(tmp_path):
     assert nothing.memory_left() is nothing.shm_left() is nothing.cores_left() is None
 
 
-def test_memory_of_the_machine_is_compared_with_the_ring(tmp_path):
-    at = machine(tmp_path, available=1024 * 10**6)
-    assert run(at, ring_nbytes=1024 * 10**6) == []
-    assert run(at, ring_nbytes=1024 * 10**6 + 1) == [
+#: Arguments of the machine, options of the loader, and the finding.
+FINDINGS: list[tuple[dict[str, Any], dict[str, Any], Finding]] = [
+    (
+        {"available": 1024 * 10**6},
+        {"ring_nbytes": 1024 * 10**6 + 1},
         Finding(
             "memory",
             "DataLoader: the ring may grow to 1.0 GB, but only 1.0 GB is left of the "
@@ -56,8 +56,80 @@ def test_memory_of_the_machine_is_compared_with_the_ring(tmp_path):
             "the ring, which is slower. Decrease ring_slabs or max_ring_bytes, or give "
             "the job more memory.",
             False,
-        )
-    ]
+        ),
+    ),
+    (
+        {"shm": 64 * MIB},
+        {"ring_nbytes": 0, "prefetch_factor": 3},
+        Finding(
+            "/dev/shm",
+            "DataLoader: /dev/shm has only 67.1 MB free. torch sends tensors that are "
+            "not dense, or that have gradients, through it, for up to 12 batches. "
+            "Other tensors do not need it. If you use such tensors, start the "
+            "container with --shm-size or --ipc=host, or remount /dev/shm with a "
+            "larger size.",
+            False,
+        ),
+    ),
+    (
+        {"files": (31, 64)},
+        {},
+        Finding(
+            "open files",
+            "DataLoader: RLIMIT_NOFILE must leave 22 file descriptors for 4 workers, "
+            "but 10 of 31 are open. Raise it above 32 (ulimit -n; the hard limit is "
+            "64).",
+            True,
+        ),
+    ),
+    (
+        {},
+        {"pin_memory": True},
+        Finding(
+            "locked memory",
+            "DataLoader: RLIMIT_MEMLOCK is 8.4 MB, less than the ring of 1.0 GB. This "
+            "matters only if the device's driver counts pinned memory, which NVIDIA's "
+            "driver does not. Increase the limit (ulimit -l) only if pinning fails.",
+            False,
+        ),
+    ),
+    (
+        {"device": "cuda"},
+        {},
+        Finding(
+            "fork",
+            "DataLoader: cuda is already initialised, and the workers will be forked. "
+            "They can use CPU tensors and the ring, but neither cuda nor tensors that "
+            "are already pinned. If the dataset uses them, set "
+            "multiprocessing_context='forkserver' or 'spawn'.",
+            False,
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("limits, options, finding", FINDINGS, ids=range(5))
+def test_a_limit_that_is_too_small_is_found(tmp_path, limits, options, finding):
+    assert run(machine(tmp_path, **limits), **options) == [finding]
+
+
+#: The same, where a limit just suffices.
+ENOUGH = [
+    ({}, {}),
+    ({"available": 1024 * 10**6}, {"ring_nbytes": 1024 * 10**6}),
+    ({"shm": 64 * MIB + 4096}, {"ring_nbytes": 0}),
+    ({"files": (32, 64)}, {}),
+    ({"files": (-1, -1)}, {}),
+    ({}, {"pin_memory": True, "ring_nbytes": 8 * MIB}),
+    ({"locked": -1}, {"pin_memory": True}),
+    ({"device": "cuda"}, {"start_method": "spawn"}),
+    ({"device": "cuda"}, {"start_method": "forkserver"}),
+]
+
+
+@pytest.mark.parametrize("limits, options", ENOUGH, ids=range(len(ENOUGH)))
+def test_nothing_is_found_where_a_limit_suffices(tmp_path, limits, options):
+    assert run(machine(tmp_path, **limits), **options) == []
 
 
 V2 = {
@@ -105,74 +177,17 @@ def test_memory_of_control_groups_includes_reclaimable_memory(tmp_path, files, w
     assert at.memory_left()[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("shm", "ring", "noted"),
-    [(64 * MIB, 0, True), (64 * MIB + 4096, 0, False), (64 * MIB + 4096, GB, True)],
-)
-def test_small_shared_memory_is_noted(tmp_path, shm, ring, noted):
-    found = run(machine(tmp_path, shm=shm), ring_nbytes=ring, prefetch_factor=3)
-    assert len(found) == noted
-    for finding in found:
-        assert (finding.name, finding.warns) == ("/dev/shm", False)
-        assert finding.text == (
-            "DataLoader: /dev/shm has only 67.1 MB free. torch sends tensors that are "
-            "not dense, or that have gradients, through it, for up to 12 batches. "
-            "Other tensors do not need it. If you use such tensors, start the "
-            "container with --shm-size or --ipc=host, or remount /dev/shm with a "
-            "larger size."
-        )
-
-
-def test_file_descriptors_are_counted(tmp_path):
-    assert run(machine(tmp_path, files=(32, 64), num_open=10)) == []
-    (finding,) = run(machine(tmp_path, files=(31, 64), num_open=10))
-    assert finding == Finding(
-        "open files",
-        "DataLoader: RLIMIT_NOFILE must leave 22 file descriptors for 4 workers, but "
-        "10 of 31 are open. Raise it above 32 (ulimit -n; the hard limit is 64).",
-        True,
-    )
-    assert run(machine(tmp_path, files=(-1, -1))) == []
-    (finding,) = run(machine(tmp_path, files=(29, -1)))
-    assert finding.text.endswith("(ulimit -n; the hard limit is unlimited).")
-
-
-def test_locked_memory_is_a_note_and_only_with_pinning(tmp_path):
+def test_the_privileged_may_lock_all_memory(tmp_path):
     at = machine(tmp_path)
-    assert run(at) == []
-    assert run(at, pin_memory=True, ring_nbytes=8 * MIB) == []
-    assert run(machine(tmp_path, locked=-1), pin_memory=True) == []
-    assert run(at, pin_memory=True) == [
-        Finding(
-            "locked memory",
-            "DataLoader: RLIMIT_MEMLOCK is 8.4 MB, less than the ring of 1.0 GB. This "
-            "matters only if the device's driver counts pinned memory, which NVIDIA's "
-            "driver does not. Increase the limit (ulimit -l) only if pinning fails.",
-            False,
-        )
-    ]
     write(tmp_path, **{"proc/self/status": "Name: x\nCapEff:\t0000000000004000\n"})
-    assert run(at, pin_memory=True) == []  # no limit for the privileged
+    assert run(at, pin_memory=True) == []
     assert at.may_lock()
 
 
-def test_a_device_before_the_fork_is_a_note(tmp_path, monkeypatch):
-    at = machine(tmp_path, device="cuda")
-    assert run(at) == [
-        Finding(
-            "fork",
-            "DataLoader: cuda is already initialised, and the workers will be forked. "
-            "They can use CPU tensors and the ring, but neither cuda nor tensors that "
-            "are already pinned. If the dataset uses them, set "
-            "multiprocessing_context='forkserver' or 'spawn'.",
-            False,
-        )
-    ]
-    assert run(at, start_method="spawn") == run(at, start_method="forkserver") == []
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "spawn")
-    assert run(at, start_method=None) == []
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "fork")
-    assert len(run(at, start_method=None)) == 1
+@pytest.mark.parametrize("method, found", [("spawn", 0), ("fork", 1)])
+def test_the_start_method_is_the_default(tmp_path, monkeypatch, method, found):
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: method)
+    assert len(run(machine(tmp_path, device="cuda"), start_method=None)) == found
 
 
 def test_asking_for_the_default_does_not_settle_it(monkeypatch):

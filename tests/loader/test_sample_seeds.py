@@ -21,6 +21,8 @@ class Augmented(resumed.Numbers):
     """Samples that draw from every generator; later ones would see how often."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        info = torch.utils.data.get_worker_info()
+        assert info is None or info.dataset is self
         drawn = [random.random(), np.random.rand(), float(torch.rand(()))]
         for _ in range(index % 3):
             random.random(), np.random.rand(), torch.rand(())
@@ -117,17 +119,6 @@ def test_samples_of_a_dataset_that_reads_batches_are_seeded_one_by_one() -> None
     assert torch.equal(torch.cat(list(DataLoader(subset, 3, sample_seeds=True))), whole)
     single = DataLoader(Augmented(6), batch_size=None, sample_seeds=True)
     assert torch.equal(torch.stack(list(single)), whole)
-
-
-class Looking(resumed.Numbers):
-    def __getitem__(self, index: int) -> Any:
-        info = torch.utils.data.get_worker_info()
-        assert info is not None
-        return torch.tensor(info.dataset is self)
-
-
-def test_a_worker_sees_the_dataset_of_the_user() -> None:
-    assert all(DataLoader(Looking(4), num_workers=1, sample_seeds=True))
 
 
 #: A dataset and sample_seeds by the message of their error.

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from interpreters import Ended, run
-from loader_processes import finish
-from repository import ROOT, SUPPORT
 
 import pyparallel
 
@@ -107,37 +102,6 @@ def test_a_script_ends_without_a_message_of_ours(name: str, ended: Any) -> None:
         if last:
             assert err.rstrip().endswith(last) and "Exception ignored" not in err
         assert (code, out, "" if last else err) == (exit_code, output, "")
-
-
-def start(code: str, path: Path, option: str) -> subprocess.Popen[str]:
-    """Start Python, which reads a script line by line."""
-    path.write_text(code)
-    with path.open() as lines:
-        return subprocess.Popen(
-            [sys.executable, option],
-            env={**os.environ, "PYTHONPATH": f"{SUPPORT}{os.pathsep}{ROOT}"},
-            stdin=lines,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["-", "-qi"])
-def test_a_session_ends_without_a_message_of_ours(option: str, tmp_path: Path) -> None:
-    code, expected = f"{START}{LOADER}_first.find()\n{EPOCH}{ITERATOR}", ""
-    if option == "-qi":  # prompts go to stderr, and an exception does not end it
-        code = f"import sys; sys.ps1 = sys.ps2 = ''\n{code}1 / 0\n"
-        shown = "    1 / 0\n    ~~^~~\n" if sys.version_info >= (3, 13) else ""
-        expected = (
-            ">>> Traceback (most recent call last):\n"
-            '  File "<stdin>", line 1, in <module>\n'
-            f"{shown}ZeroDivisionError: division by zero\n\n"
-        )
-    started = start(code, tmp_path / "lines", option)
-    assert finish(started) == (0, "True True\n", expected)
 
 
 def test_finalizers_run_nothing_after_the_exit_handlers() -> None:

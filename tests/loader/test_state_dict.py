@@ -1,10 +1,11 @@
-"""A loader of a map-style dataset resumes with the next batch."""
+"""A loader of a map-style dataset resumes with the next batch, or refuses a state."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import multiprocessing
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from resumed import ORDERS, Batch, Case, Stop, continued, uninterrupted
 from torch.utils.data import IterableDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from pyparallel import DataLoader
 
@@ -73,18 +75,6 @@ def test_workers_may_be_more_or_fewer(before: int, after: int) -> None:
     check_continued(case, batches, stops[4], num_workers=after)
 
 
-def test_an_order_is_that_of_torch() -> None:
-    for workers in (0, 1):
-        found = []
-        for made in (DataLoader, torch.utils.data.DataLoader):
-            resumed.seed(5)
-            dataset = resumed.Numbers(9)
-            loader = made(dataset, 2, sampler=resumed.Eager(9), num_workers=workers)
-            epochs = [[b.tolist() for b in loader] for _ in range(2)]
-            found.append((epochs, torch.rand(1)))
-        assert found[0] == found[1]
-
-
 def test_skipped_batches_are_not_read() -> None:
     case = Case("shuffle", 20, 2, epochs=1)
     _, stops = uninterrupted(case)
@@ -92,16 +82,6 @@ def test_skipped_batches_are_not_read() -> None:
     loader.load_state_dict(stops[8].load())
     assert len(list(loader)) == 3
     assert loader.dataset.reads == 6  # type: ignore[attr-defined]
-
-
-def test_a_state_after_the_last_batch_leaves_nothing_of_the_epoch() -> None:
-    case = Case("sequential", 6, 2, epochs=1)
-    _, stops = uninterrupted(case)
-    loader = case.loader()
-    for stop, lengths in ((-3, [1, 3]), (-2, [0, 3]), (-1, [3, 3])):
-        loader.load_state_dict(stops[stop].load())
-        assert len(loader) == 3
-        assert [len(list(loader)) for _ in range(2)] == lengths
 
 
 def test_a_state_that_waits_is_the_state() -> None:
@@ -224,11 +204,11 @@ def test_workers_have_the_seeds_that_they_had(order: str, persistent: bool) -> N
 FORK = multiprocessing.get_context("fork")
 
 
-class Counted:
+class Counted(resumed.Remembering):
     """Counts the reads of its state in all processes."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
         self.read = FORK.Value("i", 0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,22 +217,11 @@ class Counted:
         return super().state_dict()
 
 
-class CountedMap(Counted, resumed.Remembering):
-    pass
-
-
-class CountedStream(Counted, resumed.UnevenSelf):
-    pass
-
-
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("workers", [0, 2])
-# More batches than workers make ahead: some are made after the state was taken.
-@pytest.mark.parametrize("kind, argument", [(CountedMap, 18), (CountedStream, (9, 8))])
-def test_a_run_without_states_requests_none(
-    kind: Any, argument: Any, workers: int
-) -> None:
-    dataset = kind(argument)
+def test_a_run_without_states_requests_none(workers: int) -> None:
+    # More batches than workers make ahead: some are made after the state was taken.
+    dataset = Counted(18)
     loader = DataLoader(dataset, 2, num_workers=workers)
     for _ in range(2):
         assert len(list(loader)) >= 4
@@ -321,14 +290,6 @@ def test_an_error_of_state_dict_is_raised_by_the_call_that_needs_it(
                 loader.state_dict()
 
 
-def test_a_state_is_available_before_the_dataset_has_one() -> None:
-    dataset = resumed.UnevenSelf((5,))
-    loader = DataLoader(dataset, 2)
-    again = DataLoader(resumed.UnevenSelf((5,)), 2)
-    again.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in loader]
-
-
 @pytest.mark.parametrize("steps", [1, 3])
 def test_with_snapshot_every_n_steps_workers_report_from_the_first_batch(
     steps: int,
@@ -358,3 +319,143 @@ def test_a_state_of_version_1_is_continued(name: str) -> None:
     assert state["version"] == 1 and len(rest) > 2
     stop = Stop(0, "batch", 3, resumed.saved(state))
     assert [batch for _, batch in continued(CASES[name], stop)] == rest
+
+
+def state_of(case: Case) -> dict[str, Any]:
+    return uninterrupted(case)[1][4].load()
+
+
+def iterable(num_workers: int) -> Case:
+    options = {"num_workers": num_workers}
+    return Case("", dataset=resumed.Uneven((9, 9)), options=options)
+
+
+#: The state and the case of the loader, by the message of the error.
+REFUSED: dict[str, tuple[Any, Case]] = {
+    "be of a loader with batch_size=3 like this one, but is of one with batch_size=2. "
+    "Make the loader with batch_size=2.": (
+        lambda: state_of(Case(batch_size=2)),
+        Case(),
+    ),
+    "be of a loader with drop_last=True like this one, but is of one with "
+    "drop_last=False. Make the loader with drop_last=False.": (
+        lambda: state_of(Case()),
+        Case(options={"drop_last": True}),
+    ),
+    "be of a loader with num_workers=1 like this one, but is of one with "
+    "num_workers=2. Make the loader with num_workers=2.": (
+        lambda: state_of(iterable(2)),
+        iterable(1),
+    ),
+    "be of a loader with dataset='iterable' like this one, but is of one with "
+    "dataset='map-style'. Make the loader with dataset='map-style'.": (
+        lambda: state_of(Case()),
+        iterable(2),
+    ),
+    "be of a loader with sample_seeds=True like this one, but is of one with "
+    "sample_seeds=False. Make the loader with sample_seeds=False.": (
+        lambda: state_of(Case()),
+        Case(options={"sample_seeds": True}),
+    ),
+    "have the generators of this loader, [], but has ['generator']. Make the loader "
+    "and its samplers with the same generators.": (
+        lambda: state_of(Case("shuffle, generator")),
+        Case(),
+    ),
+    "be of version 2, but is of version 7. Load it with the version of pyparallel that "
+    "saved it.": (lambda: {**state_of(Case()), "version": 7}, Case()),
+    "come from DataLoader.state_dict(), but is ['_snapshot', '_steps']. States of "
+    "other loaders are not supported.": (
+        lambda: {"_snapshot": {}, "_steps": 1},
+        Case(),
+    ),
+    "come from DataLoader.state_dict(), but is list. States of other loaders are not "
+    "supported.": (lambda: [1], Case()),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_state_of_another_loader_is_refused(message: str) -> None:
+    make, case = REFUSED[message]
+    state = make()
+    loader = case.loader()
+    batches = iter(loader)
+    next(batches)
+    expected = re.escape(f"DataLoader.load_state_dict: the state must {message}")
+    with pytest.raises(ValueError, match=f"^{expected}$"):
+        loader.load_state_dict(state)
+    assert loader.state_dict()["given"] == 1
+
+
+OTHERS = (
+    "DataLoader.load_state_dict: the sampler must yield its first {} batches of "
+    "indices again, but yields others with the restored random states. Load the state "
+    "of the same rank, sampler and data. If the sampler has its own randomness, add "
+    "state_dict and load_state_dict to it."
+)
+
+
+class Secret(resumed.Eager):
+    """A sampler with randomness of its own."""
+
+    def __iter__(self) -> Any:
+        source = torch.Generator()
+        source.seed()
+        return iter(torch.randperm(self.length, generator=source).tolist())
+
+
+@pytest.mark.parametrize("workers, drawn", [(0, 2), (2, 6)])
+def test_other_indices_are_an_error(workers: int, drawn: int) -> None:
+    options: Any = {"sampler": Secret(60), "num_workers": workers}
+    loader = DataLoader(resumed.Numbers(60), 5, **options)
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    loader = DataLoader(resumed.Numbers(60), 5, **options)
+    loader.load_state_dict(state)
+    for _ in range(2):  # and stays one: the state is not lost
+        with pytest.raises(RuntimeError, match=re.escape(OTHERS.format(drawn))):
+            iter(loader)
+
+
+class Endless(resumed.Counting):
+    """A stateful sampler that does not continue."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("length", [4, 9])
+def test_a_dataset_of_another_length_is_an_error(length: int) -> None:
+    loader = Case("shuffle", length, 2).loader()
+    loader.load_state_dict(state_of(Case("shuffle", 8, 2)))
+    with pytest.raises(RuntimeError, match="yields others"):
+        iter(loader)
+
+
+def test_a_stateful_sampler_that_continues_after_its_end_is_an_error() -> None:
+    loader = DataLoader(resumed.Numbers(4), 2, sampler=Endless(4))
+    list(loader)
+    state = loader.state_dict()
+    loader = DataLoader(resumed.Numbers(4), 2, sampler=Endless(4))
+    loader.load_state_dict(state)
+    expected = (
+        "DataLoader.load_state_dict: the sampler must be at the end of its epoch after "
+        "2 batches, but yields more after its state was restored. Make its "
+        "load_state_dict continue at the position of state_dict."
+    )
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        iter(loader)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_batches_out_of_order_and_datapipes_have_no_state() -> None:
+    loader = DataLoader(resumed.Numbers(4), num_workers=1, in_order=False)
+    for call in (loader.state_dict, lambda: loader.load_state_dict({})):
+        with pytest.raises(RuntimeError, match="the loader has in_order=False"):
+            call()
+    assert DataLoader(resumed.Numbers(4), in_order=False).state_dict()
+    loader = DataLoader(IterableWrapper(range(4)), 2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    with pytest.raises(TypeError, match="has an IterDataPipe"):
+        loader.state_dict()

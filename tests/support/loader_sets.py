@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import faulthandler
 import gc
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import queues
 from typing import Any
 
 import numpy as np
@@ -118,28 +115,9 @@ def slowly(batch: list[Any]) -> torch.Tensor:
     return torch.stack(batch)
 
 
-def own(batch: list[torch.Tensor]) -> torch.Tensor:
-    """Stack in new memory of the worker."""
-    return torch.stack(batch)
-
-
 def seeds(batch: list[Any]) -> Any:
     """Return random numbers, to show the seed of the worker."""
     return torch.rand(2), np.random.rand(2), torch.initial_seed()
-
-
-class Noting:
-    """A ``worker_init_fn`` that sets an attribute of the data set."""
-
-    def __init__(self, spoil: bool = False) -> None:
-        self.spoil = spoil
-
-    def __call__(self, worker_id: int) -> None:
-        info = get_worker_info()
-        assert info is not None and info.id == worker_id
-        if self.spoil:
-            raise KeyError("init", worker_id)
-        info.dataset.make = lambda i: torch.tensor([i, worker_id])
 
 
 @dataclasses.dataclass
@@ -238,23 +216,9 @@ def feeders() -> list[threading.Thread]:
 
 
 def no_feeders() -> bool:
-    """Wait for the feeders of earlier tests to end.
-
-    If one stays, print the stacks of all threads and the referrers of its queue.
-    """
+    """Wait for the feeders of earlier tests to end."""
     gc.collect()
-    if wait_for(lambda: not feeders()):
-        return True
-    faulthandler.dump_traceback(sys.stderr.fileno())
-    seen = {id(sys._getframe())}
-    for queue in [q for q in gc.get_objects() if isinstance(q, queues.Queue)]:
-        level: list[Any] = [queue] if getattr(queue, "_thread", 0) in feeders() else []
-        for depth in range(4):
-            for held in level:
-                print("    " * depth, type(held), str(held)[:500], file=sys.stderr)
-            seen.update(map(id, level), [id(level)])
-            level = [h for h in gc.get_referrers(*level) if id(h) not in seen][:20]
-    return False
+    return wait_for(lambda: not feeders())
 
 
 def num_fds() -> int:

@@ -15,8 +15,6 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -265,16 +263,10 @@ ORDERS: dict[str, Callable[[int, torch.Generator], dict[str, Any]]] = {
     "sequential": lambda n, g: {},
     "shuffle": lambda n, g: {"shuffle": True},
     "shuffle, generator": lambda n, g: {"shuffle": True, "generator": g},
-    "replacement": lambda n, g: {"sampler": RandomSampler(range(n), True, 2 * n)},
     "replacement, generator": lambda n, g: {
         "sampler": RandomSampler(range(n), True, 40 + n, g),
         "generator": g,
     },
-    "two rounds, generator": lambda n, g: {
-        "sampler": RandomSampler(range(n), num_samples=2 * n + 1, generator=g)
-    },
-    "subset": lambda n, g: {"sampler": SubsetRandomSampler(range(0, n, 2))},
-    "weighted": lambda n, g: {"sampler": WeightedRandomSampler([1.0] * n, n)},
     "distributed": lambda n, g: {"sampler": DistributedSampler(range(n), 2, 1)},
     "batch sampler": lambda n, g: {
         "batch_sampler": BatchSampler(RandomSampler(range(n)), 3, False)
