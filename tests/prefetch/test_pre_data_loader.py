@@ -1,11 +1,13 @@
-"""PreDataLoader returns the loader's batches in order, ahead of time."""
+"""PreDataLoader returns batches in order, ahead of time, with figures and states."""
 
 from __future__ import annotations
 
 import gc
 import re
 import threading
+import time
 from collections import namedtuple
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +17,15 @@ from prefetch_loaders import (
     Numbers,
     firsts,
     loader,
-    nothing_left,
     passes,
     prefetch_threads,
     until,
 )
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
+import pyparallel
 from pyparallel import DataContainer as DC
-from pyparallel import PreDataLoader
+from pyparallel import LoaderStats, PreDataLoader
 
 Pair = namedtuple("Pair", ["left", "right"])
 pytestmark = pytest.mark.tsan
@@ -99,13 +101,6 @@ def test_a_loader_that_is_its_own_iterator_has_one_iterator_at_a_time() -> None:
         assert list(second) == [2, 3, 4, 5, 6, 7, 8, 9]  # fetched batches are lost
 
 
-def test_a_generator_is_not_closed_by_a_break() -> None:
-    numbers = (i for i in range(10))
-    for _ in PreDataLoader(numbers, queue_size=1):
-        break
-    assert list(numbers)[-1] == 9
-
-
 def test_persistent_workers_serve_one_pass_at_a_time_and_live_on() -> None:
     plain = loader(2, persistent_workers=True)
     with passes(plain) as pre:
@@ -155,47 +150,6 @@ def test_the_next_epoch_is_prefetched_only_on_request() -> None:
         until(lambda: starts == [0, 1, 2, 3])
 
 
-# Defects of the published class of this name, which this class does not have.
-
-
-def test_set_epoch_before_the_loop_is_seen() -> None:
-    sampler = DistributedSampler(Numbers(), num_replicas=2, rank=0, seed=3)
-    plain = loader(sampler=sampler)
-    with passes(plain) as pre:
-        orders = []
-        for epoch in range(4):
-            pre.sampler.set_epoch(epoch)
-            orders.append(firsts(pre))
-            assert orders[-1] == firsts(plain)
-        assert len(set(map(tuple, orders))) == 4
-
-
-def test_an_empty_loader_ends_at_once_and_does_not_spin() -> None:
-    with passes([]) as pre:
-        for _ in range(3):
-            assert list(pre) == []
-            with pytest.raises(StopIteration):
-                pre.next()
-        until(lambda: not prefetch_threads())
-
-
-def test_a_loader_that_is_freed_ends_its_threads() -> None:
-    with nothing_left():
-        for _ in range(5):
-            pre = PreDataLoader(list(range(100)))
-            assert pre.next() == 0
-        assert len(prefetch_threads()) == 1
-        del pre
-
-
-def test_two_iterators_have_two_cursors() -> None:
-    with passes(list(range(4))) as pre:
-        first, second = iter(pre), iter(pre)
-        assert first is not pre and iter(first) is first
-        assert [next(first), next(first), next(second)] == [0, 1, 0]
-        assert [list(second), list(first)] == [[1, 2, 3], [2, 3]]
-
-
 def test_a_loader_without_length_works_and_has_no_len() -> None:
     with passes(DataLoader(Stream(), batch_size=2, num_workers=1)) as pre:
         assert firsts(pre) == ALL
@@ -205,13 +159,6 @@ def test_a_loader_without_length_works_and_has_no_len() -> None:
 
 #: Arguments, and the error of the constructor.
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"loader": 5}, TypeError, "loader must be iterable, or a funct"),
-    ({"queue_size": 0}, ValueError, "queue_size must be an integer "),
-    ({"queue_size": 1.5}, TypeError, "queue_size must be an integer "),
-    ({"timeout": -1}, ValueError, "timeout must be a number of seco"),
-    ({"timeout": float("nan")}, ValueError, "timeout must be a number of seco"),
-    ({"timeout": "1"}, TypeError, "timeout must be a number of seco"),
-    ({"timeout": True}, TypeError, "timeout must be a number of seco"),
     ({"transform": 3}, TypeError, "transform must be a function of "),
     ({"device": 2.5}, TypeError, "a device must be an index, a stri"),
     ({"device": "sofa"}, ValueError, "a device must be -1 or name a"),
@@ -258,3 +205,97 @@ def test_the_thread_has_the_modes_of_the_call_of_iter() -> None:
     ]
     gc.collect()
     until(lambda: not prefetch_threads())
+
+
+class Counter:
+    """A loader that can resume: its state is the number of returned batches."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 10:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("num_workers, seen", [(0, 1), (2, 4), (2, 6)])
+def test_our_loader_continues_with_the_batch_that_was_not_seen(
+    num_workers: int, seen: int
+) -> None:
+    def make() -> pyparallel.DataLoader:
+        random = torch.Generator().manual_seed(3)
+        return pyparallel.DataLoader(
+            Numbers(), 2, shuffle=True, generator=random, num_workers=num_workers
+        )
+
+    with passes(make(), queue_size=3) as pre:
+        expected = [firsts(pre) for _ in range(2)]
+    with passes(make(), queue_size=3) as pre:
+        it = iter(pre)
+        got = [int(next(it)[0, 0]) for _ in range(seen)]
+        until(lambda: len(it._thread.items) >= min(3, 7 - seen))
+        state = pre.state_dict()
+    with passes(make(), queue_size=3) as resumed:
+        resumed.load_state_dict(state)
+        got += firsts(resumed)
+        assert [got, firsts(resumed)] == expected
+
+
+def test_an_unavailable_state_is_an_error_of_state_dict() -> None:
+    plain = pyparallel.DataLoader(Numbers(), 2, num_workers=1, in_order=False)
+    with passes(plain) as pre:
+        assert len(firsts(pre)) == 6
+        with pytest.raises(
+            RuntimeError, match=r"^DataLoader\.state_dict must know the"
+        ):
+            pre.state_dict()
+
+
+def test_loading_a_state_ends_running_iterators() -> None:
+    with passes(Counter()) as pre:
+        it = iter(pre)
+        assert [next(it), next(it)] == [0, 1]
+        pre.load_state_dict({"position": 7})
+        assert next(it, "end") == "end"
+        assert list(pre) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("name", ["state_dict", "load_state_dict"])
+def test_a_loader_without_state_is_named(name: str) -> None:
+    arguments = [{}] if name.startswith("load") else []
+    with pytest.raises(AttributeError) as caught:
+        getattr(PreDataLoader([1]), name)(*arguments)
+    assert str(caught.value) == (
+        f"PreDataLoader.{name}: the loader must have a method {name}(), but list has "
+        "none. Use pyparallel.DataLoader, or torchdata's StatefulDataLoader."
+    )
+
+
+def test_profiles_and_figures_have_waits_and_loads() -> None:
+    threads: set[str] = set()
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        threads.add(threading.current_thread().name)
+        time.sleep(0.02)
+        return batch + 1
+
+    with torch.profiler.profile() as profile:
+        with passes(loader(), "cpu", transform=transform) as pre:
+            assert pre.stats() == LoaderStats()
+            begun = time.perf_counter()
+            assert firsts(pre) == [1, 3, 5, 7, 9, 11]
+            seconds = time.perf_counter() - begun
+            stats = pre.stats()
+    assert threads == {"pyparallel-prefetch"}
+    assert [event.name for event in profile.events()].count("pyparallel.wait") == 7
+    assert (stats.batches, stats.nbytes) == (6, 0)
+    assert 0 < stats.load_seconds <= seconds - 0.12  # no sleep is any shorter
+    assert 0 < stats.wait_seconds <= seconds

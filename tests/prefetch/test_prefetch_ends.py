@@ -154,12 +154,6 @@ def test_a_pass_in_a_cycle_is_collected() -> None:
         assert not prefetch_threads()
 
 
-def test_a_pass_outlives_its_predataloader() -> None:
-    it = iter(PreDataLoader(loader()))
-    gc.collect()
-    assert len(firsts(it)) == 6
-
-
 def test_a_forked_child_gets_an_error_at_once_and_can_iterate_anew() -> None:
     with passes(loader()) as pre:
         it = iter(pre)
