@@ -120,16 +120,6 @@ def test_a_slab_that_grows_is_unpinned_and_pinned_again() -> None:
     ]
 
 
-def test_a_slab_is_not_unlocked_while_the_device_reads_it() -> None:
-    lock = Lock()
-    ring, worker = ring_with(lock, 1)
-    worker.make(samples()).deserialize()
-    missed = worker.make(samples(3 << 20))
-    assert missed.message.miss is not None and missed.message.miss.reason == "full"
-    assert lock.calls == [("pin", 2 << 20)]
-    assert ring.holders() == [PARENT]
-
-
 def test_all_is_unlocked_when_the_ring_dies_after_all_marks() -> None:
     lock = Lock()
     ring, worker = ring_with(lock, 3)
@@ -296,17 +286,3 @@ def test_torch_pins_tensors_outside_of_pinned_pages(
     else:
         assert [device for _, device in pins.calls] == ["cuda"]
         assert opened[0] == "pinned" and opened[1] is pins.calls[0][0]
-
-
-def test_batches_outside_the_ring_are_pinned_by_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pins = Pins(monkeypatch)
-    ring, worker = ring_with(Lock(), 1)
-    first = worker.make(samples()).deserialize()
-    missed = worker.make(samples())
-    assert not missed.is_pinned
-    assert missed.pin_memory().deserialize()[0] == "pinned"
-    assert len(pins.calls) == 1
-    assert first.sum() == 8
-    assert ring.holders() == [PARENT]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import os
 import subprocess
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import loader_sets
@@ -76,18 +78,6 @@ def test_a_slab_that_is_not_the_workers_is_not_adopted() -> None:
         "slab 0 of the DataLoader's ring must be held by worker 7 when its batch "
         "arrives, but is not. Was the loader's process forked?"
     )
-
-
-def test_the_lowest_free_slab_is_reused_with_its_memory() -> None:
-    ring = Ring(8, 8 << 20)
-    worker = Worker(ring, torch.stack)
-    for nbytes in [10, 3 << 20, 10, 5 << 20, 4 << 20] * 4:
-        received = worker.make([torch.ones(nbytes, dtype=torch.uint8)])
-        assert ring.holders() == [PARENT] + [FREE] * 7
-        assert received.deserialize().shape == (1, nbytes)
-        del received
-    # The largest batch, an eighth of it, and whole 2 MB.
-    assert [ring.committed(slab) for slab in range(8)] == [6 << 20] + [0] * 7
 
 
 def test_a_slab_uses_at_most_its_stride(monkeypatch: Any) -> None:
@@ -292,3 +282,97 @@ def test_a_ring_that_gets_no_memory_leaves_nothing(
         Ring(4, 1 << 20)
     gc.collect()
     assert loader_sets.num_fds() == before
+
+
+# PYPARALLEL_DEBUG=poison detects writes outside a batch's own memory.
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debug, "poison_enabled", True)
+
+
+def stale(tensor: torch.Tensor) -> Any:
+    """Return the memory of a tensor, which keeps nothing alive."""
+    return (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_a_write_to_a_free_slab_is_found_when_it_is_claimed() -> None:
+    ring = Ring(2, 1 << 16)
+    worker = Worker(ring, torch.stack)
+    batch = worker.make([torch.ones(4)]).deserialize()
+    memory = stale(batch)
+    assert bytes(memory) == torch.ones(4).numpy().tobytes()
+    del batch
+    assert bytes(memory) == b"\xdb" * 16
+    memory[5] = 0
+    with pytest.raises(RuntimeError) as caught:
+        worker.make([torch.ones(4)])
+    assert str(caught.value) == (
+        "slab 0 of the DataLoader's ring must not change while it is free, but "
+        "it was written. Look for code that uses the memory of a batch after its last "
+        "tensor was freed."
+    )
+
+
+def before(batch: torch.Tensor) -> int:
+    return batch.data_ptr() - 1
+
+
+def after(batch: torch.Tensor) -> int:
+    slab = backend.memory_of(batch)
+    return slab.data_ptr() + slab.nbytes
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("place", [before, after])
+def test_a_write_of_the_parent_beyond_a_batch_is_found(
+    place: Callable[[torch.Tensor], int],
+) -> None:
+    ring = Ring(2, 1 << 16)
+    worker = Worker(ring, torch.stack)
+    batch = worker.make([torch.ones(4)]).deserialize()
+    ctypes.c_uint8.from_address(place(batch)).value = 0
+    del batch
+    with pytest.raises(RuntimeError) as caught:
+        worker.make([torch.ones(4)])
+    assert str(caught.value) == (
+        "slab 0 of the DataLoader's ring must be written within its 64 bytes, but "
+        f"bytes {place.__name__} them were written. Look for code that writes out of "
+        "the bounds of a tensor."
+    )
+
+
+class Beyond:
+    """A collate function that still writes after its batch was serialized."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def __call__(self, samples: Any) -> Any:
+        batch = pyparallel.collate(samples)
+        self.address = batch.data_ptr() + self.offset
+        return batch
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("offset", "where"), [(-3, "before"), (80_063, "after")])
+def test_a_write_of_a_worker_beyond_a_batch_is_found(offset: int, where: str) -> None:
+    ring = Ring(2, 1 << 20)
+    collate_fn = Beyond(offset)
+    worker = Worker(ring, collate_fn)
+    adopt = ring.adopt
+
+    def late(*args: Any) -> torch.Tensor:
+        ctypes.c_uint8.from_address(collate_fn.address).value = 1
+        return adopt(*args)
+
+    ring.adopt = late  # type: ignore[method-assign]
+    with pytest.raises(
+        RuntimeError, match=f"bytes {where} them were written"
+    ) as caught:
+        worker.make([torch.ones(20_000)])
+    assert "slab 0 of the DataLoader's ring must be written within its" in str(
+        caught.value
+    )
