@@ -82,26 +82,6 @@ def test_each_sample_is_used_once_with_any_changes_of_ranks(
     assert sorted(i for batch in used for i in batch) == list(range(number))
 
 
-@pytest.mark.parametrize("limit", LIMITS, ids=str)
-@pytest.mark.parametrize("num_steps", [0, 1, 5])
-def test_the_rest_equals_the_uninterrupted_run(
-    limit: dict[str, Any], num_steps: int
-) -> None:
-    sampler, again = samplers_of(1, **limit) + samplers_of(1, **limit)
-    sampler.set_epoch(3)
-    batches = iter(sampler)
-    for _ in range(num_steps):
-        next(batches)
-    again.load_state_dict(sampler.state_dict())
-    assert again.state_dict() == sampler.state_dict()
-    assert len(again) == len(sampler)
-    assert list(again) == list(batches)
-    # The next passes are complete again.
-    assert again.epoch == 3
-    assert list(again) == list(sampler)
-    assert len(list(again)) == len(again)
-
-
 def test_a_position_belongs_to_its_epoch() -> None:
     sampler, again = samplers_of(1) + samplers_of(1)
     batches = iter(sampler)

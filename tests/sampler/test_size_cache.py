@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sampler_ranks
+from distributed_ranks import launch
 
 from pyparallel import SizeBatchSampler
 from pyparallel.sampler import _measure
@@ -98,17 +100,13 @@ def cut(path: Path, length: int) -> None:
 
 OTHER_FILES: dict[str, Callable[[Path], Any]] = {
     "text": lambda path: path.write_text("1 10\n2 9\n"),
-    "array": lambda path: np.array(SIZES).dump(path),
     "objects": lambda path: np.savez(
         path, version=1, sizes=np.array([SIZES, None], dtype=object)
     ),
-    "no version": lambda path: np.savez(path, sizes=SIZES),
-    "no sizes": lambda path: np.savez(path, version=1),
     "later version": lambda path: np.savez(path, version=2, sizes=SIZES),
     "floats": lambda path: np.savez(path, version=1, sizes=np.array(SIZES) / 2),
     "folder": lambda path: path.mkdir(),
     "empty": lambda path: cut(path, 0),
-    "cut in the header": lambda path: cut(path, 40),
     "cut in the content": lambda path: cut(path, 300),
     "cut at the end": lambda path: cut(path, -1),
     "another dtype": lambda path: change(path, b"'<i4'", b"'<i2'"),
@@ -225,3 +223,15 @@ def test_a_cache_is_a_path_and_needs_a_function(cache: Path) -> None:
     text = re.escape(f"SizeBatchSampler: {text}Remove cache.")
     with pytest.raises(ValueError, match=f"^{text}$"):
         SizeBatchSampler(SIZES, 2, cache=cache)
+
+
+@pytest.mark.timeout(150)
+def test_ranks_that_write_a_cache_at_once_leave_one_complete_file(
+    tmp_path: Path,
+) -> None:
+    results = launch(tmp_path, "sampler_ranks", ["caches"], limit=120)
+    sizes = [list(size) for size in sampler_ranks.SIZES]
+    every, files = list(range(len(sampler_ranks.SIZES))), ["sizes.npz"]
+    for first, second in results["caches"]:
+        assert first == (sizes, every, files)
+        assert second == (sizes, [0, len(sampler_ranks.SIZES) - 1], files)
