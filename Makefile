@@ -155,7 +155,7 @@ test-core: test-core-address,undefined test-core-thread
 test-core-%: $(V)/.deps
 	$(CMAKE) -S . -B "build/core-$*" -DPP_SANITIZE=$*
 	$(CMAKE) --build "build/core-$*" -j2
-	$(CTEST) --test-dir "build/core-$*" --output-on-failure
+	$(CTEST) --test-dir "build/core-$*" -j2 --output-on-failure
 
 # Tests that depend on timing fail sooner on a busy machine.
 test-busy: $(V)/.built ## the tests of both backends beside BUSY=4 busy processes
@@ -274,13 +274,13 @@ cuda-build: $(VCUDA)/.deps fake-cuda ## check the kernels, compile for CUDA, run
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -c \
 		"from pyparallel import backend as b; print(b.devices); assert 'cuda' in b.devices"
 	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python $(PYTEST) \
-		-m "cuda_torch" $(PYTEST_ARGS)
+		-m "cuda_torch and not slow" $(PYTEST_ARGS)
 	cd $(TREE) && $(VCUDA)/bin/python -m pytest -q tests/fakecuda
 	$(ON_FAKE) $(PYTEST) -m "cuda and not two_gpus" $(PYTEST_ARGS)
 	export FAKECUDA_DEVICES=2 && $(ON_FAKE) $(PYTEST) -m "two_gpus" $(PYTEST_ARGS)
 
 fake-cuda: $(VCUDA)/.deps ## the fake CUDA runtime in build/fakecuda: tests/fakecuda
-	$(MAKE) -C tests/fakecuda OUT="$(FAKE)" PYTHON="$(VCUDA)/bin/python"
+	$(MAKE) -j2 -C tests/fakecuda OUT="$(FAKE)" PYTHON="$(VCUDA)/bin/python"
 
 # GPU_PYTHON=python3 selects an interpreter with torch for CUDA. scripts/gpu_check.py lists
 # its variables.

@@ -9,6 +9,7 @@ from PYTHON's triton. It needs neither torch nor a GPU.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -244,8 +246,12 @@ def demangle(names: list[str]) -> dict[str, str]:
     return {name: shorten(line) for name, line in zip(names, lines, strict=True)}
 
 
-def check(source: Path, arch: str, nvcc: str, python: str, seen: set[str]) -> int:
-    """Print the kernels of one file; return the number of their faults."""
+#: The figures of a file's kernels for an architecture, by mangled names.
+Kernels = tuple[dict[str, Usage], dict[str, Accesses]]
+
+
+def compiled(source: Path, arch: str, nvcc: str, python: str) -> Kernels:
+    """Compile a file and read its machine code."""
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernels.cubin")
         include = f"-I{ROOT / 'csrc'}"
@@ -256,6 +262,12 @@ def check(source: Path, arch: str, nvcc: str, python: str, seen: set[str]) -> in
         raise SystemExit(
             f"{source.name}: ptxas and the machine code name other kernels."
         )
+    return usages, sass
+
+
+def check(arch: str, kernels: Kernels, seen: set[str]) -> int:
+    """Print the kernels of one file; return the number of their faults."""
+    usages, sass = kernels
     num_faults = 0
     names = demangle(list(usages))
     for mangled, name in sorted(names.items(), key=lambda each: each[1]):
@@ -279,10 +291,13 @@ def main() -> int:
     chosen = parser.parse_args()
     num_faults = 0
     seen: set[str] = set()
-    for source in sorted(ROOT.glob("csrc/cuda/*.cu")):
-        for arch in chosen.archs:
+    sources = sorted(ROOT.glob("csrc/cuda/*.cu"))
+    pairs = list(itertools.product(sources, chosen.archs))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        work = [pool.submit(compiled, *p, chosen.nvcc, chosen.python) for p in pairs]
+        for (source, arch), kernels in zip(pairs, work, strict=True):
             print(f"{source.name}, sm_{arch}")
-            num_faults += check(source, arch, chosen.nvcc, chosen.python, seen)
+            num_faults += check(arch, kernels.result(), seen)
     for rule in RULES:
         if not any(re.match(rule.pattern, name) for name in seen):
             print(f"A kernel must match {rule.pattern!r}, but none does.")
