@@ -86,40 +86,35 @@ def test_a_lock_that_is_never_released_does_not_stop_a_fork(
     assert not worker_monitor._fork_locks.held
 
 
-@NATIVE
-def test_a_child_seeds_torch_while_a_thread_draws() -> None:
-    end, numbers = threading.Event(), torch.empty(4_000_000)
-
-    def draw() -> None:
-        while not end.is_set():
-            numbers.uniform_()  # which has the mutex nearly all the time
-
-    thread = threading.Thread(target=draw)
-    thread.start()
-    try:
-        codes = [child(lambda: torch.manual_seed(3)) for _ in range(4)]
-    finally:
-        end.set()
-        thread.join()
-    assert codes == [0] * 4
-    assert torch.rand(2).shape == (2,)
+NUMBERS = torch.empty(4_000_000)
 
 
 @NATIVE
-def test_threads_that_wait_for_the_generator_with_the_lock_of_python() -> None:
+@pytest.mark.parametrize(
+    ("use", "num_threads", "times"),
+    [
+        (NUMBERS.uniform_, 1, 4),  # has the mutex nearly all the time
+        (torch.get_rng_state, 2, 20),  # waits for it with the GIL
+    ],
+    ids=["draws", "asks"],
+)
+def test_a_child_seeds_torch_while_a_thread(
+    use: Callable[[], Any], num_threads: int, times: int
+) -> None:
     end = threading.Event()
 
-    def ask() -> None:
+    def run() -> None:
         while not end.is_set():
-            torch.get_rng_state()
+            use()
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads = [threading.Thread(target=run) for _ in range(num_threads)]
     for thread in threads:
         thread.start()
     try:
-        codes = [child(lambda: torch.manual_seed(3)) for _ in range(20)]
+        codes = [child(lambda: torch.manual_seed(3)) for _ in range(times)]
     finally:
         end.set()
         for thread in threads:
             thread.join()
-    assert codes == [0] * 20
+    assert codes == [0] * times
+    assert torch.rand(2).shape == (2,)

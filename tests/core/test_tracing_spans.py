@@ -121,9 +121,13 @@ STEP = [("pyparallel.scatter", "pyparallel.step"), ("pyparallel.step", None)]
 
 
 @pytest.mark.parametrize("name", ["train_step", "val_step"])
-def test_a_step_of_data_parallel_scatters_within_it(name):
+def test_a_step_of_data_parallel_contains_its_scatter_and_the_model(name):
     model, made = MMDataParallel(Net(), [-1]), batch()
     assert ranges(lambda: getattr(model, name)(made, None)) == STEP
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        getattr(model, name)(made, None)
+    (linear,) = [e for e in watched.events() if e.name == "aten::linear"]
+    assert linear.cpu_parent.name == "pyparallel.step"
 
 
 @pytest.fixture
@@ -141,11 +145,3 @@ def test_a_step_of_ddp_scatters_within_it(one_rank, name):
     # The gradients of the step are reduced by torch as ever.
     model.train_step(batch(), None).backward()
     assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
-
-
-def test_the_model_runs_within_the_step():
-    model, made = MMDataParallel(Net(), [-1]), batch()
-    with profile(activities=[ProfilerActivity.CPU]) as watched:
-        model.train_step(made, None)
-    (linear,) = [e for e in watched.events() if e.name == "aten::linear"]
-    assert linear.cpu_parent.name == "pyparallel.step"

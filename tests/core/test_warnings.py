@@ -53,15 +53,6 @@ def test_every_warning_of_the_package_has_a_code():
             assert re.match(known, call), f"{path}: {call}"
 
 
-def test_a_warning_is_given_once_for_each_place_and_begins_with_its_code():
-    with pytest.warns(pyparallel.LoaderWarning) as caught:
-        for place in ("a", "b", "a"):
-            category = pyparallel.LoaderWarning
-            errors.warn_once("PP999", f"at {place}", category, place)
-    assert messages(caught) == ["[PP999] at a", "[PP999] at b"]
-    assert errors.has_warned("PP999", "a") and not errors.has_warned("PP999")
-
-
 EXTRA = [{"a": 1}, {"a": 2, "b": 3}]
 
 

@@ -183,12 +183,13 @@ class TestWithAccelerators:
 
 class TestOnADevice:
     @pytest.mark.parametrize("method", METHODS)
-    def test_a_call_scatters_to_the_device_ids(self, method: str) -> None:
+    @pytest.mark.parametrize("ids", [[3], []], ids=["device", "host"])
+    def test_a_call_scatters_to_the_device_ids(self, method: str, ids: Any) -> None:
         model = Recorder()
-        wrapper = FakeDevice(model, [3])
+        wrapper = FakeDevice(model, ids)
         caller(wrapper, method)(DataContainer([torch.ones(1)]), key=1)
         caller(wrapper, method)()
-        assert wrapper.seen == [[3], [3]]
+        assert wrapper.seen == [ids or [-1]] * 2
         assert model.calls == [((torch.ones(1),), {"key": 1}), ((), {})]
 
     def test_every_tensor_is_checked_once_and_then_only_the_first(self) -> None:
@@ -238,21 +239,6 @@ class TestOnADevice:
         wrapper.module.to("meta")
         with pytest.raises(RuntimeError, match="found one on meta"):
             wrapper.train_step(torch.ones(1, 2))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_subclass_may_select_the_host_in_scatter(method: str) -> None:
-    seen = []
-
-    class Elsewhere(MMDataParallel):
-        def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
-            seen.append(device_ids)
-            return super().scatter(inputs, kwargs, [-1])
-
-    model = Recorder()
-    caller(Elsewhere(model, device_ids=[]), method)(DataContainer([torch.ones(1)]))
-    assert seen == [[-1]]
-    assert model.calls == [((torch.ones(1),), {})]
 
 
 @pytest.mark.cuda

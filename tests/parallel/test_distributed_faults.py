@@ -223,12 +223,7 @@ def test_ranks_of_a_group_are_named_as_the_job_numbers_them(
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 2e-7), ("float64", 1e-14)])
 @pytest.mark.parametrize(
     "case",
-    [
-        "every_step",
-        "accumulated_without_sync",
-        "joined",
-        "joined_and_divided_by_who_is_left",
-    ],
+    ["accumulated_without_sync", "joined", "joined_and_divided_by_who_is_left"],
 )
 def test_gradients_of_two_to_four_ranks_are_those_of_the_full_batch(
     case: str, dtype: str, most: float, protocol: str, ended: Path

@@ -269,35 +269,15 @@ def test_gradients_flow_to_the_module(devices: Any) -> None:
         torch.testing.assert_close(mine.grad, other.grad)
 
 
-def test_gradients_flow_to_inputs_and_keyword_arguments() -> None:
-    batch = torch.randn(5, 3, requires_grad=True)
-    scale = torch.tensor(2.0, requires_grad=True)
-    found = parallel_apply(lambda x, s: x * s, batch, TWO, module_kwargs={"s": scale})
-    torch.cat(found).sum().backward()
-    assert torch.equal(batch.grad, torch.full((5, 3), 2.0))
-    torch.testing.assert_close(scale.grad, batch.detach().sum())
-
-
-def change_data(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        parameter.data.mul_(3)
-        parameter.data = parameter.data.clone() + 1
-
-
-def change_structure(module: nn.Module) -> None:
+def test_a_changed_module_is_used_with_its_changes() -> None:
+    module, batch = network(), torch.randn(6, 3)
+    parallel_apply(module, batch, TWO)
     module[0].weight = nn.Parameter(torch.ones(5, 3))
+    module[0].bias.data = module[0].bias.data.clone() + 1
     module[1] = nn.ReLU()
     module.append(nn.Linear(2, 4))
     module[2].register_forward_hook(lambda m, args, out: out + 5)
-
-
-@pytest.mark.parametrize("change", [change_data, change_structure])
-def test_a_changed_module_is_used_with_its_changes(change: Any) -> None:
-    module, batch = network(), torch.randn(6, 3)
-    before = torch.cat(parallel_apply(module, batch, TWO))
-    change(module)
     found = torch.cat(parallel_apply(module, batch, TWO))
-    assert found.shape != before.shape or not torch.allclose(found, before)
     torch.testing.assert_close(found, module(batch))
 
 
@@ -363,9 +343,10 @@ def test_where_there_are_no_notes_a_cause_names_the_item() -> None:
 
 
 def test_the_first_error_by_item_is_raised_whichever_comes_first() -> None:
-    later_failed = threading.Event()
+    later_failed, begun = threading.Event(), []
 
     def call(i: int) -> None:
+        begun.append(i)
         if i == 1:
             assert later_failed.wait(SOON)
             raise ValueError(i)
@@ -375,28 +356,8 @@ def test_the_first_error_by_item_is_raised_whichever_comes_first() -> None:
 
     with pytest.raises(ValueError, match="1") as caught:
         parallel_apply(call, range(4), TWO)
-    assert caught.value.args == (1,)
-
-
-def test_running_calls_are_awaited_and_later_calls_are_skipped() -> None:
-    failed, other_begun = threading.Event(), threading.Event()
-    begun: list[int] = []
-    ended: list[int] = []
-
-    def call(i: int) -> None:
-        begun.append(i)
-        if i == 0:
-            assert other_begun.wait(SOON)
-            failed.set()
-            raise ValueError("no")
-        if i == 2:
-            other_begun.set()
-            assert failed.wait(SOON)
-        ended.append(i)
-
-    with pytest.raises(ValueError, match="no"):
-        parallel_apply(call, range(4), TWO)
-    assert 2 in ended and 1 not in begun and len(begun) - len(ended) == 1
+    assert caught.value.args == (1,), "the caller waits for calls that run"
+    assert sorted(begun) == [0, 1, 2], "no call begins after an error"
 
 
 def test_torchs_form_names_the_module() -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from pyparallel import parallel_apply
-from pyparallel.core import thread_state
 
 pytestmark = pytest.mark.one_backend
 
@@ -161,15 +160,3 @@ def test_casts_that_the_caller_has_cached_survive() -> None:
         return found
 
     assert cast_of(first) is cast_of(second)
-
-
-def test_the_state_is_right_without_the_shortcuts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
-        quick = thread_state.capture()
-        monkeypatch.setattr(thread_state, "any_autocast", None)
-        monkeypatch.setattr(thread_state, "num_function_modes", lambda: 1)
-        assert thread_state.capture() == quick
-        assert ("cpu", True, torch.bfloat16) in quick.casts
-        assert quick.default_device == torch.device("meta")

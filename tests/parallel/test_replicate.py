@@ -46,17 +46,6 @@ class Odd(nn.Module):
         return self.named["b"](self.named["a"](x)) * self.keyed["scale"] * self.frozen
 
 
-class OwnReplica(nn.Linear):
-    """A module that marks its replicas, as torch's RNNs do."""
-
-    marked = False
-
-    def _replicate_for_data_parallel(self) -> Any:
-        replica = super()._replicate_for_data_parallel()
-        replica.marked = True
-        return replica
-
-
 def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return {name: p.grad for name, p in module.named_parameters()}
 
@@ -200,30 +189,12 @@ class TestStructure:
         assert {id(each): dict(vars(each)) for each in net.modules()} == before
         assert [name for name, _ in net.named_parameters()] == names
 
-    def test_modules_may_make_their_own_replicas(self) -> None:
-        net = nn.Sequential(OwnReplica(1, 1))
-        assert [r[0].marked for r in replicate(net, TWO)] == [True, True]
-        assert not net[0].marked
-
     def test_an_rnn_runs_on_the_tensors_of_its_replica(self) -> None:
         net = nn.LSTM(2, 3)
         for replica in replicate(net, TWO):
             assert replica._flat_weights[0] is replica.weight_ih_l0
             replica(torch.ones(4, 1, 2))[0].sum().backward()
         assert net.weight_ih_l0.grad is not None
-
-    def test_hooks_run_with_the_replica(self) -> None:
-        net, seen = nn.Linear(1, 1), []
-        net.register_forward_hook(lambda module, args, output: seen.append(module))
-        replicas = replicate(net, TWO)
-        for replica in replicas:
-            replica(torch.ones(1, 1))
-        assert seen == replicas
-
-    @pytest.mark.parametrize("training", [True, False])
-    def test_replicas_are_in_the_mode_of_the_module(self, training: bool) -> None:
-        net = nn.Sequential(nn.Dropout()).train(training)
-        assert [r[0].training for r in replicate(net, TWO)] == [training] * 2
 
 
 def scripted() -> nn.Module:

@@ -7,16 +7,15 @@ import subprocess
 import sys
 from typing import Any
 
-import bad_inputs
 import pytest
 import torch
-from bad_inputs import Case, Refused, attempt, refused
+from bad_inputs import Case, Refused, attempt
 from bad_inputs_all import CASES, TABLES
 from loader_sets import all_free, no_feeders, wait_for
 from repository import SUPPORT
 
 import pyparallel
-from pyparallel import DataContainer, PreDataLoader
+from pyparallel import DataContainer
 from pyparallel.core import errors
 
 #: What collate refuses, wherever it runs.
@@ -53,23 +52,6 @@ def test_errors_are_equal_without_asserts() -> None:
         text=True,
     )
     assert (result.returncode, result.stdout) == (0, f"{num_cases}\n"), result.stderr
-
-
-def test_errors_pass_through_the_thread_that_loads_ahead() -> None:
-    before = torch.get_rng_state()
-    for name in REFUSED:
-        case = CASES[name]
-
-        def load(case: Case = case) -> Any:
-            yield case.call(case.make())
-
-        with (
-            pytest.raises(case.expected.classes) as caught,
-            PreDataLoader(load) as ahead,
-        ):
-            next(iter(ahead))
-        assert str(caught.value) == case.expected.message, name
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Failing:
@@ -137,25 +119,3 @@ def test_a_change_is_seen(what: str, act: Any) -> None:
         torch.set_grad_enabled(True)
         while KEPT:
             KEPT.pop().close()
-
-
-def test_another_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Any) -> None:
-        raise ValueError("this")
-
-    for call, expected in (
-        (lambda _: torch.ones(2), lambda: torch.ones(2).double()),
-        (lambda _: torch.zeros(1), lambda: -torch.zeros(1)),
-        (lambda _: (1,), lambda: [1]),
-        (fail, refused("that", ValueError)),
-        (fail, refused("this", TypeError)),
-        (lambda _: 1, refused("this", ValueError)),
-    ):
-        with pytest.raises(AssertionError, match=r"^the result: "):
-            attempt(Case(lambda: None, call, expected))
-    with pytest.raises(AssertionError, match=r"^the warnings: "):
-        attempt(Case(lambda: None, lambda _: 1, lambda: 1, ("once",)))
-    now = iter([0.0, 2.5])
-    monkeypatch.setattr(bad_inputs, "clock", lambda: next(now))
-    with pytest.raises(AssertionError, match=r"^it took 2\.5 s$"):
-        attempt(Case(lambda: None, lambda _: 1, lambda: 1))

@@ -99,22 +99,14 @@ def refused(call: Callable[[], Any], text: str) -> None:
         call()
 
 
-def collating(i: int) -> None:
-    batch: Any = collate(scenes(i), samples_per_gpu=2)
-    assert batch["img"].data[0].shape[0] == 2
+def batching(i: int) -> None:
+    batch: Any = collate(scenes(i), samples_per_gpu=1 + i % 2)
+    assert batch["img"].data[0].shape[0] == 1 + i % 2
     bad = [{"a": torch.ones(2)}, {"a": torch.ones(3)}]
     refused(lambda: collate(bad), "a")
-
-
-def scattering(i: int) -> None:
-    batch: Any = collate(scenes(i), samples_per_gpu=1)
-    assert len(scatter(batch, [-1, -1])) == 2
+    assert len(scatter(batch, [-1, -1])) == 2 - i % 2
     refused(lambda: scatter(batch, [99]), "99")
-
-
-def stacking(i: int) -> None:
     samples = [torch.ones(sizes(i + j)) for j in range(3)]
-    assert len(pad_stack(samples)) == 3
     found: Any = pad_stack(samples, padding=Padding(mask=True, side="left"))
     assert found.mask.dtype is torch.bool
     refused(lambda: pad_stack([*samples, torch.ones(2)]), "dim")
@@ -144,7 +136,7 @@ def imaging(i: int) -> None:
     refused(lambda: preprocess([torch.ones(3, 4)]), "must have shape")
 
 
-@pytest.mark.parametrize("call", [collating, scattering, stacking, fetching, imaging])
+@pytest.mark.parametrize("call", [batching, fetching, imaging])
 def test_good_and_bad_calls_leave_nothing(call: Callable[[int], None]) -> None:
     def run(times: int) -> None:
         for i in range(times):

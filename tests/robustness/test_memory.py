@@ -181,17 +181,6 @@ def test_a_forked_child_has_its_own_cache():
 
 
 @both
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3), (MIB,), (5, MIB)])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.complex128])
-def test_empty_makes_a_contiguous_tensor(backend, shape, dtype):
-    made = backend.empty(shape, dtype)
-    assert (made.shape, made.dtype, made.device.type) == (shape, dtype, "cpu")
-    assert made.is_contiguous() and not made.requires_grad
-    assert made.untyped_storage().nbytes() == math.prod(shape) * dtype.itemsize
-    made.fill_(1)
-
-
-@both
 def test_empty_refuses_an_invalid_shape(backend):
     rule = "must be a sequence of ints, but is of type int."
     check(backend.empty, (3, torch.uint8), TypeError, f"empty: shape {rule}")

@@ -14,7 +14,6 @@ import torch
 
 import pyparallel
 from pyparallel import backend
-from pyparallel.backend import _python
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
@@ -108,11 +107,3 @@ def test_an_image_that_changed_is_refused(
     with pytest.raises(ERRORS, match=r".+"):
         pre(images)
     assert called == ["image_batch"]
-
-
-def test_the_reference_finds_the_same() -> None:
-    leaves = [torch.ones(4, 5), torch.ones(3)]
-    plan = _python.plan_slab(leaves)
-    resized(leaves[0])
-    with pytest.raises(ERRORS, match=r"leaves\[0\]"):
-        _python.pack(torch.empty(plan.nbytes, dtype=torch.uint8), leaves, plan)

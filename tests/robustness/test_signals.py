@@ -84,10 +84,6 @@ class Numbered(torch.utils.data.Dataset[torch.Tensor]):
         return 8 * len(ROWS)
 
 
-def stacked() -> None:
-    assert is_right(pyparallel.pad_stack(samples()))
-
-
 def collated() -> None:
     batch = collate([{"x": DataContainer(x, stack=True)} for x in samples()], 4)
     assert is_right(batch["x"].data[0])
@@ -109,12 +105,11 @@ def loaded(**options: Any) -> Iterator[None]:
 @pytest.mark.parametrize(
     "works",
     [
-        lambda: (stacked() for _ in range(16)),
         lambda: (collated() for _ in range(16)),
         lambda: loaded(),
         lambda: loaded(num_workers=2),
     ],
-    ids=["pad_stack", "collate", "loader", "workers"],
+    ids=["collate", "loader", "workers"],
 )
 def test_nothing_is_lost_when_handlers_run_meanwhile(
     works: Callable[[], Iterator[None]],

@@ -79,7 +79,9 @@ def _collect(
 
 
 def join(folder: Path, rank: int, world: int, timeout: float) -> None:
-    """Join a group of gloo ranks that meet in a folder."""
+    """Join a group of gloo ranks that meet in a folder, with one thread each."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(str(folder / "store"), world),
@@ -104,8 +106,6 @@ def run_rank(
     rank: int, world: int, timeout: float, folder: str, module: str, cases: list[str]
 ) -> None:
     """Run the cases of a module as one rank, and end the process."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
     importlib.import_module(module)
     join(Path(folder), rank, world, timeout)
     for name in cases:

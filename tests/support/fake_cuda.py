@@ -17,8 +17,7 @@ active = hasattr(_library, "fakecuda_fail")
 #: Part of the path of our extension.
 EXTENSION = "pyparallel/backend/_C"
 
-SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED = 0, 1, 2, 801
-ILLEGAL_ADDRESS, LAUNCH_FAILURE = 700, 719
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, LAUNCH_FAILURE = 0, 1, 2, 719
 
 
 def _text(name: str) -> str:
@@ -35,12 +34,6 @@ def problems() -> list[str]:
 def unknown_kernels() -> list[str]:
     """Return the kernels launched since the last call that the fake cannot run."""
     return _text("fakecuda_unknown").splitlines()
-
-
-def count(name: str) -> int:
-    """Return the number of calls of a function of the runtime API."""
-    _library.fakecuda_count.restype = ctypes.c_uint64
-    return int(_library.fakecuda_count(name.encode()))
 
 
 def contexts() -> set[int]:

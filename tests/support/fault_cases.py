@@ -355,22 +355,16 @@ def in_worlds(rank: Rank, train: Callable[[Training, int, torch.dtype], float]) 
 
 
 @case
-def every_step(rank: Rank) -> Any:
-    return in_worlds(rank, functools.partial(_accumulated, rank, count=1))
-
-
-@case
 def accumulated_without_sync(rank: Rank) -> Any:
-    return in_worlds(rank, functools.partial(_accumulated, rank, count=3))
+    return in_worlds(rank, functools.partial(_accumulated, rank))
 
 
 def _accumulated(
-    rank: Rank, training: Training, world: int, dtype: torch.dtype, count: int
+    rank: Rank, training: Training, world: int, dtype: torch.dtype
 ) -> float:
-    """Train on six batches; ``count`` of them form a step, whose last one reduces."""
+    """Train on steps of one and of three batches; the last batch of each reduces."""
     largest, body = 0.0, training.net.body
-    for first in range(0, 6, count):
-        steps = range(first, first + count)
+    for steps in (range(1), range(1, 4), range(4, 7)):
         whole = [data_of(each, world, None, dtype) for each in steps]
         expected = plain(body, whole, 1.0)
         training.optimizer.zero_grad()

@@ -82,8 +82,6 @@ class Rank:
     def __init__(self, rank: int, folder: Path, protocol: str) -> None:
         self.rank, self.folder, self.protocol = rank, folder, protocol
         self.faulty, self.number = rank == FAULTY, -1
-        torch.set_num_threads(1)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         join(folder, rank, WORLD, LIMIT)
 
     def training(self, net: Net | None = None, **options: Any) -> Training:
