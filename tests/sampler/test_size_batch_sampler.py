@@ -343,6 +343,7 @@ def test_errors_name_the_argument_or_the_sample() -> None:
                 SizeBatchSampler(**{"sizes": [1], "batch_size": 1, **arguments})
 
 
+@pytest.mark.slow
 def test_the_package_needs_numpy_for_the_sampler_alone() -> None:
     code = """
 import sys
