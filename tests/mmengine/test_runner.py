@@ -73,13 +73,8 @@ def test_scoped_names_train_to_the_bits_of_the_stock_classes(results: Results) -
         assert rank["classes"] == OURS
         assert len(rank["losses"]) == 2 * 2048 // (2 * 16)
         assert rank["accuracy"][-1] > 0.9  # the most frequent kind has 0.53
-
-
-def test_ranks_have_different_losses_and_the_same_weights(results: Results) -> None:
     first, second = results.of("scoped")
     assert first["losses"] != second["losses"]
-    assert first["accuracy"] == second["accuracy"]
-    assert all(map(torch.equal, first["weights"], second["weights"]))
 
 
 @pytest.mark.parametrize(
@@ -156,24 +151,17 @@ def test_a_config_can_join_the_process_group(results: Results) -> None:
     assert results.of("joined_by_config") == [("gloo", 0), ("gloo", 1)]
 
 
-ERRORS = {
-    "no_group": "AttributeError: module 'torch._C' has no attribute '_cuda_setD",
-    "default_wrapper": "ValueError: DistributedDataParallel device_ids and output",
-    "mixed_stock": "AssertionError: ``AmpOptimizerWrapper`` is only available tr",
-    "alone_containers": "TypeError: inputs are a DataContainer",
-    "bare_collate": "TypeError: the first argument must be callable",
-    "class_as_wrapper": "TypeError: The key argument of `Registry.get` must be a ",
-    "wrapped_twice": 'TypeError: model has been wrapped and "model_wrapper_cfg"',
-    "fully_shard": "NotImplementedError: Operator c10d.broadcast_.default does no",
-    "resumed_without_install": "UnpicklingError: Weights only load failed.",
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
+@pytest.mark.parametrize(
+    ("case", "start"),
+    [
+        ("no_group", "AttributeError: module 'torch._C' has no attribute '_cuda_setD"),
+        ("resumed_without_install", "UnpicklingError: Weights only load failed."),
+    ],
+)
 def test_errors_of_mmengine_equal_the_documentation(
-    results: Results, case: str
+    results: Results, case: str, start: str
 ) -> None:
     if case == "no_group" and torch.version.cuda is not None:
         pytest.skip("torch is built with CUDA, and can choose a device")
     for rank in results:
-        assert str(rank[case]).startswith(ERRORS[case])
+        assert str(rank[case]).startswith(start)

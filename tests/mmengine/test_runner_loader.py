@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from repository import ROOT, SUPPORT
-from torch.utils.data import DataLoader as TorchLoader
 
 from pyparallel import mmengine as ours
 
@@ -84,13 +83,6 @@ def test_each_option_gives_the_batches_of_mmengine(changes: dict[str, Any]) -> N
     assert list(map(repr, found)) == list(map(repr, stock))
 
 
-def test_a_config_is_not_changed() -> None:
-    config = loader(ring_slabs=5, num_workers=0)
-    before = copy.deepcopy(config)
-    assert ours.Runner.build_dataloader(config, seed=5).ring_slabs == 5
-    assert config == before
-
-
 def test_a_batch_sampler_of_a_config_is_kept() -> None:
     sizes = [(1 + index % 7, 2) for index in range(21)]
     chosen = {"type": "pyparallel.SizeBatchSampler", "sizes": sizes}
@@ -99,8 +91,3 @@ def test_a_batch_sampler_of_a_config_is_kept() -> None:
     assert found.batch_size is None
     seen = [index for batch in found for index in batch["data_samples"]]
     assert sorted(seen) == list(range(21))
-
-
-def test_a_loader_is_returned_as_it_is() -> None:
-    existing = TorchLoader([1, 2])
-    assert ours.Runner.build_dataloader(existing) is existing

@@ -107,12 +107,6 @@ def test_sizes_of_another_scale_are_not_taken_from_a_cache(tmp_path: Path) -> No
         loader_of(scale=(640, 480), cache=cache)
 
 
-def test_landscapes_and_portraits_are_apart() -> None:
-    # AspectRatioBatchSampler does the same, so it can be replaced.
-    for batch in batches_of(loader_of(batch_size=4, scale=(1333, 800))):
-        assert len({index % 5 in (1, 4) for index in batch}) == 1
-
-
 def test_the_hook_of_the_runner_sets_the_epoch() -> None:
     class Loop:
         dataloader = loader_of()

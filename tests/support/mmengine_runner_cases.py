@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from docs_blocks import split_section
 from mmengine.config import Config
-from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 from mmengine.runner._flexible_runner import FlexibleRunner
 from mmengine_runner_parts import Reader
@@ -146,13 +145,6 @@ def alone_ours() -> Any:
     return found | {"imported": IMPORTED}
 
 
-@case
-def alone_containers() -> Any:
-    cfg = config("alone_containers", distributed=False, ours="pyparallel")
-    cfg["model"]["data_preprocessor"] = dict(type="BaseDataPreprocessor")
-    return run(cfg)
-
-
 # ---------------------------------------------------------------------- two ranks
 @case
 def joined_by_config() -> Any:
@@ -195,47 +187,11 @@ CASES["accumulated_stock"] = partial(accumulated, "accumulated_stock", "")
 CASES["accumulated_ours"] = partial(accumulated, "accumulated_ours", "pyparallel")
 
 
-def mixed(name: str, ours: str, wrapper: str) -> Any:
-    cfg = config(name, ours=ours)
-    cfg["optim_wrapper"] |= dict(type=wrapper, dtype="bfloat16")
+@case
+def mixed_ours() -> Any:
+    cfg = config("mixed_ours", ours="pyparallel")
+    cfg["optim_wrapper"] |= dict(type="pyparallel.AmpOptimWrapper", dtype="bfloat16")
     return run(cfg)
-
-
-AMP = "pyparallel.AmpOptimWrapper"
-CASES["mixed_stock"] = lambda: mixed("mixed_stock", "", "AmpOptimWrapper")
-CASES["mixed_ours"] = lambda: mixed("mixed_ours", "pyparallel", AMP)
-CASES["default_wrapper"] = lambda: run(
-    config("default_wrapper", model_wrapper_cfg=None)
-)
-SHARD = dict(type="pyparallel.MMFullyShard")
-CASES["fully_shard"] = lambda: run(
-    config("fully_shard", ours="pyparallel", model_wrapper_cfg=SHARD)
-)
-
-
-@case
-def bare_collate() -> Any:
-    cfg = config("bare_collate", ours="pyparallel", default_scope="pyparallel")
-    cfg["train_dataloader"]["collate_fn"]["type"] = "collate"
-    try:
-        return run(cfg)
-    finally:
-        DefaultScope.get_instance("after", scope_name="mmengine")
-
-
-@case
-def class_as_wrapper() -> Any:
-    from pyparallel.mmengine import MMDistributedDataParallel
-
-    runner = Runner.from_cfg(Config(config("class_as_wrapper", ours="pyparallel")))
-    return runner.wrap_model(dict(type=MMDistributedDataParallel), runner.model.module)
-
-
-@case
-def wrapped_twice() -> Any:
-    cfg = config("wrapped_twice", ours="pyparallel")
-    runner = Runner.from_cfg(Config(cfg))
-    return runner.wrap_model(cfg["model_wrapper_cfg"], runner.model)
 
 
 @case
