@@ -28,7 +28,6 @@ def sample(i: int) -> dict:
 
     return {
         "img": DC(torch.full((3, 4 + i, 5), float(i)), stack=True),
-        "gt_bboxes": DC(torch.full((i + 1, 4), float(i))),
         "img_metas": DC({"filename": f"{i}.jpg"}, cpu_only=True),
     }
 
@@ -39,12 +38,8 @@ class Detector(nn.Module):
         self.fc = nn.Linear(1, 1)
 
     def forward(self, img=None, img_metas=None, return_loss=True, **kwargs):
-        return {
-            "img": img,
-            "img_metas": img_metas,
-            "return_loss": return_loss,
-            **kwargs,
-        }
+        seen = {"img": img, "img_metas": img_metas, "return_loss": return_loss}
+        return {**seen, **kwargs}
 
     def train_step(self, data, optimizer, **kwargs):
         loss = self.fc(data["img"].mean().view(1)).sum()
@@ -52,13 +47,8 @@ class Detector(nn.Module):
         num = len(data["img_metas"])
         return {"loss": loss, "log_vars": {}, "num_samples": num, "seen": seen}
 
-    val_step = train_step
-
     def show_result(self, img, result):
         return img, result
-
-
-# Wrapping the model
 
 
 def test_wrap_on_the_first_device():  # 2, 4, 9, 11, 12
@@ -76,15 +66,6 @@ def test_wrap_on_the_first_device():  # 2, 4, 9, 11, 12
     out["loss"].backward()
     assert out["seen"]["optimizer"] is optimizer and out["seen"]["extra"] == 3
     assert issubclass(MMDistributedDataParallel, nn.parallel.DistributedDataParallel)
-
-
-# Loading and inference
-
-
-# Formatting
-
-
-# Subclasses and patches
 
 
 def test_a_subclass_repairs_the_forward_of_ddp():  # S1

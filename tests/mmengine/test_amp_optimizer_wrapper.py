@@ -132,34 +132,26 @@ def test_a_state_that_does_not_fit_leaves_the_scale(broken: str) -> None:
 
 
 SCALE = "loss_scale must be 'dynamic', a number or a dict, but is"
-REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
-    "dtype must be one of float16, bfloat16, float32, float64, but is 'fp16'.": (
-        ValueError,
-        {"dtype": "fp16"},
-    ),
-    "dtype must be a torch.dtype, its name or None, but is 16 (int).": (
-        TypeError,
-        {"dtype": 16},
-    ),
-    "dtype must be torch.bfloat16 or torch.float16 for parameters on the CPU, but is "
-    "torch.float32. Use OptimWrapper to train without casting.": (
-        ValueError,
-        {"dtype": "float32"},
-    ),
-    f"{SCALE} 'static' (str).": (TypeError, {"loss_scale": "static"}),
-    f"{SCALE} True (bool).": (TypeError, {"loss_scale": True}),
-    "loss_scale must be above 0 and finite, but is 0.0.": (
-        ValueError,
-        {"loss_scale": 0.0},
-    ),
-    "loss_scale must hold arguments of GradScaler, but is {'scale': 2.0}: got an "
-    "unexpected keyword argument 'scale'.": (TypeError, {"loss_scale": {"scale": 2.0}}),
-}
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"dtype": "fp16"}, ValueError,
+     "dtype must be one of float16, bfloat16, float32, float64, but is 'fp16'."),
+    ({"dtype": 16}, TypeError,
+     "dtype must be a torch.dtype, its name or None, but is 16 (int)."),
+    ({"dtype": "float32"}, ValueError,
+     "dtype must be torch.bfloat16 or torch.float16 for parameters on the CPU, but is "
+     "torch.float32. Use OptimWrapper to train without casting."),
+    ({"loss_scale": "static"}, TypeError, f"{SCALE} 'static' (str)."),
+    ({"loss_scale": True}, TypeError, f"{SCALE} True (bool)."),
+    ({"loss_scale": 0.0}, ValueError,
+     "loss_scale must be above 0 and finite, but is 0.0."),
+    ({"loss_scale": {"scale": 2.0}}, TypeError,
+     "loss_scale must hold arguments of GradScaler, but is {'scale': 2.0}: got an "
+     "unexpected keyword argument 'scale'."),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_settings_that_are_refused(message: str) -> None:
-    cls, kwargs = REFUSED[message]
+@pytest.mark.parametrize(("kwargs", "cls", "message"), REFUSED)
+def test_settings_that_are_refused(kwargs: Any, cls: Any, message: str) -> None:
     with refuses(f"AmpOptimWrapper: {message}", cls, AssertionError):
         make(**kwargs)
 

@@ -210,38 +210,28 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     assert one.base_param_settings is None and one.get_lr() == {"lr": [0.1]}
 
 
-REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
-    "accumulative_counts must be an integer of 1 or more, but is 0.": (
-        ValueError,
-        {"accumulative_counts": 0},
-    ),
-    "accumulative_counts must be an integer of 1 or more, but is 1.5 (float).": (
-        TypeError,
-        {"accumulative_counts": 1.5},
-    ),
-    "clip_grad must be a dict or None, but is 1.0 (float). Write dict(max_norm=...).": (
-        TypeError,
-        {"clip_grad": 1.0},
-    ),
-    "clip_grad must have arguments besides type, but is {}. Give at least max_norm.": (
-        ValueError,
-        {"clip_grad": {}},
-    ),
-    "clip_grad must have arguments besides type, but is {'type': 'value'}. Give at "
-    "least clip_value.": (ValueError, {"clip_grad": {"type": "value"}}),
-    "clip_grad['type'] must be 'norm' or 'value', but is 'l2'.": (
-        ValueError,
-        {"clip_grad": {"type": "l2", "max_norm": 1}},
-    ),
-    "clip_grad must hold arguments of clip_grad_norm_, but is {'max': 1}: missing a "
-    "required argument: 'max_norm'.": (TypeError, {"clip_grad": {"max": 1}}),
-    "optimizer must be a torch optimizer, but is list.": (TypeError, {"optimizer": []}),
-}
+COUNTS = "accumulative_counts must be an integer of 1 or more, but is"
+ARGUMENTS = "clip_grad must have arguments besides type, but is"
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"accumulative_counts": 0}, ValueError, f"{COUNTS} 0."),
+    ({"accumulative_counts": 1.5}, TypeError, f"{COUNTS} 1.5 (float)."),
+    ({"clip_grad": 1.0}, TypeError,
+     "clip_grad must be a dict or None, but is 1.0 (float). Write dict(max_norm=...)."),
+    ({"clip_grad": {}}, ValueError, f"{ARGUMENTS} {{}}. Give at least max_norm."),
+    ({"clip_grad": {"type": "value"}}, ValueError,
+     f"{ARGUMENTS} {{'type': 'value'}}. Give at least clip_value."),
+    ({"clip_grad": {"type": "l2", "max_norm": 1}}, ValueError,
+     "clip_grad['type'] must be 'norm' or 'value', but is 'l2'."),
+    ({"clip_grad": {"max": 1}}, TypeError,
+     "clip_grad must hold arguments of clip_grad_norm_, but is {'max': 1}: missing a "
+     "required argument: 'max_norm'."),
+    ({"optimizer": []}, TypeError,
+     "optimizer must be a torch optimizer, but is list."),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_settings_that_are_refused(message: str) -> None:
-    cls, kwargs = REFUSED[message]
+@pytest.mark.parametrize(("kwargs", "cls", "message"), REFUSED)
+def test_settings_that_are_refused(kwargs: Any, cls: Any, message: str) -> None:
     with refuses(f"OptimWrapper: {message}", cls, AssertionError):
         OptimWrapper(**{"optimizer": runs.optimizer(Recorded()), **kwargs})
 
@@ -284,38 +274,21 @@ def make_dict() -> tuple[OptimWrapperDict, OptimWrapper, OptimWrapper]:
 
 def test_it_is_read_like_a_dict() -> None:
     wrappers, one, other = make_dict()
-    assert isinstance(wrappers, OptimWrapper)
-    assert list(wrappers) == list(wrappers.keys()) == ["generator", "critic"]
-    assert list(wrappers.values()) == [one, other]
-    assert (
-        dict(wrappers) == dict(wrappers.items()) == {"generator": one, "critic": other}
-    )
-    assert (len(wrappers), "critic" in wrappers, "other" in wrappers) == (
-        2,
-        True,
-        False,
-    )
-    assert wrappers["critic"] is other
-
-
-def test_rates_momenta_groups_and_settings_are_by_name() -> None:
-    wrappers, one, other = make_dict()
-    assert wrappers.get_lr() == {
-        "generator.base_lr": [0.1],
-        "generator.lr": [0.03, 0.1],
-        "critic.lr": [0.1],
-    }
-    assert wrappers.get_momentum() == {
-        "generator.momentum": [0.9, 0.9],
-        "critic.momentum": [0.9],
-    }
-    assert {name: len(groups) for name, groups in wrappers.param_groups.items()} == {
-        "generator": 3,
-        "critic": 1,
-    }
+    assert isinstance(wrappers, OptimWrapper) and wrappers["critic"] is other
+    both = {"generator": one, "critic": other}
+    assert dict(wrappers) == dict(wrappers.items()) == both
+    assert list(wrappers.values()) == [one, other] and len(wrappers) == 2
+    assert "critic" in wrappers and "other" not in wrappers
     assert wrappers.defaults == {"generator": one.defaults, "critic": other.defaults}
-    nested = OptimWrapperDict(gan=wrappers)
-    assert nested.get_lr()["gan.critic.lr"] == [0.1]
+    groups = {name: len(each) for name, each in wrappers.param_groups.items()}
+    assert groups == {"generator": 3, "critic": 1}
+    momenta = {"generator.momentum": [0.9, 0.9], "critic.momentum": [0.9]}
+    assert wrappers.get_momentum() == momenta
+    assert OptimWrapperDict(gan=wrappers).get_lr() == {
+        "gan.generator.base_lr": [0.1],
+        "gan.generator.lr": [0.03, 0.1],
+        "gan.critic.lr": [0.1],
+    }
 
 
 def test_gradients_of_all_are_cleared() -> None:
