@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,6 @@ def stack_of(*tensors: torch.Tensor, **flags: Any) -> list[DataContainer]:
 
 def one_chunk(*tensors: torch.Tensor, **flags: Any) -> torch.Tensor:
     return collate(stack_of(*tensors, **flags), len(tensors)).data[0]
-
-
-def test_lists_keep_the_very_objects() -> None:
-    metas = [{"name": i} for i in range(3)]
-    batch = collate([DataContainer(meta, cpu_only=True) for meta in metas], 2)
-    assert [[id(m) for m in part] for part in batch.data] == [
-        [id(metas[0]), id(metas[1])],
-        [id(metas[2])],
-    ]
 
 
 def test_the_result_has_the_flags_of_the_first_sample_and_pads_two_dims() -> None:
@@ -218,34 +209,6 @@ def test_sequences_become_lists_and_namedtuples_keep_their_type() -> None:
     assert pair.right == ["a", "b"]
 
 
-def test_empty_containers_stay_empty() -> None:
-    assert collate([[], []]) == []
-    assert collate([{}, {}]) == {}
-    nothing = namedtuple("nothing", "")
-    assert collate([nothing(), nothing()]) == nothing()
-
-
-@pytest.mark.parametrize("options", [{"stack": True, "pad_dims": 2}, {"ragged": True}])
-def test_containers_of_arrays_and_images_are_those_of_tensors(options) -> None:
-    pillow = pytest.importorskip("PIL.Image")
-    arrays = [np.arange(6 * n, dtype=np.uint8).reshape(n, 2, 3) for n in (4, 4)]
-    if "ragged" in options:
-        arrays[0] = arrays[0][:1].copy()
-    frozen = arrays[1].copy()
-    frozen.flags.writeable = False
-    pictures = [pillow.fromarray(array) for array in arrays]
-
-    def batch(values: list[Any]) -> list[torch.Tensor]:
-        containers = [DataContainer(value, **options) for value in values]
-        (chunk,) = collate(containers, 2).data
-        return [chunk] if isinstance(chunk, torch.Tensor) else [*chunk]
-
-    tensors = [torch.tensor(array) for array in arrays]
-    for values in (arrays, [arrays[0], frozen], [tensors[0], arrays[1]], pictures):
-        for got, want in zip(batch(values), batch(tensors), strict=True):
-            assert torch.equal(got, want)
-
-
 def test_numpy_arrays_are_stacked_and_never_written(tmp_path: Path) -> None:
     base = np.arange(12, dtype=np.float32).reshape(3, 4)
     frozen = base.copy()
@@ -279,9 +242,3 @@ def test_a_subclass_may_have_its_own_idea_of_its_data() -> None:
         (chunk,) = collate(mixed, 2).data
         values = chunk.values if flags.get("ragged") else chunk
         assert [values[0].mean(), values[1].mean()] == [2, 1]
-
-
-def test_any_sequence_of_samples_will_do() -> None:
-    for batch in ((1, 2), deque([1, 2]), range(1, 3), Boxes([1, 2])):
-        assert collate(batch).tolist() == [1, 2]
-    assert collate([1, 2], samples_per_gpu=np.int64(1)).tolist() == [1, 2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,8 +14,6 @@ import numpy
 import pytest
 import torch
 from backends import both, using
-from torch.utils.data import DataLoader as TorchLoader
-from worker_allocations import with_allocations
 
 import pyparallel
 from pyparallel import (
@@ -216,12 +214,8 @@ def test_an_empty_list_has_the_dtype_and_width_of_the_others(
     ("rule", "shape", "mask"),
     [
         (Pad(divisor=4, mask=True), (2, 3, 8, 4), (2, 8, 4)),
-        (Pad(divisor=(1, 4), mask=True), (2, 3, 5, 4), (2, 5, 4)),
         (Pad(dims=1, divisor=4, mask=True), (2, 3, 5, 4), (2, 4)),
-        (Pad(divisor=(4,), mask=True), (2, 3, 5, 4), (2, 4)),
-        (Pad(dims=3, mask=True), (2, 3, 5, 2), (2, 3, 5, 2)),
         (Pad(shape=(4, 5, 6), mask=True), (2, 4, 5, 6), (2, 4, 5, 6)),
-        (Pad(shape=(6, 7), mask=True), (2, 3, 6, 7), (2, 6, 7)),
         (Pad(buckets=[(9, 9), (8, 3)], mask=True), (2, 3, 8, 3), (2, 8, 3)),
     ],
     ids=repr,
@@ -245,13 +239,6 @@ def test_sizes_come_with_the_mask_unless_chosen() -> None:
     assert only_mask.sizes is None
     assert only_mask.mask.tolist() == [[True, False], [True, True]]
     assert only_sizes.mask is None and only_sizes.sizes.tolist() == [[1], [2]]
-
-
-def test_rules_are_values() -> None:
-    assert Pad(divisor=[2, 2]) == Pad(divisor=(2, 2)) != Pad()
-    assert len({Pad(), Pad(), Stack(), Stack(), Concat(), List()}) == 4
-    for rule in (Pad(1, 2, side="left", mask=True), Stack(), Concat(), List()):
-        assert eval(repr(rule), RULES) == rule == pickle.loads(pickle.dumps(rule))
 
 
 @pytest.mark.parametrize(
@@ -347,9 +334,9 @@ WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
 ]  # fmt: skip
 
 
-def raised(call: Callable[[], Any]) -> Exception:
+def raised(call: Callable[..., Any], *args: Any) -> Exception:
     with pytest.raises(Exception) as caught:
-        call()
+        call(*args)
     return caught.value
 
 
@@ -357,7 +344,7 @@ def raised(call: Callable[[], Any]) -> Exception:
 def test_an_error_names_rule_field_and_sample_and_its_advice_works(
     rules: Collate, samples: list[Any], error: type[Exception], text: str
 ) -> None:
-    found = raised(lambda: rules(samples))
+    found = raised(rules, samples)
     assert isinstance(found, error) and isinstance(found, pyparallel.Error)
     assert str(found) == text
     advised = re.findall(r"(?:Pad|Stack|Concat|List)\(.*?\)", text.split(". ")[-1])
@@ -388,43 +375,28 @@ def test_an_error_names_rule_field_and_sample_and_its_advice_works(
         (Collate(x=Pad()), [{"x": [1], "y": 1}, {"x": [1]}],
          "batch[1] must have the keys of batch[0], but lacks 'y'. Give every sample "
          "the same keys."),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_samples_with_other_fields_are_an_error(
-    rules: Collate, samples: list[Any], text: str
-) -> None:
-    found = raised(lambda: rules(samples))
-    assert isinstance(found, pyparallel.Error) and str(found) == text
-
-
-@pytest.mark.parametrize(
-    ("rules", "sample", "text"),
-    [
-        (Collate(imge=Pad()), {"image": 1, "id": 2},
+        (Collate(imge=Pad()), [{"image": 1, "id": 2}],
          "Collate, Pad(): batch[0] must have the field 'imge', but has 'image', 'id'. "
          "Correct the name, or remove the rule."),
-        (Collate({"target.box": Concat()}), {"target": {"boxes": 1}},
-         "Collate, Concat(): batch[0]['target'] must have the field 'box', but has "
-         "'boxes'. Correct the name, or remove the rule."),
-        (Collate({"target.boxes": Concat()}), {"target": 3},
+        (Collate({"target.boxes": Concat()}), [{"target": 3}],
          "Collate, Concat(): batch[0]['target'] must have the field 'boxes', but has "
          "no fields (int). Correct the name, or remove the rule."),
-        (Collate(Pad(), Stack()), Pair(1, 2),
+        (Collate(Pad(), Stack()), [Pair(1, 2)],
          "Collate, Pad(): batch[0] must have the field '0', but has 'image', 'label'. "
          "Correct the name, or remove the rule."),
-        (Collate(Pad()), torch.ones(2),
+        (Collate(Pad()), [torch.ones(2)],
          "Collate, Pad(): batch[0] must have the field '0', but has no fields "
          "(torch.Tensor). Use Collate(default=Pad()) for samples without fields."),
     ],
     ids=repr,
 )  # fmt: skip
 def test_a_rule_without_a_field_is_an_error(
-    rules: Collate, sample: Any, text: str
+    rules: Collate, samples: list[Any], text: str
 ) -> None:
-    found = raised(lambda: rules([sample]))
-    assert isinstance(found, KeyError) and isinstance(found, ValueError)
-    assert str(found) == text
+    found = raised(rules, samples)
+    assert isinstance(found, pyparallel.Error) and str(found) == text
+    if "must have the field" in text:
+        assert isinstance(found, KeyError) and isinstance(found, ValueError)
 
 
 _ANY = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
@@ -484,29 +456,13 @@ def test_wrong_arguments_are_errors(
 
 
 # -------------------------------------------------------------------------- in workers
-@pytest.mark.parametrize("cls", [pyparallel.DataLoader, TorchLoader])
-def test_a_worker_writes_each_tensor_once(cls: Any) -> None:
-    def report(samples: list[Any]) -> Any:
-        batch, allocated = with_allocations(lambda: DETECTION(samples))
-        tensors = [*batch["image"].fields(), *batch["boxes"].fields()]
-        handed_over = [each.untyped_storage().data_ptr() for each in tensors]
-        return batch, allocated, handed_over
-
-    options = {"collate_fn": report, "multiprocessing_context": "fork"}
-    batches = list(cls(detections(8), batch_size=4, num_workers=2, **options))
-    for i, (batch, allocated, handed_over) in enumerate(batches):
-        assert sorted(allocated) == sorted(handed_over) and len(allocated) == 5
-        assert_same(batch, DETECTION(detections(8)[4 * i : 4 * i + 4]))
-    assert len(batches) == 2
 
 
 # --------------------------------------------------------------------- Collate.auto
 @pytest.fixture
-def new_process() -> Iterator[None]:
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget which warnings have been issued."""
-    errors._warned.clear()
-    yield
-    errors._warned.clear()
+    monkeypatch.setattr(errors, "_warned", set())
 
 
 def test_auto_chooses_by_shapes_and_warns_once(new_process: None) -> None:

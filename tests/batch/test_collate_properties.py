@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import oracle
 import pytest
 import samples
 import torch
-from fuzz_batches import any_case
-from fuzzed import search
+from backends import both, using
+from fuzz_batches import any_case, draw_column
+from fuzz_operators import generator
+from fuzzed import search, seeded
 
-from pyparallel import DataContainer, collate
+from pyparallel import DataContainer, Padded, collate, pad_stack
 
 pytestmark = pytest.mark.asan
 
@@ -65,13 +68,26 @@ def test_mixed_dtypes_promote_as_torch_stack_promotes_them() -> None:
     assert 30 < num_refused < 200
 
 
-def test_gradients_are_those_of_pad_and_stack() -> None:
-    for column in columns([torch.float32, torch.float64, torch.complex64], 150):
-        leaves = [[x.clone().requires_grad_() for x in column[0]] for _ in range(2)]
-        found = stacked(leaves[0], *column[1:])
-        expected = oracle.by_torch(leaves[1], *column[1:])
-        upstream = samples.random_tensor(found.shape, found.dtype, 1, tame=True)
-        found.backward(upstream)
-        expected.backward(upstream)
-        for leaf, twin in zip(*leaves, strict=True):
-            oracle.assert_same_tensor(leaf.grad, twin.grad)
+@both
+def test_gradients_are_those_of_the_samples(backend: ModuleType) -> None:
+    for seed in range(60):
+        numbers = seeded(seed)
+        column = draw_column(numbers, generator(numbers), numbers.between(1, 4))
+        leaves = [torch.rand(each.shape, dtype=torch.double) for each in column.tensors]
+
+        def pad(tensors: list[torch.Tensor], column: Any = column) -> list[Any]:
+            options = {"pad_dims": column.pad_dims, **column.options}
+            result = pad_stack(tensors, padding_value=2, **options)
+            return [*result.fields()] if isinstance(result, Padded) else [result]
+
+        with using(backend):
+            plain = pad(leaves)
+            inside = pad([torch.ones_like(each) for each in leaves])[0] == 1
+            found = pad([each.requires_grad_() for each in leaves])
+        for one, other in zip(found, plain, strict=True):
+            assert one is other is None or torch.equal(one, other)
+        upstream = torch.rand_like(found[0])
+        found[0].backward(upstream)
+        for leaf, row, here in zip(leaves, upstream, inside, strict=True):
+            assert leaf.grad is not None
+            assert torch.equal(leaf.grad.flatten(), row[here])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import pickle
 from collections import OrderedDict
@@ -25,20 +24,10 @@ def flags(container: DataContainer) -> tuple[Any, ...]:
     return tuple(getattr(container, name) for name in FLAGS)
 
 
-def test_the_defaults_are_those_of_mmcv() -> None:
-    assert flags(DataContainer(5)) == (5, False, 0, False, 2)
-    assert flags(DataContainer(5, True, 7, True, 1)) == (5, True, 7, True, 1)
-
-
 @pytest.mark.parametrize("name", [*FLAGS, "datatype"])
 def test_attributes_cannot_be_assigned(name: str) -> None:
     with pytest.raises(AttributeError):
         setattr(DataContainer(5), name, 1)
-
-
-@pytest.mark.parametrize("good", [None, 1, 2, 3, True, np.int64(3)])
-def test_pad_dims_may_be_none_or_one_to_three(good: Any) -> None:
-    assert DataContainer(1, pad_dims=good).pad_dims is good
 
 
 def test_the_type_is_that_of_the_data() -> None:
@@ -77,23 +66,6 @@ def test_length_truth_iteration_and_items_are_the_datas() -> None:
             call(DataContainer(5))
 
 
-def test_containers_are_equal_only_to_themselves() -> None:
-    container = DataContainer(5)
-    assert container == container
-    assert container != DataContainer(5)
-    assert len({container, DataContainer(5)}) == 2
-
-
-def test_copies_keep_the_flags() -> None:
-    container = DataContainer(torch.ones(2), True, 7, False, 1)
-    shallow, deep = copy.copy(container), copy.deepcopy(container)
-    assert flags(shallow) == flags(container)
-    assert shallow.data is container.data
-    assert flags(deep)[1:] == flags(container)[1:]
-    assert torch.equal(deep.data, container.data)
-    assert deep.data.data_ptr() != container.data.data_ptr()
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -109,16 +81,6 @@ def test_a_pickle_names_the_public_path(value: Any) -> None:
     assert f"pyparallel\n{type(value).__name__}\n".encode() in written
     assert b"pyparallel.batch" not in written
     assert type(pickle.loads(written)) is type(value)
-
-
-def test_a_pickle_from_before_the_modules_had_folders_loads() -> None:
-    container = pyparallel.DataContainer([1, 2], cpu_only=True)
-    written = pickle.dumps(container, protocol=0)
-    assert written.count(b"pyparallel\n") == 1
-    old = written.replace(b"pyparallel\n", b"pyparallel.container\n")
-    again = pickle.loads(old)
-    assert type(again) is pyparallel.DataContainer
-    assert (again.data, again.cpu_only) == ([1, 2], True)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -207,15 +169,6 @@ def test_to_moves_every_tensor_inside_and_keeps_the_rest() -> None:
     assert got["frozen"].left.is_meta
     assert got["frozen"].right.data.is_meta
     assert data["list"][0].device.type == "cpu"  # type: ignore[attr-defined]
-
-
-def test_to_passes_non_blocking_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(
-        torch.Tensor, "to", lambda self, *args, **kwargs: calls.append((args, kwargs))
-    )
-    DataContainer([torch.ones(1)]).to("cpu", non_blocking=True)
-    assert calls == [(("cpu",), {"non_blocking": True})]
 
 
 def test_metadata_is_not_copied() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -94,13 +93,6 @@ def test_a_batch_is_one_chunk_also_the_last_one(dataset: Any, num_workers: int) 
     assert not any(map(read, found))
 
 
-def test_a_loader_that_another_library_makes_from_ours_binds_too() -> None:
-    """accelerate and Lightning take ``collate_fn`` from the attribute."""
-    ours = DataLoader(SAMPLES, 4, collate_fn=collate)
-    theirs = TorchLoader(ours.dataset, ours.batch_size, collate_fn=ours.collate_fn)
-    assert list(map(sizes, theirs)) == whole(4, 3)
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -115,13 +107,6 @@ def test_other_functions_are_called_unchanged(function: Callable[..., Any]) -> N
     loader = DataLoader(SAMPLES, 4, collate_fn=function)
     assert loader.collate_fn is function
     assert [len(batch["img"].data) for batch in loader] == [4, 3]
-
-
-def test_without_batches_collate_is_called_unchanged() -> None:
-    given = [[sample(0), sample(1)], [sample(2)]]
-    loader = DataLoader(given, batch_size=None, collate_fn=collate)
-    assert loader.collate_fn is collate
-    assert [len(batch["img"].data) for batch in loader] == [2, 1]
 
 
 def test_on_several_devices_no_sample_is_lost() -> None:
@@ -152,21 +137,6 @@ def test_reading_chunks_of_the_default_size_is_warned_of_once() -> None:
     assert read(batch_of(3)) == [TEXT]
     (batch,) = TorchLoader(SAMPLES, 3, sampler=range(3), collate_fn=collate)
     assert read(batch) == [TEXT]
-
-
-def test_the_warning_is_at_the_line_that_reads() -> None:
-    batch, line = batch_of(3), inspect.currentframe().f_lineno  # type: ignore[union-attr]
-    reads: list[Callable[[], Any]] = [
-        lambda: batch["boxes"].data,
-        lambda: batch["boxes"][0],
-    ]
-    for i, each in enumerate(reads, 2):
-        _warned.discard("PP104 ")
-        with pytest.warns(BatchWarning) as caught:
-            each()
-        found = [(str(w.message), w.filename, w.lineno) for w in caught]
-        assert found == [(TEXT, __file__, line + i)]
-    _warned.discard("PP104 ")
 
 
 @pytest.mark.parametrize(
@@ -205,9 +175,3 @@ def test_the_package_may_read() -> None:
         assert list(loader) == [batch]
         assert loader.stats().nbytes > 0
         assert (len(batch["meta"]), list(batch["meta"])) == (3, [[0], [1], [2]])
-
-
-def test_the_data_are_an_ordinary_list() -> None:
-    data = batch_of(3)["meta"].data
-    assert type(data) is list
-    assert data == [[0], [1], [2]]

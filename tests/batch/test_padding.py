@@ -7,7 +7,6 @@ import dataclasses
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -33,29 +32,6 @@ def test_the_text_shows_only_chosen_options() -> None:
     shown = "Padding(shape=(4, 4), side='left', sizes=True)"
     assert repr(Padding(shape=[4, 4], side="left", sizes=True)) == shown
     assert eval(shown) == Padding(shape=(4, 4), side="left", sizes=True)
-
-
-def test_numbers_become_plain_integers() -> None:
-    padding = Padding(size_divisor=np.int64(32), side="left")
-    assert type(padding.size_divisor) is int
-    assert [type(n) for n in Padding(shape=torch.Size([4, 4])).shape] == [int, int]
-    assert type(Padding(shape=torch.Size([4, 4])).shape) is tuple
-
-
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ({}, None),
-        ({"size_divisor": 32, "side": "left"}, None),
-        ({"size_divisor": (32, 1)}, 2),
-        ({"shape": (1, 2, 3)}, 3),
-        ({"buckets": [(4,), (8,)], "side": ("left",)}, 1),
-    ],
-)
-def test_options_for_each_dimension_decide_their_number(
-    options: dict[str, Any], expected: int | None
-) -> None:
-    assert Padding(**options).num_dims == expected
 
 
 INTEGER = "must be an integer of 1 or more, but is"
@@ -102,10 +78,6 @@ def test_impossible_options_are_refused(
     with pytest.raises(cls) as caught:
         Padding(**options)
     assert str(caught.value) == f"Padding: {message}"
-
-
-def test_a_size_divisor_of_ones_may_stand_beside_a_shape() -> None:
-    assert Padding(shape=(4, 4), size_divisor=(1, 1)).shape == (4, 4)
 
 
 CONTAINERS: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -209,20 +181,3 @@ def test_a_column_has_one_padding(other: Padding | None, swap: bool) -> None:
         f"batch[{1 if swap else 3}]['a'] must have the padding of batch[0]['a'], but "
         f"has {found} where {first} was expected. Give every sample the same padding."
     )
-
-
-@pytest.mark.parametrize("pad_dims", [True, np.int64(1)])
-def test_pad_dims_may_be_any_integer(pad_dims: Any) -> None:
-    padding = Padding(sizes=True, mask=True, side="left")
-    batch = [
-        DataContainer(torch.ones(n), True, 0, False, pad_dims, padding=padding)
-        for n in (1, 2)
-    ]
-    (chunk,) = collate(batch, 2).data
-    assert (chunk.sizes.tolist(), chunk.mask.shape) == ([[1], [2]], (2, 2))
-
-
-def test_the_result_has_no_padding_any_more() -> None:
-    result = collate(images((1, 2), (2, 1), padding=Padding(size_divisor=4)), 2)
-    assert (result["img"].padding, result["img"].stack) == (None, True)
-    assert result["img"].data[0].shape == (2, 3, 4, 4)

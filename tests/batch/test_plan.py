@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -14,44 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyparallel import Padding
-from pyparallel.batch.plan import StackPlan, padding_patterns, plan_stack
+from pyparallel.batch.plan import padding_patterns, plan_stack
 from pyparallel.scatter_gather.split import partition
 
 
 def name(i: int) -> str:
     return f"batch[{i}]"
-
-
-#: Shapes, pad_dims, padding, and the plan.
-PLANS = [
-    ([(3, 4, 5), (3, 5, 4)], 2, None, StackPlan((2, 3, 5, 5), (True, True))),
-    ([(2, 3), (2, 3), (2, 0)], 1, None, StackPlan((3, 2, 3), (False, False, True))),
-    ([(), ()], None, None, StackPlan((2,), (False, False))),
-    ([(1, 2, 4), (1, 3, 3)], 2, Padding(size_divisor=(1, 4), side=("left", "center")),
-     StackPlan((2, 1, 3, 4), (True, True), ((0, 1, 0), (0, 0, 0)))),
-    ([(1, 2, 4), (1, 3, 3)], 2, Padding(shape=(3, 5)),
-     StackPlan((2, 1, 3, 5), (True, True))),
-    # Samples that fill the target start in the low corner.
-    ([(1, 2), (1, 2)], 1, Padding(side="left", size_divisor=2),
-     StackPlan((2, 1, 2), (False, False))),
-    # With a padding all dimensions may be padded.
-    ([(2,), (3,)], 1, Padding(), StackPlan((2, 3), (True, False))),
-    ([()], 0, Padding(), StackPlan((1,), (False,))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("shapes", "pad_dims", "padding", "expected"), PLANS)
-def test_a_plan_is_a_value_of_plain_integers(
-    shapes: Any, pad_dims: int | None, padding: Padding | None, expected: StackPlan
-) -> None:
-    plan = plan_stack(list(map(torch.Size, shapes)), pad_dims, name, padding)
-    assert plan == expected == plan_stack(shapes, pad_dims, name, padding)
-    for twin in (copy.copy(plan), pickle.loads(pickle.dumps(plan))):
-        assert plan == twin and hash(plan) == hash(twin)
-    assert repr(plan) == repr(expected)
-    assert {type(start) for row in plan.starts or () for start in row} <= {int}
-    with pytest.raises(AttributeError):
-        plan.shape = (1,)  # type: ignore[misc]
 
 
 def test_with_a_padding_there_must_be_the_padded_dimensions() -> None:
@@ -75,14 +40,6 @@ def test_a_partition_is_that_of_torch_chunk(num_items: int, num_parts: int) -> N
     # Of nothing torch makes as many empty chunks as asked for; a partition has one.
     expected = [len(chunk) for chunk in chunks] if num_items else [0]
     assert partition(num_items, num_parts) == expected
-
-
-def test_one_pattern_serves_equal_values() -> None:
-    plan = plan_stack([(1, 1), (1, 2), (1, 3)], 1, name)
-    one = b"\x00\x00\xe0\x40"
-    assert padding_patterns(plan, torch.float32, [7, 7, 7], name) == one
-    assert padding_patterns(plan, torch.float32, [7, 7.0, -1], name) == one
-    assert padding_patterns(plan, torch.float32, [7, 0, 9], name) == one + bytes(8)
 
 
 def test_the_sign_of_zero_is_kept() -> None:

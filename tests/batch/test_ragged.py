@@ -113,11 +113,6 @@ def test_gradients_flow_to_the_samples_and_back() -> None:
     assert [leaf.grad.tolist() for leaf in leaves] == [[1, 2], [4]]
 
 
-def test_mixed_dtypes_are_promoted_as_cat_promotes_them() -> None:
-    mixed = [torch.ones(1, dtype=torch.int32), torch.ones(2, dtype=torch.float64)]
-    assert Ragged.from_tensors(mixed).values.dtype is torch.float64
-
-
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_a_nested_tensor_shares_the_memory_in_both_directions(
     requires_grad: bool,
@@ -229,12 +224,3 @@ def test_wrong_calls_are_refused(call: Any, cls: type[Exception], message: str) 
     with pytest.raises(cls) as caught:
         call()
     assert str(caught.value) == message
-
-
-def test_collate_makes_one_ragged_for_every_chunk() -> None:
-    batch = [{"points": DataContainer(x, ragged=True)} for x in POINTS]
-    result = collate(batch, 2)["points"]
-    assert (result.ragged, result.stack, result.cpu_only) == (True, False, False)
-    assert [type(chunk) for chunk in result.data] == [Ragged, Ragged]
-    assert [chunk.offsets.tolist() for chunk in result.data] == [[0, 2, 2], [0, 1]]
-    assert torch.equal(result.data[0].values, torch.cat(POINTS[:2]))

@@ -161,17 +161,6 @@ def test_chunks_are_divided_again(sizes: list[int]) -> None:
     check(parts[1], sizes[0], 4)
 
 
-def test_chunks_of_one_shape_are_joined() -> None:
-    fixed = Padding(shape=(4, 4), sizes=True)
-    batch = [
-        DataContainer(torch.full((1, 2 + i, 1), float(i)), True, padding=fixed)
-        for i in range(3)
-    ]
-    (part,) = scatter(collate(batch, 2), ["cpu"], chunk_sizes=[3])
-    assert part.data[:, 0, 0, 0].tolist() == [0, 1, 2]
-    assert (part.sizes.tolist(), part.mask) == ([[2, 1], [3, 1], [4, 1]], None)
-
-
 def test_the_excess_is_cut_off() -> None:
     parts = scatter(make_batch(), ["cpu", "cpu"], max_size=1)
     check(parts[0], 0, 1)
