@@ -9,11 +9,7 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-import torch
 from backends import check, native, needs_native, reference
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from pyparallel import collate
 
 pytestmark = [pytest.mark.asan, needs_native]
 
@@ -50,50 +46,6 @@ def test_values_come_by_key_in_the_order_of_the_first_dict() -> None:
 def test_unsupported_dicts_are_left_to_python(dicts: list[Any]) -> None:
     assert native.columns(dicts, True) is None
     assert reference.columns(dicts, True) is None
-
-
-def test_only_values_for_stack_equal_are_stacked() -> None:
-    def sample(i: int) -> dict[str, Any]:
-        return {
-            "equal": torch.full((3,), i),
-            "ragged": torch.ones(i + 1),
-            "grad": torch.ones(2, requires_grad=True),
-            "large": torch.zeros(9000),
-            "param": torch.nn.Parameter(torch.ones(2), requires_grad=False),
-            "number": i,
-            "nested": {"x": torch.ones(1)},
-        }
-
-    dicts = [sample(i) for i in range(2)]
-    found = native.columns(dicts, True)
-    stacked = {key for key, column in found.items() if type(column) is torch.Tensor}
-    assert stacked == {"equal", "param"}
-    assert found["equal"].tolist() == [[0, 0, 0], [1, 1, 1]]
-    for key in found.keys() - stacked:
-        assert [x is d[key] for x, d in zip(found[key], dicts, strict=True)] == [
-            True
-        ] * 2
-    lists = native.columns(dicts, False)
-    assert all(type(column) is list for column in lists.values())
-    batch = collate(dicts[:1])
-    assert batch["equal"].tolist() == [[0, 0, 0]]
-    assert batch["nested"]["x"].tolist() == [[1]]
-
-
-def test_a_dispatch_mode_sees_every_operator() -> None:
-    seen: list[str] = []
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            seen.append(func.overloadpacket.__name__)
-            return func(*args, **(kwargs or {}))
-
-    dicts = [{"x": torch.ones(2)} for _ in range(2)]
-    with Mode():
-        assert type(native.columns(dicts, True)["x"]) is list
-        assert not seen
-        assert torch.equal(collate(dicts)["x"], torch.ones(2, 2))
-    assert seen
 
 
 def test_it_must_be_a_list() -> None:

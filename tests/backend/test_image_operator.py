@@ -140,23 +140,6 @@ def test_fast_batches_are_as_near_to_the_truth_as_stated(
 
 
 @both
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_large_batches_run_in_parallel_and_are_equal(
-    backend: ModuleType, dtype: torch.dtype
-) -> None:
-    rng = np.random.default_rng(0)
-    images = [rng.integers(0, 256, (3, 300 + i, 401 - i), np.uint8) for i in range(5)]
-    numbers = oracle.Numbers(
-        (123.675, 116.28, 103.53), (58.395, 57.12, 57.375), (1, 2, 3)
-    )
-    tensors = [lay_out(each, LAYOUTS[i % 3]) for i, each in enumerate(images)]
-    case = images, tensors, (320, 416), numbers
-    for channels_last in (False, True):
-        dst, _ = run(backend, case, dtype, (True, True, channels_last))
-        oracle.assert_bits(dst, oracle.in_steps(images, (320, 416), numbers, True))
-
-
-@both
 def test_numbers_are_rounded_to_float32_and_may_be_anything(
     backend: ModuleType,
 ) -> None:

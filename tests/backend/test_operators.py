@@ -1,7 +1,4 @@
-"""`pad_copy`, `pack` and `views` of both backends, against an oracle over bytes.
-
-test_pad_copy_places.py draws arguments of `pad_copy`.
-"""
+"""Storages of views, and the operators beside threads and forks."""
 
 from __future__ import annotations
 
@@ -10,84 +7,17 @@ import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
 import torch
 from backends import both, native, needs_native
 from gil import others_run_during
-from raw_bytes import (
-    bytes_of,
-    poisoned,
-    random_items,
-    to_tensor,
-)
 from repository import ROOT
-from torch.multiprocessing.reductions import StorageWeakRef
 
 pytestmark = [
     pytest.mark.cuda_torch,
     pytest.mark.asan,
     pytest.mark.filterwarnings("ignore:ComplexHalf support"),
 ]
-
-
-# ------------------------------------------------------------------------- pad_copy
-
-
-@both
-def test_pad_copy_writes_nothing_outside_dst(backend):
-    whole = torch.full((100,), 9, dtype=torch.uint8)
-    backend.pad_copy(
-        whole[10:90].view(4, 20), [torch.ones(7, dtype=torch.uint8)] * 4, b"\0"
-    )
-    assert whole[:10].eq(9).all() and whole[90:].eq(9).all()
-    assert whole[10:90].sum() == 28
-
-
-@both
-def test_pad_copy_records_no_gradient(backend):
-    sample = torch.ones(2, requires_grad=True)
-    dst = torch.empty(2, 3)
-    backend.pad_copy(dst, [sample, torch.nn.Parameter(torch.ones(3))], bytes(4))
-    assert not dst.requires_grad and dst.sum() == 5
-    assert torch.is_grad_enabled()
-
-
-# -------------------------------------------------------------------- pack and views
-
-
-def planned(backend, leaves, offsets, nbytes):
-    shapes = [leaf.shape for leaf in leaves]
-    return backend.SlabPlan(offsets, shapes, [leaf.dtype for leaf in leaves], nbytes)
-
-
-@both
-def test_pack_of_large_leaves(backend):
-    rng = np.random.default_rng(2)
-    items = [random_items(rng, (n,), torch.uint8) for n in (1_000_001, 3, 2_000_003)]
-    offsets = [64, 1_000_128, 1_000_192]
-    leaves = [to_tensor(each, torch.uint8) for each in items]
-    dst = poisoned((3_000_320,), torch.uint8)
-    backend.pack(dst, leaves, planned(backend, leaves, offsets, 3_000_320))
-    expected = bytearray(3_000_320)
-    for offset, each in zip(offsets, items, strict=True):
-        expected[offset : offset + len(each)] = each.tobytes()
-    assert bytes_of(dst) == bytes(expected)
-
-
-@both
-def test_views_share_the_bytes_of_the_slab_and_have_no_history(backend):
-    whole = torch.zeros(160, dtype=torch.uint8)
-    dtypes = (torch.float32, torch.int64)
-    plan = backend.SlabPlan([64, 128], [(2, 2), [0, 3]], dtypes, 128)
-    view, empty = backend.views(whole[32:], plan)
-    view.fill_(1)
-    assert whole[96:112].view(torch.float32).tolist() == [1.0] * 4
-    assert whole.count_nonzero() == 8
-    assert view.data_ptr() == whole.data_ptr() + 96
-    assert empty.shape == (0, 3)
-    assert view.grad_fn is None and not view._is_view()
-    assert view.requires_grad_().requires_grad
 
 
 @both
@@ -111,18 +41,6 @@ def test_every_view_has_its_own_storage_that_cannot_grow(backend):
     with pytest.raises(RuntimeError, match="resize storage that is not resizable"):
         views[0].resize_(4)
     assert torch.arange(200).equal(views[1])
-
-
-@both
-def test_weak_references_to_a_storage_do_not_keep_the_slab(backend):
-    plan = backend.plan_slab([torch.ones(3)])
-    slab = torch.zeros(64, dtype=torch.uint8)
-    (view,) = backend.views(slab, plan)
-    weak, whole = (StorageWeakRef(x.untyped_storage()) for x in (view, slab))
-    del slab
-    assert not whole.expired()
-    del view
-    assert weak.expired() and whole.expired()
 
 
 @both

@@ -15,7 +15,6 @@ from backends import native, needs_native
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyparallel import DataContainer
 from pyparallel.batch import pytree
 
 pytestmark = [pytest.mark.asan, needs_native]
@@ -125,16 +124,6 @@ def test_possible_containers_are_left_to_optree(tree: Any) -> None:
     assert native.flatten(tree, LEAVES) is None
     assert native.flatten([1, {"a": (tree,)}], LEAVES) is None
     assert Meta.num_runs == before
-
-
-def test_an_inspected_class_becomes_a_leaf() -> None:
-    class Thing:
-        """Not a container."""
-
-    things = [Thing(), DataContainer(1)]
-    leaves, structure = pytree.flatten(things)
-    assert leaves == things and Thing in pytree._leaf_types
-    assert pytree.flatten(things) == (leaves, structure)
 
 
 def nest(depth: int) -> Any:

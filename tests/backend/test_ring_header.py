@@ -8,7 +8,6 @@ import mmap
 import multiprocessing
 import os
 import signal
-import struct
 import threading
 import time
 from types import SimpleNamespace
@@ -44,33 +43,6 @@ def formatted(backend, num_slots):
     header = blank(num_slots)
     backend.ring_format(header, num_slots)
     return header
-
-
-def words(header, line):
-    return list(struct.unpack("=8q", bytes(header[LINE * line :][:LINE].tolist())))
-
-
-@both
-def test_formatting_zeroes_all_but_line_zero(backend):
-    header = formatted(backend, 3)
-    maker = 2 if backend is reference else 1
-    assert (
-        words(header, 0) == [int.from_bytes(b"PPRING\0\1", "big"), 3, maker] + [0] * 5
-    )
-    assert not header[LINE:].any()
-
-
-@both
-def test_a_claim_takes_the_first_free_slot_and_writes_its_first_word(backend):
-    header = formatted(backend, 3)
-    notes = header.view(torch.int64).view(-1, 8)[1:]
-    notes[:, 1:] = -7
-    with memory_file(1) as fd:
-        claimed = [backend.ring_claim(header, holder, fd) for holder in (5, 6, 7, 8)]
-        assert claimed == [0, 1, 2, -1]
-        assert backend.ring_pass(header, 1, 6, 0)
-        assert backend.ring_claim(header, 9, fd) == 1
-    assert notes.tolist() == [[holder] + [-7] * 7 for holder in (5, 9, 7)]
 
 
 @needs_native

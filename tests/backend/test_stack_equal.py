@@ -103,14 +103,3 @@ def test_memory_that_was_freed_is_not_read(stack_equal: Stack, left: int) -> Non
     freed.untyped_storage().resize_(left)
     assert stack_equal([freed, torch.ones(1000)]) is None
     assert stack_equal([torch.ones(1000), freed]) is None
-
-
-@pytest.mark.parametrize("num_dims", [2, 3, 4, 5])
-def test_the_result_is_contiguous_whatever_the_strides(
-    stack_equal: Stack, num_dims: int
-) -> None:
-    samples = [torch.rand(*range(2, 2 + num_dims)).movedim(-1, 1) for _ in range(2)]
-    stacked = stack_equal(samples)
-    assert stacked is None or stacked.is_contiguous()
-    if stack_equal is reference.stack_equal:
-        assert stacked is not None and stacked.equal(torch.stack(samples))

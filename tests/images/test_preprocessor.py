@@ -17,7 +17,6 @@ import pyparallel
 from pyparallel import ImagePreprocessor, Padded
 from pyparallel.backend import _python
 from pyparallel.core import errors
-from pyparallel.images import _batch
 from pyparallel.transfer import to_device
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -73,20 +72,6 @@ def test_the_result_has_the_bits_of_torch(
             expected = by_hand(photos(), (32, 32), 114, swap).to(dtype)
             assert batch.dtype is dtype and torch.equal(batch, expected)
             assert batch.is_contiguous()
-
-
-@both
-def test_mixed_dtypes_and_layouts_are_the_same_images(backend: ModuleType) -> None:
-    first, second, third = photos()
-    turned = second.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-    cut = F.pad(third, (2, 1, 1, 1))[:, 1:-1, 2:-1]
-    with using(backend):
-        pre = ImagePreprocessor(MEAN, STD)
-        expected = by_hand(photos(), (26, 31))
-        assert torch.equal(pre([first, turned, cut]), expected)
-        assert torch.equal(pre((first.half(), turned, cut.to(torch.uint16))), expected)
-    dark = torch.ones(3, 1, 1, dtype=torch.bool)
-    assert ImagePreprocessor()([dark]).tolist() == [[[[1.0]]] * 3]
 
 
 @both
@@ -227,17 +212,6 @@ def test_it_is_a_module_without_state() -> None:
     assert pre.half()(photos()).data.dtype is torch.float32
 
 
-def test_its_text_shows_the_options() -> None:
-    assert repr(ImagePreprocessor()) == "ImagePreprocessor()"
-    chosen = ImagePreprocessor(
-        1, [2, 3], size_divisor=32, dtype=torch.float16, exact=False, device="cpu"
-    )
-    assert repr(chosen) == (
-        "ImagePreprocessor(mean=(1.0,), std=(2.0, 3.0), size_divisor=32, "
-        "dtype=torch.float16, exact=False, device=cpu)"
-    )
-
-
 # -------------------------------------------------------------------- how it travels
 def test_images_are_sent_in_one_copy_in_memory_order(
     monkeypatch: pytest.MonkeyPatch,
@@ -260,19 +234,6 @@ def test_images_are_sent_in_one_copy_in_memory_order(
     assert [each.data_ptr() for each in parts] == [
         each.data_ptr() for each in (first, turned, third)
     ]
-
-
-@both
-def test_plain_images_need_no_operators_of_torch(
-    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("torch's operators must not be needed")
-
-    monkeypatch.setattr(_batch, "_run_torch", refuse)
-    with using(backend):
-        ImagePreprocessor(MEAN, STD)(photos())
-        ImagePreprocessor(MEAN, STD)(photos(dtype=torch.float64))
 
 
 @both

@@ -110,8 +110,3 @@ def test_batches_that_do_not_fit_name_the_image(case: Any) -> None:
         pre(images)
     found = str(caught.value).removeprefix("ImagePreprocessor: ")
     assert found == f"images{message}"
-
-
-def test_a_device_that_is_not_there_is_named() -> None:
-    with pytest.raises(RuntimeError, match="ImagePreprocessor: device cuda:99 must be"):
-        ImagePreprocessor(device=99)

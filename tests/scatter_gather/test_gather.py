@@ -14,18 +14,7 @@ from pyparallel import DataContainer, Padded, Ragged, gather
 pytestmark = pytest.mark.cuda_torch
 
 
-def parts(*sizes: int) -> list[torch.Tensor]:
-    """Return numbers in ascending order, in parts of these sizes."""
-    return list(torch.arange(float(sum(sizes) * 2)).reshape(-1, 2).split(list(sizes)))
-
-
 class TestTensors:
-    @pytest.mark.parametrize("dim", [0, 1])
-    def test_scalars_become_a_vector(self, dim: int) -> None:
-        losses = [torch.tensor(float(i)) for i in range(3)]
-        assert gather(losses, "cpu", dim).tolist() == [0, 1, 2]
-        assert gather(losses[:1], "cpu").tolist() == [0]
-
     def test_gradients_flow_to_every_output(self) -> None:
         leaves = [torch.ones(n, requires_grad=True) for n in (2, 1)]
         scalars = [torch.tensor(1.0, requires_grad=True) for _ in leaves]
@@ -52,21 +41,8 @@ class TestContainers:
         )
         assert list(made) == ["x", "y"] and made["x"].tolist() == [1, 1]
 
-    def test_outputs_may_be_a_tuple_and_are_not_changed(self) -> None:
-        outputs = ({"x": torch.zeros(1)}, {"x": torch.ones(1)})
-        assert gather(outputs, "cpu")["x"].tolist() == [0, 1]
-        assert [output["x"].tolist() for output in outputs] == [[0], [1]]
-
 
 class TestOtherValues:
-    @pytest.mark.parametrize(
-        "value", [None, "name", 3, 0.5, True, b"x", range(2), math.nan, (), [], {}]
-    )
-    def test_equal_values_are_returned_once(self, value: Any) -> None:
-        made = gather([{"v": value}, {"v": value}], "cpu")["v"]
-        assert made == value or made is value
-        assert type(made) is type(value)
-
     def test_equal_numbers_of_several_types_are_the_same(self) -> None:
         assert gather([{"v": 1}, {"v": 1.0}], "cpu") == {"v": 1}
         assert math.isnan(gather([float("nan"), float("nan")], "cpu"))
@@ -77,32 +53,8 @@ class TestOtherValues:
         assert gather([np.array(1), np.array(2)], "cpu").tolist() == [1, 2]
         assert gather([np.zeros((1, 2)), np.ones((1, 1))], 0 - 1, 1).shape == (1, 3)
 
-    def test_lists_without_tensors_are_joined(self) -> None:
-        opaque = [object(), object(), object()]
-        made = gather(
-            [
-                {"names": ["a", "b"], "of": [[1], [2, 3]], "results": opaque[:2]},
-                {"names": ["c"], "of": [], "results": opaque[2:]},
-            ],
-            "cpu",
-        )
-        assert made["names"] == ["a", "b", "c"] and made["of"] == [[1], [2, 3]]
-        assert all(a is b for a, b in zip(made["results"], opaque, strict=True))
-
-    def test_lists_of_tensors_and_none_are_gathered_by_item(self) -> None:
-        one, other = [None, torch.zeros(1)], [None, torch.ones(1)]
-        first, second = gather([one, other], "cpu")
-        assert first is None and second.tolist() == [0, 1]
-        assert gather([[None, None], [None, None]], "cpu") == [None, None]
-
 
 class TestSamplesInContainers:
-    def test_lists_of_data_containers_are_joined(self) -> None:
-        boxes = [torch.zeros(2, 4), torch.ones(0, 4), torch.ones(1, 4)]
-        made = gather([DataContainer(boxes[:2]), DataContainer(boxes[2:])], "cpu")
-        assert isinstance(made, DataContainer) and len(made.data) == 3
-        assert all(a is b for a, b in zip(made.data, boxes, strict=True))
-
     def test_flags_and_metadata_are_kept(self) -> None:
         metas = [{"id": 1}, {"id": 2}, {"id": 3}]
         made = gather(
@@ -116,15 +68,6 @@ class TestSamplesInContainers:
         assert all(a is b for a, b in zip(made.data, metas, strict=True))
         same = gather([DataContainer(5, cpu_only=True)] * 2, "cpu")
         assert same.data == 5
-
-    def test_tensors_are_joined_along_dimension_0(self) -> None:
-        made = gather([DataContainer(x, stack=True) for x in parts(2, 1)], "cpu", 1)
-        assert made.stack and made.data.shape == (3, 2)
-
-    def test_nested_lists_keep_their_levels(self) -> None:
-        one, other = [[torch.zeros(1), "a"]], [[torch.ones(1)], "b"]
-        made = gather([DataContainer(one), DataContainer(other)], "cpu").data
-        assert made == [[one[0][0], "a"], [other[0][0]], "b"]
 
     @pytest.mark.parametrize("wrap", [lambda x: x, DataContainer], ids=["bare", "in"])
     def test_ragged_samples_are_concatenated(self, wrap: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import torch
 from samples import Frozen, Pair
 
 from pyparallel import DataContainer as DC
-from pyparallel import collate, scatter, scatter_kwargs
+from pyparallel import collate, scatter
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 
@@ -28,10 +26,6 @@ class Config(dict):
 def chunks(*sizes: int) -> list[torch.Tensor]:
     """Return chunks of these sizes that count samples on."""
     return list(torch.arange(sum(sizes)).split(list(sizes)))
-
-
-def lists(parts: Any) -> Any:
-    return [part.tolist() for part in parts]
 
 
 # Targets
@@ -90,22 +84,6 @@ def test_arrays_are_split_over_several_targets_and_kept_for_one():
 
 
 # Options
-
-
-def test_chunk_sizes_divide_containers_again():
-    batch = {
-        "img": DC([torch.arange(6)], stack=True),
-        "boxes": DC([[torch.tensor([i]) for i in range(6)]]),
-        "meta": DC([list("abc"), list("def")], cpu_only=True),
-    }
-    first, second = scatter(batch, CPU2, chunk_sizes=[4, 2])
-    assert (first["img"].tolist(), second["img"].tolist()) == ([0, 1, 2, 3], [4, 5])
-    assert lists(second["boxes"]) == [[4], [5]]
-    assert (first["meta"], second["meta"]) == (list("abcd"), list("ef"))
-    parts = scatter(torch.arange(10).view(2, 5), CPU2, dim=1, chunk_sizes=(2, 3))
-    assert [part.shape for part in parts] == [(2, 2), (2, 3)]
-    joined = scatter(DC(chunks(3, 3), stack=True), CPU2, chunk_sizes=[4, 2])
-    assert lists(joined) == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_max_size_cuts_the_excess_of_every_part():
@@ -172,16 +150,6 @@ def test_containers_keep_their_types():
         assert part["frozen"].right.tolist() == values
 
 
-def test_everything_else_is_given_by_reference():
-    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1)
-    others = [optimizer, None, "text", b"bytes", 5, {1, 2}, range(3), object(), len]
-    for part in scatter({"o": others}, ["cpu"] * 3):
-        assert all(a is b for a, b in zip(part["o"], others, strict=True))
-    assert scatter(optimizer, [-1]) == [optimizer]
-    proxy = MappingProxyType({"x": torch.arange(2)})
-    assert scatter(proxy, CPU2)[1]["x"].tolist() == [1]
-
-
 def test_cpu_only_content_is_the_very_object():
     meta = {"file": "a.png"}
     assert scatter(DC([[meta]], cpu_only=True), [-1])[0][0] is meta
@@ -190,79 +158,4 @@ def test_cpu_only_content_is_the_very_object():
     assert scatter(DC(five, cpu_only=True), [-1]) is five
 
 
-def test_non_contiguous_sparse_and_empty_tensors():
-    strided = torch.arange(6).view(2, 3).t()
-    sparse = torch.eye(3).to_sparse()
-    empty = torch.empty(0, 3)
-    batch = {"strided": strided, "sparse": sparse, "empty": empty}
-    (part,) = scatter(batch, [-1])
-    assert part["strided"].is_contiguous()
-    assert part["strided"].tolist() == strided.tolist()
-    assert part["sparse"] is sparse
-    assert part["empty"] is empty
-    assert scatter(batch, ["cpu"])[0]["sparse"].is_sparse
-
-
 # scatter_kwargs
-
-
-def test_the_missing_side_is_filled():
-    assert scatter_kwargs(None, None, [-1]) == scatter_kwargs((), {}, [-1]) == ((), ())
-    x = torch.arange(4)
-    args, kwargs = scatter_kwargs((x,), None, CPU2)
-    assert (lists(a[0] for a in args), kwargs) == ([[0, 1], [2, 3]], ({}, {}))
-    args, kwargs = scatter_kwargs(None, {"x": x}, CPU2)
-    assert (args, lists(k["x"] for k in kwargs)) == (((), ()), [[0, 1], [2, 3]])
-
-
-def test_a_bare_tensor_or_dict_may_stand_for_the_positional_arguments():
-    args, kwargs = scatter_kwargs(torch.arange(3), None, [-1])
-    assert (lists(args), kwargs) == ([[0, 1, 2]], ({},))
-    args, kwargs = scatter_kwargs({"x": torch.arange(3)}, kwargs=None, target_gpus=[-1])
-    assert (args[0]["x"].tolist(), kwargs) == ([0, 1, 2], ({},))
-    args, kwargs = scatter_kwargs([], {"a": 1}, [-1])
-    assert (args, kwargs) == (((),), ({"a": 1},))
-
-
-def test_options_reach_both_sides():
-    args, kwargs = scatter_kwargs(
-        (torch.ones(4),), {"x": torch.ones(4)}, CPU2, 0, [1, 3], 2, torch.float16
-    )
-    parts = [(a[0], k["x"]) for a, k in zip(args, kwargs, strict=True)]
-    assert [(len(a), len(b)) for a, b in parts] == [(1, 1), (2, 2)]
-    assert all(t.dtype == torch.float16 for pair in parts for t in pair)
-
-
-def test_a_tensor_without_samples_fits_any_partition():
-    empty = torch.empty(0, 4)
-    for other in (torch.arange(5), torch.arange(1), DC(chunks(3, 1), stack=True)):
-        parts = scatter({"x": other, "empty": empty}, CPU2)
-        assert len(parts) == len(scatter({"x": other}, CPU2))
-        assert all(part["empty"].shape == (0, 4) for part in parts)
-
-
-class Boxes(list[torch.Tensor]):
-    """A list with a name."""
-
-
-def test_one_target_on_the_host_gets_the_very_objects():
-    tensor, weight = torch.ones(2), torch.nn.Parameter(torch.ones(2))
-    sparse, note = torch.ones(2).to_sparse(), object()
-    boxes = [torch.ones(1), [torch.ones(2)]]
-    (got,) = scatter(
-        {
-            "x": [tensor, (weight, sparse), note, [1, "a"]],
-            "image": DC([tensor], stack=True),
-            "boxes": DC([boxes]),
-            "named": DC([Boxes([tensor])]),
-            "meta": DC([note], cpu_only=True),
-        },
-        [-1],
-    )
-    first, (second, third), fourth, rest = got["x"]
-    assert first is tensor and second is weight and third is sparse and fourth is note
-    assert rest == [1, "a"]
-    assert got["image"] is tensor and got["meta"] is note
-    assert got["boxes"][0] is boxes[0] and got["boxes"][1][0] is boxes[1][0]
-    assert got["boxes"] is not boxes and got["boxes"][1] is not boxes[1]
-    assert type(got["named"]) is list and got["named"][0] is tensor

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import namedtuple
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,19 +11,13 @@ import pytest
 import torch
 
 from pyparallel import DataContainer as DC
-from pyparallel import scatter, scatter_kwargs
+from pyparallel import scatter
 from pyparallel.mmcv._functions import Scatter
 
 pytestmark = pytest.mark.asan
 
 CPU2 = ["cpu", "cpu"]
 ONE = torch.ones(1)
-Pair = namedtuple("Pair", "a b")
-
-
-@dataclass
-class Sample:
-    img: object
 
 
 def check(error, message, *args, **kwargs):
@@ -104,10 +96,6 @@ def test_scatter_refuses(case):
     check(error, message, batch, targets, **options)
 
 
-def test_unequal_chunks_without_a_tensor_beside_them_are_scattered():
-    assert len(scatter(UNEQUAL, CPU2)) == 2
-
-
 def test_more_chunks_than_targets():
     message = (
         "inputs['x'] must have at most one chunk for each target (1), but has 2. "
@@ -129,20 +117,6 @@ def test_an_empty_container():
     message = "inputs['x'] must hold at least one chunk, but is empty."
     for empty in (DC([]), DC([], cpu_only=True), DC((), stack=True)):
         check(ValueError, message, {"x": empty, "y": 1}, [-1])
-
-
-def test_places_are_written_as_the_user_would_index_them():
-    bad = DC([])
-    rest = " must hold at least one chunk, but is empty."
-    check(ValueError, "inputs" + rest, bad, [-1])
-    check(ValueError, "inputs.b" + rest, Pair(1, bad), [-1])
-    check(ValueError, "inputs['s'].img[1]" + rest, {"s": Sample([1, bad])}, [-1])
-    for args, kwargs, place in (
-        ((1, bad), {}, "inputs[1]"),
-        ((1,), {"img": [bad]}, "kwargs['img'][0]"),
-    ):
-        with pytest.raises(ValueError, match=f"^{re.escape(place + rest)}$"):
-            scatter_kwargs(args, kwargs, [-1])
 
 
 def test_the_old_function_calls_strangers_unknown():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyparallel import DataContainer as DC
-from pyparallel import scatter, scatter_kwargs
+from pyparallel import scatter
 
 pytestmark = pytest.mark.asan
 
@@ -156,20 +156,6 @@ def test_chunk_sizes_and_max_size_cut_all_alike(case, new_sizes, max_size):
     parts = scatter(batch, targets, chunk_sizes=new_sizes, max_size=max_size)
     for part, ids in zip(parts, ids_of(new_sizes), strict=True):
         assert same(plain(part), expect(tree, ids[:max_size]))
-
-
-@settings(deadline=None, max_examples=100)
-@given(cases(), cases())
-def test_arguments_are_scattered_as_one_batch(left, right):
-    sizes, num_targets = left[1:]
-    args, kwargs = (left[0],), {"x": right[0]}
-    found_args, found_kwargs = scatter_kwargs(
-        plant(args, sizes), plant(kwargs, sizes), ["cpu"] * num_targets
-    )
-    both = scatter(plant((args, kwargs), sizes), ["cpu"] * num_targets)
-    assert len(found_args) == len(found_kwargs) == len(both)
-    for pair, a, b in zip(both, found_args, found_kwargs, strict=True):
-        assert same(plain(pair), (plain(a), plain(b)))
 
 
 @settings(deadline=None, max_examples=60)

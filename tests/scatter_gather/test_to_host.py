@@ -6,26 +6,18 @@ import gc
 import random
 import threading
 import weakref
-from collections import OrderedDict
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from fake_device import (
-    DEVICE,
-    FakeDevice,
-    NoWaitBeforeCopy,
-    NoWaitOnHost,
-)
+from fake_device import DEVICE, FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from injected_races import shows
 from raw_bytes import bytes_of
-from samples import DTYPES, Frozen, Pair
+from samples import DTYPES
 
-from pyparallel import DataContainer as DC
 from pyparallel import start_to_host, to_host
 from pyparallel.scatter_gather.to_host import HostCopy
 from pyparallel.transfer import engine, to_device
@@ -92,32 +84,6 @@ def test_every_tensor_returns_unchanged(leaves, snapshot):
             expected = any(x.nbytes for x in leaves)
         assert fake.num_copies == expected
         assert fake.num_packs == (small > 0 or (snapshot and expected))
-
-
-def test_containers_keep_their_types_and_other_things_their_identity():
-    marker, host = object(), torch.ones(2)
-    with FakeDevice() as fake:
-        a, b, c, d, e = on(fake, 1, 2, 3, 4, 5)
-        meta = DC([e], cpu_only=True)
-        batch = {
-            "z": Pair(a, [marker, host]),
-            "a": OrderedDict(x=(b, "text", None)),
-            "dc": DC([[c]]),
-            "meta": meta,
-            "metrics": Frozen(d, "d"),
-        }
-        found = start(batch, fake).get()
-        assert list(found) == list(batch)
-        assert type(found["z"]) is Pair and type(found["a"]) is OrderedDict
-        assert found["z"].right[0] is marker and found["z"].right[1] is host
-        assert found["a"]["x"][1:] == ("text", None)
-        assert found["meta"].data[0] is e
-        values = found["z"].left, found["a"]["x"][0], found["dc"].data[0][0]
-        assert [x.tolist() for x in values] == [[1] * 3, [2] * 3, [3] * 3]
-        assert (
-            found["metrics"].right == "d" and found["metrics"].left.tolist() == [4] * 3
-        )
-        assert batch["z"].left is a, "the batch itself was changed"
 
 
 @pytest.mark.parametrize("call", [to_host, lambda batch: start_to_host(batch).get()])
@@ -221,26 +187,6 @@ def test_results_are_those_of_the_call_while_memory_is_reused(snapshot, late):
         assert fake.num_copies == 80
         assert fake.pools[fake.main].num_reused > 80
         assert fake.host.num_reused > 0
-
-
-@pytest.mark.parametrize("broken", [NoWaitBeforeCopy, NoWaitOnHost])
-def test_the_harness_finds_a_missing_wait(broken):
-    def wrong():
-        with broken() as fake:
-            return train(fake)
-
-    assert shows(wrong)
-
-
-def test_the_harness_finds_a_source_that_is_reused_before_the_copy(monkeypatch):
-    hold = mock.Mock(hold=lambda sources: 0, release_when=lambda *args: None)
-    monkeypatch.setattr(engine, "keep_alive", hold)
-
-    def wrong():
-        with FakeDevice(copy_delay=5e-3, compute_delay=0) as fake:
-            return train(fake)
-
-    assert shows(wrong)
 
 
 def test_large_tensors_are_read_in_place_or_from_a_snapshot(monkeypatch):

@@ -126,7 +126,7 @@ def record(stream: Stream) -> threading.Event:
 
 
 class FakeDevice:
-    """The correct device. Each subclass below lacks one protection."""
+    """The correct device."""
 
     def __init__(
         self,
@@ -304,37 +304,6 @@ class PinnedRing(FakeDevice):
     def is_pinned(self, tensor):
         address = tensor.untyped_storage().data_ptr()
         return self.ring.owns(address) or super().is_pinned(tensor)
-
-
-class NoWaitOfConsumer(FakeDevice):
-    """The consumer does not wait for the copy."""
-
-    def wait(self, stream, event):
-        if stream in self.copy_streams.values():
-            super().wait(stream, event)
-
-
-class NoWaitBeforeCopy(FakeDevice):
-    """The copy does not wait for earlier users of the memory."""
-
-    def wait(self, stream, event):
-        if stream not in self.copy_streams.values():
-            super().wait(stream, event)
-
-
-class HastyHostPool(FakeDevice):
-    """Pinned memory is reused while a copy still reads it."""
-
-    def copy(self, dst, src, stream):
-        super().copy(dst, src, stream)
-        self.host.streams.clear()
-
-
-class NoWaitOnHost(FakeDevice):
-    """The host reads results without waiting for the copy."""
-
-    def wait_on_host(self, event):
-        pass
 
 
 class NoKeep(FakeDevice):

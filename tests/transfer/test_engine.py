@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
-import signal
 import threading
 import weakref
 from functools import partial
@@ -76,30 +74,6 @@ def test_leaves_of_every_dtype_and_layout_arrive(seed, num, chunk):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "send", partial(native.send, chunk_nbytes=chunk))
         assert arrive(leaves, HostDevice()) == list(map(bytes_of, leaves))
-
-
-def test_bytes_between_leaves_are_zero_in_every_chunk():
-    leaves = [torch.full((n,), 255, dtype=torch.uint8) for n in (1, 65, 0, 130, 64)]
-    plan = native.plan_slab(leaves)
-    for chunk in (1, 7, 64, 100, 4096):
-        slab = torch.full((plan.nbytes,), 0xCC, dtype=torch.uint8)
-        native.send(slab, leaves, plan, [], [], COPIES, MAIN, chunk)
-        expected = torch.zeros_like(slab)
-        native.pack(expected, leaves, plan)
-        assert torch.equal(slab, expected)
-
-
-@pytest.mark.parametrize("num", [1, 7, 8, 20])
-def test_pinned_leaves_are_read_in_place(num, monkeypatch):
-    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
-    device = HostDevice()
-    leaves = []
-    for i in range(num):
-        large = device.lock(torch.full((100 + i,), float(i)))
-        leaves += [torch.tensor([i]), large, torch.empty(0, 3)]
-    queued = to_device.send(leaves, CPU, device)
-    assert len(queued._direct) == num
-    assert list(map(bytes_of, queued.wait())) == list(map(bytes_of, leaves))
 
 
 def test_packed_leaves_are_free_when_send_returns():
@@ -217,28 +191,6 @@ def test_large_transfers_release_the_gil():
     slab = torch.empty(plan.nbytes, dtype=torch.uint8)
     send = partial(native.send, slab, leaves, plan, [], [], COPIES, MAIN)
     assert others_run_during(send)
-
-
-def test_a_forked_child_is_refused_by_its_parents_engine():
-    leaf = torch.ones(3)
-    plan = native.plan_slab([leaf])
-    slab = torch.zeros(plan.nbytes, dtype=torch.uint8)
-    send = partial(native.send, slab, [leaf], plan, [], [], COPIES, MAIN)
-    sent = send()
-    rule = "send: copies must be queued by the process that queued the first one, "
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        num = 0
-        for call in (send, sent.is_done, lambda: sent.wait(MAIN)):
-            try:
-                call()
-            except RuntimeError as error:
-                num += str(error).startswith(rule)
-        del sent
-        os._exit(0 if num == 3 else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert sent.is_done()
 
 
 # ------------------------------------------------------------------------- the choice

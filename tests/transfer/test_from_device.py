@@ -88,16 +88,6 @@ def test_a_snapshot_is_copied_on_another_stream_after_the_current_one(calls):
     assert calls.module.stream.call_args_list[-1] == mock.call(calls.back)
 
 
-def test_capture_of_a_stream_is_checked_on_its_device(calls):
-    calls.module.is_current_stream_capturing.return_value = True
-    with pytest.raises(RuntimeError, match="stream of cuda:0 must not be under graph"):
-        PackedHostCopy([torch.ones(3)], DEVICE, TorchReturn())
-    calls.module.stream.assert_called_once_with(calls.current)
-    assert names(calls) == ["module.is_current_stream_capturing"]
-    del calls.module.is_current_stream_capturing
-    assert not TorchReturn().is_capturing(calls.current), "who cannot record does not"
-
-
 def test_both_directions_have_streams_of_their_own(calls):
     calls.module.Stream.side_effect = lambda device: object()
     there = device_module.TorchDevice()

@@ -94,22 +94,6 @@ def test_pageable_results_are_kept_alive_until_they_are_written(
         assert was_held == [True] and made[0].expired()
 
 
-def test_a_slab_counts_until_its_last_tensor_dies() -> None:
-    slabs = HostSlabs(1000)
-    slab, is_pinned = slabs.take(600, pinned)
-    assert is_pinned and slabs.in_use() == 600
-    view = slab[1:3]
-    del slab
-    assert slabs.in_use() == 600
-    other = view.view(2, 1)
-    del view
-    assert slabs.in_use() == 600
-    assert other.numel() == 2
-    del other
-    assert slabs.in_use() == 0
-    assert slabs.take(1000, pinned)[1]
-
-
 def test_threads_that_allocate_at_a_time_stay_within_the_limit() -> None:
     slabs, most, lock = HostSlabs(500), [0, 0], threading.Lock()
     all_here = threading.Barrier(8, timeout=30)
