@@ -130,38 +130,25 @@ def test_eager_code_does_not_go_through_the_dispatcher() -> None:
 
 
 # opcheck of torch 2.15 reads the gradients of tensors that are no leaves.
-OF_OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-
-
-@OF_OPCHECK
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("pad_dims", [0, 2])
-def test_torch_finds_nothing_wrong_with_pad_stack(
-    dtype: torch.dtype, grad: bool, pad_dims: int
-) -> None:
-    shapes = [(3, 4, 5), (3, 6, 2)] if pad_dims else [(2, 3), (2, 3)]
-    grad = grad and dtype.is_floating_point
-    samples = [torch.ones(each, dtype=dtype, requires_grad=grad) for each in shapes]
-    side = ["left", "center"] if pad_dims else ["right"]
-    for sizes in (False, True):
-        arguments = (samples, pad_dims, 1.0, [4, 1], None, None, side, sizes, sizes)
-        torch.library.opcheck(torch.ops.pyparallel.pad_stack.default, arguments)
-
-
-@OF_OPCHECK
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
-def test_torch_finds_nothing_wrong_with_image_batch(
-    dtype: torch.dtype, channels_last: bool, grad: bool
+def test_torch_finds_nothing_wrong_with_the_operators(
+    dtype: torch.dtype, grad: bool
 ) -> None:
     grad = grad and dtype.is_floating_point
-    images = [
-        torch.ones(shape, dtype=dtype, requires_grad=grad)
-        for shape in ((3, 4, 5), (3, 6, 2))
-    ]
-    for mask in (False, True):
+
+    def make(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+        return [torch.ones(each, dtype=dtype, requires_grad=grad) for each in shapes]
+
+    operators: Any = torch.ops.pyparallel
+    images, check = make((3, 4, 5), (3, 6, 2)), torch.library.opcheck
+    for more in (False, True):
+        padding = ([4, 1], None, None, ["left", "center"], more, more)
+        check(operators.pad_stack.default, (images, 2, 1.0, *padding))
+        plain = ([4, 1], None, None, ["right"], more, more)
+        check(operators.pad_stack.default, (make((2, 3), (2, 3)), 0, 1.0, *plain))
         options = ([1.0], [2.0], [0.5], False, True, True, [4, 4], torch.float16)
-        arguments = (images, *options, channels_last, mask)
-        torch.library.opcheck(torch.ops.pyparallel.image_batch.default, arguments)
+        for channels_last in (False, True):
+            arguments = (images, *options, channels_last, more)
+            check(operators.image_batch.default, arguments)

@@ -10,7 +10,7 @@ import torch
 from backends import last
 from collate_errors import freed
 
-from pyparallel import ImagePreprocessor, Padded, Ragged
+from pyparallel import ImagePreprocessor, Ragged
 from pyparallel.core.errors import EmptyBatchError
 
 pytestmark = pytest.mark.asan
@@ -18,20 +18,15 @@ pytestmark = pytest.mark.asan
 NAN = float("nan")
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mean": 1}, ValueError, "mean and std must be given together, but only mean is."),
-    ({"std": 1}, ValueError, "mean and std must be given together, but only std is."),
     ({"mean": "1", "std": 1}, TypeError,
      "mean must be a number or one for each channel, but is '1'."),
     ({"mean": 0, "std": [1, None]}, TypeError,
      "std must be a number or one for each channel, but is [1, None]."),
     ({"pad_value": ()}, ValueError, "pad_value must have 1 to 4 entries, but has 0."),
-    ({"mean": range(5), "std": 1}, ValueError,
-     "mean must have 1 to 4 entries, but has 5."),
     ({"mean": 0, "std": [1, 0]}, ValueError, "std[1] must not be 0, but is 0.0."),
-    ({"mean": 0, "std": 1e-60}, ValueError, "std[0] must not be 0, but is 1e-60."),
     ({"mean": NAN, "std": 1}, ValueError, "mean[0] must be finite, but is nan."),
     ({"mean": 0, "std": 1e39}, ValueError, "std[0] must be finite, but is 1e+39."),
     ({"scale": 0}, ValueError, "scale must be positive and finite, but is 0.0."),
-    ({"scale": NAN}, ValueError, "scale must be positive and finite, but is nan."),
     ({"scale": (1, 1)}, TypeError, "scale must be a number, but is (1, 1)."),
     ({"dtype": torch.float64}, TypeError,
      "dtype must be torch.float32, torch.float16 or torch.bfloat16, but is "
@@ -65,11 +60,6 @@ BATCHES: list[tuple[Any, type[Exception], str]] = [
     (image(), TypeError,
      " must be a list of tensors (C, h, w), or one tensor (n, C, h, w), but is a "
      "tensor of shape (3, 4, 5)."),
-    ({"img": [image()]}, TypeError,
-     " must be a list of tensors (C, h, w), or one tensor (n, C, h, w), but is dict."),
-    (Padded(image(1, 3, 4, 5)), TypeError,
-     " must be a list of tensors (C, h, w), or one tensor (n, C, h, w), but is "
-     "pyparallel.Padded."),
     (Ragged(image(), torch.tensor([0, 3])), TypeError,
      " must be a list of tensors (C, h, w), or one tensor (n, C, h, w), but is "
      "pyparallel.Ragged."),
@@ -83,8 +73,6 @@ BATCHES: list[tuple[Any, type[Exception], str]] = [
      "to_dense() before collating."),
     ([image(), image(4, 5)], ValueError,
      "[1] must have shape (C, h, w) with 1 to 4 channels, but has shape (4, 5)."),
-    ([image(5, 1, 1)], ValueError,
-     "[0] must have shape (C, h, w) with 1 to 4 channels, but has shape (5, 1, 1)."),
     ([image(), image(1, 4, 5)], ValueError,
      "[1] must have 3 channels like images[0], but has shape (1, 4, 5)."),
     ([image(1, 4, 5)], ValueError,

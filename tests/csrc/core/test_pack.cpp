@@ -18,17 +18,6 @@ using testing::make_packed;
 using testing::Packed;
 using testing::Watched;
 
-TEST(test_bounds_do_not_wrap) {
-  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  int64_t end = 0;
-  CHECK(slot_fits(0, 64, 64, &end) && end == 64);
-  CHECK(slot_fits(64, 0, 64, &end) && end == 64);
-  CHECK(!slot_fits(1, 64, 64, &end));
-  CHECK(!slot_fits(kMax, 1, 64, &end));
-  CHECK(!slot_fits(kMax - 1, kMax - 1, kMax, &end));
-  CHECK(slot_ascends(0, 0) && !slot_ascends(-1, 0) && !slot_ascends(7, 8));
-}
-
 TEST(test_slots_follow_one_another_at_cache_lines) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   int64_t next = 0;

@@ -54,53 +54,21 @@ TEST(test_slices_of_boxes_make_the_whole) {
   }
 }
 
-BoxTable table_of(const BoxPlan& plan, size_t num_boxes) {
-  CHECK(plan.table().num_boxes == static_cast<int64_t>(num_boxes));
-  return plan.table();
-}
-
-TEST(test_equal_shapes_become_one_row_each) {
-  uint8_t byte = 0;
-  PadShapes shapes{4, {3, 5, 7}, {3, 5, 7, 3, 5, 7}, {{&byte, {}}, {&byte, {}}}, {}};
-  const BoxPlan plan(&byte, shapes);
-  const BoxTable table = table_of(plan, 2);
-  CHECK(num_rows(table) == 2 && table.frame.width == 3 * 5 * 7 * 4);
-}
-
 TEST(test_dimensions_that_no_sample_pads_merge) {
-  uint8_t byte = 0;
-  PadShapes shapes{1, {2, 3, 8, 9, 4}, {2, 3, 8, 5, 4}, {{&byte, {}}}, {}};
-  const BoxPlan plan(&byte, shapes);
-  const BoxTable table = table_of(plan, 1);
-  CHECK(table.frame.height == 2 * 3 * 8 && table.frame.width == 9 * 4);
-  CHECK(table.frame.depth == 1 && table.frame.planes == 1);
-  CHECK(table.boxes[0].width == 5 * 4 && table.boxes[0].height == 48);
-}
-
-TEST(test_dimensions_without_padding_merge_beside_those_with_starts) {
-  uint8_t byte = 0;
-  PadShapes shapes{1, {2, 3, 8, 9, 4}, {2, 3, 8, 5, 4}, {{&byte, {}}}, {0, 0, 0, 2, 0}};
-  const BoxPlan plan(&byte, shapes);
-  const BoxTable table = table_of(plan, 1);
-  CHECK(table.frame.height == 2 * 3 * 8 && table.frame.width == 9 * 4);
-  CHECK(table.starts[0].x == 2 * 4);
-  CHECK(table.starts[0].y == 0 && table.starts[0].z == 0);
-}
-
-TEST(test_sizes_beyond_32_bits_are_planned_exactly) {
-  constexpr int64_t kWide = int64_t{3} << 31;
-  uint8_t byte = 0;
-  PadShapes shapes{2, {5, kWide}, {4, kWide - 1}, {{&byte, {}}}, {}};
-  const BoxPlan plan(&byte, shapes);
-  BoxTable table = table_of(plan, 1);
-  CHECK(table.frame.width == 2 * kWide);
-  CHECK(table.boxes[0].width == 2 * kWide - 2);
-  cut_rows(&table.frame, 1 << 16);
-  const RowSpan last = row_span(table, num_pieces(table) - 1);
-  CHECK(last.offset + last.nbytes == 10 * kWide && last.copied == 0);
-  const RowSpan copied = row_span(table, 4 * table.frame.pieces - 1);
-  CHECK(copied.nbytes - copied.copied == 2);
-  CHECK(copied.offset + copied.nbytes == 8 * kWide);
+  for (bool placed : {false, true}) {
+    uint8_t byte = 0;
+    PadShapes shapes{1, {2, 3, 8, 9, 4}, {2, 3, 8, 5, 4}, {{&byte, {}}}, {}};
+    if (placed) shapes.starts = {0, 0, 0, 2, 0};
+    const BoxPlan plan(&byte, shapes);
+    const BoxTable table = plan.table();
+    CHECK(table.num_boxes == 1);
+    CHECK(table.frame.height == 2 * 3 * 8 && table.frame.width == 9 * 4);
+    CHECK(table.frame.depth == 1 && table.frame.planes == 1);
+    CHECK(table.boxes[0].width == 5 * 4 && table.boxes[0].height == 48);
+    if (!placed) continue;
+    CHECK(table.starts[0].x == 2 * 4);
+    CHECK(table.starts[0].y == 0 && table.starts[0].z == 0);
+  }
 }
 
 }  // namespace

@@ -1,10 +1,7 @@
-// The header of a ring: a slot has one holder, for all orders of threads and processes.
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+// The header of a ring: a slot has one holder, for all orders of threads. Processes
+// share a ring in tests/backend/test_ring_header.py.
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -19,16 +16,15 @@ using namespace pyparallel;
 constexpr int64_t kParent = 1;
 constexpr int kPayload = 96;  // words of a slot
 
-// A formatted ring and its slots, in memory that forked processes share.
+// A formatted ring and its slots.
 struct Shared {
   explicit Shared(int64_t num_slots)
       : nbytes(static_cast<size_t>(ring_nbytes(num_slots) + num_slots * kPayload * 8)),
-        memory(static_cast<uint8_t*>(mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
-                                          MAP_SHARED | MAP_ANONYMOUS, -1, 0))),
+        memory(static_cast<uint8_t*>(std::aligned_alloc(kRingLine, nbytes))),
         ring(memory, num_slots) {
     ring.format();
   }
-  ~Shared() { munmap(memory, nbytes); }
+  ~Shared() { std::free(memory); }
 
   int64_t* payload(int64_t slot) {
     uint8_t* const slots = memory + ring_nbytes(ring.num_slots());
@@ -105,43 +101,6 @@ int64_t consume(Shared* shared, int64_t id) {
     ++taken;
   }
   return taken;
-}
-
-pid_t fork_producer(Shared* shared, int64_t id, int num_slots, bool die) {
-  const pid_t child = fork();
-  if (child != 0) return child;
-  alarm(60);
-  num_failures = 0;
-  produce(shared, id, num_slots, die);
-  while (die) pause();
-  _exit(num_failures == 0 ? 0 : 1);
-}
-
-TEST(test_processes_share_a_ring_and_one_is_killed) {
-  constexpr int kEach = 400;
-  constexpr int kHeld = 17;
-  Shared shared(5);
-  const pid_t living[] = {fork_producer(&shared, 2, kEach, false),
-                          fork_producer(&shared, 3, kEach, false)};
-  const pid_t doomed = fork_producer(&shared, 4, kHeld, true);
-  int64_t taken = 0;
-  while (taken < 2 * kEach + kHeld - 1) taken += consume(&shared, 100);
-  bool holding = false;
-  while (!holding) {
-    for (int64_t i = 0; i < 5; ++i) holding |= shared.ring.holder(i) == 4;
-  }
-  CHECK(kill(doomed, SIGKILL) == 0);
-  int status = 0;
-  CHECK(waitpid(doomed, &status, 0) == doomed && WIFSIGNALED(status));
-  for (const pid_t child : living) {
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0);
-  }
-  int64_t reclaimed = 0;
-  for (int64_t i = 0; i < 5; ++i) reclaimed += shared.ring.pass(i, 4, kNoHolder);
-  CHECK(reclaimed == 1);
-  for (int64_t i = 0; i < 5; ++i) CHECK(shared.ring.claim(9) == i);
-  CHECK(shared.ring.claim(9) == -1);
 }
 
 TEST(test_threads_never_see_a_slot_of_two_holders) {

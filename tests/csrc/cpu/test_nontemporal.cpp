@@ -90,16 +90,6 @@ TEST(test_a_worker_ends_with_a_fence) {
 #endif
 }
 
-TEST(test_this_machine_has_a_mover) {
-  int num = 0;
-  const bool found = cpu::visit_lines([&](auto) { return ++num == 1; });
-#if defined(__x86_64__)
-  CHECK(found && num == 1);
-#else
-  CHECK(!found && num == 0);
-#endif
-}
-
 PadShapes planes(const std::vector<uint8_t>& source, int64_t height, int64_t width) {
   return {1, {3, height, width}, {3, height, width - 1}, {{source.data(), {}}}, {}};
 }

@@ -27,6 +27,13 @@ void start_anew(int64_t limit, milliseconds patience) {
   CHECK(cache_info().limit == limit);
 }
 
+void check_empty_in_time() {
+  for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  CHECK(cache_info().cached == 0);
+}
+
 void write(const Block& block, int value) {
   memset(block.data, value, static_cast<size_t>(block.capacity));
 }
@@ -54,23 +61,14 @@ TEST(test_idle_blocks_are_freed_in_time) {
   start_anew(64 * kMiB, milliseconds(300));
   give_block(take_block(4 * kMiB));
   give_block(take_block(2 * kMiB));
-  for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  CHECK(cache_info().cached == 0);
+  check_empty_in_time();
   give_block(take_block(2 * kMiB));  // and the thread starts again
   CHECK(cache_info().cached == 2 * kMiB);
-  for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  CHECK(cache_info().cached == 0);
+  check_empty_in_time();
   bound_cache(64 * kMiB, kLong);
   give_block(take_block(2 * kMiB));
   bound_cache(64 * kMiB, milliseconds(1));  // wakes the waiting thread
-  for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  CHECK(cache_info().cached == 0);
+  check_empty_in_time();
 }
 
 TEST(test_impossible_sizes_are_refused) {
@@ -123,10 +121,7 @@ void check_child() {
   CHECK(take_block(4 * kMiB).data == block.data);
   bound_cache(64 * kMiB, milliseconds(10));
   give_block(block);
-  for (int i = 0; i < 200 && cache_info().cached > 0; ++i) {
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  CHECK(cache_info().cached == 0);  // it has a thread of its own
+  check_empty_in_time();  // it has a thread of its own
 }
 
 TEST(test_a_forked_child_starts_empty) {
