@@ -7,49 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from backends import each_backend, native, needs_native, reference
+from backends import each_backend, native, needs_native
 from gil import others_run_during
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 
 Stack = Callable[[list[Any]], "torch.Tensor | None"]
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int16,
-    torch.int64,
-    torch.bfloat16,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-]
 
 
 @pytest.fixture(params=each_backend)
 def stack_equal(request: pytest.FixtureRequest) -> Stack:
     return request.param.stack_equal
-
-
-def bits(tensor: torch.Tensor) -> list[int]:
-    # A single value may have any stride and count as contiguous.
-    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-    return flat.view(torch.uint8).tolist()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (3, 4, 5), (0,), (2, 0)])
-@pytest.mark.parametrize("count", [1, 2, 65])
-def test_the_result_equals_torch_stack(
-    stack_equal: Stack, dtype: torch.dtype, shape: tuple[int, ...], count: int
-) -> None:
-    samples = [(torch.rand(shape) * 100).to(dtype) for _ in range(count)]
-    stacked, expected = stack_equal(samples), torch.stack(samples)
-    if stacked is None:
-        assert stack_equal is reference.stack_equal and expected.numel() == 0
-        return
-    assert (stacked.dtype, stacked.shape) == (expected.dtype, expected.shape)
-    assert stacked.is_contiguous()
-    assert bits(stacked) == bits(expected)
 
 
 def test_the_result_shares_no_memory_with_one_sample(stack_equal: Stack) -> None:

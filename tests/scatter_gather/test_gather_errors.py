@@ -56,6 +56,10 @@ CASES: dict[str, tuple[type[Exception], Any, str]] = {
     "values": (ValueError, [{"name": "a"}, {"name": "b"}],
         "gather: outputs[1]['name'] must equal outputs[0]['name'], but is 'b' where "
         "'a' was expected. Return a tensor, or a list with one entry for each sample."),
+    "values in cpu_only": (ValueError,
+        [DataContainer("a", cpu_only=True), DataContainer("b", cpu_only=True)],
+        "gather: outputs[1].data must equal outputs[0].data, but is 'b' where 'a' was "
+        "expected. Return a tensor, or a list with one entry for each sample."),
     "ragged values": (ValueError,
         [Ragged.from_tensors([torch.ones(1, n)]) for n in (2, 3)],
         "gather: outputs[1].values must match outputs[0].values outside dimension 0, "

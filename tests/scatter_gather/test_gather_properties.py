@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
-from samples import Frozen, Pair
+from samples import Frozen, Pair, rebuild, same
 
 from pyparallel import DataContainer, MMDataParallel, gather
 
@@ -60,32 +60,10 @@ def value(leaf: Samples, start: int, stop: int) -> Any:
 
 
 def build(nest: Any, make: Any) -> Any:
-    """Return the nest with every leaf replaced, by a walk that is not the library's."""
+    """Return the nest with every leaf replaced."""
     if isinstance(nest, Samples):
         return make(nest)
-    if isinstance(nest, Frozen):
-        return Frozen(build(nest.left, make), build(nest.right, make))
-    if isinstance(nest, Pair):
-        return Pair(*[build(each, make) for each in nest])
-    if isinstance(nest, dict):
-        return type(nest)((key, build(each, make)) for key, each in nest.items())
-    return type(nest)(build(each, make) for each in nest)
-
-
-def same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, DataContainer):
-        return same(one.data, other.data)
-    if isinstance(one, Frozen):
-        return same(one.left, other.left) and same(one.right, other.right)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    return rebuild(nest, lambda each: build(each, make))
 
 
 @settings(deadline=None, max_examples=150)

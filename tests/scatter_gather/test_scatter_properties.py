@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import Pair, rebuild, same
 
 from pyparallel import DataContainer as DC
 from pyparallel import scatter
 
 pytestmark = pytest.mark.asan
 
-Pair = collections.namedtuple("Pair", "a b")
 LEAVES = ("tensor", "column", "stacked", "listed", "meta", "number", "text", "none")
 
 trees = st.recursive(
@@ -41,7 +41,7 @@ def ceiling(total: int, num: int) -> list[int]:
 def plant(tree: Any, sizes: list[int]) -> Any:
     """Return the tree with real leaves; samples count from 0 to their sum."""
     total = sum(sizes)
-    whole = torch.arange(float(total))
+    whole = torch.arange(total)
     if isinstance(tree, str):
         return {
             "tensor": lambda: whole.clone(),
@@ -57,14 +57,6 @@ def plant(tree: Any, sizes: list[int]) -> Any:
             "none": lambda: None,
         }[tree]()
     return rebuild(tree, lambda item: plant(item, sizes))
-
-
-def rebuild(tree: Any, function: Any) -> Any:
-    if isinstance(tree, dict):
-        return type(tree)((key, function(value)) for key, value in tree.items())
-    if isinstance(tree, Pair):
-        return Pair(*map(function, tree))
-    return type(tree)(map(function, tree))
 
 
 def expect(tree: Any, ids: list[int]) -> Any:
@@ -90,19 +82,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict | list | tuple):
         return rebuild(value, plain)
     return value
-
-
-def same(found: Any, expected: Any) -> bool:
-    """Compare values and container types, all the way down."""
-    if type(found) is not type(expected):
-        return isinstance(found, float | int) and found == expected
-    if isinstance(found, dict):
-        return list(found) == list(expected) and all(
-            same(found[key], expected[key]) for key in found
-        )
-    if isinstance(found, list | tuple):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    return found == expected
 
 
 @st.composite

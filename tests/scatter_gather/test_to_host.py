@@ -9,14 +9,13 @@ import weakref
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from fake_device import DEVICE, FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_bytes import bytes_of
-from samples import DTYPES
+from samples import DTYPES, tensors
 
 from pyparallel import start_to_host, to_host
 from pyparallel.scatter_gather.to_host import HostCopy
@@ -49,27 +48,13 @@ def on(fake: FakeDevice, *values: float) -> list[torch.Tensor]:
 
 
 @st.composite
-def tensors(draw: Any) -> torch.Tensor:
+def leaves_of(draw: Any) -> torch.Tensor:
     shape = tuple(draw(st.lists(st.integers(0, 6), max_size=3)))
-    dtype = draw(st.sampled_from(DTYPES))
-    layout = draw(st.sampled_from(("dense", "dense", "dense", "sliced", "expanded")))
-    whole = [size + (layout == "sliced") for size in shape]
-    high = 2 if dtype == torch.bool else 256
-    nbytes = int(np.prod(whole)) * dtype.itemsize
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    made = torch.empty(whole, dtype=dtype)
-    if nbytes:
-        bits = rng.integers(0, high, nbytes, np.uint8)
-        made = torch.from_numpy(bits).view(dtype).view(whole)
-    if layout == "expanded":
-        return made[None].expand(2, *made.shape)
-    part = made[tuple(map(slice, shape))]
-    turned = draw(st.integers(0, 3)) == 0
-    return part.permute(tuple(reversed(range(part.dim())))) if turned else part
+    return draw(tensors(shape, draw(st.sampled_from(DTYPES))))
 
 
 @settings(max_examples=120, deadline=None)
-@given(leaves=st.lists(tensors(), max_size=7), snapshot=st.booleans())
+@given(leaves=st.lists(leaves_of(), max_size=7), snapshot=st.booleans())
 def test_every_tensor_returns_unchanged(leaves, snapshot):
     large = mock.patch.object(layout_module, "DIRECT_NBYTES", 100)
     with large, FakeDevice(copy_delay=0, compute_delay=0) as fake:

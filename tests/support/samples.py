@@ -61,6 +61,32 @@ class Slotted:
         assert not isinstance(self.left, list), "not to be run on a batch"
 
 
+def rebuild(nest: Any, function: Any) -> Any:
+    """Return the container with all items replaced, not by a walk of the library."""
+    if isinstance(nest, Frozen):
+        return Frozen(function(nest.left), function(nest.right))
+    if isinstance(nest, Pair):
+        return Pair(*map(function, nest))
+    if isinstance(nest, dict):
+        return type(nest)((key, function(each)) for key, each in nest.items())
+    return type(nest)(map(function, nest))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Compare values and types, all the way down."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Frozen):
+        return same(one.left, other.left) and same(one.right, other.right)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return same(one.data, other.data) if hasattr(one, "data") else bool(one == other)
+
+
 def random_tensor(
     shape: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
