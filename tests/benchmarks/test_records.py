@@ -6,13 +6,19 @@ import importlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository import ROOT
 
 pytestmark = pytest.mark.peers
 
+report = importlib.import_module("benchmarks.report")
+losses = importlib.import_module("benchmarks.losses")
+cases = importlib.import_module("benchmarks.cases")
+parallel_cases = importlib.import_module("benchmarks.parallel_cases")
 summary = importlib.import_module("benchmarks.summary")
+gpu = importlib.import_module("benchmarks.gpu")
 
 FOLDER = ROOT / "benchmarks"
 RESULTS = FOLDER / "results"
@@ -52,3 +58,35 @@ def test_charts_and_results_are_linked() -> None:
     assert unlinked == {"2026-11-20-cpu.json", "2026-11-20-cpu.md"}, "older ones"
     without = "No GPU has run these benchmarks yet." in readme
     assert without == (not list(RESULTS.glob("*-gpu.json")))
+
+
+def test_the_page_of_goals_has_those_of_all_cases(tmp_path: Path) -> None:
+    assert gpu.main(["--goals", "--out", str(tmp_path)]) == 0
+    path = Path("results", "gpu-goals.md")
+    shown = (FOLDER / path).read_text(encoding="utf-8")
+    assert (tmp_path / path).read_text(encoding="utf-8") == shown
+
+
+def test_every_reason_of_a_loss_is_of_a_case_that_exists() -> None:
+    titles = {case.title for case in cases.cases(True)}
+    titles |= {case.title for case in parallel_cases.cases(True)}
+    titles |= {"glyph crops", "photos uint8"}  # where their packages are installed
+    for each in losses.REASONS:
+        assert any(losses.fnmatchcase(title, each.case) for title in titles), each
+
+
+def test_a_loss_is_in_the_table_and_a_complaint() -> None:
+    record = json.loads(summary.newest("cpu").read_text("utf-8"))
+    run: Any = record["runs"][0]
+    run["cases"] = run["cases"][:1]
+    (case,) = run["cases"]
+    ours = next(r for r in case["rows"] if r["kind"] == "ours")
+    peer = next(r for r in case["rows"] if r["kind"] == "peer" and r["installed"])
+    peer["over"][ours["name"]] = {"of_medians": 0.5, "q1": 0.4, "q3": 0.6}
+    case["title"] = "unexplained"
+    loss = f"unexplained: {peer['name']} takes 0.5 (0.4 - 0.6) of the time of "
+    texts = [f"{loss}{ours['name']}: reason unknown"]
+    found = report.complaints({"runs": [run]})
+    assert [text for text in found if text.endswith(tuple(texts))] != []
+    row = f"| unexplained | {peer['name']} | {ours['name']} | 0.5 (0.4 - 0.6) | "
+    assert f"{row}reason unknown |" in report.page({"runs": [run]}).splitlines()

@@ -1,4 +1,4 @@
-"""tests/conftest.py: leaked resources and commands of failed tests."""
+"""tests/conftest.py: forbidden skips, leaked resources, commands of failed tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,27 @@ import pytest
 from repository import ROOT, SUPPORT
 
 pytestmark = pytest.mark.one_backend
+
+
+def run(folder: Path, tests: str, **variables: str) -> tuple[dict[str, int], str]:
+    """Run tests under a copy of the file; return the counts of outcomes, the output."""
+    shutil.copy(ROOT / "tests" / "conftest.py", folder)
+    for name in ("fake_cuda", "process_resources"):
+        shutil.copy(SUPPORT / f"{name}.py", folder)
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n  cuda: needs a GPU\n  fake_cuda: needs the fake\n"
+    )
+    (folder / "test_one.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL_")}
+    env |= {"CUDA_VISIBLE_DEVICES": "", **variables}
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=100
+    )
+    closing = done.stdout.splitlines()[-1]
+    pairs = re.findall(r"(\d+) ([a-z]+?)s?\b", closing)
+    found = {name: int(num) for num, name in pairs if name != "in"}
+    return found, done.stdout
 
 
 SKIPS = """\
@@ -61,24 +82,26 @@ def test_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variable", "outcome"),
+    [
+        ("PYPARALLEL_REQUIRE_CUDA", {"skipped": 1, "error": 1, "deselected": 1}),
+        ("PYPARALLEL_NO_SKIP", {"failed": 1, "error": 1, "deselected": 1}),
+    ],
+)
+def test_a_job_can_forbid_skips(
+    tmp_path: Path, variable: str, outcome: dict[str, int]
+) -> None:
+    found, output = run(tmp_path, SKIPS, **{variable: "1"})
+    assert found == outcome, output
+
+
+@pytest.mark.slow
 def test_failed_tests_have_a_command_and_leaked_resources_a_name(
     tmp_path: Path,
 ) -> None:
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    for name in ("fake_cuda", "process_resources"):
-        shutil.copy(SUPPORT / f"{name}.py", tmp_path)
-    (tmp_path / "pytest.ini").write_text(
-        "[pytest]\nmarkers =\n  cuda: needs a GPU\n  fake_cuda: needs the fake\n"
-    )
-    (tmp_path / "test_one.py").write_text(SKIPS + FAILS + LEAVES)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL_")}
-    env |= {"CUDA_VISIBLE_DEVICES": "", "PYPARALLEL_BACKEND": "python"}
-    output = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
-    ).stdout
-    pairs = re.findall(r"(\d+) ([a-z]+?)s?\b", output.splitlines()[-1])
-    found = {name: int(num) for num, name in pairs if name != "in"}
+    tests = SKIPS + FAILS + LEAVES
+    found, output = run(tmp_path, tests, PYPARALLEL_BACKEND="python")
     # A test that follows one with leaked resources passes.
     counts = {"skipped": 2, "failed": 1, "passed": 6, "error": 5, "deselected": 1}
     assert found == counts, output

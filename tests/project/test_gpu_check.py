@@ -1,0 +1,316 @@
+"""scripts/gpu_check.py with a fake interpreter, which records its calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+pytestmark = pytest.mark.one_backend
+
+#: An interpreter that records its calls, and fails or waits on request.
+PYTHON = """#!/bin/bash
+end() {
+  [[ " ${FAILING:-} " == *" $1 "* ]] && echo "$1 broke" && exit 3
+  [[ " ${SLOW:-} " == *" $1 "* ]] && echo $$ >"$FAKE/pid" && echo "$1 began" &&
+    exec sleep 60
+  echo "$1 is fine"; exit 0
+}
+case "$*" in
+  -c*device_count*) echo "$PROBED"; exit 0;;
+  -c*find_spec*) cat "$FAKE/missing" 2>/dev/null; exit 0;;
+esac
+for name in SANITIZED PYTORCH_NO_CUDA_MEMORY_CACHING PYPARALLEL_NO_SKIP \\
+  PYPARALLEL_MMENGINE FORCE_CUDA WERROR MAX_JOBS; do
+  [ -z "${!name:-}" ] || printf '%s=%s ' $name "${!name}"
+done >>"$FAKE/calls"
+echo "$*" >>"$FAKE/calls"
+case "$*" in
+  *--no-index*) exit "${BAD_WHEELS:-0}";;
+  "-m pip "*) [ -n "${ONLINE:-}" ] && rm "$FAKE/missing"; exit 0;;
+  setup.py*) end build;;
+  "-m pyparallel") end selftest;;
+  *"-m cuda and kernel"*) end "$SANITIZED";;
+  *--junitxml*) end tests;;
+  "-m pytest"*) end "${@: -1}";;
+  "-m benchmarks.gpu"*) end bench;;
+  "-m benchmarks.kernels") end ncu;;
+esac
+echo "unexpected: $*"; exit 9
+"""
+#: compute-sanitizer or ncu: records its options, and runs the interpreter.
+TOOL = """#!/bin/bash
+for option; do [ "$option" = "$FAKE/python" ] && break; options+=("$option"); done
+echo "${0##*/} ${options[*]}" >>"$FAKE/calls"
+[[ $1 == --tool ]] && export SANITIZED=$2
+while [ "$1" != "$FAKE/python" ]; do shift; done
+exec "$@"
+"""
+PROBED: dict[str, Any] = {"python": "3.12.3", "torch": "9.0", "gpus": ["A GPU"]}
+TITLE = "1 x A GPU, torch 9.0, Python 3.12.3, commit abc"
+ONE_GPU = "tests for two GPUs are left out: there is one"
+
+
+class Check:
+    """Runs the script in a separate folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out = folder, folder / "out"
+        self.probed = {**PROBED, "bins": [str(folder / "wheel")]}
+        self.program("python", PYTHON)
+        for name in ("compute-sanitizer", "ncu"):
+            self.program(f"wheel/{name}", TOOL)
+
+    def program(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def start(self, **settings: str) -> subprocess.Popen[str]:
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("GPU_", "CUDA_", "MAX_JOBS", "PYPARALLEL_", "WERROR"))
+        }
+        (self.folder / "calls").unlink(missing_ok=True)
+        kept |= {"PATH": "/usr/bin:/bin", "CUDA_HOME": str(self.folder / "cuda")}
+        kept |= {"FAKE": str(self.folder), "OUT": str(self.out), "GPU_COMMIT": "abc"}
+        kept |= {
+            "PROBED": json.dumps(self.probed),
+            "GPU_WHEELS": str(self.folder / "w"),
+        }
+        script = ROOT / "scripts" / "gpu_check.py"
+        command = [sys.executable, script, self.folder / "tree", self.folder / "python"]
+        return subprocess.Popen(
+            command,
+            env={**kept, **settings},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, **settings: str) -> subprocess.CompletedProcess[str]:
+        with self.start(**settings) as process:
+            out, err = process.communicate(timeout=100)
+        return subprocess.CompletedProcess([], process.returncode, out, err)
+
+    @property
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def rows(text: str) -> list[str]:
+    """Return the lines of a summary, without their times."""
+    _, _, after = text.rpartition("=== summary")
+    lines = after.splitlines()[1:] if after != text else text.splitlines()
+    return [re.sub(r" +\d+ s  ", " # s  ", line) for line in lines]
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    return Check(tmp_path)
+
+
+STAGES = {
+    "1": ["build", "selftest", "tests"],
+    "2": ["build", "bench"],
+    "3": ["build", "memcheck", "initcheck", "ncu"],
+    "": ["build", "selftest", "tests", "bench", "memcheck", "initcheck", "ncu"],
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_step_of_a_stage_runs_and_has_a_row(check: Check, stage: str) -> None:
+    settings = {"GPU_STAGE": stage} if stage else {}
+    done = check.run(GPU_BENCH_ARGS="--rounds 7", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    fine = [f"{step:<10} passed # s  {step} is fine" for step in STAGES[stage]]
+    assert rows(done.stdout) == [TITLE, *fine, ONE_GPU]
+    end = f"-{stage}" if stage else ""
+    assert rows((check.out / f"summary{end}.txt").read_text()) == rows(done.stdout)
+    log = (check.out / f"gpu-check{end}.log").read_text()
+    assert f"{STAGES[stage][-1]} is fine\n" in log
+    if not stage:
+        tests, bench = (check.calls[i] for i in (2, 3))
+        assert tests.startswith("PYPARALLEL_NO_SKIP=1 ")
+        assert " -m cuda and not two_gpus " in tests
+        assert "tests/transfer/test_to_device_cuda.py" in tests
+        assert bench.endswith(" --total-seconds 380 --commit abc --rounds 7")
+        sanitized = [call for call in check.calls if call.startswith("compute-")]
+        assert [call.split()[2] for call in sanitized] == ["memcheck", "initcheck"]
+        assert all(" --launch-timeout 0 " in f"{call} " for call in sanitized)
+        assert sum("PYTORCH_NO_CUDA_MEMORY_CACHING=1 " in c for c in check.calls) == 2
+
+
+def test_a_step_that_fails_hides_no_other_but_a_build_does(check: Check) -> None:
+    done = check.run(GPU_STEPS="build tests bench", FAILING="tests")
+    assert done.returncode == 1
+    assert rows(done.stdout) == [
+        TITLE,
+        "build      passed # s  build is fine",
+        "tests      FAILED # s  tests broke",
+        "bench      passed # s  bench is fine",
+        ONE_GPU,
+    ]
+    done = check.run(GPU_STEPS="build tests bench", FAILING="build")
+    assert done.returncode == 1
+    assert rows(done.stdout) == [
+        TITLE,
+        "build      FAILED # s  build broke",
+        "tests      not run # s  the build failed",
+        "bench      not run # s  the build failed",
+        ONE_GPU,
+    ]
+    assert len(check.calls) == 1
+
+
+def test_a_step_is_stopped_at_its_limit(check: Check) -> None:
+    done = check.run(GPU_STEPS="bench tests", SLOW="bench", GPU_LIMIT="3")
+    assert done.returncode == 1
+    assert rows(done.stdout) == [
+        TITLE,
+        "bench      FAILED # s  stopped after 3 s: bench began",
+        "tests      passed # s  tests is fine",
+        ONE_GPU,
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_leaves_its_summary(check: Check, number: signal.Signals) -> None:
+    process = check.start(GPU_STEPS="build tests bench", SLOW="bench")
+    assert process.stdout
+    printed = []
+    for line in process.stdout:
+        printed.append(line)
+        if line == "bench began\n":
+            break
+    os.killpg(process.pid, number)
+    out, _ = process.communicate(timeout=100)
+    expected = [
+        TITLE,
+        "build      passed # s  build is fine",
+        "tests      passed # s  tests is fine",
+        "bench      running # s  at most 420 s",
+        ONE_GPU,
+    ]
+    assert rows((check.out / "summary.txt").read_text()) == expected
+    assert set(expected[1:3]) <= set(rows("".join(printed)))
+    step = int((check.folder / "pid").read_text())
+    if number == signal.SIGKILL:
+        os.kill(step, signal.SIGKILL)  # has a process group of its own
+        return
+    assert process.returncode == 128 + number
+    assert rows(out) == expected
+    with pytest.raises(ProcessLookupError):
+        os.kill(step, 0)
+
+
+def test_a_missing_sanitizer_fails_its_step(check: Check) -> None:
+    check.probed["bins"] = []
+    done = check.run(GPU_STEPS="initcheck ncu")
+    assert done.returncode == 1
+    assert rows(done.stdout)[1:3] == [
+        "initcheck  FAILED # s  compute-sanitizer must be in PATH, in CUDA_HOME/bin or "
+        f"in a wheel, but is not there. Install it: {check.folder}/python -m pip "
+        "install nvidia-cuda-sanitizer-api",
+        "ncu        skipped # s  ncu is not in PATH, in CUDA_HOME/bin or in a wheel",
+    ]
+
+
+def test_the_last_stage_repeats_red_tests_one_by_one(check: Check) -> None:
+    """The report is of real tests: the ids of all red ones are needed."""
+    folder = check.folder / "tests"
+    folder.mkdir()
+    (folder / "test_red.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('x', ['a b', 'c.d'])\n"
+        "def test_two(x): assert x == 'a b'\n"
+        "class TestClass:\n"
+        "    def test_method(self): assert 0\n"
+        "@pytest.fixture\n"
+        "def broken(): assert 0\n"
+        "def test_fixture(broken): pass\n"
+        "def test_skipped(): pytest.skip()\n"
+    )
+    (folder / "test_broken.py").write_text("import no_such_module\n")
+    (check.folder / "pytest.ini").touch()
+    report = check.folder / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors"]
+    command += ["-o", "junit_family=xunit1", "--junitxml", str(report), "tests"]
+    subprocess.run(command, cwd=check.folder, capture_output=True, timeout=100)
+    red = ["tests/test_broken.py", "tests/test_red.py::test_two[c.d]"]
+    red += ["tests/test_red.py::TestClass::test_method"]
+    red += ["tests/test_red.py::test_fixture"]
+    done = check.run(GPU_STAGE="4", GPU_JUNIT=str(report), FAILING=red[1])
+    assert done.returncode == 1
+    assert rows(done.stdout)[1:3] == [
+        "build      passed # s  build is fine",
+        f"retest     FAILED # s  1 of 4 commands failed: {red[3]} is fine",
+    ]
+    assert [call.rpartition(" ")[2] for call in check.calls[1:]] == red
+    report.write_text("<testsuites/>")
+    done = check.run(GPU_STEPS="retest", GPU_JUNIT=str(report))
+    assert done.returncode == 0
+    row = f"retest     skipped # s  no test failed in {report}"
+    assert rows(done.stdout)[1] == row
+    done = check.run(GPU_STEPS="retest")
+    assert done.returncode == 1
+    assert rows(done.stdout)[1] == (
+        f"retest     FAILED # s  {check.out}/tests.xml must be the report of the step "
+        "tests, but does not exist. Set GPU_JUNIT to the tests.xml of stage 1."
+    )
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_wheels_come_first_and_then_an_index(check: Check, online: bool) -> None:
+    (check.folder / "missing").write_text("optree pytest_timeout\n")
+    (check.folder / "w").mkdir()
+    for name in ("b.whl", "a.whl", "no-wheel"):
+        (check.folder / "w" / name).touch()
+    settings = {"ONLINE": "1", "BAD_WHEELS": "1"} if online else {}
+    done = check.run(GPU_STEPS="selftest", **settings)
+    pip = "-m pip install -q --upgrade --no-compile --disable-pip-version-check "
+    pip += f"--target {check.folder}/tree/build/site-3.12.3"
+    assert check.calls[:2] == [
+        f"{pip} --no-index --no-deps {check.folder}/w/a.whl {check.folder}/w/b.whl",
+        f"{pip} --retries 0 --timeout 5 optree pytest-timeout",
+    ]
+    if online:
+        assert done.returncode == 0
+        assert check.calls[2:] == ["-m pyparallel"]
+        return
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"{check.folder}/python must be able to import hypothesis optree psutil pytest "
+        "pytest_timeout numpy pybind11 ninja setuptools, but lacks: optree "
+        f"pytest_timeout. Fill {check.folder}/w by `make gpu-wheels`, or install them "
+        "elsewhere with pip install --target and put that on PYTHONPATH.\n"
+    )
+
+
+def test_settings_that_cannot_be_are_named(check: Check) -> None:
+    done = check.run(GPU_STEPS="tests benches")
+    assert done.returncode == 2
+    assert done.stderr == (
+        'GPU_STEPS must name steps of "build selftest tests bench memcheck initcheck '
+        'ncu retest", but names "benches".\n'
+    )
+    done = check.run(GPU_STAGE="5")
+    assert done.returncode == 2
+    assert done.stderr == 'GPU_STAGE must be 1, 2, 3 or 4, but is "5".\n'
+    check.probed["gpus"] = []
+    done = check.run()
+    assert done.returncode == 1
+    assert done.stderr == "gpu-check must see a GPU, but torch 9.0 sees none.\n"
+    assert check.calls == []
