@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -77,6 +76,12 @@ Allocation* find_locked(State& s, uintptr_t address) {
   return address < found.end() ? &found : nullptr;
 }
 
+void add_locked(State& s, Allocation allocation) {
+  allocation.id = s.next_id++;
+  allocation.uses = std::make_shared<std::atomic<int>>(0);
+  s.live[allocation.begin] = std::move(allocation);
+}
+
 void check_unused(const Allocation& allocation, const char* name) {
   if (*allocation.uses == 0) return;
   add_problem(std::string(name) + " of " + hex(allocation.begin) +
@@ -85,26 +90,20 @@ void check_unused(const Allocation& allocation, const char* name) {
 
 }  // namespace
 
-void* allocate(Kind kind, size_t nbytes, int device, unsigned flags) {
+void* allocate(Kind kind, size_t nbytes, int device) {
   State& s = state();
   const bool on_device = kind == Kind::kDevice;
   {
     const std::lock_guard<std::shared_mutex> lock(s.mutex);
     size_t& used = s.device_nbytes[device];
-    if (on_device && used + nbytes > device_capacity()) return nullptr;
+    if (on_device && used + nbytes > kDeviceNbytes) return nullptr;
     if (on_device) used += nbytes;
   }
   void* const memory = map_memory(nbytes);
   if (memory == nullptr) return nullptr;
   const std::lock_guard<std::shared_mutex> lock(s.mutex);
   const auto begin = reinterpret_cast<uintptr_t>(memory);
-  s.live[begin] = {s.next_id++,
-                   begin,
-                   nbytes,
-                   kind,
-                   device,
-                   flags,
-                   std::make_shared<std::atomic<int>>(0)};
+  add_locked(s, {0, begin, nbytes, kind, device, nullptr});
   return memory;
 }
 
@@ -122,7 +121,7 @@ cudaError_t free_allocation(Kind kind, void* pointer) {
   return cudaSuccess;
 }
 
-cudaError_t register_host(void* pointer, size_t nbytes, int device, unsigned flags) {
+cudaError_t register_host(void* pointer, size_t nbytes, int device) {
   if (pointer == nullptr || nbytes == 0) return cudaErrorInvalidValue;
   State& s = state();
   const std::lock_guard<std::shared_mutex> lock(s.mutex);
@@ -132,13 +131,7 @@ cudaError_t register_host(void* pointer, size_t nbytes, int device, unsigned fla
       (next != s.live.end() && next->first < begin + nbytes)) {
     return cudaErrorHostMemoryAlreadyRegistered;
   }
-  s.live[begin] = {s.next_id++,
-                   begin,
-                   nbytes,
-                   Kind::kRegistered,
-                   device,
-                   flags,
-                   std::make_shared<std::atomic<int>>(0)};
+  add_locked(s, {0, begin, nbytes, Kind::kRegistered, device, nullptr});
   return cudaSuccess;
 }
 
@@ -180,14 +173,6 @@ size_t device_nbytes(int device) {
   State& s = state();
   const std::lock_guard<std::shared_mutex> lock(s.mutex);
   return s.device_nbytes[device];
-}
-
-size_t device_capacity() {
-  static const size_t nbytes = [] {
-    const char* text = getenv("FAKECUDA_MEMORY_MB");
-    return (text == nullptr ? size_t{4096} : strtoul(text, nullptr, 10)) << 20;
-  }();
-  return nbytes;
 }
 
 }  // namespace fakecuda

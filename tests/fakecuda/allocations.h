@@ -22,7 +22,6 @@ struct Allocation {
   size_t nbytes;
   Kind kind;
   int device;
-  unsigned flags;
   Uses uses;
 
   uintptr_t end() const { return begin + nbytes; }
@@ -31,13 +30,15 @@ struct Allocation {
 
 // The byte in which fresh memory differs from zeros: a read of it is visible.
 constexpr int kFreshByte = 0xA5;
+// Of a device.
+constexpr size_t kDeviceNbytes = size_t{4} << 30;
 
 // Allocate on a device or as pinned memory. Return null if the memory is used up.
-void* allocate(Kind kind, size_t nbytes, int device, unsigned flags);
+void* allocate(Kind kind, size_t nbytes, int device);
 // Freed memory becomes inaccessible, and its addresses are not used again for long.
 cudaError_t free_allocation(Kind kind, void* pointer);
 
-cudaError_t register_host(void* pointer, size_t nbytes, int device, unsigned flags);
+cudaError_t register_host(void* pointer, size_t nbytes, int device);
 cudaError_t unregister_host(void* pointer);
 
 std::optional<Allocation> find_allocation(uintptr_t address);
@@ -46,6 +47,5 @@ bool is_alive(const Allocation& allocation);
 bool is_freed(uintptr_t address);
 
 size_t device_nbytes(int device);  // in use
-size_t device_capacity();
 
 }  // namespace fakecuda

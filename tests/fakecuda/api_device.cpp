@@ -4,9 +4,7 @@
 
 #include <cstdio>
 #include <cstring>
-#include <set>
-#include <string>
-#include <utility>
+#include <map>
 
 #include "allocations.h"
 #include "calls.h"
@@ -27,8 +25,8 @@ constexpr int kMaxThreads = 2048;
 constexpr int kMaxGridX = 0x7FFFFFFF;
 constexpr int kMaxGridYZ = 65535;
 constexpr int kMaxBlockZ = 64;
-constexpr size_t kSharedBytes = 48 * 1024;
-constexpr size_t kMaxSharedBytes = 227 * 1024;
+constexpr int kSharedBytes = 48 * 1024;
+constexpr int kMaxSharedBytes = 227 * 1024;
 constexpr int kRegisters = 65536;
 constexpr int kCacheBytes = 60 << 20;
 constexpr int kHighestPriority = -5;
@@ -89,7 +87,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   cudaDeviceProp p{};
   snprintf(p.name, sizeof p.name, "Fake GPU");
   p.uuid.bytes[0] = static_cast<char>(device + 1);
-  p.totalGlobalMem = fakecuda::device_capacity();
+  p.totalGlobalMem = fakecuda::kDeviceNbytes;
   p.sharedMemPerBlock = kSharedBytes;
   p.sharedMemPerBlockOptin = kMaxSharedBytes;
   p.sharedMemPerMultiprocessor = kMaxSharedBytes;
@@ -116,40 +114,21 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   FAKECUDA_BEGIN("cudaDeviceGetAttribute", fakecuda::kPlain);
   if (!is_device(device)) return fail(cudaErrorInvalidDevice);
-  switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = kMajor;
-      break;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = kMinor;
-      break;
-    case cudaDevAttrMultiProcessorCount:
-      *value = kMultiprocessors;
-      break;
-    case cudaDevAttrMaxThreadsPerBlock:
-      *value = kMaxBlockThreads;
-      break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-      *value = kMaxThreads;
-      break;
-    case cudaDevAttrWarpSize:
-      *value = kWarpSize;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-      *value = static_cast<int>(kSharedBytes);
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      *value = static_cast<int>(kMaxSharedBytes);
-      break;
-    case cudaDevAttrUnifiedAddressing:
-    case cudaDevAttrHostRegisterSupported:
-    case cudaDevAttrAsyncEngineCount:
-      *value = 1;
-      break;
-    default:  // a feature that this device lacks
-      *value = 0;
-  }
+  static const std::map<cudaDeviceAttr, int> values{
+      {cudaDevAttrComputeCapabilityMajor, kMajor},
+      {cudaDevAttrComputeCapabilityMinor, kMinor},
+      {cudaDevAttrMultiProcessorCount, kMultiprocessors},
+      {cudaDevAttrMaxThreadsPerBlock, kMaxBlockThreads},
+      {cudaDevAttrMaxThreadsPerMultiProcessor, kMaxThreads},
+      {cudaDevAttrWarpSize, kWarpSize},
+      {cudaDevAttrMaxSharedMemoryPerBlock, kSharedBytes},
+      {cudaDevAttrMaxSharedMemoryPerBlockOptin, kMaxSharedBytes},
+      {cudaDevAttrMaxSharedMemoryPerMultiprocessor, kMaxSharedBytes},
+      {cudaDevAttrUnifiedAddressing, 1},
+      {cudaDevAttrHostRegisterSupported, 1},
+      {cudaDevAttrAsyncEngineCount, 1}};
+  const auto found = values.find(attribute);
+  *value = found == values.end() ? 0 : found->second;  // a feature that it lacks
   return cudaSuccess;
 }
 

@@ -54,16 +54,17 @@ struct GraphExec {
 
 }  // namespace
 
+// Starts a call with the stream of `handle`, as `stream`.
+#define FAKECUDA_BEGIN_ON_STREAM(name)                        \
+  FAKECUDA_BEGIN(name, fakecuda::kOpensContext);              \
+  Stream* const stream = fakecuda::find_stream(handle, name); \
+  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle)
+
 extern "C" {
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   FAKECUDA_BEGIN("cudaStreamCreate", fakecuda::kOpensContext);
   return create_stream(stream, cudaStreamDefault, 0);
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  FAKECUDA_BEGIN("cudaStreamCreateWithFlags", fakecuda::kOpensContext);
-  return create_stream(stream, flags, 0);
 }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
@@ -78,9 +79,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
-  FAKECUDA_BEGIN("cudaStreamGetPriority", fakecuda::kOpensContext);
-  const Stream* const stream = fakecuda::find_stream(handle, "cudaStreamGetPriority");
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  FAKECUDA_BEGIN_ON_STREAM("cudaStreamGetPriority");
   *priority = stream->priority;
   return cudaSuccess;
 }
@@ -104,9 +103,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle,
                                   cudaStreamCaptureStatus* status) {
-  FAKECUDA_BEGIN("cudaStreamIsCapturing", fakecuda::kOpensContext);
-  const Stream* const stream = fakecuda::find_stream(handle, "cudaStreamIsCapturing");
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  FAKECUDA_BEGIN_ON_STREAM("cudaStreamIsCapturing");
   *status = status_of(fakecuda::capture_of(stream).get());
   return fail(fakecuda::check_legacy_is_usable(stream));
 }
@@ -117,10 +114,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle,
                                      const cudaGraphNode_t** dependencies,
                                      const cudaGraphEdgeData** edges,
                                      size_t* num_dependencies) {
-  FAKECUDA_BEGIN("cudaStreamGetCaptureInfo", fakecuda::kOpensContext);
-  const Stream* const stream =
-      fakecuda::find_stream(handle, "cudaStreamGetCaptureInfo");
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  FAKECUDA_BEGIN_ON_STREAM("cudaStreamGetCaptureInfo");
   const auto capture = fakecuda::capture_of(stream);
   *status = status_of(capture.get());
   if (id != nullptr) *id = capture == nullptr ? 0 : capture->id;
@@ -134,16 +128,12 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle,
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
-  FAKECUDA_BEGIN("cudaStreamBeginCapture", fakecuda::kOpensContext);
-  Stream* const stream = fakecuda::find_stream(handle, "cudaStreamBeginCapture");
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  FAKECUDA_BEGIN_ON_STREAM("cudaStreamBeginCapture");
   return fail(fakecuda::begin_capture(stream, mode));
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
-  FAKECUDA_BEGIN("cudaStreamEndCapture", fakecuda::kOpensContext);
-  Stream* const stream = fakecuda::find_stream(handle, "cudaStreamEndCapture");
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  FAKECUDA_BEGIN_ON_STREAM("cudaStreamEndCapture");
   Graph* captured = nullptr;
   const cudaError_t error = fakecuda::end_capture(stream, &captured);
   *graph = reinterpret_cast<cudaGraph_t>(captured);
@@ -162,17 +152,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle,
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* data) {
-  FAKECUDA_BEGIN("cudaLaunchHostFunc", fakecuda::kOpensContext);
-  Stream* const stream = fakecuda::find_stream(handle, "cudaLaunchHostFunc");
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  FAKECUDA_BEGIN_ON_STREAM("cudaLaunchHostFunc");
   return fail(fakecuda::submit(stream, [=] { function(data); }));
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t callback,
                                   void* data, unsigned) {
-  FAKECUDA_BEGIN("cudaStreamAddCallback", fakecuda::kOpensContext);
-  Stream* const stream = fakecuda::find_stream(handle, "cudaStreamAddCallback");
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  FAKECUDA_BEGIN_ON_STREAM("cudaStreamAddCallback");
   return fail(fakecuda::submit(stream, [=] { callback(handle, cudaSuccess, data); }));
 }
 
@@ -266,9 +252,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t gra
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
-  FAKECUDA_BEGIN("cudaGraphLaunch", fakecuda::kOpensContext);
-  Stream* const stream = fakecuda::find_stream(handle, "cudaGraphLaunch");
-  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  FAKECUDA_BEGIN_ON_STREAM("cudaGraphLaunch");
   for (const auto& node : reinterpret_cast<GraphExec*>(exec)->nodes) {
     const cudaError_t error = fakecuda::submit(stream, node);
     if (error != cudaSuccess) return fail(error);

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -12,7 +11,7 @@
 #include <utility>
 
 #include "capture.h"
-#include "host_kernel.h"
+#include "kernels.h"
 
 namespace fakecuda {
 namespace {
@@ -28,7 +27,6 @@ struct Failure {
 // Never destroyed: threads of streams and destructors of libraries outlive main().
 struct State {
   std::mutex mutex;
-  std::map<std::string, uint64_t> counts;
   std::map<std::string, Failure> failures;
   std::string watched_caller;
   std::string unlocked_caller = kExtension;
@@ -45,6 +43,14 @@ State& state() {
   static State& instance = *new State;
   return instance;
 }
+
+class Locked {
+ public:
+  State* operator->() const { return &state(); }
+
+ private:
+  const std::lock_guard<std::mutex> lock_{state().mutex};
+};
 
 thread_local int thread_device = 0;
 thread_local cudaError_t thread_error = cudaSuccess;
@@ -63,37 +69,31 @@ bool holds_gil() {
 }
 
 void check_gil(const char* name, const void* caller) {
-  if (!holds_gil()) return;
-  State& s = state();
-  {
-    const std::lock_guard<std::mutex> lock(s.mutex);
-    if (!is_from(caller, s.unlocked_caller)) return;
+  if (holds_gil() && is_from(caller, Locked()->unlocked_caller)) {
+    add_problem(std::string(name) + " with the GIL");
   }
-  add_problem(std::string(name) + " with the GIL");
 }
 
 }  // namespace
 
 cudaError_t begin_call(const char* name, unsigned flags, const void* caller) {
   if (is_forked_child()) return fail(cudaErrorInitializationError);
-  State& s = state();
-  s.pid = getpid();
+  state().pid = getpid();
   check_gil(name, caller);
   {
-    const std::lock_guard<std::mutex> lock(s.mutex);
-    ++s.counts[name];
-    const auto found = s.failures.find(name);
-    const bool is_watched =
-        (s.logging || found != s.failures.end()) && is_from(caller, s.watched_caller);
-    if (is_watched && s.logging) s.log.emplace_back(name);
-    if (is_watched && found != s.failures.end() && --found->second.countdown == 0) {
-      ++s.num_failed;
+    Locked s;
+    const auto found = s->failures.find(name);
+    const bool fails = found != s->failures.end();
+    const bool is_watched = (s->logging || fails) && is_from(caller, s->watched_caller);
+    if (is_watched && s->logging) s->log.emplace_back(name);
+    if (is_watched && fails && --found->second.countdown == 0) {
+      ++s->num_failed;
       return fail(found->second.error);
     }
   }
   if (flags & kOpensContext) {
     open_context(thread_device);
-    if (s.device_failure != cudaSuccess) return fail(device_failure());
+    if (device_failure() != cudaSuccess) return fail(device_failure());
   }
   if (flags & kUnsafe) return fail(check_capture_permits(name));
   return cudaSuccess;
@@ -153,82 +153,46 @@ bool is_forked_child() {
 }
 
 void add_problem(const std::string& text) {
-  if (getenv("FAKECUDA_VERBOSE") != nullptr) {
-    fprintf(stderr, "fakecuda: %s\n", text.c_str());
-  }
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  if (s.problems.size() < kMaxProblems) s.problems.push_back(text);
+  Locked s;
+  if (s->problems.size() < kMaxProblems) s->problems.push_back(text);
 }
 
 std::vector<std::string> take_problems() {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  return std::exchange(s.problems, {});
-}
-
-void add_to_count(const char* name) {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  ++s.counts[name];
+  return std::exchange(Locked()->problems, {});
 }
 
 void inject_failure(const std::string& name, int nth, cudaError_t error) {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  if (nth == 0) {
-    s.failures.erase(name);
-  } else {
-    s.failures[name] = {nth, error};
-  }
+  Locked s;
+  s->failures.erase(name);
+  if (nth != 0) s->failures[name] = {nth, error};
 }
 
 void set_watched_caller(const std::string& path_part) {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  s.watched_caller = path_part;
+  Locked()->watched_caller = path_part;
 }
 
 void set_unlocked_caller(const std::string& path_part) {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  s.unlocked_caller = path_part;
+  Locked()->unlocked_caller = path_part;
 }
 
-uint64_t num_injected() {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  return s.num_failed;
-}
-
-uint64_t num_calls(const std::string& name) {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  return s.counts[name];
-}
+uint64_t num_injected() { return Locked()->num_failed; }
 
 void log_calls(bool on) {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  s.logging = on;
-  if (on) s.log.clear();
+  Locked s;
+  s->logging = on;
+  if (on) s->log.clear();
 }
 
-std::vector<std::string> logged_calls() {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  return s.log;
-}
+std::vector<std::string> logged_calls() { return Locked()->log; }
 
 void reset_calls() {
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  s.failures.clear();
-  s.watched_caller.clear();
-  s.unlocked_caller = kExtension;
-  s.logging = false;
-  s.log.clear();
-  s.device_failure = cudaSuccess;
+  Locked s;
+  s->failures.clear();
+  s->watched_caller.clear();
+  s->unlocked_caller = kExtension;
+  s->logging = false;
+  s->log.clear();
+  s->device_failure = cudaSuccess;
   thread_error = cudaSuccess;
 }
 

@@ -52,8 +52,6 @@ bool is_forked_child();
 void add_problem(const std::string& text);
 std::vector<std::string> take_problems();
 
-void add_to_count(const char* name);
-
 // The control of tests. Call `nth` of `name` from now on returns `error`; nth = 0 ends
 // it.
 void inject_failure(const std::string& name, int nth, cudaError_t error);
@@ -63,7 +61,6 @@ void set_watched_caller(const std::string& path_part);
 // a library with this text in its path; by default from our extension.
 void set_unlocked_caller(const std::string& path_part);
 uint64_t num_injected();  // failures until now
-uint64_t num_calls(const std::string& name);
 void log_calls(bool on);
 std::vector<std::string> logged_calls();
 // Ends injected failures, the log, and the state after a device failure. Restores the

@@ -21,27 +21,19 @@ void write_lines(const std::vector<std::string>& lines, char* text, int nbytes) 
 
 extern "C" {
 
-int fakecuda_problems(char* text, int nbytes) {
-  const auto problems = fakecuda::take_problems();
-  write_lines(problems, text, nbytes);
-  return static_cast<int>(problems.size());
+void fakecuda_problems(char* text, int nbytes) {
+  write_lines(fakecuda::take_problems(), text, nbytes);
 }
 
-int fakecuda_unknown(char* text, int nbytes) {
-  const auto names = fakecuda::take_unknown_kernels();
-  write_lines(names, text, nbytes);
-  return static_cast<int>(names.size());
+void fakecuda_unknown(char* text, int nbytes) {
+  write_lines(fakecuda::take_unknown_kernels(), text, nbytes);
 }
 
-int fakecuda_calls(char* text, int nbytes) {
-  const auto names = fakecuda::logged_calls();
-  write_lines(names, text, nbytes);
-  return static_cast<int>(names.size());
+void fakecuda_calls(char* text, int nbytes) {
+  write_lines(fakecuda::logged_calls(), text, nbytes);
 }
 
 void fakecuda_log(int on) { fakecuda::log_calls(on != 0); }
-
-uint64_t fakecuda_count(const char* name) { return fakecuda::num_calls(name); }
 
 int fakecuda_contexts() { return static_cast<int>(fakecuda::contexts()); }
 
@@ -72,8 +64,6 @@ void fakecuda_hold(void* stream, int device, int on) {
 }
 
 uint64_t fakecuda_interpreted() { return fakecuda::num_interpreted_kernels(); }
-
-uint64_t fakecuda_instructions() { return fakecuda::num_instructions(); }
 
 void fakecuda_reset() {
   fakecuda::reset_streams();

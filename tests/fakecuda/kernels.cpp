@@ -1,6 +1,7 @@
 #include "kernels.h"
 
 #include <cxxabi.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <atomic>
@@ -43,7 +44,6 @@ struct State {
   std::once_flag loaded;
   std::map<std::string, KernelRef> kernels;
   std::atomic<uint64_t> num_kernels{0};
-  std::atomic<uint64_t> num_instructions{0};
 };
 
 State& state() {
@@ -100,8 +100,7 @@ std::string demangled(const char* name) {
 // Accepts accesses inside of one allocation that the device may access.
 class CheckedMemory final : public ptx::Memory {
  public:
-  CheckedMemory(std::string kernel, int device)
-      : kernel_(std::move(kernel)), device_(device) {}
+  explicit CheckedMemory(int device) : device_(device) {}
 
   void access(uint64_t address, int nbytes, bool write,
               const std::string& instruction) override {
@@ -128,7 +127,6 @@ class CheckedMemory final : public ptx::Memory {
     throw std::runtime_error(text.str());
   }
 
-  const std::string kernel_;
   const int device_;
   uint64_t begin_ = 0;
   uint64_t end_ = 0;
@@ -149,17 +147,16 @@ struct Arguments {
 
 void run(const KernelRef& kernel, const Arguments& arguments, const Launch& launch,
          int device) {
-  State& s = state();
   std::vector<void*> pointers;
   for (const auto& value : arguments.values) {
     pointers.push_back(const_cast<uint64_t*>(value.data()));
   }
-  CheckedMemory memory(kernel->name, device);
+  CheckedMemory memory(device);
   const ptx::Grid grid{{launch.grid.x, launch.grid.y, launch.grid.z},
                        {launch.block.x, launch.block.y, launch.block.z}};
   try {
-    s.num_instructions += ptx::run(*kernel, grid, pointers.data(), memory);
-    ++s.num_kernels;
+    ptx::run(*kernel, grid, pointers.data(), memory);
+    ++state().num_kernels;
   } catch (const std::exception& error) {
     add_problem(demangled(kernel->name.c_str()) + " failed: " + error.what());
     break_device(cudaErrorIllegalAddress);
@@ -182,6 +179,43 @@ cudaError_t check_shape(const Launch& launch, const std::string& name) {
 cudaError_t submit_sleep(Stream* stream, void** arguments) {
   const std::chrono::nanoseconds time(*static_cast<const int64_t*>(arguments[0]));
   return submit(stream, [time] { std::this_thread::sleep_for(time); });
+}
+
+constexpr const char* kTorchLibrary = "libtorch_cuda.so";
+constexpr const char* kOperators = "libfakecuda_torch.so";
+
+bool is_allocated(const HostKernel::Range& range, int device) {
+  if (range.nbytes == 0) return true;
+  const auto begin = reinterpret_cast<uintptr_t>(range.begin);
+  const auto found = find_allocation(begin);
+  return found && begin + range.nbytes <= found->end() &&
+         (found->is_host() || found->device == device);
+}
+
+void run(const HostKernel& kernel, int device) {
+  for (const HostKernel::Range& range : kernel.ranges) {
+    if (is_allocated(range, device)) continue;
+    add_problem(kernel.name + " uses memory that the device does not have");
+    break_device(cudaErrorIllegalAddress);
+    return;
+  }
+  try {
+    kernel.body();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    add_problem(kernel.name + " failed: " + text.substr(0, text.find('\n')));
+    break_device(cudaErrorAssert);
+  }
+}
+
+void load() {
+  void* const torch = dlopen(kTorchLibrary, RTLD_LAZY | RTLD_NOLOAD);
+  Dl_info info{};
+  if (torch == nullptr || dladdr(reinterpret_cast<void*>(load), &info) == 0) return;
+  const std::string self = info.dli_fname;
+  const std::string path = self.substr(0, self.rfind('/') + 1) + kOperators;
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr) return;
+  add_problem(dlerror());
 }
 
 }  // namespace
@@ -238,8 +272,19 @@ std::vector<std::string> take_unknown_kernels() {
   return {names.begin(), names.end()};
 }
 
-uint64_t num_interpreted_kernels() { return state().num_kernels; }
+cudaError_t launch_host_kernel(cudaStream_t handle, HostKernel kernel) {
+  FAKECUDA_BEGIN("cudaLaunchKernel", kOpensContext);
+  Stream* const stream = find_stream(handle, "cudaLaunchKernel");
+  if (stream == nullptr) return fail(cudaErrorInvalidResourceHandle);
+  const int device = stream->device;
+  return fail(submit(stream, [=] { run(kernel, device); }));
+}
 
-uint64_t num_instructions() { return state().num_instructions; }
+void load_torch_operators() {
+  static std::once_flag& once = *new std::once_flag;
+  std::call_once(once, load);
+}
+
+uint64_t num_interpreted_kernels() { return state().num_kernels; }
 
 }  // namespace fakecuda

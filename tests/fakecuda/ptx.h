@@ -42,10 +42,9 @@ struct Grid {
   unsigned block[3];
 };
 
-// Runs all threads of the grid, one after the other, and returns the number of
-// instructions executed. Throws std::runtime_error, with the kernel, the thread and the
-// instruction, after an error of the kernel: a misaligned address, an access outside of
-// parameter memory, a division by zero.
-uint64_t run(const Kernel& kernel, const Grid& grid, void** arguments, Memory& memory);
+// Runs all threads of the grid, one after the other. Throws std::runtime_error, with
+// the kernel, the thread and the instruction, after an error of the kernel: a
+// misaligned address, an access outside of parameter memory, a division by zero.
+void run(const Kernel& kernel, const Grid& grid, void** arguments, Memory& memory);
 
 }  // namespace fakecuda::ptx

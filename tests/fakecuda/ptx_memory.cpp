@@ -65,7 +65,7 @@ const Instruction* store(Thread& thread, const Instruction& i) {
 // Floating-point numbers are moved as their bits.
 template <bool loads, int count>
 Step access_step(const Statement& s, const std::string& type) {
-  return visit_all_integers(s, type == "f32" ? "u32" : type, [](auto t) {
+  return visit(kAllIntegers, s, type == "f32" ? "u32" : type, [](auto t) {
     using T = typename decltype(t)::type;
     return loads ? &load<T, count> : &store<T, count>;
   });

@@ -1,20 +1,138 @@
-// Modules and kernels of PTX.
+// Tokens, modules and kernels of PTX.
 #include <algorithm>
+#include <cctype>
+#include <string_view>
 
 #include "ptx.h"
-#include "ptx_lexer.h"
 #include "ptx_statement.h"
 
 namespace fakecuda::ptx {
 namespace {
+
+bool is_word_sign(char sign) {
+  return std::isalnum(static_cast<unsigned char>(sign)) || sign == '_' || sign == '$' ||
+         sign == '%' || sign == '.';
+}
+
+// Returns the number of signs of the word that `text` begins with.
+size_t word_length(std::string_view text) {
+  return static_cast<size_t>(std::find_if_not(text.begin(), text.end(), is_word_sign) -
+                             text.begin());
+}
+
+struct Token {
+  std::string_view text;  // empty at the end of the module
+  int line;
+};
+
+// Reads the tokens of a module in order. A word has letters, digits and the signs
+// `_ $ % .`; a string has its quotes; every other sign is a token of its own.
+class Lexer {
+ public:
+  explicit Lexer(std::string_view text);
+
+  const Token& peek() const { return tokens_[next_]; }
+  const Token& peek_second() const {
+    return tokens_[next_ + (peek().text.empty() ? 0 : 1)];
+  }
+  Token take();
+  bool take_if(std::string_view text);
+  void expect(std::string_view text);
+  std::string take_word();
+  std::string take_value();  // a word, or a negative number
+  uint64_t take_number();
+  void skip_line();
+
+  // Returns the source from the token `first` to the last one taken, on one line.
+  std::string text_since(const Token& first) const;
+
+ private:
+  void add(std::string_view token, int line) { tokens_.push_back({token, line}); }
+
+  std::vector<Token> tokens_;
+  size_t next_ = 0;
+};
+
+Lexer::Lexer(std::string_view text) {
+  int line = 1;
+  size_t at = 0;
+  while (at < text.size()) {
+    const std::string_view rest = text.substr(at);
+    size_t length = 1;
+    if (rest.substr(0, 2) == "//") {
+      length = std::min(rest.find('\n'), rest.size());
+    } else if (!std::isspace(static_cast<unsigned char>(rest[0]))) {
+      length = std::max<size_t>(word_length(rest), 1);
+      if (rest[0] == '"') length = std::min(rest.find('"', 1), rest.size() - 1) + 1;
+      add(rest.substr(0, length), line);
+    }
+    line += static_cast<int>(std::count(rest.begin(), rest.begin() + length, '\n'));
+    at += length;
+  }
+  add(text.substr(text.size()), line);
+}
+
+Token Lexer::take() {
+  const Token token = peek();
+  if (!token.text.empty()) ++next_;
+  return token;
+}
+
+bool Lexer::take_if(std::string_view text) {
+  if (peek().text != text) return false;
+  take();
+  return true;
+}
+
+void Lexer::expect(std::string_view text) {
+  const Token token = take();
+  if (token.text == text) return;
+  const std::string found = token.text.empty() ? "the end" : std::string(token.text);
+  fail_at(token.line, "expected " + std::string(text) + ", but found " + found, "");
+}
+
+std::string Lexer::take_word() {
+  const Token token = take();
+  if (word_length(token.text) > 0) return std::string(token.text);
+  fail_at(token.line, "expected a word", std::string(token.text));
+}
+
+std::string Lexer::take_value() {
+  const bool negative = take_if("-");
+  return (negative ? "-" : "") + take_word();
+}
+
+uint64_t Lexer::take_number() {
+  const int line = peek().line;
+  const std::string word = take_word();
+  const auto value = parse_integer(word);
+  if (!value) fail_at(line, "expected an integer", word);
+  return *value;
+}
+
+void Lexer::skip_line() {
+  const int line = peek().line;
+  while (!peek().text.empty() && peek().line == line) take();
+}
+
+std::string Lexer::text_since(const Token& first) const {
+  const char* const begin = first.text.data();
+  const std::string_view last = tokens_[next_ - 1].text;
+  std::string text;
+  for (const char* at = begin; at < last.data() + last.size(); ++at) {
+    const bool space = std::isspace(static_cast<unsigned char>(*at));
+    if (!space) text += *at;
+    if (space && !text.empty() && text.back() != ' ') text += ' ';
+  }
+  return text;
+}
 
 using Kernels = std::map<std::string, std::shared_ptr<const Kernel>>;
 
 // Returns the decoder of a word such as "add.s32", or nullptr.
 const Decode* decoder_of(const std::string& word) {
   static const Opcodes kAll = [] {
-    Opcodes all = integer_opcodes();
-    all.merge(float_opcodes());
+    Opcodes all = arithmetic_opcodes();
     all.merge(memory_opcodes());
     return all;
   }();

@@ -41,13 +41,7 @@ void fail(const Thread& thread, const Instruction& instruction,
                            text_of(thread, instruction));
 }
 
-uint64_t run(const Kernel& kernel, const Grid& grid, void** arguments, Memory& memory) {
-  const uint64_t num_threads = uint64_t{grid.block[0]} * grid.block[1] * grid.block[2];
-  if (kernel.max_threads > 0 && num_threads > kernel.max_threads) {
-    throw std::runtime_error(kernel.name + ": a block must have at most " +
-                             std::to_string(kernel.max_threads) + " threads, but has " +
-                             std::to_string(num_threads));
-  }
+void run(const Kernel& kernel, const Grid& grid, void** arguments, Memory& memory) {
   std::vector<Word> parameters(kernel.parameter_bytes / sizeof(Word) + 1);
   for (size_t index = 0; index < kernel.parameters.size(); ++index) {
     const Parameter& parameter = kernel.parameters[index];
@@ -58,14 +52,12 @@ uint64_t run(const Kernel& kernel, const Grid& grid, void** arguments, Memory& m
   for (int axis = 0; axis < 3; ++axis) slots[kGridSize + axis] = grid.grid[axis];
   for (const auto& [slot, value] : program.constants) slots[slot] = value;
   Thread thread{kernel, memory, parameters[0].bytes, slots.data()};
-  uint64_t count = 0;
   for_each_index(grid.grid, &slots[kBlockIndex], [&] {
     for_each_index(grid.block, &slots[kThreadIndex], [&] {
       const Instruction* i = program.code.data();
-      for (; i != nullptr; ++count) i = i->run(thread, *i);
+      while (i != nullptr) i = i->run(thread, *i);
     });
   });
-  return count;
 }
 
 }  // namespace fakecuda::ptx

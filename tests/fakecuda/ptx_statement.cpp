@@ -1,8 +1,9 @@
 #include "ptx_statement.h"
 
 #include <algorithm>
-
-#include "ptx_lexer.h"
+#include <cerrno>
+#include <cstdlib>
+#include <stdexcept>
 
 namespace fakecuda::ptx {
 namespace {
@@ -20,6 +21,22 @@ std::vector<std::string> split(const std::string& word) {
 }
 
 }  // namespace
+
+void fail_at(int line, const std::string& problem, const std::string& text) {
+  throw std::runtime_error("PTX line " + std::to_string(line) + ": " + problem +
+                           (text.empty() ? "" : ": " + text));
+}
+
+std::optional<uint64_t> parse_integer(const std::string& text) {
+  const bool negative = text[0] == '-';
+  char* end = nullptr;
+  errno = 0;
+  const uint64_t value =
+      negative ? static_cast<uint64_t>(std::strtoll(text.c_str(), &end, 0))
+               : std::strtoull(text.c_str(), &end, 0);
+  if (text.empty() || *end != 0 || errno != 0) return {};
+  return value;
+}
 
 int size_of(const std::string& type) {
   static const std::unordered_map<std::string, int> kSizes{

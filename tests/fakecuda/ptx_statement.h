@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -67,6 +68,13 @@ class Statement {
   int line_;
 };
 
+// Throws std::runtime_error, with the line and the text of a statement.
+[[noreturn]] void fail_at(int line, const std::string& problem,
+                          const std::string& text);
+
+// Returns nothing if the text is no integer of 64 bits, with or without a sign.
+std::optional<uint64_t> parse_integer(const std::string& text);
+
 // Returns the bytes of a type such as "u32", or 0 if it is unknown.
 int size_of(const std::string& type);
 
@@ -78,8 +86,7 @@ using Opcodes = std::unordered_map<std::string, Decode>;
 Decode fixed(Step step, const std::vector<std::string>& types);
 
 // The instructions of one family each.
-Opcodes integer_opcodes();
-Opcodes float_opcodes();
+Opcodes arithmetic_opcodes();
 Opcodes memory_opcodes();
 
 }  // namespace fakecuda::ptx

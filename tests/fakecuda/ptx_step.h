@@ -10,6 +10,14 @@ struct Tag {
   using type = T;
 };
 
+template <typename... T>
+struct Types {};
+
+constexpr Types<uint16_t, int16_t, uint32_t, int32_t, uint64_t, int64_t> kIntegers;
+constexpr Types<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, uint64_t,
+                int64_t>
+    kAllIntegers;
+
 template <typename T>
 std::string name_of() {
   if (std::is_same_v<T, bool>) return "pred";
@@ -18,41 +26,54 @@ std::string name_of() {
 
 // Calls `choose` with the tag of the type that has the name. Fails if no T has it.
 template <typename... T, typename Choose>
-Step visit(const Statement& statement, const std::string& name, Choose choose) {
+Step visit(Types<T...>, const Statement& statement, const std::string& name,
+           Choose choose) {
   Step chosen = nullptr;
   ((name == name_of<T>() && (chosen = choose(Tag<T>{}))) || ...);
   if (!chosen) statement.fail("unknown type ." + name + " of " + statement.opcode());
   return chosen;
 }
 
-// Calls `choose` with the tag of an integer type of two, four or eight bytes.
-template <typename Choose>
-Step visit_integers(const Statement& statement, const std::string& name,
-                    Choose choose) {
-  return visit<uint16_t, int16_t, uint32_t, int32_t, uint64_t, int64_t>(statement, name,
-                                                                        choose);
+// Returns the decoder of a word with one type, and of operands with these types; "" is
+// the type of the word.
+template <typename T, typename Choose>
+Decode typed(T types, Choose choose, const std::vector<std::string>& operands) {
+  return [=](Statement& statement, Instruction* instruction) {
+    const std::string type = statement.take_type();
+    instruction->run = visit(types, statement, type, choose);
+    std::vector<std::string> all = operands;
+    for (std::string& each : all) {
+      if (each.empty()) each = type;
+    }
+    statement.use(instruction, all);
+  };
 }
 
-// The same for one byte too.
-template <typename Choose>
-Step visit_all_integers(const Statement& statement, const std::string& name,
-                        Choose choose) {
-  return visit<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, uint64_t,
-               int64_t>(statement, name, choose);
-}
-
-// Applies F to the sources of type T. The destination has the type that F returns.
-template <typename F, typename T>
+// Applies f to the sources of type T. The destination has the type that f returns.
+template <const auto& f, typename T>
 const Instruction* unary(Thread& thread, const Instruction& i) {
-  thread.set(i.operands[0], F::apply(thread.get<T>(i.operands[1])));
+  thread.set(i.operands[0], f(thread.get<T>(i.operands[1])));
   return &i + 1;
 }
 
-template <typename F, typename T>
+template <const auto& f, typename T>
 const Instruction* binary(Thread& thread, const Instruction& i) {
   const T first = thread.get<T>(i.operands[1]);
-  thread.set(i.operands[0], F::apply(first, thread.get<T>(i.operands[2])));
+  thread.set(i.operands[0], f(first, thread.get<T>(i.operands[2])));
   return &i + 1;
+}
+
+// Return the decoder of a word whose operands all have its type.
+template <const auto& f, typename T>
+Decode unary_decoder(T types) {
+  return typed(types, [](auto t) { return &unary<f, typename decltype(t)::type>; },
+               {"", ""});
+}
+
+template <const auto& f, typename T>
+Decode binary_decoder(T types, const std::string& result = "") {
+  return typed(types, [](auto t) { return &binary<f, typename decltype(t)::type>; },
+               {result, "", ""});
 }
 
 }  // namespace fakecuda::ptx

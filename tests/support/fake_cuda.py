@@ -132,11 +132,10 @@ def break_device(code: int = LAUNCH_FAILURE) -> None:
     _library.fakecuda_break(code)
 
 
-def interpreted() -> tuple[int, int]:
-    """Return the number of kernels run from PTX, and of their instructions."""
+def num_interpreted() -> int:
+    """Return the number of kernels run from PTX."""
     _library.fakecuda_interpreted.restype = ctypes.c_uint64
-    _library.fakecuda_instructions.restype = ctypes.c_uint64
-    return _library.fakecuda_interpreted(), _library.fakecuda_instructions()
+    return int(_library.fakecuda_interpreted())
 
 
 def reset() -> None:
