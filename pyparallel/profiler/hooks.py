@@ -23,10 +23,12 @@ def recording(settings: Settings) -> Iterator[Recorder]:
     os.environ[VARIABLE] = json.dumps(asdict(settings))
     recorder = Recorder(settings)
     uninstall = install(recorder)
+    LoaderIter.__setattr__ = _pass_to_workers(settings)  # type: ignore[method-assign]
     try:
         yield recorder
     finally:
         recorder.stop()
+        del LoaderIter.__setattr__
         uninstall()
         del os.environ[VARIABLE]
         if before is not None:
@@ -47,10 +49,12 @@ def install(recorder: Recorder) -> Callable[[], None]:
     tracing.wrap_spans(surround)
 
     def uninstall() -> None:
+        _installed.pop(recorder)
         tracing.wrap_spans(before)
         for cls, name, original in originals:
             setattr(cls, name, original)
 
+    _installed[recorder] = uninstall
     return uninstall
 
 
@@ -89,6 +93,48 @@ def _wrap_fetch(original: Any, recorder: Recorder) -> Any:
             fetcher.collate_fn = collate_fn
 
     return fetch
+
+
+#: The recorders of this process, each with the function that removes it.
+_installed: dict[Recorder, Callable[[], None]] = {}
+
+
+class _WorkerInit:
+    """A ``worker_init_fn`` that records the worker before it calls another one.
+
+    A fork server and its workers have the environment of its start. So they lack the
+    variable of a later profile, or belong to an earlier one.
+    """
+
+    def __init__(self, settings: Settings, init: Callable[[int], Any] | None) -> None:
+        self.settings, self.init = settings, init
+
+    def __call__(self, worker: int) -> None:
+        if self.settings not in [recorder.settings for recorder in _installed]:
+            for uninstall in reversed(list(_installed.values())):
+                uninstall()
+            install(Recorder(self.settings))
+        if self.init is not None:
+            self.init(worker)
+
+
+def _pass_to_workers(settings: Settings) -> Callable[[Any, str, Any], None]:
+    """Return a ``__setattr__`` for iterators that passes settings to their workers."""
+
+    def set_attribute(iterator: Any, name: str, value: Any) -> None:
+        object.__setattr__(iterator, name, value)
+        if name == "_worker_init_fn":
+            init = getattr(iterator, name)
+            vars(iterator)[name] = _WorkerInit(settings, init)
+
+    return set_attribute
+
+
+def is_active() -> bool:
+    """Return True if this process is a part of a profile that has not ended."""
+    text = os.environ.get(VARIABLE, "")
+    # A fork server may have the variable of a profile that has ended.
+    return bool(text) and os.path.exists(json.loads(text)["folder"])
 
 
 def install_from_environment() -> None:

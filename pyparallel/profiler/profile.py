@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.errors import check_int
-from .hooks import recording
-from .recorder import VARIABLE, Settings
+from .hooks import is_active, recording
+from .recorder import Settings
 
 
 class Profile:
@@ -69,7 +69,7 @@ def profile(
     """
     steps = check_int(steps, 1, "profile: steps")
     warmup = check_int(warmup, 0, "profile: warmup")
-    if VARIABLE in os.environ:
+    if is_active():
         raise RuntimeError(
             "profile: profiles of a process must not overlap, but one is active: an "
             "outer block, or the command pyparallel profile. Remove one of them."

@@ -177,7 +177,9 @@ class Recorder:
         """Return True if fetches are recorded; a worker follows its parent."""
         parent = multiprocessing.parent_process()
         if self.is_recording and parent is not None:
-            self.is_recording = not self._stop_file(parent.pid).exists()
+            stop = self._stop_file(parent.pid)
+            # The folder is removed at the end of the profile.
+            self.is_recording = stop.parent.exists() and not stop.exists()
         return self.is_recording
 
     def wait(self, iterator: Any, get: Callable[[], Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import re
 import runpy
@@ -15,12 +16,14 @@ import forkserver
 import profile_script
 import pytest
 import torch
+from process_resources import SERVER
 from repository import ROOT
 from torch.utils.data import DataLoader as TorchLoader
 
 import pyparallel
-from pyparallel import MMDataParallel, PreDataLoader, collate
+from pyparallel import DataLoader, MMDataParallel, PreDataLoader, collate
 from pyparallel.core import tracing
+from pyparallel.core.torch_private import LoaderIter
 from pyparallel.profiler import command, hooks, recorder, report
 from pyparallel.profiler.advice import advise
 from pyparallel.profiler.record import Record
@@ -46,6 +49,7 @@ def _nothing_stays():
     methods = [getattr(cls, name) for cls, name in hooks.replaced_methods()]
     assert len(methods) == 4
     assert not [method for method in methods if hasattr(method, "__wrapped__")]
+    assert "__setattr__" not in vars(LoaderIter)
     assert tracing.span("pyparallel.step") is tracing.span("pyparallel.wait")
 
 
@@ -89,6 +93,52 @@ def test_a_loader_without_workers_fetches_in_the_loop(tmp_path):
     assert summary.record.environment["device"] == "CPU"
     (of_loader,) = summary.record.loaders
     assert of_loader == {"name": "DataLoader", "num_workers": 0, "batch_size": 2}
+
+
+def test_persistent_workers_stop_writing_at_the_end_of_the_block(tmp_path):
+    options = {"num_workers": 1, "persistent_workers": True}
+    loader = TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs(), **options)
+    with pyparallel.profile(tmp_path, steps=100, warmup=0):
+        loop(loader)
+    files = Path(f"/proc/{loader._iterator._workers[0].pid}/fd")
+
+    def written() -> list[int]:
+        found = [each for each in files.iterdir() if ".jsonl" in os.readlink(each)]
+        return [each.stat().st_size for each in found]
+
+    before = written()
+    assert len(before) == 1 and loop(loader) == 32 and written() == before
+
+
+def profile_alone(path: Path) -> None:
+    with pyparallel.profile(path, steps=2, warmup=0):
+        loop(TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("started", ["before", "in the first profile"])
+def test_workers_of_a_fork_server_belong_to_the_present_profile(
+    tmp_path, monkeypatch, started
+):
+    monkeypatch.setattr(SERVER, "_preload_modules", ["torch"])
+    SERVER._stop()
+    if started == "before":
+        SERVER.ensure_running()
+    options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+    for number, cls in enumerate((DataLoader, TorchLoader, DataLoader)):
+        folder = tmp_path / str(number)
+        with pyparallel.profile(folder, steps=2, warmup=0):
+            loop(cls(profile_script.Ragged(), 2, collate_fn=pairs(), **options))
+        work = seen(folder).work("worker")
+        assert work is not None and work.lanes == ("worker 0",)
+        assert work.parts["fetch"] and work.parts["collate"]
+        assert ("pack" in work.parts) == (cls is DataLoader)
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=profile_alone, args=(tmp_path / "alone",))
+    process.start()
+    process.join()
+    assert process.exitcode == 0 and len(seen(tmp_path / "alone").steps) == 2
+    SERVER._stop()  # another one has no variable of an ended profile
 
 
 def test_a_prefetcher_has_a_lane_of_its_own(tmp_path):
@@ -279,7 +329,7 @@ print("another sitecustomize")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["", "fork", "spawn"])
+@pytest.mark.parametrize("start", ["", "fork", "forkserver", "spawn"])
 def test_a_script_that_never_imports_the_package_is_profiled(tmp_path, capfd, start):
     path = tmp_path / "torch_only.py"
     path.write_text(TORCH_ONLY, encoding="utf-8")
