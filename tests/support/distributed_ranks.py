@@ -32,6 +32,15 @@ def case(function: Case) -> Case:
     return function
 
 
+def set_timeout(seconds: float) -> None:
+    """Set the timeout of the group of all ranks."""
+    c10d: Any = dist.distributed_c10d
+    # torch 2.15 deprecates the private name.
+    public = getattr(c10d, "set_timeout", None)
+    set_for = public or c10d._set_pg_timeout
+    set_for(timedelta(seconds=seconds), dist.group.WORLD)
+
+
 class Results(dict[str, list[Any]]):
     """The result of each case, rank by rank. Access to a failed case raises."""
 

@@ -21,17 +21,16 @@ import struct
 import sys
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from distributed_ranks import set_timeout
 from repository import ROOT
 
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import torch  # noqa: E402  # needs the path of the example's modules
-import torch.distributed as dist  # noqa: E402
 from _checkpoint import Checkpoint  # noqa: E402
 
 from pyparallel.mmengine import OptimWrapper  # noqa: E402
@@ -71,9 +70,7 @@ class Faults:
             loss.register_hook(lambda gradient: self.strike_backward())
             if any(f"{each}:{self.step}" in self.faults for each in ("cut:0", "cut:1")):
                 # From here on, because both ranks have started, however long that took.
-                dist.distributed_c10d._set_pg_timeout(
-                    timedelta(seconds=GIVE_UP), dist.group.WORLD
-                )
+                set_timeout(GIVE_UP)
             begun = time.monotonic()
             try:
                 self.update(wrapper, loss, **options)

@@ -14,14 +14,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # imports of DDP, which take longer than all work of a rank
 import torch.distributed as dist
-from distributed_ranks import join
+from distributed_ranks import join, set_timeout
 from mmengine_training import Net, batch, sgd
 from torch import nn
 
@@ -99,9 +98,7 @@ class Rank:
         So no case depends on the time that its ranks take to start.
         """
         dist.barrier()
-        dist.distributed_c10d._set_pg_timeout(
-            timedelta(seconds=seconds), dist.group.WORLD
-        )
+        set_timeout(seconds)
 
     def strike(self) -> None:
         """Record the time of the fault."""
