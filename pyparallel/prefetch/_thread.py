@@ -96,7 +96,7 @@ class PrefetchThread:
             self.thread.start()
         except RuntimeError as error:
             _running.discard(self)
-            # Python 3.12 and later start no thread after the end of the main thread.
+            # Python 3.12 and 3.13 start no thread after the end of the main thread.
             if "at interpreter shutdown" in str(error):
                 raise RuntimeError(_TOO_LATE) from None
             raise

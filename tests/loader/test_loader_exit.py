@@ -14,13 +14,13 @@ from loader_processes import START, left, start
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(120)]
 
 MANY = """
+from loader_sets import many_tensors
 import warnings; warnings.simplefilter("ignore")
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-def make(i):
-    return [torch.full((3,), i) for _ in range(112)]
 rings = [{"ring_slabs": 50}, {"ring_slabs": 2}]
 for options in rings:
-    loader = DataLoader(Making(make, 40), num_workers=1, collate_fn=only, **options)
+    data = Making(many_tensors, 40)
+    loader = DataLoader(data, num_workers=1, collate_fn=only, **options)
     batches = list(loader)
     assert [batch[111][0].item() for batch in batches] == list(range(40))
 print("done")

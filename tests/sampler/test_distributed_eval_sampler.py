@@ -104,22 +104,23 @@ class Reduced(torch.nn.Linear):
         dist.all_reduce(world)
         return super().forward(points) * world
 
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = DistributedDataParallel(
-    torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
-).eval()
-reduced = Reduced(16, 2)
-reduced.load_state_dict(model.module[1].state_dict())
-found = [
-    evaluate(model, Points())[0],
-    evaluate_joined(model, Points()),
-    evaluate_in_step(model, Points()),
-    evaluate_in_step(reduced, Points()),
-]
-if dist.get_rank() == 0:
-    print(found)
-dist.destroy_process_group()
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+    ).eval()
+    reduced = Reduced(16, 2)
+    reduced.load_state_dict(model.module[1].state_dict())
+    found = [
+        evaluate(model, Points())[0],
+        evaluate_joined(model, Points()),
+        evaluate_in_step(model, Points()),
+        evaluate_in_step(reduced, Points()),
+    ]
+    if dist.get_rank() == 0:
+        print(found)
+    dist.destroy_process_group()
 """
 
 

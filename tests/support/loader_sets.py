@@ -100,6 +100,10 @@ class Making(Numbers):
         return self.make(i)
 
 
+def many_tensors(i: int) -> list[torch.Tensor]:
+    return [torch.full((3,), i) for _ in range(112)]
+
+
 def only(batch: list[Any]) -> Any:
     """Return the only sample."""
     (sample,) = batch

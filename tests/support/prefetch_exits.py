@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+# Other workers than forked ones would import this script, and run it again.
+multiprocessing.set_start_method("fork")
 
 # Called at the exit after the package's own function, which is registered later.
 late: list[Callable[[], None]] = []
@@ -59,12 +63,21 @@ def consume() -> None:
     started.set()
     threading.main_thread().join()
     print(firsts([first, *running]), flush=True)
+    print(can_start_thread(), flush=True)
     try_again()
+
+
+def can_start_thread() -> bool:
+    try:
+        threading.Thread(target=int).start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def try_again() -> None:
     try:
-        next(PreDataLoader([1]))
+        print(next(PreDataLoader([1])), flush=True)
     except RuntimeError as error:
         print(error, flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import struct
@@ -133,6 +134,8 @@ def nothing_left(more_fds: int = 2) -> Iterator[None]:
 
     The first pass may create two descriptors that torch keeps for all passes.
     """
+    if multiprocessing.get_start_method() == "forkserver":
+        SERVER.ensure_running()  # its descriptors stay, too
     gc.collect()
     before = set(children()), num_fds()
     yield
