@@ -82,6 +82,11 @@ class Recorder:
         self._epochs = 0
         self._local = threading.local()
 
+    # Not earlier: a thread may still end a range.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self._file >= 0:
+            close(self._file)
+
     def write(self, kind: str, start: int, end: int, **more: int) -> None:
         """Write an event of the current thread."""
         thread = threading.current_thread()

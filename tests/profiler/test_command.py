@@ -95,19 +95,22 @@ def test_a_loader_without_workers_fetches_in_the_loop(tmp_path):
     assert of_loader == {"name": "DataLoader", "num_workers": 0, "batch_size": 2}
 
 
-def test_persistent_workers_stop_writing_at_the_end_of_the_block(tmp_path):
+def written_nbytes(pid: int) -> list[int]:
+    """Return the sizes of the records that a process has open."""
+    files = Path(f"/proc/{pid}/fd").iterdir()
+    return [f.stat().st_size for f in files if ".jsonl" in os.path.realpath(f)]
+
+
+def test_the_end_of_a_block_ends_the_records_of_all_processes(tmp_path):
     options = {"num_workers": 1, "persistent_workers": True}
     loader = TorchLoader(profile_script.Ragged(), 2, collate_fn=pairs(), **options)
     with pyparallel.profile(tmp_path, steps=100, warmup=0):
         loop(loader)
-    files = Path(f"/proc/{loader._iterator._workers[0].pid}/fd")
-
-    def written() -> list[int]:
-        found = [each for each in files.iterdir() if ".jsonl" in os.readlink(each)]
-        return [each.stat().st_size for each in found]
-
-    before = written()
-    assert len(before) == 1 and loop(loader) == 32 and written() == before
+    assert written_nbytes(os.getpid()) == []
+    worker = loader._iterator._workers[0].pid
+    before = written_nbytes(worker)
+    assert len(before) == 1 and loop(loader) == 32
+    assert written_nbytes(worker) == before
 
 
 def profile_alone(path: Path) -> None:
