@@ -169,7 +169,8 @@ def test_a_slot_is_free_when_it_has_been_read_and_not_before(direct, monkeypatch
                 device.read(tensor, found)
             del tensor, copied
         assert device.record(device.main).wait(60)
-        assert found == expected
+        wrong = [a != b for a, b in zip(found, expected, strict=True)]
+        assert not any(wrong)  # pytest compares long lists slowly
         assert device.ring.num_reused > 0
         assert bool(device.host.blocks) == direct
 
