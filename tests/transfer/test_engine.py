@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 import threading
 import weakref
 from functools import partial
@@ -208,3 +210,25 @@ def test_pure_python_has_no_engine():
         assert backend.transfers == ()
     assert not device_module.TorchDevice().has_engine(torch.device("cuda"))
     assert device_module.TorchDevice(["cuda"]).has_engine(torch.device("cuda", 1))
+
+
+def test_a_forked_child_is_refused_by_its_parents_engine():
+    leaf = torch.ones(3)
+    plan = native.plan_slab([leaf])
+    slab = torch.zeros(plan.nbytes, dtype=torch.uint8)
+    send = partial(native.send, slab, [leaf], plan, [], [], COPIES, MAIN)
+    sent = send()
+    rule = "send: copies must be queued by the process that queued the first one, "
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        num = 0
+        for call in (send, sent.is_done, lambda: sent.wait(MAIN)):
+            try:
+                call()
+            except RuntimeError as error:
+                num += str(error).startswith(rule)
+        del sent
+        os._exit(0 if num == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sent.is_done()
