@@ -355,7 +355,7 @@ def test_at_its_limit_the_host_waits_and_every_byte_arrives():
     before = memory.pinned_info()
     memory.set_pinned_limit(CHUNK)
     try:
-        keep_busy()
+        keep_busy(500_000_000)
         copied = send(leaves)  # five chunks, one block
         info = memory.pinned_info()
     finally:
