@@ -37,6 +37,10 @@ WHEELS ?= optree pytest-timeout tensordict cloudpickle pyvers mmengine==0.10.7 a
 	platformdirs termcolor yapf
 # Compiler warnings are errors in all builds here.
 export WERROR ?= 1
+# Each module is compiled at its first import, not at its installation, and then kept.
+# Variables of containers often prevent the latter.
+export PIP_COMPILE ?= 0
+unexport PYTHONDONTWRITEBYTECODE
 
 V     := $(CURDIR)/.venv
 VCUDA := $(CURDIR)/.venv-cuda
