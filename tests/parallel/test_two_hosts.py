@@ -108,17 +108,26 @@ def networks(log: Path) -> set[str]:
     return set(re.findall(r"^network (net:\[\d+\])$", log.read_text(), re.M))
 
 
-def test_two_namespaces_train_as_one_host_does_also_when_a_rank_is_killed(
+def test_two_hosts_train_as_one_does_also_when_a_rank_is_killed(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    fault = "step:1:11"
-    with two_networks() as within:
-        logs = train(tmp_path, elastic_runs.documented()[1:], within, fault)
+    fault, commands = "step:1:11", elastic_runs.documented()[1:]
+    with contextlib.ExitStack() as held:
+        within: Sequence[Sequence[str]] = ((), ())
+        try:
+            within = held.enter_context(two_networks())
+        except pytest.skip.Exception:  # as without root: two addresses of this machine
+            here = ("10.77.0.", "127.0.0."), (":29400", f":{free_port()}"), (CARD, "lo")
+            commands = [each.changed(*here) for each in commands]
+        logs = train(tmp_path, commands, within, fault)
     assert (tmp_path / fault).exists()
     assert elastic_runs.beginnings(*logs) == {0: [0, 8], 1: [0, 8]}
-    first, second = map(networks, logs)
-    assert len(first) == len(second) == 1
-    assert len({*first, *second, os.readlink("/proc/self/ns/net")}) == 3
+    starts = [sum(map(len, elastic_runs.beginnings(log).values())) for log in logs]
+    assert starts == [2, 2]  # each agent had one of the two ranks
+    if within[0]:
+        first, second = map(networks, logs)
+        assert len(first) == len(second) == 1
+        assert len({*first, *second, os.readlink("/proc/self/ns/net")}) == 3
     assert same_state(elastic_runs.trained(tmp_path / "last.pt"), undisturbed)
 
 
@@ -158,17 +167,4 @@ def test_a_link_that_is_cut_for_a_moment_or_for_long_changes_no_result(
         # The link was down for two seconds; then TCP had still to try again.
         assert 1 < float(seconds["5"]) < 7.9 < float(seconds["11"]) < 30, text
         assert re.search(FAILED, text, re.M), text
-    assert same_state(elastic_runs.trained(tmp_path / "last.pt"), undisturbed)
-
-
-def test_two_addresses_of_this_machine_train_as_one_host_does(
-    tmp_path: Path, undisturbed: dict[str, Any]
-) -> None:
-    port = free_port()
-    here = ("10.77.0.", "127.0.0."), (":29400", f":{port}"), ("eth0", "lo")
-    commands = [each.changed(*here) for each in elastic_runs.documented()[1:]]
-    logs = train(tmp_path, commands)
-    assert elastic_runs.beginnings(*logs) == {0: [0], 1: [0]}
-    # Each agent had one of the two ranks.
-    assert [len(elastic_runs.beginnings(log)) for log in logs] == [1, 1]
     assert same_state(elastic_runs.trained(tmp_path / "last.pt"), undisturbed)
