@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from backends import both, check, last, native
+from backends import both, check, last, native, needs_native
 from collate_errors import freed
 from host_device import COPIES, MAIN, SIDE, HostStream
 
@@ -527,6 +527,7 @@ SENDS = [
 ]  # fmt: skip
 
 
+@needs_native
 @pytest.mark.parametrize(("changes", "error", "message"), SENDS, ids=map(last, SENDS))
 def test_bad_arguments_are_named_and_nothing_is_written(changes, error, message):
     good = {
@@ -544,6 +545,7 @@ def test_bad_arguments_are_named_and_nothing_is_written(changes, error, message)
     assert not good["slab"].any() and not BYTES.any()
 
 
+@needs_native
 def test_a_sent_batch_refuses_a_stream_of_another_device_type():
     sent = native.send(
         SLAB.clone(), [LEAF], native.plan_slab([LEAF]), [], [], COPIES, MAIN

@@ -245,8 +245,10 @@ def test_a_thread_that_outlives_the_main_thread_gets_all_its_batches(
         assert (code, errors) == (0, "")
         first, can_start, second = output.splitlines()
         assert first == "[0, 2, 4, 6, 8, 10]"
-        # Python 3.12 and 3.13 start no thread there: the next pass is refused.
-        assert can_start == str(sys.version_info[:2] not in ((3, 12), (3, 13)))
+        # Some releases of Python 3.12 and 3.13 (3.12.1, 3.13.0) start no thread there:
+        # the next pass is refused.
+        if sys.version_info[:2] not in ((3, 12), (3, 13)):
+            assert can_start == "True"
         assert second == ("1" if can_start == "True" else TOO_LATE)
 
 

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import signal
+import sysconfig
 import threading
 import time
 import traceback
@@ -255,6 +256,10 @@ def test_a_batch_whose_wait_fails_ends_the_iterator() -> None:
         assert next(it, "end") == "end"
 
 
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    reason="free-threaded Python frees an object when its thread runs again",
+)
 def test_only_the_consumer_keeps_a_batch_alive() -> None:
     blocked = threading.Event()
 
