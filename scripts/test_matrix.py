@@ -2,6 +2,7 @@
 
     python scripts/test_matrix.py                    # all cells, one after the other
     python scripts/test_matrix.py --cells 3.13:2.15  # some; newest:newest is the newest
+    python scripts/test_matrix.py --cells 3.13t:2.12 # free-threaded, in no default cell
     python scripts/test_matrix.py --quick            # no slow tests, fewer folders
     python scripts/test_matrix.py --wheels dist --torch 2.13  # a wheel for each Python
     python scripts/test_matrix.py --cells 3.13:2.15 --prepare FOLDER   # all but tests
@@ -150,7 +151,7 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
     if options.prepared:
         del steps[1:]  # only the copy is repeated
     if not options.wheels and not options.prepare:
-        steps += test_steps(own, options)
+        steps += test_steps(cell, own, options)
     for name, command, more in steps:
         started = time.monotonic()
         where = tree if tree.exists() else folder
@@ -187,8 +188,12 @@ def build_steps(own: str) -> list[Step]:
     ]
 
 
-def test_steps(own: str, options: argparse.Namespace) -> list[Step]:
-    """Return the tests of both backends."""
+def test_steps(cell: Cell, own: str, options: argparse.Namespace) -> list[Step]:
+    """Return the tests of both backends.
+
+    Free-threaded Python, as ``3.13t``, has the GIL from its start with the extension,
+    and has none, as the extension is removed, in pure Python.
+    """
     # As in the Makefile: slow files begin first.
     pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
     pytest += ["--no-loadscope-reorder", "-m"]
@@ -196,9 +201,19 @@ def test_steps(own: str, options: argparse.Namespace) -> list[Step]:
     in_python = [f"tests/{name}" for name in (OPERATORS if options.quick else QUICK)]
     native = [*pytest, "not peers and not slow" if options.quick else "not peers"]
     python = [*pytest, "not peers and not slow and not one_backend"]
+    with_it, without = (
+        {"PYPARALLEL_BACKEND": "native"},
+        {"PYPARALLEL_BACKEND": "python"},
+    )
+    remove: list[Step] = []
+    if cell.python.endswith("t"):
+        with_it["PYTHON_GIL"], without["PYTHON_GIL"] = "1", "0"
+        code = "from pyparallel.backend import _C; import os; os.remove(_C.__file__)"
+        remove = [("removal of the extension", [own, "-c", code], with_it)]
     return [
-        ("tests, native", [*native, *chosen], {"PYPARALLEL_BACKEND": "native"}),
-        ("tests, python", [*python, *in_python], {"PYPARALLEL_BACKEND": "python"}),
+        ("tests, native", [*native, *chosen], with_it),
+        *remove,
+        ("tests, python", [*python, *in_python], without),
     ]
 
 
