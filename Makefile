@@ -114,6 +114,8 @@ $(VPEER)/.others: Makefile
 # Both require an OpenCV that needs display libraries; the headless one is sufficient.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
 	$(VPEER)/bin/python $(PIP) --force-reinstall --no-deps opencv-python-headless
+# The first import of YAPF writes its cache. Two processes must not do so at once.
+	$(VPEER)/bin/python -c "import yapf"
 	touch $@
 
 $(VPEER)/.deps: $(VPEER)/.others pyproject.toml
