@@ -234,8 +234,23 @@ def release(source: Any, loader: Any) -> None:
     if has_workers(source):
         if not source._persistent_workers:  # persistent workers belong to the loader
             source._shutdown_workers()
+            _join_feeders(source)
     elif callable(close := getattr(source, "close", None)):
         close()
+
+
+def _join_feeders(source: Any) -> None:
+    """Wait up to `GRACE` for the threads that feed the queues of ended workers.
+
+    A feeder drops the semaphores of its queue last. If the interpreter exits between
+    the removal of a semaphore and its report to Python's resource tracker, the tracker
+    prints an error. A feeder may wait without limit for a worker that died.
+    """
+    deadline = time.monotonic() + GRACE
+    for index_queue in getattr(source, "_index_queues", ()):
+        feeder = getattr(index_queue, "_thread", None)
+        if feeder not in (None, threading.current_thread()):
+            feeder.join(max(0.0, deadline - time.monotonic()))
 
 
 def terminate(source: Any) -> None:

@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import multiprocessing
+import multiprocessing.queues
 import os
 import pickle
 import signal
@@ -86,6 +87,26 @@ def test_workers_in_the_middle_of_a_batch_are_ended_by_close() -> None:
         start = time.monotonic()
         pre.close()
         assert time.monotonic() - start < SOON
+
+
+def test_close_waits_for_the_threads_that_feed_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    feed = multiprocessing.queues.Queue._feed
+
+    def feed_slowly(*args: Any) -> None:
+        feed(*args)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(
+        multiprocessing.queues.Queue, "_feed", staticmethod(feed_slowly)
+    )
+    with nothing_left():
+        it = iter(PreDataLoader(loader(2)))
+        next(it)
+        it.close()
+        names = [thread.name for thread in threading.enumerate()]
+        assert "QueueFeederThread" not in names
 
 
 def test_close_waits_for_no_batch_and_keeps_persistent_workers() -> None:
