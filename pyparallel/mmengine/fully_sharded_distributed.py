@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 
 from ..core.errors import (
     SettingTypeError,
@@ -169,8 +170,12 @@ class MMFullyShard(ForwardSteps, nn.Module):
             settings["offload_policy"] = CPUOffloadPolicy()
         if ignored is not None:
             settings["ignored_params"] = set(ignored)
-        for each in (*reversed(_shard_groups(module, shard, where)), module):
-            fully_shard(each, **settings)
+        groups = (*reversed(_shard_groups(module, shard, where)), module)
+        sharded: list[Any] = [fully_shard(each, **settings) for each in groups]
+        if _mesh_is_on_cpu(module):
+            # Gloo of torch 2.8 returns the sum of the gradients for their mean.
+            for each in sharded:
+                each.set_force_sum_reduction_for_comms(True)
         self.module: Any = module
         self._syncs = True
 
@@ -195,6 +200,11 @@ class MMFullyShard(ForwardSteps, nn.Module):
             yield
         finally:
             self._syncs = before
+
+
+def _mesh_is_on_cpu(module: nn.Module) -> bool:
+    sharded = (each for each in module.parameters() if isinstance(each, DTensor))
+    return any(each.device_mesh.device_type == "cpu" for each in sharded)
 
 
 def _resolve_offload(value: Any, where: str) -> CPUOffload | None:
