@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import torch
-from torch.utils import benchmark
 
 from ..loader import preflight
 from .report import Problem
@@ -203,6 +202,9 @@ def _gb_per_s(copy: str, nbytes: int, **names: Any) -> float:
 
     The default clock of the timer would initialise the GPU for a host copy.
     """
+    # The import logs a line on a machine with nvcc and without a GPU.
+    from torch.utils import benchmark
+
     timer = benchmark.Timer(copy, globals=names, timer=time.perf_counter)
     runs = timer.blocked_autorange(min_run_time=_COPY_SECONDS)
     return float(nbytes / min(runs.times) / 1e9)
