@@ -33,6 +33,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# torch.compile of torch 2.8 starts processes, which it keeps; 1 starts none.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # How long an example takes says how busy the machine is.
 settings.register_profile("pyparallel", settings(), deadline=None)
 settings.load_profile("pyparallel")

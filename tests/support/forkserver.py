@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import types
@@ -32,7 +33,12 @@ def run(code: str, path: Sequence[str], seconds: float = 100) -> tuple[int | Non
         if process.is_alive():
             process.kill()
             process.join()
-        return process.exitcode, out.read()
+        return process.exitcode, without_gloo(out.read())
+
+
+def without_gloo(output: str) -> str:
+    """Remove the lines that gloo of torch 2.8 prints for each group."""
+    return re.sub(r"(?m)^\[Gloo\] Rank \d+ is connected to .*\n", "", output)
 
 
 def _execute(code: str, path: list[str], out: str, environment: dict[str, str]) -> None:

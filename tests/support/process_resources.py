@@ -43,7 +43,7 @@ def shared_names() -> int:
 #: A resource: its kind and a thread, a process id, a descriptor or a name.
 Resource = tuple[str, Any]
 #: Commands of processes that torch starts once and keeps.
-KEPT = ("torch_shm_manager",)
+KEPT = ("torch_shm_manager", "addr2line")
 #: Targets of descriptors of memory that the library and torch share.
 MEMORY = ("/memfd:", "/dev/shm/torch_")
 

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forkserver
+
 import pyparallel
 
 
@@ -51,6 +53,7 @@ def python(
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+    out = forkserver.without_gloo(out)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
