@@ -112,7 +112,7 @@ def surroundings() -> dict[str, Any]:
         "numpy's": (state[1].tobytes(), *state[2:]),
         "modes": (
             torch.get_default_dtype(),
-            torch.get_default_device(),
+            torch.empty(0).device,  # in torch 2.8, get_default_device fails for None
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled("cpu"),
