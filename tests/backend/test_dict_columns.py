@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections import OrderedDict
 from typing import Any
 
 import pytest
-from backends import check, native, needs_native, reference
+from backends import check, native, needs_native
 
 pytestmark = [pytest.mark.asan, needs_native]
 
@@ -25,27 +24,6 @@ def test_values_come_by_key_in_the_order_of_the_first_dict() -> None:
         for stack in (False, True):
             found = native.columns(dicts, stack)
             assert list(found.items()) == list(expected.items())
-
-
-@pytest.mark.parametrize(
-    "dicts",
-    [
-        [],
-        [1],
-        [{"a": 1}, 2],
-        [{"a": 1}, {}],
-        [{}, {"a": 1}],
-        [{"a": 1}, {"b": 1}],
-        [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
-        [{1: 1}, {True: 1}],
-        [OrderedDict(a=1)],
-        [{"a": 1}, OrderedDict(a=1)],
-    ],
-    ids=repr,
-)
-def test_unsupported_dicts_are_left_to_python(dicts: list[Any]) -> None:
-    assert native.columns(dicts, True) is None
-    assert reference.columns(dicts, True) is None
 
 
 def test_it_must_be_a_list() -> None:

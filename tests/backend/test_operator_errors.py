@@ -42,8 +42,6 @@ PAD_COPY = [
      "samples[1] must be a torch.Tensor, but is of type ndarray."),
     (torch.ones(2, 2), [torch.ones(2)] * 2, "0000", TypeError,
      "fills must be bytes, but is of type str."),
-    (torch.ones(2, 2), [torch.ones(2)] * 2, bytearray(4), TypeError,
-     "fills must be bytes, but is of type bytearray."),
     (torch.ones(()), [], b"0000", ValueError,
      "dst must have at least 1 dimension, but has 0."),
     (torch.ones(2, 3).T, [torch.ones(2)] * 3, b"0000", ValueError,
@@ -63,9 +61,6 @@ PAD_COPY = [
     (torch.ones(3, 3, 4, 5), [torch.ones(3, 4, 5)] * 2 + [torch.ones(3, 6, 5)], b"0000",
      ValueError,
      "samples[2] must have at most shape (3, 4, 5), but has shape (3, 6, 5)."),
-    (torch.ones(1, 4), [freed(torch.empty(4))], b"0000", ValueError,
-     "samples[0] must lie within its storage, but needs 16 bytes where 0 are left. "
-     "Copy it before its storage is released."),
     (torch.ones(1, 4), [freed(torch.empty(100)[10:90:20], 100)], b"0000", ValueError,
      "samples[0] must lie within its storage, but needs 284 bytes where 100 are left. "
      "Copy it before its storage is released."),
@@ -207,9 +202,6 @@ PACK = [
     (SLAB.new_zeros(128), [MEMORY[:1], MEMORY[:1].int()], [MEMORY[:1]] * 2, ValueError,
      "leaves[1] must have dtype torch.float32 and shape (1,), as planned, but has "
      "torch.int32 and (1,)."),
-    (SLAB, [freed(torch.empty(4))], [MEMORY[:4]], ValueError,
-     "leaves[0] must lie within its storage, but needs 16 bytes where 0 are left. Copy "
-     "it before its storage is released."),
     (SLAB, [freed(torch.empty(4).expand(2, 4).t())], [MEMORY[:8].view(4, 2)],
      ValueError,
      "leaves[0] must lie within its storage, but needs 16 bytes where 0 are left. Copy "

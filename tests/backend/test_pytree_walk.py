@@ -11,7 +11,7 @@ import optree
 import pytest
 import samples
 import torch
-from backends import native, needs_native
+from backends import check, native, needs_native
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,22 +147,16 @@ def test_deep_nests_are_left_to_optree() -> None:
 @pytest.mark.parametrize("leaves", [[], [1], [1, 2, 3, 4]])
 def test_the_number_of_leaves_must_be_right(leaves: list[int]) -> None:
     _, structure = native.flatten([1, {"a": (2, 3)}], LEAVES)
-    with pytest.raises(ValueError) as caught:
-        structure.unflatten(iter(leaves))
-    assert str(caught.value) == (
-        "unflatten: leaves must have 3 entries, as the structure, but has "
-        f"{len(leaves)}."
-    )
+    rule = "unflatten: leaves must have 3 entries, as the structure"
+    message = f"{rule}, but has {len(leaves)}."
+    check(structure.unflatten, [iter(leaves)], ValueError, message)
     with pytest.raises(TypeError):
         structure.unflatten(3)
 
 
 def test_leaf_types_must_be_a_set() -> None:
-    with pytest.raises(TypeError) as caught:
-        native.flatten([1], [int])
-    assert str(caught.value) == (
-        "flatten: leaf_types must be a set, but is of type list."
-    )
+    message = "flatten: leaf_types must be a set, but is of type list."
+    check(native.flatten, ([1], [int]), TypeError, message)
 
 
 def test_a_thousand_walks_leak_nothing() -> None:

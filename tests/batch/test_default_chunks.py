@@ -20,7 +20,6 @@ from pyparallel import (
     BatchWarning,
     DataContainer,
     DataLoader,
-    MMDataParallel,
     collate,
     scatter,
 )
@@ -57,15 +56,10 @@ class Stream(IterableDataset[Any]):
         return map(sample, range(7))
 
 
-def sizes(batch: dict[str, Any]) -> dict[str, list[int]]:
-    """Return the number of samples in each chunk of each field."""
-    containers = {key: value for key, value in batch.items() if key != "label"}
-    return {key: [len(chunk) for chunk in dc.data] for key, dc in containers.items()}
-
-
-def whole(*numbers: int) -> list[dict[str, list[int]]]:
+def sizes(batch: dict[str, Any]) -> set[tuple[int, ...]]:
+    """Return the numbers of samples in the chunks of each field."""
     names = ("img", "boxes", "points", "meta")
-    return [{name: [number] for name in names} for number in numbers]
+    return {tuple(map(len, batch[name].data)) for name in names}
 
 
 def read(batch: Any) -> list[str]:
@@ -87,7 +81,7 @@ def read(batch: Any) -> list[str]:
 def test_a_batch_is_one_chunk_also_the_last_one(dataset: Any, num_workers: int) -> None:
     loader = DataLoader(dataset, 3, collate_fn=collate, num_workers=num_workers)
     found = list(loader)
-    assert [sizes(batch) for batch in found] == whole(3, 3, 1)
+    assert [sizes(batch) for batch in found] == [{(3,)}, {(3,)}, {(1,)}]
     assert [batch["label"].tolist() for batch in found] == [[0, 1, 2], [3, 4, 5], [6]]
     assert [m for batch in found for m in batch["meta"].data[0]] == list(range(7))
     assert not any(map(read, found))
@@ -109,25 +103,6 @@ def test_other_functions_are_called_unchanged(function: Callable[..., Any]) -> N
     assert [len(batch["img"].data) for batch in loader] == [4, 3]
 
 
-def test_on_several_devices_no_sample_is_lost() -> None:
-    class Model(torch.nn.Linear):
-        def train_step(self, data: Any, optimizer: Any = None) -> Any:
-            seen.append((len(data["img"]), data["label"].tolist()))
-            loss = self(data["img"]).sum()
-            return {"loss": loss, "log_vars": {}, "num_samples": len(data["img"])}
-
-    model = MMDataParallel(Model(2, 1), ["cpu", "cpu"])
-    for function, parts in (
-        (collate, [(4, [1, 1, 1, 1])]),
-        (partial(collate, samples_per_gpu=2), [(2, [1, 1]), (2, [1, 1])]),
-    ):
-        seen: list[Any] = []
-        loader = DataLoader([sample(1)] * 4, 4, collate_fn=function)
-        outputs = [model.train_step(batch) for batch in loader]
-        assert [output["num_samples"] for output in outputs] == [4]
-        assert sorted(seen) == parts
-
-
 # ------------------------------------------------------------------- the user is warned
 def batch_of(num_samples: int, **options: Any) -> Any:
     return collate([sample(i) for i in range(num_samples)], **options)
@@ -135,7 +110,7 @@ def batch_of(num_samples: int, **options: Any) -> Any:
 
 def test_reading_chunks_of_the_default_size_is_warned_of_once() -> None:
     assert read(batch_of(3)) == [TEXT]
-    (batch,) = TorchLoader(SAMPLES, 3, sampler=range(3), collate_fn=collate)
+    (batch,) = TorchLoader(SAMPLES[:3], 3, collate_fn=collate)
     assert read(batch) == [TEXT]
 
 
@@ -154,14 +129,10 @@ def test_requested_chunks_are_read_without_a_warning(batch: Any) -> None:
 
 
 def test_a_container_that_has_travelled_is_warned_of() -> None:
-    loader = DataLoader(
-        *(SAMPLES, 3), sampler=range(3), num_workers=1, collate_fn=partial(collate)
-    )
-    (batch,) = loader
-    assert read(batch) == [TEXT]
-    for each in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):
+    (batch,) = DataLoader(SAMPLES[:3], 3, num_workers=1, collate_fn=partial(collate))
+    moved = {key: batch[key].to("cpu") for key in ("img", "meta")}
+    for each in (batch, copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), moved):
         assert read(each) == [TEXT]
-    assert read({key: batch[key].to("cpu") for key in ("img", "meta")}) == [TEXT]
 
 
 def test_the_package_may_read() -> None:
@@ -172,6 +143,4 @@ def test_the_package_may_read() -> None:
         parts = scatter(batch, ["cpu", "cpu", "cpu"])
         assert [part["meta"] for part in parts] == [[0], [1], [2]]
         loader = DataLoader([0], collate_fn=lambda _: batch)
-        assert list(loader) == [batch]
-        assert loader.stats().nbytes > 0
-        assert (len(batch["meta"]), list(batch["meta"])) == (3, [[0], [1], [2]])
+        assert list(loader) == [batch] and loader.stats().nbytes > 0

@@ -47,30 +47,22 @@ def registered() -> Iterator[None]:
     del default_collate_fn_map[Cloud]
 
 
-@pytest.mark.parametrize("cls", [Cloud, Named])
-def test_registered_classes_are_split_and_rebuilt_as_registered(cls: Any) -> None:
-    cloud = cls(torch.arange(6).reshape(3, 2), "m")
-    parts = [each["c"] for each in scatter({"c": cloud}, ["cpu", "cpu"])]
-    joined = gather([{"c": part} for part in parts], "cpu")["c"]
-    (back,) = to_host([cloud])
-    for each in (*parts, joined, back):
-        assert type(each) is cls and each.unit == "m"
-    assert [part.points.tolist() for part in parts] == [[[0, 1], [2, 3]], [[4, 5]]]
-    assert torch.equal(joined.points, cloud.points)
-    assert torch.equal(back.points, cloud.points)
-
-
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_registered_classes_are_collated_as_registered(num_workers: int) -> None:
-    clouds = [{"c": Named(torch.full((2,), i), "m")} for i in range(4)]
-    loader = DataLoader(clouds, batch_size=2, num_workers=num_workers)
-    batches = [batch["c"] for batch in loader]
-    assert [type(batch) for batch in batches] == [Named, Named]
-    assert [batch.points.tolist() for batch in batches] == [
-        [[0, 0], [1, 1]],
-        [[2, 2], [3, 3]],
-    ]
+@pytest.mark.parametrize("cls", [Cloud, Named])
+def test_registered_classes_are_batched_split_and_rebuilt_as_registered(
+    cls: Any,
+) -> None:
+    clouds = [{"c": cls(torch.tensor([2 * i, 2 * i + 1]), "m")} for i in range(3)]
+    for num_workers in (0, 1):
+        (batch,) = DataLoader(clouds, batch_size=3, num_workers=num_workers)
+        parts = [each["c"] for each in scatter(batch, ["cpu", "cpu"])]
+        joined = gather([{"c": part} for part in parts], "cpu")["c"]
+        (back,) = to_host([batch["c"]])
+        for each in (*parts, joined, back):
+            assert type(each) is cls and each.unit == "m"
+        assert [part.points.tolist() for part in parts] == [[[0, 1], [2, 3]], [[4, 5]]]
+        for each in (batch["c"], joined, back):
+            assert each.points.tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_registered_classes_that_do_not_fit_are_named() -> None:

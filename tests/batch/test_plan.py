@@ -10,22 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyparallel import Padding
 from pyparallel.batch.plan import padding_patterns, plan_stack
 from pyparallel.scatter_gather.split import partition
 
 
 def name(i: int) -> str:
     return f"batch[{i}]"
-
-
-def test_with_a_padding_there_must_be_the_padded_dimensions() -> None:
-    with pytest.raises(ValueError) as caught:
-        plan_stack([(2,), (3,)], 2, name, Padding())
-    assert str(caught.value) == (
-        "batch[0] must have at least pad_dims=2 dimensions, but has shape (2,). Set "
-        "pad_dims=1."
-    )
 
 
 def test_zero_sizes_do_not_hide_an_overflow() -> None:

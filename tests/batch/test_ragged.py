@@ -120,8 +120,7 @@ def test_a_nested_tensor_shares_the_memory_in_both_directions(
     ragged = Ragged.from_tensors([x.requires_grad_(requires_grad) for x in fresh()])
     nested = ragged.to_nested()
     assert (nested.layout, nested.shape[0]) == (torch.jagged, 3)
-    for view, sample in zip(nested.unbind(), POINTS, strict=True):
-        assert torch.equal(view, sample)
+    assert all(map(torch.equal, nested.unbind(), POINTS))
     again = Ragged.from_nested(nested)
     assert again.values.data_ptr() == ragged.values.data_ptr()
     assert torch.equal(again.offsets, ragged.offsets)
@@ -143,8 +142,7 @@ def test_other_nested_tensors_are_copied() -> None:
             torch.tensor([2, 3, 1]),
             layout=torch.jagged,
         )
-    for view, sample in zip(Ragged.from_nested(strided).unbind(), POINTS, strict=True):
-        assert torch.equal(view, sample)
+    assert all(map(torch.equal, Ragged.from_nested(strided).unbind(), POINTS))
     got = Ragged.from_nested(holes)
     assert [view.tolist() for view in got.unbind()] == [[0, 1], [5, 6, 7], [10]]
 

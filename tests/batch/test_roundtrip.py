@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import samples
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from worker_allocations import with_allocations
 
@@ -26,6 +26,7 @@ EVERYTHING = Padding(size_divisor=4, side="center", sizes=True, mask=True)
 ONLY_MASK = Padding(side="left", mask=True)
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
+    pytest.mark.usefixtures("forked"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -73,24 +74,16 @@ def check(part: dict[str, Any], first: int, stop: int) -> None:
 
 
 # ------------------------------------------------------------------------- in workers
-class Samples(Dataset[Any]):
-    """The samples; every second one of float64, or one field that requires grad."""
-
-    def __init__(self, spoil: str = "", length: int = 8) -> None:
-        self.spoil, self.length = spoil, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        made = sample(i)
-        if self.spoil == "mixed" and i % 2:
-            made["plain"] = DataContainer(made["plain"].data.double(), True, 0.5)
-        elif self.spoil in made and i == 1:
-            spoilt = made[self.spoil]
-            leaf = spoilt.right if self.spoil == "pair" else spoilt.data
-            leaf.requires_grad_()
-        return made
+def all_samples(spoil: str = "") -> list[dict[str, Any]]:
+    """Return 8 samples; every second one of float64, or one that requires grad."""
+    made = [sample(i) for i in range(8)]
+    if spoil == "mixed":
+        for each in made[1::2]:
+            each["plain"] = DataContainer(each["plain"].data.double(), True, 0.5)
+    elif spoil:
+        spoilt = made[1][spoil]
+        (spoilt.right if spoil == "pair" else spoilt.data).requires_grad_()
+    return made
 
 
 def made_tensors(batch: dict[str, Any]) -> list[torch.Tensor]:
@@ -110,15 +103,12 @@ def report(batch: list[Any]) -> Any:
     return made, allocated, handed_over, [each.is_shared() for each in tensors]
 
 
-def loader(dataset: Any, collate_fn: Any, **options: Any) -> DataLoader[Any]:
-    options = {"multiprocessing_context": "fork", "batch_size": 4} | options
-    return DataLoader(dataset, num_workers=2, collate_fn=collate_fn, **options)
-
-
 @pytest.mark.parametrize("spoil", ["", "mixed"])
 def test_all_tensors_are_written_once_into_shared_memory(spoil: str) -> None:
     first = 0
-    for batch, allocated, handed_over, shared in loader(Samples(spoil), report):
+    for batch, allocated, handed_over, shared in DataLoader(
+        all_samples(spoil), 4, num_workers=2, collate_fn=report
+    ):
         assert sorted(allocated) == sorted(handed_over)
         assert shared == [True] * 17
         assert all(each.is_shared() for each in made_tensors(batch))
@@ -131,29 +121,26 @@ def test_all_tensors_are_written_once_into_shared_memory(spoil: str) -> None:
     assert first == 8
 
 
-def refusals(batch: list[Any]) -> list[str]:
+def refusals(_: Any) -> list[str]:
     """Return the errors of batches in which one field requires grad."""
     texts = []
     for field in ("plain", "points", "pair"):
-        spoilt = Samples(field)
         with pytest.raises(RuntimeError) as caught:
-            collate([spoilt[i] for i in range(4)], 4)
+            collate(all_samples(field), 8)
         texts.append(str(caught.value))
     return texts
 
 
 def test_a_tensor_that_requires_grad_is_refused_in_a_worker() -> None:
-    for texts in loader(Samples(), refusals):
-        assert texts == [
-            f"batch[1]{path} must not require grad in a DataLoader worker, because a "
-            "graph cannot cross processes, but it does. Detach it in the dataset."
-            for path in ("['plain']", "['points']", "['pair'].right")
-        ]
+    (texts,) = DataLoader(all_samples(), 8, num_workers=1, collate_fn=refusals)
+    assert texts == [
+        f"batch[1]{path} must not require grad in a DataLoader worker, because a "
+        "graph cannot cross processes, but it does. Detach it in the dataset."
+        for path in ("['plain']", "['points']", "['pair'].right")
+    ]
 
 
 # ------------------------------------------------------------------------- to devices
-
-
 @pytest.mark.parametrize("sizes", [[1, 3], [3, 1], [2, 2]])
 def test_chunks_are_divided_again(sizes: list[int]) -> None:
     parts = scatter(make_batch(4, 4), ["cpu", "cpu"], chunk_sizes=sizes)

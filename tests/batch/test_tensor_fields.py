@@ -86,12 +86,10 @@ def test_copies_and_pickles_are_equal_and_name_the_public_path(
     make: Callable[[], Any],
 ) -> None:
     value = make()
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        assert pickle.loads(pickle.dumps(value, protocol)) == value
     assert copy.deepcopy(value) == copy.copy(value) == value
-    assert b"cpyparallel\n%b\n" % type(value).__name__.encode() in pickle.dumps(
-        value, 2
-    )
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        written = pickle.dumps(value, protocol)
+        assert pickle.loads(written) == value and b"pyparallel.batch" not in written
 
 
 @both
@@ -119,16 +117,6 @@ def test_pytrees_of_torch_and_of_optree_reach_the_tensors(
     leaves, structure = pytree.flatten(batch)
     assert pytree.unflatten(structure, leaves)["x"] == make()
     assert pytree.accessors(structure)[0].codify("batch").startswith("batch['x'].")
-
-
-@both
-def test_a_compiled_function_takes_and_returns_them(make: Callable[[], Any]) -> None:
-    def double(value: Any) -> Any:
-        fields = value.fields()
-        return type(value)(fields[0] * 2, fields[1]), len(value), value.to(torch.double)
-
-    compiled = torch.compile(double, backend="eager", fullgraph=True)
-    assert compiled(make()) == double(make())
 
 
 def bad_fields() -> Iterator[tuple[Any, Any, str]]:

@@ -23,16 +23,10 @@ PAD_OPTIONS: list[dict[str, Any]] = [
 IMAGE_OPTIONS: list[dict[str, Any]] = [
     {"mean": (1, 2, 3), "std": (2, 3, 4)},
     {"mean": 7, "std": 3, "size_divisor": (4, 8), "return_mask": True, "exact": False},
-    {
-        "mean": (1, 2, 3),
-        "std": (2, 3, 4),
-        "swap_channels": True,
-        "pad_value": (1, 2, 3),
-        "pad_before_normalize": True,
-        "dtype": torch.bfloat16,
-        "memory_format": torch.channels_last,
-    },
-]
+    {"mean": (1, 2, 3), "std": (2, 3, 4), "swap_channels": True, "pad_value": (1, 2, 3),
+     "pad_before_normalize": True, "dtype": torch.bfloat16,
+     "memory_format": torch.channels_last},
+]  # fmt: skip
 modes = pytest.mark.parametrize(
     "mode", [("eager", False), ("aot_eager", True)], ids=["static", "dynamic"]
 )

@@ -83,9 +83,3 @@ def test_a_command_measures_all_cases_and_makes_its_page_of_the_records(
             assert (tmp_path / "a" / svg).read_bytes().count(b"<svg") == 1
     elif name == "sampler":
         assert (tmp_path / "charts" / "padding_by_window.svg").exists()
-
-
-# -------------------------------------------------------------- results before times
-
-
-# ------------------------------------------------------------------------- figures

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -114,37 +113,6 @@ def test_figures_are_those_of_the_rounds() -> None:
     assert over == pytest.approx(expected)
 
 
-def test_a_fast_function_is_called_often_in_a_round() -> None:
-    clock = FakeClock()
-    fast, slow = clock.takes(2**-13), clock.takes(0.5)
-    contenders = [Contender("ours", fast, "ours"), Contender("peer", slow)]
-    options = {"rounds": 2, "clock": clock, "min_seconds": 2**-7}
-    case = _harness.compare("case", contenders, **options)
-    assert row(case, "ours")["median"] == 2**-13
-    assert row(case, "peer")["over"]["ours"]["of_medians"] == 2**12
-    # A check, two calibrations and two rounds of each; 64 calls fill a round.
-    assert clock.now == 5 * 0.5 + (3 + 2 * 64) * 2**-13
-
-
-def test_every_round_times_every_contender_once_in_changing_order() -> None:
-    clock, calls = FakeClock(), []
-
-    def noted(name: str) -> Any:
-        def call() -> int:
-            calls.append(name)
-            clock.now += 1
-            return 0
-
-        return call
-
-    contenders = [Contender(name, noted(name), "ours") for name in "abc"]
-    _harness.compare("case", contenders, rounds=20, clock=clock)
-    timed = calls[3 + 6 :]
-    rounds = [tuple(timed[i : i + 3]) for i in range(0, 60, 3)]
-    assert all(set(each) == set("abc") for each in rounds)
-    assert len(set(rounds)) > 1
-
-
 def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
     def state() -> list[Any]:
         names = "name", *backend._OPERATORS
@@ -156,30 +124,21 @@ def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
     assert state() == before
 
 
-# ------------------------------------------------------------------- costs and limits
-SIZES = [2**i for i in range(11)]
-
-
-@pytest.mark.parametrize("fixed", [0.0, 1e-6, 1e-4])
-def test_a_straight_line_is_found_whatever_its_fixed_part(fixed: float) -> None:
-    found = growth.fit(SIZES, [fixed + 5e-7 * n for n in SIZES])
-    assert found["fixed"] == pytest.approx(fixed, abs=1e-12)
-    assert found["each"] == pytest.approx(5e-7)
-    assert found["exponent"] == pytest.approx(1) and growth.is_linear(found)
-
-
-@pytest.mark.parametrize(
-    "cost",
-    [
+def test_costs_are_linear_only_if_they_grow_as_a_straight_line() -> None:
+    sizes = [2**i for i in range(11)]
+    for fixed in (0.0, 1e-6, 1e-4):
+        found = growth.fit(sizes, [fixed + 5e-7 * n for n in sizes])
+        assert growth.is_linear(found)
+        assert found["fixed"] == pytest.approx(fixed, abs=1e-12)
+        assert found["each"] == pytest.approx(5e-7)
+    for cost in (
         lambda n: 1e-5 + 1e-8 * n**2,
         lambda n: 1e-6 * n**1.25,
         lambda n: 1e-6 * n * math.log(n + 1),
         lambda n: 1e-6 * n**0.8,
         lambda n: 1e-5 + 1e-12 * n,
-    ],
-)
-def test_other_growth_is_not_linear(cost: Callable[[int], float]) -> None:
-    assert not growth.is_linear(growth.fit(SIZES, [cost(n) for n in SIZES]))
+    ):
+        assert not growth.is_linear(growth.fit(sizes, [cost(n) for n in sizes]))
 
 
 @pytest.mark.skipif(limits.nontemporal_memcpy() is None, reason="needs x86-64 and cc")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ from repository import ROOT
 pytestmark = pytest.mark.peers
 
 report = importlib.import_module("benchmarks.report")
-losses = importlib.import_module("benchmarks.losses")
-cases = importlib.import_module("benchmarks.cases")
-parallel_cases = importlib.import_module("benchmarks.parallel_cases")
 summary = importlib.import_module("benchmarks.summary")
 gpu = importlib.import_module("benchmarks.gpu")
 
@@ -49,30 +45,11 @@ def test_tables_of_the_readmes_are_those_of_the_newest_records() -> None:
         assert text.partition(begin)[2].partition(end)[0].strip() == expected.strip()
 
 
-def test_charts_and_results_are_linked() -> None:
-    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    charts = {f"charts/{path.name}" for path in FOLDER.glob("charts/*.svg")}
-    assert set(re.findall(r"!\[.*\]\((.*)\)", readme)) == charts
-    linked = set(re.findall(r"\(results/([^)]*)\)", readme))
-    unlinked = {path.name for path in RESULTS.iterdir()} - linked
-    assert unlinked == {"2026-11-20-cpu.json", "2026-11-20-cpu.md"}, "older ones"
-    without = "No GPU has run these benchmarks yet." in readme
-    assert without == (not list(RESULTS.glob("*-gpu.json")))
-
-
 def test_the_page_of_goals_has_those_of_all_cases(tmp_path: Path) -> None:
     assert gpu.main(["--goals", "--out", str(tmp_path)]) == 0
     path = Path("results", "gpu-goals.md")
     shown = (FOLDER / path).read_text(encoding="utf-8")
     assert (tmp_path / path).read_text(encoding="utf-8") == shown
-
-
-def test_every_reason_of_a_loss_is_of_a_case_that_exists() -> None:
-    titles = {case.title for case in cases.cases(True)}
-    titles |= {case.title for case in parallel_cases.cases(True)}
-    titles |= {"glyph crops", "photos uint8"}  # where their packages are installed
-    for each in losses.REASONS:
-        assert any(losses.fnmatchcase(title, each.case) for title in titles), each
 
 
 def test_a_loss_is_in_the_table_and_a_complaint() -> None:

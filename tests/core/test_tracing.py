@@ -17,33 +17,20 @@ from pyparallel.core.tracing import SPANS, span
 pytestmark = pytest.mark.one_backend
 
 
-def in_thread(body):
-    thread = threading.Thread(target=body)
+def two_spans():
+    def other():
+        with span("pyparallel.send"):
+            pass
+
+    with span("pyparallel.wait"):
+        pass
+    thread = threading.Thread(target=other)
     thread.start()
     thread.join()
 
 
-def two_spans():
-    with span("pyparallel.wait"):
-        torch.ones(2).add(1)
-    in_thread(one_span)
-
-
-def one_span():
-    with span("pyparallel.send"):
-        torch.ones(2).add(1)
-
-
 def names(events) -> list[str]:
     return sorted(event.name for event in events if event.name.startswith("pyparallel"))
-
-
-def test_without_a_profiler_nothing_is_made_and_an_error_passes():
-    assert span("pyparallel.wait") is span("pyparallel.send")
-    with span("pyparallel.wait"), span("pyparallel.wait"):
-        pass
-    with pytest.raises(KeyError, match="seven"), span("pyparallel.wait"):
-        raise KeyError("seven")
 
 
 CPU = [ProfilerActivity.CPU]
@@ -92,8 +79,7 @@ def test_an_error_passes_a_recorded_range_and_ends_it():
     ranges = {e.name: e for e in watched.events() if e.name in SPANS}
     assert ranges["pyparallel.send"].cpu_parent is None
     assert ranges["pyparallel.wait"].is_user_annotation
-    names_inside = [child.name for child in ranges["pyparallel.wait"].cpu_children]
-    assert "aten::add" in names_inside
+    assert "aten::add" in [e.name for e in ranges["pyparallel.wait"].cpu_children]
 
 
 @pytest.fixture
@@ -124,8 +110,6 @@ def test_nvtx_ranges_are_pushed_and_popped_in_pairs_also_on_errors(nvtx):
         ("1", None, "7.0", True),
         ("1", None, None, False),
         ("0", "13.0", None, False),
-        ("", "13.0", None, False),
-        (None, "13.0", None, False),
     ],
 )
 def test_nvtx_needs_the_flag_and_a_torch_that_has_it(
@@ -133,9 +117,7 @@ def test_nvtx_needs_the_flag_and_a_torch_that_has_it(
 ):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.delenv("PYPARALLEL_NVTX", raising=False)
-    if flag is not None:
-        monkeypatch.setenv("PYPARALLEL_NVTX", flag)
+    monkeypatch.setenv("PYPARALLEL_NVTX", flag)
     assert tracing.wants_nvtx() is wanted
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 
 import pytest
 import torch
@@ -53,19 +52,6 @@ def test_every_warning_of_the_package_has_a_code():
             assert re.match(known, call), f"{path}: {call}"
 
 
-EXTRA = [{"a": 1}, {"a": 2, "b": 3}]
-
-
-@pytest.mark.parametrize(("code", "heard"), [("PP101", 0), ("PP102", 1)])
-def test_a_filter_finds_the_code(code, heard):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", message=rf"\[{code}\]")
-        pyparallel.collate(EXTRA)
-    assert len(caught) == heard
-    assert r'message=r"\[PP211\]"' in TEXT
-
-
 # -------------------------------------------------------------------------- padding
 def padded(meter: Meter, batches: int, stacked: int, padding: int) -> None:
     """Count batches as a loader does."""
@@ -80,13 +66,6 @@ PADDING = (
     "batch_sampler=SizeBatchSampler(sizes, batch_size). Or leave them ragged: "
     "Concat(), or DataContainer(..., ragged=True)."
 )
-
-
-def test_much_padding_warns_once_with_its_fraction():
-    with pytest.warns(pyparallel.LoaderWarning) as caught:
-        padded(Meter(), 30, 1_000_000, 570_000)
-        padded(Meter(), 30, 1_000_000, 570_000)
-    assert messages(caught) == [PADDING.format("57 % of the 20.0 MB stacked in 20")]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 import types
 from importlib import metadata
 
+import interpreters
 import pytest
 from repository import ROOT
 
@@ -16,12 +17,6 @@ import pyparallel
 from pyparallel import __main__ as command_line
 
 pytestmark = pytest.mark.one_backend
-
-
-def run(*arguments: str, script: str | None = None):
-    start = [script] if script else ["-m", "pyparallel"]
-    command = [sys.executable, *start, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture
@@ -77,7 +72,12 @@ def test_every_command_has_a_main_and_a_help(name, capsys):
     assert callable(module.main)
 
 
-def test_the_script_that_is_installed_is_the_same_command_line(tmp_path):
+#: As pip writes it, and as ``python -m pyparallel``.
+SCRIPT = "from pyparallel.__main__ import main\nsys.exit(main())"
+MODULE = "runpy.run_module('pyparallel', run_name='__main__')"
+
+
+def test_the_script_that_is_installed_is_the_same_command_line():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     section = text.partition("[project.scripts]\n")[2].partition("\n[")[0]
     assert section.strip() == 'pyparallel = "pyparallel.__main__:main"'
@@ -85,13 +85,9 @@ def test_the_script_that_is_installed_is_the_same_command_line(tmp_path):
         "pyparallel", "pyparallel.__main__:main", "console_scripts"
     )
     assert entry.load() is command_line.main
-    script = tmp_path / "pyparallel"  # as pip writes it; its folder comes first
-    script.write_text(
-        "import sys\nfrom pyparallel.__main__ import main\nsys.exit(main())\n"
-    )
-    for way in (run("--version", script=str(script)), run("--version")):
-        assert (way.returncode, way.stderr) == (0, "")
-        assert way.stdout == f"pyparallel {pyparallel.__version__}\n"
+    imports = "import runpy, sys, pyparallel\nsys.argv[1:] = ['--version']"
+    done = interpreters.run(imports, [SCRIPT, MODULE])
+    assert done == [(0, f"pyparallel {pyparallel.__version__}\n", "")] * 2
 
 
 @pytest.mark.slow

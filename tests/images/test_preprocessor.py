@@ -1,4 +1,4 @@
-"""ImagePreprocessor: its results, their memory, and their transfer."""
+"""ImagePreprocessor: its results, their memory, their transfer, and its errors."""
 
 from __future__ import annotations
 
@@ -11,32 +11,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import both, using
+from backends import both, last, using
+from collate_errors import freed
 
 import pyparallel
-from pyparallel import ImagePreprocessor, Padded
+from pyparallel import ImagePreprocessor, Padded, Ragged
 from pyparallel.backend import _python
 from pyparallel.core import errors
+from pyparallel.core.errors import EmptyBatchError
 from pyparallel.transfer import to_device
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-# When an iterator ends, torch closes queues that their feeder threads may still use.
-pytestmark = [
-    pytest.mark.cuda_torch,
-    pytest.mark.asan,
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 
 
 def photos(num: int = 3, dtype: torch.dtype = torch.uint8) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(num)
-    return [
-        torch.randint(0, 256, (3, 20 + 3 * i, 31 - 2 * i), generator=generator).to(
-            dtype
-        )
-        for i in range(num)
-    ]
+    seeded = torch.Generator().manual_seed(num)
+    shapes = [(3, 20 + 3 * i, 31 - 2 * i) for i in range(num)]
+    return [torch.randint(0, 256, x, generator=seeded).to(dtype) for x in shapes]
 
 
 def by_hand(
@@ -59,39 +51,22 @@ def by_hand(
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str
 )
-@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_result_has_the_bits_of_torch(
-    backend: ModuleType, dtype: torch.dtype, swap: bool
+    backend: ModuleType, dtype: torch.dtype, layout: torch.memory_format
 ) -> None:
-    pre = ImagePreprocessor(
-        MEAN, STD, size_divisor=32, pad_value=114, swap_channels=swap, dtype=dtype
-    )
-    with using(backend):
-        for source in (torch.uint8, torch.float32, torch.float64, torch.int16):
-            batch = pre(photos(dtype=source))
-            expected = by_hand(photos(), (32, 32), 114, swap).to(dtype)
-            assert batch.dtype is dtype and torch.equal(batch, expected)
-            assert batch.is_contiguous()
-
-
-@both
-def test_a_batch_with_channels_last_and_a_mask(backend: ModuleType) -> None:
-    pre = ImagePreprocessor(
-        MEAN,
-        STD,
-        size_divisor=(4, 8),
-        memory_format=torch.channels_last,
-        return_mask=True,
-    )
-    with using(backend):
-        result = pre(photos())
-    assert type(result) is Padded and result.sizes is None
-    assert result.data.shape == (3, 3, 28, 32)
-    assert result.data.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(result.data, by_hand(photos(), (28, 32)))
-    for mask, each in zip(result.mask, photos(), strict=True):
-        height, width = each.shape[1:]
-        assert mask[:height, :width].all() and mask.sum() == height * width
+    options: dict[str, Any] = {"size_divisor": (4, 8), "pad_value": 114}
+    options |= {"dtype": dtype, "memory_format": layout, "return_mask": True}
+    for source in (torch.uint8, torch.float32, torch.float64, torch.int16):
+        with using(backend):
+            found = ImagePreprocessor(MEAN, STD, **options)(photos(dtype=source))
+        expected = by_hand(photos(), (28, 32), 114).to(dtype)
+        assert type(found) is Padded and found.sizes is None
+        assert found.data.dtype is dtype and torch.equal(found.data, expected)
+        assert found.data.is_contiguous(memory_format=layout)
+        for mask, each in zip(found.mask, photos(), strict=True):
+            height, width = each.shape[1:]
+            assert mask[:height, :width].all() and mask.sum() == height * width
 
 
 @both
@@ -131,10 +106,8 @@ def test_one_number_serves_all_channels_and_no_numbers_change_nothing(
     with using(backend):
         plain = ImagePreprocessor()(photos(1))
         assert torch.equal(plain[0], photos(1)[0].float())
-        for mean, std in ((2, 4), ([2.0], [4.0]), (torch.tensor(2), torch.tensor([4]))):
+        for mean, std in ((2, [4.0]), (torch.tensor(2), torch.tensor([4]))):
             assert torch.equal(ImagePreprocessor(mean, std)(photos(1)), (plain - 2) / 4)
-        gray = ImagePreprocessor(2, 4)([torch.full((1, 1, 1), 10)])
-        assert gray.tolist() == [[[[2.0]]]]
 
 
 @both
@@ -148,30 +121,14 @@ def test_one_tensor_is_a_batch_of_equal_images(backend: ModuleType) -> None:
 
 
 @both
-def test_images_without_pixels_are_all_padding(backend: ModuleType) -> None:
-    with using(backend):
-        pre = ImagePreprocessor(MEAN, STD, pad_value=5, return_mask=True)
-        empty = torch.ones(3, 0, 4, dtype=torch.uint8)
-        result = pre([empty, photos(1)[0]])
-        assert (result.data[0] == 5).all() and not result.mask[0].any()
-        assert pre([empty]).data.shape == (1, 3, 0, 4)
-
-
-@both
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_flow_and_change_no_bit(
     backend: ModuleType, exact: bool, dtype: torch.dtype
 ) -> None:
-    pre = ImagePreprocessor(
-        MEAN,
-        STD,
-        pad_value=(1, 2, 1e39),
-        swap_channels=True,
-        exact=exact,
-        dtype=dtype,
-        memory_format=torch.channels_last,
-    )
+    options: dict[str, Any] = {"pad_value": (1, 2, 1e39), "swap_channels": True}
+    options |= {"dtype": dtype, "memory_format": torch.channels_last}
+    pre = ImagePreprocessor(MEAN, STD, exact=exact, **options)
     leaves = [each.requires_grad_() for each in photos(dtype=torch.float32)]
     with using(backend):
         batch = pre(leaves)
@@ -231,9 +188,8 @@ def test_images_are_sent_in_one_copy_in_memory_order(
     assert target == torch.device("cpu")
     assert [each.dtype for each in parts] == [torch.uint8] * 3
     assert all(each.is_contiguous() for each in parts)
-    assert [each.data_ptr() for each in parts] == [
-        each.data_ptr() for each in (first, turned, third)
-    ]
+    images = (first, turned, third)
+    assert [x.data_ptr() for x in parts] == [x.data_ptr() for x in images]
 
 
 @both
@@ -259,10 +215,8 @@ def test_mean_and_std_are_of_scaled_images(backend: ModuleType) -> None:
         (got,) = ImagePreprocessor(mean, std, scale=1 / 255)(photos(1))
         (alone,) = ImagePreprocessor(scale=1 / 255)(photos(1))
     (photo,) = photos(1)
-    rows = [
-        torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std)
-    ]
-    want = (photo.double() / 255 - rows[0]) / rows[1]
+    numbers = torch.tensor([mean, std], dtype=torch.float64).view(2, 3, 1, 1)
+    want = (photo.double() / 255 - numbers[0]) / numbers[1]
     assert torch.allclose(got.double(), want, rtol=0, atol=2e-6)
     assert torch.equal(alone, photo / 255)
 
@@ -287,3 +241,89 @@ def test_bytes_with_a_mean_of_values_up_to_1_are_a_warning() -> None:
         "(0.485, 0.456, 0.406) and std (0.229, 0.224, 0.225) are for values up to 1. "
         "The result is too large. Pass scale=1/255, or multiply both by 255."
     )
+
+
+# --------------------------------------------------------------------------- errors
+NAN = float("nan")
+OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"mean": 1}, ValueError, "mean and std must be given together, but only mean is."),
+    ({"mean": "1", "std": 1}, TypeError,
+     "mean must be a number or one for each channel, but is '1'."),
+    ({"mean": 0, "std": [1, None]}, TypeError,
+     "std must be a number or one for each channel, but is [1, None]."),
+    ({"pad_value": ()}, ValueError, "pad_value must have 1 to 4 entries, but has 0."),
+    ({"mean": 0, "std": [1, 0]}, ValueError, "std[1] must not be 0, but is 0.0."),
+    ({"mean": NAN, "std": 1}, ValueError, "mean[0] must be finite, but is nan."),
+    ({"mean": 0, "std": 1e39}, ValueError, "std[0] must be finite, but is 1e+39."),
+    ({"scale": 0}, ValueError, "scale must be positive and finite, but is 0.0."),
+    ({"scale": (1, 1)}, TypeError, "scale must be a number, but is (1, 1)."),
+    ({"dtype": torch.float64}, TypeError,
+     "dtype must be torch.float32, torch.float16 or torch.bfloat16, but is "
+     "torch.float64."),
+    ({"memory_format": torch.preserve_format}, TypeError,
+     "memory_format must be torch.contiguous_format or torch.channels_last, but is "
+     "torch.preserve_format."),
+    ({"swap_channels": 1}, TypeError, "swap_channels must be True or False, but is 1."),
+    ({"size_divisor": (1, 2, 3)}, ValueError,
+     "padding must give size_divisor for 2 padded dimensions, but gives (1, 2, 3). "
+     "Give 2 of them."),
+    ({"device": "disk"}, ValueError,
+     "a device must be -1 or name a device, but is 'disk'."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OPTIONS, ids=last)
+def test_options_that_cannot_be_are_refused_at_once(case: Any) -> None:
+    options, error, message = case
+    with pytest.raises(error) as caught:
+        ImagePreprocessor(**options)
+    assert str(caught.value) == f"ImagePreprocessor: {message}"
+
+
+def image(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    return torch.ones(shape or (3, 4, 5), dtype=dtype)
+
+
+BATCHES: list[tuple[Any, type[Exception], str]] = [
+    ([], EmptyBatchError, " must have at least one image, but is empty."),
+    (image(), TypeError,
+     " must be a list of tensors (C, h, w), or one tensor (n, C, h, w), but is a "
+     "tensor of shape (3, 4, 5)."),
+    (Ragged(image(), torch.tensor([0, 3])), TypeError,
+     " must be a list of tensors (C, h, w), or one tensor (n, C, h, w), but is "
+     "pyparallel.Ragged."),
+    ([image(), np.array([None])], TypeError,
+     "[1] must be a tensor or a numeric array (C, h, w), or a PIL image, but is "
+     "numpy.ndarray. Convert it with torch.as_tensor."),
+    ([image(dtype=torch.complex64)], TypeError,
+     "[0] must have a dtype of real numbers, but has torch.complex64."),
+    ([image().to_sparse()], TypeError,
+     "[0] must be a dense tensor, but its layout is torch.sparse_coo. Convert it with "
+     "to_dense() before collating."),
+    ([image(), image(4, 5)], ValueError,
+     "[1] must have shape (C, h, w) with 1 to 4 channels, but has shape (4, 5)."),
+    ([image(), image(1, 4, 5)], ValueError,
+     "[1] must have 3 channels like images[0], but has shape (1, 4, 5)."),
+    ([image(1, 4, 5)], ValueError,
+     "[0] must have 3 channels, because mean has 3 entries, but has 1. Pass one for "
+     "each channel, or one for all."),
+    ([image(), image().to("meta")], ValueError,
+     "[1] must be on cpu like images[0], but is on meta."),
+    ([image(1).expand(1, 2**40, 1), image(1).expand(1, 1, 2**40)], ValueError,
+     "[0] and the samples stacked with it must need less than 2**63 elements, but the "
+     "padded shape is (2, 1, 1099511627776, 1099511627776)."),
+    ([image(), freed(image(), 7)], ValueError,
+     "[1] must lie within its storage, but needs 60 bytes where 7 are left. Collate it "
+     "before its storage is resized."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BATCHES, ids=last)
+def test_batches_that_do_not_fit_name_the_image(case: Any) -> None:
+    images, error, message = case
+    wide = message.startswith("[0] and the samples")
+    pre = ImagePreprocessor(1 if wide else (1, 2, 3), 1)
+    with pytest.raises(error) as caught:
+        pre(images)
+    found = str(caught.value).removeprefix("ImagePreprocessor: ")
+    assert found == f"images{message}"

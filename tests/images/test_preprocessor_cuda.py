@@ -17,24 +17,13 @@ pytestmark = pytest.mark.cuda
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 OPTIONS: list[dict[str, Any]] = [
     {"mean": MEAN, "std": STD, "size_divisor": 32, "return_mask": True},
-    {
-        "mean": MEAN,
-        "std": STD,
-        "swap_channels": True,
-        "memory_format": torch.channels_last,
-        "pad_value": (1, 2, 3),
-        "pad_before_normalize": True,
-    },
-    {"dtype": torch.bfloat16, "mean": 7, "std": 3, "pad_value": 114},
-    {
-        "dtype": torch.float16,
-        "mean": MEAN,
-        "std": STD,
-        "return_mask": True,
-        "memory_format": torch.channels_last,
-    },
+    {"mean": MEAN, "std": STD, "swap_channels": True, "pad_value": (1, 2, 3),
+     "pad_before_normalize": True, "memory_format": torch.channels_last},
+    {"mean": 7, "std": 3, "pad_value": 114, "dtype": torch.bfloat16},
+    {"mean": MEAN, "std": STD, "return_mask": True, "dtype": torch.float16,
+     "memory_format": torch.channels_last},
     {"size_divisor": (7, 5)},
-]
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +42,8 @@ def _no_operators_of_torch(
 
 
 def photos(num: int = 6, dtype: torch.dtype = torch.uint8) -> list[torch.Tensor]:
-    made = [
-        torch.randint(0, 256, (3, 200 + 7 * i, 301 - 11 * i)).to(dtype)
-        for i in range(num)
-    ]
+    shapes = [(3, 200 + 7 * i, 301 - 11 * i) for i in range(num)]
+    made = [torch.randint(0, 256, shape).to(dtype) for shape in shapes]
     made[1] = made[1].permute(1, 2, 0).contiguous().permute(2, 0, 1)
     return made
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import fake_cuda
@@ -38,6 +39,12 @@ def expected(i: int) -> torch.Tensor:
     """Return batch ``i`` of every loader here."""
     first = float(BATCH * i)
     return torch.tensor([[first], [first + 1]]).expand(BATCH, *SHAPE)
+
+
+def assert_expected(batches: Iterable[torch.Tensor]) -> None:
+    """Compare the batches of an epoch, from the first on."""
+    for i, batch in enumerate(batches):
+        assert torch.equal(batch.cpu(), expected(i)), i
 
 
 OPTIONS: dict[str, Any] = {
@@ -103,8 +110,8 @@ def test_every_batch_of_several_epochs_is_right(way: Any, persistent: bool) -> N
         for _ in range(3):
             sent = list(way(loader))
             assert len(sent) == NUM_BATCHES
-            for i, batch in enumerate(sent):
-                assert batch.is_cuda and torch.equal(batch.cpu(), expected(i))
+            assert all(batch.is_cuda for batch in sent)
+            assert_expected(sent)
     stats = loader.stats()
     assert (stats.ring_hits, stats.ring_misses) == (3 * NUM_BATCHES, 0)
     assert is_free_again(loader)
@@ -124,8 +131,7 @@ def test_a_slab_is_not_written_while_the_device_reads_it(way: Any) -> None:
                 torch.cuda.current_stream().synchronize()
                 to_device.release_done()
                 torch.cuda._sleep(5_000_000)
-    for i, batch in enumerate(sent):
-        assert torch.equal(batch.cpu(), expected(i))
+    assert_expected(sent)
     assert loader.stats().ring_hits > 8, "no slab was used three times"
     assert is_free_again(loader)
 
@@ -164,13 +170,13 @@ def test_an_epoch_that_is_left_early_costs_no_slab(way: Any, persistent: bool) -
     loader = pinned_loader(persistent_workers=persistent)
     for stop in (1, 4, 0):
         sent = way(loader)
-        for i in range(stop):
-            assert torch.equal(next(sent).cpu(), expected(i))
+        assert_expected(islice(sent, stop))
         sent.close()
         del sent
-    assert [batch.cpu()[0, 0].item() for batch in way(loader)] == [
-        2.0 * i for i in range(NUM_BATCHES)
-    ]
+    sent = list(way(loader))
+    assert len(sent) == NUM_BATCHES
+    assert_expected(sent)
+    del sent
     assert loader.stats().ring_misses == 0
     assert is_free_again(loader)
 
@@ -270,8 +276,7 @@ def test_batches_arrive_and_are_pinned_beside_a_capture() -> None:
 
         captured(arrive)
         rest = [scatter(batch, [0])[0] for batch in batches]
-    for i, batch in enumerate([first, *rest]):
-        assert torch.equal(batch.cpu(), expected(i))
+    assert_expected([first, *rest])
     assert loader.stats().ring_misses == 0
     assert is_free_again(loader)
 
@@ -284,8 +289,7 @@ def test_a_batch_may_die_in_the_thread_that_captures() -> None:
         sent = [scatter(held[0], [0])[0]]
         captured(held.clear)
         sent += [scatter(batch, [0])[0] for batch in batches]
-    for i, batch in enumerate(sent):
-        assert torch.equal(batch.cpu(), expected(i))
+    assert_expected(sent)
     assert loader.stats().ring_misses == 0
     assert is_free_again(loader)
 
@@ -316,8 +320,7 @@ def test_a_thread_sends_and_drops_batches_beside_a_capture(own_stream: bool) -> 
         cache_memory(stream)
         captured(lambda: in_thread(use, stream))
         sent += [scatter(batch, [0])[0] for batch in batches]
-    for i, batch in enumerate(sent):
-        assert torch.equal(batch.cpu(), expected(i))
+    assert_expected(sent)
     assert is_free_again(loader)
 
 
@@ -365,5 +368,4 @@ def test_a_prefetcher_continues_during_a_capture(kind: Any) -> None:
         captured(arrive)
         sent += batches
     assert len(sent) == NUM_BATCHES
-    for i, batch in enumerate(sent):
-        assert torch.equal(batch.cpu(), expected(i))
+    assert_expected(sent)

@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -49,13 +49,8 @@ def failing(index: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("dataset", "how"),
     [
-        (Numbers(6), "end"),
-        (Numbers(6), "one"),
         (Making(failing, 6), "error"),
-        (Stateful(6), "end"),
-        (Stateful(6), "one"),
-        (Stream(6), "end"),
-        (Stream(6), "one"),
+        *product((Numbers(6), Stateful(6), Stream(6)), ("end", "one")),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from loader_sets import (
-    Numbers,
-    Sizes,
-    holders,
-    messages,
-    num_fds,
-    same,
-    wait_for,
-)
+from loader_sets import Numbers, Sizes, holders, messages, same
 
 import pyparallel
 from pyparallel.core import errors
@@ -139,17 +131,22 @@ def test_batches_outside_the_ring_arrive_and_a_warning_says_why(name: str) -> No
     assert name == "kept" or not any(holders(loader))
 
 
-@pytest.mark.parametrize("options", [{"ring_slabs": 0}, {"max_ring_bytes": 0}])
-def test_without_a_ring_batches_arrive_all_the_same(options: Any) -> None:
-    loader = pyparallel.DataLoader(Numbers(4), num_workers=1, **options)
-    gc.collect()
-    before = num_fds()
-    batches = list(loader)
-    assert [batch[0, 0] for batch in batches] == [0, 1, 2, 3]
-    assert loader._receiver.ring is None
-    # torch's thread may still close a queue.
-    assert wait_for(lambda: num_fds() <= before + 1)
-    assert loader.stats().ring_hits == 0
+#: Options of a loader, and how many of two batches are in its ring.
+RINGS = [
+    ({"ring_slabs": 0}, 0),
+    ({"max_ring_bytes": 0}, 0),
+    ({"ring_slabs": 1 << 40}, 2),
+    ({"prefetch_factor": 70_000}, 2),
+    ({"max_ring_bytes": 1 << 80}, 2),
+]
+
+
+@pytest.mark.parametrize("options, hits", RINGS, ids=str)
+def test_a_ring_has_any_size_or_none(options: Any, hits: int) -> None:
+    loader = pyparallel.DataLoader[torch.Tensor](Numbers(2), num_workers=1, **options)
+    assert [batch[0, 0].item() for batch in loader] == [0, 1]
+    assert loader.stats().ring_hits == hits
+    assert (loader._receiver.ring is None) is (hits == 0)
 
 
 def test_an_iterator_without_a_ring_continues_next_to_one_with_a_ring(

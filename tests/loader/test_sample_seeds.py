@@ -57,19 +57,25 @@ def test_a_resumed_run_draws_the_same(before: dict[str, Any], after: int) -> Non
         assert found == batches[stop.given :], (stop.epoch, stop.moment)
 
 
-def test_epochs_of_persistent_workers_differ() -> None:
-    options = {"num_workers": 2, "persistent_workers": True}
-    batches, stops = uninterrupted(case(**options))
-    rows = [tuple(row) for _, batch in batches for row in batch]
-    assert len(rows) == 2 * (11 + 4) and len(set(rows)) == len(rows)
-    assert continued(case(**options), stops[8]) == batches[stops[8].given :]
+#: A dataset and options of its loader. A `Subset` reads batches.
+SEEDED: list[tuple[Any, dict[str, Any]]] = [
+    (Augmented(5), {"num_workers": 2, "persistent_workers": True}),
+    (Augmented(5), {"batch_size": None}),
+    (Subset(Augmented(5), range(5)), {"batch_size": 3}),  # type: ignore[arg-type]
+]
 
 
-def test_the_states_are_those_that_the_documentation_derives() -> None:
-    torch.manual_seed(12345)
-    loader = DataLoader(Augmented(5), 2, sample_seeds=True, num_workers=1)
-    epochs = [torch.cat(list(loader)) for _ in range(2)]
-    for epoch, rows in enumerate(epochs):
+@pytest.mark.parametrize("dataset, options", SEEDED, ids=range(len(SEEDED)))
+@pytest.mark.parametrize("has_generator", [False, True])
+def test_the_states_are_those_that_the_documentation_derives(
+    dataset: Any, options: dict[str, Any], has_generator: bool
+) -> None:
+    torch.manual_seed(6 if has_generator else 12345)
+    if has_generator:
+        options = {**options, "generator": torch.Generator().manual_seed(12345)}
+    loader = DataLoader(dataset, sample_seeds=True, **options)
+    for epoch in range(2):
+        rows = torch.cat(list(loader)).view(5, 4)
         for index, *drawn in rows.tolist():
             data = marshal.dumps((12345, epoch, "sample", int(index)), 2)
             key = blake2b(data, digest_size=32).digest()
@@ -80,15 +86,6 @@ def test_the_states_are_those_that_the_documentation_derives() -> None:
                 numbers.rand(),
                 float(torch.rand((), generator=source)),
             ]
-
-
-def test_the_generator_of_the_loader_has_the_seed() -> None:
-    found = []
-    for number in (1, 1, 2):
-        generator = torch.Generator().manual_seed(number)
-        loader = DataLoader(Augmented(4), sample_seeds=True, generator=generator)
-        found.append([batch.tolist() for batch in loader])
-    assert found[0] == found[1] != found[2]
 
 
 class Failing(Augmented):
@@ -109,16 +106,6 @@ def test_the_callers_random_states_are_unchanged() -> None:
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
-
-
-def test_samples_of_a_dataset_that_reads_batches_are_seeded_one_by_one() -> None:
-    torch.manual_seed(1)
-    whole = torch.cat(list(DataLoader(Augmented(6), 2, sample_seeds=True)))
-    subset = Subset(Augmented(6), range(6))  # type: ignore[var-annotated,arg-type]
-    assert hasattr(subset, "__getitems__")
-    assert torch.equal(torch.cat(list(DataLoader(subset, 3, sample_seeds=True))), whole)
-    single = DataLoader(Augmented(6), batch_size=None, sample_seeds=True)
-    assert torch.equal(torch.stack(list(single)), whole)
 
 
 #: A dataset and sample_seeds by the message of their error.

@@ -54,22 +54,16 @@ def load(loaders: list[DataLoader[Any]], earlier: list[DataLoader[Any]]) -> None
         loader.load_state_dict(json.loads(state))
 
 
-parts = st.lists(
-    st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=3
-)
-
-
-flags = st.booleans()
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     length=st.integers(1, 30),
     batch_size=st.sampled_from([None, 1, 2, 3]),
-    parts=parts,
+    parts=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=3
+    ),
     last=st.integers(1, 4),
-    sampling=st.fixed_dictionaries(
-        {"shuffle": flags, "seed": st.integers(0, 3), "drop_last": flags}
+    sampling=st.builds(
+        dict, shuffle=st.booleans(), seed=st.integers(0, 3), drop_last=st.booleans()
     ),
     epoch=st.integers(0, 2),
 )

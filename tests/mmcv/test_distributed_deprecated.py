@@ -1,4 +1,4 @@
-"""The deprecated wrapper in one process; test_distributed.py runs it on ranks."""
+"""The distributed wrappers in one process; test_distributed.py runs them on ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from distributed_model import METHODS, Recorder, caller, make_batch
 from torch import nn
 
+from pyparallel import MMDistributedDataParallel as Current
 from pyparallel import is_module_wrapper
 from pyparallel.mmcv.distributed_deprecated import MMDistributedDataParallel
 
@@ -71,3 +72,15 @@ def test_arguments_are_copied_to_the_device_of_the_model() -> None:
         wrapper = Alone(model)
         wrapper(torch.ones(1, 2, device="cpu" if target == -1 else "meta"))
         assert wrapper.targets == [target]
+
+
+def test_code_of_mmcv_1_that_repairs_the_forward_of_ddp_still_works() -> None:
+    class MMDistributedDataParallelFix(Current):
+        def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+            inputs, kwargs = self.to_kwargs(inputs, kwargs, -1)
+            return self.module(*inputs[0], **kwargs[0])
+
+    fixed = object.__new__(MMDistributedDataParallelFix)
+    nn.Module.__init__(fixed)
+    fixed.module, fixed.dim, fixed.mixed_precision = nn.ReLU(), 0, None
+    assert fixed._run_ddp_forward(torch.ones(2)).tolist() == [1, 1]

@@ -79,20 +79,6 @@ def test_float16_leaves_out_steps_that_overflow_and_halves_the_scale(
     assert model.seen == torch.float16
 
 
-def test_a_group_with_one_infinite_micro_step_is_left_out_as_a_whole() -> None:
-    model, wrapper = make(dtype=torch.float16, accumulative_counts=2)
-    before = copy.deepcopy(model)
-    first, second, third, fourth = runs.batches(4)
-    for batch, factor in ((first, float("inf")), (second, 1.0)):
-        with wrapper.optim_context(model):
-            loss = model(batch)
-        wrapper.update_params(loss * factor)
-    assert runs.same_bits(model, before) and wrapper.inner_count == 2
-    assert wrapper.loss_scaler.get_scale() == 2.0**15
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert runs.wrapped(model, wrapper, [third, fourth]) == [2]
-
-
 def test_the_state_adds_the_scale() -> None:
     scale = {"init_scale": 64.0, "growth_interval": 5}
     model, wrapper = make(loss_scale=scale, dtype="float16")

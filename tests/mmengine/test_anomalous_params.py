@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pyparallel.mmengine import (
-    MODEL_WRAPPERS,
     anomalous_params,
     detect_anomalous_params,
     is_model_wrapper,
@@ -84,38 +83,11 @@ def test_a_dict_of_losses_is_refused() -> None:
     )
 
 
-class Wrapper(nn.Module):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-
-def test_torchs_wrappers_and_registered_classes_are_wrappers() -> None:
-    class Mine(Wrapper):
-        pass
-
-    model = nn.Linear(1, 1)
-    assert is_model_wrapper(nn.DataParallel(model))
-    assert is_model_wrapper(torch.compile(nn.DataParallel(model), backend="eager"))
-    for other in (model, Mine(model), torch.compile(model, backend="eager"), 3, None):
+def test_wrappers_are_those_of_the_given_registry_also_if_they_are_compiled() -> None:
+    own, child = Registry("own"), nn.DataParallel(nn.Linear(1, 1))
+    for wrapper in (child, torch.compile(child, backend="eager")):
+        assert is_model_wrapper(wrapper) and not is_model_wrapper(wrapper, own)
+    own.register_module(module=nn.DataParallel)
+    assert is_model_wrapper(child, own)
+    for other in (child.module, 3, None):
         assert not is_model_wrapper(other)
-    MODEL_WRAPPERS.register_module(module=Mine)
-    try:
-        assert is_model_wrapper(Mine(model))
-    finally:
-        del MODEL_WRAPPERS.module_dict["Mine"]
-
-
-def test_a_registry_and_its_children_are_searched() -> None:
-    wrapper = Wrapper(nn.Linear(1, 1))
-    top = Registry("top", scope="top")
-    middle = Registry("middle", parent=top, scope="middle")
-    beside = Registry("beside", parent=top, scope="beside")
-    low = Registry("low", parent=middle, scope="low")
-    assert not is_model_wrapper(wrapper, top)
-    middle.register_module(module=Wrapper)
-    for registry, expected in ((top, True), (middle, True), (low, False)):
-        assert is_model_wrapper(wrapper, registry) is expected
-    assert not is_model_wrapper(wrapper, beside)
-    top.register_module(module=nn.DataParallel)
-    assert not is_model_wrapper(nn.DataParallel(wrapper.module), middle)

@@ -89,17 +89,6 @@ def test_containers_keep_their_types(collate: Any) -> None:
 
 
 @both
-def test_a_mapping_that_refuses_a_dict_becomes_one(collate: Any) -> None:
-    class Fixed(UserDict):
-        def __init__(self, *, a: Any) -> None:
-            super().__init__(a=a)
-
-    assert collate([Fixed(a="1"), Fixed(a="2")]) == {"a": ["1", "2"]}
-    # Keys that the first sample lacks are dropped.
-    assert collate([{"a": "1"}, {"a": "2", "b": "3"}]) == {"a": ["1", "2"]}
-
-
-@both
 @pytest.mark.parametrize(
     ("batch", "kind", "text"),
     [

@@ -37,12 +37,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pyparallel.mmengine.OptimWarning"),
 ]
 BOTH = (ours, theirs)
-CLIPS: list[Any] = [
-    None,
-    {"max_norm": 0.3},
-    {"type": "norm", "max_norm": 0.5, "norm_type": 1},
-    {"type": "value", "clip_value": 0.05},
-]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,7 +80,7 @@ SETTINGS = {
     "kind": st.sampled_from(["sgd", "adam"]),
     "groups": st.sampled_from([1, 2]),
     "every": st.integers(1, 4),
-    "clip": st.sampled_from(CLIPS),
+    "clip": st.sampled_from(runs.CLIPS),
 }
 
 

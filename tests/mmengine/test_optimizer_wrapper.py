@@ -17,13 +17,6 @@ from pyparallel.mmengine import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 
 pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
 
-CLIPS: list[Any] = [
-    None,
-    {"max_norm": 0.3},
-    {"type": "norm", "max_norm": 0.5, "norm_type": 1},
-    {"type": "value", "clip_value": 0.05},
-]
-
 
 def make(groups: int = 1, **kwargs: Any) -> tuple[Recorded, OptimWrapper]:
     model = Recorded()
@@ -37,7 +30,7 @@ def make(groups: int = 1, **kwargs: Any) -> tuple[Recorded, OptimWrapper]:
     announced=st.booleans(),
     groups=st.sampled_from([1, 2]),
     kind=st.sampled_from(["sgd", "adam"]),
-    clip=st.sampled_from(CLIPS),
+    clip=st.sampled_from(runs.CLIPS),
 )
 def test_a_step_is_that_of_plain_torch_to_the_bit(
     every: int, number: int, announced: bool, groups: int, kind: str, clip: Any
@@ -201,15 +194,6 @@ def test_arguments_of_callers_are_not_changed() -> None:
         assert wrapper.get_lr()["base_lr"] == [0.1]
 
 
-def test_a_state_that_does_not_fit_changes_nothing() -> None:
-    _, one = make(groups=1)
-    _, two = make(groups=2)
-    two.param_groups[-1]["lr"] = 7.0
-    with pytest.raises(ValueError, match="different number of parameter groups"):
-        one.load_state_dict(two.state_dict())
-    assert one.base_param_settings is None and one.get_lr() == {"lr": [0.1]}
-
-
 COUNTS = "accumulative_counts must be an integer of 1 or more, but is"
 ARGUMENTS = "clip_grad must have arguments besides type, but is"
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -236,26 +220,25 @@ def test_settings_that_are_refused(kwargs: Any, cls: Any, message: str) -> None:
         OptimWrapper(**{"optimizer": runs.optimizer(Recorded()), **kwargs})
 
 
-def test_a_loss_that_is_no_tensor_is_refused() -> None:
-    message = (
-        "OptimWrapper: loss must be a tensor, but is 0 (int). Return a tensor from "
-        "the model, with 'loss' in its key."
-    )
-    _, wrapper = make()
-    with refuses(message, TypeError, AttributeError):
-        wrapper.update_params(0)  # type: ignore[arg-type]
-    assert wrapper.inner_count == 0
+STATUS = "initialize_count_status"
+REFUSED_CALLS: list[tuple[str, tuple[Any, ...], tuple[type[Exception], ...], str]] = [
+    ("update_params", (0,), (TypeError, AttributeError),
+     ": loss must be a tensor, but is 0 (int). Return a tensor from the model, with "
+     "'loss' in its key."),
+    (STATUS, (None, -1, 4), (ValueError,),
+     f".{STATUS}: init_counts must be an integer of 0 or more, but is -1."),
+    (STATUS, (None, 2, -2), (ValueError,),
+     f".{STATUS}: max_counts must be an integer of -1 or more, but is -2."),
+]  # fmt: skip
 
 
-def test_counts_that_are_refused_leave_the_old_ones() -> None:
+@pytest.mark.parametrize(("method", "arguments", "classes", "message"), REFUSED_CALLS)
+def test_calls_that_are_refused_leave_the_counts(
+    method: str, arguments: Any, classes: Any, message: str
+) -> None:
     _, wrapper = make(accumulative_counts=2)
-    where = "OptimWrapper.initialize_count_status: "
-    message = f"{where}init_counts must be an integer of 0 or more, but is -1."
-    with refuses(message, ValueError):
-        wrapper.initialize_count_status(None, -1, 4)
-    message = f"{where}max_counts must be an integer of -1 or more, but is -2."
-    with refuses(message, ValueError):
-        wrapper.initialize_count_status(None, 2, -2)
+    with refuses(f"OptimWrapper{message}", *classes):
+        getattr(wrapper, method)(*arguments)
     assert wrapper.inner_count == 0
 
 
@@ -328,16 +311,17 @@ def test_the_state_is_saved_and_loaded_by_name() -> None:
     assert runs.same_state(again.state_dict(), kept) and runs.same_state(state, kept)
 
 
-def test_a_state_of_an_unknown_name_is_an_error_before_loading() -> None:
+def test_unknown_names_are_refused_before_anything_is_loaded() -> None:
     wrappers, one, _ = make_dict()
-    state = {"generator": wrappers["generator"].state_dict(), "style": {}}
+    state = {"generator": one.state_dict(), "style": {}}
     one.param_groups[-1]["lr"] = 5.0
-    message = (
-        "OptimWrapperDict.load_state_dict: state_dict must be one of 'generator', "
-        "'critic', but is 'style'."
-    )
-    with refuses(message, KeyError, AssertionError):
-        wrappers.load_state_dict(state)
+    for where, call in (
+        (".load_state_dict: state_dict", lambda: wrappers.load_state_dict(state)),
+        (": key", lambda: wrappers["style"]),
+    ):
+        message = f"{where} must be one of 'generator', 'critic', but is 'style'."
+        with refuses(f"OptimWrapperDict{message}", KeyError, AssertionError):
+            call()
     assert wrappers.get_lr()["generator.base_lr"] == [5.0]
 
 
@@ -352,14 +336,6 @@ def test_a_wrapper_without_a_state_warns() -> None:
         wrappers.load_state_dict({"critic": other.state_dict()})
 
 
-def test_an_unknown_name_is_refused() -> None:
-    message = (
-        "OptimWrapperDict: key must be one of 'generator', 'critic', but is 'style'."
-    )
-    with refuses(message, KeyError, AssertionError):
-        make_dict()[0]["style"]
-
-
 @pytest.mark.parametrize("value", [None, runs.optimizer(Recorded())])
 def test_only_wrappers_are_taken(value: Any) -> None:
     found = "None" if value is None else "torch.optim.sgd.SGD"
@@ -368,16 +344,12 @@ def test_only_wrappers_are_taken(value: Any) -> None:
         OptimWrapperDict(generator=make_dict()[1], critic=value)
 
 
-FOR_ONE: dict[str, Any] = {
-    "update_params": lambda wrappers: wrappers.update_params(torch.ones(())),
-    "backward": lambda wrappers: wrappers.backward(torch.ones(())),
-    "scale_loss": lambda wrappers: wrappers.scale_loss(torch.ones(())),
-    "step": lambda wrappers: wrappers.step(),
-    "optim_context": lambda wrappers: wrappers.optim_context(Recorded()),
-    "should_update": lambda wrappers: wrappers.should_update(),
-    "should_sync": lambda wrappers: wrappers.should_sync(),
-    "end_group": lambda wrappers: wrappers.end_group(),
-    "inner_count": lambda wrappers: wrappers.inner_count,
+LOSS = torch.ones(())
+FOR_ONE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("update_params", "backward", "scale_loss"), (LOSS,)),
+    "optim_context": (Recorded(),),
+    **dict.fromkeys(("step", "should_update", "should_sync", "end_group"), ()),
+    "inner_count": (),  # a property
 }
 
 
@@ -388,7 +360,7 @@ def test_calls_for_one_wrapper_are_refused(name: str) -> None:
         f"together. Write wrappers['generator'].{name}."
     )
     with refuses(message, NotImplementedError, AttributeError):
-        FOR_ONE[name](make_dict()[0])
+        getattr(make_dict()[0], name)(*FOR_ONE[name])
 
 
 def test_every_method_of_a_wrapper_is_answered_or_refused() -> None:

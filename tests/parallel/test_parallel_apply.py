@@ -19,7 +19,6 @@ from torch import nn
 from pyparallel import parallel_apply
 from pyparallel.core.errors import BatchTypeError, BatchValueError
 from pyparallel.parallel import _device_threads
-from pyparallel.parallel.parallel_apply import split_evenly
 
 pytestmark = pytest.mark.one_backend
 
@@ -45,15 +44,6 @@ def threads_of(num_items: int, devices: Any, num_parts: int) -> list[int]:
         return threading.get_ident()
 
     return parallel_apply(look, range(num_items), devices)
-
-
-@given(st.integers(1, 40), st.integers(1, 12))
-def test_parts_are_in_order_and_as_equal_as_can_be(n: int, most: int) -> None:
-    parts = split_evenly(list(range(n)), most)
-    assert [item for part in parts for item in part] == list(range(n))
-    sizes = [len(part) for part in parts]
-    assert len(parts) == min(n, most) and max(sizes) - min(sizes) <= 1
-    assert sizes == sorted(sizes, reverse=True)
 
 
 @settings(deadline=None)
@@ -267,18 +257,6 @@ def test_gradients_flow_to_the_module(devices: Any) -> None:
     oracle(batch).square().sum().backward()
     for mine, other in zip(module.parameters(), oracle.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
-
-
-def test_a_changed_module_is_used_with_its_changes() -> None:
-    module, batch = network(), torch.randn(6, 3)
-    parallel_apply(module, batch, TWO)
-    module[0].weight = nn.Parameter(torch.ones(5, 3))
-    module[0].bias.data = module[0].bias.data.clone() + 1
-    module[1] = nn.ReLU()
-    module.append(nn.Linear(2, 4))
-    module[2].register_forward_hook(lambda m, args, out: out + 5)
-    found = torch.cat(parallel_apply(module, batch, TWO))
-    torch.testing.assert_close(found, module(batch))
 
 
 def test_every_part_has_a_replica_of_its_own_and_one_part_the_module() -> None:

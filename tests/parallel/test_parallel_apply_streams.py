@@ -22,14 +22,10 @@ ROUNDS = 40
 SIZE = 4096
 
 
-def threads_on(fake: FakeDevice) -> DeviceThreads:
-    return DeviceThreads(fake, lambda device: device.type == "cuda")
-
-
 @pytest.fixture
 def on_device() -> Iterator[tuple[FakeDevice, DeviceThreads]]:
     with FakeDevice(num_devices=2) as fake:
-        threads = threads_on(fake)
+        threads = DeviceThreads(fake, lambda device: device.type == "cuda")
         yield fake, threads
         threads.pool.close()
 
@@ -48,71 +44,37 @@ def job(fake: FakeDevice, x: torch.Tensor) -> Callable[[], Any]:
     return lambda: {"y": [add(fake, add(fake, x, 1), 2)]}
 
 
-def count_wrong(fake: FakeDevice, devices: list[torch.device]) -> int:
-    """Return how many results the caller does not read as they should be."""
-    threads = threads_on(fake)
-    read: list[tuple[int, list[bytes]]] = []
-    try:
-        for i in range(ROUNDS):
-            source = torch.full((SIZE,), i, dtype=torch.uint8)
-            xs = [fake.put(source, device) for device in devices]
-            jobs = [job(fake, x) for x in xs]
-            found = threads.run(devices, jobs, lambda: None)
-            del xs, jobs
-            for device, result in zip(devices, found, strict=True):
-                read.append((i + 3, []))
-                fake.read(result["y"][0], read[-1][1], device)
-            del found, result
-    finally:
-        threads.pool.close()
-    for stream in fake.main_streams.values():
-        done = fake.record(stream)
-        assert done.wait(60)
-    return sum(into != [bytes([value]) * SIZE] for value, into in read)
-
-
 ZERO, ONE = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(
     "devices", [[ZERO, ZERO], [ZERO, ONE], [ZERO, ONE, ZERO]], ids=str
 )
-def test_results_are_right_however_slow_the_streams_are(devices: Any) -> None:
-    with FakeDevice(num_devices=2) as fake:
-        assert count_wrong(fake, devices) == 0
-        assert len(fake.new_streams) == len(devices)
+def test_results_are_right_however_slow_the_streams_are(
+    devices: Any, on_device: Any
+) -> None:
+    fake, threads = on_device
+    read: list[tuple[int, list[bytes]]] = []
+    for i in range(ROUNDS):
+        source = torch.full((SIZE,), i, dtype=torch.uint8)
+        xs = [fake.put(source, device) for device in devices]
+        jobs = [job(fake, x) for x in xs]
+        found = threads.run(devices, jobs, lambda: None)
+        del xs, jobs
+        for device, result in zip(devices, found, strict=True):
+            read.append((i + 3, []))
+            fake.read(result["y"][0], read[-1][1], device)
+        del found, result
+    for stream in fake.main_streams.values():
+        assert fake.record(stream).wait(60)
+    assert all(into == [bytes([value]) * SIZE] for value, into in read)
+    assert len(fake.new_streams) == len(devices)
 
 
-def overwritten(fake: FakeDevice) -> bool:
-    """Return True if another call reuses a result that one stream still reads."""
-    threads = threads_on(fake)
-    into: list[bytes] = []
-    late = threading.Event()
-    try:
-        x = fake.put(torch.zeros(SIZE, dtype=torch.uint8))
-        found = threads.run([ZERO, ZERO], [job(fake, x)] * 2, lambda: None)
-        fake.main.queue(late.wait, 60)  # the reader
-        fake.read(found[0]["y"][0], into)
-        del found
-        with fake.using(fake.side):  # another caller's stream, and free at once
-            z = fake.put(torch.full((SIZE,), 9, dtype=torch.uint8))
-            for _ in range(3):
-                threads.run([ZERO, ZERO], [job(fake, z)] * 2, lambda: None)
-        for stream in fake.new_streams:
-            assert fake.record(stream).wait(30)
-        late.set()
-        assert fake.record(fake.main).wait(60)
-    finally:
-        threads.pool.close()
-    return into != [bytes([3]) * SIZE]
-
-
-def overwritten_later(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Return True if an input of a job is overwritten before its stream reads it.
-
-    As a backward pass does: it runs after the call, on the stream of the job.
-    """
-    threads = threads_on(fake)
+def test_memory_of_arguments_is_kept_for_a_backward_pass_on_the_stream_of_the_job(
+    on_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, threads = on_device
     monkeypatch.setattr(_device_threads, "threads", threads)
     into: list[bytes] = []
     late = threading.Event()
@@ -120,35 +82,42 @@ def overwritten_later(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> bool
     def own_stream(x: Any, y: Any = None) -> Stream:
         return fake.current_stream(ZERO)
 
-    try:
-        x = fake.put(torch.full((SIZE,), 5, dtype=torch.uint8))
-        first = _device_threads.Call(0, own_stream, ({"x": [x]},), {})
-        second = _device_threads.Call(1, own_stream, (1,), {"y": 2})
-        streams = _device_threads.run_calls([ZERO, ZERO], [[first], [second]], 2)
-        streams[0].queue(late.wait, 60)  # the pass
-        with fake.using(streams[0]):
-            fake.read(x, into)
-        del x, first
-        with fake.using(fake.main):  # the next batch takes free memory
-            fake.put(torch.full((SIZE,), 9, dtype=torch.uint8))
-        assert fake.record(fake.main).wait(30)
-        late.set()
-        assert fake.record(streams[0]).wait(60)
-    finally:
-        threads.pool.close()
-    return into != [bytes([5]) * SIZE]
+    x = fake.put(torch.full((SIZE,), 5, dtype=torch.uint8))
+    first = _device_threads.Call(0, own_stream, ({"x": [x]},), {})
+    second = _device_threads.Call(1, own_stream, (1,), {"y": 2})
+    streams = _device_threads.run_calls([ZERO, ZERO], [[first], [second]], 2)
+    streams[0].queue(late.wait, 60)  # the backward pass
+    with fake.using(streams[0]):
+        fake.read(x, into)
+    del x, first
+    with fake.using(fake.main):  # the next batch takes free memory
+        fake.put(torch.full((SIZE,), 9, dtype=torch.uint8))
+    assert fake.record(fake.main).wait(30)
+    late.set()
+    assert fake.record(streams[0]).wait(60)
+    assert into == [bytes([5]) * SIZE]
 
 
-def test_memory_of_arguments_is_kept_for_a_backward_pass_on_the_stream_of_the_job(
-    monkeypatch: pytest.MonkeyPatch,
+def test_memory_of_results_is_kept_for_the_stream_that_reads_them(
+    on_device: Any,
 ) -> None:
-    with FakeDevice() as fake:
-        assert not overwritten_later(fake, monkeypatch)
-
-
-def test_memory_of_results_is_kept_for_the_stream_that_reads_them() -> None:
-    with FakeDevice() as fake:
-        assert not overwritten(fake)
+    fake, threads = on_device
+    into: list[bytes] = []
+    late = threading.Event()
+    x = fake.put(torch.zeros(SIZE, dtype=torch.uint8))
+    found = threads.run([ZERO, ZERO], [job(fake, x)] * 2, lambda: None)
+    fake.main.queue(late.wait, 60)  # the reader
+    fake.read(found[0]["y"][0], into)
+    del found
+    with fake.using(fake.side):  # another caller's stream, and free at once
+        z = fake.put(torch.full((SIZE,), 9, dtype=torch.uint8))
+        for _ in range(3):
+            threads.run([ZERO, ZERO], [job(fake, z)] * 2, lambda: None)
+    for stream in fake.new_streams:
+        assert fake.record(stream).wait(30)
+    late.set()
+    assert fake.record(fake.main).wait(60)
+    assert into == [bytes([3]) * SIZE]
 
 
 def test_the_caller_waits_for_jobs_that_fail_too(on_device: Any) -> None:

@@ -28,13 +28,6 @@ def registry():
     return Registry("thing")
 
 
-@pytest.fixture
-def child():
-    child = Registry("module wrapper", parent=MODULE_WRAPPERS, scope="test")
-    yield child
-    del MODULE_WRAPPERS.children["test"]
-
-
 def test_a_class_is_registered_under_its_own_name_or_others(registry):
     assert registry.register_module(module=Wrapper) is Wrapper
     assert registry.register_module("w", module=Wrapper) is Wrapper
@@ -99,7 +92,9 @@ def test_wrappers_and_their_subclasses_are_recognised():
         assert not is_module_wrapper(other)
 
 
-def test_child_registries_count_at_any_depth(child):
+def test_child_registries_count_at_any_depth(monkeypatch):
+    monkeypatch.setattr(MODULE_WRAPPERS, "children", dict(MODULE_WRAPPERS.children))
+    child = Registry("module wrapper", parent=MODULE_WRAPPERS, scope="test")
     grandchild = Registry("deep", parent=child, scope="deep")
     wrapped = Wrapper(nn.Linear(1, 1))
     assert not is_module_wrapper(wrapped)

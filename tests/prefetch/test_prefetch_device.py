@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import (
-    DEVICE,
-    FakeDevice,
-)
+from fake_device import DEVICE, FakeDevice
 from prefetch_loaders import nothing_left, until
 
 from pyparallel import DataContainer as DC
@@ -115,27 +112,6 @@ def test_memory_of_a_transform_is_kept_for_the_consumer_that_reads_it() -> None:
     assert read == [bytes([1]) * 500]
 
 
-def test_the_stream_that_is_current_at_next_waits_and_no_other() -> None:
-    fake = FakeDevice()
-    on_side: list[bytes] = []
-    on_main: list[bytes] = []
-    late = threading.Event()
-    fake.copies.queue(late.wait, 30)
-    with prefetching(fake, lambda: numbers(3)) as pre:
-        it = iter(pre)  # home is main
-        for _ in range(3):
-            with fake.using(fake.side):
-                batch = next(it)
-                fake.read(batch["a"], on_side)
-            fake.read(batch["a"], on_main)  # a mistake of the consumer
-        until(lambda: len(on_main) == 3)
-        assert not on_side
-        late.set()
-        until(lambda: len(on_side) == 3)
-    assert on_side == [bytes([i]) * 500 for i in range(3)]
-    assert on_main != on_side
-
-
 def test_memory_is_taken_from_the_stream_of_the_latest_next() -> None:
     fake = FakeDevice()
     with prefetching(fake, lambda: numbers(8), queue_size=1) as pre:
@@ -168,14 +144,6 @@ def test_all_tensors_are_one_copy_and_other_values_are_unchanged() -> None:
     values = [got["pair"][0], *got["container"].data[0]]
     assert [int(value) for value in values] == [1, 2, 3]
     assert all(fake.holds(DEVICE, value) for value in values)
-
-
-def test_a_batch_without_tensors_is_returned_unchanged() -> None:
-    batch = {"a": 1, "b": DC([1, 2], cpu_only=True)}
-    fake = FakeDevice()
-    with prefetching(fake, [batch]) as pre:
-        assert next(iter(pre)) is batch
-    assert fake.num_copies == 0
 
 
 def test_tensors_on_the_device_are_returned_unchanged() -> None:

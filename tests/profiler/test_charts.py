@@ -11,12 +11,12 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from profile_records import MS, steady
+from profile_records import MS, steady, summary
 
 from pyparallel.profiler import report
 from pyparallel.profiler.page import COLOURS, page
 from pyparallel.profiler.record import Event, Record
-from pyparallel.profiler.summary import PARTS, Summary, summarize
+from pyparallel.profiler.summary import PARTS, Summary
 
 pytestmark = pytest.mark.one_backend
 
@@ -25,12 +25,6 @@ EVIL = "<script>alert('1')</script>&\"$x^2$\x00\x1b.py"
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib draws the charts"
 )
-
-
-def summary(record: Record) -> Summary:
-    found = summarize(record)
-    assert found is not None
-    return found
 
 
 # Charts.
@@ -109,10 +103,6 @@ class Elements(HTMLParser):
         if tag != "meta":
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append(tag)
-        self.attributes += attributes
-
     def handle_data(self, data):
         if self.open:
             self.texts.setdefault(self.open[-1], []).append(data)
@@ -151,12 +141,6 @@ def test_a_page_shows_the_figures_of_the_summary():
         "Let workers run further ahead: prefetch_factor",
         "Send batches ahead of the step: PreDataLoader(loader, device)",
     ]
-
-
-@pytest.mark.parametrize(("cpu", "is_shown"), [(-1, False), (MS, True)])
-def test_the_cpu_time_of_a_batch_is_shown_if_it_was_measured(cpu, is_shown):
-    text = page(summary(steady(cpu=cpu)), None)
-    assert (" 1.00 ms of it are CPU time.</p>" in text) is is_shown
 
 
 def evil() -> Summary:

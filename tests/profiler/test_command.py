@@ -17,6 +17,7 @@ import profile_script
 import pytest
 import torch
 from process_resources import SERVER
+from profile_records import summary as summary_of
 from repository import ROOT
 from torch.utils.data import DataLoader as TorchLoader
 
@@ -28,7 +29,7 @@ from pyparallel.profiler import command, hooks, recorder, report
 from pyparallel.profiler.advice import advise
 from pyparallel.profiler.record import Record
 from pyparallel.profiler.recorder import VARIABLE, Settings
-from pyparallel.profiler.summary import Summary, summarize
+from pyparallel.profiler.summary import Summary
 
 pytestmark = pytest.mark.one_backend
 
@@ -55,9 +56,7 @@ def _nothing_stays():
 
 def seen(folder: Path, name: str = "profile") -> Summary:
     text = (folder / f"{name}.json").read_text(encoding="utf-8")
-    found = summarize(Record.from_json(text))
-    assert found is not None
-    return found
+    return summary_of(Record.from_json(text))
 
 
 def loop(loader, collated: bool = True) -> int:
@@ -462,14 +461,6 @@ NOTHING = (
     "recorded. Iterate over a loader of torch, torchdata or pyparallel, or call "
     "collate, scatter or a wrapper. Start Python without -E, -I and -S.\n"
 )
-
-
-def test_a_script_without_steps_is_an_error(tmp_path, capfd):
-    for code, status in (("", 1), ("raise SystemExit(5)", 5)):
-        script = (sys.executable, "-S", "-c", code)
-        assert profiled(tmp_path, script=script) == status
-        assert capfd.readouterr().err == NOTHING
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_invalid_program_is_an_error(tmp_path, capfd):

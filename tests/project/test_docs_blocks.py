@@ -1,8 +1,12 @@
-"""Every block of Python in the pages runs; all other blocks are listed."""
+"""Every block of Python in the pages, the README and the docstrings runs."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
+import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,10 +14,13 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from docs_blocks import all_blocks, run_page
+from repository import ROOT
+from torchrun import python, torchrun
 
+import pyparallel
 import pyparallel.mmcv
 
-pytestmark = pytest.mark.one_backend
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
 #: Code by page that runs before each Python block of the page.
 SETUP = {
@@ -73,7 +80,7 @@ dataset, num_epochs, step = Photos(), 2, lambda batch: None
 }
 #: Pages whose Python another test runs, and that test.
 ELSEWHERE = {
-    "README.md": "tests/project/test_docs.py",
+    "README.md": "test_python_in_the_readme_prints_the_output_that_it_shows",
     "docs/evaluation.md": "tests/sampler/test_distributed_eval_sampler.py",
 }
 #: Pages whose sessions run here, and the test with the peers that runs the rest.
@@ -92,10 +99,35 @@ def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         dist.destroy_process_group()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PYTHON if page not in ELSEWHERE])
 # With a single rank torch has nothing to shard.
 @pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
 def test_python_of_a_page_runs_and_prints_the_shown_output(page: str) -> None:
     languages = ("pycon",) if page in BESIDE_PEERS else ("pycon", "python")
     assert run_page(page, *languages, before=SETUP.get(page, "")) > 0
+
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(pyparallel.__path__, "pyparallel.")
+    if not module.name.endswith(("__main__", "._C"))
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_have_the_shown_results(name: str) -> None:
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module)
+    assert failed == 0
+
+
+def test_python_in_the_readme_prints_the_output_that_it_shows(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert ["torchrun --nproc_per_node=2" in block for block in blocks] == [True, False]
+    script = tmp_path / "block.py"
+    for block, run in zip(blocks, (torchrun, python), strict=True):
+        script.write_text(block, encoding="utf-8")
+        done = run(script, limit=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == re.findall("^#> (.*)$", block, re.M)

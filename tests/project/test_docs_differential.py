@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import functools
 import importlib
 import importlib.util
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,59 +194,3 @@ def test_errors_of_mmcv_without_a_reason_have_one_here(case: str, theirs: Any) -
         line(pyparallel)
     assert len(str(caught.value)) > 60
     assert f"### {kind.__name__}" + (f": {text}" if text else "") in page("mmcv.md")
-
-
-def no_sync(*children: nn.Module) -> None:
-    from mmengine.model import MMSeparateDistributedDataParallel
-
-    with MMSeparateDistributedDataParallel(nn.Sequential(*children)).no_sync():
-        pass
-
-
-def of_mmengine(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(f"mmengine.{module}"), attribute)
-
-
-def build(what: str, *arguments: Any) -> Any:
-    """Call a method of a Runner that is not made, where it looks at nothing else."""
-    runner = of_mmengine("runner.Runner")
-    alone = object.__new__(runner)
-    alone._distributed, alone._model_wrapper_cfg = True, None
-    return getattr(runner, what)(alone, *arguments)
-
-
-OF_MMENGINE: list[Callable[[], Any]] = [
-    lambda: functools.partial(of_mmengine("registry.FUNCTIONS").get("collate")),
-    lambda: build("build_optim_wrapper", object()),
-    lambda: build(
-        "wrap_model",
-        dict(type="MMDistributedDataParallel"),
-        of_mmengine("model.MMDistributedDataParallel")(nn.Linear(1, 1)),
-    ),
-    lambda: of_mmengine("model.MMDistributedDataParallel")(
-        nn.Linear(1, 1), device_ids=[0]
-    ),
-    lambda: of_mmengine("optim.AmpOptimWrapper")(
-        optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    ),
-    lambda: no_sync(nn.Linear(1, 1), nn.Linear(1, 1)),
-    lambda: no_sync(nn.Linear(1, 1), nn.ReLU()),
-    lambda: of_mmengine("registry.MODEL_WRAPPERS").get(nn.Linear),
-    lambda: of_mmengine("registry.MODEL_WRAPPERS").register_module(
-        "MMDistributedDataParallel",
-        module=type("MMDistributedDataParallel", (), {}),
-    ),
-]
-
-
-@needs("mmengine")
-@pytest.mark.parametrize("line", OF_MMENGINE)
-def test_a_text_of_mmengine_is_raised_by_mmengine(
-    line: Callable[[], Any], one_rank: None
-) -> None:
-    with pytest.raises(Exception) as caught:
-        line()
-    text = (ROOT / "docs/mmengine-runner.md").read_text(encoding="utf-8")
-    known = [a or b for a, b in re.findall(r"### (.+)|`(\w+Error: .+?)` ", text)]
-    assert any(said(caught.value).startswith(text) for text in known), known

@@ -1,4 +1,4 @@
-"""The site's pages: all are linked, all links work, all names are described.
+"""The site's pages: links and commands lead to files, and all names are described.
 
 `make docs` builds the site; these tests do not need Sphinx.
 """
@@ -15,6 +15,7 @@ import pyparallel
 import pyparallel.memory
 import pyparallel.mmcv
 import pyparallel.mmengine
+from pyparallel.core import errors
 
 pytestmark = pytest.mark.one_backend
 
@@ -28,6 +29,14 @@ MODULES: dict[str, list[str]] = {
     ],
     "pyparallel.mmcv": ["install", "installed", "uninstall"],
     "pyparallel.mmengine": pyparallel.mmengine.__all__,
+    "pyparallel.core.errors": [
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type)
+        and issubclass(value, Exception)
+        and not issubclass(value, Warning)
+        and name != "Error"  # described by its public name
+    ],
 }
 
 
@@ -89,15 +98,23 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     assert names <= set(DESCRIBED)
 
 
-def test_errors_of_the_library_are_in_the_reference() -> None:
-    from pyparallel.core import errors as errors_module
+def test_targets_and_files_that_commands_name_exist() -> None:
+    targets = re.findall(r"^([a-z][a-z-]*):", text_of("Makefile"), re.MULTILINE)
+    for block in all_blocks("sh"):
+        typed = re.findall(r"^make ([a-z][a-z-]*)", block.text, re.MULTILINE)
+        assert set(typed) <= set(targets), block.name
+        folders = r"\b(?:examples|tests|scripts|benchmarks)/\S+\.(?:py|json)\b"
+        for path in re.findall(folders, block.text):
+            assert (ROOT / path).exists(), f"{block.name}: {path}"
 
-    errors = {
-        f"pyparallel.core.errors.{name}"
-        for name, value in vars(errors_module).items()
-        if isinstance(value, type)
-        and issubclass(value, Exception)
-        and not issubclass(value, Warning)
-    }
-    public = "pyparallel.core.errors.Error"  # described by its public name
-    assert public in errors and errors - {public} <= set(DESCRIBED)
+
+def test_every_setting_that_the_code_reads_is_described() -> None:
+    paths = [*ROOT.glob("pyparallel/**/*.py"), ROOT / "setup.py"]
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
+    read = set(re.findall(r"\bPYPARALLEL_[A-Z_]+\b", text))
+    assert read >= {"PYPARALLEL_BACKEND", "PYPARALLEL_BUILD"}
+    page = text_of("docs/environment.md")
+    assert {name for name in read if f"`{name}" not in page} == set()
+    known = text + text_of("tests/conftest.py")
+    for name in re.findall(r"\b(?:PYPARALLEL|FORCE)_[A-Z_]+\b", page):
+        assert name in known

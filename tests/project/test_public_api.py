@@ -29,7 +29,6 @@ def now(api: ModuleType) -> list[str]:
     return api.present()
 
 
-# ------------------------------------------------------------------------- the rules
 def test_the_file_equals_the_code(api: ModuleType, now: list[str]) -> None:
     _, recorded = api.parse(api.FILE.read_text("utf-8"))
     assert recorded == now, (
@@ -56,12 +55,6 @@ def test_every_public_name_is_there(api: ModuleType, now: list[str]) -> None:
     assert "errors.MissingKeyError: class of ValueError, KeyError" in [
         line.removeprefix("pyparallel.") for line in now
     ]
-
-
-# ------------------------------------------------------------------- it can fail
-
-
-# ------------------------------------------------------------------- what editors show
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from backends import check
 from host_device import CPU, HostDevice
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from prefetch_loaders import passes, until
 import pyparallel
 from pyparallel import backend, memory
 from pyparallel.core import errors
-from pyparallel.core.errors import LoaderWarning
+from pyparallel.core.errors import BatchTypeError, BatchValueError, LoaderWarning
 from pyparallel.shm.ring import Ring, largest_slab, total_nbytes
 from pyparallel.transfer import to_device
 
@@ -172,40 +173,26 @@ def test_a_forked_child_reads_zeros_and_waits_for_no_lock() -> None:
     assert memory.pinned_info().limit == limit
 
 
-def test_the_default_limit_of_pinned_memory() -> None:
-    assert memory.pinned_info().limit == min(
-        1 << 30, os.sysconf("SC_PHYS_PAGES") // 8 * os.sysconf("SC_PAGESIZE")
-    )
-
-
-RULE = "set_pinned_limit: nbytes must be"
-
-
 @pytest.mark.parametrize(
     ("nbytes", "error", "text"),
     [
-        ("1G", TypeError, "an integer of 4194304 or more, but is '1G' (str)."),
-        (1e9, TypeError, "an integer of 4194304 or more, but is 1000000000.0 (float)."),
-        (4 * MIB - 1, ValueError, "an integer of 4194304 or more, but is 4194303."),
-        (-1, ValueError, "an integer of 4194304 or more, but is -1."),
-        (2**63, ValueError, f"less than 2**63, but is {2**63}."),
+        (
+            1e9,
+            BatchTypeError,
+            "an integer of 4194304 or more, but is 1000000000.0 (float).",
+        ),
+        (
+            4 * MIB - 1,
+            BatchValueError,
+            "an integer of 4194304 or more, but is 4194303.",
+        ),
+        (2**63, BatchValueError, f"less than 2**63, but is {2**63}."),
     ],
 )
 def test_impossible_limits_are_refused(
     nbytes: object, error: type[Exception], text: str
 ) -> None:
     before = memory.pinned_info()
-    with pytest.raises(error) as caught:
-        memory.set_pinned_limit(nbytes)  # type: ignore[arg-type]  # that is the case
-    assert str(caught.value) == f"{RULE} {text}"
+    message = f"set_pinned_limit: nbytes must be {text}"
+    check(memory.set_pinned_limit, (nbytes,), error, message)
     assert memory.pinned_info() == before
-
-
-def test_pure_python_has_no_blocks_of_its_own() -> None:
-    reference = pyparallel.backend._python
-    before = reference.pinned_info()[2]
-    try:
-        reference.bound_pinned(4 * MIB)
-        assert reference.pinned_info() == (0, 0, 4 * MIB, 0)
-    finally:
-        reference.bound_pinned(before)

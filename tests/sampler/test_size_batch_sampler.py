@@ -1,11 +1,12 @@
-"""Batches of similar sizes: each sample once, equal ranks, little padding."""
+"""Batches of similar sizes: each sample once, equal ranks, little padding, resume."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import forkserver
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repository import ROOT
 
-from pyparallel import Padding, SizeBatchSampler, pad_stack
+from pyparallel import DataLoader, Padding, SizeBatchSampler, pad_stack
 
 pytestmark = pytest.mark.one_backend
 
@@ -40,6 +41,12 @@ def all_ranks(
 def steps_of(samplers: list[SizeBatchSampler]) -> list[list[list[int]]]:
     """Return the batches of all ranks, step by step. All ranks have equally many."""
     return [list(step) for step in zip(*samplers, strict=True)]
+
+
+def take(batches: list[Iterator[Any]], num_steps: int) -> list[list[int]]:
+    """Return the batches of the next steps on all ranks, without repeated ones."""
+    steps = [[list(next(each)) for each in batches] for _ in range(num_steps)]
+    return [list(batch) for step in steps for batch in dict.fromkeys(map(tuple, step))]
 
 
 def distinct_batches(steps: list[list[list[int]]]) -> list[list[int]]:
@@ -69,38 +76,46 @@ plans = st.fixed_dictionaries(
 @given(
     number=st.integers(0, 150),
     num_dims=st.integers(1, 2),
-    replicas=st.integers(1, 5),
+    parts=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 100)), max_size=3),
+    last=st.integers(1, 5),
     epoch=st.integers(0, 3),
     limit=limits,
     plan=plans,
 )
-def test_every_sample_is_in_one_batch(
+def test_each_sample_is_in_one_batch_with_any_changes_of_ranks(
     number: int,
     num_dims: int,
-    replicas: int,
+    parts: list[tuple[int, int]],
+    last: int,
     epoch: int,
     limit: dict[str, Any],
     plan: dict[str, Any],
 ) -> None:
     sizes = random_sizes(number, num_dims, number)
-    samplers = all_ranks(replicas, sizes, **limit, **plan)
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
-    steps = steps_of(samplers)
-    assert {len(sampler) for sampler in samplers} == {len(steps)}
-    if not number:
-        assert steps == []
-        return
-    batches = distinct_batches(steps)
-    assert sorted(i for batch in batches for i in batch) == list(range(number))
+    used: list[list[int]] = []
+    state: dict[str, Any] = {}
+    done = 0
+    for replicas, percentage in [*parts, (last, 100)]:
+        samplers = all_ranks(replicas, sizes, **limit, **plan)
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+            if state:
+                sampler.load_state_dict(json.loads(json.dumps(state)))
+        (length,) = {len(sampler) for sampler in samplers}
+        num_steps = (length - done) * percentage // 100
+        batches = [iter(sampler) for sampler in samplers]
+        used += take(batches, num_steps)
+        done += num_steps
+        state, *others = [sampler.state_dict() for sampler in samplers]
+        assert all(other == state for other in others)
+    assert [list(each) for each in batches] == [[]] * last
+    assert sorted(i for batch in used for i in batch) == list(range(number))
     if "batch_size" in limit:
-        assert len(batches) == math.ceil(number / limit["batch_size"])
+        assert len(used) == math.ceil(number / limit["batch_size"])
     most = limit.get("batch_size") or limit.get("max_batch_size") or number
-    assert all(0 < len(batch) <= most for batch in batches)
-    for batch in batches:
-        padded = math.prod(
-            max(int(sizes[i, dim]) for i in batch) for dim in range(num_dims)
-        )
+    assert all(0 < len(batch) <= most for batch in used)
+    for batch in used:
+        padded = math.prod(sizes[batch].max(axis=0).tolist())
         assert padded * len(batch) <= limit.get("max_padded", math.inf)
 
 
@@ -312,6 +327,9 @@ VALUE_ERRORS: dict[str, dict[str, Any]] = {
     },
     "num_samples must be None if sizes is not a function, but is 1. Remove "
     "num_samples.": {"num_samples": 1},
+    "cache must be None if sizes is not a function, but is 'f'. Remove cache.": {
+        "cache": "f"
+    },
 }
 TYPE_ERRORS: dict[str, dict[str, Any]] = {
     "shuffle must be True or False, but is 1 (int).": {"shuffle": 1},
@@ -331,6 +349,11 @@ TYPE_ERRORS: dict[str, dict[str, Any]] = {
     "Return the sizes that differ between samples.": {
         "sizes": lambda i: 2.5,
         "num_samples": 1,
+    },
+    "cache must be the path of a file or None, but is 3 (int).": {
+        "sizes": len,
+        "num_samples": 1,
+        "cache": 3,
     },
 }
 
@@ -356,3 +379,114 @@ except ImportError as error:
 """
     message = "SizeBatchSampler: NumPy is not installed. Install it: pip install numpy."
     assert forkserver.run(code, [str(ROOT)]) == (0, f"{message}\n")
+
+
+# ----------------------------------------------------------------------------- states
+PAIRS = [(17 * i % 50, 29 * i % 40) for i in range(101)]
+
+
+def sampler_of(num_replicas: int = 1, **options: Any) -> SizeBatchSampler:
+    """Return the sampler of rank 0."""
+    options = {"sizes": PAIRS, "batch_size": 4, "window": 5, **options}
+    return SizeBatchSampler(**options, num_replicas=num_replicas, rank=0)
+
+
+def test_a_position_belongs_to_its_epoch() -> None:
+    sampler, again = sampler_of(), sampler_of()
+    batches = iter(sampler)
+    first = next(batches)
+    state = sampler.state_dict()
+    again.load_state_dict(state)
+    again.set_epoch(0)
+    assert list(again) == list(batches)
+    again.load_state_dict(state)
+    again.set_epoch(1)
+    sampler.set_epoch(1)
+    assert list(again) == list(sampler)
+    again.load_state_dict(state)
+    again.set_epoch(1)
+    again.set_epoch(0)
+    assert next(iter(again)) == first
+
+
+def test_a_new_pass_after_a_break_is_complete() -> None:
+    sampler = sampler_of()
+    state = sampler_of(2).state_dict()
+    state["step"] = 3
+    sampler.load_state_dict(state)
+    batches = iter(sampler)
+    rest = [next(batches)]
+    assert sorted(i for batch in sampler for i in batch) == list(range(101))
+    sampler.load_state_dict(state)
+    rest = list(sampler)
+    assert sorted(i for batch in rest for i in batch) != list(range(101))
+    assert sorted(i for batch in sampler for i in batch) == list(range(101))
+
+
+def loader_of(sampler: SizeBatchSampler, num_workers: int) -> DataLoader[Any]:
+    return DataLoader(range(len(PAIRS)), batch_sampler=sampler, num_workers=num_workers)
+
+
+def rest_of(loader: DataLoader[Any]) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize(("delivered", "num_workers"), [("none", 2), ("all", 0)])
+def test_set_epoch_after_a_state_between_epochs_counts(
+    delivered: str, num_workers: int
+) -> None:
+    loader = loader_of(sampler_of(), num_workers)
+    if delivered == "all":
+        rest_of(loader)
+    again = loader_of(sampler_of(), num_workers)
+    again.load_state_dict(loader.state_dict())
+    expected = sampler_of()
+    for sampler in (again.batch_sampler, expected):
+        sampler.set_epoch(1)
+    assert sorted(map(tuple, rest_of(again))) == sorted(map(tuple, expected))
+
+
+def test_a_state_of_a_resumed_loader_with_other_ranks_is_exact() -> None:
+    loader = loader_of(sampler_of(2), 0)
+    loader.batch_sampler.set_epoch(2)
+    next(iter(loader))
+    middle = loader_of(sampler_of(), 2)
+    middle.load_state_dict(loader.state_dict())
+    batches = iter(middle)
+    for _ in range(3):
+        next(batches)
+    again = loader_of(sampler_of(), 2)
+    again.load_state_dict(json.loads(json.dumps(middle.state_dict())))
+    assert rest_of(again) == [batch.tolist() for batch in batches]
+    for each in (middle, again):
+        each.batch_sampler.set_epoch(3)
+    assert rest_of(again) == rest_of(middle)
+
+
+#: States by the problem.
+STATE_ERRORS: dict[str, Any] = {
+    "come from SizeBatchSampler.state_dict(), but is ['a']. States of other samplers "
+    "are not supported.": {"a": 1},
+    "come from SizeBatchSampler.state_dict(), but is list. States of other samplers "
+    "are not supported.": [1],
+    "be of version 1, but is of version 9. Load it with the version of pyparallel that "
+    "saved it.": {**sampler_of().state_dict(), "version": 9},
+    "be of a sampler with batch_size=4 like this one, but is of one with batch_size=3. "
+    "Make the sampler with batch_size=3.": sampler_of(batch_size=3).state_dict(),
+    "be of a sampler with num_samples=101 like this one, but is of one with "
+    "num_samples=99. Make the sampler with num_samples=99.": sampler_of(
+        sizes=PAIRS[:99]
+    ).state_dict(),
+    "be of a sampler with the same sizes, but the checksums of the sizes differ. Use "
+    "the data set of the saved run.": sampler_of(sizes=[(1, 1)] * 101).state_dict(),
+}
+
+
+def test_states_of_other_samplers_are_errors() -> None:
+    sampler = sampler_of()
+    expected = list(sampler)
+    for message, state in STATE_ERRORS.items():
+        text = f"SizeBatchSampler.load_state_dict: the state must {message}"
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            sampler.load_state_dict(state)
+        assert list(sampler) == expected

@@ -215,16 +215,6 @@ def test_a_failed_write_leaves_no_file(
     assert os.listdir(cache.parent) == []
 
 
-def test_a_cache_is_a_path_and_needs_a_function(cache: Path) -> None:
-    text = "cache must be the path of a file or None, but is 3 (int)."
-    with pytest.raises(TypeError, match=f"^{re.escape(f'SizeBatchSampler: {text}')}$"):
-        sampler_of(3)
-    text = f"cache must be None if sizes is not a function, but is {cache!r}. "
-    text = re.escape(f"SizeBatchSampler: {text}Remove cache.")
-    with pytest.raises(ValueError, match=f"^{text}$"):
-        SizeBatchSampler(SIZES, 2, cache=cache)
-
-
 @pytest.mark.timeout(150)
 def test_ranks_that_write_a_cache_at_once_leave_one_complete_file(
     tmp_path: Path,

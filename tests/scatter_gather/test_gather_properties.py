@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from samples import Frozen, Pair, rebuild, same
 
-from pyparallel import DataContainer, MMDataParallel, gather
+from pyparallel import DataContainer, gather
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,3 @@ def test_gather_restores_the_whole_value(nest: Any, sizes: list[int]) -> None:
         return value(leaf, 0, ends[-1])
 
     assert same(gather(outputs, "cpu"), build(nest, whole))
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 9), st.integers(2, 4), st.integers(0, 1))
-def test_a_model_on_replicas_equals_the_model_alone(
-    num_samples: int, num_replicas: int, dim: int
-) -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor, names: Any) -> Any:
-            rows = x if dim == 0 else x.T
-            return {"x": x * 2, "n": names, "first": Pair(x, None), "rows": [*rows[:0]]}
-
-    x = torch.randn((num_samples, 3) if dim == 0 else (3, num_samples))
-    wrapper = MMDataParallel(Model(), ["cpu"] * num_replicas, dim=dim)
-    made = wrapper(x, "names")
-    assert same(made, Model()(x, "names"))

@@ -1,4 +1,4 @@
-"""scatter and scatter_kwargs on the host: values, containers, identity, options."""
+"""scatter on the host: values, containers, identity, options."""
 
 from __future__ import annotations
 
@@ -55,15 +55,6 @@ def test_tensors_next_to_a_container_follow_its_chunks(size, spg, num, expected)
     assert [len(part["label"]) for part in parts] == expected
     for part in parts:
         assert part["img"][:, 0, 0, 0].tolist() == part["label"].tolist()
-
-
-def test_arrays_are_split_over_several_targets_and_kept_for_one():
-    array = np.arange(5)
-    (part,) = scatter({"a": array}, [-1])
-    assert part["a"] is array
-    first, second = scatter({"a": array}, CPU2)
-    assert isinstance(first["a"], np.ndarray)
-    assert (first["a"].tolist(), second["a"].tolist()) == ([0, 1, 2], [3, 4])
 
 
 # Options
@@ -139,6 +130,3 @@ def test_cpu_only_content_is_the_very_object():
     assert scatter({"m": DC([[meta]], cpu_only=True)}, [-1])[0]["m"][0] is meta
     five = [[i] for i in range(5)]
     assert scatter(DC(five, cpu_only=True), [-1]) is five
-
-
-# scatter_kwargs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -33,30 +34,21 @@ trees = st.recursive(
 )
 
 
-def ceiling(total: int, num: int) -> list[int]:
-    size = max(1, -(-total // num))
-    return [min(size, total - start) for start in range(0, total, size)]
-
-
-def plant(tree: Any, sizes: list[int]) -> Any:
-    """Return the tree with real leaves; samples count from 0 to their sum."""
-    total = sum(sizes)
+def plant(tree: Any, total: int) -> Any:
+    """Return the tree with real leaves of one chunk, whose samples count from 0."""
     whole = torch.arange(total)
     if isinstance(tree, str):
         return {
-            "tensor": lambda: whole.clone(),
-            "column": lambda: whole.view(total, 1).expand(total, 3),
-            "stacked": lambda: DC(list(whole.split(sizes)), stack=True),
-            "listed": lambda: DC([list(part.split(1)) for part in whole.split(sizes)]),
-            "meta": lambda: DC(
-                [[{"id": int(i)} for i in part] for part in whole.split(sizes)],
-                cpu_only=True,
-            ),
-            "number": lambda: 5,
-            "text": lambda: "text",
-            "none": lambda: None,
-        }[tree]()
-    return rebuild(tree, lambda item: plant(item, sizes))
+            "tensor": whole.clone(),
+            "column": whole.view(total, 1).expand(total, 3),
+            "stacked": DC([whole], stack=True),
+            "listed": DC([list(whole.split(1))]),
+            "meta": DC([[{"id": i} for i in range(total)]], cpu_only=True),
+            "number": 5,
+            "text": "text",
+            "none": None,
+        }[tree]
+    return rebuild(tree, lambda item: plant(item, total))
 
 
 def expect(tree: Any, ids: list[int]) -> Any:
@@ -84,50 +76,18 @@ def plain(value: Any) -> Any:
     return value
 
 
-@st.composite
-def cases(draw: Any) -> tuple[Any, list[int], int]:
-    """Draw a tree, the sizes of its chunks, and a sufficient number of targets."""
-    per_target, num_chunks = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    last = draw(st.integers(1, per_target))
-    sizes = [per_target] * (num_chunks - 1) + [last]
-    tree = draw(trees.filter(lambda tree: not isinstance(tree, str)))
-    return tree, sizes, num_chunks + draw(st.integers(0, 2))
-
-
-def ids_of(sizes: list[int]) -> list[list[int]]:
-    numbers = iter(range(sum(sizes)))
-    return [[next(numbers) for _ in range(size)] for size in sizes]
-
-
-def has(tree: Any, kinds: tuple[str, ...]) -> bool:
-    if isinstance(tree, str):
-        return tree in kinds
-    items = tree.values() if isinstance(tree, dict) else tree
-    return any(has(item, kinds) for item in items)
-
-
-@settings(deadline=None, max_examples=150)
-@given(cases())
-def test_every_target_gets_its_samples_in_the_same_containers(case):
-    tree, sizes, num_targets = case
-    parts = scatter(plant(tree, sizes), ["cpu"] * num_targets)
-    if not has(tree, ("stacked", "listed", "meta")):
-        sizes = ceiling(sum(sizes), num_targets)
-    groups = ids_of(sizes) if has(tree, LEAVES[:5]) else [[]] * num_targets
-    assert len(parts) == len(groups)
-    for part, ids in zip(parts, groups, strict=True):
-        assert same(plain(part), expect(tree, ids))
-
-
 @settings(deadline=None, max_examples=100)
-@given(cases(), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 4))
-def test_chunk_sizes_and_max_size_cut_all_alike(case, new_sizes, max_size):
-    tree, _, _ = case
+@given(
+    trees.filter(lambda tree: not isinstance(tree, str)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.integers(1, 4),
+)
+def test_chunk_sizes_and_max_size_cut_all_alike(tree, sizes, max_size):
     # One chunk, so that stacked tensors can be divided at any sizes.
-    batch = plant(tree, [sum(new_sizes)])
-    targets = ["cpu"] * len(new_sizes)
-    parts = scatter(batch, targets, chunk_sizes=new_sizes, max_size=max_size)
-    for part, ids in zip(parts, ids_of(new_sizes), strict=True):
+    batch, targets = plant(tree, sum(sizes)), ["cpu"] * len(sizes)
+    parts = scatter(batch, targets, chunk_sizes=sizes, max_size=max_size)
+    for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
+        ids = list(range(end - size, end))
         assert same(plain(part), expect(tree, ids[:max_size]))
 
 

@@ -81,12 +81,10 @@ def test_on_the_host_a_batch_is_the_very_same_object(call):
 
 def test_gradients_stay_on_the_device():
     with FakeDevice() as fake:
-        (there,) = on(fake, 2)
-        there.requires_grad_()
-        (found,) = fetch([there], fake)
-        assert not found.requires_grad and there.requires_grad
-        parameter = torch.nn.Parameter(there.detach())
-        assert type(fetch([parameter], fake)[0]) is torch.Tensor
+        parameter = torch.nn.Parameter(*on(fake, 2))
+        (found,) = fetch([parameter], fake)
+        assert type(found) is torch.Tensor
+        assert not found.requires_grad and parameter.requires_grad
 
 
 def test_tensors_that_are_not_plain_are_copied_by_torch():
@@ -141,7 +139,7 @@ def test_one_copy_for_each_device():
 # --------------------------------------------------------------------------- streams
 
 
-def train(fake: FakeDevice, snapshot: bool = True, late: bool = True) -> int:
+def train(fake: FakeDevice, snapshot: bool, late: bool) -> int:
     """Fetch the results of every step one step later; count those that are wrong."""
     rng = random.Random(3)
     wrong, waiting = 0, []
@@ -166,21 +164,19 @@ def train(fake: FakeDevice, snapshot: bool = True, late: bool = True) -> int:
 
 @pytest.mark.parametrize("snapshot", [True, False])
 @pytest.mark.parametrize("late", [True, False])
-def test_results_are_those_of_the_call_while_memory_is_reused(snapshot, late):
+@pytest.mark.parametrize("large", [True, False])
+def test_results_are_those_of_the_call_while_memory_is_reused(
+    snapshot, late, large, monkeypatch
+):
+    if large:  # read in place, or from a snapshot
+        monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
+    in_place = large and not snapshot
     with FakeDevice() as fake:
         assert train(fake, snapshot, late) == 0
-        assert fake.num_copies == 80
+        assert fake.num_copies == (240 if in_place else 80)
+        assert fake.num_packs == (0 if in_place else 80)
         assert fake.pools[fake.main].num_reused > 80
         assert fake.host.num_reused > 0
-
-
-def test_large_tensors_are_read_in_place_or_from_a_snapshot(monkeypatch):
-    monkeypatch.setattr(layout_module, "DIRECT_NBYTES", 100)
-    for snapshot in (True, False):
-        with FakeDevice() as fake:
-            assert train(fake, snapshot) == 0
-            assert fake.num_copies == (80 if snapshot else 240)
-            assert fake.num_packs == (80 if snapshot else 0)
 
 
 def test_a_dropped_handle_frees_its_memory_after_the_copy():

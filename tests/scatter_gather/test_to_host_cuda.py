@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from raw_bytes import DTYPES, bytes_of
+from samples import as_it_lies
 from torch.profiler import ProfilerActivity, profile
 
 from pyparallel import DataContainer as DC
@@ -75,17 +76,7 @@ def test_values_of_all_dtypes_and_layouts_arrive(fetch):
         torch.arange(10)[::3],
         torch.arange(9, dtype=torch.uint8)[3:],
     ]
-    there = [x.to(device()) for x in plain]
-    there += [
-        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device()).copy_(
-            x
-        )
-        if 0 not in x.stride()
-        else x[:1].to(device()).expand(x.shape)
-        for x in strange
-    ]
-    there[-1] = torch.arange(9, dtype=torch.uint8, device=device())[3:]
-    found = fetch(there)
+    found = fetch([as_it_lies(x, device()) for x in plain + strange])
     assert all(map(same, found, plain + strange))
     assert len({backend.memory_of(x).data_ptr() for x in found if x.numel()}) == 1
     assert all(x.is_pinned() for x in found if x.numel())

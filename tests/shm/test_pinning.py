@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from loader_sets import only
 from ring_workers import Worker
 
 import pyparallel
@@ -243,22 +244,6 @@ def test_a_forked_child_neither_waits_nor_unlocks() -> None:
     assert batch.sum() == 8
 
 
-class Pins:
-    """In the place of torch's ``pin_memory``, which needs a device."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[Any, Any]] = []
-        monkeypatch.setattr(serialization, "pin_memory", self)
-
-    def __call__(self, batch: Any, device: Any = None) -> Any:
-        self.calls.append((batch, device))
-        return ["pinned", batch]
-
-
-def own(batch: Any) -> Any:
-    return batch[0]
-
-
 PINNED: dict[str, tuple[Any, bool]] = {
     "tensor": (torch.ones(3), False),
     "nested": ({"a": [torch.ones(3), "text", None]}, False),
@@ -272,17 +257,23 @@ PINNED: dict[str, tuple[Any, bool]] = {
 def test_torch_pins_tensors_outside_of_pinned_pages(
     name: str, locks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pins = Pins(monkeypatch)
+    calls: list[tuple[Any, Any]] = []
+
+    def pin_memory(batch: Any, device: Any) -> Any:  # torch's needs a device
+        calls.append((batch, device))
+        return ["pinned", batch]
+
+    monkeypatch.setattr(serialization, "pin_memory", pin_memory)
     ring = Ring(2, 1 << 20)
     if locks:
         ring.pin(Lock())
     batch, is_copied = copy.deepcopy(PINNED[name])  # torch may share its memory
-    received = Worker(ring, own).make([batch])
+    received = Worker(ring, only).make([batch])
     assert received.pin_memory("cuda") is received
     opened = received.deserialize()
     assert opened is received.deserialize()
     if locks and not is_copied:
-        assert not pins.calls
+        assert not calls
     else:
-        assert [device for _, device in pins.calls] == ["cuda"]
-        assert opened[0] == "pinned" and opened[1] is pins.calls[0][0]
+        assert [device for _, device in calls] == ["cuda"]
+        assert opened[0] == "pinned" and opened[1] is calls[0][0]

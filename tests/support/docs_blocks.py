@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import doctest
 import re
-import shlex
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from repository import ROOT
-
-#: A variable that is set for one command, as in ``MAX_JOBS=1 pip install .``
-SETTING = re.compile(r"[A-Z_]+=")
 
 
 class Block(NamedTuple):
@@ -66,15 +61,6 @@ def all_blocks(*languages: str) -> list[Block]:
     """Return all blocks of all pages that are in one of these languages."""
     every = [block for page in pages() for block in blocks(page)]
     return [block for block in every if block.language in languages]
-
-
-def commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of every command of a shell's block, without comments."""
-    for line in text.replace("\\\n", " ").splitlines():
-        for command in line.split("&&"):
-            words = shlex.split(command, comments=True)
-            if words:
-                yield words
 
 
 def run_page(page: str, *languages: str, before: str = "") -> int:

@@ -304,10 +304,3 @@ class PinnedRing(FakeDevice):
     def is_pinned(self, tensor):
         address = tensor.untyped_storage().data_ptr()
         return self.ring.owns(address) or super().is_pinned(tensor)
-
-
-class NoKeep(FakeDevice):
-    """No stream is recorded for a consumer on another stream."""
-
-    def keep(self, tensor, stream):
-        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import NamedTuple
 
 import torch
@@ -29,22 +28,12 @@ class HostDevice:
         return False
 
     def __init__(self) -> None:
-        self.current = MAIN
-        self.kept: list[HostStream] = []
         self.locked: set[int] = set()
 
     def lock(self, tensor: torch.Tensor) -> torch.Tensor:
         """Mark the storage of a tensor as pinned."""
         self.locked.add(tensor.untyped_storage().data_ptr())
         return tensor
-
-    @contextlib.contextmanager
-    def using(self, stream: HostStream):
-        before, self.current = self.current, stream
-        try:
-            yield
-        finally:
-            self.current = before
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self.locked
@@ -56,10 +45,10 @@ class HostDevice:
         return COPIES
 
     def current_stream(self, device: torch.device) -> HostStream:
-        return self.current
+        return MAIN
 
     def keep(self, tensor: torch.Tensor, stream: HostStream) -> None:
-        self.kept.append(stream)
+        pass
 
     def has_engine(self, device: torch.device) -> bool:
         return True

@@ -15,7 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-Step = Callable[[torch.optim.Optimizer, list[torch.Tensor]], None]
+#: Settings of the clipping, for the wrappers.
+CLIPS: list[Any] = [
+    None,
+    {"max_norm": 0.3},
+    {"type": "norm", "max_norm": 0.5, "norm_type": 1},
+    {"type": "value", "clip_value": 0.05},
+]
 
 
 class Recorded(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyparallel.profiler.record import Event, Record
+from pyparallel.profiler.summary import Summary, summarize
 
 MS = 1_000_000
 #: Two parts of every step are equal in all of `steady`'s records.
@@ -47,6 +48,12 @@ def steady(
         environment={"cores": str(cores), "torch": "2.13.0", "device": device},
         loaders=({"name": "DataLoader", "num_workers": workers, "batch_size": 4},),
     )
+
+
+def summary(record: Record) -> Summary:
+    found = summarize(record)
+    assert found is not None
+    return found
 
 
 def made(lane: str, start: int, stacked: int = 1000, padding: int = 100) -> list[Event]:

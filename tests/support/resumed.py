@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import random
@@ -285,7 +286,10 @@ ORDERS: dict[str, Callable[[int, torch.Generator], dict[str, Any]]] = {
 
 @dataclasses.dataclass
 class Case:
-    """A loader, and a consumer that draws random numbers between its batches."""
+    """A loader, and a consumer that draws random numbers between its batches.
+
+    Each loader has a copy of ``dataset``, which nothing has read.
+    """
 
     order: str = "shuffle"
     length: int = 10
@@ -296,7 +300,7 @@ class Case:
     draws: bool = True
 
     def loader(self, **options: Any) -> DataLoader:
-        dataset = self.dataset or Numbers(self.length)
+        dataset = copy.deepcopy(self.dataset) or Numbers(self.length)
         generator = torch.Generator().manual_seed(7)
         order = ORDERS[self.order](self.length, generator) if self.order else {}
         if "batch_sampler" not in order:

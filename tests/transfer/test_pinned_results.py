@@ -18,8 +18,6 @@ from pyparallel.scatter_gather.to_host import HostCopy
 from pyparallel.transfer import pinned_results, to_device
 from pyparallel.transfer.pinned_results import HostSlabs, host_slabs
 
-MIB = 1 << 20
-
 
 def pinned(nbytes: int) -> torch.Tensor:
     """Stand in for an allocator of pinned memory."""
@@ -197,14 +195,11 @@ def test_a_forked_child_starts_empty_and_waits_for_no_lock() -> None:
 
 
 def test_the_limit_is_that_of_blocks() -> None:
-    before = memory.pinned_info().limit
-    assert (
-        before
-        == host_slabs.limit
-        == min(1 << 30, os.sysconf("SC_PHYS_PAGES") // 8 * os.sysconf("SC_PAGESIZE"))
-    )
+    before, all_pages = memory.pinned_info().limit, os.sysconf("SC_PHYS_PAGES")
+    eighth = all_pages // 8 * os.sysconf("SC_PAGESIZE")
+    assert before == host_slabs.limit == min(1 << 30, eighth)
     try:
-        memory.set_pinned_limit(7 * MIB)
-        assert memory.pinned_info().limit == host_slabs.limit == 7 * MIB
+        memory.set_pinned_limit(7 << 20)
+        assert memory.pinned_info().limit == host_slabs.limit == 7 << 20
     finally:
         memory.set_pinned_limit(before)

@@ -1,4 +1,4 @@
-"""Loaders of other libraries: torchdata, Lightning and accelerate."""
+"""Our loaders and samplers beside torchdata, Lightning and accelerate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import resumed
 import torch.distributed
 import torch.utils.data
 
@@ -15,7 +16,7 @@ from pyparallel import DataLoader, SizeBatcher, SizeBatchSampler
 try:
     from accelerate.data_loader import BatchSamplerShard
     from lightning.fabric import Fabric
-    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader import Stateful, StatefulDataLoader
 except ImportError as error:
     pytest.skip(f"needs the peers: {error}", allow_module_level=True)
 
@@ -23,6 +24,27 @@ pytestmark = [
     pytest.mark.peers,
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
 ]
+
+
+@pytest.mark.parametrize("ask_for_more", [False, True])
+def test_the_epoch_after_the_last_batch_is_equal(ask_for_more: bool) -> None:
+    found = []
+    for cls in (DataLoader, StatefulDataLoader):
+        loader = cls(resumed.Numbers(6), 2)
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        assert not ask_for_more or next(batches, None) is None
+        state = loader.state_dict()
+        loader = cls(resumed.Numbers(6), 2)
+        loader.load_state_dict(state)
+        found.append([len(list(loader)) for _ in range(2)])
+    assert found[0] == found[1] == ([3, 3] if ask_for_more else [0, 3])
+
+
+def test_a_loader_is_stateful_as_torchdata_has_it() -> None:
+    assert isinstance(DataLoader(resumed.Numbers(2)), Stateful)
+
 
 SIZES = [17 * i % 50 for i in range(101)]
 
