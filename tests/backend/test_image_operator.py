@@ -139,6 +139,25 @@ def test_fast_batches_are_as_near_to_the_truth_as_stated(
             oracle.assert_near(box, image, numbers, swap)
 
 
+@both
+def test_numbers_are_rounded_to_float32_and_may_be_anything(
+    backend: ModuleType,
+) -> None:
+    dst = torch.empty(1, 2, 1, 2)
+    image = torch.tensor([[[0]], [[1]]], dtype=torch.uint8)
+    inf = float("inf")
+    backend.image_batch(
+        dst, [image], None, [0, 1 / 3], [0, 1], [1e300, -inf], False, True
+    )
+    oracle.assert_bits(
+        dst, np.array([[[[np.nan, np.inf]], [[1 - np.float32(1 / 3), -np.inf]]]], "f4")
+    )
+    backend.image_batch(
+        dst, [image], None, [np.float64(0), 1], [1, True], [0, 0], False, False
+    )
+    assert dst[..., 0].tolist() == [[[0], [0]]]
+
+
 def image(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return torch.ones(shape or (3, 4, 5), dtype=dtype)
 

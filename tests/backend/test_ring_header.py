@@ -142,6 +142,28 @@ def test_processes_share_a_ring_and_one_is_killed(backend):
         del header, slots
 
 
+@both
+def test_threads_get_slots_of_their_own(backend):
+    num_slots = 64
+    header = formatted(backend, num_slots)
+    found: list[list[int]] = [[] for _ in range(4)]
+    with memory_file(1) as fd:
+
+        def work(holder):
+            while (slot := backend.ring_claim(header, holder, fd)) >= 0:
+                found[holder - 1].append(slot)
+
+        threads = [threading.Thread(target=work, args=(i + 1,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(slot for each in found for slot in each) == list(range(num_slots))
+    assert all(each == sorted(each) for each in found)
+    for slot, holder in enumerate(backend.ring_holders(header)):
+        assert slot in found[holder - 1]
+
+
 # ---------------------------------------------------------- locks, in pure Python only
 
 

@@ -14,6 +14,7 @@ from torch import multiprocessing
 from torch.distributed import distributed_c10d
 
 import pyparallel
+from pyparallel import DataContainer as DC
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -69,6 +70,31 @@ def test_a_serialized_tensor_has_the_size_of_torch(workers):
             assert tensor.untyped_storage().nbytes() == one.untyped_storage().nbytes()
             assert tensor.storage_offset() == 0 and tensor.equal(one)
     assert saved(found) == saved(expected)
+
+
+def collate_and_grow(samples: list[Any]) -> Any:
+    """Write more into one tensor of a batch than it holds."""
+    batch = pyparallel.collate(samples, samples_per_gpu=len(samples))
+    try:
+        torch.add(torch.zeros(3, 3, 200, 200), 1, out=batch["first"].data[0])
+    except RuntimeError as error:
+        batch["error"] = str(error)
+    return batch
+
+
+def pair(i: int) -> dict[str, Any]:
+    image = fields(i)["image"].float()
+    return {"first": DC(image[:2], stack=True), "second": DC(image, stack=True)}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_no_tensor_of_a_worker_grows_into_the_next_one():
+    batch = first_batch(
+        pyparallel.DataLoader, list(map(pair, range(4))), 1, collate_fn=collate_and_grow
+    )
+    assert batch["error"] == "Trying to resize storage that is not resizable"
+    second = batch["second"].data[0]
+    assert second.equal(torch.arange(4.0).view(4, 1, 1, 1).expand_as(second))
 
 
 def test_a_tensor_that_is_sent_on_is_copied_alone():

@@ -84,6 +84,7 @@ class TestWithoutAnAccelerator:
         call()
         assert model.calls[1] == ((), {})
 
+    @pytest.mark.filterwarnings("error")
     @pytest.mark.parametrize("ids", [None, *ON_HOST], ids=repr)
     def test_the_host_is_no_reason_to_warn(self, ids: Any) -> None:
         assert MMDataParallel(nn.Linear(1, 1), ids).device_ids == []

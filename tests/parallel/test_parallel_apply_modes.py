@@ -146,3 +146,17 @@ def test_changes_of_a_call_are_not_seen_by_others(
     torch.set_default_device(None)
     assert look() == before
     assert parallel_apply(look, range(6), devices) == [before] * 6
+
+
+def test_casts_that_the_caller_has_cached_survive() -> None:
+    weight = torch.randn(4, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        first = (torch.ones(4, 4) @ weight).grad_fn
+        parallel_apply(look, range(3), DEVICES)
+        second = (torch.ones(4, 4) @ weight).grad_fn
+
+    def cast_of(node: Any) -> Any:
+        (found,) = [n for n, _ in node.next_functions if n is not None]
+        return found
+
+    assert cast_of(first) is cast_of(second)

@@ -16,11 +16,12 @@ import pytest
 import torch
 from prefetch_loaders import until
 from python_runs import run
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyparallel import parallel_apply
 from pyparallel.parallel import _thread_pool
-from pyparallel.parallel._thread_pool import Place, ThreadPool
+from pyparallel.parallel._thread_pool import Place, ThreadPool, Worker
 from pyparallel.parallel._thread_pool import _TaskGroup as TaskGroup
 
 pytestmark = pytest.mark.one_backend
@@ -30,12 +31,16 @@ TWO = ["cpu", "cpu"]
 SOON = 30.0
 
 
+def ours() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if isinstance(t, Worker)}
+
+
 @pytest.fixture
 def pool() -> Iterator[ThreadPool]:
     made = ThreadPool(lambda device: None)
     yield made
     made.close()
-    assert not made._workers & set(threading.enumerate())
+    assert not made._workers & ours()
 
 
 def at_once(number: int, pool: ThreadPool | None = None, own: int = 0) -> set[int]:
@@ -229,16 +234,54 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
     assert ended.wait(SOON)
 
 
-def test_the_caller_does_not_help_in_modes_that_are_not_passed_on() -> None:
+class Counting(TorchDispatchMode):
+    """A mode that torch keeps for a thread, and that is not carried."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_all_calls_see_equal_modes_that_are_not_passed_on() -> None:
     me = threading.get_ident()
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
-    for mode in (TorchDispatchMode(), torch.device("meta"), hooks):
-        assert me in at_once(2)
-        with mode:
-            assert me not in at_once(2)
+    assert me in at_once(2)
+    ones = [torch.ones(2)] * 4
+    with Counting() as mode:
+        found = parallel_apply(torch.square, ones, TWO)
+        assert me not in at_once(2)
+    assert mode.count == 0 and torch.equal(torch.cat(found), torch.ones(8))
+    with torch.device("meta"):
+        assert me not in at_once(2)
+
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        torch.exp(x)
+        assert len(packed) == 1, "the test would see nothing"
+        parallel_apply(torch.exp, [x] * 4, TWO)
+        assert me not in at_once(2)
+    assert len(packed) == 1
+    assert me in at_once(2)
 
 
 # ------------------------------------------------------------------ threads are kept
+def test_threads_are_used_again() -> None:
+    assert len(at_once(2)) == 2
+    before = ours()
+    for _ in range(20):
+        assert len(at_once(2)) == 2
+    assert ours() == before
+
+
 def test_a_nested_call_divides_the_threads_of_the_outer_call() -> None:
     def outer(i: int) -> list[int]:
         inner = parallel_apply(lambda j: torch.get_num_threads(), range(2), TWO)
@@ -406,6 +449,20 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert len(at_once(2)) == 2
+
+
+def test_a_call_may_fork() -> None:
+    # filelock, which torch imports, refuses a fork beside another one.
+    alone = threading.Lock()
+
+    def fork(i: int) -> int:
+        with alone:
+            pid = os.fork()
+            if not pid:
+                os._exit(7 + i)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert parallel_apply(fork, range(2), TWO) == [7, 8]
 
 
 EXIT = r"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import torch
@@ -28,12 +29,22 @@ class HostDevice:
         return False
 
     def __init__(self) -> None:
+        self.current = MAIN
+        self.kept: list[HostStream] = []
         self.locked: set[int] = set()
 
     def lock(self, tensor: torch.Tensor) -> torch.Tensor:
         """Mark the storage of a tensor as pinned."""
         self.locked.add(tensor.untyped_storage().data_ptr())
         return tensor
+
+    @contextlib.contextmanager
+    def using(self, stream: HostStream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self.locked
@@ -45,10 +56,10 @@ class HostDevice:
         return COPIES
 
     def current_stream(self, device: torch.device) -> HostStream:
-        return MAIN
+        return self.current
 
     def keep(self, tensor: torch.Tensor, stream: HostStream) -> None:
-        pass
+        self.kept.append(stream)
 
     def has_engine(self, device: torch.device) -> bool:
         return True

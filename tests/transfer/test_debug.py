@@ -236,6 +236,43 @@ def test_a_check_that_fails_frees_no_memory_early(monkeypatch):
         assert output.tolist() == [7] * 100
 
 
+def test_a_copy_without_a_wait_is_overwritten_after_the_copy():
+    with Device(copy_delay=5e-3, compute_delay=0) as device:
+        queued = to_device.send([torch.zeros(100, dtype=torch.uint8)], DEVICE, device)
+        where = stale(queued._slab)
+        del queued
+        debug.check()
+        passed(device)
+        assert bytes(where[:100]) == POISON * 100
+
+
+def test_a_leaf_may_change_when_its_copy_is_done(monkeypatch):
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 256)
+    with Device() as device:
+        large = device.pinned(1024).fill_(1)
+        queued = to_device.send([large, torch.ones(3)], DEVICE, device)
+        passed(device)
+        large.fill_(9)  # long before anybody looks
+        (copied, _) = queued.wait()
+        passed(device)
+        assert bytes(stale(copied)) == b"\1" * 1024 and not debug._unchecked
+
+
+def test_reused_memory_contains_poison():
+    with Device() as device:
+        tensors = send(device, 1, 2)
+        passed(device)
+        found = [stale(tensor) for tensor in tensors]
+        assert [bytes(x[:1]) for x in found] == [b"\1", b"\2"]
+        del tensors
+        debug.check()
+        again = device.empty(256, DEVICE)
+        passed(device)
+        assert again.data_ptr() == found[0].ctypes.data
+        assert [bytes(x) for x in found] == [POISON * 100] * 2
+        assert bytes(stale(again)) == POISON * 256
+
+
 # ------------------------------------------------------------------- checksums
 
 

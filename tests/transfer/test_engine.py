@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 import threading
 import weakref
 from functools import partial
@@ -13,7 +15,7 @@ import pytest
 import torch
 from backends import check, native, needs_native
 from gil import others_run_during
-from host_device import COPIES, CPU, MAIN, HostDevice
+from host_device import COPIES, CPU, MAIN, SIDE, HostDevice, HostStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_bytes import bytes_of
@@ -76,6 +78,17 @@ def test_leaves_of_every_dtype_and_layout_arrive(seed, num, chunk):
         assert arrive(leaves, HostDevice()) == list(map(bytes_of, leaves))
 
 
+def test_packed_leaves_are_free_when_send_returns():
+    leaves = [torch.full((1000,), 3.0), torch.ones(10, 10).t()]
+    expected = list(map(bytes_of, leaves))
+    queued = to_device.send(leaves, CPU, HostDevice())
+    dead = [weakref.ref(leaf) for leaf in leaves]
+    leaves[0].fill_(9)
+    del leaves
+    assert [ref() for ref in dead] == [None, None]
+    assert list(map(bytes_of, queued.wait())) == expected
+
+
 class Late:
     """Copies that are done when the test says so."""
 
@@ -101,6 +114,41 @@ def test_sources_read_in_place_live_until_the_copy_is_done(monkeypatch):
     assert to_device.release_done() == 1 and freed() is not None
     ready.set()
     assert to_device.release_done() == 0 and freed() is None
+
+
+def test_a_wait_on_another_stream_is_recorded_and_a_stream_may_be_given():
+    waits = []
+
+    class Watched:
+        def wait(self, stream):
+            waits.append(stream)
+
+        def is_done(self):
+            return True
+
+        def check(self):
+            pass
+
+    calls = []
+
+    def send(*args, **_):
+        calls.append(args[5:])
+        return Watched()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "send", send)
+        device = HostDevice()
+        queued = to_device.send([torch.ones(3)], CPU, device)
+        queued.wait()
+        assert calls == [(COPIES, MAIN)] and waits == [MAIN] and not device.kept
+        other = HostStream(7)
+        queued = to_device.send([torch.ones(3)], CPU, device, home=SIDE, stream=other)
+        assert calls[1:] == [(other, SIDE)] and device.current is MAIN
+        queued.wait()
+        assert waits == [MAIN, MAIN] and device.kept == [MAIN]
+        del queued
+        to_device.send([torch.ones(3)], CPU, device, home=SIDE)  # never waited for
+        assert waits == [MAIN, MAIN, SIDE]
 
 
 def test_an_error_between_copies_is_raised_and_sources_are_kept_alive(monkeypatch):
@@ -162,3 +210,25 @@ def test_pure_python_has_no_engine():
         assert backend.transfers == ()
     assert not device_module.TorchDevice().has_engine(torch.device("cuda"))
     assert device_module.TorchDevice(["cuda"]).has_engine(torch.device("cuda", 1))
+
+
+def test_a_forked_child_is_refused_by_its_parents_engine():
+    leaf = torch.ones(3)
+    plan = native.plan_slab([leaf])
+    slab = torch.zeros(plan.nbytes, dtype=torch.uint8)
+    send = partial(native.send, slab, [leaf], plan, [], [], COPIES, MAIN)
+    sent = send()
+    rule = "send: copies must be queued by the process that queued the first one, "
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        num = 0
+        for call in (send, sent.is_done, lambda: sent.wait(MAIN)):
+            try:
+                call()
+            except RuntimeError as error:
+                num += str(error).startswith(rule)
+        del sent
+        os._exit(0 if num == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sent.is_done()

@@ -25,6 +25,19 @@ class Source:
         self.dropped.append(self.ready is None or self.ready.is_set())
 
 
+def test_a_device_that_fails_frees_no_source():
+    keep_alive = engine.KeepAlive()
+    dropped: list[bool] = []
+    ticket = keep_alive.hold([Source(dropped)])
+    assert keep_alive.release_done() == 1  # without an event so far
+    keep_alive.release_when(ticket, lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        keep_alive.release_done()
+    assert not dropped
+    keep_alive.release_when(ticket, lambda: True)
+    assert keep_alive.release_done() == 0 and dropped
+
+
 def test_a_forked_child_destroys_no_event():
     class Event:
         def is_done(self):
