@@ -178,6 +178,20 @@ def test_workers_have_the_seeds_that_they_had(order: str, persistent: bool) -> N
         check_continued(case, batches, stop)
 
 
+def test_the_epoch_of_a_sampler_is_set_in_time() -> None:
+    case = Case("distributed", 12, 2, epochs=2)
+    batches, stops = uninterrupted(case)
+    middle, ended = stops[-3], stops[-1]
+    loader = case.loader()
+    loader.load_state_dict(middle.load())
+    rest = [(1, batch.tolist()) for batch in loader]  # without a call of set_epoch
+    assert rest and rest == batches[middle.given :]
+    loader.load_state_dict(ended.load())
+    assert loader.sampler.epoch == 1  # type: ignore[union-attr]
+    loader.sampler.set_epoch(0)  # type: ignore[union-attr]
+    assert [(0, b.tolist()) for b in loader] == batches[:3]
+
+
 # -------------------------------------------------------------- iterable datasets
 STREAMS = [
     *(resumed.Uneven, resumed.UnevenStateful, resumed.UnevenCursors),
