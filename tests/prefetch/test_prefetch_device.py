@@ -186,3 +186,24 @@ def test_an_error_of_the_device_arrives_in_its_place() -> None:
             next(it)
         assert next(it, "end") == "end"
         del got
+
+
+def test_the_stream_that_is_current_at_next_waits_and_no_other() -> None:
+    fake = FakeDevice()
+    on_side: list[bytes] = []
+    on_main: list[bytes] = []
+    late = threading.Event()
+    fake.copies.queue(late.wait, 30)
+    with prefetching(fake, lambda: numbers(3)) as pre:
+        it = iter(pre)  # home is main
+        for _ in range(3):
+            with fake.using(fake.side):
+                batch = next(it)
+                fake.read(batch["a"], on_side)
+            fake.read(batch["a"], on_main)  # a mistake of the consumer
+        until(lambda: len(on_main) == 3)
+        assert not on_side
+        late.set()
+        until(lambda: len(on_side) == 3)
+    assert on_side == [bytes([i]) * 500 for i in range(3)]
+    assert on_main != on_side
