@@ -13,6 +13,7 @@ import forkserver
 import numpy as np
 import pytest
 import torch
+import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 from repository import ROOT
@@ -461,6 +462,20 @@ def test_a_state_of_a_resumed_loader_with_other_ranks_is_exact() -> None:
     for each in (middle, again):
         each.batch_sampler.set_epoch(3)
     assert rest_of(again) == rest_of(middle)
+
+
+def test_torch_loaders_continue_from_the_state_of_the_sampler() -> None:
+    sampler, again = sampler_of(), sampler_of()
+    batches = iter(torch.utils.data.DataLoader(range(101), batch_sampler=sampler))  # type: ignore[arg-type, var-annotated]
+    for _ in range(4):
+        next(batches)
+    again.load_state_dict(sampler.state_dict())
+    loader: Any = torch.utils.data.DataLoader(
+        range(101),  # type: ignore[arg-type]
+        batch_sampler=again,
+        num_workers=2,
+    )
+    assert rest_of(loader) == [batch.tolist() for batch in batches]
 
 
 #: States by the problem.

@@ -220,19 +220,23 @@ def test_set_epoch_reaches_the_dataset_and_drops_a_position() -> None:
 
 
 @pytest.mark.parametrize("source", [Stream, StatefulStream])
-def test_our_loader_continues_with_the_next_batch(source: Any) -> None:
+@pytest.mark.parametrize("num_batches", [0, 9, 26])
+def test_our_loader_continues_with_the_next_batch(
+    source: Any, num_batches: int
+) -> None:
     def loader_of() -> DataLoader[Any]:
         batcher = SizeBatcher(source(101), same, 4, window=5)
         return DataLoader(batcher, None, num_workers=2, collate_fn=list)
 
     loader, again = loader_of(), loader_of()
+    loader.state_dict()  # workers report their states from now on
     batches = iter(loader)
-    for _ in range(9):
+    for _ in range(num_batches):
         next(batches)
     again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     rest = list(again)
     assert rest == list(batches)
-    assert len(rest) == 26 - 9
+    assert len(rest) == 26 - num_batches
     assert sorted(map(tuple, sum(again, []))) == sorted(pairs(101))  # noqa: RUF017
 
 

@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from ring_workers import WORKER, Worker, whole
 import pyparallel
 from pyparallel import backend
 from pyparallel.batch import allocation
-from pyparallel.shm.ring import FREE, Ring
+from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.shm.serialization import ReceivedBatch, SlabLocation
 from pyparallel.transfer import debug
 
@@ -85,6 +86,25 @@ def test_a_slab_uses_at_most_its_stride(monkeypatch: Any) -> None:
     received = worker.make([torch.ones(5 << 20, dtype=torch.uint8)])
     assert received.message.is_in_ring
     assert ring.committed(0) == (5 << 20) + 4096
+
+
+def test_a_slab_is_free_when_the_last_view_dies_in_any_thread() -> None:
+    ring = Ring(1, 1 << 16)
+    batch = Worker(ring, torch.stack).make([torch.arange(6.0)] * 2).deserialize()
+    view = batch[1].view(2, 3).t()[1:]
+    del batch
+    assert ring.holders() == [PARENT]
+    array = view.numpy()[..., :1]
+    del view
+    assert ring.holders() == [PARENT]
+    buffers = [memoryview(array)]
+    del array
+    assert ring.holders() == [PARENT]
+    assert buffers[0].tolist() == [[1.0], [2.0]]
+    thread = threading.Thread(target=buffers.clear)
+    thread.start()
+    thread.join(10)
+    assert ring.holders() == [FREE]
 
 
 def full(*args: int) -> None:
