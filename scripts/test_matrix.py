@@ -122,6 +122,8 @@ def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> s
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL")}
     # Libraries of torch's CUDA build are not cached: they take most of the disk.
     env |= {"PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    # The constraints in a configuration file of pip may exclude the torch of the cell.
+    env.setdefault("PIP_CONSTRAINT", os.devnull)
     if not env.get("FORCE_CUDA"):
         env["FORCE_ONLY_CPU"] = "1"
     tree, venv = folder / "tree", folder / "venv"
