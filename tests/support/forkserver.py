@@ -37,8 +37,20 @@ def run(code: str, path: Sequence[str], seconds: float = 100) -> tuple[int | Non
 
 
 def without_gloo(output: str) -> str:
-    """Remove the lines that gloo of torch 2.8 prints for each group."""
-    return re.sub(r"(?m)^\[Gloo\] Rank \d+ is connected to .*\n", "", output)
+    """Remove the lines that gloo of torch 2.8 prints for each group.
+
+    It prints a line in pieces, so the lines of several ranks may be mixed.
+    """
+    piece = re.compile(r"\d*(\[Gloo\] Rank | is connected | peer ranks|Expected |$)")
+    kept, unfinished = [], 0
+    for line in output.splitlines(keepends=True):
+        is_piece = piece.match(line) is not None
+        unfinished += is_piece and line.count("[Gloo] Rank ")
+        if is_piece and unfinished:
+            unfinished -= 1
+        else:
+            kept.append(line)
+    return "".join(kept)
 
 
 def _execute(code: str, path: list[str], out: str, environment: dict[str, str]) -> None:
