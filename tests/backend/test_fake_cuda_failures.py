@@ -10,7 +10,7 @@ import pytest
 import torch
 from ring_workers import Worker
 
-from pyparallel import DataContainer, collate, memory, scatter, start_to_host, to_host
+from pyparallel import DataContainer, collate, scatter, start_to_host, to_host
 from pyparallel.shm import pinning
 from pyparallel.shm.ring import Ring
 from pyparallel.transfer import to_device
@@ -31,16 +31,7 @@ Tensors = list[torch.Tensor]
 
 @pytest.fixture(autouse=True)
 def nothing_held() -> Iterator[None]:
-    """Begin with few idle blocks, and forget the slabs without a fence.
-
-    An operation that finds an idle block queries no event. A process holds slabs
-    without a fence until its end.
-    """
-    limit = memory.pinned_info().limit
-    memory.set_pinned_limit(4 << 20)
-    torch.cuda.synchronize()
-    send_packed(0)
-    memory.set_pinned_limit(limit)
+    """Forget the slabs without a fence: a process holds them until its end."""
     yield
     torch.cuda.synchronize()
     to_device.release_done()
