@@ -8,6 +8,7 @@
 #include "core/boxes.h"
 #include "core/checked.h"
 #include "core/host_device.h"
+#include "core/pad_copy.h"
 #include "core/words.h"
 #include "core/work.h"
 
@@ -45,27 +46,14 @@ inline bool slot_ascends(int64_t offset, int64_t begin) { return offset >= begin
   return checked_add(offset, nbytes, end) && *end <= slab_nbytes;
 }
 
-// Writes with the C library, for a single lane.
-struct SingleLaneWriter {
-  static constexpr int64_t kUnit = 1;
-
-  PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) const {
-    memcpy(to, from, static_cast<size_t>(nbytes));
-  }
-  PP_HOST_DEVICE void zero(uint8_t* to, int64_t nbytes) const {
-    memset(to, 0, static_cast<size_t>(nbytes));
-  }
-};
-
-// Writes words, for lanes that share a row.
+// Writes words, for lanes that share a row. The only fill is zero.
 struct SharedLanesWriter {
-  static constexpr int64_t kUnit = kWordBytes;
   Lane lane;
 
   PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) const {
     copy_words(to, from, nbytes, lane);
   }
-  PP_HOST_DEVICE void zero(uint8_t* to, int64_t nbytes) const {
+  PP_HOST_DEVICE void fill(uint8_t* to, int64_t nbytes, const Fill&) const {
     zero_words(to, nbytes, lane);
   }
 };
@@ -87,12 +75,21 @@ struct Pack {
 
   PP_HOST_DEVICE void operator()(Rows rows, Lane lane) const {
     if (lane.count == 1 && rows.step == 1) {
-      write(start_of(rows.begin), start_of(rows.end), SingleLaneWriter{});
+      write_run<CachedWriter>(rows);
       return;
     }
     for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
-      write(start_of(n), start_of(n + 1), SharedLanesWriter{lane});
+      SharedLanesWriter writer{lane};
+      write<kWordBytes>(start_of(n), start_of(n + 1), &writer);
     }
+  }
+
+  // Writes consecutive rows with a single lane and a RowWriter (core/pad_copy.h).
+  template <typename RowWriter>
+  PP_HOST_DEVICE void write_run(Rows rows) const {
+    RowWriter writer;
+    write<1>(start_of(rows.begin), start_of(rows.end), &writer);
+    writer.finish();
   }
 
  private:
@@ -115,22 +112,23 @@ struct Pack {
     return low;
   }
 
-  // Writes the bytes [first, last) of the slab.
-  template <typename Writer>
-  PP_HOST_DEVICE void write(int64_t first, int64_t last, const Writer& writer) const {
+  // Writes the bytes [first, last) of the slab. The last `unit` of a leaf may be
+  // partial.
+  template <int64_t unit, typename Writer>
+  PP_HOST_DEVICE void write(int64_t first, int64_t last, Writer* writer) const {
     int64_t at = first;
     for (int64_t i = find_slot(first); at < last; ++i) {
       const int64_t next = i < num_slots ? lesser(slots[i].offset, last) : last;
       if (next > at) {
-        writer.zero(dst + at, next - at);
+        writer->fill(dst + at, next - at, Fill{0, 0});
         at = next;
       }
       if (at == last) return;
       const int64_t done = at - slots[i].offset;
       const int64_t count = lesser(slots[i].nbytes - done, last - at);
       if (count <= 0) continue;
-      writer.copy(dst + at, slots[i].src + done, count);
-      at += (count + Writer::kUnit - 1) / Writer::kUnit * Writer::kUnit;
+      writer->copy(dst + at, slots[i].src + done, count);
+      at += (count + unit - 1) / unit * unit;
     }
   }
 };

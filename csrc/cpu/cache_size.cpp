@@ -11,23 +11,23 @@ namespace {
 constexpr int64_t kMiB = 1024 * 1024;
 constexpr int64_t kDefaultBytes = 32 * kMiB;
 
+// Systems may report the cache of a whole socket, and virtual machines often do: 480
+// MiB for two cores. A core fills only a part of it. csrc/README.md has measurements.
+constexpr int64_t kMaxBytes = 64 * kMiB;
+
 // Returns the size of the third-level cache of CPU 0 that the kernel reports, such as
 // "32768K", or 0.
 int64_t size_from_kernel() {
   std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
   int64_t size = 0;
   char unit = 0;
-  if (!(file >> size >> unit) || unit != 'K' || size <= 0 || size > 4096 * 1024) {
-    return 0;
-  }
-  return size * 1024;
+  if (!(file >> size >> unit) || unit != 'K' || size <= 0) return 0;
+  return std::min(size, kMaxBytes / 1024) * 1024;
 }
 
-// The C library may report the caches of a whole socket, but a core fills only its own.
-// So the value is limited to twice the default.
 int64_t size_from_library() {
 #if defined(_SC_LEVEL3_CACHE_SIZE)
-  return std::min<int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 2 * kDefaultBytes);
+  return sysconf(_SC_LEVEL3_CACHE_SIZE);
 #else
   return 0;
 #endif
@@ -37,7 +37,7 @@ int64_t detect_size() {
   const int64_t size = size_from_kernel();
   if (size > 0) return size;
   const int64_t reported = size_from_library();
-  return reported > kMiB ? reported : kDefaultBytes;
+  return reported > kMiB ? std::min(reported, kMaxBytes) : kDefaultBytes;
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ namespace {
 // pieces are long enough for the full speed of memcpy.
 constexpr int64_t kPieceBytes = 64 * 1024;
 
-// Rows of fewer bytes are written faster through the caches, because each begins and
-// ends within a line.
+// Rows and leaves of fewer bytes are written faster through the caches, because each
+// begins and ends within a line.
 constexpr int64_t kMinNontemporalRow = 512;
 
 constexpr Lane kSingleLane{0, 1};
@@ -33,11 +33,27 @@ void run_pad_copy(const BoxTable& table, const BoxTable& mask, int64_t workers) 
   });
 }
 
+bool exceeds_cache(int64_t nbytes) { return nbytes > last_cache_bytes() / 2; }
+
+// Calls visit() with a RowWriter. Its type is the argument.
+template <typename Visit>
+void with_row_writer(bool streamed, const Visit& visit) {
+  const auto stream = [&](auto lines) {
+    visit(NontemporalWriter<decltype(lines)>());
+    return true;
+  };
+  if (!streamed || !visit_lines(stream)) visit(CachedWriter());
+}
+
 }  // namespace
 
 bool is_nontemporal(const BoxTable& table) {
-  return num_bytes(table) > last_cache_bytes() / 2 &&
-         table.frame.width >= kMinNontemporalRow;
+  return exceeds_cache(num_bytes(table)) && table.frame.width >= kMinNontemporalRow;
+}
+
+bool is_nontemporal(const Pack& body) {
+  const int64_t nbytes = body.end - body.begin;
+  return exceeds_cache(nbytes) && nbytes / kMinNontemporalRow >= body.num_slots;
 }
 
 void pad_copy(BoxTable table, BoxTable mask) {
@@ -47,20 +63,19 @@ void pad_copy(BoxTable table, BoxTable mask) {
     cut_rows(&table.frame, kPieceBytes);
     cut_rows(&mask.frame, kPieceBytes);
   }
-  const auto stream = [&](auto lines) {
-    run_pad_copy<NontemporalWriter<decltype(lines)>>(table, mask, workers);
-    return true;
-  };
-  if (streamed && visit_lines(stream)) return;
-  run_pad_copy<CachedWriter>(table, mask, workers);
+  with_row_writer(streamed, [&](auto writer) {
+    run_pad_copy<decltype(writer)>(table, mask, workers);
+  });
 }
 
 void pack(Pack body) {
   const int64_t workers = num_workers(body.end);
   body.piece = kPieceBytes;
   const int64_t pieces = body.num_pieces();
-  parallel_for(workers, [&](int64_t worker) {
-    body(partition(pieces, workers, worker), kSingleLane);
+  with_row_writer(is_nontemporal(body), [&](auto writer) {
+    parallel_for(workers, [&](int64_t worker) {
+      body.write_run<decltype(writer)>(partition(pieces, workers, worker));
+    });
   });
 }
 

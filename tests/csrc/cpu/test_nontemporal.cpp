@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "core/box_plan.h"
+#include "core/pack.h"
 #include "core/pad_copy.h"
 #include "cpu/cache_size.h"
 #include "cpu/launch.h"
@@ -96,7 +97,7 @@ PadShapes planes(const std::vector<uint8_t>& source, int64_t height, int64_t wid
 
 TEST(test_large_copies_of_long_rows_are_streamed) {
   const int64_t cache = cpu::last_cache_bytes();
-  CHECK(cache >= 1024 * 1024);
+  CHECK(cache >= 1024 * 1024 && cache <= 64 * 1024 * 1024);
   const std::vector<uint8_t> none(1);
   const auto streamed = [&](int64_t height, int64_t width) {
     uint8_t dst = 0;
@@ -124,6 +125,31 @@ TEST(test_large_copies_are_whole) {
   }
   CHECK(same);
   CHECK(dst[4] == 0xEE && dst[dst.size() - 2] == 0xEE && dst.back() == 0xEE);
+}
+
+// Leaves of ascending sizes, with gaps of 1 to 63 bytes and more between them.
+TEST(test_large_packs_are_streamed_and_whole) {
+  const int64_t nbytes = cpu::last_cache_bytes() / 2 + 3 * kLineBytes;
+  Random random(7);
+  const auto source = random_bytes(&random, nbytes);
+  std::vector<uint8_t> expected(static_cast<size_t>(nbytes));
+  std::vector<Slot> slots;
+  int64_t offset = kLineBytes;
+  for (int64_t size = 1; next_slot(offset, size, &offset) && offset + size < nbytes;
+       size += 1 + size / 2) {
+    slots.push_back({source.data() + size % 61, offset, size});
+    memcpy(expected.data() + offset, slots.back().src, static_cast<size_t>(size));
+    offset += size + random.between(0, 200);
+  }
+  std::vector<uint8_t> slab(static_cast<size_t>(nbytes) + 8, 0xEE);
+  const auto num_slots = static_cast<int64_t>(slots.size());
+  const Pack body{slab.data() + 1, nbytes, 1, slots.data(), num_slots};
+  CHECK(num_slots > 20 && cpu::is_nontemporal(body));
+  cpu::pack(body);
+  CHECK(memcmp(slab.data() + 1, expected.data(), expected.size()) == 0);
+  CHECK(slab[0] == 0xEE && slab[expected.size() + 1] == 0xEE && slab.back() == 0xEE);
+  CHECK(!cpu::is_nontemporal({nullptr, nbytes, 1, nullptr, nbytes / 500}));
+  CHECK(!cpu::is_nontemporal({nullptr, nbytes, 1, nullptr, 1, nbytes / 2}));
 }
 
 }  // namespace
