@@ -9,11 +9,10 @@ namespace pyparallel::cpu {
 namespace {
 
 constexpr int64_t kMiB = 1024 * 1024;
-constexpr int64_t kDefaultBytes = 32 * kMiB;
-
-// Systems may report the cache of a whole socket, and virtual machines often do: 480
-// MiB for two cores. A core fills only a part of it. csrc/README.md has measurements.
-constexpr int64_t kMaxBytes = 64 * kMiB;
+// The default, and the upper limit: systems may report the cache of a whole socket, and
+// virtual machines often do (480 MiB for two cores). A core fills only a part of it,
+// and batches in flight compete for it. csrc/README.md has measurements.
+constexpr int64_t kMaxBytes = 32 * kMiB;
 
 // Returns the size of the third-level cache of CPU 0 that the kernel reports, such as
 // "32768K", or 0.
@@ -37,7 +36,7 @@ int64_t detect_size() {
   const int64_t size = size_from_kernel();
   if (size > 0) return size;
   const int64_t reported = size_from_library();
-  return reported > kMiB ? std::min(reported, kMaxBytes) : kDefaultBytes;
+  return reported > kMiB ? std::min(reported, kMaxBytes) : kMaxBytes;
 }
 
 }  // namespace
