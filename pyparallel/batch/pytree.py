@@ -19,6 +19,8 @@ import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import optree
@@ -229,7 +231,7 @@ def _register_container(value: Any) -> None:
     elif issubclass(cls, Mapping):
         split, join = _split_mapping, _join_mapping
     elif dataclasses.is_dataclass(cls):
-        split, join = _split_dataclass, rebuild_dataclass
+        split, join = _split_dataclass, _dataclass_join(cls)
     elif issubclass(cls, list | tuple):
         split, join = _split_sequence, _join_sequence
     else:
@@ -251,8 +253,34 @@ def _join_mapping(like: Mapping[Any, Any], children: tuple[Any, ...]) -> Any:
 
 
 def _split_dataclass(value: Any) -> _Split:
-    fields = field_values(value)
-    return tuple(fields.values()), value, tuple(map(Field, fields))
+    fields = dataclasses.fields(value)
+    names = [field.name for field in fields if hasattr(value, field.name)]
+    children = tuple([getattr(value, name) for name in names])
+    return children, (value, names), tuple(map(Field, names))
+
+
+def _dataclass_join(cls: Any) -> Callable[[Any, Iterable[Any]], Any]:
+    """Return the join of a dataclass, which keeps attributes that are no fields."""
+    attributes = [
+        each
+        for base in cls.__mro__
+        for each in vars(base).values()
+        if isinstance(each, MemberDescriptorType)  # of a name in __slots__
+    ]
+
+    def join(like: tuple[Any, list[str]], children: Iterable[Any]) -> Any:
+        value, names = like
+        result = object.__new__(cls)
+        if hasattr(value, "__dict__"):
+            result.__dict__.update(value.__dict__)
+        for attribute in attributes:
+            with suppress(AttributeError):
+                attribute.__set__(result, attribute.__get__(value))
+        for name, child in zip(names, children, strict=True):
+            object.__setattr__(result, name, child)
+        return result
+
+    return join
 
 
 def _split_sequence(value: Sequence[Any]) -> _Split:

@@ -68,8 +68,9 @@ class BaseDataPreprocessor(BaseDataPreprocessorBase):
 
         DataContainers are opened, as by `pyparallel.scatter` for one target; contents
         with ``cpu_only`` stay on the host. mmengine's data elements and other objects
-        with a method ``to`` are moved by that method. Other values (strings, arrays,
-        ranges, ``None``) are returned unchanged.
+        with a method ``to`` are moved by that method. Mappings, lists, tuples and
+        dataclasses are moved item by item, even if they have such a method. Other
+        values (strings, arrays, ranges, ``None``) are returned unchanged.
 
         Raises:
             TypeError: a DataContainer without ``cpu_only`` holds anything but tensors.

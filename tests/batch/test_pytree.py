@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from dataclasses import make_dataclass
+from dataclasses import InitVar, dataclass, field, make_dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -24,6 +25,68 @@ class Stubborn(list[Any]):
 
     def __init__(self, *, items: list[Any]) -> None:
         super().__init__(items)
+
+
+@dataclass
+class Counted:
+    """A dataclass with attributes that are no fields."""
+
+    boxes: list[int]
+    offset: InitVar[int] = 0
+    late: Any = field(init=False)
+
+    def __post_init__(self, offset: int) -> None:
+        self.count = len(self.boxes) + offset
+
+    @cached_property
+    def parity(self) -> int:
+        return self.count % 2
+
+
+class Named:
+    """A class whose attributes are in slots."""
+
+    __slots__ = ("__private", "__weakref__", "name", "unset")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.__private = name, name.upper()
+
+    @property
+    def upper(self) -> str:
+        return self.__private
+
+
+@dataclass(slots=True)
+class Slotted(Named):
+    """The same, as a dataclass without a dict."""
+
+    boxes: list[int]
+    late: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        Named.__init__(self, "ann")
+
+
+def test_a_dataclass_keeps_attributes_that_are_no_fields() -> None:
+    value = Counted([1, 2], offset=3)
+    assert value.parity == 1
+    value.note = note = object()  # type: ignore[attr-defined]
+    assert pytree.flatten(value)[0] == [1, 2]
+    moved = pytree.map_leaves(str, value)
+    assert type(moved) is Counted and moved is not value
+    kept = {"count": 5, "parity": 1, "note": note}
+    assert vars(moved) == {"boxes": ["1", "2"], **kept}
+    value.late = 7
+    assert pytree.map_leaves(str, value).late == "7"
+    assert value.boxes == [1, 2]
+
+
+def test_a_dataclass_keeps_slots_that_are_no_fields() -> None:
+    moved = pytree.map_leaves(str, Slotted([1, 2]))
+    assert type(moved) is Slotted
+    assert (moved.boxes, moved.name, moved.upper) == (["1", "2"], "ann", "ANN")
+    assert not hasattr(moved, "unset") and not hasattr(moved, "late")
+    assert weakref.ref(moved)() is moved
 
 
 def test_a_list_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
