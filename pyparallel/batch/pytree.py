@@ -16,6 +16,7 @@ tensors, arrays, strings, bytes, ``None``, ``range``, DataContainers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -135,16 +136,26 @@ def is_dataclass(value: object) -> bool:
 
 
 def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return ``items`` in the type of ``like``, or unchanged if it refuses a dict."""
+    """Return ``items`` in the type of ``like``, or unchanged if it takes no dict."""
     cls: Any = type(like)
     if cls is dict:
         return items
     try:
         if isinstance(like, defaultdict):
             return cls(like.default_factory, items)
-        return cls(items)
+        return items if _makes_other_items(cls) else cls(items)
     except Exception:  # a constructor may raise any error
         return items
+
+
+@functools.cache
+def _makes_other_items(cls: Any) -> bool:
+    """Return True if the constructor takes a dict, but as one of its values."""
+    items = {"key": object()}  # an object that no constructor converts
+    try:
+        return dict(cls(items)) != items
+    except Exception:  # the class may need other keys or values
+        return False
 
 
 def rebuild_sequence(like: Sequence[Any], values: list[Any]) -> Any:

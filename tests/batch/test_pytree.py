@@ -89,9 +89,36 @@ def test_a_dataclass_keeps_slots_that_are_no_fields() -> None:
     assert weakref.ref(moved)() is moved
 
 
+class Record(dict[str, Any]):
+    """A dict whose constructor takes the value of one key."""
+
+    def __init__(self, name: Any) -> None:
+        super().__init__(name=name)
+
+
+class Attributes(dict[str, Any]):
+    """A dict whose items are its attributes."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        super().__init__(items)
+        self.__dict__ = self
+
+
 def test_a_list_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
     got = pytree.map_leaves(str, Stubborn(items=[1, 2]))
     assert (type(got), got) == (list, ["1", "2"])
+
+
+@pytest.mark.parametrize("value", [5, {"name": 5}])
+def test_a_dict_that_cannot_be_rebuilt_becomes_a_plain_one(value: Any) -> None:
+    got = pytree.map_leaves(lambda leaf: leaf + 1, Record(value))
+    expected = {"name": 6} if value == 5 else {"name": {"name": 6}}
+    assert (type(got), got) == (dict, expected)
+
+
+def test_the_attributes_of_a_dict_follow_its_items() -> None:
+    got: Any = pytree.map_leaves(str, Attributes({"a": 1}))
+    assert (type(got), got, got.a) == (Attributes, {"a": "1"}, "1")
 
 
 def test_cycles_and_bottomless_nests_are_refused() -> None:
