@@ -10,7 +10,7 @@ Containers are dict, list, tuple, namedtuple, deque, OrderedDict, defaultdict, o
 mappings, subclasses of list and tuple, and dataclass instances. Classes that another
 library has registered with optree or ``torch.utils._pytree``, such as TensorDict, are
 containers too: that library splits and rebuilds them. All other values are leaves:
-tensors, arrays, strings, bytes, ``None``, ``range``, DataContainers.
+tensors, arrays, strings, bytes, ``None``, ``range``, ``torch.Size``, DataContainers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import optree
+import torch
 
 from .. import backend
 from ..core.errors import BatchValueError, Field
@@ -47,7 +48,7 @@ _Split = tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]
 #: Held while classes are registered.
 registration_lock = threading.Lock()
 # Known classes of leaves, and the classes of containers registered by this module.
-_leaf_types: set[type] = {type(None), str, bytes, int, float, bool}
+_leaf_types: set[type] = {type(None), str, bytes, int, float, bool, torch.Size}
 _registered: set[type] = set()
 
 

@@ -51,6 +51,7 @@ def test_values_without_to_are_passed_through() -> None:
     buffers = [b"bytes", bytearray(b"12"), memoryview(b"12"), array.array("i", [1, 2])]
     arrays = [np.arange(3), np.float32(2)]
     others = [range(3), "text", None, 2.5, {1, 2}, slice(1), Element, torch.float32]
+    others.append(torch.Size([2, 3]))
     for value in (*buffers, *arrays, *others):
         assert to_meta(value) is value
         assert to_meta({"a": [value, torch.zeros(1)]})["a"][0] is value

@@ -109,6 +109,7 @@ def test_containers_keep_their_types():
         "deque": collections.deque([tensor]),
         "tuple": (tensor,),
         "list": [tensor],
+        "size": tensor.shape,
     }
     for i, part in enumerate(scatter(batch, CPU2)):
         values = [2 * i, 2 * i + 1]
