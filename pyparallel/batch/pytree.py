@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections import defaultdict
+from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MemberDescriptorType
@@ -50,6 +50,7 @@ registration_lock = threading.Lock()
 # Known classes of leaves, and the classes of containers registered by this module.
 _leaf_types: set[type] = {type(None), str, bytes, int, float, bool, torch.Size}
 _registered: set[type] = set()
+_CONTAINERS = (dict, list, tuple, deque, UserDict)
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
@@ -79,6 +80,45 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
         # Repeat after new classes: the backend may know all leaf types of the tree now.
         if not unknown and len(_registered) == num_registered:
             return leaves, structure
+
+
+def is_empty(value: Any) -> bool:
+    """Return True for a container without items."""
+    return isinstance(value, _CONTAINERS) and not value
+
+
+class Held:
+    """An empty container that is a leaf."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def hold_empty(tree: Any) -> Any:
+    """Return a flattened tree with its empty containers in `Held` objects, or None.
+
+    Only the items of the tree are replaced, and the values of dicts among them: a
+    search of all containers would take longer than their walk. None means that none of
+    these is empty.
+    """
+    cls = type(tree)
+    if cls is not dict and cls is not list and cls is not tuple:
+        return None
+    values = tree.values() if cls is dict else tree
+    if _leaf_types.issuperset(map(type, values)):
+        return None
+    held = [
+        Held(value)
+        if is_empty(value)
+        else hold_empty(value)
+        if type(value) is dict
+        else None
+        for value in values
+    ]
+    if not any(held):
+        return None
+    items = [v if h is None else h for v, h in zip(values, held, strict=True)]
+    return dict(zip(tree, items, strict=True)) if cls is dict else cls(items)
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:

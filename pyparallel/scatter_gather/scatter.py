@@ -32,8 +32,9 @@ def scatter(
     Args:
         inputs: a tensor, a DataContainer, or any nest of containers around them.
             Tensors are split along ``dim``, collated DataContainers by their chunks,
-            all other values go to every target by reference. With several targets
-            numpy arrays are split too, and stay arrays.
+            all other values go to every target by reference. So do empty containers
+            that are ``inputs``, its items, or values of dicts among these. With several
+            targets numpy arrays are split too, and stay arrays.
         target_gpus: one target or several: a CUDA index, ``'cuda:0'``, ``'cpu'``, a
             `torch.device`; -1 is the host, and tensors are not moved. A device may be
             named more than once.
@@ -86,6 +87,8 @@ def scatter(
     if isinstance(inputs, DataContainer) and inputs.cpu_only:
         if chunk_sizes is None and max_size is None:
             return inputs.data
+    if pytree.is_empty(inputs):
+        return [inputs] * len(targets)
     with span("pyparallel.scatter"):
         parts = _scatter(inputs, targets, options, ("inputs",), stream)
     return tuple(parts) if isinstance(inputs, torch.Tensor | DataContainer) else parts
@@ -158,6 +161,10 @@ def _scatter(
     stream: torch.Stream | None = None,
 ) -> list[Any]:
     leaves, structure = pytree.flatten(tree)
+    held = pytree.hold_empty(tree) if len(roots) == 1 else _hold_arguments(*tree)
+    if held is not None:
+        leaves, structure = pytree.flatten(held)
+        leaves = [each.value if type(each) is pytree.Held else each for each in leaves]
 
     def name(i: int) -> str:
         path = pytree.accessors(structure)[i]
@@ -188,6 +195,13 @@ def _scatter(
         for column, target in zip(columns, targets, strict=False)
     ]
     return [pytree.unflatten(structure, wait()) for wait in waits]
+
+
+def _hold_arguments(inputs: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    held, named = pytree.hold_empty(inputs), pytree.hold_empty(kwargs)
+    if held is None and named is None:
+        return None
+    return (inputs if held is None else held), (kwargs if named is None else named)
 
 
 def _check_stream(stream: Any, targets: Sequence[torch.device | None]) -> None:

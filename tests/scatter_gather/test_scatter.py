@@ -10,7 +10,7 @@ import torch
 from samples import Frozen, Pair
 
 from pyparallel import DataContainer as DC
-from pyparallel import collate, scatter
+from pyparallel import collate, scatter, scatter_kwargs
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 
@@ -131,3 +131,24 @@ def test_cpu_only_content_is_the_very_object():
     assert scatter({"m": DC([[meta]], cpu_only=True)}, [-1])[0]["m"][0] is meta
     five = [[i] for i in range(5)]
     assert scatter(DC(five, cpu_only=True), [-1]) is five
+
+
+@pytest.mark.parametrize("targets", [[-1], CPU2])
+@pytest.mark.parametrize(
+    "make", [list, dict, collections.OrderedDict, collections.deque]
+)
+def test_empty_containers_are_the_very_objects(targets, make):
+    empty, tensor = make(), torch.arange(4)
+    given = [tensor, empty, {"deep": {"x": tensor, "out": empty}}]
+    for part in scatter(given, targets):
+        assert part is not given and len(part[0]) == 4 // len(targets)
+        assert part[1] is empty and part[2]["deep"]["out"] is empty
+    inputs, kwargs = scatter_kwargs((tensor, empty), {"cache": empty}, targets)
+    assert len(inputs) == len(kwargs) == len(targets)
+    for args, named in zip(inputs, kwargs, strict=True):
+        assert args[1] is named["cache"] is empty
+    for part in scatter(empty, targets):
+        assert part is empty
+    inputs, kwargs = scatter_kwargs((empty,), {}, targets)
+    assert all(args[0] is empty for args in inputs)
+    assert kwargs == ({},) * len(targets)
