@@ -191,21 +191,25 @@ def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 @functools.cache
 def _makes_other_items(cls: Any) -> bool:
-    """Return True if the constructor takes a dict, but as one of its values."""
-    items = {"key": object()}  # an object that no constructor converts
+    """Return True if the constructor takes a dict as one of its values, or drops it."""
+    items = {"key": object()}
     try:
-        return dict(cls(items)) != items
+        return list(cls(items).values()) in ([], [items])
     except Exception:  # the class may need other keys or values
         return False
 
 
 def rebuild_sequence(like: Sequence[Any], values: list[Any]) -> Any:
-    """Return ``values`` in the type of ``like``, or unchanged if it refuses them."""
+    """Return ``values`` in the type of ``like``.
+
+    They are returned unchanged if the constructor refuses a list, or drops its items.
+    """
     cls: Any = type(like)
     if cls is list:
         return values
     try:
-        return cls(*values) if is_namedtuple(like) else cls(values)
+        result = cls._make(values) if is_namedtuple(like) else cls(values)
+        return result if len(result) == len(values) else values
     except Exception:  # as above
         return values
 

@@ -10,7 +10,9 @@ from functools import cached_property
 from typing import Any
 
 import pytest
+import torch
 
+from pyparallel import collate, gather, scatter
 from pyparallel.batch import pytree
 
 pytestmark = pytest.mark.asan
@@ -104,8 +106,26 @@ class Attributes(dict[str, Any]):
         self.__dict__ = self
 
 
-def test_a_list_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
-    got = pytree.map_leaves(str, Stubborn(items=[1, 2]))
+class Owned(list[Any]):
+    """A list whose constructor takes its owner."""
+
+    def __init__(self, owner: Any = None) -> None:
+        super().__init__()
+        self.owner = owner
+
+
+class Filed(dict[str, Any]):
+    """A dict whose constructor takes its file."""
+
+    def __init__(self, path: Any = None) -> None:
+        super().__init__()
+        self.path = path
+
+
+@pytest.mark.parametrize("empty", [Stubborn(items=[]), Owned()], ids=["refuse", "drop"])
+def test_a_list_that_cannot_be_rebuilt_becomes_a_plain_one(empty: list[Any]) -> None:
+    empty += [1, 2]
+    got = pytree.map_leaves(str, empty)
     assert (type(got), got) == (list, ["1", "2"])
 
 
@@ -114,6 +134,18 @@ def test_a_dict_that_cannot_be_rebuilt_becomes_a_plain_one(value: Any) -> None:
     got = pytree.map_leaves(lambda leaf: leaf + 1, Record(value))
     expected = {"name": 6} if value == 5 else {"name": {"name": 6}}
     assert (type(got), got) == (dict, expected)
+
+
+def test_a_dict_that_drops_its_items_becomes_a_plain_one() -> None:
+    filed = Filed("a.png")
+    filed["img"] = torch.ones(2)
+    for got in (
+        pytree.map_leaves(lambda leaf: leaf + 1, filed),
+        collate([filed, filed]),
+        gather([filed, filed], "cpu"),
+        *scatter(filed, ["cpu"]),
+    ):
+        assert type(got) is dict and set(got) == {"img"}
 
 
 def test_the_attributes_of_a_dict_follow_its_items() -> None:
