@@ -141,6 +141,11 @@ def _check_out(
                 f"pad_stack: {where} must not require grad with out=, because autograd "
                 "cannot record it, but it does. Detach it, or omit out=."
             )
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise BatchValueError(
+            "pad_stack: out must not be an inference tensor outside inference mode, "
+            "because autograd could miss the change, but it is. Clone it."
+        )
     _check_equal("shape", tuple(out.shape), shape)
     _check_equal("dtype", out.dtype, torch_stack.promoted_dtype(samples))
     _check_equal("device", out.device, samples[0].device)

@@ -126,6 +126,8 @@ def stack_planned(
             result = _allocate(plan, dtype, samples[0].device, name)
         try:
             backend.pad_copy(result, samples, patterns, plan.starts, mask)
+            if out is not None:  # so that autograd notices that a saved `out` changed
+                torch.autograd.graph.increment_version(out)
             return count_padding(result, samples)
         except (TypeError, ValueError):  # before any write; see are_plain
             torch_stack.check_layouts(samples, name)

@@ -26,11 +26,26 @@ def test_a_promoted_result_is_written_too(backend: ModuleType) -> None:
     assert block.tolist() == [[1, 2, 0.5], [1, 2, 3]]
 
 
+@both
+def test_autograd_notices_that_a_saved_out_has_changed(backend: ModuleType) -> None:
+    weight, block = torch.ones((), requires_grad=True), torch.zeros(2, 3)
+    with using(backend):
+        pad_stack(RAGGED, out=block)
+        loss = (weight * block).sum()
+        pad_stack(RAGGED, out=block)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        with torch.inference_mode():
+            assert pad_stack(RAGGED, out=INFERENCE).tolist() == block.tolist()
+
+
 class Named(torch.Tensor):
     """A subclass that only has another name."""
 
 
 LARGE = torch.empty(3, 3)
+with torch.inference_mode():
+    INFERENCE = torch.empty(2, 3)
 WRONG_OUTS: list[tuple[Any, list[torch.Tensor], type[Exception], str]] = [
     (torch.empty(2, 4), RAGGED, ValueError,
      "out must have the shape of the result, (2, 3), but has (2, 4)."),
@@ -53,6 +68,9 @@ WRONG_OUTS: list[tuple[Any, list[torch.Tensor], type[Exception], str]] = [
     (torch.empty(2, 3, requires_grad=True), RAGGED, ValueError,
      "out must not require grad with out=, because autograd cannot record it, but it "
      "does. Detach it, or omit out=."),
+    (INFERENCE, RAGGED, ValueError,
+     "out must not be an inference tensor outside inference mode, because autograd "
+     "could miss the change, but it is. Clone it."),
     (LARGE[:2], [torch.ones(3), LARGE[1]], ValueError,
      "out must not share memory with samples[1], but overlaps it. Clone the sample, or "
      "pass another out."),
