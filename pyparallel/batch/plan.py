@@ -11,12 +11,14 @@ import math
 import numbers
 import struct
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..core.errors import BatchTypeError, BatchValueError, type_name, with_advice
+from ..core.torch_private import is_recorded, is_wrapped
 from .padding import MOST_PAD_DIMS, Padding, start_offsets, target_sizes
 
 _MAX_BYTES = 2**63 - 1
@@ -275,6 +277,14 @@ def _convert_number(number: bytes, dtype: torch.dtype) -> bytes:
     limits = {torch.int64: 2.0**63, torch.uint64: 2.0**64}
     if dtype in limits and value >= limits[dtype]:
         raise RuntimeError("value cannot be converted without overflow")
+    if is_recorded() or is_wrapped(torch.empty(0, device="cpu")):
+        # Here tensors may have no values. Another thread does not have these modes.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_fill, value, dtype).result()
+    return _fill(value, dtype)
+
+
+def _fill(value: float, dtype: torch.dtype) -> bytes:
     # Two cells, because for one cell torch checks the range of a half differently. The
     # device is explicit, because users can change the default device.
     cells = torch.empty(2, dtype=dtype, device="cpu").fill_(value)

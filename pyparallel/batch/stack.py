@@ -14,7 +14,7 @@ import torch
 from .. import backend
 from ..backend.plain import PLAIN
 from ..core.errors import BatchMemoryError, type_name
-from ..core.torch_private import in_forward_ad
+from ..core.torch_private import in_forward_ad, is_recorded
 from ..transfer import to_device
 from . import allocation, torch_stack
 from .padding import Padded, Padding
@@ -87,7 +87,7 @@ def stack_padded(
     if out is None and not any(plan.padded):
         data = stack_equal(samples)
     if mask is not None and (data is not None or not pad_dims):
-        mask.fill_(True)
+        mask.fill_(1)
     if data is None:
         # The backend cannot write a mask without dimensions; it is filled above.
         unfilled = mask if pad_dims else None
@@ -157,7 +157,7 @@ def may_stack_equal() -> bool:
     """Return True if `stack_equal` can return a tensor in this thread now."""
     if allocation.in_worker() and not allocation.is_packed_later():
         return False
-    return not in_forward_ad()
+    return not (in_forward_ad() or is_recorded())
 
 
 def stack_equal(
@@ -232,7 +232,7 @@ def are_plain(samples: Sequence[torch.Tensor]) -> bool:
     sparse, conjugated, wrapped by torch.func, on another device, or without storage.
     So this function only excludes three kinds: tensors that the backend would accept
     (gradients, subclasses), tensors without a plan (quantized, nested), and a common
-    case (mixed dtypes).
+    case (mixed dtypes). A trace or a mode of torch gets operators of torch to record.
     """
     first = samples[0]
     return (
@@ -242,6 +242,7 @@ def are_plain(samples: Sequence[torch.Tensor]) -> bool:
         and not (first.is_quantized or any(map(_is_nested, samples)))
         and not (torch.is_grad_enabled() and any(map(_requires_grad, samples)))
         and not in_forward_ad()
+        and not is_recorded()
     )
 
 

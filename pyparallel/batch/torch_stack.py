@@ -92,7 +92,7 @@ def fill_mask(
 ) -> None:
     """Write True into ``mask``, ``(n, *target[-k:])``, where the samples have data."""
     if not any(plan.padded):
-        mask.fill_(True)
+        mask.fill_(1)
         return
     mask.zero_()
     num_dims = mask.dim() - 1
@@ -102,7 +102,7 @@ def fill_mask(
         for dim in range(num_dims):
             source_dim = dim - num_dims + len(shape)
             box = box.narrow(dim, starts[source_dim], shape[source_dim])
-        box.fill_(True)
+        box.fill_(1)
 
 
 def pad_argument(plan: StackPlan, shape: Sequence[int], i: int) -> list[int]:

@@ -42,6 +42,7 @@ __all__ = [
     "ignored_by_ddp",
     "in_forward_ad",
     "is_profiling",
+    "is_recorded",
     "is_split_along_rows",
     "is_wrapped",
     "is_zero_tensor",
@@ -312,6 +313,7 @@ num_function_modes: Callable[[], int] = _private_or(
 num_dispatch_modes: Callable[[], int] = _private_or(
     torch._C, "_len_torch_dispatch_stack", _one
 )
+_is_tracing: Callable[[], int] = _private_or(torch._C, "_is_tracing", _one)
 #: The hooks of saved tensors in this thread; the argument includes those of tracers.
 saved_tensor_hooks: Callable[[bool], Any] = _private_or(
     torch._C._autograd, "_top_saved_tensors_default_hooks", bool
@@ -328,6 +330,14 @@ _forward_ad, _profiler = vars(forward_ad), vars(profiler)
 def in_forward_ad() -> bool:
     """Return True in forward-mode differentiation, and if torch does not report it."""
     return bool(_forward_ad.get("_current_level", 0) >= 0)
+
+
+def is_recorded() -> bool:
+    """Return True if torch traces or intercepts the operators of this thread.
+
+    Also True if torch does not report it.
+    """
+    return bool(_is_tracing() or num_dispatch_modes())
 
 
 def is_profiling() -> bool:

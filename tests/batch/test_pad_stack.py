@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from backends import both, last, using
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyparallel import Padded, Padding, pad_stack
+from pyparallel import ImagePreprocessor, Padded, Padding, collate, pad_stack
+from pyparallel.batch import plan
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 
@@ -37,6 +40,42 @@ def test_autograd_notices_that_a_saved_out_has_changed(backend: ModuleType) -> N
             loss.backward()
         with torch.inference_mode():
             assert pad_stack(RAGGED, out=INFERENCE).tolist() == block.tolist()
+
+
+def batches(one: torch.Tensor, other: torch.Tensor) -> list[torch.Tensor]:
+    """Return batches that every writing operator of the backend makes."""
+    padded: Any = pad_stack([one, other], sizes=True, mask=True, padding_value=3)
+    images = ImagePreprocessor(1, 2)([one[None, None], other[None, None]])
+    return [*padded.fields(), images, *collate([{"x": other}] * 2).values()]
+
+
+@both
+@pytest.mark.parametrize("record", ["jit.trace", "make_fx"])
+@pytest.mark.filterwarnings("ignore")  # that a graph is for one shape
+def test_a_recorded_graph_makes_batches_of_new_values(
+    backend: ModuleType, record: str
+) -> None:
+    new = [each * 5 for each in RAGGED]
+    plan._convert_number.cache_clear()
+    with using(backend):
+        graph: Any
+        if record == "make_fx":
+            graph = make_fx(batches)(*RAGGED)
+        else:
+            graph = torch.jit.trace(batches, tuple(RAGGED), check_trace=False)
+        assert all(map(torch.equal, graph(*new), batches(*new)))
+
+
+def test_tensors_without_values_are_padded() -> None:
+    plan._convert_number.cache_clear()
+    with FakeTensorMode():
+        fakes = batches(torch.ones(2), torch.ones(3))
+    assert [type(each).__name__ for each in fakes] == ["FakeTensor"] * 5
+    expected = batches(*RAGGED)
+    assert [each.shape for each in fakes] == [each.shape for each in expected]
+    plan._convert_number.cache_clear()
+    found = torch.func.functionalize(batches)(*RAGGED)
+    assert all(map(torch.equal, found, expected))
 
 
 class Named(torch.Tensor):

@@ -20,7 +20,16 @@ from pyparallel.core import torch_private as private
 PACKAGE = Path(pyparallel.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: Private names of Python's library: of tuples and processes, frames and locks.
-OF_PYTHON = {"_replace", "_fields", "_asdict", "_exit", "_getframe", "_cond", "_flag"}
+OF_PYTHON = {
+    "_replace",
+    "_fields",
+    "_asdict",
+    "_make",
+    "_exit",
+    "_getframe",
+    "_cond",
+    "_flag",
+}
 OF_PYTHON |= {"_feed", "_reader"}  # of queues
 OF_PYTHON |= {"_target", "_is_gil_enabled"}  # of threads and sys
 #: Of NumPy's global generator, and the package's own marks on objects of torch.
@@ -33,6 +42,7 @@ REPLACED = [
     (torch._C, "_is_any_autocast_enabled"),
     (torch._C, "_len_torch_function_stack"),
     (torch._C, "_len_torch_dispatch_stack"),
+    (torch._C, "_is_tracing"),
     (torch._C._autograd, "_top_saved_tensors_default_hooks"),
     (torch._C._functorch, "is_functorch_wrapped_tensor"),
     (torch, "_foreach_copy_"),
@@ -220,6 +230,7 @@ def test_without_a_name_the_slow_way_is_always_taken(without: Any) -> None:
     assert (without.any_autocast, without.num_function_modes()) == (None, 1)
     assert without.num_dispatch_modes() == 1 and without.saved_tensor_hooks(True)
     assert without.in_forward_ad() and without.is_profiling()
+    assert without.is_recorded() and not private.is_recorded()
     assert private.any_autocast is not None and not private.any_autocast()
     assert not private.in_forward_ad() and not private.is_profiling()
     with forward_ad.dual_level(), profiler.profile():
