@@ -97,7 +97,10 @@ def _pad_stack_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         starts = start_offsets(ctx.padding, shape[fixed:], target)
         for dim, start in enumerate(starts, fixed):
             row = row.narrow(dim, start, shape[dim])
-        grads.append(row.to(dtype) if dtype.is_floating_point else None)
+        if row.is_complex() and not dtype.is_complex:  # the sample was promoted
+            row = row.real
+        differentiable = dtype.is_floating_point or dtype.is_complex
+        grads.append(row.to(dtype) if differentiable else None)
     return grads, *(None,) * ctx.num_others
 
 

@@ -80,6 +80,18 @@ def test_pad_stack_is_one_node(mode: tuple[str, bool], options: dict[str, Any]) 
         assert all(map(torch.equal, found, expected))
 
 
+def test_gradients_of_complex_samples_are_those_of_eager_code() -> None:
+    def pad(samples: list[torch.Tensor]) -> Any:
+        return pad_stack(samples).abs().sum()
+
+    for dtype in (torch.complex64, torch.float32):
+        leaves = [torch.rand(2, dtype=dtype, requires_grad=True),
+                  torch.rand(3, dtype=torch.complex64, requires_grad=True)]  # fmt: skip
+        found = torch.autograd.grad(compiled(pad, ("aot_eager", False))(leaves), leaves)
+        expected = torch.autograd.grad(pad(leaves), leaves)
+        assert all(map(torch.equal, found, expected))
+
+
 @modes
 @pytest.mark.parametrize("options", IMAGE_OPTIONS, ids=str)
 def test_the_preprocessor_is_one_node(
