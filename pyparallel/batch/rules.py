@@ -25,6 +25,9 @@ from .ragged import Ragged, join_samples
 
 _KEEP_LIST = "Use List() to keep the values in a list."
 
+#: The numbers of channels that images usually have.
+_CHANNELS = {1, 3, 4}
+
 
 class Rule:
     """How the values of one field become a batch."""
@@ -163,6 +166,8 @@ class Pad(Rule):
                 f"{name(0)} must have at least {dims} dimensions, but has shape "
                 f"{tuple(samples[0].shape)}.",
             )
+        if samples is not column and stack.is_image(column[0]):
+            self._check_channels(samples, path)
         if padding == _NO_OPTIONS:
             stacked = stack.stack_equal(samples, dims)
             if stacked is not None:
@@ -182,9 +187,53 @@ class Pad(Rule):
             return advise_rules(samples)
         if dim is None or num_dims - dim <= dims:
             return "Use another value, or convert the samples to another dtype."
-        if self._padding.num_dims is not None:
-            return _KEEP_LIST
-        return f"Use {replace(self, dims=num_dims - dim)!r} or List()."
+        last = {shape[-1] for shape in shapes}
+        if num_dims - dim == 3 and len(last) == 1 and last <= _CHANNELS:
+            channels_last = self._with_channels_last(*last)
+            if channels_last is not None and not _differ_in_channels(shapes, dim):
+                return f"Use {channels_last!r} or List()."
+        advice = f"{_make_equal(shapes, dim)} List()"
+        if self._padding.num_dims is None and self.divisor == 1:
+            advice += f" or {replace(self, dims=num_dims - dim)!r}"
+        return f"{advice}."
+
+    def _check_channels(self, images: Sequence[torch.Tensor], path: Path) -> None:
+        """Raise if the channels of PIL images, their last dimension, are padded."""
+        channels = images[0].shape[2:]
+        for i, image in enumerate(images):
+            if image.shape[2:] != channels:
+                raise BatchValueError(
+                    f"{sample_path(path, i)} must have the channels of "
+                    f"{sample_path(path, 0)}, but has shape {tuple(image.shape)} where "
+                    f"{tuple(images[0].shape)} was expected. Convert the PIL images to "
+                    'one mode, as with convert("RGB").'
+                )
+        divisor = self.divisor if isinstance(self.divisor, int) else self.divisor[-1]
+        targets = [each[-1] for each in (self.shape, *self.buckets) if each]
+        for num in channels:
+            if num % divisor or any(target != num for target in targets):
+                advised = self._with_channels_last(num)
+                advice = _KEEP_LIST if advised is None else f"Use {advised!r}."
+                raise BatchValueError(
+                    f"{sample_path(path, 0)} must keep the {num} channels of a PIL "
+                    f"image, its last dimension, but Pad would pad them. {advice}"
+                )
+
+    def _with_channels_last(self, channels: int) -> Pad | None:
+        """Return the rule that pads height and width, before the channels."""
+        if self._padding.num_dims == 1:
+            return None
+        divisor, side = self.divisor, self.side
+        if isinstance(divisor, int):
+            divisor = (divisor, divisor)
+        return replace(
+            self,
+            dims=3,
+            divisor=1 if set(divisor) == {1} else (*divisor[:2], 1),
+            shape=self.shape and (*self.shape[:2], channels),
+            buckets=tuple((*each[:2], channels) for each in self.buckets),
+            side=side if isinstance(side, str) else (*side[:2], "right"),
+        )
 
 
 _NO_OPTIONS = Padding()
@@ -310,7 +359,8 @@ def advise_rules(samples: Sequence[Any]) -> str:
     rules = f"Pad(dims={len(shapes[0]) - dim})"
     if len({shape[1:] for shape in shapes}) == 1:
         rules += ", Concat()"
-    return f"Use {rules} or List()."
+    start = _make_equal(shapes, dim) if _differ_in_channels(shapes, dim) else "Use"
+    return f"{start} {rules} or List()."
 
 
 def _shapes(samples: Sequence[Any]) -> list[torch.Size] | None:
@@ -318,6 +368,20 @@ def _shapes(samples: Sequence[Any]) -> list[torch.Size] | None:
     if not all(isinstance(each, torch.Tensor) for each in samples):
         return None
     return [each.shape for each in samples]
+
+
+def _differ_in_channels(shapes: Sequence[torch.Size], dim: int) -> bool:
+    """Return True if the first different dimension can be the channels of images."""
+    return len(shapes[0]) - dim == 3 and _CHANNELS.issuperset(
+        shape[dim] for shape in shapes
+    )
+
+
+def _make_equal(shapes: Sequence[torch.Size], dim: int) -> str:
+    """Return the advice for samples that must be equal in a dimension."""
+    images = _differ_in_channels(shapes, dim)
+    example = ' (colour images: convert("RGB"))' if images else ""
+    return f"Make the samples equal in dimension {dim}{example}, or use"
 
 
 def _first_difference(shapes: Sequence[torch.Size]) -> int | None:

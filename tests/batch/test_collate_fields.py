@@ -148,6 +148,13 @@ def test_a_function_gets_the_values_of_its_field() -> None:
 
 
 # ------------------------------------------------------------------ values of a field
+_KEEP_LIST = "Use List() to keep the values in a list."
+
+
+def of(*values: Any) -> list[Any]:
+    return [{"x": value} for value in values]
+
+
 @pytest.mark.parametrize("rule", [Stack(), Pad(), Pad(mask=True), Concat()], ids=repr)
 @pytest.mark.parametrize("kind", ["arrays", "lists", "tuples", "images"])
 def test_arrays_images_and_lists_are_batched_like_tensors(rule: Any, kind: str) -> None:
@@ -164,6 +171,50 @@ def test_arrays_images_and_lists_are_batched_like_tensors(rule: Any, kind: str) 
     ]
     found = Collate(x=rule)([{"x": x} for x in values])
     assert_same(found["x"], Collate(default=rule)(tensors))
+
+
+@pytest.mark.parametrize(
+    ("rule", "advised"),
+    [
+        (Pad(divisor=8), Pad(dims=3, divisor=(8, 8, 1))),
+        (Pad(dims=3, divisor=8), Pad(dims=3, divisor=(8, 8, 1))),
+        (Pad(shape=(8, 8)), Pad(dims=3, shape=(8, 8, 3))),
+        (Pad(buckets=[(4, 4), (8, 8)]), Pad(dims=3, buckets=[(4, 4, 3), (8, 8, 3)])),
+        (Pad(divisor=(8,)), None),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("width", [5, 6])
+def test_pad_keeps_the_channels_of_pil_images(
+    rule: Pad, advised: Pad | None, width: int
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    images = [image.new("RGB", (size, 4), (1, 2, 3)) for size in (5, width)]
+    found = raised(Collate(x=rule), of(*images))
+    advice = f"Use {advised!r}." if advised else _KEEP_LIST
+    assert str(found) == (
+        f"Collate, {rule!r}: batch[0]['x'] must keep the 3 channels of a PIL image, "
+        f"its last dimension, but Pad would pad them. {advice}"
+    )
+    if advised:
+        expected = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
+        for data, size in zip(expected, (5, width), strict=True):
+            data[:4, :size] = torch.tensor([1, 2, 3])
+        assert_same(Collate(x=advised)(of(*images))["x"], expected)
+
+
+@pytest.mark.parametrize("rule", [Pad(), Pad(dims=3), Pad(divisor=8)], ids=repr)
+@pytest.mark.parametrize(("mode", "shape"), [("L", (4, 5)), ("RGBA", (4, 5, 4))])
+def test_pil_images_to_pad_have_one_number_of_channels(
+    rule: Pad, mode: str, shape: tuple[int, ...]
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    images = [image.new(each, (5, 4)) for each in ("RGB", mode)]
+    assert str(raised(Collate(x=rule), of(*images))) == (
+        f"Collate, {rule!r}: batch[1]['x'] must have the channels of batch[0]['x'], "
+        f"but has shape {shape} where (4, 5, 3) was expected. Convert the PIL images "
+        'to one mode, as with convert("RGB").'
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,10 +285,6 @@ _NOT_A_TENSOR = (
 )
 
 
-def of(*values: Any) -> list[Any]:
-    return [{"x": value} for value in values]
-
-
 WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
     (Collate(x=Stack()), of(torch.ones(2, 4), torch.ones(3, 4)), ValueError,
      "Collate, Stack(): batch[1]['x'] must match batch[0]['x'], but has shape (3, 4) "
@@ -259,12 +306,39 @@ WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
      of({"y": torch.ones(3, 4, 4)}, {"y": torch.ones(1, 4, 4)}), ValueError,
      "Collate, Pad(divisor=2): batch[1]['x']['y'] must match batch[0]['x']['y'] "
      "outside its last 2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was "
-     "expected. Use Pad(dims=3, divisor=2) or List()."),
-    (Collate(x=Pad(divisor=(2, 2))), of(torch.ones(3, 4, 4), torch.ones(1, 4, 4)),
+     "expected. Make the samples equal in dimension 0 (colour images: "
+     'convert("RGB")), or use List().'),
+    (Collate(x=Pad(mask=True)), of(torch.ones(3, 4, 4), torch.ones(1, 4, 4)),
+     ValueError,
+     "Collate, Pad(mask=True): batch[1]['x'] must match batch[0]['x'] outside its last "
+     "2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was expected. Make the "
+     'samples equal in dimension 0 (colour images: convert("RGB")), or use List() or '
+     "Pad(dims=3, mask=True)."),
+    (Collate(x=Pad(divisor=(2, 2))), of(torch.ones(5, 4, 7), torch.ones(6, 4, 7)),
      ValueError,
      "Collate, Pad(divisor=(2, 2)): batch[1]['x'] must match batch[0]['x'] outside its "
-     "last 2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was expected. Use "
-     "List() to keep the values in a list."),
+     "last 2 dimensions, but has shape (6, 4, 7) where (5, 4, 7) was expected. Make "
+     "the samples equal in dimension 0, or use List()."),
+    (Collate(x=Stack()), of(torch.ones(3, 4, 5), torch.ones(1, 4, 4)), ValueError,
+     "Collate, Stack(): batch[1]['x'] must match batch[0]['x'], but has shape "
+     "(1, 4, 4) where (3, 4, 5) was expected. Make the samples equal in dimension 0 "
+     '(colour images: convert("RGB")), or use Pad(dims=3) or List().'),
+    (Collate(x=Pad(divisor=4, mask=True)),
+     of(torch.ones(5, 6, 3), torch.ones(6, 5, 3)), ValueError,
+     "Collate, Pad(divisor=4, mask=True): batch[1]['x'] must match batch[0]['x'] "
+     "outside its last 2 dimensions, but has shape (6, 5, 3) where (5, 6, 3) was "
+     "expected. Use Pad(dims=3, divisor=(4, 4, 1), mask=True) or List()."),
+    (Collate(x=Pad(shape=(8, 7), side=("left", "right"))),
+     of(torch.ones(5, 6, 3), torch.ones(6, 5, 3)), ValueError,
+     "Collate, Pad(shape=(8, 7), side=('left', 'right')): batch[1]['x'] must match "
+     "batch[0]['x'] outside its last 2 dimensions, but has shape (6, 5, 3) where "
+     "(5, 6, 3) was expected. Use Pad(dims=3, shape=(8, 7, 3), side=('left', 'right', "
+     "'right')) or List()."),
+    (Collate(x=Pad(buckets=[(7, 7), (8, 8)])),
+     of(torch.ones(5, 6, 3), torch.ones(6, 5, 3)), ValueError,
+     "Collate, Pad(buckets=((7, 7), (8, 8))): batch[1]['x'] must match batch[0]['x'] "
+     "outside its last 2 dimensions, but has shape (6, 5, 3) where (5, 6, 3) was "
+     "expected. Use Pad(dims=3, buckets=((7, 7, 3), (8, 8, 3))) or List()."),
     (Collate(x=Pad(dims=2)), of([1], [1, 2]), ValueError,
      "Collate, Pad(dims=2): batch[0]['x'] must have at least 2 dimensions, but has "
      "shape (1,). Use Pad(dims=1), Concat() or List()."),
@@ -301,6 +375,10 @@ WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
 ]  # fmt: skip
 
 
+#: A rule in a text, whose arguments nest at most two levels of parentheses.
+_RULE = re.compile(r"(?:Pad|Stack|Concat|List)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
+
+
 def raised(call: Callable[..., Any], *args: Any) -> Exception:
     with pytest.raises(Exception) as caught:
         call(*args)
@@ -314,7 +392,7 @@ def test_an_error_names_rule_field_and_sample_and_its_advice_works(
     found = raised(rules, samples)
     assert isinstance(found, error) and isinstance(found, pyparallel.Error)
     assert str(found) == text
-    advised = re.findall(r"(?:Pad|Stack|Concat|List)\(.*?\)", text.split(". ")[-1])
+    advised = _RULE.findall(text.split(". ")[-1])
     if "dtype" in text or "Resize" in text:
         assert not advised  # advice about the samples
         return
