@@ -138,6 +138,9 @@ class Walk:
         chunk: the number of samples in a chunk of a `DataContainer`; None: 1.
     """
 
+    #: Drop keys that the first sample lacks, as mmcv does.
+    drops_keys = True
+
     def __init__(self, chunk: int | None) -> None:
         self.chunk = chunk
 
@@ -181,7 +184,7 @@ class Walk:
         first, counter = column[0], stack.active.counter
         columns = backend.columns(column, self.may_stack_equal(path))
         if columns is None:
-            columns = columns_by_key(column, path)
+            columns = columns_by_key(column, path, self.drops_keys)
         elif counter is not None:  # the backend has stacked some columns itself
             for items in columns.values():
                 if isinstance(items, torch.Tensor):
@@ -235,14 +238,19 @@ def _registered_class(value: Any) -> Any:
     return None
 
 
-def columns_by_key(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any]:
-    """Return the column of every key of the first sample."""
+def columns_by_key(
+    column: list[Mapping[Any, Any]], path: Path, drops_keys: bool
+) -> dict[Any, Any]:
+    """Return the column of every key of the first sample.
+
+    Other keys are dropped with a warning, or are an error.
+    """
     plain = list(map(type, column)).count(dict) == len(column)
     if not plain:
         check_types(column, Mapping, "a mapping", path)
     # Dicts of equal length have equal keys if each has the keys of the first one.
     if not plain or list(map(len, column)).count(len(column[0])) < len(column):
-        _check_keys(column, path)
+        _check_keys(column, path, drops_keys)
     keys = tuple(column[0])
     try:
         if len(keys) < 2:  # itemgetter returns a tuple only for two or more keys
@@ -250,23 +258,21 @@ def columns_by_key(column: list[Mapping[Any, Any]], path: Path) -> dict[Any, Any
         rows = map(operator.itemgetter(*keys), column)
         return dict(zip(keys, map(list, zip(*rows, strict=True)), strict=True))
     except KeyError:
-        _check_keys(column, path)
+        _check_keys(column, path, drops_keys)
         raise
 
 
-def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
+def _check_keys(column: list[Mapping[Any, Any]], path: Path, drops_keys: bool) -> None:
     first = column[0]
     for i, item in enumerate(column):
         # A mapping with __missing__, such as a defaultdict, has every key.
         if not hasattr(type(item), "__missing__"):
             missing = [repr(key) for key in first if key not in item]
             if missing:
-                raise MissingKeyError(
-                    f"{sample_path(path, i)} must have the keys of "
-                    f"{sample_path(path, 0)}, but lacks {', '.join(missing)}. Give "
-                    "every sample the same keys."
-                )
+                raise _missing_key_error(path, i, 0, missing)
         extra = [repr(key) for key in item if key not in first]
+        if extra and not drops_keys:
+            raise _missing_key_error(path, 0, i, extra)
         if extra:
             warn_once(
                 "PP101",
@@ -276,6 +282,13 @@ def _check_keys(column: list[Mapping[Any, Any]], path: Path) -> None:
                 "keys.",
                 place=str(path),
             )
+
+
+def _missing_key_error(path: Path, i: int, other: int, keys: list[str]) -> Exception:
+    return MissingKeyError(
+        f"{sample_path(path, i)} must have the keys of {sample_path(path, other)}, but "
+        f"lacks {', '.join(keys)}. Give every sample the same keys."
+    )
 
 
 def set_mmcv_mode(value: bool) -> None:

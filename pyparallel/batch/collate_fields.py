@@ -103,15 +103,16 @@ class Collate:
 
         Raises:
             TypeError: samples or values of a type that their rule cannot batch.
-            ValueError: an empty batch, a missing field, or shapes that do not fit the
-                rule. The message names the rule, the field and the sample.
+            ValueError: an empty batch, samples with different keys, a missing field, or
+                shapes that do not fit the rule. The message names the field and the
+                sample.
             RuntimeError: a tensor that requires grad in a ``DataLoader`` worker.
         """
         check_is_batch(batch, "Collate")
         check_not_empty(batch, "Collate")
         for name, rule in self._rules.items():
             if not _has_field(batch[0], name):
-                raise _missing_field_error(batch[0], name, rule)
+                raise _missing_field_error(batch, name, rule)
         with span("pyparallel.collate"):
             walk = _RuleWalk(self._rules, self._parents, self._default)
             return walk.column(list(batch), ())
@@ -192,6 +193,8 @@ Collate.__module__ = "pyparallel"
 
 class _RuleWalk(Walk):
     """A pass over the samples that uses the rules of a `Collate`."""
+
+    drops_keys = False
 
     def __init__(
         self, rules: dict[str, AnyRule], parents: set[str], default: AnyRule | None
@@ -288,7 +291,7 @@ def _items(column: list[Any], path: Path) -> Iterator[tuple[Any, list[Any]]]:
     """Yield the fields of the samples at ``path``, as path steps and columns."""
     first = column[0]
     if isinstance(first, Mapping):
-        yield from columns_by_key(column, path).items()
+        yield from columns_by_key(column, path, False).items()
     elif pytree.is_dataclass(first):
         for name in pytree.field_values(first):
             yield name, [getattr(each, name) for each in column]
@@ -359,9 +362,9 @@ def _has_field(sample: Any, name: str) -> bool:
     )
 
 
-def _missing_field_error(sample: Any, name: str, rule: AnyRule) -> Exception:
+def _missing_field_error(batch: Sequence[Any], name: str, rule: AnyRule) -> Exception:
     """Return the error for a rule without a field, with the fields that exist."""
-    where, rest = "batch[0]", name
+    sample, where, rest = batch[0], "batch[0]", name
     while "." in rest:
         key, _, after = rest.partition(".")
         read = _children(sample).get(key)
@@ -371,10 +374,13 @@ def _missing_field_error(sample: Any, name: str, rule: AnyRule) -> Exception:
     found = (
         ", ".join(map(repr, _children(sample))) or f"no fields ({type_name(sample)})"
     )
-    advice = "Correct the name, or remove the rule."
-    if where == "batch[0]" and not _children(sample):
+    like, advice = "", "Correct the name, or remove the rule."
+    other = next((i for i, each in enumerate(batch) if _has_field(each, name)), None)
+    if other is not None:
+        like, advice = f" like batch[{other}]", "Give every sample the same keys."
+    elif where == "batch[0]" and not _children(sample):
         advice = f"Use Collate(default={rule!r}) for samples without fields."
     return MissingKeyError(
-        f"Collate, {rule!r}: {where} must have the field {rest!r}, but has {found}. "
-        f"{advice}"
+        f"Collate, {rule!r}: {where} must have the field {rest!r}{like}, but has "
+        f"{found}. {advice}"
     )

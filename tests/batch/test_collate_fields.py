@@ -420,6 +420,21 @@ def test_an_error_names_rule_field_and_sample_and_its_advice_works(
         (Collate(x=Pad()), [{"x": [1], "y": 1}, {"x": [1]}],
          "batch[1] must have the keys of batch[0], but lacks 'y'. Give every sample "
          "the same keys."),
+        (Collate(x=Pad()), [{"x": [1]}, {"x": [1]}, {"x": [1], "y": 1, "z": 2}],
+         "batch[0] must have the keys of batch[2], but lacks 'y', 'z'. Give every "
+         "sample the same keys."),
+        (Collate(default=Pad()), of({"y": 1}, {"y": 1, "z": 2}),
+         "batch[0]['x'] must have the keys of batch[1]['x'], but lacks 'z'. Give every "
+         "sample the same keys."),
+        (Collate(), [{"y": 1, "z": 1}, {"y": 1, "x": 1}],
+         "batch[1] must have the keys of batch[0], but lacks 'z'. Give every sample "
+         "the same keys."),
+        (Collate(mask=Pad()), [{"x": 1}, {"x": 1}, {"x": 1, "mask": [1]}],
+         "Collate, Pad(): batch[0] must have the field 'mask' like batch[2], but has "
+         "'x'. Give every sample the same keys."),
+        (Collate({"x.y": Pad()}), of({"a": 1}, {"y": [1]}),
+         "Collate, Pad(): batch[0]['x'] must have the field 'y' like batch[1], but has "
+         "'a'. Give every sample the same keys."),
         (Collate(imge=Pad()), [{"image": 1, "id": 2}],
          "Collate, Pad(): batch[0] must have the field 'imge', but has 'image', 'id'. "
          "Correct the name, or remove the rule."),
@@ -435,10 +450,12 @@ def test_an_error_names_rule_field_and_sample_and_its_advice_works(
     ],
     ids=repr,
 )  # fmt: skip
+@both
 def test_a_rule_without_a_field_is_an_error(
-    rules: Collate, samples: list[Any], text: str
+    backend: ModuleType, rules: Collate, samples: list[Any], text: str
 ) -> None:
-    found = raised(rules, samples)
+    with using(backend):
+        found = raised(rules, samples)
     assert isinstance(found, pyparallel.Error) and str(found) == text
     if "must have the field" in text:
         assert isinstance(found, KeyError) and isinstance(found, ValueError)
@@ -544,6 +561,7 @@ def test_auto_chooses_by_shapes_and_warns_once(new_process: None) -> None:
         ([torch.ones(3)] * 3, Collate(default=Stack())),
         (["text"] * 3, Collate(default=List())),
         ([{"x": {"a": 1}}, {"x": {"b": 1}}], Collate(x=List())),
+        ([{"x": {"a": 1}}, {"x": {"a": 1, "b": 1}}], Collate(x=List())),
         ([{"x": ("a", "b")}, {"x": ("a",)}], Collate(x=List())),
         ([{"x": 1}, {"x": None}], Collate(x=List())),
         (iter([{"x": [1, 2]}] * 3), Collate(x=Stack())),
