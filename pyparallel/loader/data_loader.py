@@ -29,11 +29,11 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
     """torch's ``DataLoader``, whose workers write batches into reused shared memory.
 
     Workers write all tensors of a batch into one slab of a ring, with any
-    ``collate_fn``. `pyparallel.collate` and torch's ``default_collate`` write directly
-    into the slab. The worker sends one short message and no file descriptor. The
-    tensors in the parent are views of the slab, which is reused when the last of them
-    is freed. With ``pin_memory`` and CUDA, the slabs are pinned while workers exist, so
-    copies to the device read the slab directly.
+    ``collate_fn``. `Collate`, `pyparallel.collate` and torch's ``default_collate``
+    write directly into the slab. The worker sends one short message and no file
+    descriptor. The tensors in the parent are views of the slab, which is reused when
+    the last of them is freed. With ``pin_memory`` and CUDA, the slabs are pinned while
+    workers exist, so copies to the device read the slab directly.
 
     If no slab is free or large enough, the batch is allocated in other shared memory,
     as in torch. Nothing waits. `stats` counts such a batch, and one warning names the

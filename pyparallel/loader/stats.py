@@ -235,7 +235,8 @@ class LoaderStats:
         cheaper = {
             "fetch": "make samples cheaper",
             "collate": "make batches smaller, as with images in uint8",
-            "pack": "use pyparallel.collate, which writes batches into the ring",
+            "pack": "use pyparallel.Collate or pyparallel.collate, which write batches "
+            "into the ring",
         }[part]
         return f"{most}, and there are no cores for more workers: {cheaper}"
 

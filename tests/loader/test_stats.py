@@ -212,7 +212,8 @@ ROWS = {
     "pack": (
         {"fetch_seconds": 0.1, "pack_seconds": 3.6, "cores": 1},
         "pack is 90 % of the work on a batch, and there are no cores for more "
-        "workers: use pyparallel.collate, which writes batches into the ring",
+        "workers: use pyparallel.Collate or pyparallel.collate, which write batches "
+        "into the ring",
     ),
     "misses": (
         {**COLLATE, "ring_hits": 98, "ring_misses": 2, "padding_nbytes": 41}
