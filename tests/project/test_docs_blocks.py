@@ -107,6 +107,17 @@ def test_python_of_a_page_runs_and_prints_the_shown_output(page: str) -> None:
     assert run_page(page, *languages, before=SETUP.get(page, "")) > 0
 
 
+def test_programs_with_workers_can_be_imported_by_them() -> None:
+    programs = [
+        block
+        for block in all_blocks("python")
+        if "import torch" in block.text and "num_workers=" in block.text
+    ]
+    guard = '\nif __name__ == "__main__":'
+    assert len(programs) >= 6
+    assert [each.name for each in programs if guard not in each.text] == []
+
+
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(pyparallel.__path__, "pyparallel.")
