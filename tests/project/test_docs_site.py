@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 from docs_blocks import all_blocks, pages
 from repository import ROOT
 
@@ -15,6 +18,7 @@ import pyparallel
 import pyparallel.memory
 import pyparallel.mmcv
 import pyparallel.mmengine
+from pyparallel import Collate, Pad
 from pyparallel.core import errors
 
 pytestmark = pytest.mark.one_backend
@@ -71,6 +75,31 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
         if anchor:
             known = anchors(path.relative_to(ROOT).as_posix())
             assert anchor in known, f"{page}: {target} is not in {known}"
+
+
+IMAGES = [{"image": torch.ones(channels, 4, 4)} for channels in (3, 1)]
+PADDED: Any = pyparallel.Padded(torch.ones(2, 3, 4, 4))
+RAGGED: Any = pyparallel.Ragged(torch.ones(3, 4), torch.tensor([0, 1, 3]))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.utils.data.default_collate([torch.ones(2), torch.ones(3)]),
+        lambda: Collate()([{"x": torch.ones(2)}, {"x": torch.ones(3)}]),
+        lambda: Collate(image=Pad())([{"img": 1}]),
+        lambda: Collate(mask=Pad())([{"image": 1}, {"mask": [1]}]),
+        lambda: Collate(image=Pad())(IMAGES),
+        lambda: torch.nn.Conv2d(3, 1, 1)(PADDED),
+        lambda: torch.nn.Linear(4, 1)(RAGGED),
+        lambda: PADDED.cuda(),
+    ],
+)
+def test_troubleshooting_has_the_error(call: Callable[[], Any]) -> None:
+    with pytest.raises(Exception) as caught:
+        call()
+    text = re.sub(r"(, but got|, Parameter).*", "", str(caught.value), flags=re.DOTALL)
+    assert text in " ".join(text_of("docs/troubleshooting.md").split())
 
 
 def described() -> dict[str, str]:
