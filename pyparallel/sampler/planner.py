@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -43,6 +43,18 @@ def check_sizes(sizes: Any) -> Sizes:
         TypeError: The sizes are not integers.
         ValueError: The shape is another one, or a size is negative or too large.
     """
+    # NumPy would read all samples of a data set.
+    if not (isinstance(sizes, Sequence) or hasattr(sizes, "__array__")):
+        advice = "Use list(...) of it."
+        if not isinstance(sizes, Iterator | ValuesView):
+            advice = (
+                "Pass one size for each sample, for example [len(text) for text in "
+                "texts], or a function with num_samples=len(dataset)."
+            )
+        raise BatchTypeError(
+            f"{_WHERE} sizes must be the sizes of the samples, but is "
+            f"{type_name(sizes)}. {advice}"
+        )
     try:
         found = np.asarray(sizes)
     except ValueError:

@@ -332,6 +332,16 @@ VALUE_ERRORS: dict[str, dict[str, Any]] = {
         "cache": "f"
     },
 }
+
+
+class NeverRead(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("a sample was read")
+
+
 TYPE_ERRORS: dict[str, dict[str, Any]] = {
     "shuffle must be True or False, but is 1 (int).": {"shuffle": 1},
     "padding must be a Padding or None, but is 32 (int). Use pyparallel.Padding.": {
@@ -342,6 +352,12 @@ TYPE_ERRORS: dict[str, dict[str, Any]] = {
     "sampler, set use_distributed_sampler=False of its Trainer.": {
         "sizes": torch.utils.data.SequentialSampler([1])
     },
+    "sizes must be the sizes of the samples, but is generator. Use list(...) of it.": {
+        "sizes": (size for size in [1])
+    },
+    f"sizes must be the sizes of the samples, but is {__name__}.NeverRead. Pass one "
+    "size for each sample, for example [len(text) for text in texts], or a function "
+    "with num_samples=len(dataset).": {"sizes": NeverRead()},
     "sizes must be integers, but are of dtype float64 (list). Convert them to "
     "integers.": {"sizes": [1.5]},
     "num_samples must be an integer, as sizes is a function, of 0 or more, but is "
