@@ -102,7 +102,7 @@ class StatefulLoader:
             TypeError: The dataset is an ``IterDataPipe``.
         """
         self._must_be_resumable("load_state_dict")
-        if state_dict:
+        if state_dict != {}:
             state_dict = _check_state(self, state_dict)
             self._states_wanted = True
         self._iterator: Any = None  # its persistent workers are at another position

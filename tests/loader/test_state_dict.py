@@ -483,6 +483,8 @@ REFUSED: dict[str, tuple[Any, Case]] = {
     ),
     "come from DataLoader.state_dict(), but is list. States of other loaders are not "
     "supported.": (lambda: [1], Case()),
+    "come from DataLoader.state_dict(), but is NoneType. States of other loaders are "
+    "not supported.": (lambda: None, Case()),
 }
 
 
