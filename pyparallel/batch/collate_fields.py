@@ -210,7 +210,12 @@ class _RuleWalk(Walk):
         if rule is not None:
             if isinstance(rule, Rule):
                 return apply_rule(rule, column, path)
-            return rule(column)
+            try:
+                return rule(column)
+            except Exception as error:
+                if hasattr(error, "add_note"):  # Python 3.11 and later
+                    error.add_note(f"Collate: in the rule of {name or 'default'!r}.")
+                raise
         try:
             return super().column(column, path)
         except (BatchTypeError, BatchValueError) as error:
@@ -330,9 +335,13 @@ def _check_rule(rule: Any, name: str) -> None:
         advice = "Use Concat(), whose result is a Ragged."
     elif isinstance(rule, type) and issubclass(rule, Rule):
         advice = f"Use {rule.__name__}()."
+    found = type_name(rule)
+    if isinstance(rule, str | type):
+        found = f"{rule!r} ({found})"
+    elif isinstance(rule, list):  # a batch, if the class is the collate_fn
+        advice += " Set collate_fn to an instance, such as Collate(), not to the class."
     raise BatchTypeError(
-        f"Collate: the rule of {name} must be {_RULES}, but is {rule!r} "
-        f"({type_name(rule)}). {advice}"
+        f"Collate: the rule of {name} must be {_RULES}, but is {found}. {advice}"
     )
 
 

@@ -68,7 +68,8 @@ class Padding:
     def __post_init__(self) -> None:
         divisor: Any = self.size_divisor
         if isinstance(divisor, Sequence):
-            divisor = _check_sizes("size_divisor", divisor)
+            rule = "an integer or a sequence of integers"
+            divisor = _check_sizes("size_divisor", divisor, rule)
         else:
             divisor = check_int(divisor, 1, "Padding: size_divisor")
         object.__setattr__(self, "size_divisor", divisor)
@@ -80,7 +81,7 @@ class Padding:
         )
         object.__setattr__(self, "buckets", checked)
         _check_side(self)
-        for option in ("sizes", "mask"):
+        for option in ("mask", "sizes"):  # Pad derives sizes from mask
             value = getattr(self, option)
             if not isinstance(value, bool):
                 raise BatchTypeError(
@@ -304,8 +305,10 @@ def _check_sequence(option: str, value: Any, rule: str) -> Sequence[Any]:
     return value
 
 
-def _check_sizes(option: str, value: Any) -> Sizes:
-    items = _check_sequence(option, value, "a sequence of integers")
+def _check_sizes(
+    option: str, value: Any, rule: str = "a sequence of integers"
+) -> Sizes:
+    items = _check_sequence(option, value, rule)
     if not items:
         raise BatchValueError(f"Padding: {option} must have a size, but is empty.")
     return tuple(

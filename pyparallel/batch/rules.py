@@ -17,7 +17,7 @@ from ..core.errors import (
     type_name,
     with_advice,
 )
-from . import pytree, stack
+from . import plan, pytree, stack
 from .columns import NUMBER_DTYPES, Path, batch_tensors, batch_values, sample_path
 from .container import DataContainer
 from .padding import Padded, Padding, Sizes
@@ -79,7 +79,8 @@ class Pad(Rule):
     ``mask`` is requested.
 
     Args:
-        value: the number written into the padding.
+        value: the number written into the padding. The dtype of the values must be
+            able to hold it.
         dims: the number of trailing dimensions that may differ and are padded. None:
             the number of sizes in the other options; without such sizes 2, or 1 for
             values with one dimension.
@@ -168,6 +169,8 @@ class Pad(Rule):
             )
         if samples is not column and stack.is_image(column[0]):
             self._check_channels(samples, path)
+        if self.value != 0 and not _can_hold(samples[0].dtype, self.value):
+            self._check_unpadded(samples, dims, name)
         if padding == _NO_OPTIONS:
             stacked = stack.stack_equal(samples, dims)
             if stacked is not None:
@@ -196,6 +199,20 @@ class Pad(Rule):
         if self._padding.num_dims is None and self.divisor == 1:
             advice += f" or {replace(self, dims=num_dims - dim)!r}"
         return f"{advice}."
+
+    def _check_unpadded(
+        self, samples: Sequence[torch.Tensor], dims: int, name: plan.Name
+    ) -> None:
+        """Raise if a sample is padded, as its dtype cannot hold the value."""
+        shapes = [sample.shape for sample in samples]
+        padded = plan.plan_stack(shapes, dims, name, self._padding).padded
+        if any(padded):
+            i = padded.index(True)
+            raise with_advice(
+                BatchValueError,
+                f"{name(i)} must have a padding_value that {samples[i].dtype} can "
+                f"hold, but has {self.value!r}.",
+            )
 
     def _check_channels(self, images: Sequence[torch.Tensor], path: Path) -> None:
         """Raise if the channels of PIL images, their last dimension, are padded."""
@@ -237,6 +254,18 @@ class Pad(Rule):
 
 
 _NO_OPTIONS = Padding()
+
+_INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_INTEGERS |= {torch.uint16, torch.uint32, torch.uint64}
+
+
+def _can_hold(dtype: torch.dtype, value: Any) -> bool:
+    """Return False for a value that F.pad changes by its conversion to the dtype."""
+    if dtype == torch.bool:
+        return bool(value == 1)
+    if dtype not in _INTEGERS or isinstance(value, numbers.Integral):
+        return True
+    return float(value).is_integer()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -346,6 +375,11 @@ def advise_rules(samples: Sequence[Any]) -> str:
     """Return advice with the rules that can batch these values."""
     shapes = _shapes(samples)
     if shapes is None:
+        if any(isinstance(each, DataContainer) for each in samples):
+            return (
+                "Return the value without DataContainer from the data set, or use the "
+                "function collate."
+            )
         fields_of = next((each for each in samples if is_fields(each)), None)
         if fields_of is not None:
             return "Give rules to its fields by dotted names, or use List()."

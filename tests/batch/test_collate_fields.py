@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import sys
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import pyparallel
 from pyparallel import (
     Collate,
     Concat,
+    DataContainer,
     List,
     Pad,
     Padded,
@@ -145,6 +147,41 @@ def test_the_default_is_the_rule_of_equal_values_too(backend: ModuleType) -> Non
 def test_a_function_gets_the_values_of_its_field() -> None:
     rules = Collate(x=sum, default=max)
     assert rules([{"x": 2, "y": 3}, {"x": 5, "y": 1}]) == {"x": 7, "y": 3}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+@pytest.mark.parametrize(
+    ("rules", "samples", "field"),
+    [
+        (Collate({"x.y": torch.stack}), [{"x": {"y": 1}}], "x.y"),
+        (Collate(default=torch.stack), [1], "default"),
+    ],
+)
+def test_the_error_of_a_function_has_the_name_of_its_field(
+    rules: Collate, samples: list[Any], field: str
+) -> None:
+    found: Any = raised(rules, samples)
+    assert isinstance(found, TypeError) and str(found).startswith("expected Tensor")
+    assert found.__notes__ == [f"Collate: in the rule of {field!r}."]
+
+
+@pytest.mark.parametrize(
+    ("value", "values"),
+    [
+        (0.5, [torch.ones(1), torch.ones(2)]),
+        (0.5, [torch.ones(1).int(), torch.ones(1).int()]),
+        (2.0, [torch.ones(1).int(), torch.ones(2).int()]),
+        (True, [torch.ones(1).bool(), torch.ones(2).bool()]),
+        (-1, [torch.ones(1).bool(), torch.ones(1).bool()]),
+    ],
+)
+def test_pad_takes_values_that_the_padding_can_hold(
+    value: float, values: list[torch.Tensor]
+) -> None:
+    expected = torch.nn.utils.rnn.pad_sequence(
+        values, batch_first=True, padding_value=value
+    )
+    assert_same(Collate(x=Pad(value))(of(*values))["x"], expected)
 
 
 # ------------------------------------------------------------------ values of a field
@@ -346,6 +383,14 @@ WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
      "Collate, Pad(value=-1): batch[0]['x'] must have a padding_value that torch.uint8 "
      "can hold, but has -1. Use another value, or convert the samples to another "
      "dtype."),
+    (Collate(x=Pad(0.5)), of([1, 2], [1]), ValueError,
+     "Collate, Pad(value=0.5): batch[1]['x'] must have a padding_value that "
+     "torch.int64 can hold, but has 0.5. Use another value, or convert the samples to "
+     "another dtype."),
+    (Collate(x=Pad(-1, divisor=2)), of(torch.ones(1).bool()), ValueError,
+     "Collate, Pad(value=-1, divisor=2): batch[0]['x'] must have a padding_value that "
+     "torch.bool can hold, but has -1. Use another value, or convert the samples to "
+     "another dtype."),
     (Collate(x=Pad(shape=(2,))), of([1], [1, 2, 3]), ValueError,
      "Collate, Pad(shape=(2,)): batch[1]['x'] must be at most (2,), the shape of the "
      "padding, in the padded dimensions, but is (3,) there. Resize it before "
@@ -417,6 +462,10 @@ def test_an_error_names_rule_field_and_sample_and_its_advice_works(
         (Collate(default=Pad()), [{"x": [1]}, [1]],
          "Collate: batch[1] must be a mapping like batch[0], but is list. Give every "
          "sample the same fields."),
+        (Collate(x=Stack()), of(DataContainer(1)),
+         f"Collate, Stack(): batch[0]['x'] {_NOT_A_TENSOR} pyparallel.DataContainer. "
+         "Return the value without DataContainer from the data set, or use the "
+         "function collate."),
         (Collate(x=Pad()), [{"x": [1], "y": 1}, {"x": [1]}],
          "batch[1] must have the keys of batch[0], but lacks 'y'. Give every sample "
          "the same keys."),
@@ -476,6 +525,14 @@ _ANY = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
         (lambda: Collate(default="pad"), TypeError,
          f"Collate: the rule of default must be {_ANY}, but is 'pad' (str). Use "
          f"{_ANY}."),
+        (lambda: Collate([{"x": torch.ones(2)}]), TypeError,  # type: ignore[arg-type]
+         f"Collate: the rule of '0' must be {_ANY}, but is list. Use {_ANY}. Set "
+         "collate_fn to an instance, such as Collate(), not to the class."),
+        (lambda: Pad(mask="yes"), TypeError,  # type: ignore[arg-type]
+         "Pad: mask must be True or False, but is 'yes' (str)."),
+        (lambda: Pad(divisor="8"), TypeError,  # type: ignore[arg-type]
+         "Pad: divisor must be an integer or a sequence of integers, but is '8' "
+         "(str)."),
         (lambda: Collate({"a.b": Pad(), "a": List()}), ValueError,
          "Collate: 'a' must have one rule, but has a rule, and 'a.b' has another one. "
          "Remove one of them."),

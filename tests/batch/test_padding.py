@@ -32,6 +32,8 @@ SIDE = "side must be 'right', 'left' or 'center', or a tuple of these, but is"
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"size_divisor": 0}, ValueError, f"size_divisor {INTEGER} 0."),
     ({"size_divisor": 2.0}, TypeError, f"size_divisor {INTEGER} 2.0 (float)."),
+    ({"size_divisor": "8"}, TypeError,
+     "size_divisor must be an integer or a sequence of integers, but is '8' (str)."),
     ({"size_divisor": (2, -1)}, ValueError, f"size_divisor[1] {INTEGER} -1."),
     ({"shape": ()}, ValueError, "shape must have a size, but is empty."),
     ({"shape": 4}, TypeError, "shape must be a sequence of integers, but is 4 (int)."),
