@@ -23,6 +23,8 @@ import torch
 from .devices import HOST
 from .torch_private import (
     any_autocast,
+    innermost_transform,
+    is_tracing,
     num_dispatch_modes,
     num_function_modes,
     saved_tensor_hooks,
@@ -86,6 +88,14 @@ def is_capturable() -> bool:
     return not (
         num_function_modes() or num_dispatch_modes() or saved_tensor_hooks(True)
     )
+
+
+def is_transformed() -> bool:
+    """Return True in a transform of ``torch.func`` or a trace of ``torch.jit``.
+
+    Both are bound to this thread and change the values that calls compute.
+    """
+    return innermost_transform() is not None or bool(is_tracing())
 
 
 @contextmanager

@@ -41,9 +41,11 @@ __all__ = [
     "forget_workers",
     "ignored_by_ddp",
     "in_forward_ad",
+    "innermost_transform",
     "is_profiling",
     "is_recorded",
     "is_split_along_rows",
+    "is_tracing",
     "is_wrapped",
     "is_zero_tensor",
     "missing",
@@ -313,7 +315,12 @@ num_function_modes: Callable[[], int] = _private_or(
 num_dispatch_modes: Callable[[], int] = _private_or(
     torch._C, "_len_torch_dispatch_stack", _one
 )
-_is_tracing: Callable[[], int] = _private_or(torch._C, "_is_tracing", _one)
+#: True in a trace of torch.jit.
+is_tracing: Callable[[], int] = _private_or(torch._C, "_is_tracing", _one)
+#: The innermost transform of torch.func in this thread, or None. Else: 1, as in one.
+innermost_transform: Callable[[], Any] = _private_or(
+    torch._C._functorch, "peek_interpreter_stack", _one
+)
 #: The hooks of saved tensors in this thread; the argument includes those of tracers.
 saved_tensor_hooks: Callable[[bool], Any] = _private_or(
     torch._C._autograd, "_top_saved_tensors_default_hooks", bool
@@ -337,7 +344,7 @@ def is_recorded() -> bool:
 
     Also True if torch does not report it.
     """
-    return bool(_is_tracing() or num_dispatch_modes())
+    return bool(is_tracing() or num_dispatch_modes())
 
 
 def is_profiling() -> bool:

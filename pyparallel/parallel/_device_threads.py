@@ -64,8 +64,9 @@ class DeviceThreads:
         """Run each job on a thread of its device and return the results in order.
 
         Jobs run with the modes and context variables of this thread. A single job runs
-        in this thread, on its current stream. Of several jobs this thread runs the
-        first one without a stream, unless it has modes that other threads do not get.
+        in this thread, on its current stream. So do all jobs in a transform of
+        ``torch.func`` and in a trace. Of several jobs this thread runs the first one
+        without a stream, unless it has modes that other threads do not get.
 
         Args:
             devices: the device of each job. A device may be used by several jobs.
@@ -83,7 +84,7 @@ class DeviceThreads:
         Stream: see Note [streams of jobs].
         """
         state = thread_state.capture()
-        if len(jobs) == 1 or self.pool.closed:
+        if len(jobs) == 1 or self.pool.closed or thread_state.is_transformed():
             both = zip(devices, jobs, strict=True)
             return [self._run_here(device, job, state) for device, job in both]
         caller_streams = self._caller_streams(dict.fromkeys(devices))

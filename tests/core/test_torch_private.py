@@ -45,6 +45,7 @@ REPLACED = [
     (torch._C, "_is_tracing"),
     (torch._C._autograd, "_top_saved_tensors_default_hooks"),
     (torch._C._functorch, "is_functorch_wrapped_tensor"),
+    (torch._C._functorch, "peek_interpreter_stack"),
     (torch, "_foreach_copy_"),
     (torch.Tensor, "_is_zerotensor"),
     (torch.UntypedStorage, "_new_shared"),
@@ -229,6 +230,8 @@ class TestWithAndWithoutTheName:
 def test_without_a_name_the_slow_way_is_always_taken(without: Any) -> None:
     assert (without.any_autocast, without.num_function_modes()) == (None, 1)
     assert without.num_dispatch_modes() == 1 and without.saved_tensor_hooks(True)
+    assert (without.innermost_transform(), without.is_tracing()) == (1, 1)
+    assert (private.innermost_transform(), private.is_tracing()) == (None, False)
     assert without.in_forward_ad() and without.is_profiling()
     assert without.is_recorded() and not private.is_recorded()
     assert private.any_autocast is not None and not private.any_autocast()

@@ -273,6 +273,41 @@ def test_all_calls_see_equal_modes_that_are_not_passed_on() -> None:
     assert me in at_once(2)
 
 
+def sum_of_squares(x: Tensor) -> Tensor:
+    return torch.stack(parallel_apply(torch.square, list(x.unbind()), TWO)).sum()
+
+
+def traced(x: Tensor) -> Tensor:
+    found = torch.jit.trace(sum_of_squares, (torch.ones(3),), check_trace=False)(x)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def forward(x: Tensor) -> Tensor:
+    found = torch.func.jvp(sum_of_squares, (x,), (torch.ones(3),))[1]
+    assert isinstance(found, Tensor)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("transformed", "expected"),
+    [
+        (torch.func.grad(sum_of_squares), [2.0, 4.0, 6.0]),
+        (torch.func.hessian(sum_of_squares), [[2.0, 0, 0], [0, 2.0, 0], [0, 0, 2.0]]),
+        (lambda x: torch.func.vmap(sum_of_squares)(x[None]), [14.0]),
+        (forward, 12.0),
+        (traced, 14.0),
+    ],
+    ids=["grad", "hessian", "vmap", "jvp", "trace"],
+)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_transforms_and_traces_include_every_call(
+    transformed: Callable[[Tensor], Tensor], expected: Any
+) -> None:
+    x = torch.arange(1.0, 4.0)
+    assert [transformed(x).tolist() for _ in range(20)] == [expected] * 20
+
+
 # ------------------------------------------------------------------ threads are kept
 def test_threads_are_used_again() -> None:
     assert len(at_once(2)) == 2
