@@ -162,8 +162,10 @@ def _copy_and_fill(
 def _fill(bits: Tensor, fill: bytes) -> None:
     halves = (fill[:8], fill[8:] or fill[:8])
     words = [int.from_bytes(half, sys.byteorder, signed=True) for half in halves]
-    uniform = words[0] == words[1]
-    bits.fill_(words[0]) if uniform else bits.copy_(torch.tensor(words).to(bits.device))
+    if words[0] == words[1]:
+        bits.fill_(words[0])
+    else:
+        bits.copy_(torch.tensor(words, device=bits.device))
 
 
 def _fill_mask(mask: Tensor, samples: list[Tensor], starts: _Starts | None) -> None:
@@ -440,7 +442,7 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
             view = torch.frombuffer(owner, dtype=dtype, count=numel, offset=start)
             view.resize_(shape)
         else:  # torch.frombuffer rejects empty buffers
-            view = torch.empty(shape, dtype=dtype)
+            view = torch.empty(shape, dtype=dtype, device="cpu")
         made.append(view)
     return made
 

@@ -348,7 +348,7 @@ def _check_ragged(stack: bool, cpu_only: bool) -> None:
 # --- A batch without the tensors that are being moved.
 
 
-_PLACEHOLDER = torch.empty(0)
+_PLACEHOLDER = torch.empty(0, device="cpu")
 
 
 class TensorSkeleton:

@@ -181,7 +181,7 @@ def to_device_bandwidth(device: torch.device, nbytes: int) -> dict[str, Any]:
     for memory in ("pinned", "pageable"):
         found[f"{memory}_gb_per_s"] = None
         try:
-            source = torch.ones(nbytes, dtype=torch.uint8)
+            source = torch.ones(nbytes, dtype=torch.uint8, device="cpu")
             if memory == "pinned":
                 source = source.pin_memory()
             found[f"{memory}_gb_per_s"] = _gb_per_s(

@@ -58,7 +58,7 @@ def attach(fd: int, nbytes: int) -> torch.Tensor:
     it. The mapping ends with the tensor's storage.
     """
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, nbytes)
-    result: Any = torch.empty(0, dtype=torch.uint8)
+    result: Any = torch.empty(0, dtype=torch.uint8, device="cpu")
     return result.set_(storage)  # type: ignore[no-any-return]  # not in torch's stubs
 
 

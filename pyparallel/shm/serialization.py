@@ -99,7 +99,7 @@ class ReceivedBatch:
         self._batch: Any = _NOT_DESERIALIZED
         unsupported, location = self.message.unsupported, self.message.location
         self._unsupported = pickle.loads(unsupported) if unsupported is not None else []
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = _no_bytes()
         if isinstance(location, SlabLocation):
             ring = ring_module.find(location.ring)
             self._bytes = ring.adopt(location.slab, location.holder, location.nbytes)
@@ -139,8 +139,12 @@ class ReceivedBatch:
         def tensor(number: int) -> Any:
             return leaves[number] if number >= 0 else unsupported[-1 - number]
 
-        self._bytes = torch.empty(0, dtype=torch.uint8)  # the views keep the slab alive
+        self._bytes = _no_bytes()  # the views keep the slab alive
         return _Unpickler(message.body, tensor, buffers).load()
+
+
+def _no_bytes() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class _Unpickler(pickle.Unpickler):

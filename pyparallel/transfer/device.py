@@ -155,7 +155,7 @@ class TorchDevice:
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Return a block of torch's caching host allocator: it records its copies."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
         """Return a block of torch's caching device allocator."""

@@ -65,7 +65,7 @@ class PackedHostCopy:
             self._order = [*kept, *direct]
             ordered = [leaves[i] for i in self._order]
         self._plan = backend.plan_slab(ordered)
-        self._host = torch.empty(0, dtype=torch.uint8)
+        self._host = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._event: Any = None
         if self._plan.nbytes == 0:
             return

@@ -62,7 +62,7 @@ class HostSlabs:
                 self._nbytes += nbytes
         if not fits:
             warn_about_results(in_use, nbytes, self.limit)
-            return torch.empty(nbytes, dtype=torch.uint8), False
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu"), False
         try:
             slab = pinned(nbytes)
             alive = StorageWeakRef(slab.untyped_storage())

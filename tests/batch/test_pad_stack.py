@@ -196,6 +196,8 @@ def test_unequal_leading_dims_pad_by_default() -> None:
 def test_a_default_device_does_not_matter() -> None:
     with torch.device("meta"):
         got = pad_stack(RAGGED, mask=True, sizes=True)
+        wide = pad_stack([x.to(torch.complex128) for x in RAGGED], padding_value=2)
+    assert wide.tolist() == [[1, 2, 2], [1, 2, 3]]
     assert [each.device.type for each in got.fields()] == ["cpu"] * 3
     assert got.sizes.tolist() == [[2], [3]]
     far = pad_stack([x.to("meta") for x in RAGGED], side="left", mask=True)

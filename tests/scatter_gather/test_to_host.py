@@ -18,8 +18,9 @@ from raw_bytes import bytes_of
 from samples import DTYPES, tensors
 
 from pyparallel import start_to_host, to_host
+from pyparallel.core import errors
 from pyparallel.scatter_gather.to_host import HostCopy
-from pyparallel.transfer import engine, to_device
+from pyparallel.transfer import engine, pinned_results, to_device
 from pyparallel.transfer import layout as layout_module
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
@@ -125,6 +126,19 @@ def test_nothing_but_empty_tensors_needs_no_copy():
         handle = start([fake.put(x) for x in empty], fake)
         assert handle.is_done() and all(map(same, handle.get(), empty))
         assert fake.num_copies == fake.num_packs == 0
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_a_default_device_does_not_matter(limit, monkeypatch):
+    errors._warned.add("PP213 ")
+    monkeypatch.setattr(pinned_results.host_slabs, "limit", limit)
+    with FakeDevice() as fake:
+        there = [fake.put(torch.empty(0, 4)), fake.put(torch.ones(3))]
+        with torch.device("meta"):
+            alone = fetch(there[:1], fake)
+            found = fetch(there, fake)
+        assert same(alone[0], torch.empty(0, 4))
+        assert same(found[0], torch.empty(0, 4)) and same(found[1], torch.ones(3))
 
 
 def test_one_copy_for_each_device():

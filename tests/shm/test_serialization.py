@@ -101,6 +101,14 @@ def test_without_a_slab_the_bytes_use_separate_memory() -> None:
     assert same(sent(message).deserialize(), batch)
 
 
+@pytest.mark.parametrize("values", [torch.arange(5), torch.empty(0, 3)])
+def test_a_default_device_does_not_matter(values: torch.Tensor) -> None:
+    message = serialize([values], None, None)
+    with torch.device("meta"):
+        (arrived,) = sent(message).deserialize()
+    assert same(arrived, values)
+
+
 def test_fresh_memory_keeps_no_descriptor_on_either_side() -> None:
     def there_and_back(value: int) -> torch.Tensor:
         fresh = memfd.SharedBuffer(64)

@@ -99,3 +99,13 @@ def test_both_directions_have_streams_of_their_own(calls):
     for api in real:
         del api._streams[DEVICE]
     assert streams[0] is not streams[1]
+
+
+def test_pinned_memory_is_on_the_host_with_any_default_device():
+    """Without an accelerator torch refuses it, but not for the default device."""
+    with torch.device("meta"):
+        if torch.accelerator.is_available():
+            assert torch_return.pinned(1).device.type == "cpu"
+            return
+        with pytest.raises(RuntimeError, match=r"^pin_memory=True requires |^Cannot "):
+            torch_return.pinned(1)
