@@ -19,7 +19,7 @@ class HostCopy:
 
     def __init__(self, batch: Any, api: ReturnApi, snapshot: bool) -> None:
         self._batch = batch
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call `get` in `get`
         self._pending: tuple[TensorSkeleton, MixedHostCopy] | None = None
         skeleton = TensorSkeleton(
             batch, lambda tensor: api.device_of(tensor) is not None
@@ -44,8 +44,9 @@ class HostCopy:
         with self._lock:
             if self._pending is not None:
                 skeleton, copy = self._pending
-                self._batch = skeleton.restore(copy.wait())
-                self._pending = None
+                batch = skeleton.restore(copy.wait())
+                if self._pending is not None:  # no handler was faster
+                    self._batch, self._pending = batch, None
             return self._batch
 
 

@@ -147,7 +147,7 @@ class TorchDevice:
     def __init__(self, engines: Collection[str] = ()) -> None:
         self._engines = engines
         self._streams: dict[torch.device, Any] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of a signal may run while it is held
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return True if the tensor is pinned."""
@@ -165,7 +165,7 @@ class TorchDevice:
         """Return the copy stream of ``device``, created once for the process."""
         with self._lock:
             if device not in self._streams:
-                self._streams[device] = self.new_stream(device)
+                self._streams.setdefault(device, self.new_stream(device))
             return self._streams[device]
 
     def new_stream(self, device: torch.device) -> Any:

@@ -229,6 +229,21 @@ def test_the_host_waits_when_it_reads_and_not_before():
         assert read[0][0].tolist() == [5] * 3
 
 
+def test_a_signal_handler_may_get_the_batch_that_is_awaited():
+    class Interrupted(FakeDevice):
+        def wait_on_host(self, event: threading.Event) -> None:
+            if not handled:
+                handled.append(None)
+                handled[0] = handle.get()
+            super().wait_on_host(event)
+
+    handled: list[Any] = []
+    with Interrupted() as fake:
+        handle = start({"x": fake.put(torch.ones(3))}, fake)
+        found = handle.get()
+    assert found is handled[0] is handle.get() and found["x"].tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_nothing_is_queued_while_a_graph_is_recorded(snapshot):
     message = (

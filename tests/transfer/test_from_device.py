@@ -101,6 +101,17 @@ def test_both_directions_have_streams_of_their_own(calls):
     assert streams[0] is not streams[1]
 
 
+def test_a_signal_handler_may_need_a_stream_that_is_being_created(calls):
+    def create(device: torch.device) -> object:
+        calls.module.Stream.side_effect = lambda device: object()
+        handled.append(api.copy_stream(DEVICE))
+        return object()
+
+    api, handled = device_module.TorchDevice(), list[object]()
+    calls.module.Stream.side_effect = create
+    assert [api.copy_stream(DEVICE)] == handled
+
+
 def test_pinned_memory_is_on_the_host_with_any_default_device():
     """Without an accelerator torch refuses it, but not for the default device."""
     with torch.device("meta"):
