@@ -463,7 +463,10 @@ def memory_of(tensor: Tensor) -> Tensor:
     _checks.check_plain(tensor, "memory_of: tensor")
     storage = tensor.untyped_storage()
     if tensor.is_cpu and tensor.numel():
-        for owner in list(_owners.values()):
+        for reference in _owners.valuerefs():  # atomic, unlike `values`
+            owner = reference()
+            if owner is None:
+                continue
             if 0 <= tensor.data_ptr() - owner.slab.data_ptr() < owner.slab.nbytes:
                 storage = owner.slab.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)

@@ -195,10 +195,11 @@ class WorkersIterator(StatefulIterator, WorkersIter):
         """Return the indices of each batch of a worker that has not arrived."""
         if self._dataset_kind != DatasetKind.Map:
             return []
-        sent = self._sent.copy()  # atomic, because another thread may send tasks
+        # Atomic copies, because another thread may send tasks.
+        sent, known = self._sent.copy(), self._task_info.copy()
         tasks = [
             sent[number]
-            for number, (by, *received) in list(self._task_info.items())
+            for number, (by, *received) in known.items()
             if by == worker and not received and number in sent
         ]
         return [

@@ -65,7 +65,8 @@ class KeepAlive:
 
     def release_done(self) -> int:
         """Drop the sources of finished copies; return how many tickets remain."""
-        for ticket, is_done in list(self._checks.items()):
+        # Before Python 3.12 a destructor may run in `list(items)`, but not in `copy`.
+        for ticket, is_done in self._checks.copy().items():
             if is_done():
                 self._sources.pop(ticket, None)  # another thread may have been faster
                 self._checks.pop(ticket, None)

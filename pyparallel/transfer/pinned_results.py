@@ -87,7 +87,8 @@ class HostSlabs:
 
     def _remove_dead(self) -> None:
         self._takes = 0
-        for number, (storage, nbytes) in list(self._alive.items()):
+        # Not `list`: a destructor may run in it, and need a slab.
+        for number, (storage, nbytes) in self._alive.copy().items():
             # A signal handler may have removed this entry in the meantime.
             if storage.expired() and self._alive.pop(number, None) is not None:
                 self._nbytes -= nbytes

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import threading
 import weakref
+from collections.abc import Callable
 
 import interpreters
 import pytest
+import torch
 
 from pyparallel.transfer import engine
+from pyparallel.transfer.pinned_results import HostSlabs
 
 pytestmark = pytest.mark.one_backend
 
@@ -36,6 +40,44 @@ def test_a_device_that_fails_frees_no_source():
     assert not dropped
     keep_alive.release_when(ticket, lambda: True)
     assert keep_alive.release_done() == 0 and dropped
+
+
+class InCycle:
+    """Garbage that only a collection finds; it then calls a function."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.me, self.function = self, function
+
+    def __del__(self) -> None:
+        self.function()
+
+
+@pytest.mark.parametrize("what", ["sources", "slabs"])
+def test_a_destructor_may_add_memory_during_any_check(what: str) -> None:
+    """A collection starts when objects are allocated, as by lists of pairs."""
+    keep_alive, slabs = engine.KeepAlive(), HostSlabs(1 << 20)
+    kept: list[object] = []
+
+    def hold() -> None:
+        keep_alive.release_when(keep_alive.hold(0), lambda: False)
+
+    def take() -> None:
+        kept.append(slabs.take(1, lambda n: torch.empty(n, dtype=torch.uint8))[0])
+
+    add, check = {
+        "sources": (hold, keep_alive.release_done),
+        "slabs": (take, slabs.in_use),
+    }[what]
+    for _ in range(2000):
+        add()
+    gc.collect()
+    gc.disable()
+    garbage = [InCycle(add) for _ in range(3)]
+    del garbage
+    gc.enable()
+    assert 2000 <= check() <= 2003
+    gc.collect()
+    assert check() == 2003
 
 
 def test_a_forked_child_destroys_no_event():
