@@ -37,6 +37,7 @@ __all__ = [
     "compiled_from",
     "data_collate",
     "data_worker",
+    "dense_parts",
     "foreach_copy",
     "forget_workers",
     "ignored_by_ddp",
@@ -369,6 +370,27 @@ def forget_workers(iterator: Any) -> None:
 def is_split_along_rows(nested: Any) -> bool:
     """Return True if the first dimension of a jagged tensor is the ragged one."""
     return bool(getattr(nested, "_ragged_idx", None) == 1)
+
+
+_PARTS: Mapping[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: (
+        "_indices",
+        "_values",
+    ),  # the public ones need a coalesced tensor
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors whose memory a tensor uses: itself, unless it is sparse."""
+    names = _PARTS.get(tensor.layout)
+    if names is None:
+        return [tensor]
+    tensor = tensor.detach()
+    return [getattr(tensor, name)() for name in names]
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -26,7 +26,7 @@ from torch import nn
 from ..batch.container import map_tensors
 from ..core import thread_state
 from ..core.devices import HOST
-from ..transfer.device import DeviceApi, torch_device
+from ..transfer.device import DeviceApi, keep_parts, torch_device
 from ..transfer.to_device import has_streams
 from ._thread_pool import Place, Task, ThreadPool
 
@@ -144,13 +144,7 @@ def _record_stream(
     api: DeviceApi, tree: Any, device: torch.device, stream: Any
 ) -> None:
     """Record tensors on a stream other than their own, which reads them."""
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if api.holds(device, tensor) and tensor.layout is torch.strided:
-            api.keep(tensor, stream)
-        return tensor
-
-    map_tensors(keep, tree)
+    map_tensors(lambda tensor: keep_parts(api, device, tensor, stream), tree)
 
 
 class _CallerStream(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 
 from ..batch.container import TensorSkeleton, map_tensors
 from ..core.tracing import span
-from ..transfer.device import DeviceApi, torch_device
+from ..transfer.device import DeviceApi, keep_parts, torch_device
 from ..transfer.to_device import MixedCopy, has_streams
 
 Transform = Callable[[Any], Any]
@@ -123,19 +123,20 @@ class DeviceStage:
         return (lambda: skeleton.restore(copy.wait())), nbytes
 
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
-        device, nbytes = self.device, 0
+        device, nbytes, is_moved = self.device, 0, False
         if device is not None:
 
             def to(tensor: torch.Tensor) -> torch.Tensor:
-                nonlocal nbytes
+                nonlocal nbytes, is_moved
                 if tensor.device == device:
                     return tensor
                 nbytes += _nbytes(tensor)
+                is_moved = True  # also without bytes
                 return tensor.to(device)
 
             with span("pyparallel.send"):
                 moved = map_tensors(to, batch)
-            batch = moved if nbytes else batch
+            batch = moved if is_moved else batch
         if self._transform is not None:
             with span("pyparallel.transform"):
                 batch = self._transform(batch)
@@ -167,13 +168,7 @@ class DeviceStage:
         def get_batch() -> Any:
             stream = api.current_stream(device)
             api.wait(stream, event)
-
-            def keep(tensor: torch.Tensor) -> torch.Tensor:
-                if api.holds(device, tensor):
-                    api.keep(tensor, stream)
-                return tensor
-
-            map_tensors(keep, result)
+            map_tensors(lambda tensor: keep_parts(api, device, tensor, stream), result)
             return result
 
         return get_batch

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import backend
+from ..core.torch_private import dense_parts
 
 _CHECKSUM_CHUNK = 1 << 24  # bytes summed at a time; the sum needs three times as many
 
@@ -297,6 +298,19 @@ def _is_capturing_here(device: torch.device) -> bool:
     module = torch.get_device_module(device)
     ask = getattr(module, "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
+
+
+def keep_parts(
+    api: DeviceApi, device: torch.device, tensor: torch.Tensor, stream: Any
+) -> torch.Tensor:
+    """Keep the memory of a tensor of ``device`` from reuse; see `DeviceApi.keep`.
+
+    Torch records no sparse tensor, so its indices and values are kept.
+    """
+    for part in dense_parts(tensor):
+        if api.holds(device, part):
+            api.keep(part, stream)
+    return tensor
 
 
 def row_sums(data: torch.Tensor, row: int) -> torch.Tensor:

@@ -112,6 +112,35 @@ def test_memory_of_a_transform_is_kept_for_the_consumer_that_reads_it() -> None:
     assert read == [bytes([1]) * 500]
 
 
+def coo(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        parts[1][None], parts[2], (3,), check_invariants=False
+    )
+
+
+def csr(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_csr_tensor(*parts, (1, 3), check_invariants=False)
+
+
+@pytest.mark.parametrize(("make", "num_parts"), [(coo, 2), (csr, 3)])
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_the_parts_of_a_sparse_result_are_kept(make: Any, num_parts: int) -> None:
+    kept: list[tuple[int, Any]] = []
+
+    class Recording(FakeDevice):
+        def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+            kept.append((tensor.data_ptr(), stream))
+
+    with Recording() as fake:
+        values = ([0, 2], [0, 2], [1.0, 2.0])
+        parts = [fake.put(torch.tensor(value)) for value in values]
+        stage = DeviceStage(DEVICE, lambda batch: {"sparse": make(*parts)}, fake)
+        get_batch, _ = stage.start({"a": torch.ones(1)}, fake.main)
+        assert get_batch()["sparse"].layout is not torch.strided
+    expected = [(part.data_ptr(), fake.main) for part in parts[-num_parts:]]
+    assert kept == expected
+
+
 def test_memory_is_taken_from_the_stream_of_the_latest_next() -> None:
     fake = FakeDevice()
     with prefetching(fake, lambda: numbers(8), queue_size=1) as pre:
@@ -151,6 +180,16 @@ def test_tensors_on_the_device_are_returned_unchanged() -> None:
     with FakeDevice() as fake:
         land, nbytes = DeviceStage(torch.device("meta"), None, fake).start(batch, None)
         assert land() is batch and nbytes == fake.num_copies == 0
+
+
+def test_without_streams_empty_tensors_are_moved_too() -> None:
+    stage = DeviceStage(None, None)
+    stage.device = torch.device("meta")  # in place of one without streams
+    batch = {"boxes": torch.empty(0, 4)}
+    get_batch, nbytes = stage.start(batch, None)
+    assert get_batch()["boxes"].device.type == "meta" and nbytes == 0
+    get_batch, nbytes = stage.start(moved := get_batch(), None)
+    assert get_batch() is moved and nbytes == 0
 
 
 def test_streams_and_pinned_memory_are_first_used_by_the_consumer() -> None:
