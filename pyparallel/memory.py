@@ -99,18 +99,20 @@ def set_cache_limit(nbytes: int, idle_seconds: float = 10.0) -> None:
     """
     where = "set_cache_limit:"
     try:
-        limit, seconds = operator.index(nbytes), float(idle_seconds)
+        limit = operator.index(nbytes)
+        seconds = float(idle_seconds)
     except (TypeError, ValueError):
         raise BatchTypeError(
             f"{where} nbytes must be an integer and idle_seconds a number, but are "
             f"{type_name(nbytes)} and {type_name(idle_seconds)}."
         ) from None
+    except OverflowError:  # of an integer above the largest float
+        seconds = math.inf
     if not 0 <= limit < 2**63:
         raise BatchValueError(f"{where} nbytes must be 0 or more, but is {nbytes}.")
     if not (math.isfinite(seconds) and 1e-3 <= seconds <= 366 * 86400):
         raise BatchValueError(
-            f"{where} idle_seconds must be between 0.001 and a year, but is "
-            f"{idle_seconds}."
+            f"{where} idle_seconds must be between 0.001 and a year, but is {seconds}."
         )
     backend.bound_cache(limit, seconds)
 

@@ -215,6 +215,7 @@ def test_too_large_a_batch_is_an_error_with_its_size():
         ((1, 0.0), ValueError, "between 0.001 and a year, but is 0.0."),
         ((1, math.nan), ValueError, "between 0.001 and a year, but is nan."),
         ((1, math.inf), ValueError, "between 0.001 and a year, but is inf."),
+        ((1, 10**400), ValueError, "between 0.001 and a year, but is inf."),
     ],
 )
 def test_impossible_bounds_are_refused(args, error, text):
