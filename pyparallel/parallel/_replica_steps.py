@@ -141,7 +141,7 @@ class _Mean:
         if all(isinstance(each, numbers.Real) for each in values):
             if all(each == first for each in values):
                 return first
-            return math.fsum(n * v for n, v in self._weighted(values)) / self._total
+            return _sum([n * v for n, v in self._weighted(values)]) / self._total
         gathered = self._gathered(values, path)
         if not all(map(_is_scalar, values)):
             return gathered
@@ -157,6 +157,13 @@ class _Mean:
         for key in reversed(path):
             values = [{key: each} for each in values]
         return reduce(operator.getitem, path, self._gather(values))
+
+
+def _sum(values: list[Any]) -> Any:
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # infinities, also of both signs
+        return sum(values)
 
 
 def _is_scalar(value: object) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
+import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -230,6 +232,12 @@ class TestCombined:
         assert logged["a"] == 2.0 and logged["b"].item() == 3.0
         assert logged["c"] == {"d": 3.0}
         assert logged["lr"] == 0.1 and type(logged["lr"]) is float
+
+    def test_logs_of_infinite_values_are_infinite_or_nan(self) -> None:
+        inf, most = math.inf, sys.float_info.max
+        parts = ({"a": inf, "b": inf, "c": most}, {"a": -inf, "b": 1.0, "c": most / 2})
+        logged = step(*(output(0.0, 2, log_vars=part) for part in parts))["log_vars"]
+        assert math.isnan(logged["a"]) and logged["b"] == logged["c"] == inf
 
     def test_a_part_without_samples_does_not_count(self) -> None:
         made = step(output(2.0, 4), output(float("nan"), 0))
