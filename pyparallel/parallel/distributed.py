@@ -25,6 +25,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from ..batch import pytree
+from ..batch.container import DataContainer
 from ..core.errors import ModelsDifferError
 from ..core.torch_private import ignored_by_ddp, require
 from ..core.tracing import span
@@ -44,8 +46,9 @@ class MMDistributedDataParallel(DistributedDataParallel):
     ``find_unused_parameters``, ``no_sync``, ``join``, buffer broadcast and the logger
     work as for ``forward``.
 
-    DataContainers are opened for CPU modules (``device_ids=None``, gloo) too. Data that
-    is ``cpu_only`` stays on the host.
+    DataContainers are opened for CPU modules (``device_ids=None``, gloo) too. Such a
+    module gets arguments without containers as they are, as in torch. Data that is
+    ``cpu_only`` stays on the host.
 
     If the ranks' models differ in shapes, dtypes or frozen parameters, every rank
     raises a `ModelsDifferError` that names the tensor, before any tensor changes. With
@@ -147,6 +150,10 @@ class MMDistributedDataParallel(DistributedDataParallel):
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         precision = self.mixed_precision
         dtype = None if precision is None else precision.param_dtype
+        if dtype is None and list(device_ids) == [_HOST] and (inputs or kwargs):
+            leaves, _ = pytree.flatten((inputs, kwargs))
+            if not any(isinstance(leaf, DataContainer) for leaf in leaves):
+                return (inputs,), (kwargs,)
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim, dtype=dtype)
 
 

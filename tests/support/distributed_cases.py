@@ -142,6 +142,11 @@ def calls(rank: int, world: int) -> None:
             assert kwargs == {"flag": True, "none": None}
             assert sorted(model.calls[1][1]) == ["boxes", "img", "label", "metas"]
             assert model.calls[2] == ((), {})
+            images = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+            plain = {"img": images, "wide": torch.ones(1).expand(3), "names": ["a"]}
+            call(plain, more=plain)
+            (found,), kwargs = model.calls[3]
+            assert found is kwargs["more"] is plain and plain["img"] is images
     assert list(ddp.state_dict()) == ["module.layer.weight", "module.layer.bias"]
     # The attributes that code bases read.
     assert ddp.device_ids is ddp.output_device is None
