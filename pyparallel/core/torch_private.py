@@ -43,6 +43,7 @@ __all__ = [
     "ignored_by_ddp",
     "in_forward_ad",
     "innermost_transform",
+    "is_flattened",
     "is_profiling",
     "is_recorded",
     "is_split_along_rows",
@@ -406,6 +407,11 @@ def compiled_from(module: Any) -> Any:
 def ignored_by_ddp(module: nn.Module) -> set[str]:
     """Return the names of the tensors that DDP ignores."""
     return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def is_flattened(parameter: torch.Tensor) -> bool:
+    """Return True for a parameter of ``FullyShardedDataParallel``."""
+    return bool(getattr(parameter, "_fsdp_flattened", False))
 
 
 def seed_locks() -> list[Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..core.errors import SettingTypeError, SettingValueError, type_name
+from ..core.torch_private import is_flattened
 from ._upstream import AmpOptimWrapperBase, provides
 from .optimizer_wrapper import OptimWrapper
 
@@ -23,11 +24,11 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
     """An `OptimWrapper` with autocasting and loss scaling.
 
     Forward passes within `optim_context` run under ``torch.autocast`` for the device of
-    the parameters. The loss is multiplied by a scale before the backward pass, and
-    gradients are divided by it before they are clipped and applied. If a gradient is
-    not finite, the step is skipped and the scale is halved. Losses of bfloat16 are
-    scaled too. A scale that is a power of two, such as torch's defaults, changes no bit
-    of a result in range.
+    the model, also if its sharded parameters are offloaded to the CPU. The loss is
+    multiplied by a scale before the backward pass, and gradients are divided by it
+    before they are clipped and applied. If a gradient is not finite, the step is
+    skipped and the scale is halved. Losses of bfloat16 are scaled too. A scale that is
+    a power of two, such as torch's defaults, changes no bit of a result in range.
 
     Args:
         loss_scale: ``"dynamic"`` for torch's defaults, a number above 0 for a constant
@@ -35,8 +36,9 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
         dtype: ``torch.bfloat16``, ``torch.float16`` or their names, also float32 and
             float64 if the device can autocast to them. None is the default of the
             device: float16 on CUDA, bfloat16 on the CPU.
-        use_fsdp: if True, all ranks skip the same steps (``ShardedGradScaler``), as
-            sharded parameters require. torch.distributed must be initialized.
+        use_fsdp: if True, ``ShardedGradScaler`` makes all ranks skip the same steps.
+            Parameters of ``FullyShardedDataParallel`` always use it. Those of
+            ``fully_shard`` do not need it. torch.distributed must be initialized.
         **kwargs: arguments of `OptimWrapper`, among them ``optimizer``.
 
     Attributes:
@@ -61,7 +63,8 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
         device_type = self._device_type()
         self.cast_dtype: torch.dtype | None = _resolve_dtype(dtype, device_type)
         settings, self._scale_update_param = _parse_loss_scale(loss_scale)
-        scaler = _make_scaler(use_fsdp, device_type, settings)
+        sharded = use_fsdp or any(map(is_flattened, self._parameters()))
+        scaler = _make_scaler(sharded, device_type, settings)
         self.loss_scaler: torch.amp.GradScaler = scaler
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
@@ -79,7 +82,7 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Run the forward pass of a micro-step with autocasting; see `OptimWrapper`."""
-        autocast = torch.autocast(self._device_type(), dtype=self.cast_dtype)
+        autocast = torch.autocast(self._device_type(model), dtype=self.cast_dtype)
         with super().optim_context(model), autocast:
             yield
 
@@ -103,12 +106,16 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
             self.loss_scaler.load_state_dict(before)
             raise
 
-    def _device_type(self) -> str:
-        """Return the type of the current device of the parameters."""
-        groups = self.optimizer.param_groups
-        parameters = (each for group in groups for each in group["params"])
-        device: torch.device = next(parameters).device
-        return device.type
+    def _device_type(self, model: nn.Module | None = None) -> str:
+        """Return the type of the device that computes with the parameters."""
+        first = next(self._parameters())
+        if is_flattened(first):
+            device: Any = getattr(model, "compute_device", None)
+            if device is None:
+                device = torch.accelerator.current_accelerator(check_available=True)
+            return str((device or first.device).type)
+        mesh = getattr(first, "device_mesh", None)
+        return first.device.type if mesh is None else str(mesh.device_type)
 
 
 def _resolve_dtype(dtype: Any, device_type: str) -> torch.dtype | None:

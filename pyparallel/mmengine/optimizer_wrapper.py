@@ -160,11 +160,14 @@ class Accumulation:
             )
         return self._remainder_counts
 
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        """Iterate over the parameters of the optimizer."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
     def _parameters_with_grad(self) -> list[torch.Tensor]:
         """Return the parameters that have a gradient, in the optimizer's order."""
-        groups = self.optimizer.param_groups
-        parameters = (each for group in groups for each in group["params"])
-        return [p for p in parameters if p.requires_grad and p.grad is not None]
+        return [p for p in self._parameters() if p.requires_grad and p.grad is not None]
 
     def _warn_about_batch_norm(self, model: nn.Module | None) -> None:
         if model is None or self._accumulative_counts == 1:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forkserver
@@ -140,6 +142,43 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_settings_that_are_refused(kwargs: Any, cls: Any, message: str) -> None:
     with refuses(f"AmpOptimWrapper: {message}", cls, AssertionError):
         make(**kwargs)
+
+
+class Flattened:
+    """A model under FullyShardedDataParallel, offloaded to the CPU."""
+
+    compute_device = torch.device("mps")
+
+
+@pytest.mark.parametrize(
+    ("mark", "model", "expected"),
+    [
+        ({}, Flattened(), "cpu"),
+        ({"_fsdp_flattened": True}, Flattened(), "mps"),
+        ({"_fsdp_flattened": True}, object(), "xpu"),
+        ({"device_mesh": SimpleNamespace(device_type="xpu")}, object(), "xpu"),
+    ],
+)
+def test_offloaded_parameters_are_cast_for_the_device_that_computes(
+    mark: Any, model: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = torch.device("xpu")
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda **_: accelerator
+    )
+    cast_for = []
+
+    def autocast(device_type: str, dtype: Any) -> Any:
+        cast_for.append(device_type)
+        return nullcontext()
+
+    monkeypatch.setattr(torch, "autocast", autocast)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    vars(parameter).update(mark)
+    wrapper = AmpOptimWrapper(optimizer=torch.optim.SGD([parameter], lr=0.1))
+    with wrapper.optim_context(model):
+        pass
+    assert cast_for == [expected]
 
 
 SHARDED = """

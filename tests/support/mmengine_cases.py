@@ -433,6 +433,18 @@ def norm_clip(parameters: Any) -> Any:
     return nn.utils.clip_grad_norm_(parameters, max_norm=0.2)
 
 
+def skips_together(model: Any, rank: int) -> None:
+    """Skip a step on all ranks if the part of the first one is not finite."""
+    wrapper = mmengine.AmpOptimWrapper(optimizer=sgd(model))
+    before = [each.detach().clone() for each in model.parameters()]
+    wrapper.loss_scaler.scale(torch.ones(()))
+    for each in model.parameters():
+        each.grad = torch.full_like(each, float("inf") if rank == 0 else 1.0)
+    wrapper.step()
+    assert wrapper.loss_scaler.get_scale() == 2**15
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 @case
 def fully_shard(rank: int, world: int) -> None:
     """FSDP2 compared with one process."""
@@ -463,6 +475,7 @@ def fully_shard(rank: int, world: int) -> None:
         names = ["0.weight", "0.bias", "2.weight", "2.bias"]
         assert list(model.state_dict()) == [f"module.body.{name}" for name in names]
         assert mmengine.is_model_wrapper(model)
+    skips_together(model, rank)
 
 
 @case
@@ -489,3 +502,4 @@ def fsdp(rank: int, world: int) -> None:
         assert predicted.shape == (4, 3)
         with FullyShardedDataParallel.summon_full_params(model):
             assert (values(model) - expected).abs().max() < 1e-6
+    skips_together(model, rank)
