@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ _WHOLE = Options(num_targets=1)
 #: Leaves of these classes contain no other objects.
 _SIMPLE = frozenset({torch.Tensor, str, bytes, int, float, bool, type(None)})
 #: Sequences whose items are not objects to move.
-_BYTES = (str, bytes, bytearray, memoryview, range)
+_BYTES = (str, bytes, bytearray, memoryview, range, array)
 # mmengine's method. A subclass that overrides it keeps its own behaviour.
 _element_to = getattr(BaseDataElement, "to", None)
 
@@ -85,6 +86,11 @@ def has_to_method(value: Any) -> bool:
     )
 
 
+def has_items(value: Any) -> bool:
+    """Return True for a sequence whose items `cast_data` moves."""
+    return isinstance(value, Sequence) and not isinstance(value, _BYTES)
+
+
 def _move_tensors(
     leaves: Sequence[Any], parts: Sequence[Any], device: torch.device
 ) -> list[Any]:
@@ -124,7 +130,7 @@ def _cast_other(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
         if non_blocking:
             return leaf.to(device, non_blocking=True)
         return leaf.to(device)
-    if not isinstance(leaf, Sequence) or isinstance(leaf, _BYTES):
+    if not has_items(leaf):
         return leaf
     # A sequence of a type that `pytree` does not flatten.
     items = [cast_data(item, device, non_blocking) for item in leaf]

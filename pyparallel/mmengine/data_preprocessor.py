@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..batch import pytree
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
@@ -20,7 +21,7 @@ from ..core.errors import (
 )
 from ..core.torch_private import version_of
 from ..images.preprocessor import ImagePreprocessor
-from ._cast_data import cast_data
+from ._cast_data import cast_data, has_items
 from ._upstream import BaseDataPreprocessorBase, ImgDataPreprocessorBase, provides
 from .collate import pad_to_batch
 
@@ -72,6 +73,10 @@ class BaseDataPreprocessor(BaseDataPreprocessorBase):
         dataclasses are moved item by item, even if they have such a method. Other
         values (strings, arrays, ranges, ``None``) are returned unchanged.
 
+        In a subclass that overrides this method, it calls the override for each value
+        of a mapping or a sequence, as mmengine's method does. Each tensor is then
+        copied separately.
+
         Raises:
             TypeError: a DataContainer without ``cpu_only`` holds anything but tensors.
             ValueError: a DataContainer has several chunks, or a container contains
@@ -83,6 +88,13 @@ class BaseDataPreprocessor(BaseDataPreprocessorBase):
         host does not. The results are contiguous. If the device is the host, nothing is
         copied.
         """
+        if type(self).cast_data is not BaseDataPreprocessor.cast_data:
+            if isinstance(data, Mapping):
+                cast = {key: self.cast_data(data[key]) for key in data}
+                return pytree.rebuild_mapping(data, cast)
+            if has_items(data):
+                items = [self.cast_data(item) for item in data]
+                return pytree.rebuild_sequence(data, items)
         return cast_data(data, self._device, self._non_blocking)
 
     def forward(self, data: Any, training: bool = False) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections import UserList
+from collections import OrderedDict, UserList, namedtuple
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,22 @@ def test_sequences_of_other_kinds_are_walked() -> None:
     assert result["a"][0].device == META and result["a"][1] == 1
     kept = UserList([1, "a"])
     assert to_meta([kept])[0] is kept
+
+
+def test_an_override_is_called_for_each_value() -> None:
+    class Numpy(BaseDataPreprocessor):
+        def cast_data(self, data: Any) -> Any:
+            if isinstance(data, np.ndarray):
+                return torch.from_numpy(data)
+            return super().cast_data(data)
+
+    pair = namedtuple("pair", "a b")
+    data = OrderedDict(a=[np.ones(2), "text"], b=pair(np.ones(3), (torch.ones(1),)))
+    result = Numpy()(data)
+    assert type(result) is OrderedDict and type(result["b"]) is pair
+    assert torch.equal(result["a"][0], torch.ones(2).double())
+    assert torch.equal(result["b"].a, torch.ones(3).double())
+    assert result["a"][1] == "text" and result["b"].b == data["b"].b
 
 
 def test_objects_with_a_to_method_use_it() -> None:
