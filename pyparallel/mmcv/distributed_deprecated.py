@@ -14,7 +14,8 @@ from ..parallel.registry import MODULE_WRAPPERS
 from ..scatter_gather.scatter import first_arguments, scatter_kwargs
 
 
-@MODULE_WRAPPERS.register_module()
+# Not under its own name, which other code may register.
+@MODULE_WRAPPERS.register_module("distributed_deprecated.MMDistributedDataParallel")
 class MMDistributedDataParallel(nn.Module):
     """A wrapper that broadcasts the state of a model from rank 0 at construction.
 

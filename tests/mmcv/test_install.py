@@ -203,6 +203,27 @@ def test_a_child_registry_of_mmcv_is_seen(run, kind):
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_of_the_name_of_the_wrapper_can_be_registered(run, kind):
+    run(
+        kind,
+        """
+        pyparallel.mmcv.install()
+        import torch
+        from mmcv.parallel import (
+            MODULE_WRAPPERS, MMDistributedDataParallel, is_module_wrapper
+        )
+        from mmcv.parallel.distributed_deprecated import (
+            MMDistributedDataParallel as Deprecated
+        )
+        assert 'MMDistributedDataParallel' not in MODULE_WRAPPERS.module_dict
+        MODULE_WRAPPERS.register_module(module=MMDistributedDataParallel)
+        Deprecated._sync_params = lambda self: None
+        assert is_module_wrapper(Deprecated(torch.nn.Linear(1, 1)))
+        """,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WITH_REGISTRY)
 def test_install_is_refused_if_a_module_has_old_objects(run, kind):
