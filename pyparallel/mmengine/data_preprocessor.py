@@ -213,8 +213,8 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         Stream: see `BaseDataPreprocessor.cast_data`. The images are converted on the
         current stream of the device.
         """
-        _check_batch(data)
         batch = super().forward(data, training)
+        _check_batch(batch)
         inputs = batch["inputs"]
         if isinstance(inputs, Tensor):
             images = self._batch_from_tensor(inputs)

@@ -157,6 +157,17 @@ def test_attributes_that_subclasses_change_count() -> None:
     assert preprocessor(given)["inputs"][0, 0, 0, 0] == -1.5
 
 
+def test_an_override_of_cast_data_may_collate() -> None:
+    class Collating(ImgDataPreprocessor):
+        def cast_data(self, data: Any) -> Any:
+            if isinstance(data, list) and isinstance(data[0], dict):
+                data = {"inputs": [sample["inputs"] for sample in data]}
+            return super().cast_data(data)
+
+    result = Collating()([{"inputs": torch.full((1, 1, 1), 3.0)}] * 2)
+    assert result["inputs"].flatten().tolist() == [3, 3]
+
+
 def test_numbers_made_in_inference_mode() -> None:
     with torch.inference_mode():
         preprocessor = ImgDataPreprocessor([1.0], [2.0])
