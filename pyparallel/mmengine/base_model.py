@@ -7,6 +7,7 @@ import pkgutil
 from abc import ABCMeta, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -180,17 +181,27 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         """Call the model with the preprocessed batch as its arguments."""
         return run_forward(self, data, mode, type(self).__name__)
 
-    def _set_device(self, device: torch.device) -> None:
-        """Set the device of batches; for code that calls mmengine's method."""
-        for preprocessor in self._preprocessors():
-            preprocessor._device = device
+    def _set_device(self, device: torch.device | str | int | None) -> None:
+        """Set the device of batches; for code that calls mmengine's method.
+
+        Every method that moves the model calls an override.
+        """
+        if device is not None:
+            for preprocessor in self._preprocessors():
+                preprocessor._device = torch.device(device)
 
     def _apply(self, fn: Apply, recurse: bool = True) -> BaseModel:
         """Update the device of mmengine's own preprocessors; ours update themselves."""
         nn.Module._apply(self, fn, recurse)
-        for preprocessor in self._preprocessors():
+        preprocessors = self._preprocessors()
+        for preprocessor in preprocessors:
             if not isinstance(preprocessor, BaseDataPreprocessor):
                 preprocessor._device = device_after(fn, preprocessor._device)
+        if type(self)._set_device is not BaseModel._set_device:
+            tensors = chain(self.parameters(), self.buffers())
+            devices = [each._device for each in preprocessors]
+            devices += (each.device for each in tensors)
+            self._set_device(devices[0] if devices else torch.device("cpu"))
         return self
 
     def _preprocessors(self) -> list[Any]:

@@ -186,13 +186,27 @@ def test_every_way_to_move_a_model_moves_the_target_of_its_batches() -> None:
     assert model.data_preprocessor.device == meta
     model.double()
     assert model.data_preprocessor.device == meta
-    model._set_device(cpu)  # as mmengine's code does
-    assert [each.device for each in both] == [cpu, cpu]
+    for name in (cpu, "cpu", None):  # as mmengine's code does
+        model._set_device(name)
+        assert [each.device for each in both] == [cpu, cpu]
     wrapped = nn.Sequential(model)
     wrapped.to("meta")
     assert [each.device for each in both] == [meta, meta]
     model.to_empty(device="cpu").cpu()
     assert [each.device for each in both] == [cpu, cpu]
+
+
+@pytest.mark.parametrize("preprocessor", [None, nn.Identity()])
+def test_an_override_of_set_device_is_called(preprocessor: Any) -> None:
+    class Watching(ToyModel):  # type: ignore[misc,valid-type]
+        def _set_device(self, device: Any) -> None:
+            seen.append(device)
+            super()._set_device(device)
+
+    seen: list[torch.device] = []
+    model = Watching(preprocessor)
+    model.to("cpu").to("meta").half().to_empty(device="cpu").cpu()
+    assert [device.type for device in seen] == ["cpu", "meta", "meta", "cpu", "cpu"]
 
 
 class TestLosses:
