@@ -149,6 +149,18 @@ def upstream(name: str) -> Any:
     return _found.names.get(name)
 
 
+def init_module(base: type, module: nn.Module) -> None:
+    """Call the ``__init__`` after those of mmengine: of a mixin, or of ``nn.Module``.
+
+    Args:
+        base: a base class of this module.
+        module: the instance.
+    """
+    order = base.__mro__
+    last: Any = order[order.index(nn.Module) - 1]
+    super(last, module).__init__()
+
+
 def _base(name: str) -> type:
     """Return mmengine's class of this name, or its substitute without mmengine."""
     found: type | None = upstream(name)

@@ -18,6 +18,7 @@ from ._steps import run_forward
 from ._upstream import (
     BaseDataPreprocessorBase,
     BaseModelBase,
+    init_module,
     provided,
     provides,
     upstream,
@@ -62,7 +63,7 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
         data_preprocessor: dict[str, Any] | nn.Module | None = None,
         init_cfg: Any = None,
     ) -> None:
-        nn.Module.__init__(self)
+        init_module(BaseModelBase, self)
         self._is_init = False
         self.init_cfg: Any = copy.deepcopy(init_cfg)
         self.data_preprocessor = _build_preprocessor(data_preprocessor)

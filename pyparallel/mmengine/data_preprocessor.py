@@ -22,7 +22,12 @@ from ..core.errors import (
 from ..core.torch_private import version_of
 from ..images.preprocessor import ImagePreprocessor
 from ._cast_data import cast_data, has_items
-from ._upstream import BaseDataPreprocessorBase, ImgDataPreprocessorBase, provides
+from ._upstream import (
+    BaseDataPreprocessorBase,
+    ImgDataPreprocessorBase,
+    init_module,
+    provides,
+)
 from .collate import pad_to_batch
 
 #: The function that ``Module.to`` and similar methods pass to ``Module._apply``.
@@ -55,7 +60,7 @@ class BaseDataPreprocessor(BaseDataPreprocessorBase):
     cpu: Any = nn.Module.cpu
 
     def __init__(self, non_blocking: bool | None = False) -> None:
-        nn.Module.__init__(self)
+        init_module(BaseDataPreprocessorBase, self)
         self._non_blocking = bool(non_blocking)
         self._device = torch.device("cpu")
 

@@ -107,6 +107,19 @@ def test_preprocessors_by_module_by_config_and_by_default() -> None:
     )
 
 
+@pytest.mark.parametrize("cls", [Only, BaseDataPreprocessor, ImgDataPreprocessor])
+def test_a_mixin_is_initialized(cls: Any) -> None:
+    class Mixin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixed = True
+
+    class Mixed(cls, Mixin):  # type: ignore[misc]
+        pass
+
+    assert Mixed().mixed and Mixed().eval().training is False
+
+
 @pytest.mark.usefixtures("no_mmengine")
 @pytest.mark.parametrize("scope", ["", "mmengine.", "pyparallel."])
 def test_names_of_preprocessors_are_known_without_mmengine(scope: str) -> None:
