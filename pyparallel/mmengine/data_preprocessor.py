@@ -331,8 +331,8 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
     def _current_kernel(self) -> ImagePreprocessor | None:
         """Return the kernel for the present attributes, which subclasses may set."""
         rows = (self.mean, self.std) if self._enable_normalize else ()
-        if any(row.is_inference() for row in rows):
-            return None  # inference tensors have no version counter
+        if any(row.is_inference() or row.is_meta or row.requires_grad for row in rows):
+            return None  # without a version counter, without values, with a gradient
         versions = [version_of(row) for row in rows]
         swaps = self._channel_conversion
         options = (swaps, self.pad_size_divisor, self.pad_value, *versions)

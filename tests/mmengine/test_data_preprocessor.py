@@ -175,6 +175,18 @@ def test_numbers_made_in_inference_mode() -> None:
     assert result["inputs"].item() == -0.5
 
 
+def test_numbers_with_a_gradient_or_without_values() -> None:
+    preprocessor = ImgDataPreprocessor([1.0], [2.0])
+    given = {"inputs": [torch.zeros(1, 1, 1)]}
+    preprocessor.mean.requires_grad_()
+    preprocessor(given)["inputs"].backward()
+    assert preprocessor.mean.grad is not None and preprocessor.mean.grad.item() == -0.5
+    meta = ImgDataPreprocessor([1.0], [2.0]).to("meta")
+    for inputs in ([torch.zeros(1, 1, 2)] * 2, torch.zeros(2, 1, 1, 2)):
+        batch = meta({"inputs": inputs})["inputs"]
+        assert batch.is_meta and batch.shape == (2, 1, 1, 2)
+
+
 def test_tuples_scalars_and_sizes_beyond_the_range_of_float32_are_stacked() -> None:
     assert stack_batch((torch.ones(2), torch.ones(2))).shape == (2, 2)
     assert stack_batch([torch.ones(()), torch.zeros(())]).tolist() == [1, 0]
