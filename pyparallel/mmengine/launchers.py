@@ -34,10 +34,12 @@ def init_dist(
             an accelerator, ``gloo`` replaces a backend that needs one, with a warning.
         init_backend: must be ``"torch"``; mmengine's other values are not supported.
         **kwargs: arguments of ``torch.distributed.init_process_group``. ``timeout`` may
-            be a number of seconds. ``port`` is the port of the first node.
+            be a number of seconds. ``port`` is the port of the first node. With a
+            ``store``, or an ``init_method`` other than ``env://``, ``MASTER_ADDR`` and
+            ``MASTER_PORT`` may be missing.
 
     Raises:
-        TypeError: ``timeout`` is neither a number nor a timedelta.
+        TypeError: ``timeout`` is not a number, a timedelta or None.
         ValueError: the launcher or ``init_backend`` is unknown.
         RuntimeError: a variable of the launcher is missing; this machine has fewer
             accelerators than processes; ``scontrol`` failed.
@@ -61,11 +63,15 @@ def init_dist(
         )
     if launcher == "none":
         return
-    if "timeout" in kwargs:
+    if kwargs.get("timeout") is not None:
         kwargs["timeout"] = _to_timedelta(kwargs["timeout"])
     port = kwargs.pop("port", None)
     os.environ.update(_ENVIRONMENTS[launcher](port))
-    _require_variables("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    wanted = ["RANK", "WORLD_SIZE", "LOCAL_RANK"]
+    method = kwargs.get("init_method") or "env://"
+    if method.startswith("env://") and kwargs.get("store") is None:
+        wanted += ["MASTER_ADDR", "MASTER_PORT"]
+    _require_variables(*wanted)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     backend = _backend(backend, accelerator)
     if accelerator is not None:

@@ -73,6 +73,28 @@ def test_options_reach_the_group(groups: Any) -> None:
     assert os.environ["MASTER_PORT"] == "5"
 
 
+@pytest.mark.parametrize(
+    ("options", "wants_address"),
+    [
+        ({"init_method": "tcp://host:123", "rank": 1, "world_size": 4}, False),
+        ({"store": object(), "rank": 1, "world_size": 4}, False),
+        ({"init_method": "env://", "timeout": None, "store": None}, True),
+        ({"init_method": None}, True),
+    ],
+)
+def test_an_address_is_needed_only_by_the_default_method(
+    options: Any, wants_address: bool, groups: Any
+) -> None:
+    os.environ.update(dict(list(TORCHRUN.items())[:3]))
+    if wants_address:
+        assert refused("pytorch", **options)[1] == MISSING.format(
+            ", ".join(NAMES), "MASTER_ADDR, MASTER_PORT"
+        )
+        os.environ.update(TORCHRUN)
+    init_dist("pytorch", **options)
+    assert groups == [{"backend": "gloo", **options}]
+
+
 def test_a_backend_for_accelerators_is_replaced_without_one(
     groups: Any,
 ) -> None:
