@@ -176,6 +176,12 @@ def check_int(value: Any, least: int, where: str, rule: str = "an integer") -> i
     return number
 
 
+def check_whole(value: Any, least: int, where: str) -> int:
+    """Return `check_int` of a value that may also be a float such as 2.0."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return check_int(int(value) if is_whole else value, least, where)
+
+
 class BatchWarning(UserWarning):
     """A property of a batch that mmcv 1.x silently accepted."""
 

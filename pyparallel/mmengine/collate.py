@@ -24,7 +24,7 @@ from ..core.errors import (
     BatchValueError,
     EmptyBatchError,
     MissingKeyError,
-    check_int,
+    check_whole,
     format_path,
     type_name,
 )
@@ -164,7 +164,7 @@ def pad_to_batch(
                 f"{name(0)}, but has shape {tuple(tensor.shape)}. Convert the images "
                 "to one number of channels."
             )
-    divisor = check_int(pad_size_divisor, 1, "stack_batch: pad_size_divisor")
+    divisor = check_whole(pad_size_divisor, 1, "stack_batch: pad_size_divisor")
     pad_dims = max(tensors[0].dim() - 1, 0)
     values = [pad_value] * len(tensors)
     stacked: Any = stack.stack_padded(

@@ -16,7 +16,7 @@ from ..core.errors import (
     BatchTypeError,
     BatchValueError,
     MissingKeyError,
-    check_int,
+    check_whole,
     type_name,
 )
 from ..core.torch_private import version_of
@@ -192,7 +192,7 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
                 self.register_buffer(option, column, persistent=False)
         self._channel_conversion = rgb_to_bgr or bgr_to_rgb
         where = "ImgDataPreprocessor: pad_size_divisor"
-        self.pad_size_divisor: int = check_int(pad_size_divisor, 1, where)
+        self.pad_size_divisor: int = check_whole(pad_size_divisor, 1, where)
         self.pad_value = pad_value
         self._cached_kernel: _CachedKernel | None = None
 

@@ -17,7 +17,7 @@ from ..core.errors import (
     OptimWarning,
     SettingTypeError,
     SettingValueError,
-    check_int,
+    check_whole,
     type_name,
     warn,
     warn_once,
@@ -37,7 +37,7 @@ class Accumulation:
     optimizer: Optimizer
 
     def __init__(self, accumulative_counts: int) -> None:
-        self._accumulative_counts = check_int(
+        self._accumulative_counts = check_whole(
             accumulative_counts, 1, "OptimWrapper: accumulative_counts"
         )
         self._inner_count = 0
@@ -89,14 +89,16 @@ class Accumulation:
             init_counts: completed micro-steps, 0 or more. If they end within a group,
                 the next update has fewer micro-steps, and a warning is issued.
             max_counts: micro-steps of the whole run, including the completed ones;
-                -1 if unknown.
+                negative if unknown.
 
         Raises:
-            TypeError, ValueError: a count is not an integer, or is too small.
+            TypeError, ValueError: a count is not a whole number, or ``init_counts`` is
+                negative.
         """
         where = "OptimWrapper.initialize_count_status: "
-        done = check_int(init_counts, 0, where + "init_counts")
-        most = check_int(max_counts, -1, where + "max_counts")
+        done = check_whole(init_counts, 0, where + "init_counts")
+        is_unknown = isinstance(max_counts, int | float) and max_counts < 0
+        most = -1 if is_unknown else check_whole(max_counts, 0, where + "max_counts")
         every = self._accumulative_counts
         if done % every:
             warn(

@@ -190,6 +190,9 @@ def test_numbers_with_a_gradient_or_without_values() -> None:
 def test_tuples_scalars_and_sizes_beyond_the_range_of_float32_are_stacked() -> None:
     assert stack_batch((torch.ones(2), torch.ones(2))).shape == (2, 2)
     assert stack_batch([torch.ones(()), torch.zeros(())]).tolist() == [1, 0]
+    assert stack_batch([torch.ones(1, 2)], pad_size_divisor=4.0).shape == (1, 1, 4)
+    whole = ImgDataPreprocessor(pad_size_divisor=4.0)  # as a config may give it
+    assert whole({"inputs": torch.ones(1, 1, 2, 2)})["inputs"].shape == (1, 1, 4, 4)
     size = 2**24 + 1
     tensor = torch.zeros(1, size, dtype=torch.uint8)
     assert stack_batch([tensor, tensor[:, :3]]).shape == (2, 1, size)

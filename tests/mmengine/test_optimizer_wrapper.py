@@ -220,6 +220,21 @@ def test_settings_that_are_refused(kwargs: Any, cls: Any, message: str) -> None:
         OptimWrapper(**{"optimizer": runs.optimizer(Recorded()), **kwargs})
 
 
+@pytest.mark.parametrize(("total", "expected"), [(5.0, [2, 4, 5]), (-4, [2, 4])])
+def test_counts_may_be_whole_floats_and_a_negative_total_is_unknown(
+    total: Any, expected: list[int]
+) -> None:
+    zero: Any = 0.0
+    _, wrapper = make(accumulative_counts=2.0)
+    wrapper.initialize_count_status(None, zero, total)
+    steps = []
+    for number in range(1, 6):
+        wrapper.backward(wrapper.scale_loss(torch.ones((), requires_grad=True)))
+        if wrapper.should_update():
+            steps.append(number)
+    assert steps == expected
+
+
 STATUS = "initialize_count_status"
 REFUSED_CALLS: list[tuple[str, tuple[Any, ...], tuple[type[Exception], ...], str]] = [
     ("update_params", (0,), (TypeError, AttributeError),
@@ -227,8 +242,8 @@ REFUSED_CALLS: list[tuple[str, tuple[Any, ...], tuple[type[Exception], ...], str
      "'loss' in its key."),
     (STATUS, (None, -1, 4), (ValueError,),
      f".{STATUS}: init_counts must be an integer of 0 or more, but is -1."),
-    (STATUS, (None, 2, -2), (ValueError,),
-     f".{STATUS}: max_counts must be an integer of -1 or more, but is -2."),
+    (STATUS, (None, 2, None), (TypeError,),
+     f".{STATUS}: max_counts must be an integer of 0 or more, but is None (None)."),
 ]  # fmt: skip
 
 
