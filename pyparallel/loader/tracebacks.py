@@ -59,6 +59,28 @@ def _is_own_frame(entry: TracebackType) -> bool:
     return name.partition(".")[0] == "pyparallel"
 
 
+def has_frame(error: BaseException, name: str, file: str) -> bool:
+    """Return True if an error came through a function of this name.
+
+    Args:
+        error: The error.
+        name: The name of the function.
+        file: The end of the name of its file.
+    """
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if code.co_name == name and code.co_filename.endswith(file):
+            return True
+        step = step.tb_next
+    return False
+
+
+def is_of_worker(error: BaseException) -> bool:
+    """Return True if a worker raised an error, which torch raised again here."""
+    return has_frame(error, "reraise", "_utils.py")
+
+
 _repr = reprlib.Repr()
 _repr.maxlist = _repr.maxtuple = 32
 _repr.maxstring = _repr.maxother = 200

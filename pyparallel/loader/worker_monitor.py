@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 
 from ..batch import pytree
 from ..core.torch_private import forget_workers, pin_memory_loop, seed_locks
-from .tracebacks import format_indices, rank_text
+from .tracebacks import format_indices, is_of_worker, rank_text
 
 #: The interval at which a wait checks the workers, in seconds.
 SLICE = 0.1
@@ -342,9 +342,8 @@ def explain_error(error: BaseException, source: Any) -> BaseException:
     """
     if str(error).startswith(_TORCH_SAYS_LATE) and hasattr(source, "describe_late"):
         return RuntimeError(f"{error}: {source.describe_late()}")
-    if not has_workers(source) or not (
-        is_torch_report(error) or isinstance(error, _BROKEN)
-    ):
+    is_broken = isinstance(error, _BROKEN) and not is_of_worker(error)
+    if not has_workers(source) or not (is_torch_report(error) or is_broken):
         return error
     deadline = time.monotonic() + GRACE
     while (dead := find_dead_worker(source, any_code=True)) is None:

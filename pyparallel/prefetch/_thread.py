@@ -21,7 +21,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -32,6 +31,7 @@ from ..core.torch_private import DatasetKind
 from ..core.tracing import span
 from ..loader import worker_monitor
 from ..loader.stats import Meter
+from ..loader.tracebacks import has_frame, is_of_worker
 from ._to_device import DeviceStage, QueueItem, loader_state
 
 #: Seconds that `stop` waits for the thread.
@@ -40,8 +40,6 @@ STOP_SECONDS = 1.0
 EXIT_SECONDS = 5.0
 #: Seconds after which `stop` ends workers that are still making a batch.
 WORKER_SECONDS = 0.5
-# Functions of torch that call the dataset, or raise the error of a worker.
-_DATASET_CALLS = (("fetch", "fetch.py"), ("reraise", "_utils.py"))
 _TOO_LATE = (
     "PreDataLoader: an epoch must start before the interpreter exits, but it is "
     "exiting. Iterate over the loader itself."
@@ -324,7 +322,7 @@ def early_end_error(
         getattr(loader, "_dataset_kind", None) != DatasetKind.Map
     ):
         return None
-    if not _raised_in_dataset(end.__traceback__):
+    if not (has_frame(end, "fetch", "fetch.py") or is_of_worker(end)):
         return None
     try:
         length = f"{len(loader)}"
@@ -335,16 +333,6 @@ def early_end_error(
         f"collate_fn raised StopIteration after {num_batches} of {length} batches. "
         "Raise another error there."
     )
-
-
-def _raised_in_dataset(step: TracebackType | None) -> bool:
-    while step is not None:
-        code = step.tb_frame.f_code
-        for name, file in _DATASET_CALLS:
-            if code.co_name == name and code.co_filename.endswith(file):
-                return True
-        step = step.tb_next
-    return False
 
 
 _running: weakref.WeakSet[PrefetchThread] = weakref.WeakSet()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ import traceback
 import weakref
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from prefetch_loaders import (
@@ -30,7 +32,7 @@ from prefetch_loaders import (
     prefetch_threads,
     until,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import pyparallel
 from pyparallel import LoaderWarning, PreDataLoader
@@ -93,6 +95,45 @@ def test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_iterator(
             frames = traceback.extract_tb(caught.value.__traceback__)
             assert frames[-1].name == "__call__"  # of Raise: the very place
         assert [next(it, "end") for _ in range(3)] == ["end"] * 3
+
+
+class TwoShards(IterableDataset):
+    """The first shard ends at once. The second one fails after its worker ended."""
+
+    def __init__(self) -> None:
+        self.first_pid = multiprocessing.Value("i", 0)
+
+    def __iter__(self) -> Any:
+        yield 0
+        if get_worker_info().id == 0:
+            self.first_pid.value = os.getpid()
+            return
+        until(lambda: self.first_pid.value)
+        first = psutil.Process(self.first_pid.value)
+        until(lambda: first.status() == psutil.STATUS_ZOMBIE)
+        raise ConnectionError("the second shard")
+
+
+@pytest.mark.parametrize(
+    ("cls", "wrap"),
+    [
+        (DataLoader, PreDataLoader),
+        (pyparallel.DataLoader, PreDataLoader),
+        (pyparallel.DataLoader, iter),
+    ],
+)
+def test_a_connection_error_of_a_dataset_is_no_death_of_another_worker(
+    cls: Any, wrap: Any
+) -> None:
+    got = []
+    with pytest.raises(ConnectionError) as caught:
+        for batch in wrap(cls(TwoShards(), num_workers=2)):
+            got.append(batch.tolist())
+    first, *_, last = str(caught.value).strip().splitlines()
+    where = "" if cls is DataLoader else ", at sample 1"
+    assert first == f"Caught ConnectionError in DataLoader worker process 1{where}."
+    assert last == "ConnectionError: the second shard"
+    assert got == [[0], [0]]
 
 
 @pytest.mark.parametrize("where", ["iter", "transform"])
