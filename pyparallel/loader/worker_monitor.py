@@ -83,6 +83,12 @@ _queues: dict[int, list[Any]] = {}
 class Stopped(Exception):
     """The wait for a batch was cancelled."""
 
+    def __str__(self) -> str:
+        return (
+            "PreDataLoader: one pass at a time must read an iterator with workers, but "
+            "a pass that was closed still reads it. Make a new iterator."
+        )
+
 
 def has_workers(source: Any) -> bool:
     """Return True for an iterator of torch or torchdata with worker processes."""
@@ -227,10 +233,10 @@ def watch(source: Any, stopped: Callable[[], bool]) -> None:
 
 def release(source: Any, loader: Any) -> None:
     """End an iterator, also in the middle of its epoch."""
-    if source is loader:  # the user's iterator, which may be used elsewhere
-        return
     with contextlib.suppress(AttributeError, TypeError):  # no __dict__
         vars(source).pop("_try_get_data", None)
+    if source is loader:  # the user's iterator, which may be used elsewhere
+        return
     if has_workers(source):
         if not source._persistent_workers:  # persistent workers belong to the loader
             source._shutdown_workers()

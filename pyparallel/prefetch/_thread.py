@@ -101,8 +101,11 @@ class PrefetchThread:
 
     # Called by the consumer.
 
-    def take(self) -> QueueItem | None:
-        """Wait for the next item and return it; None at the end.
+    def take(self, taken: list[QueueItem]) -> None:
+        """Wait for the next item and append it to a list, unless it is the end.
+
+        A signal handler may raise at any time. If it leaves the list empty, the item
+        remains for the next call.
 
         Raises:
             RuntimeError: this process was forked; a worker died.
@@ -115,15 +118,14 @@ class PrefetchThread:
         with self.changed:
             while not self.items:
                 if self.finished:
-                    return None
+                    return
                 self._wait(deadline)
-            item = self.items.popleft()
-            if item.get_batch is None:
+            taken.append(self.items[0])
+            if self.items.popleft().get_batch is None:
                 self.finished = True
             else:
                 self.num_taken += 1
             self.changed.notify_all()
-            return item
 
     def check_process(self) -> None:
         """Raise RuntimeError in a process that was forked after the thread started."""
@@ -209,6 +211,10 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
         prefetch_thread.items.clear()
         prefetch_thread.changed.notify_all()
     del dropped  # free memory without holding the lock
+    source = prefetch_thread.source
+    is_nested = isinstance(getattr(source, "_thread", None), PrefetchThread)
+    if is_nested and source is not prefetch_thread.options.loader:
+        source.close()  # the thread may wait for a batch of it
     thread = prefetch_thread.thread
     if thread is threading.current_thread() or thread.ident is None:
         return
@@ -224,15 +230,15 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
         )
 
 
-def iterate(loader: Any) -> Any:
-    """Return an iterator over a loader, or over the result of a function."""
+def call_loader(loader: Any) -> Any:
+    """Return a loader, or the result of a function."""
     made = loader if is_iterable(loader) else loader()
     if not is_iterable(made):
         raise BatchTypeError(
             "PreDataLoader: loader must be a function that returns an iterable, but "
             f"returned {type_name(made)}."
         )
-    return iter(made)
+    return made
 
 
 def is_iterable(loader: Any) -> bool:
@@ -244,8 +250,6 @@ def _run(prefetch_thread: PrefetchThread) -> None:
     try:
         with thread_state.applied(prefetch_thread.state):
             _produce(prefetch_thread)
-    except worker_monitor.Stopped:
-        pass
     except BaseException as error:
         explained = _consumer_error(error, prefetch_thread.source)
         worker_monitor.clear_error_frames(explained, prefetch_thread.source)
@@ -281,7 +285,8 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     dead = worker_monitor.find_dead_worker(worker_monitor.persistent_iterator(loader))
     if dead is not None:  # torch would wait five seconds for it
         raise worker_monitor.dead_worker_error(dead)
-    source = iterate(loader)
+    made = call_loader(loader)
+    source = iter(made)
     prefetch_thread.set_source(source)
     worker_monitor.take_over(source)
     worker_monitor.watch(source, lambda: prefetch_thread.stopping)
@@ -293,7 +298,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
             with span("pyparallel.fetch"):
                 batch = next(source)
         except StopIteration as end:
-            if error := early_end_error(end, loader, num_batches):
+            if error := early_end_error(end, made, num_batches):
                 raise error from end
             prefetch_thread.put(QueueItem(state=loader_state(loader)))
             return

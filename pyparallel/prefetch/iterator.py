@@ -35,9 +35,13 @@ class PrefetchIterator:
         self._owner = weakref.ref(owner)
         self._thread = prefetch_thread
         prefetch_thread.options.meter.pause()
-        prefetch_thread.start()
         self._stop = weakref.finalize(self, _stop_thread, prefetch_thread)
         self._stop.atexit = False  # `_thread` stops all threads at exit
+        try:
+            prefetch_thread.start()
+        except BaseException:  # of a signal handler: the thread may run
+            self.close()
+            raise
 
     def __iter__(self) -> PrefetchIterator:
         """Return this iterator."""
@@ -45,47 +49,46 @@ class PrefetchIterator:
 
     def __next__(self) -> Any:
         """Return the next batch, for the current stream; see `PreDataLoader`."""
-        meter = self._thread.options.meter
-        with meter.waiting(), span("pyparallel.wait"):
-            item = self._thread.take()
-            if item is not None and item.get_batch is not None:
-                batch = self._get_batch(item)
-        if item is None or item.get_batch is None:
-            meter.pause()
-            try:
-                self._finish(item)
-            except BaseException as error:
-                hide_frames(error)
-                raise
-            finally:
-                del item  # the error would refer to itself by its traceback
-            raise StopIteration
-        meter.add(batches=1)
-        owner = self._owner()
-        if owner is not None:
-            owner._on_batch(item.state)
-        return batch
-
-    def _get_batch(self, item: QueueItem) -> Any:
+        taken: list[QueueItem] = []
         try:
-            return item.get_batch() if item.get_batch else None
-        except BaseException:  # the batch is lost, so no later one may follow
-            self.close()
+            return self._next(taken)
+        except BaseException as error:
+            if taken:  # an item is lost, so no later one may follow
+                self.close()
+                taken.clear()  # the error would refer to itself by its traceback
+                hide_frames(error)
             raise
 
-    def _finish(self, item: QueueItem | None) -> None:
+    def _next(self, taken: list[QueueItem]) -> Any:
+        """Return the next batch. Append its item to a list before removing it."""
+        meter = self._thread.options.meter
+        with meter.waiting(), span("pyparallel.wait"):
+            self._thread.take(taken)
+            get_batch = taken[0].get_batch if taken else None
+            if get_batch is not None:
+                batch = get_batch()
+        if get_batch is not None:
+            meter.add(batches=1)
+            if (owner := self._owner()) is not None:
+                owner._on_batch(taken[0].state)
+            return batch
+        meter.pause()
+        if taken:  # otherwise the iterator was closed, or has ended before
+            self._finish(taken[0])
+        raise StopIteration
+
+    def _finish(self, item: QueueItem) -> None:
         """Join the thread; raise its error, or record the end of the epoch."""
-        if item is None:  # the iterator was closed, or has ended before
-            return
-        self.close()
-        if item.error is not None:
-            try:
-                raise item.error
-            finally:
-                del item  # the error would refer to itself by its traceback
-        owner = self._owner()
-        if owner is not None:
-            owner._on_end(item.state)
+        try:
+            self.close()
+        finally:  # close() may warn, and a filter may turn warnings into errors
+            if item.error is not None:
+                try:
+                    raise item.error
+                finally:
+                    del item  # the error would refer to itself by its traceback
+            if (owner := self._owner()) is not None:
+                owner._on_end(item.state)
 
     def close(self) -> None:
         """Stop the thread; from now on ``next()`` raises ``StopIteration``."""

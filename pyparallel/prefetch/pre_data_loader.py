@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -122,7 +123,7 @@ class PreDataLoader:
     def _start_pass(self) -> PrefetchIterator:
         if os.getpid() != self._pid:
             self._reset()
-        if isinstance(self.loader, Iterator) or shares_iterator(self.loader):
+        if _is_own_iterator(self.loader) or shares_iterator(self.loader):
             self._close_iterators()
         options = Options(
             self.loader, self._device_stage, self.queue_size, self.timeout, self._meter
@@ -137,7 +138,8 @@ class PreDataLoader:
     def _on_end(self, state: LoaderState | None) -> None:
         self._state = state
         if self.next_epoch and self._ahead is None:
-            self._ahead = self._start_pass()
+            with contextlib.suppress(Exception):  # the next iter() raises it
+                self._ahead = self._start_pass()
 
     def __next__(self) -> Any:
         """Return the next batch of this object's pass; start a pass if none is active.
@@ -262,6 +264,11 @@ def _rebuild(
     options: dict[str, Any],
 ) -> PreDataLoader:
     return cls(loader, device, queue_size, **options)
+
+
+def _is_own_iterator(loader: Any) -> bool:
+    # A PreDataLoader has `__next__`, too, but starts a new pass at each iter().
+    return isinstance(loader, Iterator) and not isinstance(loader, PreDataLoader)
 
 
 def _check_loader(loader: Any) -> None:

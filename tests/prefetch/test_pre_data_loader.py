@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import pyparallel
 from pyparallel import DataContainer as DC
 from pyparallel import LoaderStats, PreDataLoader
+from pyparallel.prefetch import _thread
 
 Pair = namedtuple("Pair", ["left", "right"])
 pytestmark = pytest.mark.tsan
@@ -92,6 +93,11 @@ def test_a_loader_that_is_its_own_iterator_has_one_iterator_at_a_time() -> None:
         assert list(second) == [2, 3, 4, 5, 6, 7, 8, 9]  # fetched batches are lost
 
 
+def test_passes_over_another_pre_data_loader_are_independent() -> None:
+    with passes([1, 2]) as inner, passes(inner) as pre:
+        assert [(a, b) for a in pre for b in pre] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
 def test_persistent_workers_serve_one_pass_at_a_time() -> None:
     plain = loader(2, persistent_workers=True)
     with passes(plain) as pre:
@@ -131,6 +137,18 @@ def test_the_next_epoch_is_prefetched_only_on_request() -> None:
         until(lambda: starts == [0, 1, 2])
         assert list(pre) == [1, 2]
         until(lambda: starts == [0, 1, 2, 3])
+
+
+def test_a_next_epoch_that_cannot_start_is_an_error_of_its_iter() -> None:
+    with passes([1, 2], next_epoch=True) as pre:
+        it = iter(pre)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_thread._exiting, "is_set", lambda: True)
+            assert list(it) == [1, 2]
+            with pytest.raises(RuntimeError) as caught:
+                iter(pre)
+        assert str(caught.value) == _thread._TOO_LATE
+        assert list(pre) == [1, 2]
 
 
 def test_a_loader_without_length_works_and_has_no_len() -> None:

@@ -79,11 +79,15 @@ def test_a_pass_can_be_closed_by_itself() -> None:
         assert not prefetch_threads() and next(it, "end") == "end"
 
 
-def test_workers_in_the_middle_of_a_batch_are_ended_by_close() -> None:
+@pytest.mark.parametrize("wrap", [lambda plain: plain, PreDataLoader])
+def test_workers_in_the_middle_of_a_batch_are_ended_by_close(wrap: Any) -> None:
     with nothing_left():
-        pre = PreDataLoader(loader(2, Numbers(4, functools.partial(time.sleep, 60))))
+        plain = loader(2, Numbers(4, functools.partial(time.sleep, 60)))
+        pre = PreDataLoader(wrap(plain))
         it = iter(pre)
         next(it)
+        until(lambda: len(it._thread.items) == 1)
+        until(lambda: it._thread._activity[0] == "next(loader)")
         start = time.monotonic()
         pre.close()
         assert time.monotonic() - start < SOON

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import sysconfig
 import threading
 import time
@@ -26,6 +27,7 @@ from prefetch_loaders import (
     Raise,
     TwoArguments,
     die_with_the_lock,
+    firsts,
     loader,
     nothing_left,
     passes,
@@ -147,6 +149,43 @@ def test_stop_iteration_from_elsewhere_is_no_end(where: str) -> None:
             list(pre)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stop_iteration_of_the_loader_of_a_function_is_no_end(num_workers: int) -> None:
+    stops = Numbers(5, FAULTS["stop"][0])
+    with passes(lambda: loader(num_workers, stops)) as pre:
+        with pytest.raises(RuntimeError) as caught:
+            list(pre)
+    assert str(caught.value) == (
+        "PreDataLoader: an epoch must end with its sampler, but the dataset or "
+        "collate_fn raised StopIteration after 2 of 6 batches. Raise another error "
+        "there."
+    )
+
+
+def test_a_wait_that_another_pass_cancelled_is_an_error() -> None:
+    def cancelled() -> Any:
+        raise worker_monitor.Stopped
+        yield
+
+    with passes(cancelled, timeout=SOON) as pre:
+        with pytest.raises(worker_monitor.Stopped) as caught:
+            list(pre)
+    assert str(caught.value) == (
+        "PreDataLoader: one pass at a time must read an iterator with workers, but a "
+        "pass that was closed still reads it. Make a new iterator."
+    )
+
+
+@pytest.mark.parametrize("cls", [DataLoader, pyparallel.DataLoader])
+def test_an_iterator_works_without_the_pass_that_read_it(cls: Any) -> None:
+    plain = iter(cls(Numbers(), 2, num_workers=1))
+    with passes(plain, queue_size=1) as pre:
+        assert int(next(pre)[0, 0]) == 0
+        pre.close()
+        left = firsts(plain)
+    assert left[-1] == 10 and left == sorted(left)
+
+
 def test_a_kept_error_keeps_neither_workers_nor_batches_alive() -> None:
     with nothing_left():
         pre = PreDataLoader(loader(2, Numbers(6, FAULTS["key"][0])))
@@ -237,6 +276,73 @@ def test_an_interrupt_while_waiting_is_immediate() -> None:
         thread.join()
         gate.let(100)
         assert next(it) == 0  # nothing was lost
+
+
+def test_an_error_of_a_signal_handler_loses_nothing_or_ends_the_iterator() -> None:
+    class Interrupt(Exception):
+        pass
+
+    files = (iterator.__file__, _thread.__file__)
+    lines_left = 0
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal lines_left
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line":
+            lines_left -= 1
+            if lines_left == 0:
+                raise Interrupt
+        return trace
+
+    rests: list[list[int]] = []
+    with passes(range(3), queue_size=5) as pre:
+        for number in itertools.count(1):
+            it = iter(pre)
+            until(lambda: len(it._thread.items) == 4)  # noqa: B023
+            lines_left, before = number, sys.gettrace()
+            try:
+                sys.settrace(trace)
+                first = next(it)
+            except Interrupt:
+                sys.settrace(before)
+                rests.append(list(it))
+            else:
+                sys.settrace(before)
+                break
+        assert [first, *it] == [0, 1, 2]
+    assert all(rest in ([0, 1, 2], []) for rest in rests)
+    assert [0, 1, 2] in rests and [] in rests
+
+
+def test_an_error_of_a_signal_handler_ends_the_thread_that_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with nothing_left(), pytest.raises(KeyboardInterrupt) as caught:
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        iter(PreDataLoader(itertools.count()))
+    assert caught.value.__traceback__ is not None  # it keeps the iterator
+
+
+def test_an_error_of_the_loader_precedes_a_warning_of_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def warn(prefetch_thread: Any) -> None:
+        raise LoaderWarning("[PP210]")
+
+    def failing() -> Any:
+        raise LookupError("the cause")
+        yield
+
+    monkeypatch.setattr(iterator, "stop", warn)
+    with nothing_left(), pytest.raises(LookupError, match=r"^'the cause'$|^the cause$"):
+        list(PreDataLoader(failing))
 
 
 def test_a_stuck_thread_is_warned_about_and_not_waited_for(
