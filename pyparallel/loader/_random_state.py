@@ -32,6 +32,18 @@ from ..core.errors import BatchTypeError, type_name
 _PYTHON, _NUMPY = struct.Struct("<625I"), struct.Struct("<624I")
 
 
+def _numpy_random() -> Any:
+    """Return ``numpy.random``, None if no code has imported it.
+
+    Another thread may be importing it. The import statement waits for that.
+    """
+    if "numpy.random" not in sys.modules:
+        return None
+    import numpy.random
+
+    return numpy.random
+
+
 def capture(generators: dict[str, torch.Generator]) -> dict[str, Any]:
     """Return the state of torch's CPU generator, ``random``, NumPy and ``generators``.
 
@@ -46,7 +58,7 @@ def capture(generators: dict[str, torch.Generator]) -> dict[str, Any]:
             name: _encode_tensor(g.get_state()) for name, g in generators.items()
         },
     }
-    numpy = sys.modules.get("numpy.random")
+    numpy = _numpy_random()
     if numpy is not None:
         found = numpy.get_state(legacy=False)
         if found["bit_generator"] == "MT19937":
@@ -63,7 +75,7 @@ def restore(state: dict[str, Any], generators: dict[str, torch.Generator]) -> No
     random.setstate((version, _PYTHON.unpack(base64.b64decode(words)), gauss))
     for name, generator in generators.items():
         generator.set_state(_decode_tensor(state["generators"][name]))
-    numpy = sys.modules.get("numpy.random")
+    numpy = _numpy_random()
     if numpy is not None and "numpy" in state:
         key, *rest = state["numpy"]
         numpy.set_state(("MT19937", _NUMPY.unpack(base64.b64decode(key)), *rest))
@@ -170,7 +182,7 @@ def seed_all(key: bytes) -> None:
     """Seed torch's CPU generator, ``random`` and NumPy from the bytes of a key."""
     torch.default_generator.manual_seed(int.from_bytes(key[:8], "little"))
     random.seed(int.from_bytes(key[8:16], "little"))
-    numpy = sys.modules.get("numpy.random")
+    numpy = _numpy_random()
     if numpy is not None and _is_mt19937(numpy):
         numpy.seed(int.from_bytes(key[16:20], "little"))
 
@@ -182,7 +194,7 @@ def _is_mt19937(numpy: Any) -> bool:
 
 def raw_states() -> tuple[Any, Any, Any]:
     """Return the random states of torch (CPU), ``random`` and NumPy, quickly."""
-    numpy = sys.modules.get("numpy.random")
+    numpy = _numpy_random()
     found = None if numpy is None else numpy.get_state(legacy=False)
     return torch.get_rng_state(), random.getstate(), found
 

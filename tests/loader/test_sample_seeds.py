@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import marshal
 import random
+import sys
+import threading
 from hashlib import blake2b
 from typing import Any
 
@@ -11,6 +15,7 @@ import numpy as np
 import pytest
 import resumed
 import torch
+from loader_sets import wait_for
 from resumed import Case, continued, uninterrupted
 from torch.utils.data import Subset
 
@@ -137,3 +142,37 @@ def test_an_index_must_be_plain_data() -> None:
         {"a": 1, ("b", 2): 3}, sampler=["a", ("b", 2)], sample_seeds=True
     )
     assert [int(batch) for batch in named] == [1, 3]
+
+
+class SlowImport(importlib.abc.Loader):
+    """Imports ``numpy.random`` while another thread asks for its state."""
+
+    def __init__(self, other: threading.Thread) -> None:
+        self.other, self.complete = other, np.random
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name == "numpy.random":
+            return importlib.util.spec_from_loader(name, self)
+        return None
+
+    def exec_module(self, module: Any) -> None:
+        self.other.start()
+        assert wait_for(lambda: not self.other.is_alive() or self.is_importing())
+        module.get_state = self.complete.get_state
+
+    def is_importing(self) -> bool:
+        frame = sys._current_frames().get(self.other.ident or 0)
+        return frame is not None and "importlib" in frame.f_code.co_filename
+
+
+def test_a_thread_waits_for_the_import_of_numpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(np, "random", np.random)  # the import replaces it
+    monkeypatch.delitem(sys.modules, "numpy.random")
+    states: list[Any] = []
+    other = threading.Thread(target=lambda: states.append(DataLoader([1]).state_dict()))
+    monkeypatch.setattr(sys, "meta_path", [SlowImport(other), *sys.meta_path])
+    importlib.import_module("numpy.random")
+    other.join()
+    assert [len(state["random"]["numpy"]) for state in states] == [4]
