@@ -187,8 +187,10 @@ class WorkersIterator(StatefulIterator, WorkersIter):
             self._progress.policy,
         )
 
-    def wrap_init(self, worker_init_fn: Any) -> WorkerInit:
+    def wrap_init(self, worker_init_fn: Any) -> Any:
         """Return the ``worker_init_fn`` of the workers."""
+        if "_worker_init_fn" in vars(self):  # torch wraps ours for a DataPipe
+            return worker_init_fn
         return WorkerInit(wrap_worker_init(self, worker_init_fn), self._status)
 
     def pending(self, worker: int) -> list[Any]:

@@ -36,6 +36,8 @@ from torch.utils.data import (
     default_collate,
 )
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import pyparallel
 from pyparallel import DataLoader
@@ -157,6 +159,13 @@ def test_streams(workers: int, batch_size: int | None, has_len: bool) -> None:
         (batches,) = compare(Stream(11, has_len), 1, **options)
         samples = [int(i) for batch in batches for i in batch.view(-1)]
         assert sorted(samples) == list(range(11))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [IterableWrapper, SequenceWrapper])
+def test_datapipes(kind: Any, workers: int) -> None:
+    compare(kind(range(6)), batch_size=2, num_workers=workers)
 
 
 def test_batches_out_of_order_are_all_there() -> None:
