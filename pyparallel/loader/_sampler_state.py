@@ -79,18 +79,14 @@ class StatefulIterable:
         self._iterator: Any = None
 
     def __iter__(self) -> Iterator[Any]:
-        self._iterator = iter(self.iterable)
-        samples = self._iterator
+        samples: Iterator[Any] = iter(self.iterable)
+        self._iterator = samples
         if self._skip_errors is not None:
             samples = self._skip_errors(samples)
-        return self._note_end(samples) if self.has_state() else samples
-
-    def _note_end(self, iterator: Any) -> Iterator[Any]:
-        # ``yield from`` would call iter() again, which rewinds a dataset that is its
-        # own iterator.
-        while (sample := next(iterator, END)) is not END:
-            yield sample
-        self.ended = True
+        if self.has_state():
+            return _NotedEnd(self, samples)
+        self._iterator = None  # so that the end of an epoch closes a generator
+        return samples
 
     def has_state(self) -> bool:
         """Return True if the iterable or its iterator is stateful."""
@@ -127,6 +123,24 @@ class StatefulIterable:
         if state["iterator"] is not None:
             self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))
         return iterator
+
+
+class _NotedEnd:
+    """An iterator that records its end. Unlike a generator, it outlives an error."""
+
+    def __init__(self, tracked: StatefulIterable, samples: Iterator[Any]) -> None:
+        self._tracked, self._samples = tracked, samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._samples)
+        except StopIteration:
+            self._tracked.ended = True
+            self._samples = iter(())  # some iterators begin again after their end
+            raise
 
 
 class _ResumedSampler:

@@ -68,6 +68,22 @@ def test_no_cycle_keeps_an_iterator(dataset: Any, how: str, num_workers: int) ->
     assert loader_dead() is None
 
 
+def test_a_stream_is_closed_with_its_epoch() -> None:
+    closed: list[str] = []
+
+    class Opened(Stream):
+        def __iter__(self) -> Iterator[Any]:
+            try:
+                yield from range(4)
+            finally:
+                closed.append("closed")
+
+    loader = pyparallel.DataLoader(Opened(4), 2)
+    for _ in loader:
+        break
+    assert closed == ["closed"]
+
+
 def new_feeders(before: list[Any]) -> list[Any]:
     """Return the threads of queues that a test has left."""
     return [thread for thread in feeders() if thread not in before]

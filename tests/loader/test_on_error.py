@@ -276,6 +276,18 @@ def test_errors_after_the_last_batch_count_for_the_limit(num_workers: int) -> No
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [Stream, ResumableStream])
+def test_a_stream_continues_after_an_error_that_is_raised(
+    kind: Any, num_workers: int
+) -> None:
+    batches = iter(DataLoader(kind(5, {2}), 1, num_workers=num_workers))
+    assert [next(batches).tolist() for _ in range(2)] == [[0], [1]]
+    with pytest.raises(ValueError, match="sample 2 is damaged"):
+        next(batches)
+    assert [batch.tolist() for batch in batches] == [[3], [4]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_generator_cannot_continue(num_workers: int) -> None:
     loader = DataLoader(
         Stream(6, {3}, generate), 2, num_workers=num_workers, on_error="skip"
