@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import warnings
 from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import optree
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from .. import backend
 from ..core.errors import BatchValueError, Field
@@ -339,9 +341,33 @@ def _dataclass_join(cls: Any) -> Callable[[Any, Iterable[Any]], Any]:
     return join
 
 
+def _split_packed(value: PackedSequence) -> _Split:
+    names = ("data", "sorted_indices", "unsorted_indices")  # torch moves only these
+    return tuple([getattr(value, name) for name in names]), value, names
+
+
+def _join_packed(like: PackedSequence, children: tuple[Any, ...]) -> PackedSequence:
+    data, sorted_indices, unsorted_indices = children
+    return like._replace(
+        data=data, sorted_indices=sorted_indices, unsorted_indices=unsorted_indices
+    )
+
+
 def _split_sequence(value: Sequence[Any]) -> _Split:
     return tuple(value), value, None
 
 
 def _join_sequence(like: Sequence[Any], children: tuple[Any, ...]) -> Any:
     return rebuild_sequence(like, list(children))
+
+
+_register: Any = optree.register_pytree_node
+with suppress(ValueError), warnings.catch_warnings():  # registered by an earlier import
+    warnings.simplefilter("ignore")  # optree warns that it is a namedtuple
+    _register(
+        PackedSequence,
+        _split_packed,
+        _join_packed,
+        path_entry_type=optree.GetAttrEntry,
+        namespace=_NAMESPACE,
+    )

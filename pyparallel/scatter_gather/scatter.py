@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from ..batch import pytree
 from ..batch.container import DataContainer
@@ -184,6 +185,12 @@ def _scatter(
             f"{name(bare).removesuffix('.values')} must be the chunk of a "
             "DataContainer to be split, but is a bare Ragged. Collate it with "
             "DataContainer(..., ragged=True), or give it to one target."
+        )
+    packed = pytree.find_container(structure, PackedSequence)
+    if packed is not None:
+        raise BatchTypeError(
+            f"{name(packed).removesuffix('.data')} must be padded to be split, but is "
+            "a PackedSequence. Use pad_packed_sequence, or give it to one target."
         )
     columns: list[tuple[Any, ...]] = [()] * len(targets)
     if leaves:

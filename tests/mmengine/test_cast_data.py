@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from pyparallel import DataContainer, collate
 from pyparallel.mmengine import BaseDataPreprocessor, _cast_data
@@ -84,6 +85,19 @@ def test_an_override_is_called_for_each_value() -> None:
     assert torch.equal(result["a"][0], torch.ones(2).double())
     assert torch.equal(result["b"].a, torch.ones(3).double())
     assert result["a"][1] == "text" and result["b"].b == data["b"].b
+
+
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+def test_the_sizes_of_a_packed_sequence_stay_on_the_host(enforce_sorted: bool) -> None:
+    steps = [torch.ones(3, 2), torch.ones(2, 2)]
+    packed = pack_sequence(steps, enforce_sorted=enforce_sorted)
+    expected = packed.to(META)
+    for moved in (to_meta([packed])[0], DataContainer(packed).to(META).data):
+        assert type(moved) is PackedSequence
+        assert moved.batch_sizes is packed.batch_sizes
+        for one, other in zip(moved, expected, strict=True):
+            assert (one is None) is (other is None)
+            assert one is None or (one.device, one.shape) == (other.device, other.shape)
 
 
 def test_objects_with_a_to_method_use_it() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from pyparallel import DataContainer as DC
 from pyparallel import scatter
@@ -117,6 +118,17 @@ def test_an_empty_container():
     message = "inputs['x'] must hold at least one chunk, but is empty."
     for empty in (DC([]), DC([], cpu_only=True), DC((), stack=True)):
         check(ValueError, message, {"x": empty, "y": 1}, [-1])
+
+
+def test_a_packed_sequence_is_not_split_but_refused():
+    packed = pack_sequence([torch.ones(2), torch.ones(1)])
+    message = (
+        "inputs['x'][1] must be padded to be split, but is a PackedSequence. Use "
+        "pad_packed_sequence, or give it to one target."
+    )
+    check(TypeError, message, {"x": [ONE, packed]}, CPU2)
+    (part,) = scatter({"x": [ONE, packed]}, [-1])
+    assert part["x"][1].data is packed.data
 
 
 def test_the_old_function_calls_strangers_unknown():
