@@ -58,8 +58,8 @@ _CONTAINERS = (dict, list, tuple, deque, UserDict)
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Return the leaves of ``tree`` and its structure.
 
-    Dictionaries are walked in the order of their sorted keys. ``unflatten`` restores
-    the order of insertion.
+    Dictionaries are walked in the order of their sorted keys, or of insertion if a
+    comparison of keys fails. ``unflatten`` restores the order of insertion.
 
     Raises:
         ValueError: a container contains itself, or the nest is hundreds deep.
@@ -71,17 +71,22 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
         # The result is valid only if no thread registers a class during the walk.
         num_registered = len(_registered)
         try:
-            leaves, structure = optree.tree_flatten(
-                tree, none_is_leaf=True, namespace=_NAMESPACE
-            )
+            leaves, structure = _walk(tree)
         except RecursionError:
             raise nesting_error("the batch") from None
+        except Exception:  # of keys that cannot be sorted
+            with optree.dict_insertion_ordered(True, namespace=_NAMESPACE):
+                leaves, structure = _walk(tree)
         unknown = {type(leaf): leaf for leaf in leaves if type(leaf) not in _leaf_types}
         for leaf in unknown.values():
             _register_container(leaf)
         # Repeat after new classes: the backend may know all leaf types of the tree now.
         if not unknown and len(_registered) == num_registered:
             return leaves, structure
+
+
+def _walk(tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
+    return optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def is_empty(value: Any) -> bool:

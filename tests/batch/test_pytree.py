@@ -172,6 +172,24 @@ def test_cycles_and_bottomless_nests_are_refused() -> None:
         deep = deep.pop()
 
 
+class Lonely:
+    """A key that cannot be compared with another one."""
+
+    def __lt__(self, other: object) -> bool:
+        raise ValueError("no order")
+
+
+def test_keys_that_cannot_be_sorted_are_walked_as_inserted() -> None:
+    for keys in ([Lonely(), Lonely()], [torch.zeros(2), torch.zeros(2)]):
+        tree = [{keys[1]: 1, keys[0]: {"b": 2, "a": 3}}]
+        leaves, structure = pytree.flatten(tree)
+        assert leaves == [1, 2, 3]
+        (found,) = pytree.unflatten(structure, leaves)
+        assert list(map(id, found)) == [id(keys[1]), id(keys[0])]
+        assert [found[key] for key in found] == [1, {"b": 2, "a": 3}]
+    assert pytree.flatten({1.5: 0, 0.5: 1})[0] == [1, 0], "sorted again"
+
+
 def test_threads_that_meet_a_class_first_all_walk_into_it() -> None:
     results: list[bool] = []
     for round_ in range(30):
