@@ -8,9 +8,9 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -44,10 +44,12 @@ struct State {
 // Never destroyed: tensors may be freed after static objects are.
 State* state = nullptr;
 
+void unmap(const Block& block) {
+  munmap(block.data, static_cast<size_t>(block.capacity));
+}
+
 void unmap(const Blocks& blocks) {
-  for (const Block& block : blocks) {
-    munmap(block.data, static_cast<size_t>(block.capacity));
-  }
+  for (const Block& block : blocks) unmap(block);
 }
 
 void before_fork() { state->mutex.lock(); }
@@ -62,7 +64,7 @@ void after_fork_in_child() {
   state->info = parent->info;
   state->info.cached = 0;
   state->max_idle = parent->max_idle;
-  for (const Idle& idle : parent->idle) unmap({idle.block});
+  for (const Idle& idle : parent->idle) unmap(idle.block);
 }
 
 State& shared_state() {
@@ -164,7 +166,7 @@ void reap(State* cache) {
     cache->idle.erase(cache->idle.begin());
     cache->info.cached -= oldest.block.capacity;
     lock.unlock();
-    unmap({oldest.block});
+    unmap(oldest.block);
     lock.lock();
   }
   cache->reaping = false;
@@ -180,7 +182,7 @@ void start_reaping(State* cache) {
   try {
     std::thread(reap, cache).detach();
     cache->reaping = true;
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // without memory, or without another thread
     cache->reaping = false;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -234,7 +236,7 @@ void give_block(Block block) noexcept {
   try {
     unmap(keep(shared_state(), block));
   } catch (const std::bad_alloc&) {
-    munmap(block.data, static_cast<size_t>(block.capacity));
+    unmap(block);
   }
 }
 

@@ -1,8 +1,10 @@
 // Recycled blocks: bounds, idle time, threads, fork; fuzz_block_cache.cpp has a model.
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <thread>
@@ -10,6 +12,24 @@
 
 #include "check.h"
 #include "memory/block_cache.h"
+
+namespace {
+
+// The allocations of this thread that still succeed; negative for all.
+thread_local int num_allowed = -1;
+
+}  // namespace
+
+void* operator new(size_t nbytes) {
+  void* const data = num_allowed == 0 ? nullptr : std::malloc(nbytes == 0 ? 1 : nbytes);
+  if (data == nullptr) throw std::bad_alloc();
+  if (num_allowed > 0) --num_allowed;
+  return data;
+}
+
+void operator delete(void* data) noexcept { std::free(data); }
+
+void operator delete(void* data, size_t) noexcept { std::free(data); }
 
 namespace {
 
@@ -144,6 +164,32 @@ TEST(test_a_forked_child_starts_empty) {
   CHECK(cache_info().cached == 4 * kMiB);
   give_block(held);
   clear_cache();
+}
+
+// In a child, because there no thread frees idle blocks yet.
+TEST(test_without_memory_a_block_is_unmapped) {
+  start_anew(64 * kMiB, kLong);
+  const pid_t child = fork();
+  if (child == 0) {
+    int failed = -1;
+    do {
+      const Block block = take_block(2 * kMiB);
+      write(block, 1);
+      num_allowed = ++failed;
+      give_block(block);
+      num_allowed = -1;
+      sigset_t blocked;
+      pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+      CHECK(sigismember(&blocked, SIGTERM) == 0);
+      CHECK(cache_info().in_use == 0);
+    } while (cache_info().cached == 0 && failed < 100);
+    CHECK(failed >= 3);  // room in two lists, and a thread
+    write(take_block(2 * kMiB), 2);
+    _exit(num_failures == 0 ? 0 : 1);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 }  // namespace
