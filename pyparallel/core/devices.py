@@ -126,3 +126,11 @@ def _no_such_device(name: Any, device_type: str, where: str) -> RuntimeError:
         f"{torch.__version__} sees {_num_devices(device_type)} of type "
         f"{device_type}. Use -1 or 'cpu' to stay on the host."
     )
+
+
+def current_device() -> torch.device:
+    """Return the current accelerator, or the host without one."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return HOST
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())

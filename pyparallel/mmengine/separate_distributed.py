@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..core.devices import current_device
 from ..core.errors import NoSingleAnswerError
 from ..core.tracing import span
 from ..parallel.distributed import broadcast_from_first
@@ -81,7 +82,7 @@ class MMSeparateDistributedDataParallel(
         self._group = kwargs.get("process_group")
         self._own_sync = True
         kwargs.setdefault(_SYNC_BUFFERS, broadcast_buffers)
-        module.to(_current_device())
+        module.to(current_device())
         children = {
             id(child): child for child in module.children() if _needs_ddp(child)
         }
@@ -167,11 +168,3 @@ def _needs_ddp(child: nn.Module) -> bool:
     return not isinstance(child, _LISTS) and any(
         parameter.requires_grad for parameter in child.parameters()
     )
-
-
-def _current_device() -> torch.device:
-    """Return the current accelerator, or the CPU."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return torch.device("cpu")
-    return torch.device(accelerator.type, torch.accelerator.current_device_index())

@@ -27,6 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from ..batch import pytree
 from ..batch.container import DataContainer
+from ..core.devices import HOST, current_device
 from ..core.errors import ModelsDifferError
 from ..core.torch_private import ignored_by_ddp, require
 from ..core.tracing import span
@@ -174,8 +175,7 @@ def check_same_model(
 ) -> None:
     """Compare the shapes and dtypes of the tensors that DDP will send, in their order.
 
-    All ranks of the group must call this. Names may differ, as in torch. Models without
-    parameters, or with uninitialized ones, are not compared: torch refuses them.
+    All ranks of the group must call this. Names may differ, as in torch.
 
     Args:
         wrapper: the name of the class, for the message.
@@ -188,15 +188,11 @@ def check_same_model(
     """
     ignored = ignored_by_ddp(module)
     tensors = [each for each in module.named_parameters() if each[0] not in ignored]
-    if not tensors or any(map(is_lazy, module.parameters())):
-        return
     forms = [_describe(*each) for each in tensors]
     if buffers:
         found = module.named_buffers()
         forms += [_describe(*each) for each in found if each[0] not in ignored]
-    # The device of torch's own comparison: nccl cannot reduce tensors of the host.
-    trained = [tensor for _, tensor in tensors if tensor.requires_grad]
-    device = trained[0].device if trained else tensors[0][1].device
+    device = _device([tensor for _, tensor in tensors], group)
     index = _first_difference(forms, group, device)
     if index is None:
         return
@@ -214,10 +210,23 @@ def check_same_model(
     )
 
 
+def _device(parameters: Sequence[torch.Tensor], group: Any) -> torch.device:
+    """Return the device of torch's own comparison.
+
+    A rank without parameters takes part too, on a device that the backend can reduce.
+    """
+    trained = [each for each in parameters if each.requires_grad]
+    if parameters:
+        return (trained or parameters)[0].device
+    return HOST if dist.get_backend(group) == "gloo" else current_device()
+
+
 def _describe(name: str, tensor: torch.Tensor) -> TensorForm:
     kind = "a buffer"
     if isinstance(tensor, nn.Parameter):
         kind = "a parameter" if tensor.requires_grad else "a frozen parameter"
+    if is_lazy(tensor):
+        return TensorForm(f"{kind} without a shape", name)
     return TensorForm(f"{kind} of shape {tuple(tensor.shape)}, {tensor.dtype}", name)
 
 

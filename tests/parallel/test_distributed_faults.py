@@ -182,6 +182,9 @@ def test_different_models_are_an_error_on_all_ranks_and_the_group_is_usable(
         f"2 is {weight} on ranks 0, 2, 3, but {weight.replace('t32', 't64')} on rank 1",
         f"4 is missing on ranks 0, 2, 3, but a buffer of shape (3,), torch.float32, "
         f"named '{at}mean' on rank 1",
+        f"0 is a {first} on ranks 0, 2, 3, but missing on rank 1",
+        f"2 is {weight} on ranks 0, 2, 3, but a parameter without a shape, named "
+        f"'{at}body.2.weight' on rank 1",
     ]
     expected = [
         [

@@ -28,6 +28,7 @@ from fault_ranks import (
 from mmengine_training import Net, batch, gradients, values
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.parameter import is_lazy
 
 from pyparallel import DataLoader
 
@@ -251,6 +252,15 @@ def _buffer(net: Net) -> None:
     net.register_buffer("mean", torch.zeros(3))
 
 
+def _nothing(net: Net) -> None:
+    names = [name for name, _ in net.named_parameters()]
+    net._ddp_params_and_buffers_to_ignore = names
+
+
+def _lazy(net: Net) -> None:
+    net.body[2] = nn.LazyLinear(3)
+
+
 def _renamed(net: Net) -> None:
     net.other = net.body
     net.body = None
@@ -261,6 +271,9 @@ def _ignored(net: Net) -> None:
     net._ddp_params_and_buffers_to_ignore = ["expert.weight", "expert.bias"]
 
 
+CHANGES = (_wider, _deeper, _frozen, _all_frozen, _double, _buffer, _nothing, _lazy)
+
+
 @case
 def builds_another_model(rank: Rank) -> Any:
     """Build several different models, and then train equal models.
@@ -268,18 +281,19 @@ def builds_another_model(rank: Rank) -> Any:
     Returns the errors, if each left the model unchanged, and the trained parameters.
     """
     found = []
-    for change in (_wider, _deeper, _frozen, _all_frozen, _double, _buffer):
+    for change in CHANGES:
         net = Net()
         if rank.faulty:
             change(net)
-        for parameter in net.parameters():
+        known = [each for each in net.parameters() if not is_lazy(each)]
+        for parameter in known:
             nn.init.constant_(parameter, rank.rank)
         with torch.no_grad():
             try:
                 rank.training(net)
             except Exception as error:
                 found.append([type(error).__name__, str(error)])
-        found[-1].append(bool((values(net) == rank.rank).all()))
+        found[-1].append(all(bool((each == rank.rank).all()) for each in known))
     training = rank.training()
     for _, data in rank.batches():
         training.step(data)
