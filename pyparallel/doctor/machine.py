@@ -91,8 +91,8 @@ def _load(problems: list[Problem]) -> dict[str, Any]:
     if is_busy(found):
         text = (
             f"The machine should have free cores, but has a load of {found:.1f} on "
-            f"{cores} cores: the bandwidths below are too low, and self-tests may be "
-            "late. Run the doctor again when the machine is idle."
+            f"{cores} cores: the measured bandwidths are too low, and self-tests may "
+            "be late. Run the doctor again when the machine is idle."
         )
         problems.append(Problem(text, fails=False))
     judgement = "busy" if is_busy(found) else "ok"

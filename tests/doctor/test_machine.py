@@ -116,7 +116,7 @@ def test_more_load_than_cores_is_reported(looked, tmp_path, monkeypatch):
     assert facts["load"] == {"one_minute": 18.23, "judgement": "busy"}
     assert problems == [
         "The machine should have free cores, but has a load of 18.2 on 2 cores: the "
-        "bandwidths below are too low, and self-tests may be late. Run the doctor "
+        "measured bandwidths are too low, and self-tests may be late. Run the doctor "
         "again when the machine is idle."
     ]
 
