@@ -141,8 +141,8 @@ def set_pinned_limit(nbytes: int) -> None:
     Batches are packed into blocks. At the limit, the host waits, without the GIL, for
     the oldest copy on the same stream and reuses its block. So a batch of any size
     reaches the device, and a low limit only costs time: see ``pinned_info().waits``. A
-    stream without a block always gets one, so that no device waits for another device.
-    With n devices the blocks may therefore exceed the limit by 4 MiB for each device
+    stream without a block always gets one, so that no stream waits for another stream.
+    With n streams the blocks may therefore exceed the limit by 4 MiB for each stream
     but the first.
 
     Blocks above a lower limit are freed now, or when their copies are done. They return
