@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any, NoReturn
 
 import torch
@@ -95,7 +96,7 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
         self._refuse("inner_count")
 
     def initialize_count_status(
-        self, model: nn.Module | None, init_counts: int, max_counts: int
+        self, model: nn.Module | None, cur_iter: int, max_iters: int
     ) -> None:
         """Do nothing, because only the model decides how often each wrapper steps."""
 
@@ -130,6 +131,8 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state of each wrapper, and warn about wrappers without a state.
 
+        If the state of one wrapper does not fit, no wrapper is changed.
+
         Raises:
             KeyError: no wrapper has a name of ``state_dict``.
         """
@@ -144,9 +147,12 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
                 "state. Load a complete state.",
                 OptimWarning,
             )
-        for name, state in state_dict.items():
-            # A copy, because mmengine's wrappers remove keys from their argument.
-            self.optim_wrappers[name].load_state_dict(dict(state))
+        with ExitStack() as stack:
+            for name, state in state_dict.items():
+                stack.callback(_keep_state(self.optim_wrappers[name]))
+                # A copy, because mmengine's wrappers remove keys from their argument.
+                self.optim_wrappers[name].load_state_dict(dict(state))
+            stack.pop_all()
 
     def items(self) -> Iterator[tuple[str, OptimWrapper]]:
         """Iterate over names and wrappers."""
@@ -201,3 +207,25 @@ class OptimWrapperDict(OptimWrapper, OptimWrapperDictBase):
             f"OptimWrapperDict: {method} must be used on one wrapper, but was used on "
             f"{len(self)} together. Write wrappers[{one!r}].{method}."
         )
+
+
+def _keep_state(wrapper: Any) -> Callable[[], None]:
+    """Return a function that undoes ``load_state_dict``; no tensor is copied."""
+    nested: Mapping[str, Any] | None = getattr(wrapper, "optim_wrappers", None)
+    if nested is not None:
+        stack = ExitStack()
+        for each in nested.values():
+            stack.callback(_keep_state(each))
+        return stack.close
+    # Loading replaces the state and the groups of an optimizer.
+    optimizer, settings = dict(vars(wrapper.optimizer)), wrapper.base_param_settings
+    scaler = getattr(wrapper, "loss_scaler", None)
+    scale = None if scaler is None else scaler.state_dict()
+
+    def undo() -> None:
+        vars(wrapper.optimizer).update(optimizer)
+        wrapper.base_param_settings = settings
+        if scaler is not None:
+            scaler.load_state_dict(scale)
+
+    return undo

@@ -304,7 +304,7 @@ def test_gradients_of_all_are_cleared() -> None:
 
 def test_each_wrapper_counts_and_steps_by_itself() -> None:
     wrappers, one, other = make_dict()
-    wrappers.initialize_count_status(Recorded(), 3, 8)
+    wrappers.initialize_count_status(Recorded(), cur_iter=3, max_iters=8)
     assert (one.inner_count, other.inner_count) == (0, 0)
     generator = Recorded(1)
     wrapper = OptimWrapper(runs.optimizer(generator), 2)
@@ -324,6 +324,27 @@ def test_the_state_is_saved_and_loaded_by_name() -> None:
     again.load_state_dict(state)
     assert again.get_lr()["generator.base_lr"] == [5.0]
     assert runs.same_state(again.state_dict(), kept) and runs.same_state(state, kept)
+
+
+def test_a_state_that_does_not_fit_leaves_all_wrappers() -> None:
+    def trained(number: int) -> OptimWrapperDict:
+        wrappers, _, other = make_dict()
+        for wrapper in wrappers.values():
+            for parameter in wrapper._parameters():
+                parameter.grad = torch.full_like(parameter, number)
+            wrapper.optimizer.step()
+            wrapper.param_groups[-1]["lr"] = number
+        other.loss_scaler.load_state_dict(
+            {**other.loss_scaler.state_dict(), "scale": 2.0**number}
+        )
+        last = OptimWrapper(runs.optimizer(Recorded(), groups=number))
+        return OptimWrapperDict(gan=wrappers, last=last)
+
+    wrappers = trained(1)
+    before = copy.deepcopy(wrappers.state_dict())
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        wrappers.load_state_dict(trained(2).state_dict())
+    assert runs.same_state(wrappers.state_dict(), before)
 
 
 def test_unknown_names_are_refused_before_anything_is_loaded() -> None:
