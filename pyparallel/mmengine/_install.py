@@ -165,6 +165,8 @@ def _scoped_registry() -> Any:
     def get(self: Any, key: str) -> Any:
         """Look up a name of a config; see Note: [names in scope pyparallel]."""
         install()
+        if not isinstance(key, str):
+            return base.get(self, key)  # raises mmengine's error
         name = key.removeprefix(f"{SCOPE}.")
         found = self.module_dict.get(name)
         if found is None and "." in name:

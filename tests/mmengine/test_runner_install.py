@@ -98,6 +98,9 @@ def test_other_names_mean_classes_of_mmengine() -> None:
         assert inside.get(name) is ours.MMDistributedDataParallel
     for name in ("mmengine.model.MMDistributedDataParallel", wrapper.__name__):
         assert root("MODEL_WRAPPERS").get(name) is wrapper
+    for registry in (root("MODEL_WRAPPERS"), inside):
+        with pytest.raises(TypeError, match=r"^The key argument of `Registry.get`"):
+            registry.get(wrapper)
 
 
 @beside_mmengine
