@@ -45,7 +45,7 @@ class Collate:
 
     Args:
         *rules: rules by position, for samples that are tuples; or one mapping of names
-            to rules.
+            or positions to rules.
         default: the rule of every other field. `List` and functions get whole fields.
             The other rules are applied to each tensor, array, number and list of
             numbers in a field, and text becomes a list.
@@ -77,7 +77,7 @@ class Collate:
     def __init__(
         self,
         /,
-        *rules: AnyRule | Mapping[str, Any],
+        *rules: AnyRule | Mapping[Any, Any],
         default: AnyRule | None = None,
         **fields: AnyRule | Mapping[str, Any],
     ) -> None:
@@ -173,7 +173,7 @@ class Collate:
             )
         return chosen
 
-    def _add(self, prefix: str, rules: Mapping[str, Any]) -> None:
+    def _add(self, prefix: str, rules: Mapping[Any, Any]) -> None:
         for key, rule in rules.items():
             name = f"{prefix}{key}"
             if isinstance(rule, Mapping):

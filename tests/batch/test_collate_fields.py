@@ -101,6 +101,7 @@ JOINED = Ragged(torch.cat(BOXES), torch.tensor([0, 2, 3]))
          lambda b: b["x"].boxes),
         (Collate(Concat()), lambda x: (x, 1), lambda b: b[0]),
         (Collate(Stack(), Concat()), lambda x: [1, x], lambda b: b[1]),
+        (Collate({1: Concat()}), lambda x: ("text", x), lambda b: b[1]),
         (Collate(Stack(), {"y": Concat()}), lambda x: (1, {"y": x}),
          lambda b: b[1]["y"]),
         (Collate(image=Concat()), lambda x: Pair(x, 1), lambda b: b.image),
