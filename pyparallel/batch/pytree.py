@@ -215,7 +215,12 @@ def rebuild_sequence(like: Sequence[Any], values: list[Any]) -> Any:
     if cls is list:
         return values
     try:
-        result = cls._make(values) if is_namedtuple(like) else cls(values)
+        if is_namedtuple(like):
+            result = cls._make(values)
+        elif isinstance(like, deque):
+            result = cls(values, like.maxlen)
+        else:
+            result = cls(values)
         return result if len(result) == len(values) else values
     except Exception:  # as above
         return values

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numbers
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from ..backend.plain import check_storage
 from ..batch import pytree
 from ..batch.container import DataContainer
 from ..core.errors import (
@@ -67,7 +70,10 @@ def check_lengths(values: Sequence[Any], path: _Path) -> None:
 
 
 def check_joinable(values: Sequence[Any], path: _Path, dim: int) -> None:
-    """Raise ValueError if tensors or arrays cannot be joined along ``dim``."""
+    """Raise ValueError if tensors or arrays cannot be joined along ``dim``.
+
+    torch reads tensors whose memory was freed without an error.
+    """
     first = values[0]
     expected = tuple(first.shape)
     if expected and not -len(expected) <= dim < len(expected):
@@ -88,6 +94,7 @@ def check_joinable(values: Sequence[Any], path: _Path, dim: int) -> None:
                 f"{dim}, but has shape {shape} where {expected} was expected. Pad them "
                 "to one shape, or put a list of them into a DataContainer."
             )
+        check_storage(other, partial(_named, i, path))
 
 
 def check_equal(values: Sequence[Any], path: _Path) -> None:
@@ -115,12 +122,17 @@ def contain_data(values: Sequence[Any]) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Return True if this is an array of numpy, which need not be installed."""
-    return type_name(value) == "numpy.ndarray"
+    """Return True for an array of numpy, without importing numpy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _at(i: int, path: _Path) -> str:
     return format_path(f"outputs[{i}]", path)
+
+
+def _named(i: int, path: _Path) -> str:
+    return f"gather: {_at(i, path)}"
 
 
 def _outside(shape: tuple[int, ...], dim: int) -> tuple[int, ...] | None:

@@ -301,4 +301,6 @@ def _join_tensors(parts: list[torch.Tensor], dim: int | None) -> torch.Tensor:
 
 def _join_arrays(arrays: list[Any], dim: int) -> Any:
     numpy = sys.modules["numpy"]  # imported already: these are its arrays
+    if isinstance(arrays[0], numpy.ma.MaskedArray):
+        numpy = numpy.ma  # the functions of numpy drop the masks
     return numpy.concatenate(arrays, dim) if arrays[0].ndim else numpy.stack(arrays)

@@ -184,7 +184,8 @@ def _scatter(
         raise BatchTypeError(
             f"{name(bare).removesuffix('.values')} must be the chunk of a "
             "DataContainer to be split, but is a bare Ragged. Collate it with "
-            "DataContainer(..., ragged=True), or give it to one target."
+            "DataContainer(..., ragged=True), or give it to one target without "
+            "chunk_sizes and max_size."
         )
     packed = pytree.find_container(structure, PackedSequence)
     if packed is not None:

@@ -26,6 +26,7 @@ from ..core.errors import (
     format_path,
     type_name,
 )
+from .checks import is_array
 from .move import LeafName, check_memory
 
 #: Returns the name of one leaf for a message; see `LeafName`.
@@ -97,7 +98,7 @@ def split(leaves: Sequence[Any], options: Options, name: LeafName) -> list[list[
     plain = {
         i: leaf
         for i, leaf in enumerate(leaves)
-        if (isinstance(leaf, torch.Tensor) or type_name(leaf) == "numpy.ndarray")
+        if (isinstance(leaf, torch.Tensor) or is_array(leaf))
         and not _has_no_samples(leaf, options, partial(name, i))
     }
     sizes = options.chunk_sizes
@@ -172,7 +173,7 @@ def _index(dim: int, num_dims: int, part: slice) -> tuple[slice, ...]:
 
 def _truncate(chunk: Any, dim: int, max_size: int) -> Any:
     """Return the first ``max_size`` samples of a chunk; all if it has no length."""
-    if _length(chunk) is None and type_name(chunk) != "numpy.ndarray":
+    if _length(chunk) is None and not is_array(chunk):
         return chunk
     if isinstance(chunk, Padded | Ragged):
         return chunk.part(0, max_size)

@@ -163,7 +163,7 @@ def test_a_container_may_hold_one_chunk_itself() -> None:
     assert part["points"].offsets.tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("options", [{}, {"chunk_sizes": [1, 1]}])
+@pytest.mark.parametrize("options", [{}, {"chunk_sizes": [1, 1]}, {"max_size": 1}])
 def test_a_bare_ragged_is_not_split_but_refused(options: dict[str, Any]) -> None:
     bare = Ragged.from_tensors([torch.ones(1), torch.ones(3)])
     batch = {"img": torch.ones(2, 3), "clouds": [torch.zeros(2), bare]}
@@ -172,7 +172,7 @@ def test_a_bare_ragged_is_not_split_but_refused(options: dict[str, Any]) -> None
     assert str(caught.value) == (
         "inputs['clouds'][1] must be the chunk of a DataContainer to be split, but is "
         "a bare Ragged. Collate it with DataContainer(..., ragged=True), or give it to "
-        "one target."
+        "one target without chunk_sizes and max_size."
     )
     with pytest.raises(TypeError, match=r"^kwargs\['x'\]\[0\] must be the chunk"):
         scatter_kwargs(None, {"a": torch.ones(2), "x": [bare]}, ["cpu", "cpu"])

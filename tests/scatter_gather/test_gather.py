@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from collate_errors import freed
 
 from pyparallel import DataContainer, Padded, Ragged, gather
 from pyparallel.scatter_gather import gather as gather_module
@@ -44,10 +46,35 @@ def test_equal_numbers_of_several_types_are_the_same() -> None:
     assert math.isnan(gather([float("nan"), float("nan")], "cpu"))
 
 
+class Named(np.ndarray[Any, Any]):
+    """An array with another name."""
+
+
 def test_arrays_are_joined_and_stay_arrays() -> None:
     made = gather([np.zeros((2, 1)), np.ones((1, 1))], "cpu")
     assert type(made) is np.ndarray and made.ravel().tolist() == [0, 0, 1]
     assert gather([np.array(1), np.array(2)], "cpu").tolist() == [1, 2]
+    masked = np.ma.array([1, 2], mask=[False, True])
+    assert gather([masked, masked], "cpu").tolist() == [1, None, 1, None]
+    matrix = np.ones((1, 2)).view(Named)
+    assert gather([matrix, matrix], "cpu").shape == (2, 2)
+
+
+def test_a_deque_keeps_its_limit() -> None:
+    made = gather([deque([torch.ones(1)], maxlen=3)] * 2, "cpu")
+    assert made.maxlen == 3 and [each.tolist() for each in made] == [[1, 1]]
+
+
+class Pair(namedtuple("Pair", "left right")):
+    """A namedtuple with another constructor."""
+
+    def __new__(cls, both: Any) -> Any:
+        return super().__new__(cls, *both)
+
+
+def test_a_namedtuple_with_another_constructor_keeps_its_type() -> None:
+    made = gather([Pair((torch.ones(1), torch.zeros(1)))] * 2, "cpu")
+    assert type(made) is Pair and made.left.tolist() == [1, 1]
     assert gather([np.zeros((1, 2)), np.ones((1, 1))], 0 - 1, 1).shape == (1, 3)
 
 
@@ -117,6 +144,9 @@ CASES: dict[str, tuple[type[Exception], Any, str]] = {
     "dtypes": (ValueError, [{"x": ONE}, {"x": ONE.double()}],
         "gather: outputs[1]['x'] must be of the dtype of outputs[0]['x'], but is "
         "torch.float64 where torch.float32 was expected."),
+    "freed memory": (ValueError, [{"x": ONE}, {"x": freed(torch.ones(1))}],
+        "gather: outputs[1]['x'] must lie within its storage, but needs 4 bytes where "
+        "0 are left. Use it before its storage is resized."),
     "dtypes of arrays": (ValueError, [np.ones(1), np.ones(1, dtype=np.float32)],
         "gather: outputs[1] must be of the dtype of outputs[0], but is float32 where "
         "float64 was expected."),

@@ -60,6 +60,18 @@ def test_tensors_next_to_a_container_follow_its_chunks(size, spg, num, expected)
 # Options
 
 
+class Named(np.ndarray):
+    """An array with another name."""
+
+
+def test_arrays_of_every_class_are_split(tmp_path):
+    mapped = np.memmap(tmp_path / "map", np.int64, "w+", shape=(5,))
+    mapped[:] = range(5)
+    for array in (np.arange(5), np.arange(5).view(Named), mapped):
+        parts = scatter({"x": torch.arange(5), "y": array}, CPU2, max_size=2)
+        assert [part["y"].tolist() for part in parts] == [[0, 1], [3, 4]]
+
+
 def test_max_size_cuts_the_excess_of_every_part():
     batch = {
         "x": torch.arange(7),
