@@ -153,6 +153,8 @@ def image_batch(
     shapes = [tuple(image.shape) for image in images]
     plan = plan_stack(shapes, 2, image_name, options.padding)
     if set(map(_dtype_of, images)) not in _KERNEL_DTYPES:
+        for i in range(len(images)):
+            torch_stack.check_sample(images, image_name, i)
         images = [image.float() for image in images]
     if stack.are_plain(images):
         try:

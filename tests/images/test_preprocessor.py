@@ -315,6 +315,9 @@ BATCHES: list[tuple[Any, type[Exception], str]] = [
     ([image(), freed(image(), 7)], ValueError,
      "[1] must lie within its storage, but needs 60 bytes where 7 are left. Collate it "
      "before its storage is resized."),
+    ([freed(image(dtype=torch.float64))], ValueError,
+     "[0] must lie within its storage, but needs 480 bytes where 0 are left. Collate "
+     "it before its storage is resized."),
 ]  # fmt: skip
 
 
