@@ -272,8 +272,10 @@ class _Chooser:
         try:
             if len(path) < pytree.MAX_DEPTH:
                 items = list(_items(column, path))
-        except (BatchTypeError, BatchValueError, MissingKeyError):
-            pass  # samples with different fields stay whole
+        except (BatchTypeError, BatchValueError, MissingKeyError) as error:
+            if not path:  # no rule can batch such samples
+                raise type(error)(f"Collate.auto: {error}") from None
+            # fields of different structures stay whole
         for step, values in items:
             self.choose(values, (*path, step))
         if not items:
@@ -282,6 +284,8 @@ class _Chooser:
     def _rule(self, column: list[Any], path: Path) -> AnyRule:
         samples = convert(column)
         if not all(isinstance(each, torch.Tensor) for each in samples):
+            return List()
+        if any(each.is_nested or each.layout is not torch.strided for each in samples):
             return List()
         shapes = {tuple(each.shape) for each in samples}
         if len(shapes) == 1:
@@ -301,12 +305,15 @@ def _items(column: list[Any], path: Path) -> Iterator[tuple[Any, list[Any]]]:
         for name in pytree.field_values(first):
             yield name, [getattr(each, name) for each in column]
     elif is_fields(first) or (not path and isinstance(first, list)):
-        for step, values in sequence_columns(column, path, ""):
+        advice = "Give every sample the same fields."
+        for step, values in sequence_columns(column, path, advice):
             yield step, list(values)
 
 
 def _some_samples(dataset: Any, num_samples: int) -> list[Any]:
-    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not (
+        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    ):
         return list(itertools.islice(dataset, num_samples))
     num_samples = min(num_samples, len(dataset))
     return [dataset[i * len(dataset) // num_samples] for i in range(num_samples)]

@@ -334,14 +334,25 @@ def convert(column: Sequence[Any]) -> list[Any]:
 
 
 def _as_tensor(value: Any) -> Any:
-    if isinstance(value, list | tuple) and not value:
+    if isinstance(value, list | tuple) and (not value or _has_tensor(value)):
         return value
     if isinstance(value, list | tuple | int | float) or _is_of_numpy(value):
+        dtype = torch.float64 if isinstance(value, float) else None  # as Stack
         try:
-            return torch.as_tensor(value)
+            return torch.as_tensor(value, dtype=dtype)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             return value
     return value
+
+
+def _has_tensor(values: Sequence[Any]) -> bool:
+    """Return True if nested lists hold tensors, whose gradients torch would drop."""
+    found = set(map(type, values))
+    if found.issubset(NUMBER_DTYPES):
+        return False
+    return any(issubclass(cls, torch.Tensor) for cls in found) or any(
+        isinstance(each, list | tuple) and _has_tensor(each) for each in values
+    )
 
 
 def _is_of_numpy(value: Any) -> bool:

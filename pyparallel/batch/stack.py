@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Sequence
 from operator import attrgetter
@@ -191,10 +190,12 @@ def stack_equal(
 
 
 def is_array(value: Any, numeric: bool = True) -> bool:
-    """Return True for a (numeric) numpy array, without importing numpy."""
-    return type_name(value) in ("numpy.ndarray", "numpy.memmap") and not (
-        numeric and re.search("[SaUO]", value.dtype.str)
-    )
+    """Return True for a numpy array (of a dtype of torch), without importing numpy."""
+    if type_name(value) not in ("numpy.ndarray", "numpy.memmap"):
+        return False
+    # "g" and "G" are the long doubles of C.
+    dtype = value.dtype
+    return not numeric or (dtype.kind in "biufc" and dtype.char not in "gG")
 
 
 def is_image(value: Any) -> bool:

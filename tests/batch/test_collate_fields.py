@@ -564,6 +564,12 @@ _ANY = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
         ),
         (lambda: Collate.auto([]), ValueError,
          "Collate.auto: dataset must have at least one sample, but is empty."),
+        (lambda: Collate.auto([{"a": 1, "b": 1}, {"a": 2}]), ValueError,
+         "Collate.auto: batch[1] must have the keys of batch[0], but lacks 'b'. Give "
+         "every sample the same keys."),
+        (lambda: Collate.auto([[1, 2, 3], [4, 5]]), ValueError,
+         "Collate.auto: batch[1] must have 3 items like batch[0], but has 2. Give "
+         "every sample the same fields."),
         (lambda: Collate.auto([1], 0), ValueError,
          "Collate.auto: num_samples must be an integer of 1 or more, but is 0."),
     ],
@@ -612,6 +618,25 @@ def test_auto_chooses_by_shapes_and_warns_once(new_process: None) -> None:
     assert len(batch["target"][0].boxes) == 20
 
 
+NESTED = torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)
+#: Arrays of dtypes that torch does not have.
+STRANGE = [
+    numpy.array(["2020-01-01"], "datetime64[ns]"),
+    numpy.zeros(2, [("a", "i4")]),
+    numpy.ones(2, numpy.longdouble),
+]
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """A stream that knows its length."""
+
+    def __iter__(self) -> Any:
+        return iter([{"x": 1}, {"x": 2}])
+
+    def __len__(self) -> int:
+        return 2
+
+
 @pytest.mark.parametrize(
     ("samples", "chosen"),
     [
@@ -622,6 +647,10 @@ def test_auto_chooses_by_shapes_and_warns_once(new_process: None) -> None:
         ([{"x": {"a": 1}}, {"x": {"a": 1, "b": 1}}], Collate(x=List())),
         ([{"x": ("a", "b")}, {"x": ("a",)}], Collate(x=List())),
         ([{"x": 1}, {"x": None}], Collate(x=List())),
+        ([{"x": torch.eye(2).to_sparse()}] * 2, Collate(x=List())),
+        ([{"x": NESTED}] * 2, Collate(x=List())),
+        *(([{"x": array}] * 2, Collate(x=List())) for array in STRANGE),
+        (Stream(), Collate(x=Stack())),
         (iter([{"x": [1, 2]}] * 3), Collate(x=Stack())),
     ],
 )
@@ -629,6 +658,37 @@ def test_auto_without_different_shapes_does_not_warn(
     samples: Any, chosen: Collate, new_process: None
 ) -> None:
     assert repr(Collate.auto(samples)) == repr(chosen)  # a warning would be an error
+
+
+@pytest.mark.parametrize("array", STRANGE, ids=lambda array: str(array.dtype))
+def test_arrays_that_torch_cannot_convert_are_named(array: Any) -> None:
+    samples = of(array, array)
+    assert str(raised(Collate(x=Pad()), samples)) == (
+        "Collate, Pad(): batch[0]['x'] must be a tensor, a numeric array, a PIL image, "
+        "a number or a list of numbers of equal lengths, but is numpy.ndarray. Use "
+        "List() to keep the values in a list."
+    )
+    assert str(raised(Collate(), samples)) == (
+        "Collate, no rule for 'x': batch[0]['x'] must be a tensor, a numeric array, a "
+        "number, a string or a container of these, but is numpy.ndarray of dtype "
+        f"{array.dtype}. Use List() to keep the values in a list."
+    )
+
+
+def test_numbers_of_one_field_have_one_dtype_under_every_rule() -> None:
+    for rule in (None, Stack(), Pad()):
+        found = Collate(default=rule)([{"t": 1732550000.25}])["t"]
+        assert (found.dtype, found.item()) == (torch.float64, 1732550000.25)
+
+
+def test_lists_of_tensors_are_refused_because_gradients_would_be_lost() -> None:
+    one = torch.ones(1, requires_grad=True)
+    for value in ([one, one], [1.0, one], [[1.0], (one,)]):
+        assert str(raised(Collate(x=Stack()), of(value, value))) == (
+            "Collate, Stack(): batch[0]['x'] must be a tensor, a numeric array, a PIL "
+            "image, a number or a list of numbers of equal lengths, but is list. Use "
+            "List() to keep the values in a list."
+        )
 
 
 def test_samples_that_contain_themselves_have_a_depth() -> None:
