@@ -61,10 +61,13 @@ _NCHW = 4  # the number of dimensions of a batch of images
 _MOST_SAMPLES = 16
 _MOST_ITEMS = 16 * 1024
 # Padding values that every dtype represents, except those of _EXCLUDED: quantized ones,
-# and a dtype without a zero, whose substitute depends on the type of the value.
+# a dtype without a zero, whose substitute depends on the type of the value, and a dtype
+# that torch cannot fill.
 _VALUES = frozenset({0, 1})
 _NUMBERS = frozenset({bool, int, float})
-_EXCLUDED = _checks.QUANTIZED | {getattr(torch, "float8_e8m0fnu", None)}
+_EXCLUDED = _checks.QUANTIZED | {
+    getattr(torch, name, None) for name in ("float8_e8m0fnu", "float4_e2m1fn_x2")
+}
 _EXACT = {Tensor}
 
 _STRIDED = torch.strided
@@ -252,6 +255,8 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
         if any(map(_is_meta, samples)) or any(map(missing_bytes, samples)):
             return None
         stacked = _stack(samples)  # type: ignore[arg-type]  # checked by torch
+        if stacked.requires_grad:  # as the extension
+            return None
         # torch.stack preserves the channels_last format of images.
         return stacked if stacked.dim() < _NCHW else stacked.contiguous()
     except (AttributeError, IndexError, TypeError, RuntimeError):

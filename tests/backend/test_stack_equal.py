@@ -52,6 +52,12 @@ def test_the_native_operator_refuses_values_that_are_no_tensors() -> None:
     check(native.stack_equal, [[torch.ones(2), 3]], TypeError, message)
 
 
+def test_gradients_are_left_to_others(stack_equal: Stack) -> None:
+    assert stack_equal(NOT_PLAIN["gradients"]) is None
+    with torch.no_grad():
+        assert stack_equal(NOT_PLAIN["gradients"]) is not None
+
+
 @pytest.mark.parametrize("left", [0, 8])
 def test_memory_that_was_freed_is_not_read(stack_equal: Stack, left: int) -> None:
     freed = torch.ones(1000)
