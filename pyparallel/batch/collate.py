@@ -154,13 +154,15 @@ class Walk:
             return batch_containers(column, path, self.chunk)
         if cls in NUMBER_DTYPES:
             return batch_values(column, path)
+        if cls in _TEXT:
+            return _collate_text(column, path)
+        if cls not in _BUILTIN and (registered := _registered_class(first)):
+            check_types(column, registered, f"a {type_name(first)}", path)
+            return batch_values(column, path)
         if isinstance(first, _TEXT):
             return _collate_text(column, path)
         if cls is not dict and isinstance(first, torch.Tensor):
             return batch_tensors(column, path)
-        if cls not in _BUILTIN and (registered := _registered_class(first)):
-            check_types(column, registered, f"a {type_name(first)}", path)
-            return batch_values(column, path)
         return self._nested(column, path)
 
     def may_stack_equal(self, path: Path) -> bool:
@@ -265,11 +267,9 @@ def columns_by_key(
 def _check_keys(column: list[Mapping[Any, Any]], path: Path, drops_keys: bool) -> None:
     first = column[0]
     for i, item in enumerate(column):
-        # A mapping with __missing__, such as a defaultdict, has every key.
-        if not hasattr(type(item), "__missing__"):
-            missing = [repr(key) for key in first if key not in item]
-            if missing:
-                raise _missing_key_error(path, i, 0, missing)
+        missing = [repr(key) for key in first if _lacks(item, key)]
+        if missing:
+            raise _missing_key_error(path, i, 0, missing)
         extra = [repr(key) for key in item if key not in first]
         if extra and not drops_keys:
             raise _missing_key_error(path, 0, i, extra)
@@ -289,6 +289,16 @@ def _missing_key_error(path: Path, i: int, other: int, keys: list[str]) -> Excep
         f"{sample_path(path, i)} must have the keys of {sample_path(path, other)}, but "
         f"lacks {', '.join(keys)}. Give every sample the same keys."
     )
+
+
+def _lacks(item: Mapping[Any, Any], key: Any) -> bool:
+    if key in item or not hasattr(type(item), "__missing__"):
+        return key not in item
+    try:  # a defaultdict has every key, but other mappings may raise
+        item[key]
+    except KeyError:
+        return True
+    return False
 
 
 def set_mmcv_mode(value: bool) -> None:

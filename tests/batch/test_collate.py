@@ -55,6 +55,18 @@ def test_values_are_converted_as_pad_converts_them(dtype: torch.dtype) -> None:
         oracle.assert_same_tensor(got, torch.stack([padded, tensors[1]]))
 
 
+def test_a_dtype_that_torch_cannot_fill_is_refused() -> None:
+    dtype = getattr(torch, "float4_e2m1fn_x2", None)
+    if dtype is None:
+        pytest.skip("this torch has no float4")
+    tensors = [torch.zeros(1, n, dtype=torch.uint8).view(dtype) for n in (2, 3)]
+    with pytest.raises(ValueError) as caught:
+        one_chunk(*tensors, pad_dims=1)
+    assert str(caught.value) == (
+        f"batch[0] must have a padding_value that {dtype} can hold, but has 0."
+    )
+
+
 @pytest.mark.parametrize("flags", [{}, {"pad_dims": None}, {"pad_dims": 1}])
 def test_one_sample_is_copied_not_aliased(flags: dict[str, Any]) -> None:
     tensor = torch.ones(1, 2, 3)
@@ -168,6 +180,23 @@ def test_a_mapping_that_refuses_a_dict_becomes_one() -> None:
 
 def test_a_mapping_that_makes_up_missing_keys_may_lack_them() -> None:
     assert collate([Counter(a=3), Counter()])["a"].tolist() == [3, 0]
+
+
+class Strict(dict[str, Any]):
+    """A dict with its own error for a missing key."""
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(f"no {key}")
+
+
+@pytest.mark.parametrize("more", [{}, {"b": 2}], ids=["one key", "two keys"])
+def test_a_mapping_that_refuses_a_missing_key_is_named(more: dict[str, Any]) -> None:
+    with pytest.raises(KeyError) as caught:
+        collate([Strict(a=1, **more), Strict(more)])
+    assert str(caught.value) == (
+        "batch[1] must have the keys of batch[0], but lacks 'a'. Give every sample the "
+        "same keys."
+    )
 
 
 class Boxes(list[Any]):

@@ -65,6 +65,25 @@ def test_registered_classes_are_batched_split_and_rebuilt_as_registered(
             assert each.points.tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
+class Points(torch.Tensor):
+    """A tensor that another library collates."""
+
+
+class Label(str):
+    """A text that another library collates."""
+
+
+def test_registered_tensors_and_texts_are_batched_as_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for value in (torch.ones(2).as_subclass(Points), Label("a")):
+        monkeypatch.setitem(
+            default_collate_fn_map, type(value), lambda batch, **_: ("joined", batch)
+        )
+        name, found = collate([{"x": value}] * 2)["x"]
+        assert name == "joined" and all(each is value for each in found)
+
+
 def test_registered_classes_that_do_not_fit_are_named() -> None:
     batch = [{"c": Cloud(torch.ones(n), "m")} for n in (2, 2, 3)]
     with pytest.raises(RuntimeError) as torchs:
