@@ -109,14 +109,9 @@ def _checked(samples: Any) -> list[torch.Tensor]:
     return list(samples)
 
 
-def _padding(padding: Any, options: dict[str, Any]) -> Padding:
+def _padding(padding: Padding | None, options: dict[str, Any]) -> Padding:
     if padding is None:
         return Padding(**options)
-    if not isinstance(padding, Padding):
-        raise BatchTypeError(
-            f"pad_stack: padding must be a Padding, but is {padding!r} "
-            f"({type_name(padding)})."
-        )
     if options:
         raise BatchTypeError(
             "pad_stack: padding must not be given together with its options, but "

@@ -200,8 +200,13 @@ def start_offsets(padding: Padding, sizes: Sizes, target: Sizes) -> Sizes:
     )
 
 
-def check_num_dims(padding: Padding, num_dims: int, where: str) -> None:
-    """Raise if options per dimension have another number of entries than dimensions."""
+def check_num_dims(padding: Any, num_dims: int, where: str) -> None:
+    """Raise unless this is a `Padding` whose options fit a number of dimensions."""
+    if not isinstance(padding, Padding):
+        raise BatchTypeError(
+            f"{where}: padding must be a Padding, but is {padding!r} "
+            f"({type_name(padding)})."
+        )
     for option, value in _per_dim_options(padding):
         if len(value) != num_dims:
             dims = "dimension" if num_dims == 1 else "dimensions"

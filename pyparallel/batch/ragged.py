@@ -207,6 +207,7 @@ class Ragged(TensorFields):
             ``(n, 1)`` and ``mask`` ``(n, max)``.
 
         Raises:
+            TypeError: an error of `pad_stack`.
             ValueError: no samples, or an error of `pad_stack`.
 
         Stream: on a GPU the host waits for the offsets.
@@ -216,7 +217,7 @@ class Ragged(TensorFields):
             raise EmptyBatchError(
                 "Ragged.to_padded: there must be at least one sample, but there are 0."
             )
-        padding = padding or Padding()
+        padding = Padding() if padding is None else padding
         check_num_dims(padding, 1, "Ragged.to_padded")
         plan = plan_stack([(length,) for length in lengths], 1, sample_name, padding)
         values = [padding_value] * len(lengths)

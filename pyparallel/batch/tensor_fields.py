@@ -98,6 +98,9 @@ class TensorFields:
         ``self``.
         """
         if isinstance(device, torch.dtype):
+            flag: Any = dtype
+            if isinstance(flag, bool):  # to(dtype, non_blocking, copy)
+                non_blocking, copy = flag, copy or non_blocking
             device, dtype = None, device
         options: Any = {"device": device, "non_blocking": non_blocking, "copy": copy}
         data, *others = self.fields()

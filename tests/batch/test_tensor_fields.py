@@ -66,6 +66,9 @@ def test_to_casts_the_data_and_moves_every_tensor(make: Callable[[], Any]) -> No
     assert [x is None for x in there.fields()] == [x is None for x in value.fields()]
     assert all(x.is_meta for x in there.fields() if x is not None)
     assert value.to(copy=True) == value and value.to(copy=True) is not value
+    dtype: Any = value.dtype
+    assert value.to(dtype, True) is value is not value.to(dtype, False, True)
+    assert value.to(dtype, False, copy=True) is not value
 
 
 @both
